@@ -1,0 +1,160 @@
+"""What a backend is: values in, bytes and events out.
+
+A backend speaks one dialect and does no I/O: `call` turns a request into bytes to send,
+a `Tap` reads what comes back, `failure` gives an error reply its meaning. The only sockets
+are in `transport`, which maps every foreign exception to a `Failure` once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntFlag
+from typing import Any, Protocol
+
+
+class Operation(Enum):
+    """What the caller asked for; the value is the OpenAI path."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETION = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A request to be sent on. `body` is what was parsed, and is not to be changed in place."""
+
+    operation: Operation
+    body: Mapping[str, Any]
+    model: str  # the name that this backend's servers know
+    stream: bool
+    max_tokens: int | None = None  # the route's cap or default, to be set where the caller's is absent or larger
+    request_id: str = ""
+    traceparent: str = ""
+    cache_salt: str = ""
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """One HTTP/1.1 request. `headers` must not hold host or content-length: transport writes them."""
+
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+
+class FailureKind(Enum):
+    CONNECT = "connect"  # nothing was sent
+    RESET = "reset"  # the connection died before the reply was complete
+    TIMEOUT = "timeout"
+    PROTOCOL = "protocol"  # what came back is not what the dialect allows
+    RATE_LIMITED = "rate_limited"  # 429
+    OVERLOADED = "overloaded"  # 503, 529
+    SERVER = "server"  # another 5xx
+    AUTH = "auth"  # 401, 403 of the backend: our key, never the caller's fault
+    CLIENT = "client"  # 400, 404, 413, 422 ...: the request's own fault
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt did not work, in terms that do not depend on the dialect.
+
+    `message`, `type`, `code`, `param` are in the OpenAI manner and safe to show to a caller:
+    no key, host name or server banner in them.
+    """
+
+    kind: FailureKind
+    message: str
+    status: int = 502
+    type: str = "server_error"
+    code: str | None = None
+    param: str | None = None
+    retry_after: float | None = None  # s, as the server asked; not yet clamped
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another endpoint might do better."""
+        return self.kind is not FailureKind.CLIENT
+
+
+class Signal(IntFlag):
+    """What a tap saw in the bytes just fed."""
+
+    NOTHING = 0
+    CONTENT = 1  # visible output: content, reasoning or a tool call delta
+    USAGE = 2
+    END = 4  # finish_reason or [DONE]: what follows cannot turn success into failure
+    ERROR = 8  # an error event inside a 200 stream
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens as the engine reports them. None: it did not say."""
+
+    prompt: int | None = None
+    completion: int | None = None
+    cached: int | None = None
+
+
+@dataclass(slots=True)
+class EngineTimes:
+    """What the engine says of this request (vLLM --enable-per-request-metrics), seconds."""
+
+    queue: float | None = None
+    ttft: float | None = None
+    mean_itl: float | None = None
+
+
+class Tap(Protocol):
+    """Reads one response body as it passes; never changes or delays a byte of it."""
+
+    tokens: int  # visible output events so far: the token count until usage says better
+    usage: Usage
+    times: EngineTimes
+    ended: bool  # finish_reason or [DONE] was seen (streams); the whole body parsed (not streamed)
+    failure: Failure | None  # an error event
+
+    def feed(self, data: bytes) -> Signal: ...
+
+    def close(self) -> Signal:
+        """The body is complete."""
+        ...
+
+
+class Backend(Protocol):
+    """One dialect, configured for one pool."""
+
+    kind: str
+    local: bool  # an engine whose queue and cache can be modelled, as opposed to an API
+
+    def call(self, forward: Forward) -> HttpCall: ...
+
+    def tap(self, forward: Forward) -> Tap: ...
+
+    def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
+        """The meaning of a non-2xx reply. Header names are lower case."""
+        ...
+
+    def probe(self) -> HttpCall | None:
+        """A cheap request that says whether the server lives; None: only real traffic tells."""
+        ...
+
+    def load(self) -> HttpCall | None:
+        """A request whose answer `read_load` understands."""
+        ...
+
+    def read_load(self, body: bytes) -> Mapping[str, float | None]:
+        """Fields of policies.facts.EngineLoad by name (the packages do not know each other)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """What the catalog needs to build a backend."""
+
+    kind: str
+    model: str
+    api_key: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)  # extra, from config

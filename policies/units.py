@@ -1,0 +1,61 @@
+"""Human units in policies: durations as `250ms`, `2s`, `5m`; shares as `3%`; sizes as `32MB`.
+
+Each is an annotated float or int that pydantic validates, so that models read as the YAML does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*$")
+
+
+def _split(value: str, example: str) -> tuple[float, str]:
+    match = _NUMBER.match(value)
+    if match is None:
+        raise ValueError(f"'{value}' is not understood; write it like {example}")
+    return float(match[1]), match[2]
+
+
+def seconds(value: Any) -> Any:
+    """`250ms` -> 0.25. A bare number is refused: it has no unit."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(f"{value} has no unit; write '{value}ms' or '{value}s'")
+    if not isinstance(value, str):
+        raise ValueError("write a duration like 250ms, 2s or 5m")
+    number, unit = _split(value, "250ms, 2s or 5m")
+    if unit not in _UNITS:
+        raise ValueError(f"'{value}' has no unit of time; write it like 250ms, 2s or 5m")
+    return number * _UNITS[unit]
+
+
+def share(value: Any) -> Any:
+    """`3%` -> 0.03; a number from 0 to 1 is taken as it is."""
+    if isinstance(value, str):
+        number, unit = _split(value, "3%")
+        return number / 100 if unit == "%" else number
+    return value
+
+
+def size(value: Any) -> Any:
+    """`32MB` -> 32000000; a bare number is bytes."""
+    if not isinstance(value, str):
+        return value
+    number, unit = _split(value, "32MB")
+    if unit.upper() not in _SIZES and unit:
+        raise ValueError(f"'{value}' has no unit of size; write it like 32MB")
+    return int(number * _SIZES[unit.upper() or "B"])
+
+
+def _text(description: str, pattern: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": pattern, "description": description})
+
+
+Duration = Annotated[float, BeforeValidator(seconds), _text("a duration: 250ms, 2s, 5m", r"^\d+(\.\d+)?(us|ms|s|m|h)$")]
+Share = Annotated[float, BeforeValidator(share)]
+Size = Annotated[int, BeforeValidator(size)]
