@@ -1,6 +1,11 @@
 """Human units in policies: durations as `250ms`, `2s`, `5m`; shares as `3%`; sizes as `32MB`.
 
 Each is an annotated float or int that pydantic validates, so that models read as the YAML does.
+
+Rules:
+- A duration always names its unit: `budget: 800` could be either of two things a factor 1000 apart.
+- A refusal says how to write it.
+- The JSON Schema allows exactly the forms that validation does, so that editors agree with `check`.
 """
 
 from __future__ import annotations
@@ -12,11 +17,11 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*$")
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*")
 
 
 def _split(value: str, example: str) -> tuple[float, str]:
-    match = _NUMBER.match(value)
+    match = _NUMBER.fullmatch(value)
     if match is None:
         raise ValueError(f"'{value}' is not understood; write it like {example}")
     return float(match[1]), match[2]
@@ -36,14 +41,20 @@ def seconds(value: Any) -> Any:
 
 def share(value: Any) -> Any:
     """`3%` -> 0.03; a number from 0 to 1 is taken as it is."""
-    if isinstance(value, str):
-        number, unit = _split(value, "3%")
-        return number / 100 if unit == "%" else number
-    return value
+    if isinstance(value, bool):
+        raise ValueError("write a share like 3% or 0.03")
+    if not isinstance(value, str):
+        return value
+    number, unit = _split(value, "3% or 0.03")
+    if unit not in ("%", ""):
+        raise ValueError(f"'{value}' is not a share; write it like 3% or 0.03")
+    return number / 100 if unit else number
 
 
 def size(value: Any) -> Any:
     """`32MB` -> 32000000; a bare number is bytes."""
+    if isinstance(value, bool):
+        raise ValueError("write a size like 32MB")
     if not isinstance(value, str):
         return value
     number, unit = _split(value, "32MB")
@@ -52,10 +63,16 @@ def size(value: Any) -> Any:
     return int(number * _SIZES[unit.upper() or "B"])
 
 
-def _text(description: str, pattern: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": pattern, "description": description})
+def _text(description: str, pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern, "description": description}
 
 
-Duration = Annotated[float, BeforeValidator(seconds), _text("a duration: 250ms, 2s, 5m", r"^\d+(\.\d+)?(us|ms|s|m|h)$")]
-Share = Annotated[float, BeforeValidator(share)]
-Size = Annotated[int, BeforeValidator(size)]
+_DURATION = _text("a duration: 250ms, 2s, 5m", r"^\s*\d+(\.\d+)?\s*(us|ms|s|m|h)\s*$")
+_SHARE = _text("a share: 3%, or 0.03", r"^\s*\d+(\.\d+)?\s*%?\s*$")
+_SIZE = _text("a size: 32MB; a bare number is bytes", r"^\s*\d+(\.\d+)?\s*([KkMmGg]?[Ii]?[Bb])?\s*$")
+
+Duration = Annotated[float, BeforeValidator(seconds), WithJsonSchema(_DURATION)]
+Share = Annotated[
+    float, BeforeValidator(share), WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _SHARE]})
+]
+Size = Annotated[int, BeforeValidator(size), WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, _SIZE]})]

@@ -1,0 +1,55 @@
+# `make demo` shows it working; `make lint test` is what CI runs.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
+CORE := $(VENV)/.installed-core
+DEV := $(VENV)/.installed-dev
+
+.PHONY: help setup demo test lint node vllm clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(DEV) ## install firsttoken and its development tools into .venv
+
+demo: $(CORE) ## simulated engines, gateway, traffic and a live view: no GPU, no key
+	@$(BIN)/firsttoken demo
+
+test: $(DEV) ## run the tests (PYTEST_ARGS="-k relay" to choose)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV) ## ruff, mypy --strict and the layer contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+node: $(DEV) ## the OpenAI SDK for Node against a gateway (needs node >= 20)
+	@$(BIN)/python scripts/node_sdk.py
+
+vllm: $(DEV) ## the tests that need real vLLM servers (downloads about 3.5 GB once)
+	@scripts/vllm.sh
+
+clean: ## remove .venv and every cache
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "firsttoken needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not there)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+# A stamp is as new as the pyproject.toml it was installed from; the development install includes the core.
+$(CORE): pyproject.toml | $(BIN)/python
+	@echo "Installing firsttoken into $(VENV) ..." >&2
+	@$(INSTALL) --editable .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	@echo "Installing firsttoken and its development tools into $(VENV) ..." >&2
+	@$(INSTALL) --editable '.[dev]'
+	@touch $(CORE) $@

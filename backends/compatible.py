@@ -1,0 +1,46 @@
+"""OpenAI's dialect with an accent: what else speaks it, and where it differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.interface import Forward, HttpCall
+from backends.openai import OpenAI
+
+
+class Compatible(OpenAI):
+    """Knows `max_tokens` alone, as nearly all did before OpenAI renamed it."""
+
+    limit_name = "max_tokens"
+
+
+class Mistral(Compatible):
+    """Refuses fields that it does not know with a 422, and tells the usage unasked in the last chunk."""
+
+    asks_usage = False
+
+    def _body(self, forward: Forward) -> dict[str, Any]:
+        body = super()._body(forward)
+        body.pop("stream_options", None)
+        limit = body.pop("max_completion_tokens", None)
+        if limit is not None:
+            body.setdefault("max_tokens", limit)
+        return body
+
+
+class LlamaCpp(Compatible):
+    """llama.cpp's server. `/health` is 503 while the model loads; it has no metrics unless started with them."""
+
+    local = True
+
+    def probe(self) -> HttpCall | None:
+        return HttpCall("GET", "/health")
+
+
+class Ollama(Compatible):
+    """Ollama: an engine of one's own, which tells nothing of its load."""
+
+    local = True
+
+    def probe(self) -> HttpCall | None:
+        return HttpCall("GET", "/api/version")

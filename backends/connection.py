@@ -1,0 +1,303 @@
+"""One HTTP/1.1 connection to a backend, and the exchange that it carries.
+
+Rules:
+- Nothing is awaited, queued or scheduled per chunk: bytes go from `data_received` to the sink in one call.
+- A sink hears `on_head`, `on_body` ..., then exactly one of `on_end` and `on_failure`; nothing after that,
+  and nothing after `cancel`.
+- A connection carries one exchange at a time. It goes back to its pool only if the reply was complete, the
+  server means to keep it, nothing came after the reply, and the request was read to its end.
+- What makes a reply complete is said by RFC 9112, 6.3; the C parser does all of it but replies that end
+  with the connection, and replies without a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from time import monotonic
+from typing import Protocol, cast
+
+from httptools import HttpParserError, HttpResponseParser
+
+from backends import failures
+from backends.interface import Failure
+
+HEAD_LIMIT = 64 * 1024  # bytes of headers, of trailers, of anything that is not body
+_JOIN_LIMIT = 64 * 1024  # bytes up to which copying a body behind its head is cheaper than a second buffer
+
+
+class Sink(Protocol):
+    """Where a reply goes. Header names are lower case; interim (1xx) replies are not told."""
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None: ...
+
+    def on_body(self, data: bytes) -> None:
+        """Body bytes without their framing: one call per read of the socket."""
+        ...
+
+    def on_end(self) -> None: ...
+
+    def on_failure(self, failure: Failure) -> None: ...
+
+
+class Request:
+    """A rendered request, ready to be written, perhaps twice."""
+
+    __slots__ = ("bodyless", "data")
+
+    def __init__(self, head: bytes, body: bytes, bodyless: bool) -> None:
+        self.data = (head + body,) if len(body) <= _JOIN_LIMIT else (head, body)
+        self.bodyless = bodyless  # a reply to HEAD has no body, whatever its headers say
+
+
+class Exchange:
+    """One request and its reply: the handle by which who asked steers it."""
+
+    __slots__ = ("bytes_in", "carrier", "connect_seconds", "request", "reused", "sent_at", "sink")
+
+    def __init__(self, request: Request, sink: Sink, reused: bool, connect_seconds: float = 0.0) -> None:
+        self.sink = sink
+        self.reused = reused  # on a connection that had carried others
+        self.connect_seconds = connect_seconds
+        self.sent_at = 0.0  # time.monotonic() after the request was written
+        self.bytes_in = 0  # head and framing included
+        self.request: Request | None = request  # kept until it can no longer be needed again
+        self.carrier: Connection | asyncio.Task[None] | None = None  # a task: connecting once more
+
+    def pause(self) -> None:
+        """Stop reading: the server stops sending when the kernel's buffers are full."""
+        if isinstance(self.carrier, Connection):
+            self.carrier.pause()
+
+    def resume(self) -> None:
+        if isinstance(self.carrier, Connection):
+            self.carrier.resume()
+
+    def cancel(self) -> None:
+        """Close the connection at once, so that the server sees it; after the end, nothing."""
+        carrier, self.carrier = self.carrier, None
+        if isinstance(carrier, Connection):
+            carrier.abandon()
+        elif carrier is not None:
+            carrier.cancel()
+
+
+class Pool(Protocol):
+    """What a connection tells its owner."""
+
+    def made(self) -> None: ...
+
+    def release(self, connection: Connection) -> None:
+        """It can carry another exchange."""
+        ...
+
+    def lost(self, connection: Connection) -> None: ...
+
+    def resend(self, exchange: Exchange) -> bool:
+        """An exchange's connection died before any reply. False: it is not to be sent again."""
+        ...
+
+
+class _Nonsense(Exception):
+    """Raised inside the parser's callbacks: stop, this is no reply of ours."""
+
+
+class Connection(asyncio.Protocol):
+    """The only upstream socket. Names beginning with `on_` are the parser's callbacks."""
+
+    __slots__ = (
+        "_complete",
+        "_exchange",
+        "_feed",
+        "_head_bytes",
+        "_headers",
+        "_malformed",
+        "_news",
+        "_parser",
+        "_paused",
+        "_pieces",
+        "_pool",
+        "_quiet",
+        "_reusable",
+        "_status",
+        "_told",
+        "_transport",
+        "on_body",
+    )
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._paused = False
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # for each piece of a read: a C call, without a Python frame
+        self._parser = HttpResponseParser(self)
+        self._feed = self._parser.feed_data
+        self._expect()
+
+    def _expect(self) -> None:
+        """A reply may begin."""
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._head_bytes = self._quiet = 0
+        self._news = self._told = self._complete = self._reusable = self._malformed = False
+
+    # ----------------------------------------------------------------------- what the exchange asks
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, exchange: Exchange) -> None:
+        """Write the request and wait for its reply."""
+        transport, request = self._transport, exchange.request
+        assert transport is not None
+        assert request is not None
+        self._exchange = exchange
+        exchange.carrier = self
+        self._expect()
+        if len(request.data) == 1:
+            transport.write(request.data[0])
+        else:
+            transport.writelines(request.data)
+        exchange.sent_at = monotonic()
+
+    def pause(self) -> None:
+        if not self._paused and self.usable and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            if self.usable and self._transport is not None:
+                self._transport.resume_reading()
+
+    def abandon(self) -> None:
+        """Close at once; whoever waits hears nothing more."""
+        self._exchange = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ----------------------------------------------------------------------- what the loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._pool.made()
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            self.abandon()  # unasked: most often a proxy's 408 before it closes an idle connection
+            return
+        exchange.bytes_in += len(data)
+        try:
+            self._feed(data)
+        except HttpParserError:
+            self._malformed = self._news = True
+        pieces = self._pieces
+        if self._news:
+            self._advance(exchange)
+        elif pieces:
+            self._quiet = 0
+            body = b"".join(pieces)  # of one piece: that piece, not a copy
+            pieces.clear()
+            exchange.sink.on_body(body)
+        else:
+            self._hear_nothing(exchange, len(data))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        exchange, self._exchange = self._exchange, None
+        self._transport = None
+        del self._feed, self._parser, self.on_body  # the parser and we hold each other
+        self._pool.lost(self)
+        if exchange is None:
+            return
+        exchange.carrier = None
+        if self._status and self._ends_with_connection() and error is None:
+            exchange.sink.on_end()
+        elif exchange.bytes_in or not self._pool.resend(exchange):
+            exchange.sink.on_failure(failures.of_loss(answered=exchange.bytes_in > 0))
+
+    # ----------------------------------------------------------------------- what the parser tells
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise _Nonsense  # a second reply to one request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > HEAD_LIMIT:
+            raise _Nonsense
+        if self._status:
+            return  # a trailer
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 100 or status == 101:
+            raise _Nonsense  # we never ask for an upgrade
+        if status < 200:
+            self._headers = {}
+            return
+        self._status = status
+        self._news = True
+
+    def on_message_complete(self) -> None:
+        if self._status:
+            self._complete = self._news = True
+            self._reusable = self._parser.should_keep_alive()
+
+    # ----------------------------------------------------------------------- what follows
+
+    def _advance(self, exchange: Exchange) -> None:
+        """Tell what a read brought beside body: the head, the end, or that it made no sense."""
+        self._news = False
+        if self._status and not self._told:
+            self._told = True
+            self._complete = self._complete or self._has_no_body(exchange)
+            exchange.request = None
+            exchange.sink.on_head(self._status, self._headers)
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        if body and self._exchange is exchange:
+            exchange.sink.on_body(body)
+        if self._exchange is not exchange:
+            return  # the sink cancelled
+        if self._complete:
+            self._finish(exchange)
+        elif self._malformed:
+            self._fail(exchange)
+
+    def _has_no_body(self, exchange: Exchange) -> bool:
+        request = exchange.request
+        return self._status in (204, 304) or (request is not None and request.bodyless)
+
+    def _ends_with_connection(self) -> bool:
+        if "content-length" in self._headers:
+            return False
+        return self._headers.get("transfer-encoding", "").rpartition(",")[2].strip().lower() != "chunked"
+
+    def _finish(self, exchange: Exchange) -> None:
+        self._exchange = exchange.carrier = None
+        self.resume()
+        transport = self._transport
+        read = transport is not None and transport.get_write_buffer_size() == 0  # else an early refusal
+        if self._reusable and read and not self._malformed and self.usable:
+            self._pool.release(self)
+        else:
+            self.abandon()
+        exchange.sink.on_end()
+
+    def _fail(self, exchange: Exchange) -> None:
+        exchange.carrier = None
+        self.abandon()
+        exchange.sink.on_failure(failures.MALFORMED)
+
+    def _hear_nothing(self, exchange: Exchange, size: int) -> None:
+        """Bytes that are neither body nor end: a head, trailers, framing. There is only so much to say there."""
+        self._quiet += size
+        if self._quiet > HEAD_LIMIT:
+            self._fail(exchange)

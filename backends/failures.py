@@ -1,0 +1,256 @@
+"""What went wrong, said once: foreign exceptions and error replies become a `Failure` here and nowhere else.
+
+Rules:
+- Every message may be shown to a caller. Only a complaint about the caller's own request (4xx) is passed
+  on in the server's words, and scrubbed; for the rest, what the server said is for its operator.
+- Of a refusal of our key nothing is passed on at all: providers quote keys in such messages.
+- The error shapes read are those of OpenAI, vLLM (old and new), SGLang, Gemini (a list), Mistral,
+  FastAPI (`detail`), Ollama and llama.cpp (`error` as a string).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import msgspec
+
+from backends.interface import Failure, FailureKind
+
+_MESSAGE_LIMIT = 2000  # characters of a server's message that are passed on
+
+
+class TransportError(Exception):
+    """A request could not be made or its reply not be had."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+# --------------------------------------------------------------------------- exceptions
+
+TIMED_OUT = Failure(FailureKind.TIMEOUT, "The backend did not answer in time.", status=504)
+MALFORMED = Failure(FailureKind.PROTOCOL, "The backend sent something that is not HTTP/1.1.")
+TOO_LARGE = Failure(FailureKind.PROTOCOL, "The backend's reply is larger than the gateway accepts.")
+NOT_JSON = Failure(FailureKind.PROTOCOL, "The backend sent something that is not JSON.")
+LINE_TOO_LONG = Failure(FailureKind.PROTOCOL, "The backend sent an event larger than the gateway accepts.")
+_UNANSWERED = Failure(FailureKind.RESET, "The backend closed the connection without an answer.")
+_CUT_SHORT = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
+
+_CONNECT: tuple[tuple[type[Exception], str], ...] = (  # the first that fits; all but the last are OSErrors
+    (TimeoutError, "The backend did not accept a connection in time."),
+    (socket.gaierror, "The backend's name could not be resolved."),
+    (ssl.SSLCertVerificationError, "The backend's certificate could not be verified."),
+    (ssl.SSLError, "The TLS handshake with the backend failed."),
+    (ConnectionRefusedError, "The backend refused the connection."),
+    (ConnectionError, "The backend closed the connection while it was being set up."),
+    (Exception, "The backend could not be reached."),
+)
+
+
+def of_connect(error: Exception) -> Failure:
+    """Of an exception raised before anything was sent."""
+    return Failure(FailureKind.CONNECT, next(text for kind, text in _CONNECT if isinstance(error, kind)))
+
+
+def of_loss(answered: bool) -> Failure:
+    """Of a connection that died under a request."""
+    return _CUT_SHORT if answered else _UNANSWERED
+
+
+# --------------------------------------------------------------------------- error replies
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """An error as the server put it; empty where it did not say."""
+
+    message: str = ""
+    type: str = ""
+    code: str | int | None = None
+    param: str | None = None
+
+
+def of_reply(status: int, headers: Mapping[str, str], body: bytes, secret: str = "") -> Failure:
+    """The meaning of a reply that is not a success. `secret` is our key, never to be shown."""
+    return _of_complaint(status, headers, complaint(_loads(body)), secret)
+
+
+def of_event(error: Any, secret: str = "") -> Failure:
+    """The meaning of an error object that came inside a 200 stream: its code is all there is of a status."""
+    said = complaint({"error": error})
+    return _of_complaint(_status_in(said), {}, said, secret)
+
+
+def complaint(reply: Any) -> Complaint:
+    """What a decoded error body says, in any of the shapes known."""
+    if isinstance(reply, list):  # Gemini wraps its errors in a list
+        reply = reply[0] if reply else None
+    if not isinstance(reply, Mapping):
+        return Complaint()
+    error = reply.get("error") or reply
+    if not isinstance(error, Mapping):
+        return Complaint(message=str(error))
+    message = error.get("message") or error.get("detail") or ""
+    return Complaint(
+        message if isinstance(message, str) else _details(message),
+        _text(error.get("type")),
+        _code(error.get("code")),
+        _text(error.get("param")) or None,
+    )
+
+
+def _details(message: Any) -> str:
+    """FastAPI and Mistral list what was wrong as `{loc, msg}`."""
+    if isinstance(message, Mapping):
+        message = message.get("detail")
+    entries = [entry for entry in message if isinstance(entry, Mapping)] if isinstance(message, list) else []
+    return "; ".join(f"{'.'.join(map(str, e.get('loc') or ()))}: {e.get('msg', '')}" for e in entries)
+
+
+def _of_complaint(status: int, headers: Mapping[str, str], said: Complaint, secret: str) -> Failure:
+    if status in (401, 402, 403, 407):  # 402: our account is empty
+        return Failure(FailureKind.AUTH, "The backend refused the gateway's credentials.")
+    if status == 429:
+        code = said.code if said.code == "insufficient_quota" else "rate_limit_exceeded"
+        wait = retry_after(headers)
+        return Failure(
+            FailureKind.RATE_LIMITED, "The backend's rate limit is reached.", 429, code, code, retry_after=wait
+        )
+    if status in (503, 529):
+        return Failure(FailureKind.OVERLOADED, "The backend is overloaded.", 503, retry_after=retry_after(headers))
+    if status in (408, 504):
+        return TIMED_OUT
+    if status >= 500:
+        return Failure(FailureKind.SERVER, "The backend failed.", retry_after=retry_after(headers))
+    if status < 400:
+        return Failure(FailureKind.PROTOCOL, "The backend answered with a redirect, which is never followed.")
+    if status in (404, 405) and not said.type:  # a web server's own 404: the URL is wrong, not the request
+        return Failure(FailureKind.PROTOCOL, "The backend does not serve this operation.")
+    return _refusal(status, said, secret)
+
+
+def _refusal(status: int, said: Complaint, secret: str) -> Failure:
+    """A 4xx that is the request's own fault: in the server's words."""
+    code = said.code if isinstance(said.code, str) else None  # vLLM repeats the status as an int
+    if status == 404:
+        code = code or "model_not_found"
+    elif code is None and "maximum context length" in said.message:  # vLLM says so in words only
+        code = "context_length_exceeded"
+    return Failure(
+        FailureKind.CLIENT,
+        scrub(said.message, secret) or "The backend refused the request.",
+        status,
+        said.type if _SNAKE.fullmatch(said.type) else "invalid_request_error",  # vLLM: `BadRequestError`
+        scrub(code, secret) if code else None,
+        scrub(said.param, secret) if said.param else None,
+    )
+
+
+def _status_in(said: Complaint) -> int:
+    try:
+        status = int(said.code or 0)
+    except ValueError:
+        status = 0
+    if 400 <= status < 600:
+        return status
+    return 429 if said.code == "rate_limit_exceeded" else 400 if said.type == "invalid_request_error" else 500
+
+
+def _loads(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None  # a proxy's HTML page, say: the status tells all there is to know
+
+
+def decode_leniently(data: bytes) -> Any:
+    """JSON with what Python servers add to it (NaN, Infinity, lone surrogates). Raises ValueError."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _code(value: Any) -> str | int | None:
+    return value if isinstance(value, (str, int)) else None
+
+
+# --------------------------------------------------------------------------- retry-after
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the server asks to wait (RFC 9110, 10.2.3, and OpenAI's `retry-after-ms`); junk is None."""
+    wait = _seconds(headers.get("retry-after-ms"), 1e-3)
+    if wait is None:
+        wait = _seconds(headers.get("retry-after"), 1.0)
+    return _until(headers) if wait is None else wait
+
+
+def _seconds(value: str | None, unit: float) -> float | None:
+    try:
+        seconds = float(value or "") * unit
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def _until(headers: Mapping[str, str]) -> float | None:
+    """Of an HTTP-date: measured from the reply's own Date where it has one, so that clocks need not agree."""
+    then = _timestamp(headers.get("retry-after"))
+    if then is None:
+        return None
+    now = _timestamp(headers.get("date"))
+    wait = then - (time.time() if now is None else now)
+    return wait if wait >= 0 else None
+
+
+def _timestamp(date: str | None) -> float | None:
+    try:
+        return parsedate_to_datetime(date or "").timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+# --------------------------------------------------------------------------- scrubbing
+
+_SNAKE = re.compile(r"[a-z][a-z0-9_]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
+_START = r"(?<![\w.-])"  # of a name: else each of its letters is tried, in square time
+_SCRUBS = (
+    (re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{1,20}://[^\s'\"`<>)\]}]+"), "[url]"),
+    (re.compile(r"(?i)\bbearer\s+\S+"), "[key]"),
+    (re.compile(r"\b(?:sk|pk|rk|gsk|xai|fw|hf|key|api|nvapi|AIza)[-_][A-Za-z0-9_*.-]{8,}"), "[key]"),
+    (re.compile(r"\bAIza[A-Za-z0-9_-]{20,}"), "[key]"),
+    (re.compile(r"\b(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{32,}"), "[key]"),  # not a UUID, not a snake_case name
+    (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?"), "[address]"),
+    (re.compile(r"\[[0-9a-fA-F]*:[0-9a-fA-F:.]+\](?::\d+)?"), "[address]"),
+    (re.compile(_START + r"[A-Za-z][A-Za-z0-9.-]*:\d{4,5}\b"), "[address]"),  # host:port
+    (
+        re.compile(r"(?i)" + _START + r"(?:[a-z0-9-]+\.)+(?:com|net|org|io|ai|dev|cloud|local|internal|svc|lan)\b"),
+        "[address]",
+    ),
+)
+
+
+def scrub(text: str, secret: str = "") -> str:
+    """`text` without anything that looks like a URL, a host, an address or a key, on one line."""
+    text = _CONTROL.sub(" ", text[:_MESSAGE_LIMIT])
+    if secret:
+        text = text.replace(secret, "[key]")
+    for pattern, mark in _SCRUBS:
+        text = pattern.sub(mark, text)
+    return text

@@ -1,0 +1,107 @@
+"""The KV cache of a simulated engine: blocks with reference counts, found by their chained hash.
+
+Rules, as in vLLM's block pool (vllm/v1/core/block_pool.py, kv_cache_manager.py):
+- A block is *private* (being filled; counted, not named) or *cached* (full, named by its hash).
+- A cached block that no request uses is *idle*: still a hit, and free to be taken.
+- Blocks are taken from those without content first, then from the idle, least recently used first.
+- A request frees its blocks tail first, so that of one prefix the end is evicted before the start.
+- Two requests that computed the same block at once share one afterwards. (vLLM keeps both copies
+  until one is freed; the difference is a few blocks for the time of one request.)
+Thereby: capacity = spare + idle + used + private, at all times.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from itertools import islice
+
+
+class PrefixCache:
+    """`capacity` blocks, shared by the running requests of one engine."""
+
+    __slots__ = ("_idle", "_spare", "_used", "capacity")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._spare = capacity
+        self._idle: OrderedDict[Hashable, None] = OrderedDict()
+        self._used: dict[Hashable, int] = {}  # reference counts
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken now."""
+        return self._spare + len(self._idle)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that running requests hold, 0 to 1 (vllm:kv_cache_usage_perc)."""
+        return 1.0 - self.free / self.capacity
+
+    @property
+    def cached(self) -> int:
+        """Blocks that a new request could hit."""
+        return len(self._used) + len(self._idle)
+
+    def match(self, chain: Sequence[Hashable], limit: int) -> int:
+        """How many leading blocks of `chain`, at most `limit`, are cached."""
+        used, idle = self._used, self._idle
+        hit = 0
+        for block in islice(chain, limit):
+            if block not in used and block not in idle:
+                break
+            hit += 1
+        return hit
+
+    def acquire(self, chain: Sequence[Hashable], hit: int, total: int) -> bool:
+        """Hold the first `hit` blocks of `chain` and take `total - hit` private ones; all or nothing."""
+        used, idle = self._used, self._idle
+        revived = [block for block in islice(chain, hit) if block in idle]
+        if total - hit > self.free - len(revived):
+            return False
+        for block in revived:
+            del idle[block]
+            used[block] = 0
+        for block in islice(chain, hit):
+            used[block] += 1
+        self.allocate(total - hit)
+        return True
+
+    def allocate(self, count: int) -> None:
+        """Take `count` private blocks; the caller has made sure of `free`."""
+        spared = min(count, self._spare)
+        self._spare -= spared
+        for _ in range(count - spared):
+            self._idle.popitem(last=False)
+
+    def commit(self, blocks: Sequence[Hashable]) -> None:
+        """Private blocks of a request are full now: they get their names, and others may hit them."""
+        used, idle = self._used, self._idle
+        for block in blocks:
+            count = used.get(block)
+            if count is not None:
+                used[block] = count + 1
+                self._spare += 1
+            else:
+                used[block] = 1
+                if block in idle:
+                    del idle[block]
+                    self._spare += 1
+
+    def release(self, blocks: Sequence[Hashable], private: int) -> None:
+        """A request lets go of its cached `blocks` (in prompt order) and `private` others."""
+        used, idle = self._used, self._idle
+        for block in reversed(blocks):
+            count = used[block] - 1
+            if count:
+                used[block] = count
+            else:
+                del used[block]
+                idle[block] = None
+        self._spare += private
+
+    def clear(self) -> None:
+        """Forget everything: the engine restarted."""
+        self._idle.clear()
+        self._used.clear()
+        self._spare = self.capacity

@@ -1,0 +1,296 @@
+"""A vLLM-like continuous-batching scheduler. Pure: no clock, no sockets, no tasks; seeded noise.
+
+Rules, as in vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py):
+- A step first gives one token to every decoding request, then fills the rest of
+  `max_num_batched_tokens` with prefill chunks, first come first served.
+- A waiting request is admitted when its whole prompt fits into free blocks
+  (`scheduler_reserve_full_isl`) and fewer than `max_num_seqs` run. It hits the cached blocks of its
+  prefix, but never its whole prompt: the last token is always computed. What an earlier request is
+  scheduled to compute is a hit already, within the same step too.
+- When decoding needs a block and none is free, the request admitted last is preempted: it loses its
+  blocks and goes to the head of the queue, to be recomputed with what it had generated. (vLLM also
+  admits nothing in such a step. Here that follows: what was preempted never fits at once, and is first.)
+- The blocks of an answer enter the prefix cache when the request ends.
+
+`advance` takes many decode steps in one loop while nothing can begin or end in between, with the
+same arithmetic and the same draws of noise as `step`: the outcome is equal, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from math import exp, inf
+from random import Random
+
+from backends.simulated.batch import DecodeBatch, LiveRequest, State
+from backends.simulated.cache import PrefixCache
+from backends.simulated.events import EngineRequest, Finished, FirstToken, Refused, RequestId, StepResult
+from backends.simulated.profiles import EngineProfile
+
+
+class Engine:
+    """One engine. `step` plans the next batch at `now` and says when it ends and what it brings."""
+
+    def __init__(self, profile: EngineProfile, seed: int = 0) -> None:
+        self.profile = profile
+        self.alive = True
+        self.cache = PrefixCache(profile.num_blocks)
+        self._noise = Random(seed)
+        self._slowness = 1.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.prefix_queries = 0  # tokens, counted once per request, at its first admission
+        self.prefix_hits = 0
+        self.preemptions = 0
+        self._live: dict[RequestId, LiveRequest] = {}
+        self._arriving: deque[LiveRequest] = deque()
+        self._waiting: deque[LiveRequest] = deque()
+        self._prefilling: list[LiveRequest] = []
+        self._decoding = DecodeBatch(self.profile.block_size)
+        self._ending: list[LiveRequest] = []
+        self._stuck = False  # the head of the queue was refused, and nothing was freed since
+
+    # ---------------------------------------------------------------- what can be seen
+
+    @property
+    def running(self) -> int:
+        return len(self._prefilling) + len(self._decoding) + len(self._ending)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were taken and have not ended, those still in the API server included."""
+        return len(self._live)
+
+    @property
+    def kv_usage(self) -> float:
+        return self.cache.usage
+
+    def wakes_at(self, now: float) -> float | None:
+        """When a step would next find work, not before `now`; None: only when something is submitted."""
+        if self.running or self._waiting:
+            return now
+        return max(now, self._arriving[0].ready_at) if self._arriving else None
+
+    # ---------------------------------------------------------------- what can be asked
+
+    def submit(self, request: EngineRequest, now: float) -> None:
+        """Take a request; the scheduler sees it `profile.overhead` later. Raises Refused, or ValueError."""
+        limit = self.profile.max_queued_requests
+        if not self.alive:
+            raise Refused(0, "the engine is dead")
+        if limit is not None and len(self._live) >= limit:
+            raise Refused(503, f"{limit} requests are unfinished already")
+        if request.id in self._live:
+            raise ValueError(f"request {request.id} is already here")
+        if request.prompt_tokens + request.output_tokens > self.cache.capacity * self.profile.block_size:
+            raise ValueError(f"request {request.id} is larger than the KV cache of {self.profile.kv_tokens} tokens")
+        live = LiveRequest(request, now + self.profile.overhead, self.profile.block_size)
+        self._live[request.id] = live
+        self._arriving.append(live)
+
+    def abort(self, request_id: RequestId) -> bool:
+        """Drop a request, and free its blocks, at once. False if it had ended, or its last token is planned."""
+        live = self._live.get(request_id)
+        if live is None or live.state is State.ENDING:
+            return False
+        del self._live[request_id]
+        if live.state is State.ARRIVING:
+            self._arriving.remove(live)
+        elif live.state is State.WAITING:
+            self._waiting.remove(live)
+            self._stuck = False
+        else:
+            self._evict(live)
+        return True
+
+    def slow(self, factor: float) -> None:
+        """Every step takes `factor` times as long from now on (a drifting machine)."""
+        self._slowness = factor
+
+    def kill(self) -> tuple[RequestId, ...]:
+        """The engine dies with all it held, cache included. Returns the requests lost."""
+        lost = tuple(self._live)
+        self.alive = False
+        self.cache.clear()
+        self._reset()
+        return lost
+
+    def restart(self) -> None:
+        """The engine is back, empty."""
+        self.alive = True
+
+    def step(self, now: float) -> StepResult | None:
+        """Plan one step that starts at `now`; None if there is nothing to do. `now` must not go back."""
+        self._retire()
+        self._let_in(now)
+        return self._plan(now)
+
+    def advance(self, now: float, until: float) -> StepResult | None:
+        """As `step`, but take all decode-only steps that start before `until` at once, up to the next event."""
+        self._retire()
+        self._let_in(now)
+        static = len(self._decoding) > 0 and not self._prefilling and (self._stuck or not self._waiting)
+        return (self._coast(now, until) if static else None) or self._plan(now)
+
+    # ---------------------------------------------------------------- a step
+
+    def _plan(self, now: float) -> StepResult | None:
+        self._reserve_decode_blocks()
+        decoding, context = tuple(self._decoding.requests), self._decoding.context
+        chunks = self._schedule(self.profile.max_num_batched_tokens - len(decoding), now)
+        if not decoding and not chunks:
+            return None
+        prefill = sum(size for _, size in chunks)
+        pairs = sum(size * (live.computed - size / 2) for live, size in chunks)
+        took = self.profile.duration_ms(len(decoding) + prefill, len(decoding) + len(chunks), pairs, context)
+        ends_at = now + took * 1e-3 * self._slowness * exp(self._noise.gauss(0.0, self.profile.sigma))
+        begun = [live for live, _ in chunks if live.computed == live.target]
+        first = tuple(
+            FirstToken(live.request.id, ends_at, live.queue_time, live.cached or 0)
+            for live in begun
+            if live.generated == 0
+        )
+        ended = self._decoding.decode(1)
+        ended += [live for live in begun if not self._decodes(live)]
+        tokens = decoding + tuple(live.request.id for live in begun)
+        return StepResult(now, ends_at, 1, prefill, tokens, first, self._finish(ended, ends_at))
+
+    def _coast(self, now: float, until: float) -> StepResult | None:
+        """Decode-only steps of a static batch, until something ends or arrives, or blocks run short."""
+        batch, cache, gauss = self._decoding, self.cache, self._noise.gauss
+        due, growing, tick, context = batch.due, batch.growing, batch.tick, batch.context
+        seqs, size, sigma, slowness = len(batch), len(growing), self.profile.sigma, self._slowness
+        fixed, per_token = self.profile.fixed_ms(seqs, seqs), self.profile.context_us * 1e-3
+        stop = min(until, self._arriving[0].ready_at if self._arriving else inf)
+        at = now
+        while True:
+            need = growing[tick % size]
+            if need:
+                if need > cache.free:
+                    break
+                cache.allocate(need)
+            at += (fixed + per_token * context) * 1e-3 * slowness * exp(gauss(0.0, sigma))
+            context += seqs
+            tick += 1
+            if at >= stop or tick - 1 in due:
+                break
+        steps = tick - batch.tick
+        if steps == 0:
+            return None
+        return StepResult(now, at, steps, finished=self._finish(batch.decode(steps), at))
+
+    def _finish(self, ended: Iterable[LiveRequest], at: float) -> tuple[Finished, ...]:
+        for live in ended:
+            live.state = State.ENDING
+            self._ending.append(live)
+        return tuple(Finished(live.request.id, at, live.request.output_tokens, live.preemptions) for live in ended)
+
+    def _retire(self) -> None:
+        for live in self._ending:
+            del self._live[live.request.id]
+            self._release(live)
+        self._ending.clear()
+
+    def _let_in(self, now: float) -> None:
+        while self._arriving and self._arriving[0].ready_at <= now:
+            live = self._arriving.popleft()
+            live.state = State.WAITING
+            self._waiting.append(live)
+
+    # ---------------------------------------------------------------- prefill
+
+    def _schedule(self, budget: int, now: float) -> list[tuple[LiveRequest, int]]:
+        """The prefill chunks of this step, (request, tokens); `computed` includes them on return."""
+        chunks: list[tuple[LiveRequest, int]] = []
+        for live in self._prefilling:
+            if budget > 0:
+                chunks.append((live, self._compute(live, budget)))
+                budget -= chunks[-1][1]
+        self._stuck = False
+        while budget > 0 and self._waiting:
+            live = self._waiting[0]
+            if not self._admit(live, now):
+                self._stuck = True
+                break
+            self._waiting.popleft()
+            chunks.append((live, self._compute(live, budget)))
+            budget -= chunks[-1][1]
+        return chunks
+
+    def _admit(self, live: LiveRequest, now: float) -> bool:
+        size = self.profile.block_size
+        if self.running >= self.profile.max_num_seqs:
+            return False
+        hit = self.cache.match(live.chain, (live.target - 1) // size)
+        if not self.cache.acquire(live.chain, hit, -(-live.target // size)):
+            return False
+        live.committed = hit
+        live.computed = hit * size
+        if live.cached is None:
+            live.cached = live.computed
+            live.queue_time = now - live.ready_at
+            self.prefix_queries += live.target
+            self.prefix_hits += live.computed
+        live.state = State.PREFILLING
+        self._prefilling.append(live)
+        return True
+
+    def _compute(self, live: LiveRequest, budget: int) -> int:
+        chunk = min(budget, live.target - live.computed)
+        live.computed += chunk
+        self._commit(live)
+        return chunk
+
+    def _decodes(self, live: LiveRequest) -> bool:
+        """A prefilled request has its next token; False if that was its last one."""
+        self._prefilling.remove(live)
+        live.generated += 1
+        if live.generated == live.request.output_tokens:
+            return False
+        live.state = State.DECODING
+        self._decoding.join(live)
+        return True
+
+    # ---------------------------------------------------------------- blocks
+
+    def _reserve_decode_blocks(self) -> None:
+        """Take the blocks that this step's decodes need, from the newest requests if none are free."""
+        while self._decoding.blocks_needed > self.cache.free:
+            self._preempt(self._prefilling[-1] if self._prefilling else self._decoding.newest)
+        self.cache.allocate(self._decoding.blocks_needed)
+
+    def _preempt(self, live: LiveRequest) -> None:
+        self._evict(live)
+        live.state = State.WAITING
+        live.target = live.request.prompt_tokens + live.generated
+        live.preemptions += 1
+        self.preemptions += 1
+        self._waiting.appendleft(live)
+
+    def _evict(self, live: LiveRequest) -> None:
+        """Take a running request out of its batch, and its blocks from it."""
+        if live.state is State.DECODING:
+            self._decoding.leave(live)
+        else:
+            self._prefilling.remove(live)
+        self._release(live)
+
+    def _commit(self, live: LiveRequest) -> None:
+        """What is full now can be hit."""
+        full = min(live.computed // self.profile.block_size, len(live.chain))
+        if full > live.committed:
+            self.cache.commit(live.chain[live.committed : full])
+            live.committed = full
+
+    def _release(self, live: LiveRequest) -> None:
+        held = live.target if live.state is State.PREFILLING else live.computed
+        self._commit(live)
+        self.cache.release(live.chain[: live.committed], -(-held // self.profile.block_size) - live.committed)
+        live.committed = 0
+        self._stuck = False

@@ -1,0 +1,79 @@
+"""Where we listen and where we send: `host:port` and http(s) URLs, validated.
+
+Each type is an annotated value that pydantic checks, so that the models read as the YAML does.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, PlainSerializer, PlainValidator, WithJsonSchema
+
+import backends.address
+
+_LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]]+)):([0-9]{1,5})")
+_TCP = re.compile(r"tcp://[^/@\s]+:[0-9]{1,5}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port to listen on; port 0 takes any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def address(value: Any) -> Address:
+    """`127.0.0.1:8080` or `[::1]:8080`."""
+    if isinstance(value, Address):
+        return value
+    match = _LISTEN.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(f"'{value}' is not host:port; write it like 127.0.0.1:8080 or [::1]:8080")
+    return Address(match[1] or match[2], int(match[3]))
+
+
+def http_url(value: str) -> str:
+    """A backend's base URL, without a closing slash."""
+    backends.address.Address.parse(value)
+    return value.rstrip("/")
+
+
+def authority(url: str) -> str:
+    """The `host:port` of a base URL, the port always written out."""
+    server = backends.address.Address.parse(url)
+    return str(Address(server.host, server.port))
+
+
+def tcp_url(value: str) -> str:
+    """Where an engine publishes its events."""
+    if not _TCP.fullmatch(value):
+        raise ValueError(f"'{value}' is not where events come from; write it like tcp://10.0.0.12:5557")
+    return value
+
+
+def _text(description: str, pattern: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": pattern, "description": description})
+
+
+Listen = Annotated[
+    Address, PlainValidator(address), PlainSerializer(str), _text("host:port, such as 127.0.0.1:8080", r":[0-9]+$")
+]
+HttpUrl = Annotated[
+    str, AfterValidator(http_url), _text("http://host:port, or https://", r"^https?://[^/?#@\s]+[^?#\s]*$")
+]
+TcpUrl = Annotated[str, AfterValidator(tcp_url), _text("tcp://host:port", r"^tcp://[^/@\s]+:[0-9]{1,5}$")]

@@ -1,0 +1,151 @@
+"""Composition root: the only file that names concrete classes and joins them into a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import ssl
+from collections.abc import Mapping
+from time import monotonic
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from backends import catalog
+from backends.transport import Origin
+from gateway.admin import Admin
+from gateway.config import Config
+from gateway.decider import Decider
+from gateway.dispatcher import Dispatcher, Upstream
+from gateway.estimator import Estimator, PoolTokenizer
+from gateway.frontend import FrontServer
+from gateway.keys import Keys, Tenant
+from gateway.monitor import Monitor
+from gateway.observe.accesslog import AccessLog
+from gateway.observe.metrics import EndpointCollector, Metrics
+from gateway.proxy import Limits, Proxy
+from gateway.recorder import Recorder
+from gateway.routes import Routes
+from policies.fleet import Fleet
+from policies.retries import RetryBudget
+
+log = logging.getLogger("firsttoken")
+
+IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
+RECEIVE_BUFFER = 64 * 1024  # bytes the kernel may hold of one upstream that its reader has not taken
+BACKLOG = 4096  # connections
+CUT = 0.1  # s that a handler gets to end once it has been cut
+
+
+class Gateway:
+    """One gateway: `start`, then `url` and `admin_url` are served until `stop`."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.url = self.admin_url = ""
+        pools = config.fleet()
+        routes = Routes(config.routes, config.passthrough_route)
+        every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
+        fleet = Fleet(pools)
+        self.estimator = Estimator(_tokenizers(config), lambda pool: fleet.token_scale(pool))
+        self.monitor = Monitor(fleet, on_block_size=self.estimator.set_block_size)
+        self.decider = Decider(self.estimator, self.monitor, pools, every_route)
+        self.upstreams = _upstreams(config)
+        self.access_log = None if config.telemetry.access_log == "off" else AccessLog(config.telemetry.access_log)
+        registry = _registry()
+        self.recorder = Recorder([Metrics(registry, every_route), self.decider.learn])
+        if self.access_log is not None:
+            self.recorder.sinks.append(self.access_log)
+        registry.register(EndpointCollector(self.monitor.loads))
+        first_token = config.defaults.first_token
+        dispatcher = Dispatcher(self.upstreams, self.monitor, RetryBudget(), first_token_limit=first_token)
+        limits = Limits(config.defaults.max_body, config.defaults.stream_idle)
+        self.proxy = Proxy(_keys(config), routes, self.decider, dispatcher, self.recorder, limits)
+        self.admin = Admin(registry, self.recorder, self.decider, routes, config.model_dump(mode="json"))
+        self._runners: list[web.BaseRunner] = []
+        self._sites: list[web.TCPSite] = []
+
+    async def start(self) -> None:
+        """Raises OSError where a port is taken."""
+        self.estimator.warm()
+        server, self.front = self.config.server, FrontServer(self.proxy.handle)
+        self.url = await self._listen(
+            web.ServerRunner(self.front, shutdown_timeout=CUT), server.listen.host, server.listen.port
+        )
+        admin = web.AppRunner(self.admin.app(), access_log=None, shutdown_timeout=CUT)
+        self.admin_url = await self._listen(admin, server.admin.host, server.admin.port)
+        watched = {key: (up.origin, up.backend) for key, up in self.upstreams.items()}
+        self.monitor.watch(watched, self.config.defaults.scrape)
+
+    async def _listen(self, runner: web.BaseRunner, host: str, port: int) -> str:
+        await runner.setup()
+        self._runners.append(runner)
+        site = web.TCPSite(runner, host, port, backlog=BACKLOG)
+        await site.start()
+        self._sites.append(site)
+        return f"http://{host if ':' not in host else f'[{host}]'}:{runner.addresses[0][1]}"
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """Not ready at once, no new connection, `grace` seconds for what runs, then the rest is cut."""
+        self.proxy.draining = True
+        for site in self._sites:
+            await site.stop()
+        ends = monotonic() + grace
+        while self.recorder.live and monotonic() < ends:
+            await asyncio.sleep(0.05)
+        for runner in self._runners:
+            await runner.cleanup()
+        await self.monitor.close()
+        for upstream in self.upstreams.values():
+            await upstream.origin.close()
+        self.estimator.close()
+        if self.access_log is not None:
+            self.access_log.close()
+
+
+def tune_gc() -> None:
+    """What lives as long as the process is not to be walked again; young garbage is mostly cycle-free."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def _tokenizers(config: Config) -> list[PoolTokenizer]:
+    return [PoolTokenizer(name, pool.tokenizer, pool.block_size) for name, pool in config.pools.items()]
+
+
+def _upstreams(config: Config) -> Mapping[str, Upstream]:
+    tls = ssl.create_default_context()
+    backends = {name: catalog.build(config.backend(name)) for name in config.pools}
+    connect, urls = config.defaults.connect, config.urls()
+    return {
+        endpoint.id: Upstream(
+            Origin(
+                urls[endpoint.id], connect_timeout=connect, idle_timeout=IDLE, tls=tls, receive_buffer=RECEIVE_BUFFER
+            ),
+            backends[pool.name],
+            pool.model,
+        )
+        for pool in config.fleet()
+        for endpoint in pool.endpoints
+    }
+
+
+def _keys(config: Config) -> Keys:
+    return Keys(
+        Tenant(
+            key.name,
+            bytes.fromhex(key.sha256),
+            None if key.routes is None else frozenset(key.routes),
+            key.cache_group or key.name,
+        )
+        for key in config.keys
+    )
+
+
+def _registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    return registry

@@ -1,0 +1,161 @@
+"""The commands. Exit codes: 0 fine, 2 the input or the configuration is wrong, 1 our fault.
+
+What a command needs is imported when it runs, so that `--help` and `check` start at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from gateway.problems import ConfigError, did_you_mean
+
+COMMANDS = ("serve", "check", "schema", "demo", "simulate")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line: the whole usage is a `--help` away."""
+        print(f"firsttoken: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parse(arguments)
+        return int(args.run(args))
+    except SystemExit as stop:  # argparse: help was shown, or the arguments are wrong
+        return int(stop.code or 0)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 0
+    except Exception as error:
+        return _our_fault(error)
+
+
+def _our_fault(error: Exception) -> int:
+    if os.environ.get("FIRSTTOKEN_DEBUG") == "1":
+        raise error
+    text = f"{type(error).__name__}: {error}".replace("\n", " ")
+    print(f"firsttoken: internal error: {text} (our fault; please report)", file=sys.stderr)
+    return 1
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = _parser()
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        parser.error(f"no command '{arguments[0]}'{did_you_mean(arguments[0], COMMANDS)}")
+    args = parser.parse_args(arguments)
+    if args.run is None:
+        parser.error(f"name a command: {', '.join(COMMANDS)}")
+    return args
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser("firsttoken", description="A latency-aware LLM routing gateway.")
+    parser.set_defaults(run=None)
+    parser.add_argument("--version", dest="run", action="store_const", const=_version, help="print the version")
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    serve = command("serve", _serve, "run the gateway; without a file, from the API keys in the environment")
+    serve.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
+    check = command("check", _check, "validate a configuration without starting anything")
+    check.add_argument("files", metavar="FILE", type=Path, nargs="*")
+    command("schema", _schema, "print the JSON Schema of the configuration")
+    demo = command("demo", _demo, "simulated engines, gateway, traffic and a live table: no GPU, no key")
+    demo.add_argument("--port", type=_port, default=8080)
+    demo.add_argument("--admin-port", type=_port, default=9090)
+    demo.add_argument("--seconds", type=_positive, help="end by itself after this long")
+    simulate = command("simulate", _simulate, "run a simulated engine that speaks as vLLM does")
+    simulate.add_argument("--profile", required=True, help="what it simulates, such as 8b-h100")
+    simulate.add_argument("--port", type=_port, required=True, help="0 takes any free one")
+    simulate.add_argument("--host", default="127.0.0.1")
+    simulate.add_argument("--model", help="the name of the model it serves; the profile's name, if absent")
+    simulate.add_argument("--speed", type=_positive, default=1.0, help="2 is twice as fast as the real engine")
+    return parser
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a port, 0 to 65535")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+    return number
+
+
+def _version(args: argparse.Namespace) -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        print(f"firsttoken {version('firsttoken')}")
+    except PackageNotFoundError:
+        print("firsttoken, not installed: run from its sources")
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from gateway.encoders import EncoderError
+    from gateway.loading import load
+    from gateway.report import notes
+    from gateway.serve import serve
+
+    config = load(args.files, os.environ)
+    for note in notes(config):
+        print(f"firsttoken: {note}", file=sys.stderr)
+    try:
+        return serve(config)
+    except EncoderError as error:
+        raise ConfigError([str(error)]) from None
+
+
+def _check(args: argparse.Namespace) -> int:
+    from gateway.loading import load
+    from gateway.report import report
+
+    print(report(load(args.files, os.environ)))
+    return 0
+
+
+def _schema(args: argparse.Namespace) -> int:
+    import json
+
+    from gateway.schema import schema
+
+    print(json.dumps(schema(), indent=2))
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from gateway.demo.main import demo
+
+    return demo(args)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from gateway.simulate import simulate
+
+    return simulate(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""From a request to a decision: the estimate, the Ask, the snapshot and the clock, given to pure code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from time import monotonic
+
+from gateway.estimator import Estimator, prompt_of
+from gateway.ingress import InferenceRequest
+from gateway.keys import Tenant
+from gateway.monitor import Monitor
+from gateway.record import End, Record
+from gateway.run import Run
+from policies.facts import Ask, Decision, Health, Pool, Price, PromptEstimate
+from policies.route import Route
+from policies.tiers import decide
+
+
+class Decider:
+    """What the straight line and /explain share."""
+
+    def __init__(self, estimator: Estimator, monitor: Monitor, pools: Iterable[Pool], routes: Iterable[Route]) -> None:
+        self.estimator, self.monitor = estimator, monitor
+        self.pools: Mapping[str, Pool] = {pool.name: pool for pool in pools}
+        self.wanted_headers = wanted_headers(routes)
+        self.ordinal = 0
+
+    async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
+        """Prompt tokens and prefix blocks for every pool of the route; large new text is counted off the loop."""
+        cap = capped(request.max_tokens, route)
+        return await self.estimator.estimate(
+            prompt_of(request.operation, request.body),
+            [tier.pool for tier in route.tiers],
+            tenant.cache_group,
+            self.monitor.fleet.expected_output(route.name, cap),
+        )
+
+    def decide(self, request: InferenceRequest, route: Route, estimate: PromptEstimate) -> Decision:
+        """Pure but for the clock and the request's ordinal, which are arguments to it."""
+        now = monotonic()
+        self.ordinal += 1
+        fleet = self.monitor.fleet
+        return decide(ask_of(request, route), estimate, route, fleet.snapshot(now), fleet, now, self.ordinal)
+
+    def price(self, run: Run) -> Price:
+        return self.pools[run.attempt.candidate.endpoint.pool].price
+
+    def learn(self, record: Record) -> None:
+        """A sink of Records: how long this route's answers are."""
+        if record.end is End.COMPLETED and record.output_tokens:
+            self.monitor.fleet.observe_output(record.route, record.output_tokens)
+
+    def any_usable(self, now: float) -> bool:
+        return any(load.health is not Health.DOWN for load in self.monitor.snapshot(now).loads.values())
+
+
+def capped(max_tokens: int | None, route: Route) -> int | None:
+    """The caller's max_tokens under the route's cap; the cap alone where the caller says nothing."""
+    cap = route.limits.output_tokens
+    if max_tokens is None or cap is None:
+        return max_tokens or cap
+    return min(max_tokens, cap)
+
+
+def ask_of(request: InferenceRequest, route: Route) -> Ask:
+    """What policies may know of a request."""
+    return Ask(
+        route=route.name,
+        arrival=request.arrival,
+        stream=request.stream,
+        max_tokens=capped(request.max_tokens, route),
+        turns=request.turns,
+        tools=request.tools,
+        images=request.images,
+        json_schema=request.json_schema,
+        priority=request.priority,
+        headers=request.headers,
+        session=request.session,
+        ttft_budget=request.ttft_budget,
+        tpot_budget=request.tpot_budget,
+    )
+
+
+def wanted_headers(routes: Iterable[Route]) -> frozenset[str]:
+    """The request headers that some tier's `when` looks at."""
+    conditions = [tier.when for route in routes for tier in route.tiers if tier.when is not None]
+    return frozenset(name for when in conditions for name in when.headers())

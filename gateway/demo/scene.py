@@ -1,0 +1,94 @@
+"""The demo's scene: which engines, which policy, which callers. Numbers to play with live here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Simulated servers of one pool."""
+
+    pool: str
+    profile: str
+    model: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Callers:
+    """Traffic of one route. Conversations arrive at `rate` per second and take `turns` turns.
+
+    Tokens are rough: a word is about one. `pause`: seconds that a caller thinks between turns.
+    Every `burst_every` seconds the rate is multiplied by `burst` for `burst_for` seconds.
+    """
+
+    route: str
+    rate: float
+    turns: int
+    system_words: int
+    new_words: int
+    max_tokens: int
+    pause: float
+    burst: float = 1.0
+    burst_every: float = 30.0
+    burst_for: float = 6.0
+
+
+CAST = (
+    Cast("small", "8b-h100", "qwen3-8b", 2),
+    Cast("large", "70b-4xh100", "llama-3.3-70b", 1),
+    Cast("api", "api", "gpt-4.1-mini", 1),
+)
+
+CALLERS = (
+    Callers("chat", 1.2, 4, 400, 120, 120, 2.0, burst=4.0),
+    Callers("agent", 0.25, 8, 3000, 700, 60, 0.5),
+    Callers("code", 4.0, 1, 200, 900, 24, 0.0),
+)
+
+ROUTES: dict[str, Any] = {
+    "chat": {
+        "workload": "chat",
+        "ttft": {"budget": "400ms", "target": 0.9},
+        "tpot": {"budget": "60ms"},
+        "tiers": ["large", "small", "api"],
+        "on_miss": "best_effort",
+    },
+    "agent": {
+        "workload": "agent",
+        "ttft": {"budget": "2s", "target": 0.9},
+        "tiers": ["large", "small"],
+        "on_miss": "best_effort",
+    },
+    "code": {
+        "workload": "autocomplete",
+        "ttft": {"budget": "250ms", "target": 0.9},
+        "tiers": ["small", "large"],
+        "on_miss": "shed",
+    },
+}
+
+
+def document(urls: Mapping[str, list[str]], port: int, admin_port: int) -> dict[str, Any]:
+    """The demo's configuration, as the YAML would say it. `urls`: by pool."""
+    prices = {"small": (0.05, 0.2), "large": (0.6, 0.8), "api": (0.4, 1.6)}
+    pools: dict[str, Any] = {}
+    for cast in CAST:
+        price = dict(zip(("input", "output"), prices[cast.pool], strict=True))
+        api = cast.profile == "api"
+        pools[cast.pool] = {
+            "backend": "compatible" if api else "simulated",
+            "model": cast.model,
+            "endpoints": urls[cast.pool],
+            "price": price,
+            **({"api_key": "demo"} if api else {}),
+        }
+    return {
+        "server": {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin_port}"},
+        "pools": pools,
+        "routes": ROUTES,
+        "telemetry": {"access_log": "off"},
+    }

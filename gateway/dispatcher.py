@@ -1,0 +1,277 @@
+"""Performs what the attempt state machine asks: open, cancel, commit, give up. Decides nothing.
+
+`open` returns the Run that won, with its first token in hand, or raises the Refusal that the
+caller deserves. A caller that leaves cancels the await, and with it every attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from backends.interface import Backend, Failure, FailureKind, Forward
+from backends.transport import Origin, TransportError
+from gateway.ingress import InferenceRequest
+from gateway.monitor import Monitor
+from gateway.record import AttemptRecord, Life
+from gateway.refusal import Refusal, retry_later
+from gateway.run import Run
+from policies.attempts import (
+    AttemptMachine,
+    Begin,
+    Cancel,
+    ClientGone,
+    Commit,
+    Event,
+    Failed,
+    FirstToken,
+    GiveUp,
+    Open,
+    Wake,
+)
+from policies.facts import Attempt, AttemptKind, Decision, Ending, PromptEstimate
+from policies.retries import HedgeBudget, RetryBudget
+from policies.route import Route
+
+OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)
+WHOLE_ANSWER = 600.0  # s that an answer which arrives whole may take: the SDKs' own default timeout
+DEATH = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """How to reach and speak to one endpoint."""
+
+    origin: Origin
+    backend: Backend
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A decided request: all that its attempts need."""
+
+    request: InferenceRequest
+    route: Route
+    estimate: PromptEstimate
+    decision: Decision
+    life: Life
+    passthrough: bool = False  # the caller's model name is the backend's
+
+
+class Dispatcher:
+    """Holds what all requests share: the ways upstream and the budgets for trying again."""
+
+    def __init__(
+        self, upstreams: Mapping[str, Upstream], monitor: Monitor, retries: RetryBudget, *, first_token_limit: float
+    ) -> None:
+        self.upstreams, self.monitor, self.retries = upstreams, monitor, retries
+        self.first_token_limit = first_token_limit
+        self.hedges: dict[str, HedgeBudget] = {}
+
+    async def open(self, job: Job) -> Run:
+        """The winning attempt, at its first token. Raises Refusal when every attempt has failed."""
+        self.retries.began()
+        hedges = self.hedges_of(job.route)
+        hedges.began()
+        dispatch = Dispatch(self, job, hedges)
+        try:
+            return await dispatch.run()
+        finally:
+            self.retries.ended()
+            for _ in range(dispatch.retries):
+                self.retries.give_back()
+
+    def hedges_of(self, route: Route) -> HedgeBudget:
+        budget = self.hedges.get(route.name)
+        if budget is None:
+            share = 0.0 if route.hedge == "off" else route.hedge.max_extra
+            budget = self.hedges[route.name] = HedgeBudget(share)
+        return budget
+
+
+class Dispatch:
+    """The attempts of one request."""
+
+    def __init__(self, shared: Dispatcher, job: Job, hedges: HedgeBudget) -> None:
+        self.shared, self.job, self.hedges = shared, job, hedges
+        self.retries = 0  # taken from the shared budget
+        self.loop = asyncio.get_running_loop()
+        self.won: asyncio.Future[Run] = self.loop.create_future()
+        self.runs: dict[int, Run] = {}
+        self.connecting: set[asyncio.Task[None]] = set()
+        self.alarm: asyncio.TimerHandle | None = None
+        self.failure: Failure | None = None
+        route = job.route
+        self.machine = AttemptMachine(
+            job.decision,
+            max_attempts=route.max_attempts,
+            stream=job.request.stream,
+            hedge=route.hedge != "off",
+            first_token_limit=shared.first_token_limit if job.request.stream else WHOLE_ANSWER,
+            now=monotonic(),
+        )
+
+    async def run(self) -> Run:
+        try:
+            self._tell(Begin())
+            return await self.won
+        except asyncio.CancelledError:
+            self._tell(ClientGone())
+            for run in self.runs.values():  # one that won in this very moment is unknown to the machine's pending
+                run.cancel()
+            raise
+        finally:
+            if self.alarm is not None:
+                self.alarm.cancel()
+
+    # -- the machine ----------------------------------------------------------------------
+
+    def _tell(self, event: Event, may_retry: bool = True) -> None:
+        step = self.machine.on(event, monotonic(), may_retry)
+        for action in step.actions:
+            match action:
+                case Open(attempt):
+                    self._open(attempt)
+                case Cancel(number, ending):
+                    self._cancel(number, ending)
+                case Commit(number):
+                    self._commit(self.runs[number])
+                case GiveUp(reason):
+                    self._give_up(reason)
+        self._wake_at(step.wake_at)
+
+    def _wake_at(self, at: float | None) -> None:
+        if self.alarm is not None:
+            self.alarm.cancel()
+            self.alarm = None
+        if at is not None and not self.won.done():
+            self.alarm = self.loop.call_later(max(at - monotonic(), 0.0), self._wake)
+
+    def _wake(self) -> None:
+        """A hedge is paid for before the machine is asked, and given back if it was not sent."""
+        self.alarm = None
+        paid = self.hedges.try_take()
+        attempts = len(self.runs)
+        self._tell(Wake(), paid)
+        opened = list(self.runs.values())[attempts:]
+        if paid and all(run.attempt.kind is not AttemptKind.HEDGE for run in opened):
+            self.hedges.give_back()
+
+    # -- its actions ------------------------------------------------------------------------
+
+    def _open(self, attempt: Attempt) -> None:
+        job, endpoint = self.job, attempt.candidate.endpoint
+        upstream = self.shared.upstreams[endpoint.id]
+        forward = self._forward(upstream, attempt)
+        backend = upstream.backend
+        run = Run(
+            attempt, upstream.origin, backend, backend.call(forward), backend.tap(forward),
+            streams=job.request.stream, owner=self, monitor=self.shared.monitor,
+        )  # fmt: skip
+        self.runs[attempt.number] = run
+        self.shared.monitor.sent(run, attempt.candidate, job.estimate.pools[endpoint.pool], run.opened)
+        exchange = upstream.origin.start(run.call, run)
+        if exchange is not None:
+            run.sent_on(exchange)
+            return
+        task = self.loop.create_task(self._connect(run))
+        self.connecting.add(task)
+        task.add_done_callback(self.connecting.discard)
+
+    async def _connect(self, run: Run) -> None:
+        try:
+            exchange = await run.origin.open(run.call, run)
+        except TransportError as error:
+            if not run.over:
+                run.on_failure(error.failure)
+            return
+        run.sent_on(exchange)
+        if run.over:  # cancelled while it connected
+            exchange.cancel()
+
+    def _forward(self, upstream: Upstream, attempt: Attempt) -> Forward:
+        request = self.job.request
+        suffix = f"-{attempt.number}" if attempt.number > 1 else ""  # an engine may refuse an id it still knows
+        return Forward(
+            operation=request.operation,
+            body=request.body,
+            model=self._model(upstream),
+            stream=request.stream,
+            max_tokens=self.job.route.limits.output_tokens,
+            request_id=request.request_id + suffix,
+            traceparent=request.traceparent,
+        )
+
+    def _model(self, upstream: Upstream) -> str:
+        return self.job.request.model if self.job.passthrough else upstream.model
+
+    def _cancel(self, number: int, ending: Ending) -> None:
+        run = self.runs[number]
+        run.stop(ending)
+        self._note(run)
+
+    def _commit(self, run: Run) -> None:
+        if not self.won.done():
+            candidate = run.attempt.candidate
+            self.job.life.record.model = header_safe(self._model(self.shared.upstreams[candidate.endpoint.id]))
+            self.job.life.won(candidate, run.opened, run.connected, run.sent, run.first_in or run.sent)
+            self.won.set_result(run)
+
+    def _give_up(self, reason: str) -> None:
+        if not self.won.done():
+            self.won.set_exception(refusal_of(self.failure, reason))
+
+    # -- what attempts come to ----------------------------------------------------------------
+
+    def first_token(self, run: Run) -> None:
+        self._tell(FirstToken(run.attempt.number))
+
+    def failed(self, run: Run, failure: Failure) -> None:
+        self.failure = failure
+        self._note(run)
+        died = failure.kind in DEATH
+        may_retry = died or failure.kind not in OVERLOAD or self._take_retry()
+        self._tell(Failed(run.attempt.number, failure.retryable, died, failure.retry_after), may_retry)
+
+    def _take_retry(self) -> bool:
+        taken = self.shared.retries.try_take()
+        self.retries += taken
+        return taken
+
+    def _note(self, run: Run) -> None:
+        """Lost attempts go into the Record at once; the one that won is added at the end."""
+        record = self.job.life.record
+        record.attempts.append(attempt_record(run, record.arrival))
+
+
+def header_safe(model: str) -> str:
+    """Where a caller names the model (passthrough) it must not be able to write headers."""
+    return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"
+
+
+def attempt_record(run: Run, arrival: float) -> AttemptRecord:
+    attempt = run.attempt
+    endpoint = attempt.candidate.endpoint
+    ending = run.ending or Ending.CANCELLED
+    return AttemptRecord(
+        attempt.number, attempt.kind, endpoint.id, endpoint.pool, run.opened - arrival, run.ended_at - arrival, ending
+    )
+
+
+def refusal_of(failure: Failure | None, reason: str) -> Refusal:
+    """The last failure, as the caller should see it. Ours to have tried: an SDK need not try again at once."""
+    if failure is None:
+        return Refusal(504, f"No backend answered in time: {reason}.", type="server_error", code="timeout")
+    headers: dict[str, str] = {}
+    if failure.kind is FailureKind.CLIENT:
+        pass
+    elif failure.kind in (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED):
+        headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), 60.0))
+    else:
+        headers = {"x-should-retry": "false"}
+    return Refusal(
+        failure.status, failure.message, type=failure.type, code=failure.code, param=failure.param, headers=headers
+    )

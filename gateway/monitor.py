@@ -1,0 +1,121 @@
+"""Sole writer of the fleet's state: attempts, Records, probes and scrapes go in, snapshots come out.
+
+The learning itself is pure and lives in `policies.fleet`; this shell gives it the clock, the
+endpoint's answers to GET /metrics, and word of every attempt as it opens, answers and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from backends.interface import Backend
+from backends.transport import Origin, TransportError
+from policies.facts import Candidate, Ending, EngineLoad, FleetSnapshot, Health, Load, PoolEstimate
+from policies.fleet import Fleet, Reported
+
+if TYPE_CHECKING:
+    from gateway.run import Run
+
+log = logging.getLogger("firsttoken")
+
+PROBE_TIMEOUT = 2.0  # s
+_LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
+_COUNTS = ("running", "waiting", "block_size", "kv_blocks")
+
+
+class Monitor:
+    """One per process."""
+
+    def __init__(self, fleet: Fleet, *, on_block_size: Callable[[str, int], None] | None = None) -> None:
+        self.fleet = fleet
+        self._on_block_size = on_block_size
+        self._tasks: list[asyncio.Task[None]] = []
+        self._health: dict[str, Health] = {}
+
+    # -- attempts -------------------------------------------------------------------------
+
+    def sent(self, run: Run, candidate: Candidate, prompt: PoolEstimate, now: float) -> None:
+        """Counts at once: otherwise a burst herds onto one engine."""
+        self.fleet.sent(run, candidate, prompt, now, run.tap_streams)
+
+    def first_token(self, run: Run, now: float) -> None:
+        self.fleet.first_token(run, now)
+
+    def ended(self, run: Run, ending: Ending, now: float, reported: Reported) -> None:
+        self.fleet.ended(run, ending, now, reported)
+
+    def snapshot(self, now: float) -> FleetSnapshot:
+        return self.fleet.snapshot(now)
+
+    def loads(self) -> Mapping[str, Load]:
+        """By endpoint id, now."""
+        return self.snapshot(monotonic()).loads
+
+    # -- probes and scrapes ----------------------------------------------------------------
+
+    def watch(self, endpoints: Mapping[str, tuple[Origin, Backend]], interval: float) -> None:
+        """Start asking every endpoint that has something to say, each `interval` seconds, spread evenly."""
+        loop = asyncio.get_running_loop()
+        asked = [(key, *value) for key, value in endpoints.items() if value[1].load() or value[1].probe()]
+        for i, (endpoint, origin, backend) in enumerate(asked):
+            offset = interval * i / len(asked)
+            self._tasks.append(loop.create_task(self._ask_forever(endpoint, origin, backend, interval, offset)))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ask_forever(
+        self, endpoint: str, origin: Origin, backend: Backend, interval: float, offset: float
+    ) -> None:
+        await self.ask(endpoint, origin, backend)  # at once: a dead endpoint must not wait for its turn
+        await asyncio.sleep(offset)
+        while True:
+            await asyncio.sleep(interval)
+            await self.ask(endpoint, origin, backend)
+
+    async def ask(self, endpoint: str, origin: Origin, backend: Backend) -> None:
+        """One question to one endpoint, and what follows from the answer."""
+        call = backend.load() or backend.probe()
+        assert call is not None
+        try:
+            reply = await origin.fetch(call, PROBE_TIMEOUT)
+        except TransportError:
+            self.fleet.unreachable(endpoint, monotonic())
+        else:
+            self._answered(endpoint, backend, reply.status, reply.body)
+        self._log_change(endpoint)
+
+    def _answered(self, endpoint: str, backend: Backend, status: int, body: bytes) -> None:
+        now = monotonic()
+        if status >= 500:
+            self.fleet.unreachable(endpoint, now)
+            return
+        self.fleet.reachable(endpoint, now)
+        if status == 200 and backend.load() is not None:
+            load = engine_load(backend.read_load(body))
+            self.fleet.scraped(endpoint, load, now)
+            if load.block_size and self._on_block_size is not None:
+                self._on_block_size(endpoint.partition("/")[0], load.block_size)
+
+    def _log_change(self, endpoint: str) -> None:
+        """One line per change of state."""
+        health = self.snapshot(monotonic()).loads[endpoint].health
+        if health is not self._health.get(endpoint, Health.UP):
+            log.warning("endpoint %s is %s", endpoint, health.value)
+        self._health[endpoint] = health
+
+
+def engine_load(said: Mapping[str, float | None]) -> EngineLoad:
+    """The fields that the backend understood; counts are whole numbers."""
+    known = {name: value for name, value in said.items() if name in _LOAD_FIELDS and value is not None}
+    for name in _COUNTS:
+        if name in known:
+            known[name] = int(known[name])
+    return EngineLoad(**known)  # type: ignore[arg-type]

@@ -1,0 +1,70 @@
+"""What is wrong with a configuration, and how it is said.
+
+Rules:
+- One line per problem: where, what, and the mend. All problems of a stage at once, not the first alone.
+- A value that came from the environment is never shown: the `${NAME}` that was written is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+Path = tuple[str | int, ...]
+
+_PLAIN = re.compile(r"[A-Za-z0-9_/-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file; line 0 is the file as a whole."""
+
+    file: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`text` says what is wrong with the value at `path`."""
+
+    path: Path
+    text: str
+
+    def at(self, place: Place) -> str:
+        return f"{place}: {dotted(self.path)}: {self.text}" if self.path else f"{place}: {self.text}"
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `problems` are whole lines, ready to print."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+def dotted(path: Path) -> str:
+    """`routes.chat.tiers[1]`; a name that holds a dot is quoted."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (part if _PLAIN.fullmatch(part) else f'"{part}"')
+    return text
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: the one of `known` that was probably meant, or nothing."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: the nearest of `known`, or all of them where none is near."""
+    names = list(known)
+    return nearest(name, names) or (f"; known: {', '.join(names)}" if names else "")

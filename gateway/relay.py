@@ -1,0 +1,178 @@
+"""Bytes to the client: the body verbatim, the HTTP framing ours, nothing awaited per chunk.
+
+The head waits for the first token and goes out with it in one write. From then on every read
+of the upstream becomes one chunk to the client, in the callback that received it. A client
+that does not read pauses its upstream; one that does not read for STALL seconds is cut off.
+A stream that dies ends with an explicit error event, never in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Protocol
+
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+
+from backends.interface import Failure, FailureKind
+from backends.sse import UsageStripper
+from gateway.run import Run
+from gateway.frontend import ClientConnection, Written
+from gateway.record import End, Life
+from gateway.refusal import REASONS, envelope
+from gateway.replyhead import response_headers
+from gateway.strictjson import encode
+
+STALL = 60.0  # s that a reader may leave a full buffer unread
+TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
+SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
+
+
+class Clock(Protocol):
+    def __call__(self) -> float: ...
+
+
+async def pump(run: Run, http: web.BaseRequest, life: Life, *, strip_usage: bool, idle: float) -> web.StreamResponse:
+    """Relay a committed answer to its end. `idle`: seconds without a byte after which it is given up."""
+    relay = Relay(run, http, life, strip_usage=strip_usage, idle=idle)
+    relay.begin()
+    try:
+        await relay.done
+    except asyncio.CancelledError:
+        run.cancel()
+        life.finished(End.CLIENT_GONE, monotonic())
+        raise
+    finally:
+        relay.release()
+    return relay.written  # type: ignore[return-value]
+
+
+class Relay:
+    """One answer on its way to one client."""
+
+    def __init__(self, run: Run, http: web.BaseRequest, life: Life, *, strip_usage: bool, idle: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.run, self.life, self.idle = run, life, idle
+        connection = http.protocol
+        assert isinstance(connection, ClientConnection) and connection.transport is not None
+        self.connection, self.transport = connection, connection.transport
+        self.write = self.transport.write
+        self.http11 = http.version >= HttpVersion11
+        self.length = None if strip_usage or run.tap_streams else run.headers.get("content-length")
+        self.chunked = self.http11 and self.length is None
+        self.written = Written(http.keep_alive and self.http11)
+        self.stripper = UsageStripper() if strip_usage else None
+        self.clean = True  # the bytes sent so far end between two events
+        self.watchdog: asyncio.TimerHandle | None = None
+        self.stalled: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Head and everything held so far, in one write."""
+        run, life = self.run, self.life
+        self.connection.reader = self
+        held = self._strip(run.take_held())
+        life.record.status = run.status
+        self.write(self._head() + self._frame(held))
+        life.first_token_out(monotonic())
+        run.attach(self)
+        if not self.done.done():
+            self.watchdog = self.loop.call_later(self.idle, self._watch)
+            if self.connection.full:
+                self.client_full()
+
+    def release(self) -> None:
+        """Detach from the connection, which may serve another request next."""
+        self.connection.reader = None
+        for timer in (self.watchdog, self.stalled):
+            if timer is not None:
+                timer.cancel()
+
+    # -- from upstream ----------------------------------------------------------------
+
+    def body(self, data: bytes) -> None:
+        """One read of the upstream, written on at once."""
+        if self.stripper is not None:
+            data = self.stripper.feed(data)
+            if not data:
+                return
+        self.clean = data.endswith(b"\n\n")
+        self.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+
+    def end(self) -> None:
+        """The body is complete; whether the answer is, only the tap knows."""
+        if not self.run.answered:
+            return self.broke(TRUNCATED)
+        tail = self.stripper.close() if self.stripper is not None else b""
+        self._finish(self._frame(tail) + (b"0\r\n\r\n" if self.chunked else b""), End.COMPLETED)
+
+    def broke(self, failure: Failure) -> None:
+        """The upstream died after its first token: say so, in the stream, at once."""
+        self.written.keep_alive = False
+        if self.run.tap_streams:
+            event = b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
+            event = event if self.clean else b"\n\n" + event
+            self._finish(self._frame(event) + (b"0\r\n\r\n" if self.chunked else b""), End.UPSTREAM_BROKE, failure)
+        else:  # an unfinished body is the only honest sign that JSON leaves
+            self._finish(b"", End.UPSTREAM_BROKE, failure)
+            self.transport.abort()
+
+    def _finish(self, last: bytes, end: End, failure: Failure | None = None) -> None:
+        if self.done.done():
+            return
+        if last:
+            self.write(last)
+        self.life.finished(end, monotonic(), failure.message if failure else "")
+        self.done.set_result(None)
+
+    # -- from the client's socket --------------------------------------------------------
+
+    def client_full(self) -> None:
+        self.run.pause()
+        if self.stalled is None:
+            self.stalled = self.loop.call_later(STALL, self._cut)
+
+    def client_drained(self) -> None:
+        if self.stalled is not None:
+            self.stalled.cancel()
+            self.stalled = None
+        self.run.resume()
+
+    def _cut(self) -> None:
+        """The handler is cancelled by the connection's loss, and ends the upstream in turn."""
+        self.life.record.error = f"the client read nothing for {STALL:g} s"
+        self.transport.abort()
+
+    # -- time ----------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """One timer a stream, moved on rather than reset for every chunk."""
+        quiet = monotonic() - self.run.last_byte
+        if quiet >= self.idle and self.stalled is None:
+            self.run.cancel()
+            self.broke(SILENT)
+        else:
+            self.watchdog = self.loop.call_later(max(self.idle - quiet, 0.05), self._watch)
+
+    # -- framing -------------------------------------------------------------------------
+
+    def _strip(self, data: bytes) -> bytes:
+        return self.stripper.feed(data) if self.stripper is not None else data
+
+    def _frame(self, data: bytes) -> bytes:
+        if not data:
+            return b""
+        self.clean = data.endswith(b"\n\n")
+        return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
+
+    def _head(self) -> bytes:
+        status = self.run.status
+        lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", *response_headers(self.run, self.life)]
+        if self.length is not None:
+            lines.append(f"content-length: {self.length}")
+        elif self.chunked:
+            lines.append("transfer-encoding: chunked")
+        if not self.written.keep_alive:
+            lines.append("connection: close")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

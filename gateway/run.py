@@ -1,0 +1,249 @@
+"""One attempt on the wire: what the upstream sends, held until it is worth committing to.
+
+A Run is the `Sink` of its exchange. Before the commit it holds what came (a head, a preamble);
+the first visible output makes it a candidate to win. After the commit it passes every read to
+its receiver in the same call. However it ends, it ends once, and the monitor hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
+
+from backends.interface import Failure, FailureKind, HttpCall, Signal
+from backends.transport import Exchange, Origin
+from gateway.monitor import Monitor
+from policies.facts import Attempt, Ending
+from policies.fleet import Reported
+
+if TYPE_CHECKING:
+    from backends.interface import Backend, Tap
+
+MAX_HELD = 256 * 1024  # bytes before the first token; beyond it a preamble counts as an answer
+MAX_ERROR = 64 * 1024  # bytes of an error reply that are read for its meaning
+
+EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
+
+ENDINGS = {
+    FailureKind.RATE_LIMITED: Ending.RATE_LIMITED,
+    FailureKind.CLIENT: Ending.REFUSED,
+}
+
+
+class Receiver(Protocol):
+    """Where a committed answer goes."""
+
+    def body(self, data: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+    def broke(self, failure: Failure) -> None: ...
+
+
+class Owner(Protocol):
+    """Told what an attempt comes to, before any of it reaches the client."""
+
+    def first_token(self, run: Run) -> None: ...
+
+    def failed(self, run: Run, failure: Failure) -> None: ...
+
+
+class Run:
+    """One attempt. `opened`, `connected`, `sent`, `first_in`, `ended_at`: monotonic seconds."""
+
+    __slots__ = (
+        "attempt",
+        "backend",
+        "call",
+        "connected",
+        "ended_at",
+        "ending",
+        "exchange",
+        "first_in",
+        "headers",
+        "held",
+        "held_bytes",
+        "last_byte",
+        "last_token",
+        "monitor",
+        "opened",
+        "origin",
+        "over",
+        "owner",
+        "reached",
+        "receiver",
+        "sent",
+        "status",
+        "tap",
+        "tap_streams",
+    )
+
+    def __init__(
+        self, attempt: Attempt, origin: Origin, backend: Backend, call: HttpCall, tap: Tap, *, streams: bool,
+        owner: Owner, monitor: Monitor,
+    ) -> None:  # fmt: skip
+        self.attempt, self.origin, self.backend, self.call, self.tap = attempt, origin, backend, call, tap
+        self.tap_streams, self.owner, self.monitor = streams, owner, monitor
+        self.exchange: Exchange | None = None
+        self.receiver: Receiver | None = None
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self.held: list[bytes] = []
+        self.held_bytes = 0
+        self.opened = monotonic()
+        self.connected = self.sent = self.opened
+        self.first_in: float | None = None
+        self.last_token = self.last_byte = self.opened
+        self.reached = True  # False: the connection was refused or never came about
+        self.over = False  # the upstream will say nothing more
+        self.ending: Ending | None = None
+        self.ended_at = 0.0
+
+    def sent_on(self, exchange: Exchange) -> None:
+        """The request is on the wire."""
+        self.exchange = exchange
+        self.sent = exchange.sent_at
+        self.connected = min(self.opened + exchange.connect_seconds, self.sent)
+
+    # -- Sink: what the transport says --------------------------------------------------
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status, self.headers = status, headers
+
+    def on_body(self, data: bytes) -> None:
+        now = self.last_byte = monotonic()
+        if self.status >= 400 or self.status < 200:
+            return self._hold(data, MAX_ERROR)
+        signal = self.tap.feed(data)
+        if signal & Signal.CONTENT:
+            self.last_token = now
+        if self.receiver is not None:
+            return self.receiver.body(data)
+        self.held.append(data)
+        self.held_bytes += len(data)
+        if self.first_in is not None:
+            return None  # committed, and the relay is about to attach
+        if signal & Signal.ERROR and not signal & Signal.CONTENT:
+            return self._fail(self.tap.failure or EMPTY)
+        if signal & Signal.CONTENT or self.held_bytes > MAX_HELD:
+            self._first(now)
+        return None
+
+    def on_end(self) -> None:
+        self.over = True
+        if not 200 <= self.status < 300:
+            return self._fail(self.backend.failure(self.status, self.headers, b"".join(self.held)))
+        self.tap.close()
+        if self.first_in is None:  # an answer without visible output is still an answer, if it says that it is over
+            if not self.tap.ended:
+                return self._fail(EMPTY)
+            self._first(monotonic())
+        self._close(Ending.COMPLETED if self.answered else Ending.BROKEN)
+        if self.receiver is not None:
+            self.receiver.end()
+        return None
+
+    def on_failure(self, failure: Failure) -> None:
+        self.over = True
+        if self.first_in is None:
+            return self._fail(failure)
+        self._close(Ending.BROKEN)
+        if self.receiver is not None:
+            self.receiver.broke(failure)
+        else:
+            self.tap.failure = failure
+        return None
+
+    def _hold(self, data: bytes, limit: int) -> None:
+        if self.held_bytes < limit:
+            self.held.append(data)
+            self.held_bytes += len(data)
+
+    def _first(self, now: float) -> None:
+        self.first_in = self.last_token = now
+        if self.tap_streams:
+            self.monitor.first_token(self, now)
+        self.owner.first_token(self)
+
+    def _fail(self, failure: Failure) -> None:
+        self.reached = failure.kind is not FailureKind.CONNECT
+        self.stop(ENDINGS.get(failure.kind, Ending.FAILED), failure.retry_after)
+        self.owner.failed(self, failure)
+
+    # -- for the relay ------------------------------------------------------------------
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer said that it is complete. A body that is not a stream is, once it has all arrived."""
+        return self.tap.ended or not self.tap_streams
+
+    def take_held(self) -> bytes:
+        held, self.held = self.held, []
+        return held[0] if len(held) == 1 else b"".join(held)
+
+    def attach(self, receiver: Receiver) -> None:
+        """From now on every read goes to `receiver`; what has already ended says so at once."""
+        self.receiver = receiver
+        if self.over:
+            if self.ending is Ending.BROKEN and self.tap.failure is not None:
+                receiver.broke(self.tap.failure)
+            else:
+                receiver.end()
+
+    def pause(self) -> None:
+        if self.exchange is not None and not self.over:
+            self.exchange.pause()
+
+    def resume(self) -> None:
+        if self.exchange is not None and not self.over:
+            self.exchange.resume()
+
+    def cancel(self) -> None:
+        """The client is gone or another attempt has won: the engine hears of it at once."""
+        self.stop(Ending.CANCELLED)
+
+    def stop_if_open(self) -> None:
+        """Whoever leaves without an end (a bug of ours, say) still frees the engine and the ledger."""
+        if self.ending is None:
+            self.cancel()
+
+    # -- the end ------------------------------------------------------------------------
+
+    def stop(self, ending: Ending, retry_after: float | None = None) -> None:
+        """End the exchange if it still runs."""
+        if not self.over and self.exchange is not None:
+            self.exchange.cancel()
+        self.over = True
+        self._close(ending, retry_after)
+
+    def _close(self, ending: Ending, retry_after: float | None = None) -> None:
+        if self.ending is not None:
+            return
+        self.ending, self.ended_at = ending, monotonic()
+        self.monitor.ended(self, ending, self.ended_at, self.reported(retry_after))
+
+    def reported(self, retry_after: float | None = None) -> Reported:
+        """What the engine said of this attempt."""
+        usage, times = self.tap.usage, self.tap.times
+        return Reported(
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            completion_tokens=usage.completion,
+            mean_itl=times.mean_itl or self.tpot(),
+            engine_ttft=times.ttft,
+            retry_after=retry_after,
+            connected=self.reached,
+        )
+
+    @property
+    def output_tokens(self) -> int:
+        """As reported; until then, or from an engine that does not say, as counted."""
+        completion = self.tap.usage.completion
+        return self.tap.tokens if completion is None else completion
+
+    def tpot(self) -> float | None:
+        """Seconds per output token after the first; None under two tokens or where the answer came whole."""
+        if self.first_in is None or not self.tap_streams or self.output_tokens < 2:
+            return None
+        return (self.last_token - self.first_in) / (self.output_tokens - 1)

@@ -1,0 +1,53 @@
+"""`firsttoken serve`: a gateway until a signal says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from gateway.app import Gateway, tune_gc
+from gateway.config import Config
+
+DRAIN = 30.0  # s that running requests get after SIGTERM
+
+
+def serve(config: Config) -> int:
+    """Runs until SIGINT or SIGTERM. Exit code: 0, or 2 where a port cannot be had."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_serve(config))
+
+
+def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """uvloop where it can be had."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.Loop
+
+
+async def _serve(config: Config) -> int:
+    gateway = Gateway(config)
+    try:
+        await gateway.start()
+    except OSError as error:
+        await gateway.stop()
+        print(f"firsttoken: cannot listen: {error.strerror or error}", file=sys.stderr)
+        return 2
+    tune_gc()
+    print(f"firsttoken: serving {gateway.url}/v1, admin {gateway.admin_url}", file=sys.stderr, flush=True)
+    await _wait_for_signal()
+    print("firsttoken: draining", file=sys.stderr, flush=True)
+    await gateway.stop(DRAIN)
+    return 0
+
+
+async def _wait_for_signal() -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stop.set)
+    await stop.wait()

@@ -1,0 +1,328 @@
+"""The attempts of one request, up to its first token: a state machine, told what happens, that says what to do.
+
+    IDLE --Begin--> RACING --FirstToken--> COMMITTED
+                      |  |
+                      |  +--no candidate left, or none allowed--> GAVE_UP
+                      +--ClientGone--> GONE
+
+Rules:
+- Nothing has reached the client before the first token, so anything before it can be mended; after
+  Commit nothing is retried. Every request comes to exactly one of Commit, GiveUp or ClientGone.
+- Candidates are taken in the order of the decision, each once; `max_attempts` bounds all of them.
+- A failure that another endpoint may not have goes to the next candidate at once. After an overload
+  reply that needs `may_retry`, a retry budget's permission; after a death it does not.
+- With no candidate left, the one that failed is tried once more if it died, or if it was overloaded
+  and its pool has no other: after the wait that it asked for, and only if that is over before the deadline.
+- A stream that stays silent is left for the next candidate when that becomes the likelier to make the
+  deadline (`policies.silence`). With `hedge`, and `may_retry` at the Wake, it is raced instead of left:
+  the first content wins and the other is cancelled. Two race at a time, no more.
+- An answer that is not streamed arrives whole, so its silence says nothing; nor does any where there
+  is no deadline. `first_token_limit` after its sending every attempt is left.
+- Events about attempts that have ended, and all events after the end, are late news and change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from policies.facts import FOREVER, Attempt, AttemptKind, Candidate, Decision, Ending, Outcome
+from policies.silence import first_look, leave_at
+
+BACKOFF = 0.1  # s before an overloaded endpoint is asked again, where it does not say
+RACERS = 2  # attempts pending at a time
+
+
+class State(Enum):
+    IDLE = "idle"
+    RACING = "racing"
+    COMMITTED = "committed"
+    GAVE_UP = "gave_up"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The request is decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Visible content of an attempt: a preamble, a ping or an error is not."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An attempt has ended without a token.
+
+    `retryable`: another endpoint might do better. `died`: the connection did, as opposed to an
+    overload reply. `retry_after`: s, as the server asked.
+    """
+
+    number: int
+    retryable: bool = True
+    died: bool = False
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The time of the last step's `wake_at` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """The caller has left."""
+
+
+Event = Begin | FirstToken | Failed | Wake | ClientGone
+
+# What each state listens to, and where that may lead.
+TRANSITIONS: dict[State, dict[type[Event], frozenset[State]]] = {
+    State.IDLE: {
+        Begin: frozenset({State.RACING, State.GAVE_UP}),
+        ClientGone: frozenset({State.GONE}),
+    },
+    State.RACING: {
+        FirstToken: frozenset({State.RACING, State.COMMITTED}),
+        Failed: frozenset({State.RACING, State.GAVE_UP}),
+        Wake: frozenset({State.RACING, State.GAVE_UP}),
+        ClientGone: frozenset({State.GONE}),
+    },
+    State.COMMITTED: {},
+    State.GAVE_UP: {},
+    State.GONE: {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    number: int
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """This attempt's bytes go to the client."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    reason: str
+
+
+Action = Open | Cancel | Commit | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do now, in this order, and when to send a Wake if nothing happens before."""
+
+    actions: tuple[Action, ...] = ()
+    wake_at: float | None = None
+
+
+@dataclass(slots=True)
+class Pending:
+    """An attempt without a token yet. At `look_at` its silence is weighed; once `settled`, it is left then."""
+
+    attempt: Attempt
+    sent: float
+    limit: float
+    look_at: float
+    settled: bool = False
+
+
+class AttemptMachine:
+    """One per request. `now` is the time of each event, never earlier than the last one's."""
+
+    def __init__(
+        self,
+        decision: Decision,
+        *,
+        max_attempts: int,
+        stream: bool,
+        hedge: bool,
+        first_token_limit: float,
+        now: float,
+    ) -> None:
+        self.state = State.IDLE
+        self.pending: dict[int, Pending] = {}
+        self._candidates = decision.ranked if decision.outcome is Outcome.PLACE else ()
+        self._deadline = decision.deadline
+        self._max_attempts, self._stream, self._hedge = max_attempts, stream, hedge
+        self._first_token_limit = first_token_limit
+        self._opened = 0
+        self._tried = 0  # candidates
+        self._again: Candidate | None = None  # the one to be tried once more, at _again_at
+        self._again_at = now
+        self._retried = False
+        self._actions: list[Action] = []
+
+    def on(self, event: Event, now: float, may_retry: bool = True) -> Step:
+        """`may_retry`: whether a budget allows another copy, should this event call for one."""
+        if type(event) not in TRANSITIONS[self.state]:
+            return Step((), self._wake_at())
+        match event:
+            case Begin():
+                self._begin(now)
+            case FirstToken(number):
+                self._first_token(number)
+            case Failed():
+                self._failed(event, now, may_retry)
+            case Wake():
+                self._wake(now, may_retry)
+            case ClientGone():
+                self._end(State.GONE)
+        actions, self._actions = tuple(self._actions), []
+        return Step(actions, self._wake_at())
+
+    # -- events -------------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        self.state = State.RACING
+        if self._next() is None:
+            self._give_up("there is no candidate")
+        else:
+            self._open_next(AttemptKind.PRIMARY, now)
+
+    def _first_token(self, number: int) -> None:
+        if self.pending.pop(number, None) is not None:
+            self._actions.append(Commit(number))
+            self._end(State.COMMITTED)
+
+    def _failed(self, failure: Failed, now: float, may_retry: bool) -> None:
+        pending = self.pending.pop(failure.number, None)
+        if pending is None:
+            return
+        if self.pending:
+            self._weigh_again(now)
+        elif not failure.retryable:
+            self._give_up(f"attempt {failure.number} failed and no other endpoint would do better")
+        elif not (may_retry or failure.died):
+            self._give_up(f"attempt {failure.number} failed and the retry budget is spent")
+        elif self._next() is not None:
+            self._open_next(AttemptKind.FALLBACK, now)
+        elif not self._try_again(failure, pending.attempt.candidate, now):
+            self._give_up(self._exhausted())
+
+    def _weigh_again(self, now: float) -> None:
+        """A racer fell out: the other is alone again, and its silence counts as before."""
+        for pending in self.pending.values():
+            pending.settled, pending.look_at = False, min(now, pending.limit)
+
+    def _wake(self, now: float, may_retry: bool) -> None:
+        self._open_again(now)
+        for number, pending in tuple(self.pending.items()):
+            if number in self.pending and pending.look_at <= now:
+                self._look(pending, now, may_retry)
+
+    # -- silence ------------------------------------------------------------------------------
+
+    def _first_look(self, own: Candidate, sent: float, limit: float) -> float:
+        upcoming = self._next()
+        if not self._stream or upcoming is None or self._deadline == FOREVER:
+            return limit
+        return min(first_look(own.forecast, upcoming.forecast, sent, self._deadline), limit)
+
+    def _look(self, pending: Pending, now: float, may_retry: bool) -> None:
+        """A silent attempt's moment has come: weigh it, race it, or leave it."""
+        upcoming = self._next()
+        if now >= pending.limit:
+            self._leave(pending, None if len(self.pending) > 1 else upcoming, now)
+        elif upcoming is None:
+            pending.look_at = pending.limit
+        elif not pending.settled:
+            self._settle(pending, upcoming, now, may_retry)
+        elif self._hedge and may_retry and len(self.pending) < RACERS:
+            pending.look_at = pending.limit
+            self._open_next(AttemptKind.HEDGE, now)
+        else:
+            self._leave(pending, upcoming, now)
+
+    def _settle(self, pending: Pending, upcoming: Candidate, now: float, may_retry: bool) -> None:
+        own, pending.settled = pending.attempt.candidate, True
+        moment = leave_at(own.forecast, upcoming.forecast, pending.sent, now, self._deadline)
+        pending.look_at = min(moment, pending.limit)
+        if pending.look_at <= now:
+            self._look(pending, now, may_retry)
+
+    def _leave(self, pending: Pending, upcoming: Candidate | None, now: float) -> None:
+        number = pending.attempt.number
+        del self.pending[number]
+        self._actions.append(Cancel(number, Ending.SILENT))
+        if upcoming is not None:
+            self._open_next(AttemptKind.FALLBACK, now)
+        elif not self.pending:
+            self._give_up(f"no first token within {self._first_token_limit:g} s")
+
+    # -- opening and ending -------------------------------------------------------------------
+
+    def _next(self) -> Candidate | None:
+        """The next untried candidate, if another attempt is allowed."""
+        if self._opened >= self._max_attempts or self._tried >= len(self._candidates):
+            return None
+        return self._candidates[self._tried]
+
+    def _open_next(self, kind: AttemptKind, now: float) -> None:
+        candidate = self._candidates[self._tried]
+        self._tried += 1
+        self._open(candidate, kind, now)
+
+    def _open(self, candidate: Candidate, kind: AttemptKind, now: float) -> None:
+        self._opened += 1
+        attempt = Attempt(self._opened, kind, candidate)
+        limit = now + self._first_token_limit
+        self.pending[attempt.number] = Pending(attempt, now, limit, self._first_look(candidate, now, limit))
+        self._actions.append(Open(attempt))
+
+    def _try_again(self, failure: Failed, candidate: Candidate, now: float) -> bool:
+        """Whether the endpoint that failed last, having no stand-in, is worth one more attempt."""
+        if self._retried or self._opened >= self._max_attempts:
+            return False
+        if not failure.died and any(
+            other.endpoint.pool == candidate.endpoint.pool and other.endpoint != candidate.endpoint
+            for other in self._candidates
+        ):
+            return False
+        wait = 0.0 if failure.died else max(failure.retry_after or BACKOFF, BACKOFF)
+        if wait > self._first_token_limit or now + wait >= self._deadline:
+            return False
+        self._retried, self._again, self._again_at = True, candidate, now + wait
+        self._open_again(now)
+        return True
+
+    def _open_again(self, now: float) -> None:
+        if self._again is not None and self._again_at <= now:
+            self._open(self._again, AttemptKind.FALLBACK, now)
+            self._again = None
+
+    def _exhausted(self) -> str:
+        if self._opened >= self._max_attempts:
+            return f"all {self._opened} attempts allowed have failed"
+        return f"all {len(self._candidates)} candidates have failed"
+
+    def _give_up(self, reason: str) -> None:
+        self._actions.append(GiveUp(reason))
+        self._end(State.GAVE_UP)
+
+    def _end(self, state: State) -> None:
+        self._actions += [Cancel(number, Ending.CANCELLED) for number in self.pending]
+        self.pending.clear()
+        self._again = None
+        self.state = state
+
+    def _wake_at(self) -> float | None:
+        moments = [pending.look_at for pending in self.pending.values()]
+        if self._again is not None:
+            moments.append(self._again_at)
+        return min(moments, default=None)

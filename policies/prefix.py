@@ -1,0 +1,214 @@
+"""Which endpoint is believed to hold which prefix blocks.
+
+A radix tree per endpoint, of runs of blocks. Rules:
+- A block is named by a chained hash (unsigned 64 bits): equal hash, equal prefix up to and including it.
+  So a node is found by its first hash alone, and the divergence from a run by binary search.
+- All blocks of a run were last used by the same prompt; a prompt that uses only a part splits the run.
+- The least recently used block goes first and, of one prompt, the last block goes first, as vLLM frees
+  them (`KVCacheManager.free` returns blocks in reverse). So a block never outlives its prefix.
+- The bound is the engine's own capacity, as far as what it reports bears that out: outputs, pinned blocks
+  and other traffic share it.
+
+A block costs 8 bytes and its share of a node.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SHRINK = 0.2  # of the capacity, when nothing of what was believed cached was
+GROW = 0.005  # of the capacity, when all of it was
+SMALLEST_SHARE = 1 / 256  # of the engine's capacity: enough to be proved wrong
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStatistics:
+    """Of one endpoint, in blocks: held, bound in use, and what the engine has in all."""
+
+    blocks: int
+    runs: int
+    capacity: int
+    nominal: int
+
+
+class _Run:
+    """Consecutive blocks. `children` are runs that continue it: only its end can be continued."""
+
+    __slots__ = ("blocks", "children", "parent", "stamp")
+
+    def __init__(self, blocks: array[int], parent: _Run | None, stamp: int, children: int = 0) -> None:
+        self.blocks = blocks
+        self.parent = parent
+        self.stamp = stamp  # the record that used it last
+        self.children = children
+
+
+def _shared(blocks: array[int], hashes: Sequence[int], at: int) -> int:
+    """How many leading `blocks` equal `hashes[at:]`, given that the first does."""
+    high = min(len(blocks), len(hashes) - at)
+    if blocks[high - 1] == hashes[at + high - 1]:
+        return high
+    low, high = 1, high - 1
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if blocks[middle - 1] == hashes[at + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class _Cache:
+    """The blocks of one endpoint."""
+
+    __slots__ = ("capacity", "nominal", "order", "runs", "size")
+
+    def __init__(self, capacity: int) -> None:
+        self.runs: dict[int, _Run] = {}  # by first hash
+        self.order: OrderedDict[_Run, None] = OrderedDict()  # least recently used first; children before parents
+        self.size = 0
+        self.nominal = capacity
+        self.capacity = float(capacity)
+
+    def path(self, hashes: Sequence[int]) -> tuple[list[_Run], int]:
+        """The runs that begin the prompt, and how many blocks they share with it."""
+        path, at, runs = [], 0, self.runs
+        while at < len(hashes) and (run := runs.get(hashes[at])) is not None:
+            shared = _shared(run.blocks, hashes, at)
+            path.append(run)
+            at += shared
+            if shared < len(run.blocks):
+                break
+        return path, at
+
+    def record(self, hashes: Sequence[int], stamp: int) -> None:
+        path, depth = self.path(hashes)
+        if path and (surplus := sum(len(run.blocks) for run in path) - depth):
+            path[-1] = self._split(path[-1], len(path[-1].blocks) - surplus)
+        if depth < len(hashes):
+            self._append(path, hashes, depth, stamp)
+        for run in reversed(path):
+            run.stamp = stamp
+            self.order.move_to_end(run)
+        self.evict()
+
+    def _split(self, run: _Run, at: int) -> _Run:
+        """Cut a run in two; the lower part stays where it is in the order."""
+        upper = _Run(run.blocks[:at], run.parent, run.stamp, children=1)
+        self.runs[run.blocks[0]] = upper
+        run.blocks, run.parent = run.blocks[at:], upper
+        self.runs[run.blocks[0]] = run
+        self.order[upper] = None
+        return upper
+
+    def _append(self, path: list[_Run], hashes: Sequence[int], depth: int, stamp: int) -> None:
+        parent = path[-1] if path else None
+        fresh = array("Q", hashes[depth:])
+        self.size += len(fresh)
+        if parent is not None and not parent.children:
+            parent.blocks.extend(fresh)
+            return
+        if parent is not None:
+            parent.children += 1
+        run = _Run(fresh, parent, stamp)
+        self.runs[fresh[0]] = run
+        self.order[run] = None
+        path.append(run)
+
+    def evict(self) -> None:
+        while (excess := self.size - int(self.capacity)) > 0:
+            oldest = next(iter(self.order))
+            self.shorten(oldest, max(0, len(oldest.blocks) - excess))
+
+    def shorten(self, run: _Run, keep: int) -> None:
+        """Drop the tail of a run that nothing continues."""
+        self.size -= len(run.blocks) - keep
+        if keep:
+            del run.blocks[keep:]
+            return
+        del self.runs[run.blocks[0]], self.order[run]
+        if run.parent is not None:
+            run.parent.children -= 1
+
+
+class PrefixIndex:
+    """Beliefs about the prefix caches of many endpoints."""
+
+    __slots__ = ("_caches", "_default", "_stamp")
+
+    def __init__(self, blocks: int = 25_000) -> None:
+        self._caches: dict[str, _Cache] = {}
+        self._default = blocks
+        self._stamp = 0
+
+    def record(self, endpoint_id: str, hashes: Sequence[int]) -> int:
+        """The endpoint is given this prompt. The stamp names this record to `trim`."""
+        self._stamp += 1
+        self._cache(endpoint_id).record(hashes, self._stamp)
+        return self._stamp
+
+    def depth(self, endpoint_id: str, hashes: Sequence[int]) -> int:
+        """How many leading blocks of the prompt the endpoint holds."""
+        cache = self._caches.get(endpoint_id)
+        if cache is None or not hashes:
+            return 0
+        run, size, at, runs = cache.runs.get(hashes[0]), len(hashes), 0, cache.runs
+        while run is not None:
+            shared = _shared(run.blocks, hashes, at)
+            at += shared
+            if at == size or shared < len(run.blocks):
+                return at
+            run = runs.get(hashes[at])
+        return at
+
+    def trim(self, endpoint_id: str, hashes: Sequence[int], depth: int, stamp: int) -> None:
+        """The prompt was not computed there after all: forget its blocks past `depth`, unless used since."""
+        cache = self._caches.get(endpoint_id)
+        if cache is None:
+            return
+        path, _ = cache.path(hashes)
+        end = sum(len(run.blocks) for run in path)
+        for run in reversed(path):
+            if run.stamp != stamp or run.children or end <= depth:
+                return
+            end -= len(run.blocks)
+            cache.shorten(run, max(0, depth - end))
+
+    def confirm(self, endpoint_id: str, believed: int, reported: int) -> None:
+        """The engine says how many of the tokens believed cached were: the bound follows what is borne out."""
+        cache = self._cache(endpoint_id)
+        if reported < believed:
+            factor = 1 - SHRINK * (believed - reported) / believed
+        else:
+            factor = 1 + GROW
+        cache.capacity = min(max(cache.capacity * factor, cache.nominal * SMALLEST_SHARE), cache.nominal)
+        cache.evict()
+
+    def forget(self, endpoint_id: str) -> None:
+        """The endpoint lost its cache."""
+        if (cache := self._caches.get(endpoint_id)) is not None:
+            self._caches[endpoint_id] = _Cache(cache.nominal)
+
+    def resize(self, endpoint_id: str, blocks: int) -> None:
+        """The endpoint holds so many blocks in all."""
+        cache = self._cache(endpoint_id)
+        cache.capacity *= blocks / cache.nominal
+        cache.nominal = blocks
+        cache.evict()
+
+    def remove(self, endpoint_id: str) -> None:
+        """The endpoint is gone for good."""
+        self._caches.pop(endpoint_id, None)
+
+    def statistics(self, endpoint_id: str) -> PrefixStatistics:
+        cache = self._cache(endpoint_id)
+        return PrefixStatistics(cache.size, len(cache.order), int(cache.capacity), cache.nominal)
+
+    def _cache(self, endpoint_id: str) -> _Cache:
+        cache = self._caches.get(endpoint_id)
+        if cache is None:
+            cache = self._caches[endpoint_id] = _Cache(self._default)
+        return cache

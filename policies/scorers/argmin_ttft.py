@@ -1,0 +1,12 @@
+"""Least predicted TTFT and nothing else: what prediction alone achieves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.scorers.interface import Context, Prospect
+
+
+def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
+    """Seconds, the median."""
+    return [p.forecast.p50 for p in prospects]

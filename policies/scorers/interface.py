@@ -1,0 +1,59 @@
+"""What a scorer is: a pure function from a tier's endpoints to numbers, smaller is better.
+
+Rules:
+- A scorer sees the endpoints of one tier, so of one pool: prompt tokens and prices are the same for all.
+- It returns one float per prospect, in their order; its unit is its own.
+- It breaks no ties: equal scores are spread over their endpoints by `scatter`.
+- To add one: a file here with a `score`, a name in `catalog` and in `policies.route.ScorerName`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from policies.facts import Endpoint, Forecast, Load, PoolEstimate
+
+_WORD = 0xFFFFFFFFFFFFFFFF
+
+
+class Prospect(NamedTuple):
+    """An endpoint that could take the request, before it is ranked.
+
+    A named tuple because one is made for every endpoint of every decision: a quarter of the price
+    of a frozen dataclass.
+    """
+
+    endpoint: Endpoint
+    tier: int  # 0 is the most wanted
+    load: Load
+    prompt: PoolEstimate
+    hit: int  # tokens, believed cached
+    forecast: Forecast
+    chance: float  # of making the TTFT deadline if sent now
+    price: float  # expected USD
+
+    @property
+    def uncached(self) -> int:
+        return self.prompt.tokens - self.hit
+
+
+class Context(NamedTuple):
+    """What a scorer may know beyond its prospects."""
+
+    now: float
+    seed: int  # the ordinal of the request: the only source of variety
+
+
+Scorer = Callable[[Sequence[Prospect], Context], Sequence[float]]
+
+
+def scatter(seed: int, name: str) -> int:
+    """A number that is the same in every process, and whose order over names differs with every seed.
+
+    `hash` of text differs between processes, and CRC-32 alone is linear: of three names, one would
+    come first half of the time. Two odd multipliers (splitmix64's) spread it to within chance.
+    """
+    mixed = (crc32(name.encode()) + seed) * 0x9E3779B97F4A7C15 & _WORD
+    return (mixed ^ mixed >> 32) * 0xBF58476D1CE4E5B9 & _WORD

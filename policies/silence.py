@@ -1,0 +1,39 @@
+"""When to leave an attempt that stays silent for one that has not begun.
+
+An attempt sent at `sent` and silent at t still makes the deadline D with P(own <= D - sent | own > t - sent).
+A fresh one elsewhere makes it with P(next <= D - t). Both fall as t grows; the first moment at which
+the fresh one is the likelier is the moment to go ("The Tail at Scale", with the deadline in it).
+
+Rules:
+- Before 1.2 times its own p90 silence is no news, unless by then the next could no longer make it.
+- After the deadline there is no chance to compare: then three times what 99 of 100 take, 1 s at
+  least, is silence enough.
+- The moment is looked for on a fixed grid, so that it is the same in a replay.
+"""
+
+from __future__ import annotations
+
+from policies.facts import Forecast
+
+PATIENCE = 1.2  # of the own p90
+OVERDUE, OVERDUE_LEAST = 3.0, 1.0  # of the own p99; s
+GRID = 16  # moments between now and the deadline
+
+
+def first_look(own: Forecast, upcoming: Forecast, sent: float, deadline: float) -> float:
+    """The moment before which silence is not weighed."""
+    patience = sent + PATIENCE * own.p90
+    last_chance = deadline - upcoming.p50  # later, the next would more likely miss than make it
+    return last_chance if sent < last_chance < patience else patience
+
+
+def leave_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
+    """The first moment from `now` on at which `upcoming` is the likelier to make the deadline; else when overdue."""
+    made = own.chance(deadline - sent)
+    step = (deadline - now) / GRID
+    for i in range(GRID if step > 0 else 0):
+        at = now + i * step
+        spoken = own.chance(at - sent)
+        if upcoming.chance(deadline - at) * (1 - spoken) > made - spoken:
+            return at
+    return max(deadline, sent + max(OVERDUE * own.quantile(0.99), OVERDUE_LEAST))

@@ -1,0 +1,51 @@
+import asyncio
+
+import pytest
+
+from backends.simulated import drivers
+from backends.simulated.answer import Answer
+from backends.simulated.drivers import EngineDriver, HostedDriver
+from backends.simulated.engine import Engine
+from backends.simulated.faults import Faults
+from backends.simulated.hosted import HostedApi
+from backends.simulated.profiles import ApiProfile
+from tests.backends.simulated.builders import ask, quiet
+
+
+async def test_an_aborted_answer_gets_no_token_even_from_the_step_under_way():
+    """The last token may be planned already; the caller is gone all the same."""
+    engine = Engine(quiet())
+    driver = EngineDriver(engine, Faults(), speed=1.0)
+    gone, stays = Answer(1000, 0.0), Answer(1000, 0.0)
+    driver.submit(ask("gone", 1000), gone)
+    driver.submit(ask("stays", 1000), stays)
+    while not engine.running:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    driver.abort("gone")
+    await stays.done.wait()
+    await driver.close()
+    assert (gone.tokens, stays.tokens) == (0, 1)
+
+
+async def test_lateness_does_not_add_up(monkeypatch: pytest.MonkeyPatch):
+    """However late the loop wakes the engine, 200 steps take what 200 steps take, in the engine's clock."""
+    monkeypatch.setattr(drivers, "_LATE", 10.0)  # s: no machine that runs tests is that late
+    profile = quiet()
+    driver = EngineDriver(Engine(profile), Faults(), speed=20.0)
+    answer = Answer(10, 0.0)
+    driver.submit(ask(1, 10, 201), answer)
+    await answer.done.wait()
+    await driver.close()
+    took = sum(profile.duration_ms(1, 1, context=10 + i) for i in range(200)) * 1e-3
+    assert answer.timing.generation == pytest.approx(took)
+
+
+async def test_an_aborted_answer_of_an_api_gets_no_token():
+    """Its timer is gone: the other answer, which lasts far longer, gets all of its own."""
+    driver = HostedDriver(HostedApi(ApiProfile("api", "mini")), Faults(), speed=100.0)
+    gone, stays = Answer(10, 0.0), Answer(10, 0.0)
+    driver.submit(ask("gone", 10, 50), gone)
+    driver.submit(ask("stays", 10, 300), stays)
+    driver.abort("gone")
+    await stays.done.wait()
+    assert (gone.tokens, stays.tokens) == (0, 300)

@@ -1,0 +1,62 @@
+"""The kinds of backends."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.address import Address
+from backends.catalog import KINDS, Kind, build
+from backends.interface import Backend, BackendConfig, HttpCall
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_kind_can_be_built_and_knows_itself(kind: Kind) -> None:
+    """The name in the configuration is the one in the metrics."""
+    backend: Backend = build(BackendConfig(kind.name, "m", api_key="sk-x"))
+    assert (backend.kind, backend.local) == (kind.name, kind.local)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_what_needs_a_key_is_an_api_with_a_place(kind: Kind) -> None:
+    """An API has an address of its own and no queue to model; the default addresses are addresses."""
+    if kind.needs_key:
+        assert kind.base_url is not None
+        assert not kind.local
+    if kind.base_url is not None:
+        Address.parse(kind.base_url)
+    assert kind.doc
+
+
+def test_an_unknown_kind_is_refused_with_a_suggestion() -> None:
+    """A slip is named; what is nothing like any kind gets the list."""
+    with pytest.raises(ValueError, match="there is no backend 'vlm'; did you mean 'vllm'"):
+        build(BackendConfig("vlm", "m"))
+    with pytest.raises(ValueError, match="there are vllm, sglang"):
+        build(BackendConfig("???", "m"))
+
+
+def test_an_api_without_a_key_is_refused() -> None:
+    """Closed, not open: the caller's own key is never sent in its place."""
+    with pytest.raises(ValueError, match="'openai' needs an api_key"):
+        build(BackendConfig("openai", "m"))
+    build(BackendConfig("openai", "m", headers={"Authorization": "Bearer x"}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "probe", "load"),
+    [
+        ("vllm", "/health", "/metrics"),
+        ("sglang", "/health", "/metrics"),
+        ("simulated", "/health", "/metrics"),
+        ("llamacpp", "/health", None),
+        ("ollama", "/api/version", None),
+        ("compatible", None, None),
+        ("openai-compatible", None, None),
+        ("groq", None, None),
+    ],
+)
+def test_each_kind_is_asked_what_it_can_answer(kind: str, probe: str | None, load: str | None) -> None:
+    """A question that a server does not know must not make it look ill."""
+    backend = build(BackendConfig(kind, "m", api_key="sk-x"))
+    expected = tuple(HttpCall("GET", path) if path else None for path in (probe, load))
+    assert (backend.probe(), backend.load()) == expected

@@ -1,0 +1,236 @@
+"""Exceptions and error replies, in terms that do not depend on who sent them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends import failures
+from backends.failures import of_connect, of_event, of_reply, retry_after, scrub
+from backends.interface import Failure, FailureKind
+
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+
+
+def transcript(name: str) -> bytes:
+    return (TRANSCRIPTS / name).read_bytes()
+
+
+def error(**fields: Any) -> bytes:
+    return json.dumps({"error": fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "shown"),
+    [
+        (302, FailureKind.PROTOCOL, 502),
+        (400, FailureKind.CLIENT, 400),
+        (401, FailureKind.AUTH, 502),
+        (402, FailureKind.AUTH, 502),
+        (403, FailureKind.AUTH, 502),
+        (408, FailureKind.TIMEOUT, 504),
+        (413, FailureKind.CLIENT, 413),
+        (422, FailureKind.CLIENT, 422),
+        (429, FailureKind.RATE_LIMITED, 429),
+        (500, FailureKind.SERVER, 502),
+        (502, FailureKind.SERVER, 502),
+        (503, FailureKind.OVERLOADED, 503),
+        (504, FailureKind.TIMEOUT, 504),
+        (529, FailureKind.OVERLOADED, 503),
+    ],
+)
+def test_a_status_has_one_meaning(status: int, kind: FailureKind, shown: int) -> None:
+    """Only a fault of the request itself keeps its status; the backend's own become the gateway's."""
+    failure = of_reply(status, {}, error(message="m", type="t"))
+    assert (failure.kind, failure.status) == (kind, shown)
+
+
+def test_vllms_errors_are_put_in_openais_manner() -> None:
+    """CamelCase and spaced types and int codes become what OpenAI's SDKs know."""
+    failure = of_reply(400, {}, transcript("vllm_400_max_tokens.json"))
+    assert failure == Failure(
+        FailureKind.CLIENT,
+        "max_tokens=99999 cannot be greater than max_model_len=16384. Please request fewer output tokens. "
+        "(parameter=max_tokens, value=99999)",
+        400,
+        "invalid_request_error",
+        None,
+        "max_tokens",
+    )
+    assert of_reply(400, {}, transcript("vllm_400_type.json")).type == "invalid_request_error"
+
+
+def test_a_prompt_too_long_has_openais_code() -> None:
+    """SDKs and agents look for `context_length_exceeded`; vLLM says it in words only."""
+    assert of_reply(400, {}, transcript("vllm_400_context.json")).code == "context_length_exceeded"
+
+
+def test_an_unknown_model_is_the_callers_to_know_and_an_unknown_path_is_not() -> None:
+    """A 404 without an API's error comes from a web server: the URL is wrong, and another endpoint may do."""
+    model = of_reply(404, {}, transcript("vllm_404_model.json"))
+    assert (model.kind, model.code, model.param) == (FailureKind.CLIENT, "model_not_found", "model")
+    for body in (b'{"detail":"Not Found"}', b"<html>nginx</html>", b""):
+        path = of_reply(404, {}, body)
+        assert (path.kind, path.retryable) == (FailureKind.PROTOCOL, True)
+
+
+def test_openais_own_type_and_code_are_kept() -> None:
+    """What is in order already is not touched."""
+    failure = of_reply(400, {}, error(message="No.", type="image_error", code="bad_image", param="messages"))
+    assert (failure.type, failure.code, failure.param) == ("image_error", "bad_image", "messages")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (error(message="a"), "a"),
+        (b'{"error":"b"}', "b"),
+        (b'{"object":"error","message":"c","type":"BadRequestError","param":null,"code":400}', "c"),
+        (b'[{"error":{"code":400,"message":"d","status":"INVALID_ARGUMENT"}}]', "d"),
+        (b'{"detail":"e"}', "e"),
+        (b'{"detail":[{"loc":["body","n"],"msg":"too large"},{"loc":["m"],"msg":"bad"}]}', "body.n: too large; m: bad"),
+        (
+            b'{"object":"error","message":{"detail":[{"type":"extra_forbidden","loc":["body","seed"],"msg":"no"}]}}',
+            "body.seed: no",
+        ),
+        (b"<html>", "The backend refused the request."),
+        (b"", "The backend refused the request."),
+        (b"[]", "The backend refused the request."),
+        (b'{"error":null}', "The backend refused the request."),
+        (b'{"error":{"message":7}}', "The backend refused the request."),
+        (b"[" * 100_000, "The backend refused the request."),
+    ],
+)
+def test_every_shape_of_error_is_read(body: bytes, message: str) -> None:
+    """OpenAI, a bare string, old vLLM, Gemini, FastAPI, Mistral; and what is none of them."""
+    assert of_reply(400, {}, body).message == message
+
+
+def test_a_refused_key_says_nothing_of_the_key() -> None:
+    """Providers quote keys and hosts in 401s; the caller can do nothing about either."""
+    failure = of_reply(401, {}, error(message="Incorrect API key provided: sk-proj-abcdefgh.", type="x", code="k"))
+    assert failure == Failure(FailureKind.AUTH, "The backend refused the gateway's credentials.")
+
+
+def test_a_servers_own_words_about_itself_are_not_passed_on() -> None:
+    """Only what is about the caller's request is."""
+    for status in (302, 429, 500, 503, 529):
+        assert "secret-host" not in of_reply(status, {}, error(message="secret-host down", type="t")).message
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        ("see https://internal.example/path?k=v for more", "see [url] for more"),
+        ("connect to 10.0.0.11:8000 failed", "connect to [address] failed"),
+        ("connect to [fd00::1]:8000 failed", "connect to [address] failed"),
+        ("at engine-0.engines.svc: no", "at [address]: no"),
+        ("at engine-0:8000", "at [address]"),
+        ("key sk-proj-abcdefghijkl is bad", "key [key] is bad"),
+        ("Authorization: Bearer abc.def", "Authorization: [key]"),
+        ("token 0123456789abcdef0123456789abcdef0", "token [key]"),
+        ("AIzaSyA1234567890123456789012345678901", "[key]"),
+        ("my-own-key leaks", "[key] leaks"),
+        ("two\r\nlines\x1b[31m", "two lines [31m"),
+        ("messages.0.content of gpt-4.1-mini is 8192 tokens", "messages.0.content of gpt-4.1-mini is 8192 tokens"),
+        ("550e8400-e29b-41d4-a716-446655440000", "550e8400-e29b-41d4-a716-446655440000"),
+        ("max_tokens: 99999", "max_tokens: 99999"),
+    ],
+)
+def test_messages_are_scrubbed_of_places_and_keys(text: str, scrubbed: str) -> None:
+    """And of little else: the message is there to help."""
+    assert scrub(text, "my-own-key") == scrubbed
+
+
+def test_a_message_is_bounded() -> None:
+    """A server cannot make the gateway repeat a megabyte."""
+    assert len(of_reply(400, {}, error(message="x" * 10_000_000)).message) == 2000
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after": "1000000000"}, 1e9),
+        ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
+        ({"retry-after-ms": "soon", "retry-after": "7"}, 7.0),
+        ({"retry-after": "Sat, 21 Nov 2026 00:00:30 GMT", "date": "Sat, 21 Nov 2026 00:00:00 GMT"}, 30.0),
+        ({"retry-after": "Sat, 21 Nov 2026 00:00:00 GMT", "date": "Sat, 21 Nov 2026 00:00:30 GMT"}, None),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "tomorrow"}, None),
+        ({"retry-after": "Sat, 99 Nov 2026 00:00:30 GMT"}, None),
+        ({"retry-after": ""}, None),
+        ({}, None),
+    ],
+)
+def test_retry_after_is_read_in_all_its_forms(headers: dict[str, str], seconds: float | None) -> None:
+    """Seconds, milliseconds, a date by the server's own clock; junk and the past are nothing."""
+    assert retry_after(headers) == seconds
+
+
+def test_a_date_without_the_servers_clock_is_measured_by_ours() -> None:
+    """A reply need not have a Date."""
+    assert (retry_after({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}) or 0) > 1e9
+
+
+def test_waits_are_attached_where_waiting_helps() -> None:
+    """429, 503 and 529 carry them; a 400 does not."""
+    headers = {"retry-after": "3"}
+    assert [of_reply(status, headers, b"").retry_after for status in (429, 503, 529, 400)] == [3.0, 3.0, 3.0, None]
+
+
+def test_an_empty_account_keeps_its_code() -> None:
+    """`insufficient_quota` is a 429 for which waiting does not help: SDKs tell them apart by the code."""
+    failure = of_reply(429, {}, error(message="m", type="insufficient_quota", code="insufficient_quota"))
+    assert (failure.code, of_reply(429, {}, b"").code) == ("insufficient_quota", "rate_limit_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ({"message": "m", "type": "InternalServerError", "code": 500}, FailureKind.SERVER),
+        ({"message": "m", "code": "503"}, FailureKind.OVERLOADED),
+        ({"message": "m", "code": 400}, FailureKind.CLIENT),
+        ({"message": "m", "type": "invalid_request_error"}, FailureKind.CLIENT),
+        ({"message": "m", "code": "rate_limit_exceeded"}, FailureKind.RATE_LIMITED),
+        ({"message": "m"}, FailureKind.SERVER),
+        ("m", FailureKind.SERVER),
+        ({"message": "m", "code": "odd"}, FailureKind.SERVER),
+    ],
+)
+def test_an_error_inside_a_stream_is_known_by_its_code(said: Any, kind: FailureKind) -> None:
+    """There is no status left to go by; without a code it is the server's."""
+    assert of_event(said).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (TimeoutError(), "The backend did not accept a connection in time."),
+        (socket.gaierror(-2, "Name or service not known: secret-host"), "The backend's name could not be resolved."),
+        (ssl.SSLCertVerificationError("secret-host"), "The backend's certificate could not be verified."),
+        (ssl.SSLError("secret-host"), "The TLS handshake with the backend failed."),
+        (ConnectionRefusedError("secret-host"), "The backend refused the connection."),
+        (ConnectionResetError("secret-host"), "The backend closed the connection while it was being set up."),
+        (OSError("secret-host"), "The backend could not be reached."),
+        (UnicodeError("secret-host"), "The backend could not be reached."),
+    ],
+)
+def test_what_failed_in_connecting_is_named_without_names(raised: Exception, message: str) -> None:
+    """Exceptions carry addresses; failures do not."""
+    assert of_connect(raised) == Failure(FailureKind.CONNECT, message)
+
+
+def test_python_servers_json_is_read_as_python_reads_it() -> None:
+    """NaN is no JSON, but vLLM's clients would have read it; what is nested without end is nothing to anybody."""
+    assert failures.decode_leniently(b'{"a": NaN}')["a"] != 0
+    with pytest.raises(ValueError):
+        failures.decode_leniently(b"[" * 100_000)

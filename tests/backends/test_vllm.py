@@ -1,0 +1,134 @@
+"""Engines that can be asked how they fare."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.interface import BackendConfig, Forward, HttpCall, Operation
+from backends.vllm import SGLang, Vllm
+
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+VLLM, SGLANG = Vllm(BackendConfig("vllm", "m")), SGLang(BackendConfig("sglang", "m"))
+
+
+def sent(backend: Vllm, **fields: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"messages": [], "cache_salt": "the caller's", "priority": 9}
+    forward = Forward(**{"operation": Operation.CHAT, "body": body, "model": "m", "stream": False, **fields})
+    decoded: dict[str, Any] = json.loads(backend.call(forward).body)
+    return decoded
+
+
+def page(*lines: str) -> bytes:
+    return "\n".join(lines).encode()
+
+
+def test_the_gateways_salt_and_priority_overwrite_the_callers() -> None:
+    """A caller who could choose a salt could look into another tenant's cache."""
+    call = sent(VLLM, cache_salt="ab12", priority=0)
+    assert (call["cache_salt"], call["priority"]) == ("ab12", 0)
+    assert sent(VLLM)["cache_salt"] == "the caller's"
+
+
+def test_the_default_limit_is_max_tokens() -> None:
+    """Which every version knows."""
+    assert sent(VLLM, max_tokens=7)["max_tokens"] == 7
+
+
+def test_an_engine_is_asked_for_its_health_and_its_metrics() -> None:
+    """And is modelled: its queue and cache are visible."""
+    assert (VLLM.local, VLLM.probe(), VLLM.load()) == (True, HttpCall("GET", "/health"), HttpCall("GET", "/metrics"))
+
+
+def test_a_real_page_of_vllm_is_read() -> None:
+    """0.32, one idle engine."""
+    assert VLLM.read_load((TRANSCRIPTS / "vllm_metrics.txt").read_bytes()) == {
+        "running": 0,
+        "waiting": 0,
+        "kv_usage": 0.0,
+        "block_size": 32,
+        "kv_blocks": 4096,
+        "started_at": 1795228643.8,
+        "prefix_queries": 789.0,
+        "prefix_hits": 416.0,
+    }
+
+
+def test_the_engines_of_one_server_are_added_up() -> None:
+    """Data parallel ranks share an address: requests and blocks are summed, usage is their mean."""
+    load = VLLM.read_load(
+        page(
+            'vllm:num_requests_running{engine="0"} 3.0',
+            'vllm:num_requests_running{engine="1"} 4.0',
+            'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 7.0',
+            'vllm:num_requests_waiting{engine="0"} 1.0',
+            'vllm:num_requests_waiting{engine="1"} 1.0',
+            'vllm:kv_cache_usage_perc{engine="0"} 0.5',
+            'vllm:kv_cache_usage_perc{engine="1"} 0.7',
+            'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="100",num_gpu_blocks_override="7"} 1.0',
+            'vllm:cache_config_info{block_size="16",x_num_gpu_blocks="9",num_gpu_blocks="200",engine="1"} 1.0',
+        )
+    )
+    assert [load[name] for name in ("running", "waiting", "block_size", "kv_blocks")] == [7, 2, 16, 300]
+    assert load["kv_usage"] == pytest.approx(0.6)
+
+
+def test_older_names_are_known() -> None:
+    """Before 0.9 the KV cache was the GPU's."""
+    load = VLLM.read_load(page('vllm:gpu_cache_usage_perc{model_name="m"} 0.25 1795228643800'))
+    assert load["kv_usage"] == 0.25
+
+
+def test_labels_may_hold_anything() -> None:
+    """A model's name with braces, blanks and digits is still a label."""
+    assert VLLM.read_load(page('vllm:num_requests_running{model_name="a} 9 {b 1"} 2.0'))["running"] == 2
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "many", "", "{"])
+def test_what_is_no_number_is_not_said(value: str) -> None:
+    """A broken page is no load, and no error."""
+    assert VLLM.read_load(page(f"vllm:num_requests_running {value}", "x 1"))["running"] is None
+
+
+@given(st.binary(max_size=200), st.integers(0, 9000))
+def test_no_page_breaks_the_reader(noise: bytes, cut: int) -> None:
+    """Garbage, and a real page with garbage in the middle."""
+    real = (TRANSCRIPTS / "vllm_metrics.txt").read_bytes()
+    VLLM.read_load(noise)
+    VLLM.read_load(real[:cut] + noise + real[cut:])
+
+
+@pytest.mark.parametrize(
+    "capacity",
+    [
+        ('sglang:cache_config_info{page_size="64",num_pages="1000"} 1.0',),
+        ('sglang:page_size{model_name="m"} 64.0', 'sglang:max_total_num_tokens{model_name="m"} 64000.0'),
+    ],
+)
+def test_a_page_of_sglang_is_read(capacity: tuple[str, ...]) -> None:
+    """Its capacity was in labels once and is in gauges now."""
+    load = SGLANG.read_load(
+        page(
+            'sglang:num_running_reqs{model_name="m",tp_rank="0"} 2.0',
+            'sglang:num_queue_reqs{model_name="m",tp_rank="0"} 5.0',
+            'sglang:token_usage{model_name="m"} 0.28',
+            'sglang:prompt_tokens_total{model_name="m"} 8.1e+06',
+            'sglang:cached_tokens_total{model_name="m"} 4.0e+06',
+            *capacity,
+        )
+    )
+    assert load == {
+        "running": 2,
+        "waiting": 5,
+        "kv_usage": 0.28,
+        "block_size": 64,
+        "kv_blocks": 1000,
+        "started_at": None,
+        "prefix_queries": 8.1e6,
+        "prefix_hits": 4.0e6,
+    }

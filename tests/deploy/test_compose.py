@@ -1,0 +1,110 @@
+"""The compose stack, as far as it can be checked without Docker: its shape, its files, and that its parts agree."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from gateway.config import Config
+from gateway.loading import load
+
+ROOT = Path(__file__).parent.parent.parent
+DEPLOY = ROOT / "deploy"
+STACKS = {"simulated": ["fleet.yaml", "routes.yaml"], "gpu": ["fleet-gpu.yaml"]}
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
+SERVICES: dict[str, Any] = COMPOSE["services"]
+
+
+def loaded(stack: str) -> Config:
+    return load([DEPLOY / "config" / name for name in STACKS[stack]], {})
+
+
+def test_the_compose_file_is_valid_by_the_specification() -> None:
+    """Checked against the JSON Schema of the Compose Specification."""
+    validator = Draft202012Validator(json.loads((Path(__file__).parent / "compose-spec.json").read_text("utf-8")))
+    assert [f"{error.json_path}: {error.message}" for error in validator.iter_errors(COMPOSE)] == []
+
+
+def test_every_file_that_is_mounted_or_built_exists() -> None:
+    """Docker makes an empty directory of a bind mount that does not exist, and says nothing."""
+    for service in SERVICES.values():
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert not source.startswith(".") or (ROOT / source).exists(), source
+        if "build" in service:
+            assert (ROOT / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+def test_every_published_port_is_on_loopback() -> None:
+    """The stack has no keys: nothing of it may be reachable from another machine."""
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert ports
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_configurations_load(stack: str) -> None:
+    """And ask for nothing that this version does not do."""
+    assert loaded(stack).not_yet() == []
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_endpoint_is_a_service_on_the_port_it_listens_to(stack: str) -> None:
+    """Host names of the fleet are service names of the stack."""
+    for url in loaded(stack).urls().values():
+        parts = urlsplit(url)
+        command = SERVICES[parts.hostname or ""]["command"]
+        assert command[command.index("--port") + 1] == str(parts.port)
+
+
+def test_each_gateway_is_started_with_files_that_exist() -> None:
+    """deploy/config is mounted at /etc/firsttoken."""
+    for name, stack in (("gateway", "simulated"), ("gateway-gpu", "gpu")):
+        service = SERVICES[name]
+        assert "./deploy/config:/etc/firsttoken:ro" in service["volumes"]
+        named = [Path(arg).name for arg in service["command"] if arg.startswith("/etc/firsttoken/")]
+        assert named == STACKS[stack]
+
+
+def test_prometheus_scrapes_services_of_the_stack() -> None:
+    """Every target is a service, and a gateway is asked on its admin port."""
+    config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text("utf-8"))
+    for job in config["scrape_configs"]:
+        for target in targets(job):
+            host, _, port = target.partition(":")
+            assert host in SERVICES
+            assert int(port) == (loaded("simulated").server.admin.port if host.startswith("gateway") else 8000)
+
+
+def targets(job: dict[str, Any]) -> list[str]:
+    """`host:port` of each target, however it is discovered."""
+    static = [target for group in job.get("static_configs", []) for target in group["targets"]]
+    by_name = [f"{name}:{dns['port']}" for dns in job.get("dns_sd_configs", []) for name in dns["names"]]
+    return static + by_name
+
+
+def test_the_dashboards_query_only_series_that_exist() -> None:
+    """docs/metrics.md lists what is exported, and is itself checked against the code."""
+    known = set(re.findall(r"^\| `(firsttoken_\w+)`", (ROOT / "docs/metrics.md").read_text("utf-8"), re.MULTILINE))
+    for path in (DEPLOY / "grafana/dashboards").glob("*.json"):
+        dashboard = json.loads(path.read_text("utf-8"))
+        queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+        used = {series for query in queries for series in re.findall(r"firsttoken_\w+", query)}
+        assert used
+        assert {re.sub(r"_(bucket|sum|count)$", "", series) for series in used} - known == set()
+
+
+def test_grafana_is_given_the_data_source_that_dashboards_ask_for() -> None:
+    """Provisioning names the service and port that Prometheus has."""
+    provisioning = DEPLOY / "grafana/provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text("utf-8"))["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    (provider,) = yaml.safe_load((provisioning / "dashboards/firsttoken.yml").read_text("utf-8"))["providers"]
+    assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]

@@ -1,0 +1,38 @@
+"""A gateway in the test's own loop, on free ports, in front of what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway.app import Gateway
+from gateway.config import Config
+
+
+def pool(*urls: str, **more: Any) -> dict[str, Any]:
+    """A pool of OpenAI-compatible endpoints that nobody probes."""
+    return {"backend": "compatible", "model": "served", "endpoints": list(urls), "api_key": "sk-backend", **more}
+
+
+def document(pools: Mapping[str, Any], routes: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """A whole configuration; one route `chat` over the pools in order where none is given."""
+    return {
+        "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
+        "pools": dict(pools),
+        "routes": routes if routes is not None else {"chat": {"tiers": list(pools)}},
+        "telemetry": {"access_log": "off"},
+        **more,
+    }
+
+
+@asynccontextmanager
+async def running(
+    pools: Mapping[str, Any], routes: Mapping[str, Any] | None = None, **more: Any
+) -> AsyncIterator[Gateway]:
+    gateway = Gateway(Config.model_validate(document(pools, routes, **more)))
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()

@@ -1,0 +1,219 @@
+"""A scripted server on a raw socket: it plays bytes and misfortunes, and remembers what it was asked.
+
+    async with Upstream([reply(b"hello"), CLOSE]) as upstream:
+        ...                                  # talk to upstream.url
+    assert upstream.requests[0].body == b"..."
+
+A script is a list of steps, played when a request has been read: bytes are written as they are, `RESET` breaks
+the connection with a RST, `CLOSE` ends it, `HANG` waits until the peer has gone, `GATE` until the test calls
+`proceed()`, `Pause(s)` for a while. The n-th request gets the n-th script, and all after the last get the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+
+from backends.interface import Failure
+
+
+class Act(Enum):
+    RESET = "reset"
+    CLOSE = "close"
+    HANG = "hang"
+    GATE = "gate"
+
+
+RESET, CLOSE, HANG, GATE = Act
+
+
+@dataclass(frozen=True)
+class Pause:
+    seconds: float
+
+
+Step = bytes | Act | Pause
+Script = Sequence[Step]
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request as it arrived. `connection` counts from 1."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int
+
+
+class _Over(Exception):
+    """This connection has nothing more to play."""
+
+
+class Upstream:
+    """An async context manager. `banner` is written to every new connection, unasked."""
+
+    def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None, banner: Script = ()) -> None:
+        self.requests: list[Received] = []
+        self.connections = 0  # accepted
+        self.hangups = 0  # ended by the peer
+        self.url = ""
+        self._scripts = scripts
+        self._banner = banner
+        self._tls = tls
+        self._changed = asyncio.Condition()
+        self._gates = asyncio.Semaphore(0)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Upstream:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.url = f"http{'s' if self._tls else ''}://{'localhost' if self._tls else host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def proceed(self) -> None:
+        """Open one GATE."""
+        self._gates.release()
+
+    async def until(self, condition: Callable[[Upstream], bool]) -> None:
+        """Wait until the test's condition on this upstream holds."""
+        async with asyncio.timeout(5), self._changed:
+            await self._changed.wait_for(lambda: condition(self))
+
+    # ----------------------------------------------------------------------- one connection
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            await self._play(self._banner, reader, writer)
+            await self._converse(reader, writer, self.connections)
+        except (_Over, asyncio.CancelledError):
+            pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.hangups += 1
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            await self._tell()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> None:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            method, target, _ = head[0].split(" ")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            script = self._scripts[min(len(self.requests), len(self._scripts) - 1)]
+            self.requests.append(Received(method, target, headers, body, connection))
+            await self._tell()
+            await self._play(script, reader, writer)
+
+    async def _play(self, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for step in script:
+            if isinstance(step, bytes):
+                writer.write(step)
+                await asyncio.sleep(0)  # a step, a segment: the peer reads it before the next is written
+                await writer.drain()
+            elif isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+            elif step is GATE:
+                await self._gates.acquire()
+            elif step is HANG:
+                await reader.readexactly(1 << 30)  # to the peer's end
+            else:
+                await self._end(step, writer)
+
+    async def _end(self, act: Act, writer: asyncio.StreamWriter) -> None:
+        if act is RESET:
+            sock: socket.socket = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        raise _Over
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+# --------------------------------------------------------------------------- what it says
+
+
+def reply(body: bytes = b"", status: str = "200 OK", *headers: str) -> bytes:
+    """A whole reply with a content-length."""
+    lines = [f"HTTP/1.1 {status}", *headers, f"content-length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def chunked(*parts: bytes) -> bytes:
+    """A whole chunked reply."""
+    return STREAM_HEAD + b"".join(map(chunk, parts)) + LAST_CHUNK
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+# --------------------------------------------------------------------------- who listens
+
+
+async def turn_until(condition: Callable[[], object]) -> None:
+    """Let the loop turn until something that tells nobody has happened."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+@dataclass
+class Listener:
+    """A sink that remembers. `await ended()` is how its reply ended: None, or the failure."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    reads: list[bytes] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    done: asyncio.Future[Failure | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.reads)
+
+    async def ended(self) -> Failure | None:
+        async with asyncio.timeout(5):
+            return await asyncio.shield(self.done)
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self.calls.append("head")
+        self.status, self.headers = status, dict(headers)
+
+    def on_body(self, data: bytes) -> None:
+        self.calls.append("body")
+        self.reads.append(data)
+
+    def on_end(self) -> None:
+        self.calls.append("end")
+        self.done.set_result(None)
+
+    def on_failure(self, failure: Failure) -> None:
+        self.calls.append("failure")
+        self.done.set_result(failure)

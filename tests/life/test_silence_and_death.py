@@ -1,0 +1,122 @@
+"""Endpoints that refuse, die or say nothing: the request moves on in time, and the endpoint is avoided after."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.app import Gateway
+from gateway.record import End
+from policies.facts import Ending
+from tests.kit.gateways import running
+from tests.kit.simulated import engine_pool, engines, eventually
+
+BUDGET = 1.5  # s
+ROUTE = {"chat": {"tiers": ["both"], "ttft": {"budget": "1500ms"}}}
+
+
+def client(gateway: Gateway) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+
+
+async def stream(gateway: Gateway, **more: Any) -> str:
+    """One streamed answer's text."""
+    options = {"model": "chat", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], **more}
+    chunks = await client(gateway).chat.completions.create(stream=True, **options)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
+
+
+FAULTS = {
+    "accepts and never answers": {"silent": True},
+    "sends headers and no token": {"headers_then_silence": True},
+    "answers 503": {"status": 503},
+    "answers 500": {"status": 500},
+    "answers 429": {"status": 429, "retry_after": 5.0},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_bad_endpoint_costs_no_request_and_is_avoided_after(fault: str) -> None:
+    """Every request is answered by the other endpoint within its budget; the bad one is hardly asked again."""
+    async with engines(2) as (good, bad), running({"both": engine_pool(good, bad)}, ROUTE) as gateway:
+        for name, value in FAULTS[fault].items():
+            setattr(bad.faults, name, value)
+        for i in range(12):
+            assert await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])
+        records = list(gateway.recorder.recent)
+        assert [r.end for r in records] == [End.COMPLETED] * 12
+        assert all(r.ttft is not None and r.ttft <= BUDGET for r in records)
+        assert len(bad.requests) <= 6
+
+
+async def test_a_dead_endpoint_costs_no_request() -> None:
+    """A refused connection goes to the next candidate at once."""
+    async with engines(2) as (good, dead), running({"both": engine_pool(good, dead)}, ROUTE) as gateway:
+        await dead.stop()
+        for i in range(6):
+            assert await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])
+        assert {r.end for r in gateway.recorder.recent} == {End.COMPLETED}
+
+
+async def test_a_stream_that_dies_ends_with_an_error_event() -> None:
+    """Never in silence, and never with a false [DONE]: the SDK raises."""
+    async with engines(1) as (engine,), running({"both": engine_pool(engine)}, ROUTE) as gateway:
+        engine.faults.cut_after_tokens = 3
+        with pytest.raises(openai.APIError):
+            await stream(gateway, max_tokens=50)
+        (record,) = gateway.recorder.recent
+        assert record.end is End.UPSTREAM_BROKE and record.ttft is not None
+        assert record.attempts[-1].ending is Ending.BROKEN
+
+
+async def test_nothing_is_retried_after_the_first_token() -> None:
+    """A second answer would contradict what the caller has already read."""
+    async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, ROUTE) as gateway:
+        one.faults.cut_after_tokens = two.faults.cut_after_tokens = 2
+        with pytest.raises(openai.APIError):
+            await stream(gateway, max_tokens=50)
+        assert len(one.requests) + len(two.requests) == 1
+
+
+async def test_when_every_endpoint_fails_the_caller_is_told_whose_fault_it_was() -> None:
+    """5xx, in the OpenAI envelope; an SDK need not repeat what has been tried everywhere."""
+    async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, ROUTE) as gateway:
+        one.faults.status = two.faults.status = 500
+        with pytest.raises(openai.InternalServerError) as caught:
+            await stream(gateway)
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        assert [r.end for r in gateway.recorder.recent] == [End.FAILED]
+
+
+async def test_a_requests_own_mistake_is_not_tried_elsewhere() -> None:
+    """A 400 of the engine is about the request: it comes back with the engine's words, and says nothing against it."""
+    async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, ROUTE) as gateway:
+        one.faults.status = two.faults.status = 400
+        with pytest.raises(openai.BadRequestError):
+            await stream(gateway)
+        assert len(one.requests) + len(two.requests) == 1
+        assert [r.end for r in gateway.recorder.recent] == [End.REFUSED]
+        assert {load.health.value for load in gateway.monitor.loads().values()} == {"up"}
+
+
+async def test_an_endpoint_that_recovers_is_used_again() -> None:
+    """A probe that succeeds lets a request try; a request that succeeds closes the breaker."""
+    async with (
+        engines(1) as (engine,),
+        running({"both": engine_pool(engine)}, ROUTE, defaults={"scrape": "50ms"}) as gateway,
+    ):
+        engine.faults.status = 500
+        for _ in range(6):
+            with pytest.raises(openai.APIStatusError):
+                await stream(gateway)
+        assert json.dumps([load.health.value for load in gateway.monitor.loads().values()]) != '["up"]'
+        engine.faults.status = None
+        await eventually(lambda: gateway.decider.any_usable(0) and _usable(gateway), within=12)
+        assert await stream(gateway)
+
+
+def _usable(gateway: Gateway) -> bool:
+    return all(load.health.value != "down" for load in gateway.monitor.loads().values())

@@ -1,0 +1,144 @@
+"""What the pages show is true: their configurations load, their code compiles, their links lead somewhere.
+
+A ```yaml block says in the comment above it how it is to be read:
+- `<!-- check: alone -->`: a whole configuration;
+- `<!-- check: fleet -->`: the pools that the page's other blocks are laid upon;
+- `<!-- check: with fleet -->`: a part, complete once merged over the page's fleet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.loading import load
+from gateway.observe.metrics import EndpointCollector, Metrics
+from gateway.schema import schema
+from policies.facts import Load
+from policies.route import Workload
+from policies.workloads import PRESETS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+ENVIRON = {"OPENAI_API_KEY": "sk-test"}
+_BLOCK = re.compile(r"(?:<!-- check: ([a-z ]+) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `mark` is what the comment above it says."""
+
+    page: Path
+    line: int
+    mark: str
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(language: str) -> list[Block]:
+    return [block for page in PAGES for block in blocks_of(page) if block.language == language]
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    text = page.read_text("utf-8")
+    for match in _BLOCK.finditer(text):
+        yield Block(page, text.count("\n", 0, match.start(2)) + 1, match[1] or "", match[2], match[3])
+
+
+def fleet_of(page: Path) -> Block:
+    return next(block for block in blocks_of(page) if block.mark == "fleet")
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_every_configuration_shown_loads(block: Block, tmp_path: Path) -> None:
+    """A reader who copies a block gets a gateway that starts."""
+    assert block.mark in ("alone", "fleet", "with fleet"), f"{block}: say how it is to be read: <!-- check: alone -->"
+    parts = {
+        "alone": [block.text],
+        "fleet": [block.text, f"passthrough: {re.findall(r'^  ([a-z]+):', block.text, re.MULTILINE)[0]}"],
+        "with fleet": [fleet_of(block.page).text if block.mark == "with fleet" else "", block.text],
+    }
+    paths = []
+    for i, text in enumerate(parts[block.mark]):
+        paths.append(tmp_path / f"{i}.yaml")
+        paths[-1].write_text(text, "utf-8")
+    assert load(paths, ENVIRON).pools
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_every_python_block_compiles(block: Block) -> None:
+    """Code in the pages is at least syntax of the oldest Python that we support."""
+    compile(block.text, str(block), "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_internal_link_leads_somewhere(page: Path) -> None:
+    """A relative link names a file that exists and, after `#`, a heading in it."""
+    for link in _LINK.findall(page.read_text("utf-8")):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name} links to {link}, which does not exist"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {link}: no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as GitHub makes anchors of them."""
+    headings = _HEADING.findall(_BLOCK.sub("", page.read_text("utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_key_of_the_configuration_is_explained() -> None:
+    """docs/policies.md names each key that a configuration file may have."""
+    page = (ROOT / "docs/policies.md").read_text("utf-8")
+    document = schema()
+    models = [document, *document["$defs"].values()]
+    options = [option for model in models for option in model.get("anyOf", [model])]
+    keys = {key for option in options for key in option.get("properties", {})}
+    assert {key for key in keys if f"`{key}`" not in page} == set()
+
+
+def test_the_table_of_workloads_is_what_they_set() -> None:
+    """docs/policies.md repeats policies.workloads, so it has to agree with it."""
+    page = (ROOT / "docs/policies.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)`[^|]*\|" + r" ([^|]+) \|" * 6, page, re.MULTILINE)
+    assert {row[0]: row[1:] for row in rows if row[0] in PRESETS} == {name: as_row(name) for name in PRESETS}
+
+
+def as_row(workload: Workload) -> tuple[str, ...]:
+    preset = PRESETS[workload]
+    budgets = (preset[name]["budget"] if name in preset else "-" for name in ("ttft", "tpot", "total"))
+    hedge = preset["hedge"] if isinstance(preset["hedge"], str) else preset["hedge"]["max_extra"]
+    return (*budgets, hedge, preset["on_miss"], preset["prefer"])
+
+
+def test_the_metrics_page_lists_what_is_exported() -> None:
+    """No series is unexplained, and none is explained that does not exist."""
+    registry = CollectorRegistry()
+    Metrics(registry, [])
+    registry.register(EndpointCollector(lambda: {"small/10.0.0.11:8000": Load()}))
+    exported = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in registry.collect()
+        if family.name.startswith("firsttoken_")
+    }
+    page = (ROOT / "docs/metrics.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `(firsttoken_\w+)`", page, re.MULTILINE)) == exported
+
+
+def test_every_make_target_that_the_pages_name_exists() -> None:
+    """`make demo` in a page is a target of the Makefile."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"(?:`|^)make ([a-z]+)", page.read_text("utf-8"), re.M)}
+    assert named - targets == set()

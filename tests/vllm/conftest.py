@@ -1,0 +1,60 @@
+"""Two real vLLM servers of the small model, one of the large, a gateway per arrangement, and the table of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.vllm import fleet
+from tests.vllm.figures import Figures
+from tests.vllm.fleet import Gateway, Server
+
+_figures = Figures()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.vllm)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _figures:
+        terminalreporter.section("measured on real vLLM")
+        for figure in _figures:
+            terminalreporter.write_line(str(figure))
+
+
+@pytest.fixture(scope="session")
+def figures() -> Figures:
+    return _figures
+
+
+def of_model(model: str, count: int) -> list[Server]:
+    found = [server for server in fleet.servers() if server.model == model]
+    if len(found) < count:
+        pytest.skip(f"needs {count} vLLM servers of the {model} model: make vllm")
+    return found[:count]
+
+
+@pytest.fixture(scope="session")
+def engines() -> list[Server]:
+    """Both engines of the pair."""
+    return of_model("small", 2)
+
+
+@pytest.fixture(scope="session")
+def pair(engines: list[Server]) -> Iterator[Gateway]:
+    """One pool of two engines; the route `chat` has a budget that nothing here misses."""
+    routes = {"chat": {"tiers": ["small"], "ttft": {"budget": "30s"}}}
+    with fleet.serving(fleet.config({"small": engines}, routes)) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def tiers(engines: list[Server]) -> Iterator[Gateway]:
+    """The large model first, the small one, on the other core, where a long prompt would miss 1.8 s on the large."""
+    routes = {"chat": {"tiers": ["large", "small"], "ttft": {"budget": "1800ms"}}}
+    pools = {"large": of_model("large", 1), "small": engines[1:]}
+    with fleet.serving(fleet.config(pools, routes)) as gateway:
+        yield gateway
