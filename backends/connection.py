@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
             raise _Nonsense  # a second reply to one request
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
+        self._head_bytes += len(name) + len(value) + 4  # colon, blank, line end
         if self._head_bytes > HEAD_LIMIT:
             raise _Nonsense
         if self._status:

@@ -36,11 +36,12 @@ class Reader(Protocol):
 class ClientConnection(RequestHandler):
     """One connection of a caller."""
 
-    __slots__ = ("arrival", "reader", "full")
+    __slots__ = ("arrival", "busy", "full", "reader")
 
     def __init__(self, manager: web.Server, **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
         self.arrival: float | None = None
+        self.busy = False  # a handler is at work: what arrives is its body, or a pipelined request
         self.reader: Reader | None = None
         self.full = False
 
@@ -49,14 +50,18 @@ class ClientConnection(RequestHandler):
         transport.set_write_buffer_limits(high=HIGH_WATER)  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
-        if self.arrival is None:
+        if self.arrival is None and not self.busy:
             self.arrival = monotonic()
         super().data_received(data)
 
-    def take_arrival(self) -> float:
+    def begin(self) -> float:
         """When the first byte of the request in hand was read. A pipelined one arrives when its turn comes."""
-        arrival, self.arrival = self.arrival, None
+        arrival, self.arrival, self.busy = self.arrival, None, True
         return monotonic() if arrival is None else arrival
+
+    def end(self) -> None:
+        """The next byte begins the next request."""
+        self.busy = False
 
     def pause_writing(self) -> None:
         super().pause_writing()

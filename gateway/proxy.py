@@ -57,21 +57,29 @@ class Proxy:
         self.gets: dict[str, Handler] = {"/v1/models": self.models, "/health": self.health, "/ready": self.ready}
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Every request of the data port. Unknown paths never get further than this."""
+        """Every request of the data port."""
+        connection = http.protocol
+        assert isinstance(connection, ClientConnection)
+        arrival = connection.begin()
+        try:
+            return await self.dispatch(http, arrival)
+        finally:
+            connection.end()
+
+    async def dispatch(self, http: web.BaseRequest, arrival: float) -> web.StreamResponse:
+        """By path. Unknown paths never get further than this."""
         path = http.raw_path.partition("?")[0]  # as it was sent: no decoding that could hide another path
         operation = OPERATIONS.get(path)
         if operation is not None:
-            return await self.infer(http, operation) if http.method == "POST" else reply(_wrong_method("POST"))
+            return await self.infer(http, operation, arrival) if http.method == "POST" else reply(_wrong_method("POST"))
         get = self.gets.get(path)
         if get is None:
             return reply(NOT_FOUND)
         return await get(http) if http.method in ("GET", "HEAD") else reply(_wrong_method("GET"))
 
-    async def infer(self, http: web.BaseRequest, operation: Operation) -> web.StreamResponse:
+    async def infer(self, http: web.BaseRequest, operation: Operation, arrival: float) -> web.StreamResponse:
         """One Record, one answer."""
-        connection = http.protocol
-        assert isinstance(connection, ClientConnection)
-        with self.recorder.life(connection.take_arrival()) as life:
+        with self.recorder.life(arrival) as life:
             life.record.request_id = ingress.request_id(http.headers)
             life.record.operation = operation.name.lower()
             try:

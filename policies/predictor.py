@@ -1,10 +1,10 @@
 """TTFT and TPOT of one endpoint, as distributions, learned online.
 
-An engine is predicted from its physics (facts measured on published kernels):
+An engine is predicted from its physics:
 `TTFT = base + length * reading + tokens / rate + pairs * attention + running * step`, where length is the
 prompt's, cached or not, tokens are the uncached ones of the prompt and of everything ahead, and pairs is
-what attention must read for them. An API shows no
-queue: only how long prompts of about this length took lately.
+what attention must read for them. (A real vLLM needs the length: 10k cached tokens cost it 0.1 s on a CPU.)
+An API shows no queue: only how long prompts of about this length took lately.
 
 Rules:
 - The terms start as those of a small model on a current GPU, and adapt within a few samples to a hundred
@@ -35,6 +35,9 @@ DECODE_RUNNING = 0.0002  # s per output token and request that is decoding
 LEAST_TOKEN = 1e-6  # s: no engine prefills more than a million tokens a second
 LEAST_TTFT = 1e-4  # s
 LEAST_TPOT = 1e-5  # s
+
+ENGINE_VARIANCES = (4.0,) * 5  # of each term beside the common factor, (times the reference) squared
+PACE_VARIANCES = (4.0,) * 2
 
 API_BASE = 0.4  # s
 API_TOKEN = 1 / 20_000  # s per token
@@ -146,7 +149,7 @@ class EnginePredictor:
 
     def __init__(self) -> None:
         self.samples = 0
-        self._fit = Regression(5)
+        self._fit = Regression(ENGINE_VARIANCES)
         self._idle, self._behind = Ratios(), Ratios()  # errors with nothing ahead, and behind others
         self._surprise = Surprise()
         self._since = NEVER  # when the present regime was noticed
@@ -281,7 +284,7 @@ class Pace:
     __slots__ = ("_fit", "_surprise")
 
     def __init__(self) -> None:
-        self._fit = Regression(2)
+        self._fit = Regression(PACE_VARIANCES)
         self._surprise = Surprise()
 
     def predict(self, running: float) -> float:

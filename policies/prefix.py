@@ -64,14 +64,14 @@ def _shared(blocks: array[int], hashes: Sequence[int], at: int) -> int:
 class _Cache:
     """The blocks of one endpoint."""
 
-    __slots__ = ("capacity", "nominal", "order", "runs", "size")
+    __slots__ = ("capacity", "nominal", "order", "runs", "share", "size")
 
     def __init__(self, capacity: int) -> None:
         self.runs: dict[int, _Run] = {}  # by first hash
         self.order: OrderedDict[_Run, None] = OrderedDict()  # least recently used first; children before parents
         self.size = 0
-        self.nominal = capacity
-        self.capacity = float(capacity)
+        self.share = 1.0  # of the engine's capacity, that is borne out
+        self.nominal = self.capacity = capacity
 
     def path(self, hashes: Sequence[int]) -> tuple[list[_Run], int]:
         """The runs that begin the prompt, and how many blocks they share with it."""
@@ -118,8 +118,14 @@ class _Cache:
         self.order[run] = None
         path.append(run)
 
+    def fit(self, nominal: int, share: float) -> None:
+        """Keep to this share of the engine's capacity."""
+        self.nominal, self.share = nominal, min(max(share, SMALLEST_SHARE), 1.0)
+        self.capacity = max(1, round(nominal * self.share))
+        self.evict()
+
     def evict(self) -> None:
-        while (excess := self.size - int(self.capacity)) > 0:
+        while (excess := self.size - self.capacity) > 0:
             oldest = next(iter(self.order))
             self.shorten(oldest, max(0, len(oldest.blocks) - excess))
 
@@ -184,8 +190,7 @@ class PrefixIndex:
             factor = 1 - SHRINK * (believed - reported) / believed
         else:
             factor = 1 + GROW
-        cache.capacity = min(max(cache.capacity * factor, cache.nominal * SMALLEST_SHARE), cache.nominal)
-        cache.evict()
+        cache.fit(cache.nominal, cache.share * factor)
 
     def forget(self, endpoint_id: str) -> None:
         """The endpoint lost its cache."""
@@ -195,9 +200,7 @@ class PrefixIndex:
     def resize(self, endpoint_id: str, blocks: int) -> None:
         """The endpoint holds so many blocks in all."""
         cache = self._cache(endpoint_id)
-        cache.capacity *= blocks / cache.nominal
-        cache.nominal = blocks
-        cache.evict()
+        cache.fit(blocks, cache.share)
 
     def remove(self, endpoint_id: str) -> None:
         """The endpoint is gone for good."""
@@ -205,7 +208,7 @@ class PrefixIndex:
 
     def statistics(self, endpoint_id: str) -> PrefixStatistics:
         cache = self._cache(endpoint_id)
-        return PrefixStatistics(cache.size, len(cache.order), int(cache.capacity), cache.nominal)
+        return PrefixStatistics(cache.size, len(cache.order), cache.capacity, cache.nominal)
 
     def _cache(self, endpoint_id: str) -> _Cache:
         cache = self._caches.get(endpoint_id)

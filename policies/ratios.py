@@ -16,7 +16,7 @@ from policies.facts import NEVER, QUANTILES
 
 WINDOW = 128  # samples
 PRIOR_SIGMA = 0.6  # of the ratio's logarithm, before any sample: nine of ten under 2.2 times the prediction
-PRIOR_WEIGHT = 4.0  # samples that the prior counts for
+PRIOR_WEIGHT = 6.0  # samples at which the prior counts as much as they do; at ten times as many, a hundredth
 HALF_LIFE = 1800.0  # s after which old samples count half
 REFRESH = 60.0  # s between looks at their age
 LARGEST = 6.0  # of the logarithm's magnitude: a factor of 400
@@ -67,7 +67,7 @@ class Ratios:
         if not values:
             return tuple(map(exp, self._prior))
         weight = len(values) * 0.5 ** (max(now - self._latest, 0.0) / HALF_LIFE)
-        share = weight / (weight + PRIOR_WEIGHT)
+        share = weight**2 / (weight**2 + PRIOR_WEIGHT**2)
         last = len(values) - 1
         mixed = []
         for q, prior in zip(QUANTILES, self._prior, strict=True):

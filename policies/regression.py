@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import mul
 
-COMMON_VARIANCE = 9.0  # of the common factor, (times the reference) squared
-OWN_VARIANCE = 4.0  # of each coefficient beside it
+COMMON_VARIANCE = 9.0  # (times the reference) squared
 COMMON_DRIFT = 2e-4  # variance added per sample, relative: 1.4% a sample
 OWN_DRIFT = 5e-5
 NOISE = 0.15  # one sample's relative error, standard deviation
@@ -27,19 +26,17 @@ SMALLEST = 1e-6  # predictions stay above it, in the unit of the result
 class Regression:
     """`coefficients` times features; learns from one sample at a time."""
 
-    __slots__ = ("_floor", "_noise", "_variance", "coefficients", "covariance")
+    __slots__ = ("_floor", "_noise", "_variances", "coefficients", "covariance")
 
     def __init__(
-        self,
-        terms: int,
-        floor: float = 0.0,
-        common: float = COMMON_VARIANCE,
-        own: float = OWN_VARIANCE,
-        noise: float = NOISE,
+        self, own: Sequence[float], common: float = COMMON_VARIANCE, noise: float = NOISE, floor: float = 0.0
     ) -> None:
-        self.coefficients = [1.0] * terms
-        self.covariance = [[common + (own if i == j else 0.0) for j in range(terms)] for i in range(terms)]
-        self._floor, self._noise, self._variance = floor, noise * noise, common + own
+        """`own`: variance of each coefficient, beside that of their `common` factor."""
+        terms = range(len(own))
+        self.coefficients = [1.0 for _ in terms]
+        self.covariance = [[common + (own[i] if i == j else 0.0) for j in terms] for i in terms]
+        self._variances = [common + value for value in own]
+        self._noise, self._floor = noise * noise, floor
 
     def predict(self, features: Sequence[float]) -> float:
         total: float = sum(map(mul, self.coefficients, features))
@@ -95,7 +92,7 @@ class Regression:
     def _cap(self) -> None:
         """Scale rows and columns together, which keeps the matrix a covariance."""
         for i, row in enumerate(self.covariance):
-            limit = self._variance * max(self.coefficients[i], 1.0) ** 2
+            limit = self._variances[i] * max(self.coefficients[i], 1.0) ** 2
             if row[i] > limit:
                 factor = (limit / row[i]) ** 0.5
                 for j in range(len(row)):

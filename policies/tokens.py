@@ -12,8 +12,8 @@ from policies.regression import Regression
 PER_MESSAGE = 4.0  # tokens
 PER_PROMPT = 3.0  # tokens
 CLIP = 0.5  # largest relative error one report may teach: an image is not a template
-COMMON_VARIANCE = 0.02  # a tokenizer other than assumed: 14%
-OWN_VARIANCE = 0.25  # of a template beside the one assumed
+COMMON_VARIANCE = 0.01
+VARIANCES = (0.02, 1.0, 100.0)  # of text (another tokenizer), messages (template), prompt (default system text)
 NOISE = 0.03  # one report's relative error: two texts of as many tokens here differ by this much there
 
 
@@ -23,7 +23,7 @@ class TokenScale:
     __slots__ = ("_fit",)
 
     def __init__(self) -> None:
-        self._fit = Regression(3, floor=0.05, common=COMMON_VARIANCE, own=OWN_VARIANCE, noise=NOISE)
+        self._fit = Regression(VARIANCES, COMMON_VARIANCE, NOISE, floor=0.05)
 
     @property
     def scale(self) -> float:

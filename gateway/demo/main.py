@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -46,7 +47,7 @@ def demo(args: argparse.Namespace) -> int:
 
 
 async def _demo(port: int, admin_port: int, seconds: float | None) -> int:
-    console, stop = Console(), asyncio.Event()
+    console, stop = _console(), asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     engines = await _child("gateway.demo.engines")
@@ -58,7 +59,9 @@ async def _demo(port: int, admin_port: int, seconds: float | None) -> int:
         await gateway.start()
         tune_gc()
         models = ", ".join(gateway.config.routes)
-        console.print(HELLO.format(url=gateway.url, admin=gateway.admin_url, models=models), highlight=False)
+        console.print(
+            HELLO.format(url=gateway.url, admin=gateway.admin_url, models=models), highlight=False, soft_wrap=True
+        )
         callers = await _child("gateway.demo.traffic", f"{gateway.url}/v1")
         await _watch(gateway, console, stop, seconds)
         return 0
@@ -72,6 +75,12 @@ async def _demo(port: int, admin_port: int, seconds: float | None) -> int:
         await _end(engines)
 
 
+def _console() -> Console:
+    """A pipe has no width of its own; the table needs this much."""
+    console = Console()
+    return console if console.is_terminal else Console(width=110)
+
+
 async def _watch(gateway: Gateway, console: Console, stop: asyncio.Event, seconds: float | None) -> None:
     """On a terminal a table in place; elsewhere a table now and then."""
     start = monotonic()
@@ -81,7 +90,8 @@ async def _watch(gateway: Gateway, console: Console, stop: asyncio.Event, second
     with Live(console=console, auto_refresh=False) if live else _Plain(console) as screen:
         while not stop.is_set() and monotonic() < ends:
             pause = min(every, max(ends - monotonic(), 0.01))
-            _done, _ = await asyncio.wait([asyncio.ensure_future(stop.wait())], timeout=pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause)
             now = monotonic()
             found = table.rows(gateway.recorder.recent, [c.route for c in CALLERS], now, start)
             screen.update(table.render(found, f"last {table.WINDOW:.0f} s"), refresh=True)

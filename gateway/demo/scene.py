@@ -32,6 +32,7 @@ class Callers:
     new_words: int
     max_tokens: int
     pause: float
+    opening_words: int = 0  # of the first turn, beside `new_words`: a document, a repository
     burst: float = 1.0
     burst_every: float = 30.0
     burst_for: float = 6.0
@@ -44,15 +45,15 @@ CAST = (
 )
 
 CALLERS = (
-    Callers("chat", 1.2, 4, 400, 120, 120, 2.0, burst=4.0),
-    Callers("agent", 0.25, 8, 3000, 700, 60, 0.5),
+    Callers("chat", 1.5, 4, 400, 120, 100, 2.0, burst=3.0),
+    Callers("agent", 0.3, 5, 600, 500, 40, 0.5, opening_words=9000, burst=4.0, burst_every=20.0),
     Callers("code", 4.0, 1, 200, 900, 24, 0.0),
 )
 
 ROUTES: dict[str, Any] = {
     "chat": {
         "workload": "chat",
-        "ttft": {"budget": "400ms", "target": 0.9},
+        "ttft": {"budget": "300ms", "target": 0.9},
         "tpot": {"budget": "60ms"},
         "tiers": ["large", "small", "api"],
         "on_miss": "best_effort",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 
 from gateway.record import End, Record
@@ -60,13 +61,13 @@ def _quantile(ordered: list[float], q: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else None
 
 
-COLUMNS = ("route", "req/s", "budget", "TTFT p50", "p99", "in budget", "answered by", "prefix hit", "shed", "failed")
+COLUMNS = ("route", "req/s", "budget", "TTFT p50", "p99", "met", "answered by", "hit", "shed", "failed")
 
 
 def render(found: list[Row], title: str) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("route", "answered by") else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in ("route", "answered by") else "right", no_wrap=name != "answered by")
     for row in found:
         table.add_row(*_cells(row))
     return table

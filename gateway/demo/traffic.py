@@ -46,8 +46,9 @@ class Crowd:
     async def converse(self) -> None:
         """One conversation; a refusal ends it."""
         messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}]
-        for _ in range(self.callers.turns):
-            messages.append({"role": "user", "content": words(self.callers.new_words, self.rng)})
+        for turn in range(self.callers.turns):
+            count = self.callers.new_words + (self.callers.opening_words if turn == 0 else 0)
+            messages.append({"role": "user", "content": words(count, self.rng)})
             answer = await self.ask(messages)
             if answer is None:
                 return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import openai
@@ -99,3 +101,21 @@ async def test_stages_sum_to_ttft() -> None:
         before = sum(seconds for stage, seconds in record.stages.items() if stage is not Stage.STREAM)
         assert before == pytest.approx(record.ttft, abs=1e-3)
         assert before + record.stages[Stage.STREAM] == pytest.approx(record.total, abs=1e-3)
+
+
+async def test_a_kept_connection_starts_each_requests_clock_anew() -> None:
+    """Neither an idle pause nor a body that came in a second segment is charged to the next request."""
+    body = json.dumps({"model": "chat", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with engines(1) as one, running({"all": engine_pool(*one)}) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        for _ in range(3):
+            writer.write(head)
+            await asyncio.sleep(0.02)
+            writer.write(body)
+            reply = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(reply.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+            await asyncio.sleep(0.3)
+        writer.close()
+    for record in gateway.recorder.recent:
+        assert 0.01 < record.stages[Stage.READ] < 0.2

@@ -28,7 +28,7 @@ def test_before_any_sample_the_spread_is_wide() -> None:
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0])
 def test_quantiles_are_those_of_the_recent_errors(sigma: float) -> None:
-    """The share of fresh samples under each is about the quantile, whatever the spread; here averaged over 20 windows."""
+    """Of fresh samples about that share lies under each, whatever the spread; averaged over 20 windows."""
     random = Random(5)
     shares = [0.0] * len(QUANTILES)
     for seed in range(20):

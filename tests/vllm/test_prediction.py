@@ -31,9 +31,12 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-async def story(pair: Gateway, engines: list[Server]) -> list[Told]:
+def story(pair: Gateway) -> list[Told]:
     """The workload, run once; every test of this file reads another side of it."""
-    asked = mixed()
+    return asyncio.run(tell(pair, mixed()))
+
+
+async def tell(pair: Gateway, asked: list[Asked]) -> list[Told]:
     async with client(pair.base_url) as sdk:
         answers = [await ask(sdk, "chat", one) for one in asked]
     records = await pair.records_of([answer.request_id for answer in answers])
