@@ -164,14 +164,14 @@ class Connection(asyncio.Protocol):
         exchange.sent_at = monotonic()
 
     def pause(self) -> None:
-        if not self._paused and self.usable and self._transport is not None:
+        if self._transport is not None and self.usable:
             self._paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
         if self._paused:
             self._paused = False
-            if self.usable and self._transport is not None:
+            if self._transport is not None and self.usable:
                 self._transport.resume_reading()
 
     def abandon(self) -> None:

@@ -37,6 +37,7 @@ from policies.route import Route
 
 OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)
 WHOLE_ANSWER = 600.0  # s that an answer which arrives whole may take: the SDKs' own default timeout
+STALL, READ_FIRST = 0.005, 0.01  # s that an alarm may be late; s that sockets then get
 DEATH = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
 
 
@@ -148,9 +149,16 @@ class Dispatch:
             self.alarm.cancel()
             self.alarm = None
         if at is not None and not self.won.done():
-            self.alarm = self.loop.call_later(max(at - monotonic(), 0.0), self._wake)
+            self.alarm = self.loop.call_later(max(at - monotonic(), 0.0), self._wake, at)
 
-    def _wake(self) -> None:
+    def _wake(self, due: float) -> None:
+        """Our own stall is not the engine's silence: after one, what waits in the sockets is read first."""
+        if monotonic() - due > STALL:
+            self.alarm = self.loop.call_later(READ_FIRST, self._look)
+        else:
+            self._look()
+
+    def _look(self) -> None:
         """A hedge is paid for before the machine is asked, and given back if it was not sent."""
         self.alarm = None
         paid = self.hedges.try_take()

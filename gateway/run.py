@@ -27,6 +27,7 @@ EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the fi
 
 ENDINGS = {
     FailureKind.RATE_LIMITED: Ending.RATE_LIMITED,
+    FailureKind.OVERLOADED: Ending.RATE_LIMITED,  # an engine that refuses for a while is not ill
     FailureKind.CLIENT: Ending.REFUSED,
 }
 
@@ -95,7 +96,7 @@ class Run:
         self.connected = self.sent = self.opened
         self.first_in: float | None = None
         self.last_token = self.last_byte = self.opened
-        self.reached = True  # False: the connection was refused or never came about
+        self.reached = True  # False: refused, or reset before any byte
         self.over = False  # the upstream will say nothing more
         self.ending: Ending | None = None
         self.ended_at = 0.0
@@ -167,7 +168,7 @@ class Run:
         self.owner.first_token(self)
 
     def _fail(self, failure: Failure) -> None:
-        self.reached = failure.kind is not FailureKind.CONNECT
+        self.reached = self.status != 0 or failure.kind not in (FailureKind.CONNECT, FailureKind.RESET)
         self.stop(ENDINGS.get(failure.kind, Ending.FAILED), failure.retry_after)
         self.owner.failed(self, failure)
 

@@ -63,7 +63,7 @@ class Health(Enum):
     """What the monitor believes of an endpoint."""
 
     UP = "up"
-    PROBING = "probing"  # half-open: one request at a time may try it
+    PROBING = "probing"  # half-open: the next request tries it, and while it does the endpoint is DOWN to others
     DOWN = "down"
 
 

@@ -34,7 +34,7 @@ from policies.prefix import PrefixIndex
 from policies.tokens import TokenScale
 
 REFRESH = 0.1  # s: how long a snapshot lets time drain what is ahead before it asks the ledger again
-OVERDUE = 0.98  # the quantile of its forecast that an attempt must outlast to be called silent
+OVERDUE, OVERDUE_LEAST = 0.98, 0.5  # the quantile of its forecast, and s, that an attempt must outlast to be silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Fleet:
     def _judge(self, key: Hashable, flight: Flight, ending: Ending, now: float, reported: Reported) -> None:
         breaker = flight.state.breaker
         if ending is Ending.SILENT:
-            patience = flight.candidate.forecast.quantile(OVERDUE)
+            patience = max(flight.candidate.forecast.quantile(OVERDUE), OVERDUE_LEAST)
             breaker.silent(key, flight.sent_at, now, flight.stream and now - flight.sent_at > patience)
             return
         if ending is Ending.RATE_LIMITED:

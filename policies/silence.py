@@ -5,7 +5,9 @@ A fresh one elsewhere makes it with P(next <= D - t). Both fall as t grows; the 
 the fresh one is the likelier is the moment to go ("The Tail at Scale", with the deadline in it).
 
 Rules:
-- Before 1.2 times its own p90 silence is no news, unless by then the next could no longer make it.
+- Before 1.2 times its own p90, 0.1 s at least, silence is no news, unless by then the next could no longer
+  make it. The floor is for engines that answer in a millisecond: there a busy gateway's own delays would
+  pass for silence, and a copy would be the answer to load.
 - After the deadline there is no chance to compare: then three times what 99 of 100 take, 1 s at
   least, is silence enough.
 - The moment is looked for on a fixed grid, so that it is the same in a replay.
@@ -15,14 +17,14 @@ from __future__ import annotations
 
 from policies.facts import Forecast
 
-PATIENCE = 1.2  # of the own p90
+PATIENCE, PATIENCE_LEAST = 1.2, 0.1  # of the own p90; s
 OVERDUE, OVERDUE_LEAST = 3.0, 1.0  # of the own p99; s
 GRID = 16  # moments between now and the deadline
 
 
 def first_look(own: Forecast, upcoming: Forecast, sent: float, deadline: float) -> float:
     """The moment before which silence is not weighed."""
-    patience = sent + PATIENCE * own.p90
+    patience = sent + max(PATIENCE * own.p90, PATIENCE_LEAST)
     last_chance = deadline - upcoming.p50  # later, the next would more likely miss than make it
     return last_chance if sent < last_chance < patience else patience
 

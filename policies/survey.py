@@ -106,8 +106,6 @@ def _out(load: Load, now: float) -> str | None:
     """Why an endpoint may not be sent to now."""
     if load.health is Health.DOWN:
         return "down"
-    if load.health is Health.PROBING and load.in_flight > 0:
-        return "on trial: one request at a time"
     if load.blocked_until > now:
         return f"rate limited for {load.blocked_until - now:.1f} s more"
     return None

@@ -46,6 +46,15 @@ class Server:
     pid: int
 
 
+def ready(models: list[str]) -> None:
+    """Raises FileNotFoundError, with the mend, where a step before this one was left out."""
+    if not (VENV / "bin" / "python").exists():
+        raise FileNotFoundError(f"no vLLM in {VENV}; run python scripts/vllm_setup.py")
+    for model in models:
+        if not (MODELS / model / "config.json").exists():
+            raise FileNotFoundError(f"no model {MODELS / model}; run {VENV}/bin/python scripts/vllm_models.py")
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -140,6 +149,7 @@ def stop(processes: list[subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def running(models: list[str]) -> Iterator[list[Server]]:
+    ready(models)
     LOGS.mkdir(parents=True, exist_ok=True)
     cores = sorted(os.sched_getaffinity(0))
     started: list[tuple[subprocess.Popen[bytes], Server]] = []

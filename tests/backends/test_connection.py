@@ -42,7 +42,7 @@ HEAD = HttpCall("HEAD", "/health")
 async def played(*scripts: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[Origin, Upstream]]:
     """An origin in front of a scripted upstream."""
     async with Upstream(*scripts, tls=tls) as upstream:
-        origin = Origin(upstream.url, connect_timeout=2)
+        origin = Origin(upstream.url, connect_timeout=2, idle_timeout=60)
         try:
             yield origin, upstream
         finally:
@@ -248,11 +248,11 @@ async def test_what_is_not_body_is_bounded(endless: bytes) -> None:
         await upstream.until(lambda up: up.hangups == 1)
 
 
-async def test_small_chunks_in_small_pieces_are_no_endless_head() -> None:
+async def test_chunks_in_pieces_are_no_endless_head() -> None:
     """A server that writes size, data and line end apart may do so for ever."""
-    pieces = [b"1\r\n", b"a", b"\r\n"] * 100
+    pieces = [b"1;" + b"x" * (HEAD_LIMIT // 4) + b"\r\n", b"a", b"\r\n"] * 20
     async with played([STREAM_HEAD, *pieces, LAST_CHUNK]) as (origin, _):
-        assert (await ask(origin)).body == b"a" * 100
+        assert (await ask(origin)).body == b"a" * 20
 
 
 @pytest.mark.parametrize("surplus", [b"HTTP/1.1 200 OK\r\n\r\n", b"garbage", b"\r\ngarbage"])

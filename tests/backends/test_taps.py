@@ -115,6 +115,22 @@ def test_a_stream_torn_at_any_byte_is_read_the_same(name: str) -> None:
     assert state(read([stream[i : i + 1] for i in range(len(stream))])) == whole
 
 
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b'event: error\ndata: {"message":"m","code":400}\n\n',
+        b'data: {"choices":[{"delta":\ndata: {"content":"a"}}]}\n\n',
+        b'\xef\xbb\xbfdata: {"choices":[{"text":"a"}]}\n\n',
+    ],
+)
+def test_an_event_of_several_lines_is_read_the_same_at_any_split(stream: bytes) -> None:
+    """A read that looks like a whole event may be the rest of one."""
+    whole = state(read([stream]))
+    assert whole != state(StreamTap())
+    for cut in range(len(stream) + 1):
+        assert state(read([stream[:cut], stream[cut:]])) == whole
+
+
 @given(st.lists(st.integers(0, 2200), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]))
 def test_any_splits_and_line_ends_read_the_same(cuts: list[int], end: bytes) -> None:
     """And any number of events in one read."""

@@ -21,6 +21,7 @@ from tests.kit.upstream import (
     STREAM_HEAD,
     Act,
     Listener,
+    Pause,
     Script,
     Upstream,
     chunk,
@@ -97,12 +98,12 @@ async def test_the_most_recently_used_connection_is_taken_first() -> None:
 
 
 async def test_idle_connections_are_closed_before_the_server_does_it() -> None:
-    """By one timer, in their order."""
-    async with Upstream([reply()]) as upstream:
+    """By one timer, each in its turn."""
+    async with Upstream([reply()], [Pause(0.01), reply()]) as upstream:
         origin = Origin(upstream.url, connect_timeout=2, idle_timeout=0.02)
         await asyncio.gather(*(ask(origin) for _ in range(3)))
-        assert origin.idle == upstream.connections
-        await upstream.until(lambda up: up.hangups == up.connections)
+        assert origin.idle == upstream.connections == 3
+        await upstream.until(lambda up: up.hangups == 3)
         assert repr(origin).endswith("idle=0 active=0>")
 
 

@@ -93,7 +93,7 @@ events = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(events, max_size=60))
 def test_no_order_of_events_makes_it_negative_or_leaves_anything_behind(history: list) -> None:
     """Twice, late, unknown: counters that leak or go below zero have sunk routers before."""

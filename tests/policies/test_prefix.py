@@ -64,7 +64,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(steps, max_size=40), st.lists(prompts, min_size=1, max_size=10))
 def test_runs_and_binary_search_say_what_a_list_of_blocks_would(history: list, asked: list[list[int]]) -> None:
     """Whatever is recorded, taken back, evicted or forgotten."""

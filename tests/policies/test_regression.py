@@ -93,7 +93,7 @@ feature = st.floats(0, 1e5)
 samples = st.lists(st.tuples(st.tuples(st.just(1e-3), feature, feature), st.floats(1e-4, 1e5)), max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(samples)
 def test_coefficients_stay_finite_and_never_negative(history: list) -> None:
     """Whatever it is told, it remains a regression."""

@@ -21,7 +21,6 @@ def rejections(decision: Decision) -> dict[str, str]:
     ("load", "reason"),
     [
         (Load(health=Health.DOWN), "down"),
-        (Load(health=Health.PROBING, in_flight=1), "on trial: one request at a time"),
         (Load(blocked_until=12.5), "rate limited for 2.5 s more"),
     ],
 )

@@ -53,8 +53,8 @@ def pair(engines: list[Server]) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="session")
 def tiers(engines: list[Server]) -> Iterator[Gateway]:
-    """The large model first, the small one, on the other core, where a long prompt would miss 1.8 s on the large."""
-    routes = {"chat": {"tiers": ["large", "small"], "ttft": {"budget": "1800ms"}}}
+    """The large model first, the small one, on the other core, where a long prompt would miss 2.5 s on the large."""
+    routes = {"chat": {"tiers": ["large", "small"], "ttft": {"budget": "2500ms"}}}
     pools = {"large": of_model("large", 1), "small": engines[1:]}
     with fleet.serving(fleet.config(pools, routes)) as gateway:
         yield gateway

@@ -28,7 +28,7 @@ async def test_long_prompts_go_to_the_tier_that_makes_the_budget(tiers: Gateway,
     figures.note(f"TTFT budget met, first {LEARNING} requests over two tiers", met(records[:LEARNING]), "%")
     figures.at_least("short prompts on the large model", on("large", short), "%", 90)
     figures.at_least("4k-token prompts on the small model", on("small", long), "%", 90)
-    figures.at_least(f"TTFT budget (1.8 s) met, next {MEASURED} requests", met(records[LEARNING:]), "%", 90)
+    figures.at_least(f"TTFT budget (2.5 s) met, next {MEASURED} requests", met(records[LEARNING:]), "%", 90)
 
 
 def on(pool: str, records: list[dict[str, Any]]) -> float:
