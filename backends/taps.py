@@ -71,7 +71,8 @@ class StreamTap:
 
     def feed(self, data: bytes) -> Signal:
         # By far the most reads are one event on one line.
-        if data.startswith(b"data: {") and data.find(b"\n") == len(data) - 2 and not self._decoder.pending:
+        one_line = data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2
+        if one_line and data.startswith(b"data: {") and not self._decoder.pending:
             return _SIGNALS[self._chunk(data[6:-2])]
         try:
             return self._read(self._decoder.feed(data))

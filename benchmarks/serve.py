@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from gateway.config import Config
+from gateway.config.models import Config
 from gateway.serve import serve
 
 

@@ -14,18 +14,18 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from backends import catalog
 from backends.transport import Origin
-from gateway.admin import Admin
-from gateway.config import Config
+from gateway.config.models import Config
 from gateway.decider import Decider
 from gateway.dispatcher import Dispatcher, Upstream
-from gateway.estimator import Estimator, PoolTokenizer
+from gateway.estimate.estimator import Estimator, PoolTokenizer
 from gateway.frontend import FrontServer
 from gateway.keys import Keys, Tenant
 from gateway.monitor import Monitor
 from gateway.observe.accesslog import AccessLog
+from gateway.observe.admin import Admin
 from gateway.observe.metrics import EndpointCollector, Metrics
+from gateway.observe.recorder import Recorder
 from gateway.proxy import Limits, Proxy
-from gateway.recorder import Recorder
 from gateway.routes import Routes
 from policies.fleet import Fleet
 from policies.retries import RetryBudget

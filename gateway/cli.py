@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from gateway.problems import ConfigError, did_you_mean
+from gateway.config.problems import ConfigError, did_you_mean
 
 COMMANDS = ("serve", "check", "schema", "demo", "simulate")
 
@@ -114,9 +114,9 @@ def _version(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from gateway.encoders import EncoderError
-    from gateway.loading import load
-    from gateway.report import notes
+    from gateway.config.loading import load
+    from gateway.config.report import notes
+    from gateway.estimate.encoders import EncoderError
     from gateway.serve import serve
 
     config = load(args.files, os.environ)
@@ -129,8 +129,8 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from gateway.loading import load
-    from gateway.report import report
+    from gateway.config.loading import load
+    from gateway.config.report import report
 
     print(report(load(args.files, os.environ)))
     return 0
@@ -139,7 +139,7 @@ def _check(args: argparse.Namespace) -> int:
 def _schema(args: argparse.Namespace) -> int:
     import json
 
-    from gateway.schema import schema
+    from gateway.config.schema import schema
 
     print(json.dumps(schema(), indent=2))
     return 0

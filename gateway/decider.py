@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from time import monotonic
 
-from gateway.estimator import Estimator, prompt_of
+from gateway.estimate.estimator import Estimator, prompt_of
 from gateway.ingress import InferenceRequest
 from gateway.keys import Tenant
 from gateway.monitor import Monitor
-from gateway.record import End, Record
+from gateway.observe.record import End, Record
 from gateway.run import Run
 from policies.facts import Ask, Decision, Health, Pool, Price, PromptEstimate
 from policies.route import Route

@@ -15,7 +15,7 @@ from backends.interface import Backend, Failure, FailureKind, Forward
 from backends.transport import Origin, TransportError
 from gateway.ingress import InferenceRequest
 from gateway.monitor import Monitor
-from gateway.record import AttemptRecord, Life
+from gateway.observe.record import AttemptRecord, Life
 from gateway.refusal import Refusal, retry_later
 from gateway.run import Run
 from policies.attempts import (

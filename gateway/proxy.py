@@ -20,8 +20,8 @@ from gateway.dispatcher import Dispatcher, Job, attempt_record
 from gateway.frontend import ClientConnection, reply, respond
 from gateway.ingress import InferenceRequest
 from gateway.keys import Keys, Tenant
-from gateway.record import End, Life, Record, Stage
-from gateway.recorder import Recorder
+from gateway.observe.record import End, Life, Record, Stage
+from gateway.observe.recorder import Recorder
 from gateway.refusal import Refusal, internal, retry_later
 from gateway.replyhead import gateway_headers
 from gateway.routes import Routes

@@ -17,11 +17,11 @@ from aiohttp.http import HttpVersion11
 
 from backends.interface import Failure, FailureKind
 from backends.sse import UsageStripper
-from gateway.run import Run
 from gateway.frontend import ClientConnection, Written
-from gateway.record import End, Life
+from gateway.observe.record import End, Life
 from gateway.refusal import REASONS, envelope
 from gateway.replyhead import response_headers
+from gateway.run import Run
 from gateway.strictjson import encode
 
 STALL = 60.0  # s that a reader may leave a full buffer unread

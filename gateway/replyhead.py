@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from gateway.record import Life, Record, Stage
+from gateway.observe.record import Life, Record, Stage
 
 if TYPE_CHECKING:
     from gateway.run import Run

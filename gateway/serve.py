@@ -8,7 +8,7 @@ import signal
 import sys
 
 from gateway.app import Gateway, tune_gc
-from gateway.config import Config
+from gateway.config.models import Config
 
 DRAIN = 30.0  # s that running requests get after SIGTERM
 

@@ -10,9 +10,9 @@ import sys
 
 from backends.simulated.profiles import PROFILES
 from backends.simulated.server import SimulatedServer, serve
-from gateway.addresses import Address
-from gateway.encoders import encoder
-from gateway.problems import ConfigError, did_you_mean
+from gateway.config.addresses import Address
+from gateway.config.problems import ConfigError, did_you_mean
+from gateway.estimate.encoders import encoder
 from gateway.serve import loop_factory
 
 TOKENIZER = "o200k_base"

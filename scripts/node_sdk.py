@@ -19,7 +19,7 @@ from pathlib import Path
 
 from backends.simulated.profiles import profile_named
 from backends.simulated.server import SimulatedServer
-from gateway.encoders import encoder
+from gateway.estimate.encoders import encoder
 
 ROOT = Path(__file__).parent.parent
 SUITE = ROOT / "tests/node"

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.loading import load
+from gateway.config.loading import load
+from gateway.config.schema import schema
 from gateway.observe.metrics import EndpointCollector, Metrics
-from gateway.schema import schema
 from policies.facts import Load
 from policies.route import Workload
 from policies.workloads import PRESETS

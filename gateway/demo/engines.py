@@ -10,7 +10,7 @@ import sys
 from backends.simulated.profiles import profile_named
 from backends.simulated.server import SimulatedServer
 from gateway.demo.scene import CAST
-from gateway.encoders import encoder
+from gateway.estimate.encoders import encoder
 from gateway.serve import loop_factory
 
 

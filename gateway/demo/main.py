@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 
 from gateway.app import Gateway, tune_gc
-from gateway.config import Config
+from gateway.config.models import Config
 from gateway.demo import table
 from gateway.demo.scene import CALLERS, document
 from gateway.serve import loop_factory

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from gateway.record import End, Record
+from gateway.observe.record import End, Record
 
 WINDOW = 30.0  # s
 

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
-from gateway.record import Record
+from gateway.observe.record import Record
 from gateway.strictjson import encode
 
 QUEUE = 10_000  # lines

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.record import Record
+from gateway.observe.record import Record
 from policies.facts import Health, Load
 from policies.route import Route
 

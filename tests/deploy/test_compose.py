@@ -12,8 +12,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from gateway.config import Config
-from gateway.loading import load
+from gateway.config.loading import load
+from gateway.config.models import Config
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"

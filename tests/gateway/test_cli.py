@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import COMMANDS, main
-from gateway.schema import schema
+from gateway.config.schema import schema
 
 ROOT = Path(__file__).parents[2]
 GOOD = "pools: {p: {backend: vllm, model: m, endpoints: [http://a]}}\nroutes: {r: {tiers: [p]}}\n"

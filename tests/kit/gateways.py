@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from gateway.app import Gateway
-from gateway.config import Config
+from gateway.config.models import Config
 
 
 def pool(*urls: str, **more: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.simulated.profiles import profile_named
 from backends.simulated.server import SimulatedServer
-from gateway.encoders import encoder
+from gateway.estimate.encoders import encoder
 
 
 @asynccontextmanager

@@ -121,7 +121,7 @@ PATHS = [
     "/v1/chat/completions%20", "/V1/chat/completions", "/metrics", "/fleet", "/requests", "/config", "/invocations", "/pause",
     "/sleep", "/v1/load_lora_adapter", "/server_info", "http://127.0.0.1:9/v1/chat/completions", "/v1/models/chat", "*",
     "/v1/chat/completions;x", "/../../etc/passwd", "/v1/embeddings",
-]  # fmt: skip # noqa: E501
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", PATHS)

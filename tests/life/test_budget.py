@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.record import End, Stage
+from gateway.observe.record import End, Stage
 from tests.kit.gateways import running
 from tests.kit.simulated import engine_pool, engines
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gateway.app import Gateway
-from gateway.record import End
+from gateway.observe.record import End
 from tests.kit.gateways import running
 from tests.kit.simulated import engine_pool, engines, eventually
 
@@ -69,11 +69,11 @@ async def test_a_hundred_callers_that_leave_at_random_leave_nothing_behind() -> 
                     "max_tokens": 300,
                     "messages": [{"role": "user", "content": f"{i} word " * 200}],
                 }
-            ).encode()  # noqa: E501
+            ).encode()
             _reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
             writer.write(
                 b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw)
-            )  # noqa: E501
+            )
             await asyncio.sleep(0.002 * (i % 50))
             writer.transport.abort()
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from gateway.app import Gateway
-from gateway.record import End
+from gateway.observe.record import End
 from policies.facts import Ending
 from tests.kit.gateways import running
 from tests.kit.simulated import engine_pool, engines, eventually

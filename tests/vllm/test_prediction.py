@@ -52,11 +52,13 @@ def relative(error: float, of: float) -> float:
 
 
 def test_every_request_is_answered(story: list[Told], figures: Figures) -> None:
-    """200 requests, no error; with 30 s to the deadline no engine is left for another."""
+    """200 requests, no error; with 30 s to the deadline a second attempt is as rare as the default `max_extra`."""
     wrong = [told.record for told in story if told.record["end"] != "completed" or told.answer.finish is None]
     figures.at_most("requests of 200 that did not complete", len(wrong), "", 0)
-    more = [told.record["attempts"] for told in story if len(told.record["attempts"]) > 1]
-    figures.at_most("requests of 200 that took a second attempt", len(more), "", 0)
+    figures.at_most(
+        "requests that took a second attempt",
+        share([len(told.record["attempts"]) > 1 for told in story]), "%", 3,
+    )  # fmt: skip
 
 
 def test_a_repeated_prefix_returns_to_the_engine_that_holds_it(story: list[Told], figures: Figures) -> None:

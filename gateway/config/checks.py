@@ -1,0 +1,85 @@
+"""What no section can see of itself: that names lead somewhere, and that nothing is open by accident.
+
+Each check yields a problem with the path of the value to mend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from gateway.config.models import PASSTHROUGH, Config
+from gateway.config.problems import Path, Problem, did_you_mean
+
+Check = Callable[[Config], Iterator[Problem]]
+
+
+def problems(config: Config) -> list[Problem]:
+    """Every problem between the sections of a configuration that is valid by section."""
+    return [problem for check in CHECKS for problem in check(config)]
+
+
+def something_to_serve(config: Config) -> Iterator[Problem]:
+    if not config.pools:
+        yield Problem((), "no pools: add pools:, or one more --config that has them")
+    if not config.routes and config.passthrough is None:
+        yield Problem((), "no routes: add routes: (policies/presets has one for each workload) or passthrough: POOL")
+
+
+def route_names(config: Config) -> Iterator[Problem]:
+    for name, route in config.routes.items():
+        if route.name != name:
+            yield Problem(("routes", name, "name"), "a route's name is its key; leave this out")
+
+
+def tiers(config: Config) -> Iterator[Problem]:
+    for name, route in config.routes.items():
+        for i, tier in enumerate(route.tiers):
+            yield from _known_pool(config, tier.pool, ("routes", name, "tiers", i))
+
+
+def models(config: Config) -> Iterator[Problem]:
+    """Only a passthrough can do without the name of a model."""
+    asked = {tier.pool for route in config.routes.values() for tier in route.tiers}
+    for name, pool in config.pools.items():
+        if name in asked and not pool.model:
+            yield Problem(("pools", name), "'model' is missing: the name its servers know")
+
+
+def passthrough(config: Config) -> Iterator[Problem]:
+    if config.passthrough is not None:
+        yield from _known_pool(config, config.passthrough, ("passthrough",))
+
+
+def keys(config: Config) -> Iterator[Problem]:
+    routes = [*config.routes, *([PASSTHROUGH] if config.passthrough else [])]
+    for i, key in enumerate(config.keys):
+        for j, route in enumerate(key.routes or ()):
+            if route not in routes:
+                yield Problem(("keys", i, "routes", j), f"no route '{route}'{did_you_mean(route, routes)}")
+    yield from _distinct("name", (key.name for key in config.keys))
+    yield from _distinct("sha256", (key.sha256 for key in config.keys))
+
+
+def listening(config: Config) -> Iterator[Problem]:
+    server = config.server
+    if not (server.listen.loopback or config.keys or server.open):
+        mend = "add keys:, or listen on 127.0.0.1 (or say server.open: true behind your own authentication)"
+        yield Problem(("server", "listen"), f"{server.listen}: open mode is for loopback only: {mend}")
+    if server.listen == server.admin and server.listen.port:
+        yield Problem(("server", "admin"), f"{server.admin} is where listen is; take another port")
+
+
+CHECKS: tuple[Check, ...] = (something_to_serve, route_names, tiers, models, passthrough, keys, listening)
+
+
+def _known_pool(config: Config, name: str, path: Path) -> Iterator[Problem]:
+    if name not in config.pools:
+        yield Problem(path, f"no pool '{name}'{did_you_mean(name, config.pools)}")
+
+
+def _distinct(field: str, values: Iterable[str]) -> Iterator[Problem]:
+    seen: dict[str, int] = {}
+    for i, value in enumerate(values):
+        first = seen.setdefault(value, i)
+        if first != i:
+            yield Problem(("keys", i, field), f"the same as keys[{first}]; each key is its own")

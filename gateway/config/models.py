@@ -1,0 +1,178 @@
+"""The configuration: what the YAML may say, validated, and the values that the rest is built from.
+
+Rules:
+- Every section is its own model, frozen, and refuses unknown keys.
+- A model checks what it can see of itself; what spans sections is in `gateway.config.checks`.
+- Secrets do not print, and are not in a dump.
+- What is accepted but not acted on yet is listed in NOT_YET, and `firsttoken check` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from backends.interface import BackendConfig
+from gateway.config.addresses import HttpUrl, Listen
+from gateway.config.pool import Pool, endpoint_id
+from gateway.config.values import AccessLog, Name, PoolName, Positive, RedisUrl, Section, Sha256, written
+from policies import facts, workloads
+from policies.route import Route, Workload
+from policies.units import Size
+
+PASSTHROUGH = "passthrough"  # the name of the route that takes what is no route's
+
+# Accepted, validated, without effect in this version: a path, and the value that asks for it (any but the default,
+# if none is named).
+NOT_YET = (
+    "server.workers",
+    "pools.*.endpoints.*.kv_events",
+    "pools.*.keep_warm",
+    "routes.*.on_miss=queue",
+    "routes.*.rescue=on",
+    "state.redis",
+    "keys.*.requests_per_minute",
+    "keys.*.tokens_per_minute",
+    "telemetry.otlp",
+)
+
+
+class Server(Section):
+    listen: Listen = written("127.0.0.1:8080")
+    """Where callers connect, host:port."""
+    admin: Listen = written("127.0.0.1:9090")
+    """Where operators connect: metrics, dashboard, explain. It asks for no key: keep it private."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Processes that share the listening port."""
+    open: bool = False
+    """Serve callers without a key beyond loopback; for a gateway behind its own authentication."""
+
+
+class Defaults(Section):
+    """What holds for every route that does not say otherwise."""
+
+    connect: Positive = written("2s")
+    """To open a connection to an endpoint."""
+    stream_idle: Positive = written("30s")
+    """Between two chunks of a started answer."""
+    first_token: Positive = written("60s")
+    """Hard limit of silence before the first token, where no budget says less."""
+    max_attempts: int = Field(default=3, ge=1, le=10)
+    """Endpoints tried for one request."""
+    max_body: Annotated[Size, Field(gt=0)] = written("32MB")
+    """Of a request."""
+    scrape: Positive = written("500ms")
+    """Between two looks at an engine's own load."""
+
+
+class State(Section):
+    redis: RedisUrl | None = None
+    """What replicas share; absent: everything is kept in this process."""
+
+
+class Key(Section):
+    """A caller: its key is stored as a digest only."""
+
+    name: Name
+    sha256: Sha256
+    """printf %s "$KEY" | sha256sum"""
+    routes: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Which it may ask for; absent: all."""
+    requests_per_minute: int | None = Field(default=None, gt=0)
+    tokens_per_minute: int | None = Field(default=None, gt=0)
+    cache_group: Name | None = None
+    """Keys of one group share prefix caches; absent: the key has its own."""
+
+
+class Telemetry(Section):
+    otlp: HttpUrl | None = None
+    """An OpenTelemetry collector."""
+    access_log: AccessLog = "stdout"
+    """stdout, stderr, off, or the path of a file: one JSON line per request."""
+    prompts: Literal["never"] = "never"
+    """Prompts and answers are not recorded anywhere."""
+
+
+class Config(Section):
+    """firsttoken: pools are what there is, routes are what callers ask for and what they were promised."""
+
+    server: Server = Server()
+    pools: Mapping[PoolName, Pool] = {}
+    """By name: interchangeable endpoints serving one model."""
+    defaults: Defaults = Defaults()
+    routes: Mapping[Name, Route] = {}
+    """By the model name that callers ask for."""
+    passthrough: str | None = None
+    """A pool: requests for a model that is no route go there, the model name unchanged."""
+    state: State = State()
+    keys: tuple[Key, ...] = ()
+    """Who may call; absent: anybody on this machine."""
+    telemetry: Telemetry = Telemetry()
+
+    @field_validator("routes", mode="before")
+    @classmethod
+    def _presets_beneath(cls, routes: Any, info: ValidationInfo) -> Any:
+        if not isinstance(routes, Mapping):
+            return routes
+        defaults = info.data.get("defaults", Defaults())
+        return {name: _completed(name, raw, defaults.max_attempts) for name, raw in routes.items()}
+
+    def fleet(self) -> tuple[facts.Pool, ...]:
+        """The pools as decisions see them."""
+        return tuple(pool.as_facts(name) for name, pool in self.pools.items())
+
+    def urls(self) -> Mapping[str, str]:
+        """Endpoint id -> base URL."""
+        return {endpoint_id(name, url): url for name, pool in self.pools.items() for url in pool.urls}
+
+    def backend(self, name: str) -> BackendConfig:
+        """What the catalog needs to build the backend of a pool."""
+        pool = self.pools[name]
+        headers = {header: value.get_secret_value() for header, value in pool.headers.items()}
+        return BackendConfig(pool.backend, pool.model, pool.api_key.get_secret_value(), headers)
+
+    @cached_property
+    def passthrough_route(self) -> Route | None:
+        """The route of every model name that is not one; its own name is fixed, so that no caller mints a label."""
+        if self.passthrough is None:
+            return None
+        raw = {"tiers": [self.passthrough]}
+        return Route.model_validate(_completed(PASSTHROUGH, raw, self.defaults.max_attempts))
+
+    def not_yet(self) -> list[str]:
+        """What this configuration asks for that this version accepts and does not do."""
+        found = []
+        for entry in NOT_YET:
+            pattern, _, asked = entry.partition("=")
+            for path, value, default in _matches(self, pattern.split(".")):
+                if value == asked if asked else value != default:
+                    found.append(f"{path}: {asked}" if asked else path)
+        return found
+
+
+def _completed(name: str, raw: Any, max_attempts: int) -> Any:
+    """A route as written, with its name, its workload's preset and the defaults beneath."""
+    if not isinstance(raw, Mapping):
+        return raw
+    workload = raw.get("workload", "chat")
+    if workload in get_args(Workload):
+        raw = workloads.apply(workload, dict(raw))
+    return {"name": name, "max_attempts": max_attempts, **raw}
+
+
+def _matches(node: Any, pattern: Sequence[str], path: str = "", default: Any = None) -> Iterator[tuple[str, Any, Any]]:
+    """Every value under `node` that a pattern names, with its path and its default."""
+    if not pattern:
+        yield path, node, default
+    elif pattern[0] != "*":
+        default = type(node).model_fields[pattern[0]].default
+        yield from _matches(getattr(node, pattern[0]), pattern[1:], f"{path}.{pattern[0]}".lstrip("."), default)
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _matches(value, pattern[1:], f"{path}.{key}")
+    else:
+        for i, value in enumerate(node):
+            yield from _matches(value, pattern[1:], f"{path}[{i}]")

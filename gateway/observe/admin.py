@@ -1,0 +1,78 @@
+"""The admin port: what operators and Prometheus read. Nothing here is on the data port."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from backends.interface import Operation
+from gateway import ingress
+from gateway.decider import Decider
+from gateway.frontend import reply, respond
+from gateway.keys import ANYONE
+from gateway.observe.explain import explain
+from gateway.observe.recorder import Recorder
+from gateway.refusal import Refusal
+from gateway.routes import Routes
+from gateway.strictjson import encode
+
+
+class Admin:
+    """`shown_config`: the config as it may be shown, without secrets."""
+
+    def __init__(
+        self, registry: CollectorRegistry, recorder: Recorder, decider: Decider, routes: Routes,
+        shown_config: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.registry, self.recorder, self.decider, self.routes = registry, recorder, decider, routes
+        self.shown_config = shown_config
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=2**25)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/requests", self.requests)
+        app.router.add_get("/fleet", self.fleet)
+        app.router.add_get("/config", self.config)
+        app.router.add_post("/explain", self.explain)
+        return app
+
+    async def metrics(self, http: web.Request) -> web.StreamResponse:
+        encoder, content_type = choose_encoder(http.headers.get("accept", ""))
+        return web.Response(body=encoder(self.registry), headers={"content-type": content_type})
+
+    async def requests(self, http: web.Request) -> web.StreamResponse:
+        """Recent Records, newest last; `?last=N` for fewer."""
+        last = http.query.get("last", "200")
+        if not last.isdigit():
+            return reply(Refusal(400, "last must be a whole number.", param="last"))
+        recent = list(self.recorder.recent)
+        return respond(200, encode([record.as_json() for record in recent[max(0, len(recent) - int(last)) :]]))
+
+    async def fleet(self, http: web.Request) -> web.StreamResponse:
+        """Every endpoint: its load and what was learned of it."""
+        now = monotonic()
+        fleet = self.decider.monitor.fleet
+        return respond(200, encode([fleet.statistics(endpoint, now) for endpoint in fleet.snapshot(now).loads]))
+
+    async def config(self, http: web.Request) -> web.StreamResponse:
+        return respond(200, encode(self.shown_config))
+
+    async def explain(self, http: web.Request) -> web.StreamResponse:
+        """POST a request as to the data port: the candidates and the reasons; nothing is sent."""
+        path = http.query.get("path", Operation.CHAT.value)
+        operations = {operation.value: operation for operation in Operation}
+        try:
+            if path not in operations:
+                raise Refusal(400, f"path must be one of {', '.join(operations)}.", param="path")
+            request = ingress.parse(
+                operations[path], await http.read(), http.headers, monotonic(), "explain", self.decider.wanted_headers
+            )
+            route = self.routes.match(request.model)
+            estimate = await self.decider.estimate(request, route, ANYONE)
+            return respond(200, encode(explain(self.decider.decide(request, route, estimate), estimate)))
+        except Refusal as refusal:
+            return reply(refusal)

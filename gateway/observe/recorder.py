@@ -1,0 +1,65 @@
+"""Exactly one Record per request, whatever happens to it, handed to every sink at its end.
+
+Sinks never wait: metrics are numbers in memory, the access log a bounded queue, the recent
+Records a ring. A sink that fails loses its own Record and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import monotonic, time
+from types import TracebackType
+
+from gateway.observe.record import End, Life, Record
+
+log = logging.getLogger("firsttoken")
+
+Sink = Callable[[Record], None]
+RECENT = 2000  # Records kept for GET /requests
+
+
+class Recorder:
+    """Opens a Life per request and gives its Record to the sinks."""
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self.recent: deque[Record] = deque(maxlen=RECENT)
+        self.sinks: list[Sink] = [self.recent.append, *sinks]
+        self.live = 0
+
+    def life(self, arrival: float) -> _Living:
+        return _Living(self, arrival)
+
+    def emit(self, record: Record) -> None:
+        for sink in self.sinks:
+            try:
+                sink(record)
+            except Exception:  # our bug in a sink must not become the client's error
+                log.exception("a sink failed")
+
+
+class _Living:
+    """`with recorder.life(arrival) as life:` ends in one Record on every path out."""
+
+    __slots__ = ("life", "recorder")
+
+    def __init__(self, recorder: Recorder, arrival: float) -> None:
+        self.recorder = recorder
+        now = monotonic()
+        self.life = Life(Record(arrival=arrival, wall=time() - (now - arrival)))
+
+    def __enter__(self) -> Life:
+        self.recorder.live += 1
+        return self.life
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.recorder.live -= 1
+        record = self.life.record
+        if kind is not None and record.total == 0.0:
+            gone = issubclass(kind, (asyncio.CancelledError, ConnectionError))
+            self.life.finished(End.CLIENT_GONE if gone else End.INTERNAL, monotonic(), "" if gone else kind.__name__)
+        self.recorder.emit(record)

@@ -1,0 +1,199 @@
+"""The validated configuration, and the values that the rest is built from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.config.models import NOT_YET, Config
+from gateway.config.pool import ENCODINGS
+from gateway.estimate.encoders import ALIASES, PATTERNS
+from policies import facts
+from policies.route import Route
+
+VLLM = {"backend": "vllm", "model": "qwen3-8b", "endpoints": ["http://10.0.0.11:8000"]}
+
+
+def config(**sections: Any) -> Config:
+    return Config.model_validate(sections)
+
+
+def pool(**fields: Any) -> Config:
+    return config(pools={"small": VLLM | fields})
+
+
+def route(text: dict[str, Any], **sections: Any) -> Route:
+    return config(pools={"small": VLLM}, routes={"r": {"tiers": ["small"], **text}}, **sections).routes["r"]
+
+
+def test_what_is_left_out_is_what_the_contract_says() -> None:
+    """Loopback, one process, and nothing waits for ever."""
+    empty = config()
+    assert (str(empty.server.listen), str(empty.server.admin), empty.server.workers) == (
+        "127.0.0.1:8080",
+        "127.0.0.1:9090",
+        1,
+    )
+    assert empty.defaults.model_dump() == {
+        "connect": 2.0,
+        "stream_idle": 30.0,
+        "first_token": 60.0,
+        "max_attempts": 3,
+        "max_body": 32_000_000,
+        "scrape": 0.5,
+    }
+    assert (empty.state.redis, empty.keys, empty.telemetry.access_log, empty.telemetry.prompts) == (
+        None,
+        (),
+        "stdout",
+        "never",
+    )
+
+
+def test_a_pool_becomes_what_decisions_read() -> None:
+    """Every field that a decision needs, and endpoints with ids of pool, host and port."""
+    fleet = pool(
+        endpoints=["http://10.0.0.11:8000/", {"url": "https://b.example/v1", "region": "eu-west"}],
+        context_window=32768,
+        capabilities=["tools"],
+        price={"input": 0.05, "output": 0.2},
+        block_size=32,
+    ).fleet()
+    assert fleet == (
+        facts.Pool(
+            name="small",
+            model="qwen3-8b",
+            endpoints=(
+                facts.Endpoint("small/10.0.0.11:8000", "small"),
+                facts.Endpoint("small/b.example:443", "small", "eu-west"),
+            ),
+            local=True,
+            context_window=32768,
+            capabilities=frozenset({"tools"}),
+            price=facts.Price(0.05, 0.2),
+            block_size=32,
+        ),
+    )
+
+
+def test_every_endpoint_has_a_url() -> None:
+    """By the id under which decisions name it; IPv6 keeps its brackets."""
+    both = config(
+        pools={"small": VLLM | {"endpoints": ["http://[::1]:8000/"]}, "api": {"backend": "openai", "api_key": "k"}}
+    )
+    ids = {endpoint.id for pool in both.fleet() for endpoint in pool.endpoints}
+    assert both.urls() == {
+        "small/[::1]:8000": "http://[::1]:8000",
+        "api/api.openai.com:443": "https://api.openai.com/v1",
+    }
+    assert ids == set(both.urls())
+
+
+def test_an_api_pool_may_go_elsewhere() -> None:
+    """`base_url` replaces the default of its backend."""
+    moved = config(pools={"api": {"backend": "openai", "api_key": "k", "base_url": "http://127.0.0.1:9/v1"}})
+    assert (moved.urls(), moved.fleet()[0].local) == ({"api/127.0.0.1:9": "http://127.0.0.1:9/v1"}, False)
+
+
+def test_an_authorization_header_is_as_good_as_a_key() -> None:
+    """Some proxies have their own scheme."""
+    headers = {"Authorization": "Basic x", "X-Team": "a"}
+    built = config(pools={"api": {"backend": "openai", "model": "m", "headers": headers}}).backend("api")
+    assert (built.kind, built.model, built.api_key) == ("openai", "m", "")
+    assert built.headers == {"authorization": "Basic x", "x-team": "a"}
+
+
+def test_secrets_are_in_no_dump_and_no_repr() -> None:
+    """The admin port shows the configuration."""
+    secret = "sk-canary"
+    shown = config(
+        pools={"api": {"backend": "openai", "api_key": secret, "headers": {"x-key": secret}}},
+        state={"redis": f"redis://:{secret}@localhost"},
+    )
+    assert secret not in shown.model_dump_json() + repr(shown)
+    assert shown.backend("api").api_key == secret
+
+
+def test_the_configuration_can_be_shown() -> None:
+    """A dump is plain JSON, addresses as they are written."""
+    shown = config(server={"listen": "[::1]:80"}, pools={"small": VLLM}).model_dump(mode="json")
+    assert (shown["server"]["listen"], shown["pools"]["small"]["endpoints"][0]["url"]) == (
+        "[::1]:80",
+        "http://10.0.0.11:8000",
+    )
+
+
+def test_a_configuration_does_not_change() -> None:
+    """A reload makes a new one."""
+    with pytest.raises(ValidationError):
+        config().server.workers = 2
+
+
+def test_a_route_is_called_by_its_key() -> None:
+    """The model name that callers ask for."""
+    assert route({}).name == "r"
+
+
+def test_a_workload_fills_what_the_route_leaves_out() -> None:
+    """And nothing that it says; without a workload it is a chat."""
+    assert route({"ttft": {"budget": "250ms"}}).ttft == route({"workload": "chat", "ttft": {"budget": "250ms"}}).ttft
+    agent = route({"workload": "agent", "ttft": {"target": 0.5}})
+    assert agent.ttft is not None
+    assert agent.total is not None
+    assert (agent.ttft.budget, agent.ttft.target, agent.total.budget) == (3.0, 0.5, 30.0)
+
+
+def test_defaults_fill_what_neither_route_nor_workload_say() -> None:
+    """`defaults` may come after `routes` in the file."""
+    assert route({}, defaults={"max_attempts": 5}).max_attempts == 5
+    assert route({"max_attempts": 2}, defaults={"max_attempts": 5}).max_attempts == 2
+
+
+def test_passthrough_is_a_route_of_its_own() -> None:
+    """With a fixed name: what callers ask for never becomes a label."""
+    through = config(
+        pools={"api": {"backend": "openai", "api_key": "k"}}, passthrough="api", defaults={"max_attempts": 1}
+    ).passthrough_route
+    assert through is not None
+    assert (through.name, [tier.pool for tier in through.tiers], through.workload, through.max_attempts) == (
+        "passthrough",
+        ["api"],
+        "chat",
+        1,
+    )
+    assert config().passthrough_route is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "found"),
+    [
+        ({"server": {"workers": 2}}, "server.workers"),
+        ({"pools": {"p": VLLM | {"keep_warm": {"idle": "1m"}}}}, "pools.p.keep_warm"),
+        (
+            {"pools": {"p": VLLM | {"endpoints": [{"url": "http://a", "kv_events": "tcp://a:5557"}]}}},
+            "pools.p.endpoints[0].kv_events",
+        ),
+        ({"routes": {"r": {"tiers": ["p"], "on_miss": "queue"}}}, "routes.r.on_miss: queue"),
+        ({"routes": {"r": {"tiers": ["p"], "rescue": "on"}}}, "routes.r.rescue: on"),
+        ({"state": {"redis": "redis://localhost"}}, "state.redis"),
+        ({"keys": [{"name": "a", "sha256": "0" * 64, "requests_per_minute": 1}]}, "keys[0].requests_per_minute"),
+        ({"keys": [{"name": "a", "sha256": "0" * 64, "tokens_per_minute": 1}]}, "keys[0].tokens_per_minute"),
+        ({"telemetry": {"otlp": "http://localhost:4318"}}, "telemetry.otlp"),
+    ],
+)
+def test_what_is_accepted_but_not_acted_on_is_told(sections: dict[str, Any], found: str) -> None:
+    """Nobody is to believe in a feature that is not there yet."""
+    assert config(**sections).not_yet() == [found]
+
+
+def test_nothing_is_told_where_nothing_is_asked() -> None:
+    """Defaults ask for nothing."""
+    assert config(pools={"p": VLLM}, routes={"r": {"tiers": ["p"]}}).not_yet() == []
+    assert len(NOT_YET) == len(set(NOT_YET))
+
+
+def test_the_encodings_are_those_that_can_be_had() -> None:
+    """The list is repeated where it must not import the encoders."""
+    assert set(ENCODINGS) == PATTERNS.keys() | ALIASES.keys()

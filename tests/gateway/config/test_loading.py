@@ -1,0 +1,482 @@
+"""From files and environment to a Config, or to what must be mended: the whole message, every time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.document import parse
+from gateway.config.loading import ConfigError, load, validated
+from gateway.config.models import Config
+from tests.kit.contract import CONTRACT
+
+POOLS = """\
+pools:
+  small: {backend: vllm, model: qwen3-8b, endpoints: [http://10.0.0.11:8000]}
+  large: {backend: vllm, model: qwen3-72b, endpoints: [http://10.0.1.11:8000]}
+"""
+ROUTES = "routes:\n  chat: {tiers: [large, small]}\n"
+PRESETS = sorted(Path(__file__).parents[2].glob("policies/presets/*.yaml"))
+DIGEST = "0123456789abcdef" * 4
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def loaded(*texts: str, **environ: str) -> Config:
+    paths = [Path(f"{name}.yaml") for name, _ in zip("fgh", texts, strict=False)]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text, "utf-8")
+    return load(paths, environ)
+
+
+def refusal(*texts: str, **environ: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        loaded(*texts, **environ)
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    return list(caught.value.problems)
+
+
+def pool(**fields: str) -> str:
+    fields = {"backend": "vllm", "model": "m", "endpoints": "[http://a:1]"} | fields
+    return f"pools: {{p: {{{', '.join(f'{key}: {value}' for key, value in fields.items() if value)}}}}}\n"
+
+
+def route(text: str = "", tiers: str = "[p]") -> str:
+    return f"{pool()}routes: {{r: {{tiers: {tiers}, {text}}}}}"
+
+
+# ---------------------------------------------------------------------------- values of a section
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # keys
+        ("servr: {}", "servr: unknown key; did you mean 'server'?"),
+        ("server: {lisen: x}", "server.lisen: unknown key; did you mean 'listen'?"),
+        ("server: {zzz: x}", "server.zzz: unknown key; known: listen, admin, workers, open"),
+        (
+            "pools: {p: {backend: vllm, endpoints: [http://a], modle: m}}",
+            "pools.p.modle: unknown key; did you mean 'model'?",
+        ),
+        ("pools: {p: {model: m}}", "pools.p: 'backend' is missing"),
+        ("routes: {r: {}}", "routes.r: 'tiers' is missing"),
+        ("routes: {r: {tiers: [{when: {}}]}}", "routes.r.tiers[0]: 'pool' is missing"),
+        ('routes: {"r 1": {tiers: [p]}}', 'routes."r 1": a name goes into a header: visible ASCII without spaces only'),
+        ("pools: {a/b: {backend: ollama}}", "pools.a/b: the name of a pool takes letters, digits and . _ : - only"),
+        (
+            "routes: {gpt-4.1: {tiers: [p], max_attempts: 0}}",
+            'routes."gpt-4.1".max_attempts: must be at least 1, got 0',
+        ),
+        # kinds of values
+        ("server: {workers: many}", "server.workers: expected an integer, got 'many'"),
+        ("server: {workers: 1.5}", "server.workers: expected an integer, got 1.5"),
+        ("server: {workers: [1]}", "server.workers: expected an integer, got a list"),
+        ("server: {open: maybe}", "server.open: expected true or false, got 'maybe'"),
+        ("server: 8080", "server: expected {listen, admin, workers, open}, got 8080"),
+        ("server:", "server: expected {listen, admin, workers, open}, got nothing"),
+        ("pools:", "pools: expected a mapping, got nothing"),
+        ("pools: [a]", "pools: expected a mapping, got a list"),
+        ("keys: {}", "keys: expected a list, got a mapping"),
+        (pool(model="7"), "pools.p.model: expected text (in quotes), got 7"),
+        (pool(model="true"), "pools.p.model: expected text (in quotes), got true"),
+        (pool(price="{input: free}"), "pools.p.price.input: expected a number, got 'free'"),
+        (pool(price="{input: -1}"), "pools.p.price.input: must be at least 0, got -1"),
+        (pool(price="{output: 1e400}"), "pools.p.price.output: expected a number, got inf"),
+        (pool(context_window="0"), "pools.p.context_window: must be more than 0, got 0"),
+        (pool(block_size="5000"), "pools.p.block_size: must be at most 4096, got 5000"),
+        (pool(keep_warm="60s"), "pools.p.keep_warm: expected {idle}, got '60s'"),
+        (
+            pool(capabilities="[tool]"),
+            "pools.p.capabilities[0]: expected tools, images or json_schema, got 'tool'; did you mean 'tools'?",
+        ),
+        (pool(capabilities="tools"), "pools.p.capabilities: expected a list, got 'tools'"),
+        (
+            pool(endpoints="[7]"),
+            "pools.p.endpoints[0]: expected the URL of a server or {url, region, kv_events}, got 7",
+        ),
+        (route(tiers="[3]"), "routes.r.tiers[0]: expected the name of a pool or {pool, when}, got 3"),
+        (route(tiers="[]"), "routes.r.tiers: is empty; name at least one"),
+        # routes
+        (route("ttft: {budget: 800}"), "routes.r.ttft.budget: 800 has no unit; write '800ms' or '800s'"),
+        (
+            route("ttft: {budget: 8 parsecs}"),
+            "routes.r.ttft.budget: '8 parsecs' has no unit of time; write it like 250ms, 2s or 5m",
+        ),
+        (route("ttft: {budget: 1s, target: 1}"), "routes.r.ttft.target: must be less than 1, got 1"),
+        (route("ttft: {budget: 1s, target: 0}"), "routes.r.ttft.target: must be more than 0, got 0"),
+        (route("ttft: 1s"), "routes.r.ttft: expected {budget, target} or off, got '1s'"),
+        (route("tpot: on"), "routes.r.tpot: expected {budget} or off, got 'on'"),
+        (route("prefer: cheap"), "routes.r.prefer: expected quality, cost or latency, got 'cheap'"),
+        (
+            route("on_miss: shedd"),
+            "routes.r.on_miss: expected best_effort, queue or shed, got 'shedd'; did you mean 'shed'?",
+        ),
+        (
+            route("workload: chatt"),
+            "routes.r.workload: expected autocomplete, chat, task, agent or batch, got 'chatt'; did you mean 'chat'?",
+        ),
+        (route("hedge: on"), "routes.r.hedge: expected {max_extra} or off, got 'on'"),
+        (route("hedge: 3%"), "routes.r.hedge: expected {max_extra} or off, got '3%'"),
+        (route("hedge: {max_extra: 150%}"), "routes.r.hedge.max_extra: must be at most 1, got '150%'"),
+        (route("hedge: {max_extr: 3%}"), "routes.r.hedge.max_extr: unknown key; did you mean 'max_extra'?"),
+        (route("limits: {output_tokens: 0}"), "routes.r.limits.output_tokens: must be more than 0, got 0"),
+        (
+            route(tiers="[{pool: p, when: {turn: 1}}]"),
+            "routes.r.tiers[0].when.turn: unknown key; did you mean 'turns'?",
+        ),
+        (
+            route(tiers="[{pool: p, when: {turns: many}}]"),
+            "routes.r.tiers[0].when.turns: 'many' is not a comparison; write it like '<= 8000', '1000..8000' or 3",
+        ),
+        (
+            route(tiers="[{pool: p, when: {header.x-team: '>= a'}}]"),
+            "routes.r.tiers[0].when.\"header.x-team\": '>= a' is not a comparison; "
+            "write it like '<= 8000', '1000..8000' or 3",
+        ),
+        # addresses
+        (
+            "server: {listen: localhost}",
+            "server.listen: 'localhost' is not host:port; write it like 127.0.0.1:8080 or [::1]:8080",
+        ),
+        (
+            "server: {listen: 8080}",
+            "server.listen: '8080' is not host:port; write it like 127.0.0.1:8080 or [::1]:8080",
+        ),
+        (
+            "server: {listen: '127.0.0.1:99999'}",
+            "server.listen: '127.0.0.1:99999' is not host:port; write it like 127.0.0.1:8080 or [::1]:8080",
+        ),
+        (
+            pool(endpoints="[10.0.0.11:8000]"),
+            "pools.p.endpoints[0]: '10.0.0.11:8000' is not a server's URL; write it like http://10.0.0.11:8000",
+        ),
+        (
+            pool(endpoints="[{url: ftp://a}]"),
+            "pools.p.endpoints[0].url: 'ftp://a' is not a server's URL; write it like http://10.0.0.11:8000",
+        ),
+        (
+            pool(endpoints="['http://u:pass@a']"),
+            "pools.p.endpoints[0]: a backend's URL holds credentials; put the key into api_key",
+        ),
+        (
+            pool(endpoints="[{url: http://a, kv_events: http://a}]"),
+            "pools.p.endpoints[0].kv_events: 'http://a' is not where events come from; write it like tcp://10.0.0.12:5557",
+        ),
+        # pools
+        (pool(backend="vlm"), "pools.p.backend: no backend 'vlm'; did you mean 'vllm'?"),
+        (
+            pool(tokenizer="o200k"),
+            "pools.p.tokenizer: 'o200k' is neither an encoding nor a file; did you mean 'o200k_base'?",
+        ),
+        (pool(endpoints=""), "pools.p: a vllm pool needs endpoints, the URLs of its servers"),
+        (pool(base_url="http://b"), "pools.p: endpoints and base_url say the same thing; keep one"),
+        (
+            pool(endpoints="[http://a:1, http://b, http://a:1/v1]"),
+            "pools.p: endpoints[2] and endpoints[0] are both a:1; keep one",
+        ),
+        (
+            pool(backend="openai", endpoints=""),
+            'pools.p: openai needs a key; write api_key: "${OPENAI_API_KEY}" '
+            "(a server without keys: backend: compatible)",
+        ),
+        (pool(headers="{x y: a}"), 'pools.p.headers."x y": not the name of a header'),
+        (pool(headers="{Host: a}"), "pools.p.headers.Host: the connection sets this header itself; leave it out"),
+        (pool(headers='{x: "a\\nb"}'), "pools.p.headers.x: the value of a header is one line of visible ASCII"),
+        # the rest
+        ("defaults: {connect: 0s}", "defaults.connect: must be more than 0, got '0s'"),
+        ("defaults: {max_body: 32 apples}", "defaults.max_body: '32 apples' has no unit of size; write it like 32MB"),
+        ("state: {redis: localhost}", "state.redis: not a Redis URL; write it like redis://127.0.0.1:6379/0"),
+        ("keys: [{name: a}]", "keys[0]: 'sha256' is missing"),
+        (
+            "keys: [{name: a, sha256: my-key}]",
+            'keys[0].sha256: not a SHA-256 digest, 64 hex digits: printf %s "$KEY" | sha256sum',
+        ),
+        (f"keys: [{{name: a, sha256: {DIGEST}, routes: []}}]", "keys[0].routes: is empty; name at least one"),
+        (
+            "telemetry: {access_log: stdot}",
+            "telemetry.access_log: 'stdot' is not stdout, stderr, off or a path such as ./access.jsonl",
+        ),
+        ("telemetry: {prompts: always}", "telemetry.prompts: expected never, got 'always'"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_place_and_the_mend(text: str, message: str) -> None:
+    """One mistake, one line."""
+    expected_line = 2 if text.startswith("pools") and "\nroutes" in text else 1
+    assert refusal(text) == [f"f.yaml:{expected_line}: {message}"]
+
+
+def test_every_wrong_value_is_reported_in_the_order_of_the_lines() -> None:
+    """So that one look mends them all."""
+    text = "routes:\n  chat:\n    prefer: cheap\npools:\n  p:\n    backend: vlm\nserver:\n  workers: x\n"
+    assert refusal(text) == [
+        "f.yaml:2: routes.chat: 'tiers' is missing",
+        "f.yaml:3: routes.chat.prefer: expected quality, cost or latency, got 'cheap'",
+        "f.yaml:6: pools.p.backend: no backend 'vlm'; did you mean 'vllm'?",
+        "f.yaml:8: server.workers: expected an integer, got 'x'",
+    ]
+
+
+def places(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every path in a document."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def spoilt(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    """A copy of `data` with `value` at `path`."""
+    if not path:
+        return value
+    copy = data.copy()
+    copy[path[0]] = spoilt(data[path[0]], path[1:], value)
+    return copy
+
+
+@pytest.mark.parametrize("junk", [None, True, -1, 1e308, "", "$x\n", [], {}, [[]], {"a": {"b": 1}}], ids=repr)
+def test_no_place_has_a_value_that_we_cannot_speak_of(junk: object) -> None:
+    """Junk in any place of the whole configuration is taken or refused, and refused in our own words."""
+    document = parse(CONTRACT, "f.yaml", {"OPENAI_API_KEY": "k"})
+    said: list[str] = []
+    for path in places(document.data):
+        try:
+            validated(replace(document, data=spoilt(document.data, path, junk), raw={}))
+        except ConfigError as error:
+            said += error.problems
+    assert len(said) > 20
+    jargon = re.compile(r"Input should|valid dict|Field required|Value error|literal\[|instance of")
+    assert [line for line in said if jargon.search(line) or not line.startswith("f.yaml")] == []
+
+
+# ---------------------------------------------------------------------------- between sections
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("routes: {chat: {tiers: [large, smal]}}", "routes.chat.tiers[1]: no pool 'smal'; did you mean 'small'?"),
+        ("routes: {chat: {tiers: [{pool: gpu}]}}", "routes.chat.tiers[0]: no pool 'gpu'; known: small, large"),
+        (
+            "routes: {chat: {tiers: [small, small]}}",
+            "routes.chat: tier 2 can never be reached: tier 1 takes every request to pool small; "
+            "remove one, or give the first a `when`",
+        ),
+        ("routes: {chat: {name: talk, tiers: [small]}}", "routes.chat.name: a route's name is its key; leave this out"),
+        ("passthrough: lage", "passthrough: no pool 'lage'; did you mean 'large'?"),
+        (
+            f"passthrough: large\nkeys: [{{name: a, sha256: {DIGEST}, routes: [chta]}}]",
+            "keys[0].routes[0]: no route 'chta'; known: passthrough",
+        ),
+        (
+            f"passthrough: large\nkeys: [{{name: a, sha256: {DIGEST}}}, {{name: a, sha256: {DIGEST[::-1]}}}]",
+            "keys[1].name: the same as keys[0]; each key is its own",
+        ),
+        (
+            f"passthrough: large\nkeys: [{{name: a, sha256: {DIGEST}}}, {{name: b, sha256: {DIGEST.upper()}}}]",
+            "keys[1].sha256: the same as keys[0]; each key is its own",
+        ),
+        (
+            "passthrough: large\nserver: {listen: 127.0.0.1:80, admin: 127.0.0.1:80}",
+            "server.admin: 127.0.0.1:80 is where listen is; take another port",
+        ),
+        (
+            "passthrough: large\nserver: {listen: 0.0.0.0:8080}",
+            "server.listen: 0.0.0.0:8080: open mode is for loopback only: add keys:, or listen on 127.0.0.1"
+            " (or say server.open: true behind your own authentication)",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(text: str, message: str) -> None:
+    """Names must lead somewhere, and nothing is open by accident."""
+    line = POOLS.count("\n") + text.count("\n") + 1
+    assert refusal(POOLS + text) == [f"f.yaml:{line}: {message}"]
+
+
+def test_a_pool_in_a_tier_needs_the_name_of_its_model() -> None:
+    """Its servers would not know what is asked of them."""
+    assert refusal(pool(model="") + "routes: {r: {tiers: [p]}}") == [
+        "f.yaml:1: pools.p: 'model' is missing: the name its servers know"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        (POOLS, ["f.yaml: no routes: add routes: (policies/presets has one for each workload) or passthrough: POOL"]),
+        (ROUTES, ["f.yaml: no pools: add pools:, or one more --config that has them"]),
+    ],
+)
+def test_pools_without_routes_serve_nobody(text: str, messages: list[str]) -> None:
+    """Half a configuration says which half is missing, and what its names lack."""
+    assert refusal(text)[:1] == messages
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:8080", "127.8.8.8:0", "localhost:80", "'[::1]:8080'"])
+def test_open_mode_is_fine_on_loopback(listen: str) -> None:
+    """Nobody else can reach it."""
+    assert not loaded(f"{POOLS}{ROUTES}server: {{listen: {listen}}}").keys
+
+
+@pytest.mark.parametrize(
+    "consent",
+    [
+        "server: {listen: '[::]:80', open: true}",
+        f"server: {{listen: '0.0.0.0:80'}}\nkeys: [{{name: a, sha256: {DIGEST}}}]",
+    ],
+)
+def test_beyond_loopback_takes_keys_or_consent(consent: str) -> None:
+    """Either there are keys, or somebody said in so many words that none are needed."""
+    assert loaded(f"{POOLS}{ROUTES}{consent}").server.listen.port == 80
+
+
+# ---------------------------------------------------------------------------- files and environment
+
+
+def test_policies_may_live_apart_from_the_fleet() -> None:
+    """Later files are laid over earlier ones."""
+    config = loaded(POOLS, ROUTES, "routes: {chat: {tiers: [small]}}\ndefaults: {max_attempts: 2}")
+    assert [tier.pool for tier in config.routes["chat"].tiers] == ["small"]
+    assert (list(config.pools), config.routes["chat"].max_attempts) == (["small", "large"], 2)
+
+
+def test_a_problem_is_placed_in_the_file_that_holds_it() -> None:
+    """Whichever of the merged files that is."""
+    assert refusal(POOLS, "# policy\nroutes:\n  chat: {tiers: [smal]}") == [
+        "g.yaml:3: routes.chat.tiers[0]: no pool 'smal'; did you mean 'small'?"
+    ]
+
+
+def test_every_file_is_read_before_anything_is_said() -> None:
+    """Problems of several files come together."""
+    Path("latin.yaml").write_bytes(b"a: \xe9")
+    Path("broken.yaml").write_text("a: [")
+    with pytest.raises(ConfigError) as caught:
+        load([Path("nowhere.yaml"), Path("latin.yaml"), Path(), Path("broken.yaml")], {})
+    assert list(caught.value.problems) == [
+        "nowhere.yaml: cannot be read: No such file or directory",
+        "latin.yaml: not UTF-8 text at byte 3",
+        ".: cannot be read: Is a directory",
+        "broken.yaml:1:5: not YAML: expected the node content, but found '<stream end>'",
+    ]
+
+
+def test_sections_of_the_operators_own_are_left_alone() -> None:
+    """`x-...` is a place for anchors."""
+    config = loaded(
+        "x-vllm: &vllm {backend: vllm, endpoints: [http://a]}\n"
+        "pools: {p: {<<: *vllm, model: m}}\n"
+        "routes: {r: {tiers: [p]}}"
+    )
+    assert config.pools["p"].backend == "vllm"
+
+
+def test_numbers_and_switches_may_come_from_the_environment() -> None:
+    """A variable is text; the section knows what it should be."""
+    config = loaded(f"{POOLS}{ROUTES}server: {{workers: '${{W}}', open: '${{O:-true}}'}}", W="3")
+    assert (config.server.workers, config.server.open) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("defaults: {connect: '${S}'}", "defaults.connect: '${S}' is not understood; write it like 250ms, 2s or 5m"),
+        ("server: {workers: '${S}'}", "server.workers: expected an integer, got '${S}'"),
+        ("routes: {r: {prefer: '${S}', tiers: [p]}}", "routes.r.prefer: expected quality, cost or latency, got '${S}'"),
+        (
+            pool(endpoints="['${S}']"),
+            "pools.p.endpoints[0]: '${S}' is not a server's URL; write it like http://10.0.0.11:8000",
+        ),
+        (
+            pool(tokenizer="'/x/${S}'"),
+            "pools.p.tokenizer: '/x/${S}' is neither an encoding nor a file; "
+            "known: o200k_base, cl100k_base, o200k_harmony",
+        ),
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_not_shown(text: str, message: str) -> None:
+    """Messages end up in logs: they show the variable, never its value."""
+    assert refusal(text, S="sk-canary-0123456789") == [f"f.yaml:1: {message}"]
+
+
+def test_a_short_value_of_a_variable_does_not_spoil_the_words_around_it() -> None:
+    """`a` is part of many."""
+    assert refusal("server: {listen: '${S}'}", S="a") == [
+        "f.yaml:1: server.listen: '${S}' is not host:port; write it like 127.0.0.1:8080 or [::1]:8080"
+    ]
+
+
+def test_a_literal_secret_is_not_shown_either() -> None:
+    """A key written without quotes is a number, and still a key."""
+    assert refusal(pool(api_key="12345678", headers="{x-key: 87654321}")) == [
+        "f.yaml:1: pools.p.api_key: expected text (in quotes), got something else",
+        "f.yaml:1: pools.p.headers.x-key: expected text (in quotes), got something else",
+    ]
+
+
+# ---------------------------------------------------------------------------- nothing but the environment
+
+
+def test_the_example_of_the_contract_loads() -> None:
+    """Every section and every form that users were shown."""
+    config = loaded(CONTRACT, OPENAI_API_KEY="k")
+    assert (len(config.pools), len(config.urls()), list(config.routes)) == (3, 4, ["chat"])
+
+
+def test_one_api_key_is_a_configuration() -> None:
+    """Its API takes every model name unchanged."""
+    config = load([], {"OPENAI_API_KEY": "sk-1"})
+    assert (list(config.pools), config.passthrough, dict(config.routes)) == (["openai"], "openai", {})
+    assert config.backend("openai").api_key == "sk-1"
+    assert dict(config.urls()) == {"openai/api.openai.com:443": "https://api.openai.com/v1"}
+
+
+def test_every_api_key_is_a_pool_and_the_first_takes_what_comes() -> None:
+    """The order is that of the catalog of backends, not of the environment."""
+    config = load([], {"GEMINI_API_KEY": "g", "GROQ_API_KEY": "q", "OPENAI_API_KEY": "o", "XAI_API_KEY": ""})
+    assert (list(config.pools), config.passthrough) == (["openai", "groq", "gemini"], "openai")
+
+
+def test_the_base_url_of_an_api_may_come_from_the_environment_too() -> None:
+    """As OpenAI's own clients have it."""
+    config = load([], {"OPENAI_API_KEY": "o", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1/"})
+    assert dict(config.urls()) == {"openai/127.0.0.1:9": "http://127.0.0.1:9/v1"}
+
+
+def test_a_wrong_variable_is_named() -> None:
+    """There is no file to look into."""
+    with pytest.raises(ConfigError) as caught:
+        load([], {"OPENAI_API_KEY": "sk-1", "OPENAI_BASE_URL": "localhost"})
+    assert str(caught.value) == (
+        "environment variable OPENAI_BASE_URL: pools.openai.base_url: "
+        "'${OPENAI_BASE_URL}' is not a server's URL; write it like http://10.0.0.11:8000"
+    )
+
+
+def test_with_nothing_at_all_there_is_still_a_way_on() -> None:
+    """What to do is said, and that the demo needs none of it."""
+    with pytest.raises(ConfigError) as caught:
+        load([], {"HOME": "/"})
+    message = str(caught.value)
+    assert message.startswith("no --config, and none of OPENAI_API_KEY, GROQ_API_KEY, ")
+    assert message.endswith(" is set: name a file, set a key, or try `firsttoken demo`")
+
+
+# ---------------------------------------------------------------------------- what is shipped
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_shipped_policy_loads_over_a_small_fleet(preset: Path, here: Path) -> None:
+    """Ready-made means ready: a fleet with pools of the usual names is all it needs."""
+    fleet = here / "fleet.yaml"
+    fleet.write_text(POOLS + "  openai: {backend: openai, model: gpt-4.1-mini, api_key: k}\n")
+    assert load([fleet, preset], {}).routes

@@ -1,0 +1,69 @@
+"""What `firsttoken check` prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.models import Config
+from gateway.config.report import duration, notes, report
+
+FLEET = {
+    "small": {"backend": "vllm", "model": "m", "endpoints": ["http://a", "http://b"]},
+    "large": {"backend": "ollama", "model": "m"},
+}
+
+
+def test_the_report_shows_what_callers_are_promised() -> None:
+    """Counts first, then one line per route, in columns."""
+    config = Config.model_validate(
+        {
+            "pools": FLEET,
+            "routes": {
+                "chat": {
+                    "ttft": {"budget": "800ms", "target": 0.95},
+                    "tiers": ["large", {"pool": "small", "when": {"prompt_tokens": "<= 8000", "tools": False}}],
+                },
+                "night": {"workload": "batch", "tiers": ["small"]},
+            },
+            "passthrough": "small",
+            "telemetry": {"otlp": "http://localhost:4318"},
+        }
+    )
+    assert report(config).splitlines() == [
+        "ok: 2 pools, 3 endpoints, 2 routes",
+        "route        workload  ttft          tpot  total  tiers",
+        "chat         chat      800ms at 95%  50ms  -      large > small (prompt_tokens <= 8000, tools false)",
+        "night        batch     -             -     -      small",
+        "(any other)  chat      1s at 90%     50ms  -      small",
+        "note: telemetry.otlp is accepted but not yet acted on by this version",
+    ]
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    """It is read by people."""
+    config = Config.model_validate({"pools": {"large": FLEET["large"]}, "routes": {"r": {"tiers": ["large"]}}})
+    assert report(config).splitlines()[0] == "ok: 1 pool, 1 endpoint, 1 route"
+
+
+def test_an_open_admin_port_is_told() -> None:
+    """It is needed where Prometheus scrapes from another machine, and shows everything."""
+    config = Config.model_validate({"server": {"admin": "0.0.0.0:9090"}})
+    assert notes(config) == ["note: server.admin 0.0.0.0:9090 asks for no key; keep it on a private network"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.8, "800ms"),
+        (0.0005, "500us"),
+        (1.0, "1s"),
+        (1.5, "1.5s"),
+        (90.0, "90s"),
+        (300.0, "5m"),
+        (7200.0, "2h"),
+        (0.3, "300ms"),
+    ],
+)
+def test_durations_are_shown_as_they_would_be_written(seconds: float, text: str) -> None:
+    """In the unit that makes them short."""
+    assert duration(seconds) == text

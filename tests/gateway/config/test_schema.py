@@ -1,0 +1,110 @@
+"""The JSON Schema agrees with the loader: what one accepts, the other does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from gateway.config.document import parse
+from gateway.config.schema import keys_at, schema, words_at
+from tests.kit.contract import CONTRACT
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted([*ROOT.glob("policies/presets/*.yaml"), *ROOT.glob("deploy/config/*.yaml")])
+SCHEMA = schema()
+
+
+def errors(text: str) -> list[str]:
+    """What an editor would underline. Variables stay as they are written."""
+    document = parse(text.replace("${", "$${"), "f", {})
+    return [
+        ".".join(map(str, error.absolute_path)) for error in Draft202012Validator(SCHEMA).iter_errors(document.data)
+    ]
+
+
+def test_it_is_a_schema() -> None:
+    """Of the draft that it names."""
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_the_example_of_the_contract_is_valid() -> None:
+    """All forms that it shows."""
+    assert errors(CONTRACT) == []
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda path: path.stem)
+def test_what_is_shipped_is_valid(file: Path) -> None:
+    """Presets and the compose stack."""
+    assert errors(file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "routes: {r: {tiers: [p], hedge: off, ttft: off, rescue: on}}",
+        "routes: {r: {tiers: [p], hedge: {max_extra: 0.03}}}",
+        "defaults: {max_body: 1048576, connect: '${C:-2s}', max_attempts: '${N}'}",
+        "server: {listen: '${LISTEN}', open: '${OPEN:-false}', workers: '${W:-1}'}",
+        "telemetry: {access_log: off}",
+        "telemetry: {access_log: /var/log/access.jsonl}",
+        "x-mine: {anything: [goes]}",
+        "passthrough: openai",
+    ],
+)
+def test_every_way_to_write_a_value_is_valid(text: str) -> None:
+    """Text with units, words, and variables in place of numbers."""
+    assert errors(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("servr: {}", ""),
+        ("server: {workers: many}", "server.workers"),
+        ("pools: {p: {backend: vlm}}", "pools.p.backend"),
+        ("pools: {p: {}}", "pools.p"),
+        ("pools: {p: {backend: vllm, endpoints: [10.0.0.1]}}", "pools.p.endpoints.0"),
+        ("routes: {r: {tiers: [p], ttft: {budget: 800}}}", "routes.r.ttft"),
+        ("routes: {r: {tiers: [p], prefer: cheap}}", "routes.r.prefer"),
+        ("routes: {r: {name: r, tiers: [p]}}", "routes.r"),
+        ("routes: {r: {tiers: [{pool: p, when: {turn: 1}}]}}", "routes.r.tiers.0"),
+        ("telemetry: {access_log: stdot}", "telemetry.access_log"),
+        ("keys: [{name: a, sha256: my-key}]", "keys.0.sha256"),
+    ],
+)
+def test_mistakes_are_underlined(text: str, where: str) -> None:
+    """In the editor, before anything is run."""
+    assert errors(text) == [where]
+
+
+def defaults(node: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Every default in a schema, with the schema that it is the default of."""
+    if isinstance(node, list):
+        return [found for item in node for found in defaults(item)]
+    if not isinstance(node, dict):
+        return []
+    own = [(node["default"], node)] if "default" in node else []
+    return own + [found for value in node.values() for found in defaults(value)]
+
+
+def test_every_default_is_as_it_would_be_written() -> None:
+    """An editor offers them for completion."""
+    assert len(defaults(SCHEMA)) > 20
+    for default, node in defaults(SCHEMA):
+        Draft202012Validator({"$defs": SCHEMA["$defs"], **node}).validate(default)
+
+
+def test_keys_are_found_through_lists_maps_and_alternatives() -> None:
+    """For messages: the path is the file's, names of pools and numbers of tiers included."""
+    assert keys_at(SCHEMA, ("pools", "backend", "price")) == ["input", "output"]
+    assert keys_at(SCHEMA, ("routes", "r", "tiers", 0)) == ["pool", "when"]
+    assert keys_at(SCHEMA, ("keys", 3, "nowhere")) == []
+
+
+def test_words_are_found_beside_keys() -> None:
+    """A budget is a mapping, or off."""
+    assert words_at(SCHEMA, ("routes", "r", "ttft")) == ["off"]
