@@ -155,6 +155,8 @@ class Origin:
                 transport, connection = await loop.create_connection(
                     lambda: Connection(self), address.host, address.port, ssl=self._tls, server_hostname=name
                 )
+            if not connection.usable:
+                raise ConnectionAbortedError  # it hung up, or spoke first, before we could
         except (OSError, UnicodeError) as error:
             raise TransportError(failures.of_connect(error)) from error
         if self._receive_buffer is not None:

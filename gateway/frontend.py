@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from socket import SO_SNDBUF, SOL_SOCKET
 from time import monotonic
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from gateway.refusal import Refusal
 log = logging.getLogger("firsttoken")
 
 KEEP_ALIVE = 75.0  # s; above the idle timeout of the usual load balancers (60 s)
+SEND_BUFFER = 64 * 1024  # bytes the kernel may hold for one reader (it doubles this); else up to 4 MB each
 HIGH_WATER = 32 * 1024  # bytes buffered for one reader before its upstream is paused
 MAX_HEADER = 16 * 1024  # bytes of one header line
 
@@ -48,6 +50,7 @@ class ClientConnection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=HIGH_WATER)  # type: ignore[attr-defined]
+        transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER)
 
     def data_received(self, data: bytes) -> None:
         if self.arrival is None and not self.busy:

@@ -74,7 +74,8 @@ class Relay:
         self.connection.reader = self
         held = self._strip(run.take_held())
         life.record.status = run.status
-        self.write(self._head() + self._frame(held))
+        if not self.transport.is_closing():
+            self.write(self._head() + self._frame(held))
         life.first_token_out(monotonic())
         run.attach(self)
         if not self.done.done():
@@ -92,7 +93,9 @@ class Relay:
     # -- from upstream ----------------------------------------------------------------
 
     def body(self, data: bytes) -> None:
-        """One read of the upstream, written on at once."""
+        """One read of the upstream, written on at once. A client that has just gone is written to no more."""
+        if self.transport.is_closing():
+            return
         if self.stripper is not None:
             data = self.stripper.feed(data)
             if not data:
@@ -121,7 +124,7 @@ class Relay:
     def _finish(self, last: bytes, end: End, failure: Failure | None = None) -> None:
         if self.done.done():
             return
-        if last:
+        if last and not self.transport.is_closing():
             self.write(last)
         self.life.finished(end, monotonic(), failure.message if failure else "")
         self.done.set_result(None)

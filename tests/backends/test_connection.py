@@ -279,10 +279,11 @@ async def test_bytes_on_an_idle_connection_close_it() -> None:
 
 async def test_a_refusal_before_the_request_was_read_ends_the_connection() -> None:
     """An early 413: what is left of the body would be read as a request."""
-    async with Upstream(banner=[reply(b"", "413 Content Too Large"), HANG]) as upstream:
+    async with Upstream(banner=[GATE, reply(b"", "413 Content Too Large"), HANG]) as upstream:
         origin = Origin(upstream.url, connect_timeout=2)
         listener = Listener()
         await origin.open(HttpCall("POST", "/v1/x", (), b"x" * (64 << 20)), listener)
+        upstream.proceed()
         assert (await listener.ended(), listener.status, origin.idle) == (None, 413, 0)
 
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from tests.kit.gateways import pool, running
 
 STREAMS = 1000
+PATIENT = {"connect": "60s", "stream_idle": "60s"}  # callers, gateway and upstream share one busy loop here
 TEXT = "täglich 猫 \N{GRINNING FACE} \\u0041 \\n {} [] data: : "
 
 
@@ -85,7 +86,7 @@ async def ask(port: int, seed: int) -> bytes:
 
 async def test_a_thousand_streams_at_once_arrive_byte_for_byte() -> None:
     """Whatever the cuts and whoever else is streaming, each caller gets exactly the bytes that were sent."""
-    async with random_upstream() as url, running({"only": pool(url)}) as gateway:
+    async with random_upstream() as url, running({"only": pool(url)}, defaults=PATIENT) as gateway:
         port = int(gateway.url.rpartition(":")[2])
         got = await asyncio.gather(*(ask(port, seed) for seed in range(STREAMS)))
     assert [seed for seed in range(STREAMS) if got[seed] != answer(seed)] == []

@@ -102,8 +102,8 @@ def client(base_url: str) -> AsyncOpenAI:
 async def ask(to: AsyncOpenAI, model: str, asked: Asked, **more: Any) -> Answer:
     """Stream one answer with the official SDK.
 
-    A `seed` is for prompts under 512 tokens: vLLM 0.32's CPU worker dies of one on a prompt that it prefills in
-    several steps ("CPU Generator does not use offset"), and the engine with it.
+    A `seed` is for prompts under 256 tokens, one step's worth: vLLM 0.32's CPU worker dies of one on a prompt that
+    it prefills in several ("CPU Generator does not use offset"), and the engine with it.
     """
     began = time.perf_counter()
     raw = await to.chat.completions.with_raw_response.create(
