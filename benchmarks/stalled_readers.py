@@ -16,7 +16,7 @@ from pathlib import Path
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 400 + b'"}}]}\n\n'
 FRAMED = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-SETTLE = 3.0  # s until all buffers are full
+SETTLE = 6.0  # s until all buffers are full
 
 
 class Firehose:

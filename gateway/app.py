@@ -33,7 +33,7 @@ from policies.retries import RetryBudget
 log = logging.getLogger("firsttoken")
 
 IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
-RECEIVE_BUFFER = 64 * 1024  # bytes the kernel may hold of one upstream that its reader has not taken
+RECEIVE_BUFFER = 16 * 1024  # bytes the kernel may hold of one upstream that its reader has not taken
 BACKLOG = 4096  # connections
 CUT = 0.1  # s that a handler gets to end once it has been cut
 

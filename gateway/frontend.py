@@ -23,7 +23,7 @@ log = logging.getLogger("firsttoken")
 
 KEEP_ALIVE = 75.0  # s; above the idle timeout of the usual load balancers (60 s)
 SEND_BUFFER = 64 * 1024  # bytes the kernel may hold for one reader (it doubles this); else up to 4 MB each
-HIGH_WATER = 32 * 1024  # bytes buffered for one reader before its upstream is paused
+HIGH_WATER = 16 * 1024  # bytes buffered for one reader before its upstream is paused
 MAX_HEADER = 16 * 1024  # bytes of one header line
 
 

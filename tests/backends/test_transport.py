@@ -301,20 +301,22 @@ async def test_a_server_without_tls_is_a_failed_handshake() -> None:
         assert failure == Failure(FailureKind.CONNECT, "The TLS handshake with the backend failed.")
 
 
+@pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("greeting", [[RESET], [CLOSE], [b"220 ready\r\n", HANG], [b"220 ready\r\n", CLOSE]])
-async def test_a_server_that_hangs_up_or_speaks_first_is_a_failure(certificate: Path, greeting: Script) -> None:
+async def test_a_server_that_hangs_up_or_speaks_first_is_a_failure(
+    certificate: Path, greeting: Script, secure: bool
+) -> None:
     """Whichever of us is quicker: before the request it is one of connecting, after it one of the reply."""
-    trusted = ssl.create_default_context(cafile=str(certificate))
-    for tls in (None, server_tls(certificate)):
-        async with Upstream([HANG], tls=tls, banner=greeting) as upstream:
-            origin = Origin(upstream.url, connect_timeout=2, tls=trusted)
-            try:
-                failure = (await ask(origin)).done.result()
-            except TransportError as error:
-                failure = error.failure
-            assert failure is not None
-            assert failure.kind in (FailureKind.CONNECT, FailureKind.RESET, FailureKind.PROTOCOL)
-            await turn_until(lambda: not origin.active)
+    async with Upstream([HANG], tls=server_tls(certificate) if secure else None, banner=greeting) as upstream:
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        origin = Origin(upstream.url, connect_timeout=2, tls=trusted)
+        try:
+            failure = (await ask(origin)).done.result()
+        except TransportError as error:
+            failure = error.failure
+        assert failure is not None
+        assert failure.kind in (FailureKind.CONNECT, FailureKind.RESET, FailureKind.PROTOCOL)
+        await turn_until(lambda: not origin.active)
 
 
 async def test_cancel_closes_a_tls_connection_too(certificate: Path) -> None:
