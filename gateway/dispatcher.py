@@ -180,7 +180,8 @@ class Dispatch:
             streams=job.request.stream, owner=self, monitor=self.shared.monitor,
         )  # fmt: skip
         self.runs[attempt.number] = run
-        self.shared.monitor.sent(run, attempt.candidate, job.estimate.pools[endpoint.pool], run.opened)
+        prompt = job.estimate.pools[endpoint.pool]
+        self.shared.monitor.sent(run, attempt.candidate, prompt, run.opened, job.request.stream)
         exchange = upstream.origin.start(run.call, run)
         if exchange is not None:
             run.sent_on(exchange)

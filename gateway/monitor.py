@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from backends.interface import Backend
 from backends.transport import Origin, TransportError
 from policies.facts import Candidate, Ending, EngineLoad, FleetSnapshot, Health, Load, PoolEstimate
 from policies.fleet import Fleet, Reported
-
-if TYPE_CHECKING:
-    from gateway.run import Run
 
 log = logging.getLogger("firsttoken")
 
@@ -39,15 +35,15 @@ class Monitor:
 
     # -- attempts -------------------------------------------------------------------------
 
-    def sent(self, run: Run, candidate: Candidate, prompt: PoolEstimate, now: float) -> None:
+    def sent(self, attempt: Hashable, candidate: Candidate, prompt: PoolEstimate, now: float, stream: bool) -> None:
         """Counts at once: otherwise a burst herds onto one engine."""
-        self.fleet.sent(run, candidate, prompt, now, run.tap_streams)
+        self.fleet.sent(attempt, candidate, prompt, now, stream)
 
-    def first_token(self, run: Run, now: float) -> None:
-        self.fleet.first_token(run, now)
+    def first_token(self, attempt: Hashable, now: float) -> None:
+        self.fleet.first_token(attempt, now)
 
-    def ended(self, run: Run, ending: Ending, now: float, reported: Reported) -> None:
-        self.fleet.ended(run, ending, now, reported)
+    def ended(self, attempt: Hashable, ending: Ending, now: float, reported: Reported) -> None:
+        self.fleet.ended(attempt, ending, now, reported)
 
     def snapshot(self, now: float) -> FleetSnapshot:
         return self.fleet.snapshot(now)

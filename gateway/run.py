@@ -25,6 +25,8 @@ MAX_ERROR = 64 * 1024  # bytes of an error reply that are read for its meaning
 
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
 
+CONTENT, NOTHING = Signal.CONTENT, Signal.NOTHING  # compared by identity: `&` of a flag costs more than a tap
+
 ENDINGS = {
     FailureKind.RATE_LIMITED: Ending.RATE_LIMITED,
     FailureKind.OVERLOADED: Ending.RATE_LIMITED,  # an engine that refuses for a while is not ill
@@ -117,7 +119,8 @@ class Run:
         if self.status >= 400 or self.status < 200:
             return self._hold(data, MAX_ERROR)
         signal = self.tap.feed(data)
-        if signal & Signal.CONTENT:
+        content = signal is CONTENT or (signal is not NOTHING and bool(signal & CONTENT))
+        if content:
             self.last_token = now
         if self.receiver is not None:
             return self.receiver.body(data)
@@ -125,9 +128,9 @@ class Run:
         self.held_bytes += len(data)
         if self.first_in is not None:
             return None  # committed, and the relay is about to attach
-        if signal & Signal.ERROR and not signal & Signal.CONTENT:
+        if signal & Signal.ERROR and not content:
             return self._fail(self.tap.failure or EMPTY)
-        if signal & Signal.CONTENT or self.held_bytes > MAX_HELD:
+        if content or self.held_bytes > MAX_HELD:
             self._first(now)
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -31,8 +32,6 @@ def engine_pool(*servers: SimulatedServer, **more: Any) -> dict[str, Any]:
 
 async def eventually(condition: Any, within: float = 5.0) -> None:
     """Wait until `condition()` holds; a test waits for what happens, not for a time."""
-    import asyncio
-
     async with asyncio.timeout(within):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for is another's state, which tells nobody
             await asyncio.sleep(0.002)

@@ -110,17 +110,18 @@ async def test_a_bad_body_is_a_4xx_in_the_openai_envelope(name: str, gateway: tu
     status, headers, body = await send(front, http(BODIES[name]))
     error = json.loads(body)["error"]
     assert 400 <= status < 500
-    assert error["message"] and set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
     assert "set-cookie" not in headers
     assert upstream.connections == 0
 
 
 PATHS = [
-    "/", "/v1", "/v1/", "/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions", "/v1/./chat/completions",
-    "/v1/chat/../chat/completions", "/v1/chat%2fcompletions", "/%761/chat/completions", "/v1/chat/completions%00",
-    "/v1/chat/completions%20", "/V1/chat/completions", "/metrics", "/fleet", "/requests", "/config", "/invocations", "/pause",
-    "/sleep", "/v1/load_lora_adapter", "/server_info", "http://127.0.0.1:9/v1/chat/completions", "/v1/models/chat", "*",
-    "/v1/chat/completions;x", "/../../etc/passwd", "/v1/embeddings",
+    "/", "/v1", "/v1/", "/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions",
+    "/v1/./chat/completions", "/v1/chat/../chat/completions", "/v1/chat%2fcompletions", "/%761/chat/completions",
+    "/v1/chat/completions%00", "/v1/chat/completions%20", "/V1/chat/completions", "/v1/chat/completions;x",
+    "http://127.0.0.1:9/v1/chat/completions", "/metrics", "/fleet", "/requests", "/config", "/invocations", "/pause",
+    "/sleep", "/v1/load_lora_adapter", "/server_info", "/v1/models/chat", "*", "/../../etc/passwd", "/v1/embeddings",
 ]  # fmt: skip
 
 
@@ -131,25 +132,27 @@ async def test_a_path_that_is_not_served_is_404_and_never_reaches_a_backend(
     """Paths are compared as they were sent: nothing is decoded, merged or resolved."""
     front, upstream = gateway
     status, _, body = await send(front, http(chat(), path=path))
-    assert status in (400, 404) and json.loads(body)["error"]["message"]
+    assert status in (400, 404)
+    assert json.loads(body)["error"]["message"]
     assert upstream.connections == 0
 
 
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 FRAMING = {
-    "TE with CL": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",  # noqa: E501
+    "TE with CL": POST + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     "TE on HTTP/1.0": b"POST /v1/chat/completions HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    "two content-lengths": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",  # noqa: E501
-    "negative content-length": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
-    "content-length with plus": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: +5\r\n\r\nhello",
-    "declared over the limit": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n",
-    "an unknown coding": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n",
-    "chunked twice": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
-    "bad chunk size": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",  # noqa: E501
-    "gzip body": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\ncontent-length: 3\r\n\r\nabc",
-    "a giant header": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 100_000 + b"\r\n\r\n",
-    "too many headers": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 1000 + b"\r\n",
+    "two content-lengths": POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+    "negative content-length": POST + b"content-length: -5\r\n\r\n",
+    "content-length with plus": POST + b"content-length: +5\r\n\r\nhello",
+    "declared over the limit": POST + b"content-length: 99999999999\r\n\r\n",
+    "an unknown coding": POST + b"transfer-encoding: gzip\r\n\r\n",
+    "chunked twice": POST + b"transfer-encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    "bad chunk size": POST + b"transfer-encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
+    "gzip body": POST + b"content-encoding: gzip\r\ncontent-length: 3\r\n\r\nabc",
+    "a giant header": POST + b"x: " + b"a" * 100_000 + b"\r\n\r\n",
+    "too many headers": POST + b"x: y\r\n" * 1000 + b"\r\n",
     "a space before the colon": b"POST /v1/chat/completions HTTP/1.1\r\nhost : x\r\n\r\n",
-    "a NUL in a header": b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx: a\0b\r\n\r\n",
+    "a NUL in a header": POST + b"x: a\0b\r\n\r\n",
     "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     "a bad method": b"GE(T /v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
 }
@@ -160,7 +163,8 @@ async def test_hostile_framing_is_refused_before_anything_is_sent(name: str, gat
     """What two parsers might frame differently is refused, with an error that an SDK can read."""
     front, upstream = gateway
     status, _, body = await send(front, FRAMING[name])
-    assert 400 <= status < 500 and json.loads(body)["error"]["message"]
+    assert 400 <= status < 500
+    assert json.loads(body)["error"]["message"]
     assert upstream.connections == 0
 
 
@@ -180,7 +184,8 @@ async def test_a_header_that_cannot_be_read_is_named(
 ) -> None:
     """A misspelt budget must not become no budget."""
     status, _, body = await send(gateway[0], http(chat(), extra=f"{header}: {value}\r\n".encode()))
-    assert status == 400 and header in json.loads(body)["error"]["message"]
+    assert status == 400
+    assert header in json.loads(body)["error"]["message"]
 
 
 async def test_a_refused_body_leaves_the_connection_usable(gateway: tuple[Gateway, Counting]) -> None:

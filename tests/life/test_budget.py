@@ -39,7 +39,8 @@ async def test_a_prompt_that_the_first_tier_cannot_prefill_in_time_goes_to_the_n
             await ask(gateway.url, LARGE_PROMPT)
             small, large = list(gateway.recorder.recent)[seen:]
     assert (small.pool, large.pool) == ("slow", "fast")
-    assert large.ttft is not None and large.ttft_met
+    assert large.ttft is not None
+    assert large.ttft_met
 
 
 @pytest.mark.parametrize(("on_miss", "answered"), [("shed", False), ("best_effort", True)])
@@ -74,7 +75,8 @@ async def test_a_prompt_that_fits_no_tier_is_the_callers_to_mend() -> None:
     async with engines(1) as only, running({"only": engine_pool(*only, context_window=1000)}) as gateway:
         with pytest.raises(openai.BadRequestError) as caught:
             await ask(gateway.url, LARGE_PROMPT)
-    assert caught.value.code == "context_length_exceeded" and "1000" in caught.value.message
+    assert caught.value.code == "context_length_exceeded"
+    assert "1000" in caught.value.message
 
 
 async def test_a_repeated_prefix_goes_back_to_its_engine() -> None:

@@ -41,7 +41,7 @@ def cut(data: bytes, rng: random.Random, longest: int) -> list[bytes]:
 
 @asynccontextmanager
 async def random_upstream() -> AsyncIterator[str]:
-    """Serves answer(seed), chunked at random and written in other random pieces; the seed comes in the request's body."""
+    """Serves answer(seed), chunked at random and written in other random pieces; the request's body names the seed."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:

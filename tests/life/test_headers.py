@@ -57,9 +57,9 @@ async def test_a_callers_secrets_never_reach_a_backend() -> None:
 
 async def test_a_backends_secrets_never_reach_a_caller() -> None:
     """The answer carries the content type and our own headers; no server name, cookie, limit or id of the backend's."""
-    async with Upstream([LEAKY + chunk(TOKEN + END) + LAST_CHUNK]) as upstream:
-        async with running({"only": pool(upstream.url)}) as gateway:
-            _, headers, body = await post(gateway, {"x-request-id": "mine-1"}, stream_options={"include_usage": True})
+    leaky = Upstream([LEAKY + chunk(TOKEN + END) + LAST_CHUNK])
+    async with leaky as upstream, running({"only": pool(upstream.url)}) as gateway:
+        _, headers, body = await post(gateway, {"x-request-id": "mine-1"}, stream_options={"include_usage": True})
     assert body == TOKEN + END
     assert {name for name in headers if not name.startswith("x-firsttoken-")} == {
         "content-type", "cache-control", "x-accel-buffering", "x-request-id", "server-timing", "transfer-encoding",

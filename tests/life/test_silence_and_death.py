@@ -68,7 +68,8 @@ async def test_a_stream_that_dies_ends_with_an_error_event() -> None:
         with pytest.raises(openai.APIError):
             await stream(gateway, max_tokens=50)
         (record,) = gateway.recorder.recent
-        assert record.end is End.UPSTREAM_BROKE and record.ttft is not None
+        assert record.end is End.UPSTREAM_BROKE
+        assert record.ttft is not None
         assert record.attempts[-1].ending is Ending.BROKEN
 
 
