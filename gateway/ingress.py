@@ -92,8 +92,8 @@ async def read(http: web.BaseRequest, max_body: int) -> bytes:
     """The whole body, bounded. Raises Refusal before anything large is read."""
     _refuse_framing(http, max_body)
     content = http.content
-    if content.is_eof():
-        return content.read_nowait()
+    if content.is_eof():  # it came with its head, perhaps chunked: no length was declared
+        return _bounded(content.read_nowait(), max_body)
     if http.headers.get("expect", "").lower() == "100-continue" and http.transport is not None:
         http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
@@ -114,6 +114,12 @@ async def _read_all(content: Any, max_body: int) -> bytes:
             raise _too_large(max_body)
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _bounded(body: bytes, max_body: int) -> bytes:
+    if len(body) > max_body:
+        raise _too_large(max_body)
+    return body
 
 
 def _refuse_framing(http: web.BaseRequest, max_body: int) -> None:
@@ -203,7 +209,8 @@ def _has_images(messages: list[_Message]) -> bool:
 
 
 def _asks_schema(body: Mapping[str, Any]) -> bool:
-    return (body.get("response_format") or {}).get("type") in ("json_schema", "json_object")
+    wanted = body.get("response_format")  # of a completion, anything: the engine's business
+    return isinstance(wanted, dict) and wanted.get("type") in ("json_schema", "json_object")
 
 
 def _integer(headers: Mapping[str, str], name: str) -> int:

@@ -110,6 +110,11 @@ class Relay:
         tail = self.stripper.close() if self.stripper is not None else b""
         self._finish(self._frame(tail) + (b"0\r\n\r\n" if self.chunked else b""), End.COMPLETED)
 
+    def said_error(self, data: bytes, failure: Failure) -> None:
+        """The backend has said it itself: its event is the explicit end."""
+        self.written.keep_alive = False
+        self._finish(self._frame(self._strip(data)) + (b"0\r\n\r\n" if self.chunked else b""), End.UPSTREAM_BROKE, failure)
+
     def broke(self, failure: Failure) -> None:
         """The upstream died after its first token: say so, in the stream, at once."""
         self.written.keep_alive = False

@@ -25,7 +25,7 @@ MAX_ERROR = 64 * 1024  # bytes of an error reply that are read for its meaning
 
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
 
-CONTENT, NOTHING = Signal.CONTENT, Signal.NOTHING  # compared by identity: `&` of a flag costs more than a tap
+CONTENT, NOTHING, ERROR = Signal.CONTENT, Signal.NOTHING, Signal.ERROR  # compared by identity: `&` of a flag costs more than a tap
 
 ENDINGS = {
     FailureKind.RATE_LIMITED: Ending.RATE_LIMITED,
@@ -42,6 +42,10 @@ class Receiver(Protocol):
     def end(self) -> None: ...
 
     def broke(self, failure: Failure) -> None: ...
+
+    def said_error(self, data: bytes, failure: Failure) -> None:
+        """The backend's own error event is in `data`; nothing follows."""
+        ...
 
 
 class Owner(Protocol):
@@ -123,7 +127,7 @@ class Run:
         if content:
             self.last_token = now
         if self.receiver is not None:
-            return self.receiver.body(data)
+            return self.receiver.body(data) if signal is not ERROR else self._broken_by_event(data)
         self.held.append(data)
         self.held_bytes += len(data)
         if self.first_in is not None:
@@ -158,6 +162,12 @@ class Run:
         else:
             self.tap.failure = failure
         return None
+
+    def _broken_by_event(self, data: bytes) -> None:
+        """An error event in mid-stream is the answer's end. vLLM sends [DONE] after it, as if all were well."""
+        assert self.receiver is not None
+        self.stop(Ending.BROKEN)
+        self.receiver.said_error(data.partition(b"data: [DONE]")[0], self.tap.failure or EMPTY)
 
     def _hold(self, data: bytes, limit: int) -> None:
         if self.held_bytes < limit:

@@ -1,9 +1,9 @@
 """JSON as strict as what we forward must be: parsed once, in C, and refused where parsers differ.
 
 Refused: anything that RFC 8259 refuses (NaN, lone surrogates, UTF-16, trailing bytes), numbers
-out of range, nesting deeper than the interpreter allows, and duplicate keys. The last matter
-because two parsers may disagree about which one counts; what was parsed is what is forwarded,
-so a duplicate would be dropped without a word.
+out of range, nesting deeper than MAX_DEPTH, and duplicate keys. The last matter because two
+parsers may disagree about which one counts; what was parsed is what is forwarded, so a duplicate
+would be dropped without a word.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import json
 from typing import Any
 
 import msgspec
+
+MAX_DEPTH = 200  # levels; the interpreter's own limit is met sooner when it is encoded, deeper in the stack
 
 _decoder = msgspec.json.Decoder()
 encode = msgspec.json.Encoder().encode
@@ -51,19 +53,25 @@ def _refuse_duplicates(data: bytes, value: Any) -> None:
     which costs a second parse and nothing else.
     """
     spaced = b" :" in data or b"\n:" in data or b"\t:" in data or b"\r:" in data
-    if spaced or data.count(b'":') != _members(value):
+    if data.count(b'":') != _members(value) or spaced:
         json.loads(data, object_pairs_hook=_without_duplicates)
 
 
 def _members(value: Any) -> int:
-    count, stack = 0, [value]
-    while stack:
-        item = stack.pop()
-        if type(item) is dict:
-            count += len(item)
-            stack += item.values()
-        elif type(item) is list:
-            stack += item
+    """Counted level by level, so that their number is known too."""
+    count, depth, level = 0, 0, [value]
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise BadJson("it is nested too deeply")
+        below: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                count += len(item)
+                below += item.values()
+            elif type(item) is list:
+                below += item
+        level = below
     return count
 
 

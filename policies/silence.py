@@ -10,6 +10,8 @@ Rules:
   pass for silence, and a copy would be the answer to load.
 - After the deadline there is no chance to compare: then three times what 99 of 100 take, 1 s at
   least, is silence enough.
+- A fresh attempt throws away what the first has waited and computed, so it must be the likelier by
+  MARGIN: two engines that are both nearly sure to make a generous deadline differ by less than is known of them.
 - The moment is looked for on a fixed grid, so that it is the same in a replay.
 """
 
@@ -19,6 +21,7 @@ from policies.facts import Forecast
 
 PATIENCE, PATIENCE_LEAST = 1.2, 0.1  # of the own p90; s
 OVERDUE, OVERDUE_LEAST = 3.0, 1.0  # of the own p99; s
+MARGIN = 0.1  # of chance
 GRID = 16  # moments between now and the deadline
 
 
@@ -36,6 +39,6 @@ def leave_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadlin
     for i in range(GRID if step > 0 else 0):
         at = now + i * step
         spoken = own.chance(at - sent)
-        if upcoming.chance(deadline - at) * (1 - spoken) > made - spoken:
+        if (upcoming.chance(deadline - at) - MARGIN) * (1 - spoken) > made - spoken:
             return at
     return max(deadline, sent + max(OVERDUE * own.quantile(0.99), OVERDUE_LEAST))

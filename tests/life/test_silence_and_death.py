@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
 from gateway.app import Gateway
 from gateway.observe.record import End
 from policies.facts import Ending
-from tests.kit.gateways import running
+from tests.kit.gateways import pool, running
 from tests.kit.simulated import engine_pool, engines, eventually
+from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
 
 BUDGET = 1.5  # s
 ROUTE = {"chat": {"tiers": ["both"], "ttft": {"budget": "1500ms"}}}
@@ -121,3 +123,34 @@ async def test_an_endpoint_that_recovers_is_used_again() -> None:
 
 def _usable(gateway: Gateway) -> bool:
     return all(load.health.value != "down" for load in gateway.monitor.loads().values())
+
+
+async def test_an_error_event_of_the_backend_is_the_end_and_no_done_follows_it() -> None:
+    """vLLM says 200, an error event and [DONE] when its engine dies: the caller gets the event, not the [DONE]."""
+    token = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
+    dying = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\ndata: [DONE]\n\n'
+    async with Upstream([STREAM_HEAD + chunk(token), Pause(0.05), chunk(dying) + LAST_CHUNK]) as upstream:
+        async with running({"only": pool(upstream.url)}) as gateway:
+            with pytest.raises(openai.APIError, match="EngineCore died"):
+                await stream(gateway)
+            body = await _raw(gateway)
+    assert body == token + dying.partition(b"data: [DONE]")[0]
+    assert {record.end for record in gateway.recorder.recent} == {End.UPSTREAM_BROKE}
+
+
+async def test_an_error_event_before_the_first_token_is_mended() -> None:
+    """The same words before any token cost nothing: another endpoint answers."""
+    dying = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\ndata: [DONE]\n\n'
+    async with engines(1) as (good,), Upstream([STREAM_HEAD + chunk(dying) + LAST_CHUNK]) as bad:
+        pools = {"bad": pool(bad.url), "good": engine_pool(good)}
+        async with running(pools) as gateway:
+            assert await stream(gateway)
+    (record,) = gateway.recorder.recent
+    assert [attempt.pool for attempt in record.attempts] == ["bad", "good"]
+
+
+async def _raw(gateway: Gateway) -> bytes:
+    body = {"model": "chat", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+    url = f"{gateway.url}/v1/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as reply:
+        return await reply.read()

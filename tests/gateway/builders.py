@@ -1,0 +1,204 @@
+"""What the gateway's parts are told, with everything filled in that a test does not care about."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from backends import catalog
+from backends.interface import Backend, BackendConfig, Failure, Forward, Operation
+from backends.transport import Origin
+from gateway import ingress
+from gateway.app import Gateway
+from gateway.ingress import InferenceRequest
+from gateway.monitor import Monitor
+from gateway.observe.record import End, Record
+from gateway.run import Run
+from policies import facts
+from policies.facts import Attempt, AttemptKind, Candidate, Decision, Ending, Endpoint, Forecast, Outcome, PoolEstimate
+from policies.fleet import Fleet, Reported
+from policies.route import Route
+from tests.kit.upstream import STREAM_HEAD, chunk
+
+PREAMBLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}\n\n'  # noqa: E501
+DONE = b"data: [DONE]\n\n"
+ERROR = b'data: {"error":{"message":"boom","type":"server_error","code":500}}\n\n'
+ANSWER = TOKEN + FINISH + DONE
+STREAMED = STREAM_HEAD + chunk(ANSWER) + b"0\r\n\r\n"
+WHOLE = b'{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":7,"completion_tokens":2}}'
+
+POOL = facts.Pool("small", "served", (Endpoint("small/a", "small"), Endpoint("small/b", "small")))
+CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
+
+
+# --------------------------------------------------------------------------- values
+
+
+def candidate(id: str = "small/a", p50: float = 0.2, *, tokens: int = 100, hit: int = 0, **more: Any) -> Candidate:
+    given = {"tier": 0, "chance": 0.95, "price": 0.0, **more}
+    return Candidate(Endpoint(id, id.partition("/")[0]), prompt_tokens=tokens, hit=hit, forecast=Forecast(p50), **given)
+
+
+def decided(*ranked: Candidate, deadline: float = facts.FOREVER, at: float = 0.0) -> Decision:
+    return Decision(Outcome.PLACE, at, deadline, ranked or (candidate(),), scorer="predicted")
+
+
+def route(name: str = "chat", **more: Any) -> Route:
+    return Route.model_validate({"name": name, "tiers": ["small"], **more})
+
+
+def request(headers: Mapping[str, str] | None = None, **body: Any) -> InferenceRequest:
+    raw = json.dumps({**CHAT, **body}).encode()
+    return ingress.parse(Operation.CHAT, raw, headers or {}, 0.0, "req-1")
+
+
+def record(**known: Any) -> Record:
+    """Of a streamed answer that met its budgets, but for what is said."""
+    given = {
+        "request_id": "req-1", "arrival": 100.0, "wall": 1.7e9, "route": "chat", "workload": "chat", "stream": True,
+        "end": End.COMPLETED, "status": 200, "pool": "small", "model": "served", "endpoint": "small/a",
+        "ttft": 0.2, "ttft_budget": 0.8, "total": 1.0, "output_tokens": 10,
+    }  # fmt: skip
+    return Record(**{**given, **known})
+
+
+# --------------------------------------------------------------------------- attempts
+
+
+class Hearing(Monitor):
+    """A Monitor that remembers which endings it was told of."""
+
+    def __init__(self, *pools: facts.Pool) -> None:
+        super().__init__(Fleet(pools or (POOL,)))
+        self.endings: list[Ending] = []
+        self.reports: list[Reported] = []
+
+    def ended(self, run: Run, ending: Ending, now: float, reported: Reported) -> None:
+        self.endings.append(ending)
+        self.reports.append(reported)
+        super().ended(run, ending, now, reported)
+
+
+class Owner:
+    """Remembers what attempts came to."""
+
+    def __init__(self) -> None:
+        self.firsts: list[Run] = []
+        self.failures: list[Failure] = []
+
+    def first_token(self, run: Run) -> None:
+        self.firsts.append(run)
+
+    def failed(self, run: Run, failure: Failure) -> None:
+        self.failures.append(failure)
+
+
+class Reader:
+    """Takes a committed answer, and remembers in which calls it came."""
+
+    def __init__(self) -> None:
+        self.reads: list[bytes] = []
+        self.ends: list[Failure | None] = []
+
+    def body(self, data: bytes) -> None:
+        self.reads.append(data)
+
+    def end(self) -> None:
+        self.ends.append(None)
+
+    def broke(self, failure: Failure) -> None:
+        self.ends.append(failure)
+
+
+def backend(kind: str = "vllm") -> Backend:
+    return catalog.build(BackendConfig(kind, "served", "sk-backend"))
+
+
+def forward(stream: bool = True, **body: Any) -> Forward:
+    return Forward(Operation.CHAT, {**CHAT, "stream": stream, **body}, "served", stream)
+
+
+def run(monitor: Monitor, owner: Owner, *, stream: bool = True, chosen: Candidate | None = None) -> Run:
+    """An attempt that the monitor knows of, whose bytes the test says."""
+    speaker, asked, attempt = backend(), forward(stream), Attempt(1, AttemptKind.PRIMARY, chosen or candidate())
+    origin = Origin("http://127.0.0.1:9", connect_timeout=1.0)
+    made = Run(
+        attempt, origin, speaker, speaker.call(asked), speaker.tap(asked), streams=stream, owner=owner, monitor=monitor
+    )
+    monitor.sent(made, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), made.opened)
+    return made
+
+
+# --------------------------------------------------------------------------- callers
+
+
+def post(body: Mapping[str, Any] | bytes, *headers: str, version: str = "1.1", path: str = "") -> bytes:
+    """A request as it goes over the wire."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path or Operation.CHAT.value} HTTP/{version}", "host: x", f"content-length: {len(raw)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + raw
+
+
+class Caller:
+    """A raw connection to a server: what is on the wire, and nothing that a client library makes of it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, raw: bytes) -> tuple[int, dict[str, str]]:
+        """Status and headers of the answer."""
+        self.writer.write(raw)
+        return await self.head()
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        async with asyncio.timeout(10):
+            lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in lines[1:] if line)
+        return int(lines[0].split()[1]), {name.lower(): value.strip() for name, _, value in pairs}
+
+    async def whole(self, raw: bytes) -> tuple[int, dict[str, str], bytes]:
+        """An answer that says its length."""
+        status, headers = await self.ask(raw)
+        return status, headers, await self.reader.readexactly(int(headers["content-length"]))
+
+    async def chunks(self) -> list[bytes]:
+        """The chunks of an answer, to its last."""
+        parts = []
+        async with asyncio.timeout(10):
+            while size := int(await self.reader.readline(), 16):
+                parts.append(await self.reader.readexactly(size))
+                assert await self.reader.readexactly(2) == b"\r\n"
+            assert await self.reader.readexactly(2) == b"\r\n"
+        return parts
+
+    async def rest(self) -> bytes:
+        """All that comes until the connection ends."""
+        async with asyncio.timeout(10):
+            return await self.reader.read()
+
+
+@asynccontextmanager
+async def calling(url: str) -> AsyncIterator[Caller]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    try:
+        yield Caller(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+async def get(url: str, path: str, *headers: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    """One small request of its own."""
+    async with calling(url) as caller:
+        lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close", *headers]
+        status, found = await caller.ask("\r\n".join(lines).encode() + b"\r\n\r\n")
+        return status, found, await caller.rest()
+
+
+def last(gateway: Gateway) -> Record:
+    return gateway.recorder.recent[-1]
