@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
+VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
 .PHONY: help setup demo test lint node vllm clean
 
@@ -14,8 +15,8 @@ help: ## list the targets
 
 setup: $(DEV) ## install firsttoken and its development tools into .venv
 
-demo: $(CORE) ## simulated engines, gateway, traffic and a live view: no GPU, no key
-	@$(BIN)/firsttoken demo
+demo: $(CORE) ## simulated engines, gateway, traffic, a live table: no GPU, no key (ARGS="--port 8181")
+	@$(BIN)/firsttoken demo $(ARGS)
 
 test: $(DEV) ## run the tests (PYTEST_ARGS="-k relay" to choose)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -29,8 +30,10 @@ lint: $(DEV) ## ruff, mypy --strict and the layer contracts
 node: $(DEV) ## the OpenAI SDK for Node against a gateway (needs node >= 20)
 	@$(BIN)/python scripts/node_sdk.py
 
-vllm: $(DEV) ## the tests that need real vLLM servers (downloads about 3.5 GB once)
-	@scripts/vllm.sh
+vllm: $(DEV) ## the tests that need real vLLM servers, on CPU (installs 3.5 GB once)
+	@$(BIN)/python scripts/vllm_setup.py
+	@$(VLLM)/bin/python scripts/vllm_models.py
+	@$(BIN)/python scripts/vllm_servers.py -- $(BIN)/python -m pytest tests/vllm -s $(PYTEST_ARGS)
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist *.egg-info

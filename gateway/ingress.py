@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import count
 from typing import Annotated, Any
 
 import msgspec
@@ -20,15 +20,18 @@ from aiohttp.http import HttpVersion10
 from backends.interface import Operation
 from gateway.refusal import Refusal, bad_request
 from gateway.strictjson import BadJson, decode
+from policies.value import value
 
 BODY_TIMEOUT = 60.0  # s for the whole body to arrive
 _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:")
+_PROCESS = os.urandom(8).hex()  # what tells our ids from those of other gateways and other times
+_ordinals = count(1)
 _TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _TYPE = re.compile(r"\b(str|int|float|bool)\b")
 _TOKENS = Annotated[int, msgspec.Meta(ge=1)]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InferenceRequest:
     """A request that was understood. `body` is what was parsed and must not be changed in place."""
 
@@ -241,4 +244,4 @@ def request_id(headers: Mapping[str, str]) -> str:
     given = headers.get("x-request-id", "")
     if given and len(given) <= 128 and _ID_CHARACTERS.issuperset(given):
         return given
-    return "req_" + os.urandom(12).hex()
+    return f"req_{_PROCESS}{next(_ordinals):08x}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import Protocol
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
@@ -27,10 +26,6 @@ from gateway.strictjson import encode
 STALL = 60.0  # s that a reader may leave a full buffer unread
 TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
 SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
-
-
-class Clock(Protocol):
-    def __call__(self) -> float: ...
 
 
 async def pump(run: Run, http: web.BaseRequest, life: Life, *, strip_usage: bool, idle: float) -> web.StreamResponse:
@@ -56,7 +51,8 @@ class Relay:
         self.done: asyncio.Future[None] = self.loop.create_future()
         self.run, self.life, self.idle = run, life, idle
         connection = http.protocol
-        assert isinstance(connection, ClientConnection) and connection.transport is not None
+        assert isinstance(connection, ClientConnection)
+        assert connection.transport is not None
         self.connection, self.transport = connection, connection.transport
         self.write = self.transport.write
         self.http11 = http.version >= HttpVersion11
@@ -105,15 +101,16 @@ class Relay:
 
     def end(self) -> None:
         """The body is complete; whether the answer is, only the tap knows."""
-        if not self.run.answered:
-            return self.broke(TRUNCATED)
-        tail = self.stripper.close() if self.stripper is not None else b""
-        self._finish(self._frame(tail) + (b"0\r\n\r\n" if self.chunked else b""), End.COMPLETED)
+        if self.run.answered:
+            tail = self.stripper.close() if self.stripper is not None else b""
+            self._finish(self._last(tail), End.COMPLETED)
+        else:
+            self.broke(TRUNCATED)
 
     def said_error(self, data: bytes, failure: Failure) -> None:
         """The backend has said it itself: its event is the explicit end."""
         self.written.keep_alive = False
-        self._finish(self._frame(self._strip(data)) + (b"0\r\n\r\n" if self.chunked else b""), End.UPSTREAM_BROKE, failure)
+        self._finish(self._last(self._strip(data)), End.UPSTREAM_BROKE, failure)
 
     def broke(self, failure: Failure) -> None:
         """The upstream died after its first token: say so, in the stream, at once."""
@@ -121,7 +118,7 @@ class Relay:
         if self.run.tap_streams:
             event = b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
             event = event if self.clean else b"\n\n" + event
-            self._finish(self._frame(event) + (b"0\r\n\r\n" if self.chunked else b""), End.UPSTREAM_BROKE, failure)
+            self._finish(self._last(event), End.UPSTREAM_BROKE, failure)
         else:  # an unfinished body is the only honest sign that JSON leaves
             self._finish(b"", End.UPSTREAM_BROKE, failure)
             self.transport.abort()
@@ -173,6 +170,9 @@ class Relay:
             return b""
         self.clean = data.endswith(b"\n\n")
         return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
+
+    def _last(self, data: bytes) -> bytes:
+        return self._frame(data) + (b"0\r\n\r\n" if self.chunked else b"")
 
     def _head(self) -> bytes:
         status = self.run.status

@@ -20,19 +20,22 @@ def response_headers(run: Run, life: Life) -> list[str]:
     lines = [f"{name}: {value}" for name in ALLOWED if (value := run.headers.get(name)) is not None]
     if run.tap_streams:
         lines.extend(_SSE)
-    lines.extend(gateway_headers(life, monotonic()))
+    lines.extend(gateway_headers(life, monotonic(), won=1))
     return lines
 
 
-def gateway_headers(life: Life, now: float) -> list[str]:
-    """Who answered and where the time went, up to `now`: the first token's way out."""
+def gateway_headers(life: Life, now: float, won: int = 0) -> list[str]:
+    """Who answered and where the time went, up to `now`: the first token's way out.
+
+    `won`: attempts beside those that the Record has as lost.
+    """
     record = life.record
     lines = [
         f"x-request-id: {record.request_id}",
         f"x-firsttoken-route: {record.route}",
         f"x-firsttoken-pool: {record.pool}",
         f"x-firsttoken-model: {record.model}",
-        f"x-firsttoken-attempts: {max(len(record.attempts) + 1, 1)}",
+        f"x-firsttoken-attempts: {len(record.attempts) + won}",
     ]
     if record.ttft_budget is not None:
         lines.append(f"x-firsttoken-ttft-budget-ms: {record.ttft_budget * 1e3:.0f}")

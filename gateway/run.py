@@ -25,7 +25,11 @@ MAX_ERROR = 64 * 1024  # bytes of an error reply that are read for its meaning
 
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
 
-CONTENT, NOTHING, ERROR = Signal.CONTENT, Signal.NOTHING, Signal.ERROR  # compared by identity: `&` of a flag costs more than a tap
+CONTENT, NOTHING, ERROR = (
+    Signal.CONTENT,
+    Signal.NOTHING,
+    Signal.ERROR,
+)  # by identity: a flag's `&` costs more than a tap
 
 ENDINGS = {
     FailureKind.RATE_LIMITED: Ending.RATE_LIMITED,

@@ -28,6 +28,7 @@ from enum import Enum
 
 from policies.facts import FOREVER, Attempt, AttemptKind, Candidate, Decision, Ending, Outcome
 from policies.silence import first_look, leave_at
+from policies.value import value
 
 BACKOFF = 0.1  # s before an overloaded endpoint is asked again, where it does not say
 RACERS = 2  # attempts pending at a time
@@ -41,19 +42,19 @@ class State(Enum):
     GONE = "gone"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Begin:
     """The request is decided."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FirstToken:
     """Visible content of an attempt: a preamble, a ping or an error is not."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Failed:
     """An attempt has ended without a token.
 
@@ -67,12 +68,12 @@ class Failed:
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Wake:
     """The time of the last step's `wake_at` has come."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientGone:
     """The caller has left."""
 
@@ -97,25 +98,25 @@ TRANSITIONS: dict[State, dict[type[Event], frozenset[State]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Open:
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Cancel:
     number: int
     ending: Ending
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Commit:
     """This attempt's bytes go to the client."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GiveUp:
     reason: str
 
@@ -123,7 +124,7 @@ class GiveUp:
 Action = Open | Cancel | Commit | GiveUp
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Step:
     """What to do now, in this order, and when to send a Wake if nothing happens before."""
 

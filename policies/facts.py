@@ -9,8 +9,10 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
+
+from policies.value import value
 
 NEVER = float("-inf")
 FOREVER = float("inf")
@@ -18,7 +20,7 @@ FOREVER = float("inf")
 # --------------------------------------------------------------------------- the fleet
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Endpoint:
     """One server of a pool. `id` is unique in the fleet and stable over reloads: `small/10.0.0.11:8000`."""
 
@@ -27,7 +29,7 @@ class Endpoint:
     region: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Price:
     """USD per million tokens."""
 
@@ -39,7 +41,7 @@ class Price:
         return (input_tokens * self.input + output_tokens * self.output) / 1e6
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Pool:
     """Interchangeable endpoints that serve one model.
 
@@ -67,7 +69,7 @@ class Health(Enum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EngineLoad:
     """What an engine says of itself in one scrape. None: it does not say."""
 
@@ -81,7 +83,7 @@ class EngineLoad:
     prefix_hits: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Load:
     """What is known of an endpoint's load, at time `at`.
 
@@ -101,7 +103,7 @@ class Load:
     blocked_until: float = NEVER  # a provider's rate limit
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FleetSnapshot:
     """The fleet as one decision sees it."""
 
@@ -113,7 +115,7 @@ class FleetSnapshot:
 # --------------------------------------------------------------------------- the request
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ask:
     """What policies know of a request (the body stays with the gateway)."""
 
@@ -133,7 +135,7 @@ class Ask:
     tpot_budget: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PrefixBlocks:
     """Chained hashes of a prompt's full blocks, in order: equal hash means equal prefix up to there.
 
@@ -145,7 +147,7 @@ class PrefixBlocks:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PoolEstimate:
     """A prompt as one pool's tokenizer sees it. `tokens` is corrected by what the engine reported before."""
 
@@ -155,7 +157,7 @@ class PoolEstimate:
     messages: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PromptEstimate:
     """By pool, for the pools that the request's route names; and the expected answer."""
 
@@ -168,7 +170,7 @@ class PromptEstimate:
 QUANTILES: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Forecast:
     """Predicted TTFT from send to first token (seconds, a distribution) and TPOT of one candidate.
 
@@ -217,7 +219,7 @@ class Forecast:
 # --------------------------------------------------------------------------- the decision
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Candidate:
     """An endpoint that could take the request, with everything known of it at decision time."""
 
@@ -236,7 +238,7 @@ class Candidate:
         return self.prompt_tokens - self.hit
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rejection:
     """An endpoint (or a whole pool: endpoint "") that could not be considered, and why."""
 
@@ -253,7 +255,7 @@ class Outcome(Enum):
     UNFIT = "unfit"  # no tier can ever take this request (context, capabilities): 400
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """Where to send a request, in order of preference: failover never asks again."""
 
@@ -281,7 +283,7 @@ class AttemptKind(Enum):
     RESCUE = "rescue"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Attempt:
     """One sending of a request to one endpoint. `number` counts from 1 within the request."""
 

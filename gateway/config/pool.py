@@ -18,7 +18,8 @@ from gateway.config.problems import did_you_mean
 from gateway.config.values import HeaderName, HeaderValue, Positive, Section
 from policies import facts
 
-ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")  # those of gateway.estimate.encoders, which is slow to import
+# Those of gateway.estimate.encoders, which is slow to import.
+ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
 
 
 class Endpoint(Section):

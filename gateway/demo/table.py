@@ -67,7 +67,9 @@ COLUMNS = ("route", "req/s", "budget", "TTFT p50", "p99", "met", "answered by", 
 def render(found: list[Row], title: str) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("route", "answered by") else "right", no_wrap=name != "answered by")
+        table.add_column(
+            name, justify="left" if name in ("route", "answered by") else "right", no_wrap=name != "answered by"
+        )
     for row in found:
         table.add_row(*_cells(row))
     return table

@@ -13,7 +13,10 @@ import aiohttp
 from gateway.demo.scene import CALLERS, Callers
 from gateway.serve import loop_factory
 
-WORDS = ["latency", "budget", "route", "token", "prefix", "engine", "queue", "prompt", "stream", "cache", "model", "answer", "tier", "window", "batch", "step", "the", "a", "of", "to", "in", "and", "is", "for", "with", "that", "it", "on", "as", "by", "from", "at", "this", "have", "can", "will", "when", "more", "less", "first", "last"]
+WORDS = """
+    latency budget route token prefix engine queue prompt stream cache model answer tier window batch step
+    the a of to in and is for with that it on as by from at this have can will when more less first last
+""".split()
 
 
 def words(count: int, rng: random.Random) -> str:

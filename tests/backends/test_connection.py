@@ -30,7 +30,7 @@ from tests.kit.upstream import (
     turn_until,
 )
 
-pytestmark = pytest.mark.parametrize("event_loop_policy", ["asyncio", "uvloop"], indirect=True)
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 POST = HttpCall("POST", "/v1/chat/completions", (("content-type", "application/json"),), b'{"model":"m"}')

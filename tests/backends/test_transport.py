@@ -29,7 +29,7 @@ from tests.kit.upstream import (
     turn_until,
 )
 
-pytestmark = pytest.mark.parametrize("event_loop_policy", ["asyncio", "uvloop"], indirect=True)
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 GET = HttpCall("GET", "/health")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -79,10 +79,10 @@ class Hearing(Monitor):
         self.endings: list[Ending] = []
         self.reports: list[Reported] = []
 
-    def ended(self, run: Run, ending: Ending, now: float, reported: Reported) -> None:
+    def ended(self, attempt: Hashable, ending: Ending, now: float, reported: Reported) -> None:
         self.endings.append(ending)
         self.reports.append(reported)
-        super().ended(run, ending, now, reported)
+        super().ended(attempt, ending, now, reported)
 
 
 class Owner:
@@ -131,7 +131,7 @@ def run(monitor: Monitor, owner: Owner, *, stream: bool = True, chosen: Candidat
     made = Run(
         attempt, origin, speaker, speaker.call(asked), speaker.tap(asked), streams=stream, owner=owner, monitor=monitor
     )
-    monitor.sent(made, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), made.opened)
+    monitor.sent(made, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), made.opened, stream)
     return made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -234,7 +233,9 @@ def test_any_other_request_id_is_replaced(given: str) -> None:
 
 def chunked(*parts: bytes) -> bytes:
     framed = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
-    return b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
+    return (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
+    )
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -293,4 +294,3 @@ async def test_a_caller_that_leaves_in_the_middle_of_its_body_is_gone() -> None:
             await eventually(lambda: gateway.recorder.live)
         await eventually(lambda: gateway.recorder.recent)
         assert (last(gateway).end, gateway.recorder.live) == (End.CLIENT_GONE, 0)
-        await asyncio.sleep(0)

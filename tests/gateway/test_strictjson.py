@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.strictjson import MAX_DEPTH, BadJson, decode, encode
 
-SCALARS = (
-    st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)
-)
+SCALARS = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)
 KEYS = st.text(max_size=6) | st.sampled_from(['a":', '"', "a b", "\\", "é\u2028", "😀", ""])
 DOCUMENTS = st.recursive(
     SCALARS | KEYS,
