@@ -8,7 +8,7 @@ CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint node vllm clean
+.PHONY: help setup demo test lint bench node vllm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,11 @@ lint: $(DEV) ## ruff, mypy --strict and the layer contracts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+bench: $(DEV) ## what a request, a chunk and a stalled reader cost, beside nginx if it is there
+	@$(BIN)/python -m benchmarks.request_cost
+	@$(BIN)/python -m benchmarks.stalled_readers
+	@$(BIN)/python -m benchmarks.truth
 
 node: $(DEV) ## the OpenAI SDK for Node against a gateway (needs node >= 20)
 	@$(BIN)/python scripts/node_sdk.py

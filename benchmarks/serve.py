@@ -1,4 +1,4 @@
-"""A gateway to be measured: `serve.py PORT URL...` routes every model name, unchanged, over the given vLLM-like servers.
+"""A gateway to be measured: `serve.py PORT URL...` routes every model name, unchanged, over these servers.
 
 Routing is on in full: estimate, prefix index, prediction, Records and metrics. The access log is off,
 as it is in the peers.

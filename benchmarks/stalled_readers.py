@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import sys
-from pathlib import Path
+
+from benchmarks.processes import child, free_port, gateway, resident
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 400 + b'"}}]}\n\n'
 FRAMED = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
@@ -40,17 +40,6 @@ class Firehose:
             writer.close()
 
 
-def resident(pid: int) -> int:
-    """Bytes."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 async def stall(port: int) -> socket.socket:
     """A stream that is asked for and never read, over a socket with a small buffer."""
     body = json.dumps({"model": "any", "stream": True, "messages": [{"role": "user", "content": "x"}]}).encode()
@@ -68,27 +57,19 @@ async def main(count: int) -> None:
     firehose, port = Firehose(), free_port()
     server = await asyncio.start_server(firehose.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    root = Path(__file__).parent
-    gateway = await asyncio.create_subprocess_exec(
-        sys.executable, str(root / "serve.py"), str(port), url, env={**os.environ, "PYTHONPATH": str(root.parent)}
-    )
-    try:
-        await asyncio.sleep(SETTLE)
+    with child(gateway(port, url), port) as pid:
         (await stall(port)).close()
         await asyncio.sleep(1)
-        before = resident(gateway.pid)
+        before = resident(pid)
         readers = [await stall(port) for _ in range(count)]
         await asyncio.sleep(SETTLE)
-        taken = firehose.taken
-        held = resident(gateway.pid) - before
+        held, taken = resident(pid) - before, firehose.taken
         await asyncio.sleep(SETTLE)
-        print(f"{count} stalled readers: {held / count / 1024:.0f} KB each; upstream took {firehose.taken - taken} bytes more in {SETTLE:g} s")  # fmt: skip # noqa: E501
+        more = firehose.taken - taken
+        print(f"{count} stalled readers: {held / count / 1024:.0f} KB each; {more} bytes more taken in {SETTLE:g} s")
         for reader in readers:
             reader.close()
-    finally:
-        gateway.terminate()
-        await gateway.wait()
-        server.close()
+    server.close()
 
 
 if __name__ == "__main__":

@@ -6,17 +6,15 @@ their own. The SDK's TTFT ends with the first chunk that has content; the gatewa
 
 from __future__ import annotations
 
-import asyncio
-import os
 import statistics
 import sys
 import tempfile
-from pathlib import Path
+from contextlib import ExitStack
 from time import perf_counter
 
 import openai
 
-from benchmarks.stalled_readers import free_port
+from benchmarks.processes import child, free_port
 
 CONFIG = """
 server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:{admin}}}
@@ -51,33 +49,21 @@ class Caller:
         return (seen - self.sent) * 1e3 - said, (seen - called) * 1e3 - said
 
 
-async def main(count: int) -> None:
+def main(count: int) -> None:
     port, admin, engine = free_port(), free_port(), free_port()
-    root = str(Path(__file__).parent.parent)
-    env = {**os.environ, "PYTHONPATH": root}
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config:
+    command = [sys.executable, "-m", "gateway.cli"]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config, ExitStack() as stack:
         config.write(CONFIG.format(port=port, admin=admin, engine=engine))
         config.flush()
-        commands = (
-            ("simulate", "--profile", "8b-h100", "--port", str(engine), "--model", "served"),
-            ("serve", "--config", config.name),
-        )
-        running = [
-            await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway.cli", *command, env=env)
-            for command in commands
-        ]
-        try:
-            await asyncio.sleep(3)
-            caller = Caller(port)
-            caller.ask(-1)
-            found = [caller.ask(i) for i in range(count)]
-            for name, values in zip(("from the send", "from the call"), zip(*found, strict=True), strict=True):
-                print(f"SDK minus gateway TTFT, {name}, {count} requests: median {statistics.median(values):.2f} ms")
-        finally:
-            for process in running:
-                process.terminate()
-                await process.wait()
+        simulate = [*command, "simulate", "--profile", "8b-h100", "--port", str(engine), "--model", "served"]
+        stack.enter_context(child(simulate, engine))
+        stack.enter_context(child([*command, "serve", "--config", config.name], port))
+        caller = Caller(port)
+        caller.ask(-1)
+        found = [caller.ask(i) for i in range(count)]
+    for name, values in zip(("from the send", "from the call"), zip(*found, strict=True), strict=True):
+        print(f"SDK minus gateway TTFT, {name}, {count} requests: median {statistics.median(values):.2f} ms")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 200))
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)

@@ -13,8 +13,8 @@ Rules:
   reply that needs `may_retry`, a retry budget's permission; after a death it does not.
 - With no candidate left, the one that failed is tried once more if it died, or if it was overloaded
   and its pool has no other: after the wait that it asked for, and only if that is over before the deadline.
-- A stream that stays silent is left for the next candidate when that becomes the likelier to make the
-  deadline (`policies.silence`). With `hedge`, and `may_retry` at the Wake, it is raced instead of left:
+- A stream that stays silent is left for the next candidate at the moment that gives the two of them the best
+  chance of the deadline (`policies.silence`). With `hedge`, and `may_retry` at the Wake, it is raced instead:
   the first content wins and the other is cancelled. Two race at a time, no more.
 - An answer that is not streamed arrives whole, so its silence says nothing; nor does any where there
   is no deadline. `first_token_limit` after its sending every attempt is left.

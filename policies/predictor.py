@@ -8,7 +8,8 @@ An API shows no queue: only how long prompts of about this length took lately.
 
 Rules:
 - The terms start as those of a small model on a current GPU, and adapt within a few samples to a hundred
-  times slower ones.
+  times slower ones. A slow first sample scales them all, and with them what is uncertain of each: a machine
+  five times slower has proportions of its own. Attention's share varies most (on a CPU seven times a GPU's).
 - The spread comes from recent errors (`ratios`), never from an assumed shape.
 - One outlier is clipped; several in a row are a new regime: old trust and old errors are dropped.
 - An attempt left without a token after t seconds took at least t: that teaches if t exceeds the prediction.
@@ -36,7 +37,7 @@ LEAST_TOKEN = 1e-6  # s: no engine prefills more than a million tokens a second
 LEAST_TTFT = 1e-4  # s
 LEAST_TPOT = 1e-5  # s
 
-ENGINE_VARIANCES = (4.0,) * 5  # of each term beside the common factor, (times the reference) squared
+ENGINE_VARIANCES = (4.0, 4.0, 4.0, 16.0, 4.0)  # of each term beside the common factor, (times the reference) squared
 PACE_VARIANCES = (4.0,) * 2
 
 API_BASE = 0.4  # s
@@ -175,6 +176,8 @@ class EnginePredictor:
             self._begin_regime(factor, now)
             return
         (self._behind if work.ahead else self._idle).add(_error(sample, predicted, now, self._since), now)
+        if self.samples == 1 and ttft > predicted:
+            self._fit.scale(ttft / predicted)
         tokens = work.uncached + work.ahead
         terms = BASE, work.prompt * LENGTH, tokens * TOKEN, work.pairs * PAIR, work.running * RUNNING
         self._fit.learn(terms, ttft, self._surprise.clip)

@@ -1,17 +1,20 @@
 """When to leave an attempt that stays silent for one that has not begun.
 
-An attempt sent at `sent` and silent at t still makes the deadline D with P(own <= D - sent | own > t - sent).
-A fresh one elsewhere makes it with P(next <= D - t). Both fall as t grows; the first moment at which
-the fresh one is the likelier is the moment to go ("The Tail at Scale", with the deadline in it).
+An attempt that is left at t, if silent until then, makes the deadline D with
+`P(own <= t) + P(own > t) P(next <= D - t)`: waiting gives the first its chance and takes from the next one's.
+The t at which this sum is greatest is the moment to go, provided that it beats staying to the end,
+P(own <= D). Compared at one instant, the fresh one is the likelier by a hair as soon as the first is
+a little late, however much time there is for both; the sum knows that one may still leave later. Of two
+equals under a generous deadline it gives each half of the time ("The Tail at Scale", with the deadline in it).
 
 Rules:
+- One attempt in a hundred is taken to be silent for ever (HUNG): forecasts are made of attempts that spoke,
+  and would hold a hung engine for one that is about to.
 - Before 1.2 times its own p90, 0.1 s at least, silence is no news, unless by then the next could no longer
   make it. The floor is for engines that answer in a millisecond: there a busy gateway's own delays would
   pass for silence, and a copy would be the answer to load.
-- After the deadline there is no chance to compare: then three times what 99 of 100 take, 1 s at
-  least, is silence enough.
-- A fresh attempt throws away what the first has waited and computed, so it must be the likelier by
-  MARGIN: two engines that are both nearly sure to make a generous deadline differ by less than is known of them.
+- Three times what 99 of 100 take is silence enough at any time, if the next may make it, and past the deadline
+  in any case; but not less than 1 s, or an eighth of the time allowed: who gives 30 s is in no hurry.
 - The moment is looked for on a fixed grid, so that it is the same in a replay.
 """
 
@@ -20,8 +23,8 @@ from __future__ import annotations
 from policies.facts import Forecast
 
 PATIENCE, PATIENCE_LEAST = 1.2, 0.1  # of the own p90; s
-OVERDUE, OVERDUE_LEAST = 3.0, 1.0  # of the own p99; s
-MARGIN = 0.1  # of chance
+OVERDUE, OVERDUE_LEAST, OVERDUE_SHARE = 3.0, 1.0, 0.125  # of the own p99; s; of the time allowed
+HUNG = 0.01  # of attempts
 GRID = 16  # moments between now and the deadline
 
 
@@ -33,12 +36,14 @@ def first_look(own: Forecast, upcoming: Forecast, sent: float, deadline: float) 
 
 
 def leave_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
-    """The first moment from `now` on at which `upcoming` is the likelier to make the deadline; else when overdue."""
-    made = own.chance(deadline - sent)
-    step = (deadline - now) / GRID
+    """The moment from `now` on at which to leave for `upcoming`, before the deadline if that is worth it."""
+    allowed, step = deadline - sent, (deadline - now) / GRID
+    overdue = sent + max(OVERDUE * own.quantile(0.99), OVERDUE_LEAST, OVERDUE_SHARE * allowed)
+    most, best = (1 - HUNG) * own.chance(allowed), deadline  # to stay to the end
     for i in range(GRID if step > 0 else 0):
         at = now + i * step
-        spoken = own.chance(at - sent)
-        if (upcoming.chance(deadline - at) - MARGIN) * (1 - spoken) > made - spoken:
-            return at
-    return max(deadline, sent + max(OVERDUE * own.quantile(0.99), OVERDUE_LEAST))
+        spoken = (1 - HUNG) * own.chance(at - sent)
+        made = spoken + (1 - spoken) * (1 - HUNG) * upcoming.chance(deadline - at)
+        if made > most:
+            most, best = made, at
+    return max(min(best, overdue), now) if best < deadline else max(deadline, overdue)

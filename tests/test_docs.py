@@ -16,12 +16,20 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gateway import app, frontend, ingress, monitor, proxy, relay, serve, strictjson
+from gateway.cli import COMMANDS
 from gateway.config.loading import load
+from gateway.config.models import Config
 from gateway.config.schema import schema
+from gateway.dispatcher import WHOLE_ANSWER
+from gateway.observe import accesslog, recorder
 from gateway.observe.metrics import EndpointCollector, Metrics
+from policies import breaker, tiers
+from policies.endpoint import API_EJECTION
 from policies.facts import Load
 from policies.route import Workload
 from policies.workloads import PRESETS
+from tests.kit.gateways import document, pool
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -29,6 +37,7 @@ ENVIRON = {"OPENAI_API_KEY": "sk-test"}
 _BLOCK = re.compile(r"(?:<!-- check: ([a-z ]+) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_FILE = re.compile(r"`((?:backends|benchmarks|deploy|docs|gateway|policies|scripts|tests)/[\w./-]+)`")
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,12 @@ def test_every_internal_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{page.name} links to {link}: no such heading"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    """A path between backticks is one of this repository."""
+    assert [name for name in _FILE.findall(page.read_text("utf-8")) if not (ROOT / name).exists()] == []
+
+
 def anchors(page: Path) -> set[str]:
     """Headings as GitHub makes anchors of them."""
     headings = _HEADING.findall(_BLOCK.sub("", page.read_text("utf-8")))
@@ -142,3 +157,50 @@ def test_every_make_target_that_the_pages_name_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     named = {name for page in PAGES for name in re.findall(r"(?:`|^)make ([a-z]+)", page.read_text("utf-8"), re.M)}
     assert named - targets == set()
+
+
+def test_the_readme_lists_every_command() -> None:
+    """And none that does not exist."""
+    page = (ROOT / "README.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `([a-z]+)[ `]", page, re.MULTILINE)) == set(COMMANDS)
+
+
+def test_the_operations_page_lists_every_path_of_both_ports() -> None:
+    """And none that does not exist."""
+    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    gateway = app.Gateway(Config.model_validate(document({"only": pool("http://127.0.0.1:9")})))
+    admin = {resource.canonical for resource in gateway.admin.app().router.resources()}
+    gateway.estimator.close()
+    assert set(re.findall(r"`(?:GET|POST) (/[\w/]+)", page)) == {*proxy.OPERATIONS, *gateway.proxy.gets, *admin}
+
+
+LIMITS = [  # how a line of the page begins, and what it says
+    ("| `GET /requests", f"{recorder.RECENT} are kept"),
+    ("| SIGTERM", f"after {serve.DRAIN:g} s"),
+    ("| time for a body to arrive", f"{ingress.BODY_TIMEOUT:g} s"),
+    ("| one header line", f"{frontend.MAX_HEADER // 1024} KiB"),
+    ("| nesting of a body", f"{strictjson.MAX_DEPTH} levels"),
+    ("| caller that does not read", f"paused at {frontend.HIGH_WATER // 1024} KiB"),
+    ("| caller that does not read", f"cut after {relay.STALL:g} s"),
+    ("| idle connection of a caller", f"{frontend.KEEP_ALIVE:g} s"),
+    ("| idle connection to an endpoint", f"{app.IDLE:g} s"),
+    ("| `retry-after` of a shed request", f"{tiers.SHORTEST_WAIT:g} to {tiers.LONGEST_WAIT:g} s"),
+    ("| silence before an answer that is not streamed", f"{WHOLE_ANSWER:g} s"),
+    ("| endpoint taken out", f"after {breaker.FAILURES} failures in a row, or {breaker.REFUSALS} where nobody"),
+    (
+        "| endpoint taken out",
+        f"{breaker.EJECTION:g} s, then twice as long each time, up to {breaker.LONGEST_EJECTION:g} s",
+    ),
+    ("| endpoint taken out", f"(APIs: {API_EJECTION:g} s)"),
+    ("| endpoint that limits us", "{0:g} to {2:g} s; {1:g} s".format(*breaker.RATE_LIMIT)),
+    ("| look at an engine's load", f"{monitor.PROBE_TIMEOUT:g} s to answer"),
+    ("Access log: ", f"{accesslog.QUEUE:,} lines"),
+]
+
+
+@pytest.mark.parametrize(("row", "stated"), LIMITS)
+def test_the_operations_page_states_the_limits_of_the_code(row: str, stated: str) -> None:
+    """A constant that is changed is changed on the page too."""
+    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    (line,) = [line for line in page.splitlines() if line.startswith(row)]
+    assert stated in line

@@ -20,6 +20,8 @@ from gateway.refusal import Refusal
 from gateway.routes import Routes
 from gateway.strictjson import encode
 
+MAX_BODY = 32_000_000  # bytes of a request to be explained
+
 
 class Admin:
     """`shown_config`: the config as it may be shown, without secrets."""
@@ -32,7 +34,7 @@ class Admin:
         self.shown_config = shown_config
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=2**25)
+        app = web.Application()
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/requests", self.requests)
         app.router.add_get("/fleet", self.fleet)
@@ -47,7 +49,7 @@ class Admin:
     async def requests(self, http: web.Request) -> web.StreamResponse:
         """Recent Records, newest last; `?last=N` for fewer."""
         last = http.query.get("last", "200")
-        if not last.isdigit():
+        if not (last.isdecimal() and len(last) < 10):
             return reply(Refusal(400, "last must be a whole number.", param="last"))
         recent = list(self.recorder.recent)
         return respond(200, encode([record.as_json() for record in recent[max(0, len(recent) - int(last)) :]]))
@@ -68,8 +70,9 @@ class Admin:
         try:
             if path not in operations:
                 raise Refusal(400, f"path must be one of {', '.join(operations)}.", param="path")
+            raw = await ingress.read(http, MAX_BODY)
             request = ingress.parse(
-                operations[path], await http.read(), http.headers, monotonic(), "explain", self.decider.wanted_headers
+                operations[path], raw, http.headers, monotonic(), "explain", self.decider.wanted_headers
             )
             route = self.routes.match(request.model)
             estimate = await self.decider.estimate(request, route, ANYONE)

@@ -220,7 +220,8 @@ class Life:
         """The attempt that answered; what came before it was lost to others."""
         if candidate.endpoint.id != self.record.endpoint:
             self._believed(candidate, opened)
-        self.close(Stage.FAILOVER, opened)
+        if self.record.attempts:
+            self.close(Stage.FAILOVER, opened)
         self.close(Stage.CONNECT, connected)
         self.close(Stage.SEND, sent)
         self.close(Stage.UPSTREAM, first_in)

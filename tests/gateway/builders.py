@@ -115,6 +115,10 @@ class Reader:
     def broke(self, failure: Failure) -> None:
         self.ends.append(failure)
 
+    def said_error(self, data: bytes, failure: Failure) -> None:
+        self.reads.append(data)
+        self.ends.append(failure)
+
 
 def backend(kind: str = "vllm") -> Backend:
     return catalog.build(BackendConfig(kind, "served", "sk-backend"))

@@ -129,11 +129,11 @@ async def test_an_error_event_of_the_backend_is_the_end_and_no_done_follows_it()
     """vLLM says 200, an error event and [DONE] when its engine dies: the caller gets the event, not the [DONE]."""
     token = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
     dying = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\ndata: [DONE]\n\n'
-    async with Upstream([STREAM_HEAD + chunk(token), Pause(0.05), chunk(dying) + LAST_CHUNK]) as upstream:
-        async with running({"only": pool(upstream.url)}) as gateway:
-            with pytest.raises(openai.APIError, match="EngineCore died"):
-                await stream(gateway)
-            body = await _raw(gateway)
+    dies = Upstream([STREAM_HEAD + chunk(token), Pause(0.05), chunk(dying) + LAST_CHUNK])
+    async with dies as upstream, running({"only": pool(upstream.url)}) as gateway:
+        with pytest.raises(openai.APIError, match="EngineCore died"):
+            await stream(gateway)
+        body = await _raw(gateway)
     assert body == token + dying.partition(b"data: [DONE]")[0]
     assert {record.end for record in gateway.recorder.recent} == {End.UPSTREAM_BROKE}
 

@@ -25,6 +25,7 @@ from policies.attempts import (
     Wake,
 )
 from policies.facts import FOREVER, Candidate, Decision, Outcome
+from policies.silence import leave_at
 from tests.policies.deciding import P90, candidate, decided
 
 A, B, C = candidate("a"), candidate("b"), candidate("c")
@@ -61,6 +62,16 @@ def told(step: Step) -> list[str]:
     return words
 
 
+def silence(race: AttemptMachine, step: Step, may_retry: bool = True) -> tuple[Step, float]:
+    """Nothing but the Wakes that the machine asks for, until it does something; and when that was."""
+    while step.wake_at is not None:
+        now = step.wake_at
+        step = race.on(Wake(), now, may_retry)
+        if step.actions:
+            return step, now
+    raise AssertionError("the machine waits for nothing")
+
+
 def reason(step: Step) -> str:
     (given_up,) = [action.reason for action in step.actions if isinstance(action, GiveUp)]
     return given_up
@@ -88,11 +99,9 @@ def test_nothing_happens_after_commit(late: Event) -> None:
 
 def test_a_client_that_leaves_cancels_every_attempt() -> None:
     """Nobody would read the answer, so no engine should compute it."""
-    race = machine(A, B, hedge=True)
-    race.on(Begin(), 0.0)
-    race.on(Wake(), PATIENCE)
-    assert told(race.on(ClientGone(), 0.5)) == ["cancel 1 cancelled", "cancel 2 cancelled"]
-    assert race.on(FirstToken(1), 0.6) == Step()
+    race, now = hedged(A, B)
+    assert told(race.on(ClientGone(), now + 0.1)) == ["cancel 1 cancelled", "cancel 2 cancelled"]
+    assert race.on(FirstToken(1), now + 0.2) == Step()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SHED, Outcome.UNAVAILABLE, Outcome.UNFIT])
@@ -216,10 +225,14 @@ def test_a_client_that_leaves_ends_the_wait() -> None:
 
 
 def test_a_silent_stream_is_left_for_the_next_candidate() -> None:
-    """When the next is the likelier to make the deadline."""
+    """Once nine of ten would have spoken, and at the moment that gives both the best chance together."""
     race = machine(A, B)
-    assert race.on(Begin(), 0.0).wake_at == pytest.approx(PATIENCE)
-    assert told(race.on(Wake(), PATIENCE)) == ["cancel 1 silent", "open 2 fallback b"]
+    begun = race.on(Begin(), 0.0)
+    assert begun.wake_at == pytest.approx(PATIENCE)
+    step, now = silence(race, begun)
+    assert told(step) == ["cancel 1 silent", "open 2 fallback b"]
+    assert now == leave_at(A.forecast, B.forecast, 0.0, PATIENCE, 1.0)
+    assert B.forecast.chance(1.0 - now) > 0.95
 
 
 def test_a_wake_that_comes_early_changes_nothing() -> None:
@@ -229,12 +242,12 @@ def test_a_wake_that_comes_early_changes_nothing() -> None:
     assert race.on(Wake(), 0.1) == Step((), step.wake_at)
 
 
-def test_a_silent_stream_is_kept_while_the_next_would_be_the_less_likely() -> None:
-    """It is looked at again at the moment that was found, and left then."""
-    race = machine(candidate("a", 0.5), candidate("b", 0.8), deadline=2.0)
+def test_a_silent_stream_is_kept_until_the_moment_that_was_found() -> None:
+    """It is weighed once, and left then."""
+    race = machine(candidate("a", 0.2), candidate("b", 0.5), deadline=2.0)
     first = race.on(Begin(), 0.0).wake_at
     assert first is not None
-    assert first == pytest.approx(1.2 * P90 * 0.5)
+    assert first == pytest.approx(PATIENCE)
     later = race.on(Wake(), first)
     assert later.actions == ()
     assert later.wake_at is not None
@@ -280,71 +293,74 @@ def test_the_limit_holds_before_any_other_moment() -> None:
 def test_a_token_of_an_attempt_that_was_left_is_late_news() -> None:
     """Its connection is closed; only the fallback can win."""
     race = machine(A, B)
-    race.on(Begin(), 0.0)
-    race.on(Wake(), PATIENCE)
-    assert told(race.on(FirstToken(1), 0.4)) == []
-    assert told(race.on(FirstToken(2), 0.5)) == ["commit 2"]
+    _, now = silence(race, race.on(Begin(), 0.0))
+    assert told(race.on(FirstToken(1), now + 0.1)) == []
+    assert told(race.on(FirstToken(2), now + 0.2)) == ["commit 2"]
 
 
 # --------------------------------------------------------------------------- hedging
 
 
-def hedged(*ranked: Candidate, **more: Any) -> AttemptMachine:
-    """A race of two: the first candidate has been silent, the second is its hedge."""
+def hedged(*ranked: Candidate, **more: Any) -> tuple[AttemptMachine, float]:
+    """A race of two, and since when: the first candidate has been silent, the second is its hedge."""
     race = machine(*ranked, hedge=True, **more)
-    race.on(Begin(), 0.0)
-    assert told(race.on(Wake(), PATIENCE)) == [f"open 2 hedge {ranked[1].endpoint.id}"]
-    return race
+    step, now = silence(race, race.on(Begin(), 0.0))
+    assert told(step) == [f"open 2 hedge {ranked[1].endpoint.id}"]
+    return race, now
 
 
 @pytest.mark.parametrize(("winner", "loser"), [(1, 2), (2, 1)])
 def test_the_first_content_wins_and_the_loser_is_cancelled(winner: int, loser: int) -> None:
     """At the engine, at once."""
-    assert told(hedged(A, B).on(FirstToken(winner), 0.5)) == [f"commit {winner}", f"cancel {loser} cancelled"]
+    race, now = hedged(A, B)
+    assert told(race.on(FirstToken(winner), now + 0.1)) == [f"commit {winner}", f"cancel {loser} cancelled"]
 
 
 @pytest.mark.parametrize(("failed", "winner"), [(1, 2), (2, 1)])
 def test_a_racer_that_fails_leaves_the_race_to_the_other(failed: int, winner: int) -> None:
     """An error never wins, and needs no replacement."""
-    race = hedged(A, B)
-    assert told(race.on(Failed(failed), 0.5)) == []
-    assert told(race.on(FirstToken(winner), 0.6)) == [f"commit {winner}"]
+    race, now = hedged(A, B)
+    assert told(race.on(Failed(failed), now + 0.1)) == []
+    assert told(race.on(FirstToken(winner), now + 0.2)) == [f"commit {winner}"]
 
 
 def test_a_survivors_silence_is_weighed_again() -> None:
     """Its hedge was refused at once; it is as silent as before, and there is a third."""
-    race = hedged(A, B, C)
-    step = race.on(Failed(2), PATIENCE + 0.01)
-    assert step == Step((), PATIENCE + 0.01)
-    assert told(race.on(Wake(), PATIENCE + 0.01)) == ["open 3 hedge c"]
+    race, now = hedged(A, B, C)
+    refused = race.on(Failed(2), now + 0.01)
+    assert refused == Step((), now + 0.01)
+    step, again = silence(race, refused)
+    assert told(step) == ["open 3 hedge c"]
+    assert again < now + 0.1
 
 
 def test_no_more_than_two_race() -> None:
     """A hedge that is silent too is replaced, while the first may still speak."""
-    race = hedged(A, B, C)
-    assert told(race.on(Wake(), 2 * PATIENCE)) == ["cancel 2 silent", "open 3 fallback c"]
-    assert told(race.on(FirstToken(1), 0.8)) == ["commit 1", "cancel 3 cancelled"]
+    race, now = hedged(A, B, C, deadline=2.0)
+    step, later = silence(race, race.on(Wake(), now))
+    assert told(step) == ["cancel 2 silent", "open 3 fallback c"]
+    assert told(race.on(FirstToken(1), later + 0.1)) == ["commit 1", "cancel 3 cancelled"]
 
 
 def test_without_a_hedge_budget_the_silent_attempt_is_left() -> None:
-    """The next is the likelier all the same; it is only not raced."""
+    """The moment to go is the same; the two are only not raced."""
     race = machine(A, B, hedge=True)
-    race.on(Begin(), 0.0)
-    assert told(race.on(Wake(), PATIENCE, may_retry=False)) == ["cancel 1 silent", "open 2 fallback b"]
+    step, _ = silence(race, race.on(Begin(), 0.0), may_retry=False)
+    assert told(step) == ["cancel 1 silent", "open 2 fallback b"]
 
 
 def test_the_limit_ends_one_racer_after_the_other() -> None:
     """The request fails with the last of them."""
-    race = hedged(A, B, limit=5.0)
+    race, now = hedged(A, B, limit=5.0)
     assert told(race.on(Wake(), 5.0)) == ["cancel 1 silent"]
-    assert told(race.on(Wake(), 5.0 + PATIENCE)) == ["cancel 2 silent", "give up"]
+    assert told(race.on(Wake(), now + 5.0)) == ["cancel 2 silent", "give up"]
 
 
 def test_two_failed_racers_are_followed_by_the_next_candidate() -> None:
     """The race is lost, the request is not."""
-    race = hedged(A, B, C)
-    race.on(Failed(1), 0.5)
-    assert told(race.on(Failed(2), 0.6)) == ["open 3 fallback c"]
+    race, now = hedged(A, B, C)
+    race.on(Failed(1), now + 0.1)
+    assert told(race.on(Failed(2), now + 0.2)) == ["open 3 fallback c"]
 
 
 # --------------------------------------------------------------------------- always

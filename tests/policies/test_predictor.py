@@ -81,6 +81,24 @@ def test_a_real_vllm_on_a_cpu_is_learned_from_one_request_of_each_kind() -> None
     assert max(wrong) < 0.45
 
 
+def test_attention_that_weighs_ten_times_as_much_is_learned_from_a_few_long_prompts() -> None:
+    """Among chat and 1k prompts; on that CPU, half of a prompt of 4.9k tokens is attention."""
+    predictor, random = EnginePredictor(), Random(1)
+    for _ in range(10):
+        for tokens, cached, ttft in VLLM_ON_CPU[:4] * 2 + VLLM_ON_CPU[4:6]:
+            teach(predictor, prompt(tokens, cached), ttft * random.lognormvariate(0, 0.05))
+    assert predictor.center(*prompt(4886), 0.0) == pytest.approx(1.953, rel=0.1)
+
+
+@pytest.mark.parametrize("factor", [30.0, 0.1])
+def test_a_first_sample_that_misleads_is_forgiven(factor: float) -> None:
+    """The first request of all may wait for a warm-up, or hit a cache that nobody knew of."""
+    predictor = EnginePredictor()
+    for number, work in zip(range(20), prompts(Random(1)), strict=False):
+        teach(predictor, work, engine(work) * (1.0 if number else factor))
+    assert median(errors(predictor)) < 0.15
+
+
 def test_quantiles_hold_what_they_promise() -> None:
     """Nine of ten under the p90, half under the p50; with nothing ahead and behind others alike."""
     predictor, random = taught(300), Random(2)

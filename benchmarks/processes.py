@@ -1,0 +1,75 @@
+"""What the benchmarks share: child processes pinned to a core, free ports, and the CPU that a process has used."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+READY = 20.0  # s that a child has to listen
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def child(command: Sequence[str], port: int, core: int | None = None) -> Iterator[int]:
+    """Runs `command` until the block ends; yields its process id once it listens on `port`."""
+    pin = None if core is None else lambda: os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
+    process = subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, preexec_fn=pin
+    )
+    try:
+        wait_for(port)
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def wait_for(port: int) -> None:
+    """Raises TimeoutError."""
+    ends = time.monotonic() + READY
+    while time.monotonic() < ends:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"nothing listens on port {port}")
+
+
+def gateway(port: int, *urls: str) -> list[str]:
+    """The command of a gateway that routes every model name over these servers."""
+    return [sys.executable, "-m", "benchmarks.serve", str(port), *urls]
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, all its threads, its children too (nanoseconds behind it: schedstat)."""
+    pids = [pid, *_children(pid)]
+    return sum(_cpu(task) for each in pids for task in Path(f"/proc/{each}/task").glob("*")) / 1e9
+
+
+def _cpu(task: Path) -> int:
+    return int((task / "schedstat").read_text().split()[0])
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for each in map(int, children.read_text().split()):
+            found += [each, *_children(each)]
+    return found
+
+
+def resident(pid: int) -> int:
+    """Bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

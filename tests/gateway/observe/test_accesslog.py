@@ -1,0 +1,162 @@
+"""One JSON line per request, written where it holds nobody up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from gateway.observe import accesslog
+from gateway.observe.accesslog import AccessLog
+from gateway.observe.record import End
+from tests.gateway.builders import ANSWER, CHAT, calling, post, record
+from tests.kit.gateways import pool, running
+from tests.kit.simulated import eventually
+from tests.kit.upstream import CLOSE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk
+
+HOSTILE = "a\r\nb\tc\0d\x1b[31me\x7ff\x85g\x9b31mh\u2028i\u2029j\ud800k"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+@contextmanager
+def stuck(log_lines: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AccessLog, int]]:
+    """A log whose disk takes nothing more, and the end of it that does the taking."""
+    monkeypatch.setattr(accesslog, "QUEUE", log_lines)
+    monkeypatch.setattr(accesslog, "CLOSING", 0.05)
+    out, into = os.pipe()
+    log = AccessLog(f"/dev/fd/{into}")
+    os.close(into)
+    try:
+        yield log, out
+    finally:
+        os.close(out)
+
+
+def fill(log: AccessLog) -> int:
+    """Records, until the pipe, the writer and the queue hold no more; how many there were."""
+    large = record(error="x" * 100_000)  # more than a pipe takes
+    log(large)
+    while not log._queue.empty():
+        pass
+    for taken in range(1, 1000):
+        if log.lost:
+            return taken
+        log(record())
+    raise AssertionError("the queue has no end")
+
+
+def test_a_record_is_a_line(tmp_path: Path) -> None:
+    """In the order of their ends, appended to what was there."""
+    path = tmp_path / "access.jsonl"
+    path.write_text('{"before":1}\n')
+    log = AccessLog(str(path))
+    for i in range(500):
+        log(record(request_id=str(i)))
+    log.close()
+    before, *found = lines(path)
+    assert before == {"before": 1}
+    assert [line["request_id"] for line in found] == [str(i) for i in range(500)]
+    assert found[0] == json.loads(json.dumps(record(request_id="0").as_json()))
+    assert log.lost == 0
+
+
+def test_whatever_is_in_it_a_line_is_one_line(tmp_path: Path) -> None:
+    """To every reader: control characters and Unicode's line ends are escaped, and what is escaped can be read again."""
+    path = tmp_path / "access.jsonl"
+    log = AccessLog(str(path))
+    for error in (HOSTILE, "plain"):
+        log(record(error=error, request_id=HOSTILE, model=HOSTILE))
+    log.close()
+    text = path.read_text("ascii")
+    assert len(text.splitlines()) == 2
+    assert not [c for c in text if c < " " and c != "\n"]
+    assert [line["error"] for line in lines(path)] == [HOSTILE, "plain"]
+
+
+def test_it_is_written_by_its_own_thread(tmp_path: Path) -> None:
+    """Which ends when it is closed, and is no reason for a process to stay."""
+    before = set(threading.enumerate())
+    log = AccessLog(str(tmp_path / "access.jsonl"))
+    (thread,) = set(threading.enumerate()) - before
+    assert (thread.name, thread.daemon) == ("access-log", True)
+    log.close()
+    assert not thread.is_alive()
+
+
+def test_a_stuck_disk_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit is dropped and counted; closing gives up in bounded time."""
+    with stuck(10, monkeypatch) as (log, _):
+        fill(log)
+        start = monotonic()
+        for _ in range(1000):
+            log(record())
+        assert log.lost == 1001
+        log.close()
+        assert monotonic() - start < 2
+
+
+def test_lost_lines_are_said_once_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many, in the log itself: lines written and lines said to be lost are all there were."""
+    with stuck(10, monkeypatch) as (log, out):
+        monkeypatch.setattr(accesslog, "CLOSING", 5.0)
+        offered = fill(log) + 20
+        for _ in range(20):
+            log(record())
+        text = bytearray()
+        reader = threading.Thread(
+            target=lambda: [text.extend(part) for part in iter(lambda: os.read(out, 1 << 16), b"")]
+        )
+        reader.start()
+        log.close()
+        log._out.close()
+        reader.join()
+        found = [json.loads(line) for line in text.splitlines()]
+    said = [line["access_log_lines_lost"] for line in found if "access_log_lines_lost" in line]
+    assert said and sum(said) == log.lost
+    assert len(found) - len(said) + sum(said) == offered
+
+
+async def test_a_disk_that_refuses_is_said_once_and_the_writer_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk costs lines, never the log itself."""
+    log = AccessLog("/dev/full")
+    with caplog.at_level(logging.ERROR, "firsttoken"):
+        for i in range(1, 4):
+            log(record())
+            await eventually(lambda i=i: log.lost == i)
+        assert log._thread.is_alive()
+        log.close()
+    assert [entry.message for entry in caplog.records] == [
+        "the access log cannot be written: [Errno 28] No space left on device"
+    ]
+
+
+async def test_no_prompt_or_answer_is_ever_in_it(tmp_path: Path) -> None:
+    """Whatever becomes of the request: answered, broken off, refused for its fields, its model or its JSON."""
+    path = tmp_path / "access.jsonl"
+    canary = {**CHAT, "messages": [{"role": "user", "content": "CANARY prompt"}], "stream": True, "user": "CANARY user"}
+    answer = STREAM_HEAD + chunk(ANSWER.replace(b"hi", b"CANARY answer"))
+    bodies: list[Any] = [
+        canary, canary, {**canary, "model": "nope"}, {**canary, "n": "CANARY"}, {**canary, "messages": ["CANARY"]},
+        {**canary, "max_tokens": -1}, b'{"CANARY', b'{"messages":"CANARY","messages":"CANARY"}',
+    ]  # fmt: skip
+    async with Upstream([answer + LAST_CHUNK], [answer, CLOSE]) as upstream:
+        telemetry = {"access_log": str(path)}
+        async with running({"only": pool(upstream.url)}, telemetry=telemetry) as gateway:
+            for body in bodies:
+                async with calling(gateway.url) as caller:
+                    await caller.ask(post(body, "connection: close", "authorization: Bearer CANARY", "cookie: CANARY"))
+                    await caller.rest()
+    found = lines(path)
+    assert [line["end"] for line in found] == [End.COMPLETED.value, *[End.UPSTREAM_BROKE.value], *["refused"] * 6]
+    assert "CANARY" not in path.read_text()

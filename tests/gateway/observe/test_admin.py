@@ -1,0 +1,161 @@
+"""The admin port: what an operator asks of a running gateway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.app import Gateway
+from tests.gateway.builders import ANSWER, CHAT, calling, get, post
+from tests.kit.gateways import pool, running
+from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[Gateway, Upstream]]:
+    """A gateway with something to hide, three requests old."""
+    async with Upstream([STREAM_HEAD + chunk(ANSWER) + LAST_CHUNK]) as upstream:
+        hidden = {"api_key": "sk-CANARY-backend", "headers": {"x-org": "CANARY-header"}}
+        async with running(
+            {"only": pool(upstream.url, **hidden), "small": pool("http://127.0.0.1:9", context_window=1)},
+            {"chat": {"tiers": ["small", "only"], "ttft": {"budget": "5s"}}},
+            state={"redis": "redis://:CANARY-password@127.0.0.1:6379/0"},
+        ) as gateway:
+            for i in range(3):
+                async with calling(gateway.url) as caller:
+                    await caller.ask(post({**CHAT, "stream": True}, f"x-request-id: id-{i}"))
+                    await caller.chunks()
+            yield gateway, upstream
+
+
+async def asked(gateway: Gateway, path: str) -> Any:
+    status, headers, body = await get(gateway.admin_url, path)
+    assert (status, headers["content-type"]) == (200, "application/json")
+    return json.loads(body)
+
+
+async def explained(gateway: Gateway, body: Any, *headers: str, path: str = "/explain") -> tuple[int, Any]:
+    async with calling(gateway.admin_url) as caller:
+        status, _, said = await caller.whole(post(body, *headers, path=path))
+        return status, json.loads(said)
+
+
+# --------------------------------------------------------------------------- GET
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind", "last"),
+    [
+        ("", "text/plain; version=0.0.4", b""),
+        ("text/plain", "text/plain; version=0.0.4", b""),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text; version=1.0.0", b"# EOF"),
+    ],
+)
+async def test_metrics_come_in_the_format_that_is_asked_for(
+    accept: str, kind: str, last: bytes, served: tuple[Gateway, Upstream]
+) -> None:
+    """Prometheus' text, or OpenMetrics for those that say so."""
+    status, headers, body = await get(served[0].admin_url, "/metrics", f"accept: {accept}")
+    assert (status, headers["content-type"].startswith(kind)) == (200, True)
+    assert b'firsttoken_requests_total{outcome="completed",pool="only",route="chat"} 3.0' in body
+    assert b"process_resident_memory_bytes" in body
+    assert body.splitlines()[-1] == last or not last
+
+
+async def test_recent_requests_are_shown_the_newest_last(served: tuple[Gateway, Upstream]) -> None:
+    """All that are kept, or the last few."""
+    gateway, _ = served
+    found = [[r["request_id"] for r in await asked(gateway, path)] for path in ("/requests", "/requests?last=2")]
+    assert found == [["id-0", "id-1", "id-2"], ["id-1", "id-2"]]
+    assert await asked(gateway, "/requests?last=0") == []
+    assert len(await asked(gateway, "/requests?last=999999999")) == 3
+
+
+@pytest.mark.parametrize("last", ["", "-1", "x", "1.5", "%C2%B2", "9" * 5000, "%00"])
+async def test_a_number_that_is_none_is_refused(last: str, served: tuple[Gateway, Upstream]) -> None:
+    """400, by name."""
+    status, _, body = await get(served[0].admin_url, f"/requests?last={last}")
+    assert (status, json.loads(body)["error"]["param"]) == (400, "last")
+
+
+async def test_the_fleet_is_shown_endpoint_by_endpoint(served: tuple[Gateway, Upstream]) -> None:
+    """Its load, and what was learned of it."""
+    found = {entry["endpoint"]["id"]: entry for entry in await asked(served[0], "/fleet")}
+    assert set(found) == {served[0].decider.pools[name].endpoints[0].id for name in ("only", "small")}
+    only = next(entry for entry in found.values() if entry["endpoint"]["pool"] == "only")
+    assert (only["samples"], only["breaker"], only["load"]["health"], only["load"]["in_flight"]) == (
+        3,
+        "closed",
+        "up",
+        0,
+    )
+
+
+async def test_the_configuration_is_shown_without_its_secrets(served: tuple[Gateway, Upstream]) -> None:
+    """Neither backends' keys, nor headers that may hold one, nor the password in a URL."""
+    shown = await asked(served[0], "/config")
+    assert "CANARY" not in json.dumps(shown)
+    assert shown["pools"]["only"]["model"] == "served"
+    assert shown["routes"]["chat"]["ttft"] == {"budget": 5.0, "target": 0.9}
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/chat/completions", "/v1/models", "/health", "/debug", "/metrics/"])
+async def test_nothing_else_is_on_the_admin_port(path: str, served: tuple[Gateway, Upstream]) -> None:
+    """It asks for no key, so it serves no model."""
+    assert (await get(served[0].admin_url, path))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/requests", "/fleet", "/config", "/explain"])
+async def test_nothing_of_the_admin_port_is_on_the_data_port(path: str, served: tuple[Gateway, Upstream]) -> None:
+    """Callers learn nothing of the fleet."""
+    assert (await get(served[0].url, path))[0] == 404
+
+
+# --------------------------------------------------------------------------- explain
+
+
+async def test_explain_names_candidates_and_reasons_and_sends_nothing(served: tuple[Gateway, Upstream]) -> None:
+    """The same decision as a request would get now, in words."""
+    gateway, upstream = served
+    before = len(upstream.requests), gateway.monitor.loads(), len(gateway.recorder.recent)
+    status, said = await explained(gateway, CHAT)
+    assert (status, said["outcome"]) == (200, "place")
+    (only,) = said["candidates"]
+    assert only["endpoint"].startswith("only/") and only["ttft_p50_ms"] > 0 and "p50" in only["reason"]
+    (small,) = said["rejected"]
+    assert (small["pool"], small["tier"]) == ("small", 1) and "context window" in small["reason"]
+    assert (len(upstream.requests), gateway.monitor.loads(), len(gateway.recorder.recent)) == before
+
+
+async def test_explain_knows_both_operations_and_budget_headers(served: tuple[Gateway, Upstream]) -> None:
+    """As the data port would."""
+    gateway, _ = served
+    status, said = await explained(
+        gateway, {"model": "chat", "prompt": "hello"}, "x-slo-ttft-ms: 100", path="/explain?path=/v1/completions"
+    )
+    assert (status, said["outcome"]) == (200, "place")
+    assert 0 < said["budget_left_ms"] <= 100
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "path", "status", "param"),
+    [
+        (b"", (), "/explain", 400, None),
+        (b"[]", (), "/explain", 400, None),
+        ({"model": "chat"}, (), "/explain", 400, "messages"),
+        ({**CHAT, "model": "nope"}, (), "/explain", 404, "model"),
+        (CHAT, (), "/explain?path=/v1/embeddings", 400, "path"),
+        (CHAT, (), "/explain?path=/v1/completions", 400, "prompt"),
+        (CHAT, ("x-slo-ttft-ms: soon",), "/explain", 400, "x-slo-ttft-ms"),
+        (b"not gzip", ("content-encoding: gzip",), "/explain", 415, None),
+    ],
+)
+async def test_explain_refuses_what_the_data_port_would(
+    body: Any, headers: tuple[str, ...], path: str, status: int, param: str | None, served: tuple[Gateway, Upstream]
+) -> None:
+    """In the same words."""
+    found, said = await explained(served[0], body, *headers, path=path)
+    assert (found, said["error"]["param"]) == (status, param)

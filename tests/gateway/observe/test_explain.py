@@ -1,0 +1,63 @@
+"""A Decision in words and milliseconds."""
+
+from __future__ import annotations
+
+import json
+
+from gateway.observe.explain import explain
+from gateway.strictjson import encode
+from policies.facts import FOREVER, Decision, Outcome, PoolEstimate, PromptEstimate, Rejection
+from tests.gateway.builders import candidate, decided
+
+ESTIMATE = PromptEstimate({"small": PoolEstimate(100), "large": PoolEstimate(110)}, output_tokens=200)
+
+
+def test_every_candidate_is_explained_in_its_rank() -> None:
+    """Milliseconds; tiers are counted from 1, as the operator wrote them."""
+    ranked = (
+        candidate("small/a", 0.1234, tokens=100, hit=64, chance=0.98765, price=0.001, score=0.5, reason="p50 123 ms"),
+        candidate("large/b", 0.4, tokens=110, tier=1, reason="qualifies in tier 2"),
+    )
+    said = explain(decided(*ranked, deadline=10.8, at=10.05), ESTIMATE)
+    assert (said["outcome"], said["scorer"], said["budget_left_ms"]) == ("place", "predicted", 750.0)
+    assert said["candidates"][0] == {
+        "rank": 1,
+        "endpoint": "small/a",
+        "tier": 1,
+        "ttft_p50_ms": 123.4,
+        "ttft_p90_ms": 123.4,
+        "chance": 0.9877,
+        "prompt_tokens": 100,
+        "hit_tokens": 64,
+        "price_usd": 0.001,
+        "score": 0.5,
+        "samples": 0,
+        "reason": "p50 123 ms",
+    }
+    assert [(c["rank"], c["endpoint"], c["tier"]) for c in said["candidates"]] == [(1, "small/a", 1), (2, "large/b", 2)]
+
+
+def test_the_estimate_is_part_of_the_explanation() -> None:
+    """Most surprises are prompts that are longer than they look."""
+    said = explain(decided(), ESTIMATE)
+    assert (said["prompt_tokens"], said["expected_output_tokens"]) == ({"small": 100, "large": 110}, 200)
+
+
+def test_every_rejection_has_its_reason() -> None:
+    """Of one endpoint, or of a whole pool."""
+    rejected = (Rejection("small", "small/a", 0, "is down"), Rejection("large", "", 1, "when: prompt_tokens <= 10"))
+    said = explain(
+        Decision(Outcome.UNAVAILABLE, 0.0, 1.0, (), rejected, retry_after=1.5, reason="none is up"), ESTIMATE
+    )
+    assert said["rejected"] == [
+        {"pool": "small", "endpoint": "small/a", "tier": 1, "reason": "is down"},
+        {"pool": "large", "endpoint": None, "tier": 2, "reason": "when: prompt_tokens <= 10"},
+    ]
+    assert (said["outcome"], said["reason"], said["retry_after_s"]) == ("unavailable", "none is up", 1.5)
+
+
+def test_what_there_is_not_is_null_and_all_of_it_is_json() -> None:
+    """No deadline is not an infinite one: JSON has no infinity."""
+    said = explain(decided(deadline=FOREVER), ESTIMATE)
+    assert (said["budget_left_ms"], said["retry_after_s"]) == (None, None)
+    assert json.loads(encode(said)) == said

@@ -1,0 +1,466 @@
+"""What the attempt machine asks for, done over real sockets; what it decides is tests/policies/test_attempts.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import pytest
+import uvloop
+
+from backends.interface import Failure, FailureKind
+from backends.transport import Origin
+from gateway.dispatcher import Dispatcher, Job, Upstream, header_safe, refusal_of
+from gateway.observe.record import Life, Record, Stage
+from gateway.refusal import Refusal
+from gateway.run import Run
+from policies import facts
+from policies.facts import FOREVER, AttemptKind, Candidate, Ending, Endpoint, PoolEstimate, PromptEstimate
+from policies.retries import RetryBudget
+from tests.gateway.builders import (
+    ANSWER,
+    ERROR,
+    PREAMBLE,
+    STREAMED,
+    TOKEN,
+    WHOLE,
+    Hearing,
+    backend,
+    candidate,
+    decided,
+    request,
+    route,
+)
+from tests.kit import upstream as kit
+from tests.kit.simulated import eventually
+from tests.kit.upstream import CLOSE, GATE, HANG, RESET, STREAM_HEAD, Pause, Script, chunk, reply
+
+OK: Script = [STREAMED]
+FAST = 0.02  # s, the forecast of every endpoint here: silence is weighed from 0.1 s on
+FAILS: Mapping[str, Script] = {
+    "resets the connection": [RESET],
+    "closes it without a word": [CLOSE],
+    "answers 500": [reply(b"{}", "500 x")],
+    "answers 503": [reply(b"{}", "503 x")],
+    "answers 401": [reply(b"{}", "401 x")],
+    "sends an error event first": [STREAM_HEAD + chunk(PREAMBLE + ERROR) + b"0\r\n\r\n"],
+    "ends before its first token": [STREAM_HEAD + chunk(PREAMBLE) + b"0\r\n\r\n"],
+    "sends no HTTP": [b"hello\r\n\r\n"],
+}
+
+
+def dead_url() -> str:
+    """Where nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+class Fleet:
+    """Scripted endpoints `small/0`, `small/1` ..., a dispatcher over them, and one request at a time.
+
+    A string in place of a script is the URL of an endpoint that is not ours to script.
+    """
+
+    def __init__(self, *scripts: Script | str, retries: RetryBudget | None = None, limit: float = 5.0) -> None:
+        self.scripts, self.limit, self.retries = scripts, limit, retries or RetryBudget()
+        self.upstreams: list[kit.Upstream] = []
+        self.record = Record(arrival=0.0)
+
+    async def __aenter__(self) -> Fleet:
+        self._stack = AsyncExitStack()
+        ids = [f"small/{i}" for i in range(len(self.scripts))]
+        pool = facts.Pool("small", "served", tuple(Endpoint(id, "small") for id in ids))
+        self.monitor = Hearing(pool)
+        urls = [s if isinstance(s, str) else await self._started(s) for s in self.scripts]
+        self.ways = {
+            id: Upstream(Origin(url, connect_timeout=0.5), backend(), "served")
+            for id, url in zip(ids, urls, strict=True)
+        }
+        self.dispatcher = Dispatcher(self.ways, self.monitor, self.retries, first_token_limit=self.limit)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for way in self.ways.values():
+            await way.origin.close()
+        await self._stack.aclose()
+
+    async def _started(self, script: Script) -> str:
+        self.upstreams.append(await self._stack.enter_async_context(kit.Upstream(script)))
+        return self.upstreams[-1].url
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        return [candidate(id, FAST) for id in self.ways]
+
+    async def open(self, *, stream: bool = True, within: float = FOREVER, passthrough: bool = False, **on: Any) -> Run:
+        """A request, up to its first token. `on`: of its route."""
+        now = time.monotonic()
+        self.record = Record(arrival=now)
+        job = Job(
+            request(stream=stream),
+            route(**on),
+            PromptEstimate({"small": PoolEstimate(100)}),
+            decided(*self.candidates, deadline=now + within, at=now),
+            Life(self.record),
+            passthrough,
+        )
+        return await self.dispatcher.open(job)
+
+    async def refused(self, **how: Any) -> Refusal:
+        with pytest.raises(Refusal) as caught:
+            await self.open(**how)
+        return caught.value
+
+    @property
+    def asked(self) -> list[int]:
+        """Requests that reached each endpoint."""
+        return [len(upstream.requests) for upstream in self.upstreams]
+
+    @property
+    def lost(self) -> list[tuple[str, str, str]]:
+        return [(a.endpoint, a.kind.value, a.ending.value) for a in self.record.attempts]
+
+    @property
+    def open_attempts(self) -> list[int]:
+        return [load.in_flight for load in self.monitor.loads().values()]
+
+
+# --------------------------------------------------------------------------- the first token
+
+
+async def test_the_first_candidate_is_asked_and_its_first_token_returned() -> None:
+    """Nobody else hears of the request; the answer goes on where it was left."""
+    async with Fleet(OK, OK) as fleet:
+        run = await fleet.open()
+        assert (run.attempt.candidate.endpoint.id, run.attempt.kind) == ("small/0", AttemptKind.PRIMARY)
+        assert run.take_held() == ANSWER
+        assert (fleet.asked, fleet.lost) == ([1, 0], [])
+        assert (fleet.record.endpoint, fleet.record.model) == ("small/0", "served")
+        assert set(fleet.record.stages) == {Stage.CONNECT, Stage.SEND, Stage.UPSTREAM}
+
+
+async def test_an_attempt_counts_from_the_moment_it_is_opened() -> None:
+    """Before it has even connected: a burst would herd onto one engine otherwise."""
+    async with Fleet([GATE, STREAMED]) as fleet:
+        task = asyncio.create_task(fleet.open())
+        await asyncio.sleep(0)
+        load = fleet.monitor.loads()["small/0"]
+        assert (load.in_flight, load.prefilling, fleet.upstreams[0].connections) == (1, 1, 0)
+        assert 0 < load.ahead <= 100
+        fleet.upstreams[0].proceed()
+        await task
+        assert fleet.monitor.loads()["small/0"].ahead == 0
+
+
+async def test_what_is_sent_is_in_the_backends_words() -> None:
+    """Its model's name, its key, the route's cap of output and the caller's id."""
+    async with Fleet(OK) as fleet:
+        await fleet.open(limits={"output_tokens": 99})
+        (sent,) = fleet.upstreams[0].requests
+    assert (sent.method, sent.target) == ("POST", "/v1/chat/completions")
+    assert (sent.headers["authorization"], sent.headers["x-request-id"]) == ("Bearer sk-backend", "req-1")
+    body = json.loads(sent.body)
+    assert (body["model"], body["max_tokens"]) == ("served", 99)
+
+
+async def test_a_passthrough_keeps_the_callers_name_of_the_model() -> None:
+    """The Record shows it only where it could not write headers."""
+    async with Fleet(OK) as fleet:
+        await fleet.open(passthrough=True)
+        assert json.loads(fleet.upstreams[0].requests[0].body)["model"] == "chat"
+        assert fleet.record.model == "chat"
+
+
+# --------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("how", FAILS)
+async def test_an_endpoint_that_fails_costs_no_request(how: str) -> None:
+    """The next candidate is asked at once; what was lost is in the Record, and its time a stage of its own."""
+    async with Fleet(FAILS[how], OK) as fleet:
+        run = await fleet.open()
+        assert (run.attempt.candidate.endpoint.id, run.attempt.kind) == ("small/1", AttemptKind.FALLBACK)
+        ending = "rate_limited" if how == "answers 503" else "failed"
+        assert fleet.lost == [("small/0", "primary", ending)]
+        assert fleet.record.stages[Stage.FAILOVER] > 0
+        assert (fleet.record.endpoint, fleet.open_attempts[0]) == ("small/1", 0)
+
+
+async def test_a_refused_connection_goes_to_the_next_too() -> None:
+    """Nothing was sent, so nothing was billed."""
+    async with Fleet(dead_url(), OK) as fleet:
+        assert (await fleet.open()).attempt.candidate.endpoint.id == "small/1"
+        assert fleet.lost == [("small/0", "primary", "failed")]
+        assert fleet.monitor.reports[0].connected is False
+
+
+async def test_a_second_attempt_has_an_id_of_its_own() -> None:
+    """An engine may refuse an id that it still knows."""
+    async with Fleet([reply(b"{}", "500 x")], OK) as fleet:
+        await fleet.open()
+        assert [u.requests[0].headers["x-request-id"] for u in fleet.upstreams] == ["req-1", "req-1-2"]
+
+
+async def test_a_requests_own_mistake_is_tried_nowhere_else() -> None:
+    """It comes back in the backend's words."""
+    wrong = b'{"error":{"message":"bad temperature","type":"invalid_request_error","param":"temperature","code":"odd"}}'
+    async with Fleet([reply(wrong, "400 x")], OK) as fleet:
+        refusal = await fleet.refused()
+        assert (refusal.status, refusal.message, refusal.param, refusal.code, refusal.headers) == (
+            400, "bad temperature", "temperature", "odd", {},
+        )  # fmt: skip
+        assert (fleet.asked, fleet.lost) == ([1, 0], [("small/0", "primary", "refused")])
+
+
+async def test_when_all_have_failed_the_last_failure_is_told() -> None:
+    """Every attempt is in the Record, and none is left in the fleet's books."""
+    async with Fleet(dead_url(), [reply(b"{}", "500 x")]) as fleet:
+        refusal = await fleet.refused()
+        assert (refusal.status, refusal.message) == (502, "The backend failed.")
+        assert refusal.headers == {"x-should-retry": "false"}
+        assert [endpoint for endpoint, _, _ in fleet.lost] == ["small/0", "small/1"]
+        assert fleet.open_attempts == [0, 0]
+
+
+async def test_attempts_are_bounded_by_the_route() -> None:
+    """However many candidates there are."""
+    async with Fleet(*[[reply(b"{}", "500 x")]] * 4) as fleet:
+        await fleet.refused(max_attempts=2)
+        assert fleet.asked == [1, 1, 0, 0]
+
+
+async def test_an_overload_reply_is_retried_out_of_a_budget_and_a_death_is_not() -> None:
+    """More copies are what an overloaded fleet needs least; a dead connection did no work."""
+    none = RetryBudget(minimum=0)
+    async with Fleet([reply(b"{}", "503 x")], OK, retries=none) as fleet:
+        refusal = await fleet.refused()
+        assert (refusal.status, fleet.asked) == (503, [1, 0])
+    async with Fleet([RESET], OK, retries=none) as fleet:
+        assert (await fleet.open()).attempt.number == 2
+    assert (none.active, none.retrying) == (0, 0)
+
+
+async def test_what_was_taken_of_the_retry_budget_is_given_back() -> None:
+    """While the request lives it counts; after that it does not, whatever came of it."""
+    budget = RetryBudget()
+    async with Fleet([reply(b"{}", "503 x")], [GATE, STREAMED], retries=budget) as fleet:
+        task = asyncio.create_task(fleet.open())
+        await eventually(lambda: fleet.asked == [1, 1])
+        assert (budget.active, budget.retrying) == (1, 1)
+        fleet.upstreams[1].proceed()
+        await task
+        assert (budget.active, budget.retrying) == (0, 0)
+
+
+async def test_an_overloaded_endpoint_without_a_stand_in_is_asked_again_after_its_wait() -> None:
+    """Once, and only after the time that it asked for."""
+    async with Fleet(OK) as fleet:
+        fleet.upstreams[0]._scripts = ([reply(b"{}", "429 x", "retry-after: 0.2")], OK)
+        start = time.monotonic()
+        assert (await fleet.open()).attempt.number == 2
+        assert time.monotonic() - start >= 0.2
+        assert fleet.lost == [("small/0", "primary", "rate_limited")]
+
+
+# --------------------------------------------------------------------------- silence
+
+
+async def test_a_silent_stream_is_left_for_the_next_candidate() -> None:
+    """In time for the deadline; the silent engine hears of it by the connection's end."""
+    async with Fleet([STREAM_HEAD, HANG], OK) as fleet:
+        assert (await fleet.open(within=0.6)).attempt.number == 2
+        assert fleet.lost == [("small/0", "primary", "silent")]
+        await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
+
+
+async def test_an_answer_that_comes_whole_is_waited_for() -> None:
+    """Its silence says nothing: it arrives when it is done, far past any deadline for a first token."""
+    async with Fleet([Pause(0.3), reply(WHOLE)], OK) as fleet:
+        run = await fleet.open(stream=False, within=0.2)
+        assert (run.attempt.number, fleet.asked) == (1, [1, 0])
+
+
+async def test_no_attempt_is_waited_for_without_end() -> None:
+    """Where there is no budget either: 504 after the hard limit."""
+    async with Fleet([STREAM_HEAD, HANG], limit=0.1) as fleet:
+        refusal = await fleet.refused()
+        assert (refusal.status, refusal.code) == (504, "timeout")
+        assert refusal.message == "No backend answered in time: no first token within 0.1 s."
+        assert fleet.lost == [("small/0", "primary", "silent")]
+
+
+async def test_a_hedge_races_a_silent_attempt_and_the_loser_is_cancelled() -> None:
+    """The first content wins, a preamble does not; the other engine stops at once."""
+    async with Fleet([STREAM_HEAD + chunk(PREAMBLE), HANG], OK) as fleet:
+        run = await fleet.open(within=0.6, hedge={"max_extra": 1.0})
+        assert (run.attempt.kind, run.attempt.candidate.endpoint.id) == (AttemptKind.HEDGE, "small/1")
+        assert fleet.lost == [("small/0", "primary", "cancelled")]
+        await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
+
+
+async def test_a_hedge_may_lose() -> None:
+    """Then it is the one that is cancelled."""
+    async with Fleet([STREAM_HEAD, GATE, chunk(ANSWER) + b"0\r\n\r\n"], [STREAM_HEAD, HANG]) as fleet:
+        task = asyncio.create_task(fleet.open(within=0.8, hedge={"max_extra": 1.0}))
+        await eventually(lambda: fleet.asked == [1, 1])
+        fleet.upstreams[0].proceed()
+        assert (await task).attempt.kind is AttemptKind.PRIMARY
+        assert fleet.lost == [("small/1", "hedge", "cancelled")]
+        await fleet.upstreams[1].until(lambda seen: seen.hangups == 1)
+
+
+async def test_hedges_are_paid_for_by_their_route() -> None:
+    """Half a request's worth buys none: the silent attempt is left instead, and the saving goes on."""
+    async with Fleet([STREAM_HEAD, HANG], OK) as fleet:
+        half = {"hedge": {"max_extra": 0.5}, "within": 0.6}
+        assert (await fleet.open(**half)).attempt.kind is AttemptKind.FALLBACK
+        assert (await fleet.open(**half)).attempt.kind is AttemptKind.HEDGE
+        assert (await fleet.open(**half)).attempt.kind is AttemptKind.FALLBACK
+
+
+async def test_a_hedge_that_was_not_sent_is_given_back() -> None:
+    """The alarm that pays for it may find that there is nobody left to ask."""
+    async with Fleet([STREAM_HEAD, HANG], limit=0.1) as fleet:
+        hedging = {"hedge": {"max_extra": 1.0}}
+        await fleet.refused(**hedging)
+        assert fleet.dispatcher.hedges_of(route(**hedging)).try_take()
+        assert not fleet.dispatcher.hedges_of(route(**hedging)).try_take()
+
+
+def test_our_own_stall_is_not_the_engines_silence() -> None:
+    """A token that waits in the socket when the alarm rings late is read first. (uvloop looks at its timers first.)"""
+
+    async def story() -> tuple[int, list[int]]:
+        stall = asyncio.Event()
+
+        async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(asyncio.IncompleteReadError):
+                await reader.readuntil(b"\r\n\r\n")
+            await stall.wait()
+            writer.write(STREAM_HEAD + chunk(TOKEN))
+            time.sleep(0.5)  # noqa: ASYNC251: the loop itself is what stalls, past the moment of the alarm
+
+        server = await asyncio.start_server(engine, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with Fleet(url, OK) as fleet:
+            asyncio.get_running_loop().call_later(0.03, stall.set)
+            run = await fleet.open(within=1.0)
+            run.cancel()
+            server.close()
+            return run.attempt.number, fleet.asked
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(story()) == (1, [0])
+
+
+# --------------------------------------------------------------------------- the caller leaves
+
+
+@pytest.mark.parametrize("script", [[HANG], [STREAM_HEAD, HANG], [STREAM_HEAD + chunk(PREAMBLE), HANG]])
+async def test_a_caller_that_leaves_ends_every_attempt(script: Script) -> None:
+    """At once, at the engine too; nothing is left in the books."""
+    async with Fleet(script) as fleet:
+        task = asyncio.create_task(fleet.open())
+        await eventually(lambda: fleet.asked == [1])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
+        assert fleet.lost == [("small/0", "primary", "cancelled")]
+        assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [Ending.CANCELLED])
+        assert (fleet.retries.active, fleet.retries.retrying) == (0, 0)
+
+
+async def test_a_caller_that_leaves_a_race_ends_both() -> None:
+    """The hedge is as much an attempt as the other."""
+    async with Fleet([STREAM_HEAD, HANG], [STREAM_HEAD, HANG]) as fleet:
+        task = asyncio.create_task(fleet.open(within=0.8, hedge={"max_extra": 1.0}))
+        await eventually(lambda: fleet.asked == [1, 1])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for upstream in fleet.upstreams:
+            await upstream.until(lambda seen: seen.hangups == 1)
+        assert sorted(fleet.lost) == [("small/0", "primary", "cancelled"), ("small/1", "hedge", "cancelled")]
+
+
+async def test_a_caller_may_leave_while_its_attempt_connects() -> None:
+    """What connects after that sends nothing that anybody waits for."""
+    async with kit.Upstream([HANG]) as mute:  # takes a connection, and never answers its TLS handshake
+        async with Fleet(mute.url.replace("http:", "https:")) as fleet:
+            task = asyncio.create_task(fleet.open())
+            await eventually(lambda: mute.connections == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [Ending.CANCELLED])
+            await mute.until(lambda seen: seen.hangups == 1)
+            assert (fleet.monitor.endings, mute.requests) == ([Ending.CANCELLED], [])
+
+
+# --------------------------------------------------------------------------- what callers are told
+
+
+def failed(kind: FailureKind, **more: Any) -> Failure:
+    return Failure(kind, "It failed.", **more)
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "headers"),
+    [
+        (failed(FailureKind.CLIENT, status=422), 422, {}),
+        (failed(FailureKind.SERVER), 502, {"x-should-retry": "false"}),
+        (failed(FailureKind.TIMEOUT, status=504), 504, {"x-should-retry": "false"}),
+        (failed(FailureKind.AUTH), 502, {"x-should-retry": "false"}),
+        (
+            failed(FailureKind.RATE_LIMITED, status=429, retry_after=2.5),
+            429,
+            {"retry-after": "3", "retry-after-ms": "2500"},
+        ),
+        (failed(FailureKind.RATE_LIMITED, status=429), 429, {"retry-after": "1", "retry-after-ms": "1000"}),
+        (
+            failed(FailureKind.OVERLOADED, status=503, retry_after=1e9),
+            503,
+            {"retry-after": "60", "retry-after-ms": "60000"},
+        ),
+        (
+            failed(FailureKind.OVERLOADED, status=503, retry_after=0.0),
+            503,
+            {"retry-after": "1", "retry-after-ms": "1000"},
+        ),
+    ],
+)
+def test_the_last_failure_is_the_callers_error(failure: Failure, status: int, headers: dict[str, str]) -> None:
+    """Overload says when to come back, within a minute; what was tried everywhere need not be tried again."""
+    refusal = refusal_of(failure, "all 2 candidates have failed")
+    assert (refusal.status, refusal.message, refusal.headers) == (status, "It failed.", headers)
+
+
+def test_without_any_failure_it_was_silence() -> None:
+    """504."""
+    refusal = refusal_of(None, "no first token within 60 s")
+    assert (refusal.status, refusal.type, refusal.code) == (504, "server_error", "timeout")
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("gpt-4.1-mini", "gpt-4.1-mini"),
+        ("org/model:tag", "org/model:tag"),
+        ("x" * 128, "x" * 128),
+        ("x" * 129, "-"),
+        ("a\r\nset-cookie: b", "-"),
+        ("modèle", "-"),
+        ("a\u2028b", "-"),
+        ("", ""),
+    ],
+)
+def test_a_callers_name_of_a_model_cannot_write_headers(model: str, shown: str) -> None:
+    """What is not plain is not shown."""
+    assert header_safe(model) == shown
