@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.observe.record import End
-from policies.facts import Ending
+from policies.facts import AttemptKind, Ending
 from tests.kit.gateways import pool, running
 from tests.kit.simulated import engine_pool, engines, eventually
 from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
@@ -154,3 +155,26 @@ async def _raw(gateway: Gateway) -> bytes:
     url = f"{gateway.url}/v1/chat/completions"
     async with aiohttp.ClientSession() as session, session.post(url, json=body) as reply:
         return await reply.read()
+
+
+async def test_a_hedge_races_a_silent_attempt_and_the_loser_is_aborted() -> None:
+    """The first content wins; the engine that lost hears of it at once."""
+    route = {"chat": {"tiers": ["both"], "ttft": {"budget": "1500ms"}, "hedge": {"max_extra": "100%"}}}
+    async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, route) as gateway:
+        for i in range(6):  # both are known to be fast
+            assert await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])
+        for engine in (one, two):
+            engine.faults.stall_share, engine.faults.stall_seconds = 1.0, 30.0
+        before = len(one.requests)
+        asking = asyncio.create_task(stream(gateway))
+        await eventually(lambda: len(one.requests) + len(two.requests) == 7)
+        primary, other = (one, two) if len(one.requests) > before else (two, one)
+        other.faults.stall_share = 0.0
+        assert await asking
+        await eventually(lambda: primary.aborts == 1)
+    record = gateway.recorder.recent[-1]
+    assert [(attempt.kind, attempt.ending) for attempt in record.attempts] == [
+        (AttemptKind.PRIMARY, Ending.CANCELLED),
+        (AttemptKind.HEDGE, Ending.COMPLETED),
+    ]
+    assert record.ttft_met
