@@ -44,6 +44,7 @@ class Gateway:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.url = self.admin_url = ""
+        self.hurried = False  # whoever stops it will not wait
         pools = config.fleet()
         routes = Routes(config.routes, config.passthrough_route)
         every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
@@ -89,13 +90,13 @@ class Gateway:
     async def stop(self, grace: float = 0.0) -> None:
         """Not ready at once, no new connection, `grace` seconds for what runs, then the rest is cut."""
         self.proxy.draining = True
-        for site in self._sites:
-            await site.stop()
+        while self._sites:
+            await self._sites.pop().stop()
         ends = monotonic() + grace
-        while self.recorder.live and monotonic() < ends:  # noqa: ASYNC110 - a drain may end 50 ms late
+        while self.recorder.live and monotonic() < ends and not self.hurried:  # noqa: ASYNC110 - a drain may end 50 ms late
             await asyncio.sleep(0.05)
-        for runner in self._runners:
-            await runner.cleanup()
+        while self._runners:
+            await self._runners.pop().cleanup()
         await self.monitor.close()
         for upstream in self.upstreams.values():
             await upstream.origin.close()

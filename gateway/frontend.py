@@ -24,6 +24,7 @@ log = logging.getLogger("firsttoken")
 KEEP_ALIVE = 75.0  # s; above the idle timeout of the usual load balancers (60 s)
 SEND_BUFFER = 64 * 1024  # bytes the kernel may hold for one reader (it doubles this); else up to 4 MB each
 HIGH_WATER = 16 * 1024  # bytes buffered for one reader before its upstream is paused
+HEADER_TIMEOUT = 15.0  # s that a request's head may take to arrive whole
 MAX_HEADER = 16 * 1024  # bytes of one header line
 
 
@@ -38,7 +39,7 @@ class Reader(Protocol):
 class ClientConnection(RequestHandler):
     """One connection of a caller."""
 
-    __slots__ = ("arrival", "busy", "full", "reader")
+    __slots__ = ("arrival", "busy", "full", "reader", "watchdog")
 
     def __init__(self, manager: web.Server, **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
@@ -46,11 +47,26 @@ class ClientConnection(RequestHandler):
         self.busy = False  # a handler is at work: what arrives is its body, or a pipelined request
         self.reader: Reader | None = None
         self.full = False
+        self.watchdog: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=HIGH_WATER)  # type: ignore[attr-defined]
         transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER)
+        self._watch()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self.watchdog is not None:
+            self.watchdog.cancel()
+            self.watchdog = None
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """A head that drips in holds a connection for ever otherwise. One timer, not one per request."""
+        if self.arrival is not None and not self.busy and monotonic() - self.arrival > HEADER_TIMEOUT:
+            self.force_close()
+        else:
+            self.watchdog = self._loop.call_later(HEADER_TIMEOUT / 3, self._watch)
 
     def data_received(self, data: bytes) -> None:
         if self.arrival is None and not self.busy:

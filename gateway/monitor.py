@@ -21,7 +21,8 @@ log = logging.getLogger("firsttoken")
 
 PROBE_TIMEOUT = 2.0  # s
 _LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
-_COUNTS = ("running", "waiting", "block_size", "kv_blocks")
+_COUNTS = frozenset({"running", "waiting", "block_size", "kv_blocks"})
+_MOST = 1e9  # of a count: what says more counts nothing
 
 
 class Monitor:
@@ -32,6 +33,7 @@ class Monitor:
         self._on_block_size = on_block_size
         self._tasks: list[asyncio.Task[None]] = []
         self._health: dict[str, Health] = {}
+        self._odd: set[str] = set()
 
     # -- attempts -------------------------------------------------------------------------
 
@@ -70,11 +72,20 @@ class Monitor:
     async def _ask_forever(
         self, endpoint: str, origin: Origin, backend: Backend, interval: float, offset: float
     ) -> None:
-        await self.ask(endpoint, origin, backend)  # at once: a dead endpoint must not wait for its turn
+        await self._ask_safely(endpoint, origin, backend)  # at once: a dead endpoint must not wait for its turn
         await asyncio.sleep(offset)
         while True:
             await asyncio.sleep(interval)
+            await self._ask_safely(endpoint, origin, backend)
+
+    async def _ask_safely(self, endpoint: str, origin: Origin, backend: Backend) -> None:
+        """A page that our reading of it fails on must not be the last one that is read. Said once."""
+        try:
             await self.ask(endpoint, origin, backend)
+        except Exception:
+            if endpoint not in self._odd:
+                log.exception("the load of endpoint %s could not be read", endpoint)
+            self._odd.add(endpoint)
 
     async def ask(self, endpoint: str, origin: Origin, backend: Backend) -> None:
         """One question to one endpoint, and what follows from the answer."""
@@ -109,9 +120,11 @@ class Monitor:
 
 
 def engine_load(said: Mapping[str, float | None]) -> EngineLoad:
-    """The fields that the backend understood; counts are whole numbers."""
+    """The fields that the backend understood; counts are whole numbers, and what cannot be one is not said."""
     known = {name: value for name, value in said.items() if name in _LOAD_FIELDS and value is not None}
-    for name in _COUNTS:
-        if name in known:
+    for name in _COUNTS & known.keys():
+        if 0 <= known[name] <= _MOST:
             known[name] = int(known[name])
+        else:
+            del known[name]
     return EngineLoad(**known)  # type: ignore[arg-type]

@@ -103,9 +103,8 @@ class Proxy:
         passthrough = route is self.routes.passthrough
         run = await self.dispatcher.open(Job(request, route, estimate, decision, life, passthrough))
         try:
-            return await relay.pump(
-                run, http, life, strip_usage=strips(request), idle=self.limits.stream_idle
-            )  # fmt: skip
+            strip, idle = strips(request), self.limits.stream_idle
+            return await relay.pump(run, http, life, strip_usage=strip, idle=idle, close=self.draining)
         finally:
             settle(run, life.record, self.decider.price(run))
 
@@ -121,6 +120,8 @@ class Proxy:
         record.error = refusal.message
         life.finished(end or end_of(refusal, record.decision), monotonic())
         response = reply(refusal)
+        if self.draining:
+            response.force_close()
         for line in gateway_headers(life, monotonic()):
             name, _, value = line.partition(": ")
             response.headers[name] = value

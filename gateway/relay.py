@@ -28,9 +28,14 @@ TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the 
 SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
 
 
-async def pump(run: Run, http: web.BaseRequest, life: Life, *, strip_usage: bool, idle: float) -> web.StreamResponse:
-    """Relay a committed answer to its end. `idle`: seconds without a byte after which it is given up."""
-    relay = Relay(run, http, life, strip_usage=strip_usage, idle=idle)
+async def pump(
+    run: Run, http: web.BaseRequest, life: Life, *, strip_usage: bool, idle: float, close: bool
+) -> web.StreamResponse:
+    """Relay a committed answer to its end.
+
+    `idle`: seconds without a byte after which it is given up. `close`: the connection ends with it.
+    """
+    relay = Relay(run, http, life, strip_usage=strip_usage, idle=idle, close=close)
     relay.begin()
     try:
         await relay.done
@@ -46,7 +51,9 @@ async def pump(run: Run, http: web.BaseRequest, life: Life, *, strip_usage: bool
 class Relay:
     """One answer on its way to one client."""
 
-    def __init__(self, run: Run, http: web.BaseRequest, life: Life, *, strip_usage: bool, idle: float) -> None:
+    def __init__(
+        self, run: Run, http: web.BaseRequest, life: Life, *, strip_usage: bool, idle: float, close: bool
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
         self.run, self.life, self.idle = run, life, idle
@@ -58,7 +65,7 @@ class Relay:
         self.http11 = http.version >= HttpVersion11
         self.length = None if strip_usage or run.tap_streams else run.headers.get("content-length")
         self.chunked = self.http11 and self.length is None
-        self.written = Written(http.keep_alive and self.http11)
+        self.written = Written(http.keep_alive and self.http11 and not close)
         self.stripper = UsageStripper() if strip_usage else None
         self.clean = True  # the bytes sent so far end between two events
         self.watchdog: asyncio.TimerHandle | None = None

@@ -39,15 +39,16 @@ async def _serve(config: Config) -> int:
         return 2
     tune_gc()
     print(f"firsttoken: serving {gateway.url}/v1, admin {gateway.admin_url}", file=sys.stderr, flush=True)
-    await _wait_for_signal()
-    print("firsttoken: draining", file=sys.stderr, flush=True)
+    stop = asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, _signalled, stop, gateway)
+    await stop.wait()
+    print(f"firsttoken: draining, {DRAIN:g} s at most; a second signal ends it", file=sys.stderr, flush=True)
     await gateway.stop(DRAIN)
     return 0
 
 
-async def _wait_for_signal() -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stop.set)
-    await stop.wait()
+def _signalled(stop: asyncio.Event, gateway: Gateway) -> None:
+    """The first signal drains; the second does not wait."""
+    gateway.hurried = stop.is_set()
+    stop.set()

@@ -32,7 +32,7 @@ from policies.workloads import PRESETS
 from tests.kit.gateways import document, pool
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 ENVIRON = {"OPENAI_API_KEY": "sk-test"}
 _BLOCK = re.compile(r"(?:<!-- check: ([a-z ]+) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")

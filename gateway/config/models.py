@@ -44,7 +44,7 @@ class Server(Section):
     listen: Listen = written("127.0.0.1:8080")
     """Where callers connect, host:port."""
     admin: Listen = written("127.0.0.1:9090")
-    """Where operators connect: metrics, dashboard, explain. It asks for no key: keep it private."""
+    """Where operators connect: metrics, requests, explain. It asks for no key: keep it private."""
     workers: int = Field(default=1, ge=1, le=256)
     """Processes that share the listening port."""
     open: bool = False

@@ -8,6 +8,10 @@ costs `PRESSURE` seconds for every uncached token and every answer being decoded
 
 Affinity has no price of its own: a hit is worth the seconds it saves. What a cached prefix is
 worth to the requests that will follow is not weighed yet.
+
+Costs within NEAR of the least are equal: predictions are not better than that, and a difference
+of a few percent, once learned, would send every fresh prompt to one of two equal engines. Among
+equals the longer hit is first, so that a prefix stays where it is; then luck decides.
 """
 
 from __future__ import annotations
@@ -20,11 +24,16 @@ from policies.scorers.interface import Context, Prospect
 # Seconds, per uncached token and decode: 2 % of the 50 us by which a prefill token delays each
 # decode beside it on an 8B-class engine (20 tokens/ms). Small: it decides between near equals.
 PRESSURE = 1e-6
+NEAR = 0.05  # of the least cost
+PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough to order equals
 
 
 def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
     """Seconds."""
-    return [p.forecast.p50 + PRESSURE * (p.prompt.tokens - p.hit) * decoding(p.load) for p in prospects]
+    costs = [p.forecast.p50 + PRESSURE * (p.prompt.tokens - p.hit) * decoding(p.load) for p in prospects]
+    least = min(costs)
+    near = least * (1 + NEAR)
+    return [(least if cost <= near else cost) - PER_HIT * p.hit for cost, p in zip(costs, prospects, strict=True)]
 
 
 def decoding(load: Load) -> int:

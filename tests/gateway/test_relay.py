@@ -92,7 +92,7 @@ class Relaying:
         self.connection.transport = self.wire
         version = HttpVersion10 if http10 else HttpVersion11
         http: Any = SimpleNamespace(protocol=self.connection, version=version, keep_alive=keep_alive)
-        self.task = asyncio.create_task(pump(self.run, http, self.life, strip_usage=strip, idle=idle))
+        self.task = asyncio.create_task(pump(self.run, http, self.life, strip_usage=strip, idle=idle, close=False))
         await asyncio.sleep(0)
 
     async def written(self) -> Written:

@@ -71,6 +71,17 @@ def test_predicted_takes_the_least_delay() -> None:
     assert best("predicted", prospects(IDLE, IDLE, ttft=(0.3, 0.2))) == "b"
 
 
+def test_predicted_leaves_near_equals_to_luck() -> None:
+    """Four percent are not known well enough to send everything to one of two equal engines; ten are."""
+    assert best("predicted", prospects(IDLE, IDLE, ttft=(0.100, 0.104))) == "ab"
+    assert best("predicted", prospects(IDLE, IDLE, ttft=(0.100, 0.110))) == "a"
+
+
+def test_predicted_keeps_a_prefix_where_it_is() -> None:
+    """Among near equals the longer hit is first, even where it saves next to nothing."""
+    assert best("predicted", prospects(IDLE, IDLE, hits=(0, 64), ttft=(0.100, 0.103))) == "b"
+
+
 def test_predicted_prices_the_harm_to_answers_being_decoded() -> None:
     """Of two that are equally fast, the one where the prompt delays fewer others."""
     busy, calm = Load(running=40), Load(running=4)

@@ -21,7 +21,7 @@ pools:
   large: {backend: vllm, model: qwen3-72b, endpoints: [http://10.0.1.11:8000]}
 """
 ROUTES = "routes:\n  chat: {tiers: [large, small]}\n"
-PRESETS = sorted(Path(__file__).parents[2].glob("policies/presets/*.yaml"))
+PRESETS = sorted(Path(__file__).parents[3].glob("policies/presets/*.yaml"))
 DIGEST = "0123456789abcdef" * 4
 
 

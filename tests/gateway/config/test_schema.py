@@ -12,7 +12,7 @@ from gateway.config.document import parse
 from gateway.config.schema import keys_at, schema, words_at
 from tests.kit.contract import CONTRACT
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHIPPED = sorted([*ROOT.glob("policies/presets/*.yaml"), *ROOT.glob("deploy/config/*.yaml")])
 SCHEMA = schema()
 

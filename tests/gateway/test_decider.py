@@ -1,0 +1,172 @@
+"""From a request to a decision: the gateway's facts, given to pure code."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+
+from gateway.decider import Decider, ask_of, capped, wanted_headers
+from gateway.estimate.estimator import Estimator, PoolTokenizer
+from gateway.keys import ANYONE, Tenant
+from gateway.monitor import Monitor
+from gateway.observe.record import End
+from policies.facts import Endpoint, Ending, Outcome, Pool, PoolEstimate, Price
+from policies.fleet import Fleet, Reported
+from policies.route import Route
+from tests.gateway.builders import Owner, candidate, record, request, route, run
+
+PRICE = Price(1.0, 2.0)
+POOLS = [
+    Pool("small", "served", (Endpoint("small/a", "small"), Endpoint("small/b", "small")), price=PRICE),
+    Pool("large", "served", (Endpoint("large/c", "large"),), context_window=10),
+]
+BOTH = route(tiers=["large", "small"], ttft={"budget": "5s"})
+
+
+@pytest.fixture
+def decider() -> Decider:
+    fleet = Fleet(POOLS)
+    estimator = Estimator([PoolTokenizer("small"), PoolTokenizer("large")], fleet.token_scale)
+    return Decider(estimator, Monitor(fleet), POOLS, [BOTH])
+
+
+def down(decider: Decider, *endpoints: str) -> None:
+    for endpoint in endpoints:
+        for _ in range(2):
+            decider.monitor.fleet.unreachable(endpoint, monotonic())
+
+
+# --------------------------------------------------------------------------- the estimate
+
+
+async def test_a_prompt_is_estimated_for_every_pool_of_its_route(decider: Decider) -> None:
+    """And for no other; the answer's length is what the route's answers have been."""
+    found = await decider.estimate(request(), BOTH, ANYONE)
+    assert set(found.pools) == {"small", "large"}
+    assert found.pools["small"].tokens > 0
+    assert set((await decider.estimate(request(), route(), ANYONE)).pools) == {"small"}
+
+
+async def test_an_answer_is_expected_to_be_as_long_as_its_routes_were(decider: Decider) -> None:
+    """Learned from what was completed, and from nothing else; never longer than its cap."""
+    before = (await decider.estimate(request(), BOTH, ANYONE)).output_tokens
+    for end in (End.CLIENT_GONE, End.UPSTREAM_BROKE, End.FAILED):
+        decider.learn(record(end=end, output_tokens=3))
+    decider.learn(record(output_tokens=None))
+    decider.learn(record(output_tokens=0))
+    decider.learn(record(route="other", output_tokens=3))
+    assert (await decider.estimate(request(), BOTH, ANYONE)).output_tokens == before
+    for _ in range(200):
+        decider.learn(record(output_tokens=40))
+    assert (await decider.estimate(request(), BOTH, ANYONE)).output_tokens == pytest.approx(40, abs=5)
+    assert (await decider.estimate(request(max_tokens=7), BOTH, ANYONE)).output_tokens <= 7
+
+
+async def test_cache_groups_share_no_prefix(decider: Decider) -> None:
+    """The same prompt has other blocks for a tenant of another group: a hit would tell of another's prompts."""
+    long = request(messages=[{"role": "user", "content": "word " * 100}])
+    blocks = [
+        tuple((await decider.estimate(long, BOTH, Tenant(name, cache_group=group))).pools["small"].blocks.hashes)
+        for name, group in (("one", "web"), ("two", "web"), ("three", "lab"), ("anyone", ""))
+    ]
+    assert blocks[0] == blocks[1]
+    assert len(set(blocks)) == 3
+
+
+# --------------------------------------------------------------------------- the decision
+
+
+async def test_a_decision_is_made_on_the_snapshot_of_now(decider: Decider) -> None:
+    """In the order of the tiers; a tier that the prompt does not fit is out, an endpoint that is down too."""
+    asked = request()
+    estimate = await decider.estimate(asked, BOTH, ANYONE)
+    before = monotonic()
+    decision = decider.decide(asked, BOTH, estimate)
+    assert decision.outcome is Outcome.PLACE
+    assert before <= decision.at <= monotonic()
+    assert decision.deadline == asked.arrival + 5.0
+    assert {c.endpoint.id for c in decision.ranked} == {"small/a", "small/b"}
+    down(decider, "small/a")
+    assert [c.endpoint.id for c in decider.decide(asked, BOTH, estimate).ranked] == ["small/b"]
+
+
+async def test_equal_endpoints_take_turns(decider: Decider) -> None:
+    """Every decision has an ordinal of its own, which breaks ties."""
+    asked = request()
+    estimate = await decider.estimate(asked, BOTH, ANYONE)
+    firsts = {decider.decide(asked, BOTH, estimate).ranked[0].endpoint.id for _ in range(20)}
+    assert firsts == {"small/a", "small/b"}
+
+
+async def test_a_burst_is_spread_because_sending_counts_at_once(decider: Decider) -> None:
+    """Twenty requests in a row, none answered yet: neither engine gets them all."""
+    asked = request(messages=[{"role": "user", "content": "word " * 2000}])
+    estimate = await decider.estimate(asked, BOTH, ANYONE)
+    for i in range(20):
+        chosen = decider.decide(asked, BOTH, estimate).ranked[0]
+        decider.monitor.sent(i, chosen, PoolEstimate(2000), monotonic(), stream=True)
+    assert sorted(load.in_flight for id, load in decider.monitor.loads().items() if id != "large/c") == [10, 10]
+
+
+def test_the_price_is_that_of_the_pool_that_answered(decider: Decider) -> None:
+    """Not that of the first choice."""
+    assert decider.price(run(decider.monitor, Owner(), chosen=candidate("small/b"))) is PRICE
+    assert decider.price(run(decider.monitor, Owner(), chosen=candidate("large/c"))) == Price()
+
+
+def test_a_gateway_is_usable_while_any_endpoint_is(decider: Decider) -> None:
+    """One on trial counts: the next request tries it."""
+    assert decider.any_usable(monotonic())
+    down(decider, "small/a", "small/b")
+    assert decider.any_usable(monotonic())
+    down(decider, "large/c")
+    assert not decider.any_usable(monotonic())
+    decider.monitor.fleet.reachable("large/c", monotonic())
+    assert decider.any_usable(monotonic())
+
+
+def test_an_endpoint_that_fails_its_requests_is_not_usable(decider: Decider) -> None:
+    """Attempts tell as much as probes do."""
+    for endpoint in ("small/a", "small/b", "large/c"):
+        for i in range(5):
+            key, now = (endpoint, i), monotonic()
+            decider.monitor.sent(key, candidate(endpoint), PoolEstimate(1), now, stream=True)
+            decider.monitor.ended(key, Ending.FAILED, now, Reported())
+    assert not decider.any_usable(monotonic())
+
+
+# --------------------------------------------------------------------------- what policies may know
+
+
+@pytest.mark.parametrize(
+    ("asked", "cap", "known"), [(None, None, None), (5, None, 5), (None, 9, 9), (5, 9, 5), (12, 9, 9)]
+)
+def test_max_tokens_is_capped_by_the_route(asked: int | None, cap: int | None, known: int | None) -> None:
+    """The cap alone where the caller says nothing: it is what will be sent."""
+    limited = route(limits={"output_tokens": cap})
+    assert capped(asked, limited) == known == ask_of(request(max_tokens=asked), limited).max_tokens
+
+
+def test_policies_see_the_request_but_not_its_text() -> None:
+    """All that a `when` or a scorer may look at."""
+    headers = {"x-priority": "2", "x-session-id": "s", "x-slo-ttft-ms": "300", "x-slo-tpot-ms": "30"}
+    asked = request(headers, stream=True, tools=[{}], response_format={"type": "json_object"})
+    ask = ask_of(asked, BOTH)
+    assert (ask.route, ask.arrival, ask.stream, ask.turns, ask.tools, ask.images, ask.json_schema) == (
+        "chat", asked.arrival, True, 1, True, False, True,
+    )  # fmt: skip
+    assert (ask.priority, ask.session, ask.ttft_budget, ask.tpot_budget) == (2, "s", 0.3, 0.03)
+    assert "hello" not in repr(ask)
+
+
+def test_the_headers_that_policies_look_at_are_known_beforehand() -> None:
+    """Ingress keeps these and no others."""
+    routes: list[Route] = [
+        route(tiers=[{"pool": "small", "when": {"header.x-team": "web", "stream": True}}, "large"]),
+        route(
+            tiers=[{"pool": "small", "when": {"header.X-Region": "eu"}}, {"pool": "small", "when": {"turns": "> 3"}}]
+        ),
+    ]
+    assert {name.lower() for name in wanted_headers(routes)} == {"x-team", "x-region"}
+    assert wanted_headers([route()]) == frozenset()

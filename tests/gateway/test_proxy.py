@@ -1,0 +1,359 @@
+"""The life of a request: one answer, one Record, whatever happens on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from gateway import relay
+from gateway.keys import ANYONE, Tenant
+from gateway.observe.record import End, Stage
+from gateway.proxy import admit, end_of, identify, refuse_unplaced, settle, strips
+from gateway.refusal import Refusal, bad_request, internal
+from gateway.run import Run
+from policies.facts import FOREVER, Decision, Ending, Outcome, Price
+from tests.gateway.builders import (
+    ANSWER,
+    CHAT,
+    DONE,
+    FINISH,
+    STREAMED,
+    TOKEN,
+    USAGE,
+    WHOLE,
+    Hearing,
+    Owner,
+    calling,
+    decided,
+    get,
+    last,
+    post,
+    record,
+    request,
+    route,
+    run,
+)
+from tests.kit.gateways import pool, running
+from tests.kit.simulated import eventually
+from tests.kit.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+
+STREAM = {**CHAT, "stream": True}
+KEYS = [
+    {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), "routes": ["chat"]},
+    {"name": "all", "sha256": hashlib.sha256(b"sk-all").hexdigest()},
+]
+TWO = {"chat": {"tiers": ["only"]}, "agent": {"tiers": ["only"]}}
+WEB, ALL = "authorization: Bearer sk-web", "authorization: Bearer sk-all"
+
+
+# --------------------------------------------------------------------------- the straight line
+
+
+async def test_one_request_one_record_with_all_that_was_found_out() -> None:
+    """What was asked, who answered, where the time went, what was believed and what it cost."""
+    script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
+    routes = {"chat": {"workload": "chat", "tiers": ["only"], "ttft": {"budget": "5s"}, "total": {"budget": "30s"}}}
+    async with Upstream(script) as upstream:
+        pools = {"only": pool(upstream.url, price={"input": 1.0, "output": 10.0})}
+        async with running(pools, routes, keys=KEYS) as gateway, calling(gateway.url) as caller:
+            await caller.ask(post(STREAM, ALL, "x-request-id: mine-1"))
+            upstream.proceed()
+            await caller.chunks()
+            await eventually(lambda: gateway.recorder.recent)
+    (found,) = gateway.recorder.recent
+    assert (found.request_id, found.operation, found.stream, found.tenant) == ("mine-1", "chat", True, "all")
+    assert (found.route, found.workload, found.pool, found.model, found.tier) == ("chat", "chat", "only", "served", 0)
+    assert (found.end, found.status, found.error) == (End.COMPLETED, 200, "")
+    assert (found.ttft_budget, found.total_budget) == (pytest.approx(5.0), 30.0)
+    assert (found.prompt_tokens_reported, found.cached_tokens_reported, found.output_tokens) == (7, 4, 2)
+    assert found.cost_usd == pytest.approx((7 * 1.0 + 2 * 10.0) / 1e6)
+    assert found.tpot is not None and found.ttft is not None and found.ttft <= found.total
+    assert [(a.number, a.ending) for a in found.attempts] == [(1, Ending.COMPLETED)]
+    assert [*found.stages] == [
+        Stage.READ, Stage.PARSE, Stage.ESTIMATE, Stage.ADMIT, Stage.DECIDE, Stage.CONNECT, Stage.SEND, Stage.UPSTREAM,
+        Stage.RELAY, Stage.STREAM,
+    ]  # fmt: skip
+    assert found.decision is not None and found.decision.outcome is Outcome.PLACE
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [("/v1/models", "GET"), ("/health", "GET"), ("/ready", "GET"), ("/nope", "GET"), ("/v1/chat/completions", "GET")],
+)
+async def test_what_is_no_inference_has_no_record(path: str, method: str) -> None:
+    """Probes and scanners are not requests."""
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
+        assert (await get(gateway.url, path, method=method))[0] in (200, 404, 405)
+        assert (list(gateway.recorder.recent), gateway.recorder.live) == ([], 0)
+
+
+async def test_a_query_is_no_part_of_the_path() -> None:
+    """Some SDKs add `?api-version=`."""
+    async with Upstream([reply(WHOLE)]) as upstream, running({"only": pool(upstream.url)}) as gateway:
+        async with calling(gateway.url) as caller:
+            assert (await caller.whole(post(CHAT, path="/v1/chat/completions?api-version=1")))[0] == 200
+    assert upstream.requests[0].target == "/v1/chat/completions"
+
+
+async def test_completions_are_served_as_chats_are() -> None:
+    """Both of OpenAI's operations."""
+    async with Upstream([reply(b'{"choices":[{"text":"hi"}]}')]) as upstream:
+        async with running({"only": pool(upstream.url)}) as gateway, calling(gateway.url) as caller:
+            status, _, _ = await caller.whole(post({"model": "chat", "prompt": "hello"}, path="/v1/completions"))
+    assert (status, upstream.requests[0].target, last(gateway).operation) == (200, "/v1/completions", "completion")
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+async def test_a_refusal_has_the_headers_of_an_answer() -> None:
+    """Its id, what was known by then, and where the time went; it is in the Record as the caller's own fault."""
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway, calling(gateway.url) as caller:
+        status, headers, _ = await caller.whole(post({**CHAT, "model": "nope"}, "x-request-id: mine-1"))
+    assert (status, headers["x-request-id"], headers["x-firsttoken-route"]) == (404, "mine-1", "-")
+    assert headers["x-firsttoken-attempts"] == "0"
+    assert headers["server-timing"].startswith("read;dur=")
+    found = last(gateway)
+    assert (found.end, found.status, found.route, found.ttft_met) == (End.REFUSED, 404, "-", None)
+
+
+async def test_attempts_that_all_failed_are_counted_in_the_error() -> None:
+    """As many as there were, and no winner beside them."""
+    async with Upstream([reply(b"{}", "500 x")]) as one, Upstream([reply(b"{}", "500 x")]) as two:
+        async with running({"only": pool(one.url, two.url)}) as gateway, calling(gateway.url) as caller:
+            status, headers, _ = await caller.whole(post(STREAM))
+    assert (status, headers["x-firsttoken-attempts"], headers["x-should-retry"]) == (502, "2", "false")
+    assert (last(gateway).end, len(last(gateway).attempts), last(gateway).ttft_met) == (End.FAILED, 2, False)
+
+
+async def test_without_a_usable_endpoint_the_caller_is_told_when_to_come_back() -> None:
+    """503 with Retry-After, at once."""
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
+        endpoint = gateway.decider.pools["only"].endpoints[0].id
+        for _ in range(2):
+            gateway.monitor.fleet.unreachable(endpoint, monotonic())
+        async with calling(gateway.url) as caller:
+            status, headers, body = await caller.whole(post(STREAM))
+        assert (status, int(headers["retry-after"]) >= 1) == (503, True)
+        assert json.loads(body)["error"]["code"] == "unavailable"
+        assert (last(gateway).end, last(gateway).ttft_met) == (End.UNAVAILABLE, False)
+        assert (await get(gateway.url, "/ready"))[0] == 503
+
+
+async def test_a_key_sees_and_uses_its_own_routes_only() -> None:
+    """Another's route is 404, and nothing is sent."""
+    async with Upstream([reply(WHOLE)]) as upstream:
+        async with running({"only": pool(upstream.url)}, TWO, keys=KEYS) as gateway:
+            listed = [
+                [model["id"] for model in json.loads((await get(gateway.url, "/v1/models", key))[2])["data"]]
+                for key in (WEB, ALL)
+            ]
+            assert listed == [["chat"], ["chat", "agent"]]
+            async with calling(gateway.url) as caller:
+                assert (await caller.whole(post({**CHAT, "model": "agent"}, WEB)))[0] == 404
+                assert (upstream.requests, last(gateway).end, last(gateway).tenant) == ([], End.REFUSED, "web")
+                assert (await caller.whole(post(CHAT, WEB)))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/completions"])
+async def test_without_a_key_nothing_is_served_but_health(path: str) -> None:
+    """401 before the body is looked at; a load balancer needs no key."""
+    async with running({"only": pool("http://127.0.0.1:9")}, keys=KEYS) as gateway:
+        for headers in ((), ("authorization: Bearer sk-we",), ("authorization: Basic c2std2Vi",)):
+            if path == "/v1/models":
+                status = (await get(gateway.url, path, *headers))[0]
+            else:
+                async with calling(gateway.url) as caller:
+                    status = (await caller.whole(post(b"not even JSON", *headers, path=path)))[0]
+            assert status == 401
+        assert [(await get(gateway.url, path))[0] for path in ("/health", "/ready")] == [200, 200]
+
+
+# --------------------------------------------------------------------------- our own faults
+
+
+async def test_a_bug_before_the_first_token_is_a_500_and_a_record(caplog: pytest.LogCaptureFixture) -> None:
+    """It says whose fault it is, and nothing of what it was; the next request is served."""
+    async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
+        decide, gateway.decider.decide = gateway.decider.decide, None  # type: ignore[assignment, method-assign]
+        with caplog.at_level(logging.ERROR, "firsttoken"):
+            async with calling(gateway.url) as caller:
+                status, headers, body = await caller.whole(post(STREAM, "x-request-id: mine-1"))
+                assert await caller.rest() == b""
+        gateway.decider.decide = decide  # type: ignore[method-assign]
+        assert (status, headers["x-request-id"], headers["connection"]) == (500, "mine-1", "close")
+        assert "NoneType" not in body.decode() and "the fault is ours" in body.decode()
+        assert (last(gateway).end, last(gateway).status) == (End.INTERNAL, 500)
+        assert "internal error on request mine-1" in caplog.text
+        async with calling(gateway.url) as caller:
+            assert (await caller.ask(post(STREAM)))[0] == 200
+
+
+def _bug(*_: object, **__: object) -> Any:
+    raise RuntimeError("a bug of ours")
+
+
+async def test_a_bug_at_the_relay_frees_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves without an end still lets go of the engine and of the ledger."""
+    async with (
+        Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream,
+        running({"only": pool(upstream.url)}) as gateway,
+    ):
+        monkeypatch.setattr(relay, "response_headers", _bug)
+        async with calling(gateway.url) as caller:
+            assert (await caller.whole(post(STREAM)))[0] == 500
+        await upstream.until(lambda seen: seen.hangups == 1)
+        assert [load.in_flight for load in gateway.monitor.loads().values()] == [0]
+    assert (last(gateway).end, [a.ending for a in last(gateway).attempts]) == (End.INTERNAL, [Ending.CANCELLED])
+
+
+async def test_a_bug_after_the_first_token_leaves_the_answer_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second head in the middle of a body would be read as its text: the connection ends instead."""
+    async with (
+        Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream,
+        running({"only": pool(upstream.url)}) as gateway,
+    ):
+        monkeypatch.setattr(Run, "attach", _bug)
+        rest = b""
+        async with calling(gateway.url) as caller:
+            status, _ = await caller.ask(post(STREAM))
+            with suppress(ConnectionResetError):
+                rest = await caller.rest()
+        await eventually(lambda: gateway.recorder.recent)
+    assert status == 200
+    assert rest in (b"", chunk(TOKEN))
+    assert last(gateway).end is End.INTERNAL
+
+
+# --------------------------------------------------------------------------- alive and ready
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_probes_are_answered_to_get_and_head(path: str) -> None:
+    """And to nothing else."""
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
+        status, _, body = await get(gateway.url, path)
+        assert (status, json.loads(body)["status"] in ("alive", "ready")) == (200, True)
+        status, _, body = await get(gateway.url, path, method="HEAD")
+        assert (status, body) == (200, b"")
+        status, headers, _ = await get(gateway.url, path, method="POST")
+        assert (status, headers["allow"]) == (405, "GET")
+
+
+async def test_a_gateway_that_drains_is_alive_and_not_ready() -> None:
+    """So that it gets no new requests while the old ones end."""
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
+        gateway.proxy.draining = True
+        status, _, body = await get(gateway.url, "/ready")
+        assert (status, json.loads(body)) == (503, {"status": "draining"})
+        assert (await get(gateway.url, "/health"))[0] == 200
+
+
+# --------------------------------------------------------------------------- its small parts
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "status", "code"),
+    [
+        (Outcome.SHED, "the best chance is 0.1", 429, "rate_limit_exceeded"),
+        (Outcome.UNAVAILABLE, "all are down", 503, "unavailable"),
+        (Outcome.UNFIT, "small: a context window of 10 tokens", 400, "context_length_exceeded"),
+        (Outcome.UNFIT, "small: no images", 400, "no_suitable_tier"),
+    ],
+)
+def test_what_was_not_placed_is_answered_at_once(outcome: Outcome, reason: str, status: int, code: str) -> None:
+    """With the reason; and with the time to come back, unless coming back would not help."""
+    with pytest.raises(Refusal) as caught:
+        refuse_unplaced(Decision(outcome, 0.0, FOREVER, reason=reason, retry_after=1.2))
+    refusal = caught.value
+    assert (refusal.status, refusal.code) == (status, code)
+    assert reason in refusal.message
+    assert refusal.headers == ({} if status == 400 else {"retry-after": "2", "retry-after-ms": "1200"})
+
+
+def test_what_was_placed_goes_on() -> None:
+    """Silently."""
+    refuse_unplaced(decided())
+
+
+@pytest.mark.parametrize(
+    ("refusal", "outcome", "end"),
+    [
+        (bad_request("x"), None, End.REFUSED),
+        (Refusal(401, "x"), None, End.REFUSED),
+        (Refusal(429, "x"), Outcome.SHED, End.SHED),
+        (Refusal(503, "x"), Outcome.UNAVAILABLE, End.UNAVAILABLE),
+        (Refusal(400, "x"), Outcome.UNFIT, End.REFUSED),
+        (Refusal(400, "x"), Outcome.PLACE, End.REFUSED),
+        (Refusal(422, "x"), Outcome.PLACE, End.REFUSED),
+        (Refusal(429, "x"), Outcome.PLACE, End.FAILED),
+        (Refusal(502, "x"), Outcome.PLACE, End.FAILED),
+        (Refusal(504, "x"), Outcome.PLACE, End.FAILED),
+        (internal("x"), Outcome.PLACE, End.FAILED),
+    ],
+)
+def test_an_error_is_the_fault_of_one_side(refusal: Refusal, outcome: Outcome | None, end: End) -> None:
+    """A 4xx after sending is the request's own; a 429 or 5xx then means that every attempt failed."""
+    assert end_of(refusal, None if outcome is None else Decision(outcome, 0.0, FOREVER)) is end
+
+
+def test_labels_and_budgets_come_from_the_configuration() -> None:
+    """Of the caller's own words, nothing becomes a label."""
+    own = route("passthrough", workload="agent", tpot={"budget": "50ms"}, total={"budget": "30s"})
+    found = record()
+    assert identify(found, request(model="whatever", stream=True), own, Tenant("web")) is own
+    assert (found.route, found.workload, found.tenant, found.stream) == ("passthrough", "agent", "web", True)
+    assert (found.tpot_budget, found.total_budget) == (0.05, 30.0)
+    identify(found, request(), route(), ANYONE)
+    assert (found.tpot_budget, found.total_budget, found.tenant) == (None, None, "-")
+
+
+def test_a_route_is_admitted_to_its_own_keys() -> None:
+    """To others it does not exist."""
+    own = route()
+    assert admit(ANYONE, own) is own
+    assert admit(Tenant("web", routes=frozenset({"chat"})), own) is own
+    with pytest.raises(Refusal) as caught:
+        admit(Tenant("web", routes=frozenset({"agent"})), own)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
+    assert "chat" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("stream", "wants", "strip"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_usage_is_stripped_only_from_streams_that_did_not_ask(stream: bool, wants: bool, strip: bool) -> None:
+    """A whole answer has it in its body, for whoever reads it."""
+    assert strips(request(stream=stream, stream_options={"include_usage": wants})) is strip
+
+
+@pytest.mark.parametrize(("parts", "tokens"), [([TOKEN, TOKEN, FINISH, USAGE], 7), ([TOKEN, TOKEN, FINISH], 100)])
+def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: int) -> None:
+    """By the estimate where the engine does not say; an attempt that is still open is ended."""
+    monitor = Hearing()
+    attempt, found = run(monitor, Owner()), replace(record(), prompt_tokens_estimated=100, output_tokens=None)
+    attempt.on_head(200, {})
+    for part in parts:
+        attempt.on_body(part)
+    settle(attempt, found, Price(1.0, 10.0))
+    assert monitor.endings == [Ending.CANCELLED]
+    assert [a.ending for a in found.attempts] == [Ending.CANCELLED]
+    assert (found.output_tokens, found.prompt_tokens_reported) == (2, 7 if tokens == 7 else None)
+    assert found.cost_usd == pytest.approx((tokens + 20) / 1e6)
+
+
+async def test_the_bytes_of_a_wanted_usage_event_pass() -> None:
+    """And are metered as well."""
+    async with Upstream([STREAM_HEAD + chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]) as upstream:
+        async with running({"only": pool(upstream.url)}) as gateway, calling(gateway.url) as caller:
+            for options, body in ((None, ANSWER), ({"include_usage": True}, TOKEN + FINISH + USAGE + DONE)):
+                await caller.ask(post({**STREAM, "stream_options": options}))
+                assert b"".join(await caller.chunks()) == body
+    assert [found.prompt_tokens_reported for found in gateway.recorder.recent] == [7, 7]
