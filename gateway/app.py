@@ -93,8 +93,8 @@ class Gateway:
         while self._sites:
             await self._sites.pop().stop()
         ends = monotonic() + grace
-        while self.recorder.live and monotonic() < ends and not self.hurried:  # noqa: ASYNC110 - a drain may end 50 ms late
-            await asyncio.sleep(0.05)
+        while self.recorder.live and monotonic() < ends and not self.hurried:
+            await asyncio.sleep(0.05)  # noqa: ASYNC110
         while self._runners:
             await self._runners.pop().cleanup()
         await self.monitor.close()

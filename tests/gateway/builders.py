@@ -21,7 +21,8 @@ from policies import facts
 from policies.facts import Attempt, AttemptKind, Candidate, Decision, Ending, Endpoint, Forecast, Outcome, PoolEstimate
 from policies.fleet import Fleet, Reported
 from policies.route import Route
-from tests.kit.upstream import STREAM_HEAD, chunk
+from tests.kit.gateways import pool, running
+from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
 PREAMBLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -30,7 +31,7 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"
 DONE = b"data: [DONE]\n\n"
 ERROR = b'data: {"error":{"message":"boom","type":"server_error","code":500}}\n\n'
 ANSWER = TOKEN + FINISH + DONE
-STREAMED = STREAM_HEAD + chunk(ANSWER) + b"0\r\n\r\n"
+STREAMED = STREAM_HEAD + chunk(ANSWER) + LAST_CHUNK
 WHOLE = b'{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":7,"completion_tokens":2}}'
 
 POOL = facts.Pool("small", "served", (Endpoint("small/a", "small"), Endpoint("small/b", "small")))
@@ -194,6 +195,17 @@ async def calling(url: str) -> AsyncIterator[Caller]:
         yield Caller(reader, writer)
     finally:
         writer.transport.abort()
+
+
+@asynccontextmanager
+async def conversing(*scripts: Script, **more: Any) -> AsyncIterator[tuple[Gateway, Caller, Upstream]]:
+    """A gateway over one backend that plays scripts, and a connection to it. `more`: of the configuration."""
+    async with (
+        Upstream(*scripts) as upstream,
+        running({"only": pool(upstream.url)}, **more) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        yield gateway, caller, upstream
 
 
 async def get(url: str, path: str, *headers: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:

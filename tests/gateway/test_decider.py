@@ -11,7 +11,7 @@ from gateway.estimate.estimator import Estimator, PoolTokenizer
 from gateway.keys import ANYONE, Tenant
 from gateway.monitor import Monitor
 from gateway.observe.record import End
-from policies.facts import Endpoint, Ending, Outcome, Pool, PoolEstimate, Price
+from policies.facts import Ending, Endpoint, Outcome, Pool, PoolEstimate, Price
 from policies.fleet import Fleet, Reported
 from policies.route import Route
 from tests.gateway.builders import Owner, candidate, record, request, route, run

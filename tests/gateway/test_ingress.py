@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from gateway.estimate.prompt import prompt_of
 from gateway.ingress import InferenceRequest, parse, request_id
 from gateway.observe.record import End
 from gateway.refusal import Refusal
-from tests.gateway.builders import CHAT, WHOLE, backend, calling, last, post
+from tests.gateway.builders import CHAT, WHOLE, backend, calling, conversing, last, post
 from tests.gateway.builders import request as understood
 from tests.kit.gateways import pool, running
 from tests.kit.simulated import eventually
-from tests.kit.upstream import Upstream, reply
+from tests.kit.upstream import reply
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -106,7 +107,7 @@ def test_headers_say_budgets_priority_and_session() -> None:
 
 def test_the_aliases_of_the_budget_headers_are_known() -> None:
     """llm-d's names; ours has the last word."""
-    alias = {"x-llm-d-slo-ttft-ms": "300", "x-llm-d-slo-tpot-ms": "30"}
+    alias: dict[str, str] = {"x-llm-d-slo-ttft-ms": "300", "x-llm-d-slo-tpot-ms": "30"}
     assert (understood(alias).ttft_budget, understood(alias).tpot_budget) == (0.3, 0.03)
     assert understood({**alias, "x-slo-ttft-ms": "200"}).ttft_budget == 0.2
 
@@ -200,11 +201,8 @@ MESSAGES = st.lists(
 def test_any_object_is_understood_or_refused(operation: Operation, body: dict[str, Any], messages: Any, p: Any) -> None:
     """What is understood can be counted and sent: no body of a caller's is an error of ours."""
     raw = json.dumps({"model": "m", "messages": messages, "prompt": p, **body}).encode()
-    try:
+    with suppress(Refusal):
         request = parse(operation, raw, NO_HEADERS, 0.0, "req-1")
-    except Refusal as refusal:
-        assert refusal.status == 400
-    else:
         prompt_of(operation, request.body)
         speaker, sent = backend(), Forward(operation, request.body, "served", request.stream, max_tokens=5)
         assert json.loads(speaker.call(sent).body)["model"] == "served"
@@ -243,15 +241,13 @@ async def test_an_undeclared_body_is_bounded_as_it_comes(at_once: bool) -> None:
     """413 and the connection is closed, whether it came with its head or chunk by chunk."""
     body = json.dumps({**CHAT, "padding": "x" * 5000}).encode()
     raw = chunked(*(body[i : i + 500] for i in range(0, len(body), 500)))
-    async with Upstream([reply(WHOLE)]) as upstream:
-        async with running({"only": pool(upstream.url)}, defaults={"max_body": "1KB"}) as gateway:
-            async with calling(gateway.url) as caller:
-                if not at_once:
-                    caller.writer.write(raw[:200])
-                    await eventually(lambda: gateway.recorder.live)
-                    raw = raw[200:]
-                status, headers, answer = await caller.whole(raw)
-                assert await caller.rest() == b""
+    async with conversing([reply(WHOLE)], defaults={"max_body": "1KB"}) as (gateway, caller, upstream):
+        if not at_once:
+            caller.writer.write(raw[:200])
+            await eventually(lambda: gateway.recorder.live)
+            raw = raw[200:]
+        status, headers, answer = await caller.whole(raw)
+        assert await caller.rest() == b""
     assert (status, headers["connection"]) == (413, "close")
     assert json.loads(answer)["error"]["message"] == "The body is larger than 1000 bytes."
     assert upstream.requests == []
@@ -260,9 +256,8 @@ async def test_an_undeclared_body_is_bounded_as_it_comes(at_once: bool) -> None:
 async def test_a_chunked_body_is_put_together() -> None:
     """Cut anywhere; what is sent on has a length."""
     body = json.dumps(CHAT).encode()
-    async with Upstream([reply(WHOLE)]) as upstream, running({"only": pool(upstream.url)}) as gateway:
-        async with calling(gateway.url) as caller:
-            status, _, _ = await caller.whole(chunked(*(body[i : i + 7] for i in range(0, len(body), 7))))
+    async with conversing([reply(WHOLE)]) as (_, caller, upstream):
+        status, _, _ = await caller.whole(chunked(*(body[i : i + 7] for i in range(0, len(body), 7))))
     assert (status, json.loads(upstream.requests[0].body)["messages"]) == (200, CHAT["messages"])
 
 
@@ -270,11 +265,10 @@ async def test_a_caller_that_waits_for_100_continue_gets_it() -> None:
     """RFC 9110 section 10.1.1; one that has sent its body already does not."""
     body = json.dumps(CHAT).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-Continue\r\ncontent-length: %d\r\n\r\n"
-    async with Upstream([reply(WHOLE)]) as upstream, running({"only": pool(upstream.url)}) as gateway:
-        async with calling(gateway.url) as caller:
-            assert (await caller.ask(head % len(body)))[0] == 100
-            assert (await caller.whole(body))[0] == 200
-            assert (await caller.whole(head % len(body) + body))[0] == 200
+    async with conversing([reply(WHOLE)]) as (_, caller, _):
+        assert (await caller.ask(head % len(body)))[0] == 100
+        assert (await caller.whole(body))[0] == 200
+        assert (await caller.whole(head % len(body) + body))[0] == 200
 
 
 async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ async def test_an_endpoint_that_cannot_answer_twice_is_down(script: Script, monk
 
 async def test_an_endpoint_where_nobody_listens_is_down_and_may_try_again_once_somebody_does() -> None:
     """Found again by a probe, it is given one request; that request decides."""
-    async with asking(GOOD) as (monitor, origin, vllm, upstream):
+    async with asking(GOOD) as (monitor, origin, vllm, _):
         dead = Origin("http://127.0.0.1:9", connect_timeout=1)
         for _ in range(2):
             await monitor.ask(ENDPOINT, dead, vllm)

@@ -31,6 +31,7 @@ from tests.gateway.builders import (
     Hearing,
     Owner,
     calling,
+    conversing,
     decided,
     get,
     last,
@@ -42,7 +43,7 @@ from tests.gateway.builders import (
 )
 from tests.kit.gateways import pool, running
 from tests.kit.simulated import eventually
-from tests.kit.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+from tests.kit.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
 
 STREAM = {**CHAT, "stream": True}
 KEYS = [
@@ -58,7 +59,7 @@ WEB, ALL = "authorization: Bearer sk-web", "authorization: Bearer sk-all"
 
 async def test_one_request_one_record_with_all_that_was_found_out() -> None:
     """What was asked, who answered, where the time went, what was believed and what it cost."""
-    script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
+    script: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
     routes = {"chat": {"workload": "chat", "tiers": ["only"], "ttft": {"budget": "5s"}, "total": {"budget": "30s"}}}
     async with Upstream(script) as upstream:
         pools = {"only": pool(upstream.url, price={"input": 1.0, "output": 10.0})}
@@ -71,16 +72,20 @@ async def test_one_request_one_record_with_all_that_was_found_out() -> None:
     assert (found.request_id, found.operation, found.stream, found.tenant) == ("mine-1", "chat", True, "all")
     assert (found.route, found.workload, found.pool, found.model, found.tier) == ("chat", "chat", "only", "served", 0)
     assert (found.end, found.status, found.error) == (End.COMPLETED, 200, "")
-    assert (found.ttft_budget, found.total_budget) == (pytest.approx(5.0), 30.0)
+    assert found.ttft_budget == pytest.approx(5.0)
+    assert found.total_budget == 30.0
     assert (found.prompt_tokens_reported, found.cached_tokens_reported, found.output_tokens) == (7, 4, 2)
     assert found.cost_usd == pytest.approx((7 * 1.0 + 2 * 10.0) / 1e6)
-    assert found.tpot is not None and found.ttft is not None and found.ttft <= found.total
+    assert found.tpot is not None
+    assert found.ttft is not None
+    assert found.ttft <= found.total
     assert [(a.number, a.ending) for a in found.attempts] == [(1, Ending.COMPLETED)]
     assert [*found.stages] == [
         Stage.READ, Stage.PARSE, Stage.ESTIMATE, Stage.ADMIT, Stage.DECIDE, Stage.CONNECT, Stage.SEND, Stage.UPSTREAM,
         Stage.RELAY, Stage.STREAM,
     ]  # fmt: skip
-    assert found.decision is not None and found.decision.outcome is Outcome.PLACE
+    assert found.decision is not None
+    assert found.decision.outcome is Outcome.PLACE
 
 
 @pytest.mark.parametrize(
@@ -96,17 +101,15 @@ async def test_what_is_no_inference_has_no_record(path: str, method: str) -> Non
 
 async def test_a_query_is_no_part_of_the_path() -> None:
     """Some SDKs add `?api-version=`."""
-    async with Upstream([reply(WHOLE)]) as upstream, running({"only": pool(upstream.url)}) as gateway:
-        async with calling(gateway.url) as caller:
-            assert (await caller.whole(post(CHAT, path="/v1/chat/completions?api-version=1")))[0] == 200
+    async with conversing([reply(WHOLE)]) as (_, caller, upstream):
+        assert (await caller.whole(post(CHAT, path="/v1/chat/completions?api-version=1")))[0] == 200
     assert upstream.requests[0].target == "/v1/chat/completions"
 
 
 async def test_completions_are_served_as_chats_are() -> None:
     """Both of OpenAI's operations."""
-    async with Upstream([reply(b'{"choices":[{"text":"hi"}]}')]) as upstream:
-        async with running({"only": pool(upstream.url)}) as gateway, calling(gateway.url) as caller:
-            status, _, _ = await caller.whole(post({"model": "chat", "prompt": "hello"}, path="/v1/completions"))
+    async with conversing([reply(b'{"choices":[{"text":"hi"}]}')]) as (gateway, caller, upstream):
+        status, _, _ = await caller.whole(post({"model": "chat", "prompt": "hello"}, path="/v1/completions"))
     assert (status, upstream.requests[0].target, last(gateway).operation) == (200, "/v1/completions", "completion")
 
 
@@ -126,9 +129,8 @@ async def test_a_refusal_has_the_headers_of_an_answer() -> None:
 
 async def test_attempts_that_all_failed_are_counted_in_the_error() -> None:
     """As many as there were, and no winner beside them."""
-    async with Upstream([reply(b"{}", "500 x")]) as one, Upstream([reply(b"{}", "500 x")]) as two:
-        async with running({"only": pool(one.url, two.url)}) as gateway, calling(gateway.url) as caller:
-            status, headers, _ = await caller.whole(post(STREAM))
+    async with conversing([reply(b"{}", "500 x")]) as (gateway, caller, _):  # asked twice: it has no stand-in
+        status, headers, _ = await caller.whole(post(STREAM))
     assert (status, headers["x-firsttoken-attempts"], headers["x-should-retry"]) == (502, "2", "false")
     assert (last(gateway).end, len(last(gateway).attempts), last(gateway).ttft_met) == (End.FAILED, 2, False)
 
@@ -149,17 +151,15 @@ async def test_without_a_usable_endpoint_the_caller_is_told_when_to_come_back() 
 
 async def test_a_key_sees_and_uses_its_own_routes_only() -> None:
     """Another's route is 404, and nothing is sent."""
-    async with Upstream([reply(WHOLE)]) as upstream:
-        async with running({"only": pool(upstream.url)}, TWO, keys=KEYS) as gateway:
-            listed = [
-                [model["id"] for model in json.loads((await get(gateway.url, "/v1/models", key))[2])["data"]]
-                for key in (WEB, ALL)
-            ]
-            assert listed == [["chat"], ["chat", "agent"]]
-            async with calling(gateway.url) as caller:
-                assert (await caller.whole(post({**CHAT, "model": "agent"}, WEB)))[0] == 404
-                assert (upstream.requests, last(gateway).end, last(gateway).tenant) == ([], End.REFUSED, "web")
-                assert (await caller.whole(post(CHAT, WEB)))[0] == 200
+    async with conversing([reply(WHOLE)], routes=TWO, keys=KEYS) as (gateway, caller, upstream):
+        listed = [
+            [model["id"] for model in json.loads((await get(gateway.url, "/v1/models", key))[2])["data"]]
+            for key in (WEB, ALL)
+        ]
+        assert listed == [["chat"], ["chat", "agent"]]
+        assert (await caller.whole(post({**CHAT, "model": "agent"}, WEB)))[0] == 404
+        assert (upstream.requests, last(gateway).end, last(gateway).tenant) == ([], End.REFUSED, "web")
+        assert (await caller.whole(post(CHAT, WEB)))[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/completions"])
@@ -189,7 +189,8 @@ async def test_a_bug_before_the_first_token_is_a_500_and_a_record(caplog: pytest
                 assert await caller.rest() == b""
         gateway.decider.decide = decide  # type: ignore[method-assign]
         assert (status, headers["x-request-id"], headers["connection"]) == (500, "mine-1", "close")
-        assert "NoneType" not in body.decode() and "the fault is ours" in body.decode()
+        assert "NoneType" not in body.decode()
+        assert "the fault is ours" in body.decode()
         assert (last(gateway).end, last(gateway).status) == (End.INTERNAL, 500)
         assert "internal error on request mine-1" in caplog.text
         async with calling(gateway.url) as caller:
@@ -351,9 +352,9 @@ def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: i
 
 async def test_the_bytes_of_a_wanted_usage_event_pass() -> None:
     """And are metered as well."""
-    async with Upstream([STREAM_HEAD + chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]) as upstream:
-        async with running({"only": pool(upstream.url)}) as gateway, calling(gateway.url) as caller:
-            for options, body in ((None, ANSWER), ({"include_usage": True}, TOKEN + FINISH + USAGE + DONE)):
-                await caller.ask(post({**STREAM, "stream_options": options}))
-                assert b"".join(await caller.chunks()) == body
+    metered = TOKEN + FINISH + USAGE + DONE
+    async with conversing([STREAM_HEAD + chunk(metered) + LAST_CHUNK]) as (gateway, caller, _):
+        for options, body in ((None, ANSWER), ({"include_usage": True}, metered)):
+            await caller.ask(post({**STREAM, "stream_options": options}))
+            assert b"".join(await caller.chunks()) == body
     assert [found.prompt_tokens_reported for found in gateway.recorder.recent] == [7, 7]

@@ -33,15 +33,14 @@ from tests.gateway.builders import (
     Caller,
     Hearing,
     Owner,
-    calling,
+    conversing,
     last,
     post,
     record,
     run,
 )
-from tests.kit.gateways import pool, running
 from tests.kit.simulated import eventually
-from tests.kit.upstream import CLOSE, GATE, HANG, LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk, reply
+from tests.kit.upstream import CLOSE, GATE, HANG, LAST_CHUNK, STREAM_HEAD, Pause, Script, Upstream, chunk, reply
 
 RESET = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
 
@@ -87,8 +86,9 @@ class Relaying:
 
     async def to(self, *, http10: bool = False, keep_alive: bool = True, strip: bool = False, idle: float = 30) -> None:
         """Begin to relay."""
-        self.connection = FrontServer(_nobody)()
-        assert isinstance(self.connection, ClientConnection)
+        connection = FrontServer(_nobody)()
+        assert isinstance(connection, ClientConnection)
+        self.connection = connection
         self.connection.transport = self.wire
         version = HttpVersion10 if http10 else HttpVersion11
         http: Any = SimpleNamespace(protocol=self.connection, version=version, keep_alive=keep_alive)
@@ -370,11 +370,10 @@ async def test_nothing_is_written_to_a_client_that_has_just_gone() -> None:
 @asynccontextmanager
 async def stalled(*script: Any) -> AsyncIterator[tuple[Any, Caller, Upstream]]:
     """A gateway whose caller has asked for a stream and reads no more of it than its head."""
-    async with Upstream([STREAM_HEAD, *script]) as upstream, running({"only": pool(upstream.url)}) as gateway:
-        async with calling(gateway.url) as caller:
-            await caller.ask(post({**CHAT, "stream": True}))
-            caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            yield gateway, caller, upstream
+    async with conversing([STREAM_HEAD, *script]) as (gateway, caller, upstream):
+        await caller.ask(post({**CHAT, "stream": True}))
+        caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        yield gateway, caller, upstream
 
 
 async def test_a_reader_that_stalls_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,10 +406,9 @@ async def test_a_reader_that_catches_up_gets_every_byte(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 async def test_a_stream_that_dies_is_said_to_either_version(version: str) -> None:
     """Over real sockets: an error event, then the connection's end."""
-    async with Upstream([STREAM_HEAD + chunk(TOKEN), CLOSE]) as upstream:
-        async with running({"only": pool(upstream.url)}) as gateway, calling(gateway.url) as caller:
-            status, headers = await caller.ask(post({**CHAT, "stream": True}, version=version))
-            rest = await caller.rest()
+    async with conversing([STREAM_HEAD + chunk(TOKEN), CLOSE]) as (_, caller, _):
+        status, headers = await caller.ask(post({**CHAT, "stream": True}, version=version))
+        rest = await caller.rest()
     assert (status, headers.get("transfer-encoding")) == (200, "chunked" if version == "1.1" else None)
     body = TOKEN + error_event(RESET)
     assert rest == (body if version == "1.0" else chunk(TOKEN) + chunk(error_event(RESET)) + LAST_CHUNK)
@@ -418,27 +416,25 @@ async def test_a_stream_that_dies_is_said_to_either_version(version: str) -> Non
 
 async def test_a_kept_connection_serves_answer_after_answer() -> None:
     """Streams and whole answers in turn; a relay leaves nothing behind on the connection."""
-    streamed = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
-    async with Upstream(streamed, [reply(WHOLE)], streamed, [reply(WHOLE)]) as upstream:
-        async with running({"only": pool(upstream.url)}) as gateway, calling(gateway.url) as caller:
-            for _ in range(2):
-                await caller.ask(post({**CHAT, "stream": True}))
-                upstream.proceed()
-                assert b"".join(await caller.chunks()) == ANSWER
-                assert (await caller.whole(post(CHAT)))[2] == WHOLE
-            assert len(gateway.front.connections) == 1
+    streamed: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
+    async with conversing(streamed, [reply(WHOLE)], streamed, [reply(WHOLE)]) as (gateway, caller, upstream):
+        for _ in range(2):
+            await caller.ask(post({**CHAT, "stream": True}))
+            upstream.proceed()
+            assert b"".join(await caller.chunks()) == ANSWER
+            assert (await caller.whole(post(CHAT)))[2] == WHOLE
+        assert len(gateway.front.connections) == 1
     assert [found.end for found in gateway.recorder.recent] == [End.COMPLETED] * 4
 
 
 async def test_a_whole_answer_that_is_cut_is_cut_for_the_caller() -> None:
     """Fewer bytes than its content-length, and the connection's end."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(WHOLE)
-    async with Upstream([head + WHOLE[:40], Pause(0.05), CLOSE]) as upstream:
-        async with running({"only": pool(upstream.url)}) as gateway, calling(gateway.url) as caller:
-            _, headers = await caller.ask(post(CHAT))
-            rest = b""
-            with suppress(ConnectionResetError):
-                rest = await caller.rest()
-            assert len(rest) < int(headers["content-length"])
-            await eventually(lambda: gateway.recorder.recent)
+    async with conversing([head + WHOLE[:40], Pause(0.05), CLOSE]) as (gateway, caller, _):
+        _, headers = await caller.ask(post(CHAT))
+        rest = b""
+        with suppress(ConnectionResetError):
+            rest = await caller.rest()
+        assert len(rest) < int(headers["content-length"])
+        await eventually(lambda: gateway.recorder.recent)
     assert last(gateway).end is End.UPSTREAM_BROKE

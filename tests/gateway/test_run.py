@@ -82,7 +82,8 @@ def test_the_first_visible_output_commits_once() -> None:
     """Its owner hears of it in the same call, and the fleet that the engine's queue has moved."""
     stage = Stage().reads(PREAMBLE, TOKEN)
     assert (stage.owner.firsts, stage.load) == ([stage.run], (1, 0))
-    assert stage.run.first_in is not None and stage.run.opened <= stage.run.first_in <= monotonic()
+    assert stage.run.first_in is not None
+    assert stage.run.opened <= stage.run.first_in <= monotonic()
     stage.reads(TOKEN, TOKEN)
     assert stage.owner.firsts == [stage.run]
 
@@ -328,12 +329,13 @@ def test_pausing_reaches_the_exchange_while_it_runs() -> None:
 async def test_connecting_and_sending_are_told_apart() -> None:
     """A reused connection costs no connecting; a new one's share is taken from between opened and sent."""
     async with Upstream([STREAM_HEAD + chunk(ANSWER) + b"0\r\n\r\n"]) as upstream:
-        origin, seen = Origin(upstream.url, connect_timeout=1), []
+        origin = Origin(upstream.url, connect_timeout=1)
+        seen: list[Run] = []
         for _ in range(2):
             stage = Stage(status=0)
             stage.run.sent_on(await origin.open(HttpCall("POST", "/v1/chat/completions"), stage.run))
-            await turn_until(lambda stage=stage: stage.run.over)
             seen.append(stage.run)
+            await turn_until(lambda: seen[-1].over)
         await origin.close()
     fresh, reused = seen
     assert fresh.opened < fresh.connected <= fresh.sent

@@ -14,15 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from gateway.app import Gateway
+from gateway.config.models import Config
 from gateway.observe.record import End
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
-from tests.kit.gateways import pool, running
+from tests.kit.gateways import document, pool, running
 from tests.kit.simulated import eventually
-from tests.kit.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk
+from tests.kit.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
 ROOT = Path(__file__).parents[2]
 STREAM = {**CHAT, "stream": True}
-SLOW = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
+SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 
 
 def written(path: Path, upstream: str, listen: str = "127.0.0.1:0") -> Path:
@@ -73,7 +75,7 @@ async def test_a_signal_ends_it_when_its_requests_have_ended(tmp_path: Path) -> 
             await caller.ask(post(STREAM))
             served.process.send_signal(signal.SIGTERM)
             assert served.process.stderr is not None
-            assert await served.process.stderr.readline() == b"firsttoken: draining\n"
+            assert (await served.process.stderr.readline()).startswith(b"firsttoken: draining")
             assert (await idle.whole(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n"))[0] == 503
             with pytest.raises(ConnectionRefusedError):
                 async with calling(served.url):
@@ -82,14 +84,35 @@ async def test_a_signal_ends_it_when_its_requests_have_ended(tmp_path: Path) -> 
             assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
         code, out, err = await served.ends()
     assert (code, err) == (0, "")
-    assert out.count("\n") == 1 and '"end":"completed"' in out
+    assert out.count("\n") == 1
+    assert '"end":"completed"' in out
 
 
 async def test_an_interrupt_ends_it_as_well(tmp_path: Path) -> None:
     """At once, with nothing running: no traceback, exit code 0."""
     async with serving(written(tmp_path / "f.yaml", "http://127.0.0.1:9")) as served:
+        assert (await get(served.url, "/health"))[0] == 200
         served.process.send_signal(signal.SIGINT)
-        assert await served.ends() == (0, "", "firsttoken: draining\n")
+        code, out, err = await served.ends()
+    assert (code, out, err.count("\n")) == (0, "", 1)
+    assert err.startswith("firsttoken: draining")
+
+
+async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    """What runs is cut, and is in the access log all the same."""
+    async with (
+        Upstream(SLOW) as upstream,
+        serving(written(tmp_path / "f.yaml", upstream.url)) as served,
+        calling(served.url) as caller,
+    ):
+        await caller.ask(post(STREAM))
+        for _ in range(2):
+            served.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)  # signals of one kind that are not taken yet are one
+        code, out, _ = await served.ends()
+    assert code == 0
+    assert out.count("\n") == 1
+    assert '"end":"client_gone"' in out
 
 
 async def test_a_port_that_is_taken_is_exit_code_2(tmp_path: Path) -> None:
@@ -108,9 +131,16 @@ async def test_a_port_that_is_taken_is_exit_code_2(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- stopping, in one process
 
 
+async def started(upstream: Upstream) -> Gateway:
+    gateway = Gateway(Config.model_validate(document({"only": pool(upstream.url)})))
+    await gateway.start()
+    return gateway
+
+
 async def test_what_outlasts_its_grace_is_cut_and_recorded() -> None:
     """No engine is left working for nobody, and the Record is written before the access log closes."""
-    async with Upstream(SLOW) as upstream, running({"only": pool(upstream.url)}) as gateway:
+    async with Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream:
+        gateway = await started(upstream)
         async with calling(gateway.url) as caller:
             await caller.ask(post(STREAM))
             await gateway.stop(grace=0.1)
@@ -121,7 +151,8 @@ async def test_what_outlasts_its_grace_is_cut_and_recorded() -> None:
 
 async def test_stopping_waits_no_longer_than_it_has_to() -> None:
     """The grace is a bound: it ends with the last request."""
-    async with Upstream(SLOW) as upstream, running({"only": pool(upstream.url)}) as gateway:
+    async with Upstream(SLOW) as upstream:
+        gateway = await started(upstream)
         async with calling(gateway.url) as caller:
             await caller.ask(post(STREAM))
             stopping = asyncio.create_task(gateway.stop(grace=60))
@@ -137,10 +168,9 @@ async def test_nothing_is_left_of_a_gateway_that_has_stopped() -> None:
     """No task, no listener, no connection to an engine."""
     before = asyncio.all_tasks()
     async with Upstream([STREAM_HEAD + chunk(TOKEN + FINISH + DONE) + LAST_CHUNK]) as upstream:
-        async with running({"only": pool(upstream.url)}) as gateway:
-            async with calling(gateway.url) as caller:
-                await caller.ask(post(STREAM))
-                await caller.chunks()
+        async with running({"only": pool(upstream.url)}) as gateway, calling(gateway.url) as caller:
+            await caller.ask(post(STREAM))
+            await caller.chunks()
         await eventually(lambda: all(way.origin.idle + way.origin.active == 0 for way in gateway.upstreams.values()))
     for url in (gateway.url, gateway.admin_url):
         with pytest.raises(ConnectionRefusedError):

@@ -56,6 +56,11 @@ def fill(log: AccessLog) -> int:
     raise AssertionError("the queue has no end")
 
 
+def read_all(out: int, into: bytearray) -> None:
+    while part := os.read(out, 1 << 16):
+        into += part
+
+
 def test_a_record_is_a_line(tmp_path: Path) -> None:
     """In the order of their ends, appended to what was there."""
     path = tmp_path / "access.jsonl"
@@ -72,7 +77,7 @@ def test_a_record_is_a_line(tmp_path: Path) -> None:
 
 
 def test_whatever_is_in_it_a_line_is_one_line(tmp_path: Path) -> None:
-    """To every reader: control characters and Unicode's line ends are escaped, and what is escaped can be read again."""
+    """To every reader: control characters and Unicode's line ends are escaped, and can be read again."""
     path = tmp_path / "access.jsonl"
     log = AccessLog(str(path))
     for error in (HOSTILE, "plain"):
@@ -114,16 +119,15 @@ def test_lost_lines_are_said_once_they_can_be(monkeypatch: pytest.MonkeyPatch) -
         for _ in range(20):
             log(record())
         text = bytearray()
-        reader = threading.Thread(
-            target=lambda: [text.extend(part) for part in iter(lambda: os.read(out, 1 << 16), b"")]
-        )
+        reader = threading.Thread(target=read_all, args=(out, text))
         reader.start()
         log.close()
         log._out.close()
         reader.join()
         found = [json.loads(line) for line in text.splitlines()]
     said = [line["access_log_lines_lost"] for line in found if "access_log_lines_lost" in line]
-    assert said and sum(said) == log.lost
+    assert said
+    assert sum(said) == log.lost
     assert len(found) - len(said) + sum(said) == offered
 
 

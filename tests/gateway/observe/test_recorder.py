@@ -41,7 +41,7 @@ def ended(raised: BaseException | None) -> list[Record]:
     ],
 )
 def test_every_way_out_leaves_exactly_one_record(raised: BaseException | None, end: End, error: str) -> None:
-    """A caller that left is no error; what nobody caught is ours. The exception's text is not kept: it may hold data."""
+    """A caller that left is no error; what nobody caught is ours. Its text is not kept: it may hold data."""
     (found,) = ended(raised)
     assert (found.route, found.end, found.error) == ("chat", end, error)
     assert found.total >= 0.25
