@@ -94,7 +94,7 @@ class Gateway:
             await self._sites.pop().stop()
         ends = monotonic() + grace
         while self.recorder.live and monotonic() < ends and not self.hurried:
-            await asyncio.sleep(0.05)  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         while self._runners:
             await self._runners.pop().cleanup()
         await self.monitor.close()

@@ -7,13 +7,13 @@ that attainment can be read exactly from the histogram.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.observe.record import Record
+from gateway.observe.series import Counter, Histogram
 from policies.facts import Health, Load
 from policies.route import Route
 
@@ -33,17 +33,30 @@ class Metrics:
     """A sink of Records. Children of labels are looked up once per (route, pool) and kept."""
 
     def __init__(self, registry: CollectorRegistry, routes: Iterable[Route]) -> None:
-        make = _Maker(registry)
-        self.requests = make(Counter, "firsttoken_requests", "Requests by how they ended", "route", "pool", "outcome")
-        self.ttft = make(Histogram, "firsttoken_ttft_seconds", "Arrival to first token out (streams: content; otherwise: first byte)", "route", "pool", buckets=ttft_buckets(routes))  # fmt: skip # noqa: E501
-        self.tpot = make(Histogram, "firsttoken_tpot_seconds", "Time per output token after the first", "route", "pool", buckets=TPOT_BUCKETS)  # fmt: skip # noqa: E501
-        self.stage = make(Histogram, "firsttoken_stage_seconds", "Where the time went, by stage", "route", "stage", buckets=STAGE_BUCKETS)  # fmt: skip # noqa: E501
-        self.slo = make(Counter, "firsttoken_slo", "Objectives met and missed", "route", "objective", "met")
-        self.error = make(Histogram, "firsttoken_ttft_prediction_error_seconds", "Actual minus predicted p50 TTFT", "pool", buckets=ERROR_BUCKETS)  # fmt: skip # noqa: E501
-        self.hit = make(Histogram, "firsttoken_prefix_hit_ratio", "Share of prompt tokens cached, by source", "pool", "source", buckets=RATIO_BUCKETS)  # fmt: skip # noqa: E501
-        self.attempts = make(Counter, "firsttoken_attempts", "Attempts by kind and how they ended", "pool", "kind", "outcome")  # fmt: skip # noqa: E501
-        self.tokens = make(Counter, "firsttoken_tokens", "Tokens as reported, or estimated", "route", "pool", "direction")  # fmt: skip # noqa: E501
-        self.cost = make(Counter, "firsttoken_cost_usd", "USD by the prices in the config", "route", "pool")
+        self.requests = Counter("firsttoken_requests", "Requests by how they ended", "route", "pool", "outcome")
+        self.ttft = Histogram(
+            "firsttoken_ttft_seconds", "Arrival to first token out (streams: content; otherwise: first byte)",
+            "route", "pool", bounds=ttft_buckets(routes),
+        )  # fmt: skip
+        self.tpot = Histogram(
+            "firsttoken_tpot_seconds", "Time per output token after the first", "route", "pool", bounds=TPOT_BUCKETS
+        )
+        self.stage = Histogram(
+            "firsttoken_stage_seconds", "Where the time went, by stage", "route", "stage", bounds=STAGE_BUCKETS
+        )
+        self.slo = Counter("firsttoken_slo", "Objectives met and missed", "route", "objective", "met")
+        self.error = Histogram(
+            "firsttoken_ttft_prediction_error_seconds", "Actual minus predicted p50 TTFT", "pool", bounds=ERROR_BUCKETS
+        )
+        self.hit = Histogram(
+            "firsttoken_prefix_hit_ratio", "Share of prompt tokens cached, by source", "pool", "source",
+            bounds=RATIO_BUCKETS,
+        )  # fmt: skip
+        self.attempts = Counter("firsttoken_attempts", "Attempts by kind and how they ended", "pool", "kind", "outcome")
+        self.tokens = Counter("firsttoken_tokens", "Tokens as reported, or estimated", "route", "pool", "direction")
+        self.cost = Counter("firsttoken_cost_usd", "USD by the prices in the config", "route", "pool")
+        for series in vars(self).values():
+            registry.register(series)
 
     def __call__(self, record: Record) -> None:
         route, pool = record.route, record.pool
@@ -76,30 +89,6 @@ class Metrics:
             self.hit(pool, "predicted").observe(record.cached_tokens_predicted / estimated)
         if reported and record.cached_tokens_reported is not None:
             self.hit(pool, "reported").observe(record.cached_tokens_reported / reported)
-
-
-class _Maker:
-    """Builds a metric and returns a cached way to its children."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
-
-    def __call__(self, kind: type, name: str, doc: str, *labels: str, **options: object) -> _Children:
-        return _Children(kind(name, doc, labels, registry=self.registry, **options))
-
-
-class _Children(dict[tuple[str, ...], Any]):
-    """`children(*label values)`: a dictionary look-up after the first time."""
-
-    def __init__(self, metric: Any) -> None:
-        super().__init__()
-        self.metric = metric
-
-    def __call__(self, *values: str) -> Any:
-        child = self.get(values)
-        if child is None:
-            child = self[values] = self.metric.labels(*values)
-        return child
 
 
 class EndpointCollector(Collector):

@@ -88,7 +88,12 @@ def test_a_completions_prompt_is_text_or_tokens_or_a_list_of_either(prompt: Any)
 
 def test_everything_else_passes_untouched() -> None:
     """The body is what was parsed, whole; a field that we do not read is the engine's to judge."""
-    odd = {"seed": 2**53 + 1, "vendor": {"x": [1.5, None]}, "logit_bias": "not even a mapping", "metadata": 3}
+    odd: dict[str, Any] = {
+        "seed": 2**53 + 1,
+        "vendor": {"x": [1.5, None]},
+        "logit_bias": "not even a mapping",
+        "metadata": 3,
+    }
     assert understood(**odd).body == {**CHAT, **odd}
 
 
@@ -107,7 +112,7 @@ def test_headers_say_budgets_priority_and_session() -> None:
 
 def test_the_aliases_of_the_budget_headers_are_known() -> None:
     """llm-d's names; ours has the last word."""
-    alias: dict[str, str] = {"x-llm-d-slo-ttft-ms": "300", "x-llm-d-slo-tpot-ms": "30"}
+    alias = {"x-llm-d-slo-ttft-ms": "300", "x-llm-d-slo-tpot-ms": "30"}
     assert (understood(alias).ttft_budget, understood(alias).tpot_budget) == (0.3, 0.03)
     assert understood({**alias, "x-slo-ttft-ms": "200"}).ttft_budget == 0.2
 

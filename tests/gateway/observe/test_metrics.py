@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.samples import Sample
 
-from gateway.observe.metrics import TTFT_BUCKETS, EndpointCollector, Metrics, _Children, ttft_buckets
+from gateway.observe.metrics import TTFT_BUCKETS, EndpointCollector, Metrics, ttft_buckets
 from gateway.observe.record import AttemptRecord, End, Stage
+from gateway.observe.series import Counter, Histogram
 from policies.facts import AttemptKind, Ending, Health, Load
 from tests.gateway.builders import ANSWER, CHAT, calling, post, record, route
 from tests.kit.gateways import pool, running
@@ -149,21 +151,28 @@ def test_budgets_join_the_usual_buckets_in_order() -> None:
     assert ttft_buckets(routes) == tuple(sorted({*TTFT_BUCKETS, 0.8}))
 
 
-def test_children_of_labels_are_looked_up_once() -> None:
-    """prometheus_client's own look-up takes a lock and builds a tuple; ours is a dictionary's."""
+def test_the_children_of_a_metric_are_made_once() -> None:
+    """The request path looks them up; it does not build them."""
+    series = Counter("firsttoken_requests", "", "route", "pool")
+    assert series("chat", "small") is series("chat", "small")
+    assert series("chat", "large") is not series("chat", "small")
 
-    class Metric:
-        asked = 0
 
-        def labels(self, *values: str) -> object:
-            self.asked += 1
-            return object()
+def test_a_tally_is_what_the_librarys_histogram_would_be() -> None:
+    """Bounds are upper and inclusive; values beyond the last are in +Inf."""
+    values, bounds = [0.0, 0.1, 0.10001, 0.5, 0.7, 1.0, 9.0], (0.1, 0.5, 1.0)
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    series = Histogram("x_seconds", "x", "route", bounds=bounds)
+    ours.register(series)
+    library = prometheus_client.Histogram("x_seconds", "x", ["route"], buckets=bounds, registry=theirs)
+    for value in values:
+        series("chat").observe(value)
+        library.labels("chat").observe(value)
+    assert _plain(generate_latest(ours)) == _plain(generate_latest(theirs))
 
-    metric = Metric()
-    children = _Children(metric)
-    assert children("chat", "small") is children("chat", "small")
-    assert children("chat", "large") is not children("chat", "small")
-    assert metric.asked == 2
+
+def _plain(page: bytes) -> list[bytes]:
+    return [line for line in page.splitlines() if b"_created" not in line]
 
 
 async def test_no_caller_can_mint_a_series() -> None:

@@ -217,7 +217,8 @@ def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
     """What an operator greps for: no nesting but for stages and attempts."""
     attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 0.25, Ending.CANCELLED)
     shown = record(stages={Stage.READ: 0.00125}, attempts=[attempt], tpot=0.0125, tpot_budget=0.05).as_json()
-    assert {k: shown[k] for k in ("request_id", "end", "status", "ttft_ms", "ttft_budget_ms", "total_ms", "tpot_ms")} == {
+    names = ("request_id", "end", "status", "ttft_ms", "ttft_budget_ms", "total_ms", "tpot_ms")
+    assert {name: shown[name] for name in names} == {
         "request_id": "req-1", "end": "completed", "status": 200, "ttft_ms": 200.0, "ttft_budget_ms": 800.0,
         "total_ms": 1000.0, "tpot_ms": 12.5,
     }  # fmt: skip
