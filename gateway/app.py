@@ -93,7 +93,7 @@ class Gateway:
         while self._sites:
             await self._sites.pop().stop()
         ends = monotonic() + grace
-        while self.recorder.live and monotonic() < ends and not self.hurried:
+        while self.recorder.live and monotonic() < ends and not self.hurried:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         while self._runners:
             await self._runners.pop().cleanup()
