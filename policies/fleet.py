@@ -34,6 +34,7 @@ from policies.prefix import PrefixIndex
 from policies.tokens import TokenScale
 
 REFRESH = 0.1  # s: how long a snapshot lets time drain what is ahead before it asks the ledger again
+TAUGHT = 32  # samples from which an endpoint is believed before its siblings
 OVERDUE, OVERDUE_LEAST = 0.98, 0.5  # the quantile of its forecast, and s, that an attempt must outlast to be silent
 
 
@@ -83,7 +84,7 @@ class Fleet:
             group = self._groups[pool.name] = _Group(pool, scale)
             for endpoint in pool.endpoints:
                 group.members.append(self._keep_or_create(known.get(endpoint.id), endpoint, pool))
-            group.untaught = [state for state in group.members if not state.predictor.samples]
+            group.untaught = [state for state in group.members if state.predictor.samples < TAUGHT]
         for gone in known.keys() - self._states.keys():
             self._index.remove(gone)
         self._changed = set(self._states.values())
@@ -237,8 +238,17 @@ class Fleet:
         state, group = flight.state, self._groups.get(flight.state.pool.name)
         state.predictor.observe(flight.sample(ttft), now)
         if group is not None and group.untaught:
-            group.untaught = [other for other in group.untaught if not other.predictor.samples]
-            for other in group.untaught:
+            self._teach(group, state, now)
+
+    def _teach(self, group: _Group, state: EndpointState, now: float) -> None:
+        """What an endpoint learned goes to siblings that know much less.
+
+        Not only to those that know nothing: one that was slow at its first request, as cold engines are, would
+        be avoided for ever after, and so never learn better.
+        """
+        group.untaught = [other for other in group.untaught if other.predictor.samples < TAUGHT]
+        for other in group.untaught:
+            if 2 * other.predictor.samples < state.predictor.samples:
                 other.follow(state, now)
                 self._touch(other)
 

@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 from backends import catalog
 from backends.interface import Backend, BackendConfig, Failure, Forward, Operation
-from backends.transport import Origin
+from backends.transport import Exchange, Origin
 from gateway import ingress
 from gateway.app import Gateway
 from gateway.ingress import InferenceRequest
@@ -119,6 +120,23 @@ class Reader:
     def said_error(self, data: bytes, failure: Failure) -> None:
         self.reads.append(data)
         self.ends.append(failure)
+
+
+class Steered(Exchange):
+    """An exchange without a connection: how it was steered."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.sent_at, self.connect_seconds = monotonic(), 0.0
+
+    def pause(self) -> None:
+        self.steps.append("pause")
+
+    def resume(self) -> None:
+        self.steps.append("resume")
+
+    def cancel(self) -> None:
+        self.steps.append("cancel")
 
 
 def backend(kind: str = "vllm") -> Backend:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -280,8 +281,8 @@ async def test_a_silent_stream_is_left_for_the_next_candidate() -> None:
 
 
 async def test_an_answer_that_comes_whole_is_waited_for() -> None:
-    """Its silence says nothing: it arrives when it is done, far past any deadline for a first token."""
-    async with Fleet([Pause(0.3), reply(WHOLE)], OK) as fleet:
+    """Its silence says nothing: it arrives when it is done, far past any deadline or limit for a first token."""
+    async with Fleet([Pause(0.3), reply(WHOLE)], OK, limit=0.1) as fleet:
         run = await fleet.open(stream=False, within=0.2)
         assert (run.attempt.number, fleet.asked) == (1, [1, 0])
 
@@ -333,27 +334,24 @@ async def test_a_hedge_that_was_not_sent_is_given_back() -> None:
         assert not fleet.dispatcher.hedges_of(route(**hedging)).try_take()
 
 
-stall_the_loop = time.sleep  # in the loop's own thread: past the moment of an alarm
+class Stalling(asyncio.Protocol):
+    """Sends a first token, and then keeps the loop that it shares with the gateway for itself."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        os.write(self.transport.get_extra_info("socket").fileno(), STREAM_HEAD + chunk(TOKEN))
+        time.sleep(0.5)  # past the moment of the alarm
 
 
 def test_our_own_stall_is_not_the_engines_silence() -> None:
     """A token that waits in the socket when the alarm rings late is read first. (uvloop looks at its timers first.)"""
 
     async def story() -> tuple[int, list[int]]:
-        stall = asyncio.Event()
-
-        async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with suppress(asyncio.IncompleteReadError):
-                await reader.readuntil(b"\r\n\r\n")
-            await stall.wait()
-            writer.write(STREAM_HEAD + chunk(TOKEN))
-            stall_the_loop(0.5)
-
-        server = await asyncio.start_server(engine, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with Fleet(url, OK) as fleet:
-            asyncio.get_running_loop().call_later(0.03, stall.set)
-            run = await fleet.open(within=1.0)
+        server = await asyncio.get_running_loop().create_server(Stalling, "127.0.0.1", 0)
+        async with Fleet(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", OK) as fleet:
+            run = await fleet.open(within=0.6)
             run.cancel()
             server.close()
             return run.attempt.number, fleet.asked
@@ -394,7 +392,19 @@ async def test_a_caller_that_leaves_a_race_ends_both() -> None:
 
 
 async def test_a_caller_may_leave_while_its_attempt_connects() -> None:
-    """What connects after that sends nothing that anybody waits for."""
+    """What is connected after that is closed again."""
+    async with Fleet([HANG]) as fleet:
+        task = asyncio.create_task(fleet.open())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
+        assert (fleet.lost, fleet.ways["small/0"].origin.active) == ([("small/0", "primary", "cancelled")], 0)
+
+
+async def test_a_connection_that_fails_when_nobody_waits_for_it_is_no_failure() -> None:
+    """The attempt had ended by then, as cancelled."""
     async with kit.Upstream([HANG]) as mute, Fleet(mute.url.replace("http:", "https:")) as fleet:
         task = asyncio.create_task(fleet.open())
         await eventually(lambda: mute.connections == 1)  # and its TLS handshake is never answered
@@ -403,7 +413,8 @@ async def test_a_caller_may_leave_while_its_attempt_connects() -> None:
             await task
         assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [Ending.CANCELLED])
         await mute.until(lambda seen: seen.hangups == 1)
-        assert (fleet.monitor.endings, mute.requests) == ([Ending.CANCELLED], [])
+        await asyncio.sleep(0)
+        assert (fleet.monitor.endings, fleet.lost) == ([Ending.CANCELLED], [("small/0", "primary", "cancelled")])
 
 
 # --------------------------------------------------------------------------- what callers are told

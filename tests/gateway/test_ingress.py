@@ -201,7 +201,7 @@ MESSAGES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.sampled_from(Operation), st.dictionaries(NAMES, VALUES, max_size=4), MESSAGES | VALUES, VALUES)
 def test_any_object_is_understood_or_refused(operation: Operation, body: dict[str, Any], messages: Any, p: Any) -> None:
     """What is understood can be counted and sent: no body of a caller's is an error of ours."""

@@ -169,13 +169,14 @@ async def test_every_endpoint_is_asked_at_once_and_then_again_and_again() -> Non
         assert monitor.loads()["small/b"].running == 3
 
 
-async def test_who_has_nothing_to_say_is_not_asked() -> None:
+async def test_who_has_nothing_to_say_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
     """An API is billed by the request, and has neither probe nor load."""
     async with asking(GOOD, kind="compatible") as (monitor, origin, api, upstream):
         monitor.watch({ENDPOINT: (origin, api)}, 0.01)
         await asyncio.sleep(0.05)
         await monitor.close()
         assert (upstream.connections, health(monitor)) == (0, Health.UP)
+    assert caplog.records == []
 
 
 async def test_a_page_that_we_fail_to_read_is_not_the_last_one(caplog: pytest.LogCaptureFixture) -> None:

@@ -257,6 +257,17 @@ async def test_a_gateway_that_drains_is_alive_and_not_ready() -> None:
         assert (await get(gateway.url, "/health"))[0] == 200
 
 
+async def test_a_connection_ends_with_an_answer_that_is_given_while_draining() -> None:
+    """A refusal's, a stream's and a whole answer's alike: its next request would come too late."""
+    async with Upstream([STREAMED], [reply(WHOLE)]) as upstream, running({"only": pool(upstream.url)}) as gateway:
+        gateway.proxy.draining = True
+        for body, status in (({**CHAT, "model": "nope"}, 404), (STREAM, 200), (CHAT, 200)):
+            async with calling(gateway.url) as caller:
+                found, headers = await caller.ask(post(body))
+                await caller.rest()
+            assert (found, headers["connection"]) == (status, "close")
+
+
 # --------------------------------------------------------------------------- its small parts
 
 

@@ -33,6 +33,7 @@ from tests.gateway.builders import (
     Caller,
     Hearing,
     Owner,
+    Steered,
     conversing,
     last,
     post,
@@ -365,6 +366,21 @@ async def test_nothing_is_written_to_a_client_that_has_just_gone() -> None:
     talk.run.on_end()
     await talk.written()
     assert talk.wire.body == chunk(TOKEN)
+
+
+async def test_a_client_that_reads_too_slowly_pauses_its_upstream() -> None:
+    """From a full buffer until it has drained; bytes that nobody reads are not worth holding."""
+    talk = Relaying(TOKEN)
+    talk.run.sent_on(exchange := Steered())
+    await talk.to()
+    talk.connection.pause_writing()
+    assert exchange.steps == ["pause"]
+    talk.connection.resume_writing()
+    assert exchange.steps == ["pause", "resume"]
+    talk.run.on_body(FINISH)
+    talk.run.on_end()
+    await talk.written()
+    assert exchange.steps == ["pause", "resume"]
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from backends import failures
 from backends.interface import Failure, FailureKind, HttpCall
-from backends.transport import Exchange, Origin
+from backends.transport import Origin
 from gateway.run import MAX_ERROR, MAX_HELD, Run
 from policies.facts import Ending
 from tests.gateway.builders import (
@@ -24,6 +24,7 @@ from tests.gateway.builders import (
     Hearing,
     Owner,
     Reader,
+    Steered,
     run,
 )
 from tests.kit.upstream import GATE, STREAM_HEAD, Upstream, chunk, turn_until
@@ -300,18 +301,6 @@ async def test_cancelling_closes_the_connection_at_once() -> None:
 
 def test_pausing_reaches_the_exchange_while_it_runs() -> None:
     """And does nothing before the request is sent or after its end."""
-
-    class Steered(Exchange):
-        def __init__(self) -> None:
-            self.steps: list[str] = []
-            self.sent_at, self.connect_seconds = monotonic(), 0.0
-
-        def pause(self) -> None:
-            self.steps.append("pause")
-
-        def resume(self) -> None:
-            self.steps.append("resume")
-
     stage, exchange = Stage(), Steered()
     stage.run.pause()
     stage.run.sent_on(exchange)

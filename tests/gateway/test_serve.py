@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app import Gateway
+from gateway.app import CUT, Gateway
 from gateway.config.models import Config
 from gateway.observe.record import End
+from gateway.serve import serve
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
 from tests.kit.gateways import document, pool, running
 from tests.kit.simulated import eventually
@@ -27,9 +29,9 @@ STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 
 
-def written(path: Path, upstream: str, listen: str = "127.0.0.1:0") -> Path:
+def written(path: Path, upstream: str) -> Path:
     path.write_text(
-        f"server: {{listen: {listen}, admin: 127.0.0.1:0}}\n"
+        "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
         f"pools: {{only: {{backend: compatible, model: served, endpoints: [{upstream}]}}}}\n"
         "routes: {chat: {tiers: [only]}}\n"
         "telemetry: {access_log: stdout}\n"
@@ -115,17 +117,18 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     assert '"end":"client_gone"' in out
 
 
-async def test_a_port_that_is_taken_is_exit_code_2(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     """In one line: the mend is the operator's."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        async with serving(written(tmp_path / "f.yaml", "http://127.0.0.1:9", f"127.0.0.1:{port}")) as served:
-            code, out, err = await served.ends()
-    assert (code, out, err) == (2, "", "")
-    assert served.said.startswith("firsttoken: cannot listen: ")
-    assert os.strerror(98).lower() in served.said.lower()
+        server = {"listen": f"127.0.0.1:{taken.getsockname()[1]}", "admin": "127.0.0.1:0"}
+        config = Config.model_validate({**document({"only": pool("http://127.0.0.1:9")}), "server": server})
+        assert serve(config) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("firsttoken: cannot listen: ")
+    assert os.strerror(errno.EADDRINUSE).lower() in err.lower()
 
 
 # --------------------------------------------------------------------------- stopping, in one process
@@ -157,6 +160,7 @@ async def test_stopping_waits_no_longer_than_it_has_to() -> None:
             await caller.ask(post(STREAM))
             stopping = asyncio.create_task(gateway.stop(grace=60))
             await eventually(lambda: gateway.proxy.draining)
+            await asyncio.sleep(3 * CUT)  # what a handler gets once its grace is over
             upstream.proceed()
             assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
             async with asyncio.timeout(5):

@@ -61,7 +61,7 @@ def _escape(character: str) -> str:
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(DOCUMENTS, st.booleans(), st.sampled_from([None, 1]))
 def test_a_document_is_read_as_pythons_own_parser_reads_it(value: Any, ascii: bool, indent: int | None) -> None:
     """Value for value and type for type; what is encoded again is the same document."""
@@ -70,14 +70,14 @@ def test_a_document_is_read_as_pythons_own_parser_reads_it(value: Any, ascii: bo
     assert repr(json.loads(encode(decode(data)))) == repr(value)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(st.data(), DOCUMENTS)
 def test_spacing_and_escapes_change_nothing(data: st.DataObject, value: Any) -> None:
     """A document without duplicates is accepted however it is written."""
     assert decode(Writer(data.draw).write(value).encode()) == value
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(st.data(), KEYS, DOCUMENTS, DOCUMENTS, st.lists(st.booleans(), max_size=4))
 def test_a_duplicate_key_is_found_however_it_is_written(
     data: st.DataObject, key: str, one: Any, other: Any, outside: list[bool]

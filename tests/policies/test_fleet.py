@@ -167,6 +167,24 @@ def test_nothing_is_left_in_flight_whatever_the_order_of_events(history: list) -
     assert all(seen.ahead == 0 for seen in to.snapshot(now + 60).loads.values())
 
 
+def test_an_endpoint_that_was_slow_at_first_is_not_avoided_for_ever() -> None:
+    """A cold engine's first answer says little; without its siblings' news it would get no second chance."""
+    to = fleet()
+    answer(to, endpoint=TWO, now=0.0, ttft=2.0)
+    for i in range(20):
+        answer(to, endpoint=ONE, now=10.0 + 2 * i, ttft=0.1)
+    assert median_ttft(to, TWO, now=60.0) == pytest.approx(median_ttft(to, ONE, now=60.0), rel=0.1)
+
+
+def test_an_endpoint_that_has_shown_itself_slow_is_believed() -> None:
+    """After 32 answers of its own, whatever its siblings do."""
+    to = fleet()
+    for i in range(40):
+        answer(to, endpoint=TWO, now=5.0 * i, ttft=0.5)
+        answer(to, endpoint=ONE, now=5.0 * i, ttft=0.1)
+    assert median_ttft(to, TWO, now=300.0) == pytest.approx(0.5, rel=0.1)
+
+
 # --------------------------------------------------------------------------- prefixes
 
 

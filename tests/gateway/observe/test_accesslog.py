@@ -80,13 +80,14 @@ def test_whatever_is_in_it_a_line_is_one_line(tmp_path: Path) -> None:
     """To every reader: control characters and Unicode's line ends are escaped, and can be read again."""
     path = tmp_path / "access.jsonl"
     log = AccessLog(str(path))
-    for error in (HOSTILE, "plain"):
-        log(record(error=error, request_id=HOSTILE, model=HOSTILE))
+    errors = [HOSTILE, HOSTILE.replace("\ud800", ""), "plain"]
+    for error in errors:
+        log(record(error=error, request_id=error, model=error))
     log.close()
     text = path.read_text("ascii")
-    assert len(text.splitlines()) == 2
+    assert len(text.splitlines()) == 3
     assert not [c for c in text if c < " " and c != "\n"]
-    assert [line["error"] for line in lines(path)] == [HOSTILE, "plain"]
+    assert [line["error"] for line in lines(path)] == errors
 
 
 def test_it_is_written_by_its_own_thread(tmp_path: Path) -> None:
