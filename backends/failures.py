@@ -228,7 +228,7 @@ def _timestamp(date: str | None) -> float | None:
 # --------------------------------------------------------------------------- scrubbing
 
 _SNAKE = re.compile(r"[a-z][a-z0-9_]*")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\ud800-\udfff]+")
 _START = r"(?<![\w.-])"  # of a name: else each of its letters is tried, in square time
 _SCRUBS = (
     (re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{1,20}://[^\s'\"`<>)\]}]+"), "[url]"),

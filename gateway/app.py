@@ -8,6 +8,7 @@ import logging
 import ssl
 from collections.abc import Mapping
 from time import monotonic
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -46,7 +47,7 @@ class Gateway:
         self.url = self.admin_url = ""
         self.hurried = False  # whoever stops it will not wait
         pools = config.fleet()
-        routes = Routes(config.routes, config.passthrough_route)
+        routes = Routes(config.routes, config.passthrough_route, open=not config.keys)
         every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
         fleet = Fleet(pools)
         self.estimator = Estimator(_tokenizers(config), lambda pool: fleet.token_scale(pool))
@@ -63,7 +64,7 @@ class Gateway:
         dispatcher = Dispatcher(self.upstreams, self.monitor, RetryBudget(), first_token_limit=first_token)
         limits = Limits(config.defaults.max_body, config.defaults.stream_idle)
         self.proxy = Proxy(_keys(config), routes, self.decider, dispatcher, self.recorder, limits)
-        self.admin = Admin(registry, self.recorder, self.decider, routes, config.model_dump(mode="json"))
+        self.admin = Admin(registry, self.recorder, self.decider, routes, _shown(config))
         self._runners: list[web.BaseRunner] = []
         self._sites: list[web.TCPSite] = []
 
@@ -131,6 +132,11 @@ def _upstreams(config: Config) -> Mapping[str, Upstream]:
         for pool in config.fleet()
         for endpoint in pool.endpoints
     }
+
+
+def _shown(config: Config) -> dict[str, Any]:
+    """The config without secrets. A digest is one: weak keys could be guessed from it."""
+    return config.model_dump(mode="json", exclude={"keys": {"__all__": {"sha256"}}})
 
 
 def _keys(config: Config) -> Keys:

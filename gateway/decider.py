@@ -27,7 +27,7 @@ class Decider:
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route; large new text is counted off the loop."""
-        cap = capped(request.max_tokens, route)
+        cap = route.output_cap(request.max_tokens)
         return await self.estimator.estimate(
             prompt_of(request.operation, request.body),
             [tier.pool for tier in route.tiers],
@@ -54,21 +54,13 @@ class Decider:
         return any(load.health is not Health.DOWN for load in self.monitor.snapshot(now).loads.values())
 
 
-def capped(max_tokens: int | None, route: Route) -> int | None:
-    """The caller's max_tokens under the route's cap; the cap alone where the caller says nothing."""
-    cap = route.limits.output_tokens
-    if max_tokens is None or cap is None:
-        return max_tokens or cap
-    return min(max_tokens, cap)
-
-
 def ask_of(request: InferenceRequest, route: Route) -> Ask:
     """What policies may know of a request."""
     return Ask(
         route=route.name,
         arrival=request.arrival,
         stream=request.stream,
-        max_tokens=capped(request.max_tokens, route),
+        max_tokens=route.output_cap(request.max_tokens),
         turns=request.turns,
         tools=request.tools,
         images=request.images,

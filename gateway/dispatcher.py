@@ -282,5 +282,11 @@ def refusal_of(failure: Failure | None, reason: str) -> Refusal:
     else:
         headers = {"x-should-retry": "false"}
     return Refusal(
-        failure.status, failure.message, type=failure.type, code=failure.code, param=failure.param, headers=headers
+        failure.status,
+        failure.message,
+        type=failure.type,
+        code=failure.code,
+        param=failure.param,
+        headers=headers,
+        logged=f"the backend's {failure.kind.value}",
     )

@@ -152,7 +152,7 @@ def parse(
     try:
         body = decode(raw)
     except BadJson as error:
-        raise bad_request(f"The body is not valid JSON: {error}.") from None
+        raise bad_request(f"The body is not valid JSON: {error}.", logged="the body is not valid JSON") from None
     if type(body) is not dict:
         raise bad_request("The body must be a JSON object.")
     shape = _shape(operation, body)

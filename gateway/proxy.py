@@ -24,7 +24,7 @@ from gateway.observe.record import End, Life, Record, Stage
 from gateway.observe.recorder import Recorder
 from gateway.refusal import Refusal, internal, retry_later
 from gateway.replyhead import gateway_headers
-from gateway.routes import Routes
+from gateway.routes import Routes, admit
 from gateway.run import Run
 from gateway.strictjson import encode
 from policies.facts import Decision, Outcome, Price
@@ -97,7 +97,7 @@ class Proxy:
         request = life.note(Stage.PARSE, self.parse(operation, raw, http, life))
         wanted = identify(life.record, request, self.routes.match(request.model), tenant)
         estimate = life.note(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
-        route = life.note(Stage.ADMIT, admit(tenant, wanted))
+        route = life.note(Stage.ADMIT, admit(tenant, wanted, request.model))
         decision = life.note(Stage.DECIDE, life.decided(self.decider.decide(request, route, estimate)))
         refuse_unplaced(decision)
         passthrough = route is self.routes.passthrough
@@ -117,7 +117,7 @@ class Proxy:
         """An error reply, with the same headers as an answer."""
         record = life.record
         record.status = refusal.status
-        record.error = refusal.message
+        record.error = refusal.logged
         life.finished(end or end_of(refusal, record.decision), monotonic())
         response = reply(refusal)
         if self.draining:
@@ -166,17 +166,9 @@ def identify(record: Record, request: InferenceRequest, route: Route, tenant: Te
         tenant.name,
         request.stream,
     )
+    record.ttft_budget = route.ttft.budget if route.ttft else None
     record.tpot_budget = route.tpot.budget if route.tpot else None
     record.total_budget = route.total.budget if route.total else None
-    return route
-
-
-def admit(tenant: Tenant, route: Route) -> Route:
-    """Raises Refusal (404, as if the route did not exist: its name is not this key's to know)."""
-    if not tenant.may_use(route.name):
-        raise Refusal(
-            404, "This model does not exist, or this key may not use it.", code="model_not_found", param="model"
-        )
     return route
 
 

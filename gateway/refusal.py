@@ -43,11 +43,13 @@ class Refusal(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
         close: bool = False,
+        logged: str = "",
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.type, self.code, self.param = status, message, type, code, param
         self.headers = dict(headers or {})
         self.close = close
+        self.logged = logged or message  # for Records: never what a caller or a backend wrote
 
     def body(self) -> bytes:
         """The OpenAI error envelope."""
@@ -64,8 +66,8 @@ def retry_later(seconds: float) -> dict[str, str]:
     return {"retry-after": str(-(-millis // 1000)), "retry-after-ms": str(millis)}
 
 
-def bad_request(message: str, param: str | None = None, code: str | None = None) -> Refusal:
-    return Refusal(400, message, param=param, code=code)
+def bad_request(message: str, param: str | None = None, code: str | None = None, logged: str = "") -> Refusal:
+    return Refusal(400, message, param=param, code=code, logged=logged)
 
 
 def internal(request_id: str) -> Refusal:

@@ -22,6 +22,7 @@ from gateway.refusal import REASONS, envelope
 from gateway.replyhead import response_headers
 from gateway.run import Run
 from gateway.strictjson import encode
+from policies.facts import Ending
 
 STALL = 60.0  # s that a reader may leave a full buffer unread
 TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
@@ -75,12 +76,12 @@ class Relay:
         """Head and everything held so far, in one write."""
         run, life = self.run, self.life
         self.connection.reader = self
-        held = self._strip(run.take_held())
+        held = run.take_held()
         life.record.status = run.status
         if not self.transport.is_closing():
-            self.write(self._head() + self._frame(held))
+            self.write(self._head() + self._frame(self._strip(held)))
         life.first_token_out(monotonic())
-        run.attach(self)
+        run.attach(self, held)
         if not self.done.done():
             self.watchdog = self.loop.call_later(self.idle, self._watch)
             if self.connection.full:
@@ -111,13 +112,15 @@ class Relay:
         if self.run.answered:
             tail = self.stripper.close() if self.stripper is not None else b""
             self._finish(self._last(tail), End.COMPLETED)
-        else:
+        elif self.run.tap_streams:
             self.broke(TRUNCATED)
+        else:  # a 200 that holds an error: it is all there, and the caller's to read
+            self._finish(self._last(b""), End.UPSTREAM_BROKE, _kind(self.run.tap.failure or TRUNCATED))
 
     def said_error(self, data: bytes, failure: Failure) -> None:
         """The backend has said it itself: its event is the explicit end."""
         self.written.keep_alive = False
-        self._finish(self._last(self._strip(data)), End.UPSTREAM_BROKE, failure)
+        self._finish(self._last(self._strip(data)), End.UPSTREAM_BROKE, _kind(failure))
 
     def broke(self, failure: Failure) -> None:
         """The upstream died after its first token: say so, in the stream, at once."""
@@ -125,17 +128,17 @@ class Relay:
         if self.run.tap_streams:
             event = b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
             event = event if self.clean else b"\n\n" + event
-            self._finish(self._last(event), End.UPSTREAM_BROKE, failure)
+            self._finish(self._last(event), End.UPSTREAM_BROKE, failure.message)
         else:  # an unfinished body is the only honest sign that JSON leaves
-            self._finish(b"", End.UPSTREAM_BROKE, failure)
+            self._finish(b"", End.UPSTREAM_BROKE, failure.message)
             self.transport.abort()
 
-    def _finish(self, last: bytes, end: End, failure: Failure | None = None) -> None:
+    def _finish(self, last: bytes, end: End, error: str = "") -> None:
         if self.done.done():
             return
         if last and not self.transport.is_closing():
             self.write(last)
-        self.life.finished(end, monotonic(), failure.message if failure else "")
+        self.life.finished(end, monotonic(), error)
         self.done.set_result(None)
 
     # -- from the client's socket --------------------------------------------------------
@@ -162,10 +165,18 @@ class Relay:
         """One timer a stream, moved on rather than reset for every chunk."""
         quiet = monotonic() - self.run.last_byte
         if quiet >= self.idle and self.stalled is None:
-            self.run.cancel()
-            self.broke(SILENT)
+            self._give_up()
         else:
             self.watchdog = self.loop.call_later(max(self.idle - quiet, 0.05), self._watch)
+
+    def _give_up(self) -> None:
+        """Silence after [DONE] is only a connection that was not closed."""
+        if self.run.tap_streams and self.run.answered:
+            self.run.stop(Ending.COMPLETED)
+            self.end()
+        else:
+            self.run.cancel()
+            self.broke(SILENT)
 
     # -- framing -------------------------------------------------------------------------
 
@@ -191,3 +202,8 @@ class Relay:
         if not self.written.keep_alive:
             lines.append("connection: close")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _kind(failure: Failure) -> str:
+    """For the Record: a backend's own words may quote the prompt."""
+    return f"the backend's own error: {failure.kind.value}"

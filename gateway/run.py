@@ -7,6 +7,7 @@ its receiver in the same call. However it ends, it ends once, and the monitor he
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
@@ -30,6 +31,9 @@ CONTENT, NOTHING, ERROR = (
     Signal.NOTHING,
     Signal.ERROR,
 )  # by identity: a flag's `&` costs more than a tap
+
+DONE = b"data: [DONE]"
+ERROR_EVENT = re.compile(rb'"error"\s*:')  # the member, not a finish_reason of that name
 
 ENDINGS = {
     FailureKind.RATE_LIMITED: Ending.RATE_LIMITED,
@@ -124,20 +128,21 @@ class Run:
 
     def on_body(self, data: bytes) -> None:
         now = self.last_byte = monotonic()
-        if self.status >= 400 or self.status < 200:
+        if not 200 <= self.status < 300:
             return self._hold(data, MAX_ERROR)
         signal = self.tap.feed(data)
         content = signal is CONTENT or (signal is not NOTHING and bool(signal & CONTENT))
         if content:
             self.last_token = now
+        failed = signal is not CONTENT and signal is not NOTHING and bool(signal & ERROR)
         if self.receiver is not None:
-            return self.receiver.body(data) if signal is not ERROR else self._broken_by_event(data)
+            return self._broken_by_event(data) if failed else self.receiver.body(data)
         self.held.append(data)
         self.held_bytes += len(data)
         if self.first_in is not None:
             return None  # committed, and the relay is about to attach
-        if signal & Signal.ERROR and not content:
-            return self._fail(self.tap.failure or EMPTY)
+        if failed:
+            return self._failed_before_commit(content)
         if content or self.held_bytes > MAX_HELD:
             self._first(now)
         return None
@@ -151,15 +156,20 @@ class Run:
             if not self.tap.ended:
                 return self._fail(EMPTY)
             self._first(monotonic())
+        return self._complete()
+
+    def _complete(self) -> None:
+        """Nothing more will come; whether that is an answer, the tap knows."""
         self._close(Ending.COMPLETED if self.answered else Ending.BROKEN)
         if self.receiver is not None:
             self.receiver.end()
-        return None
 
     def on_failure(self, failure: Failure) -> None:
         self.over = True
         if self.first_in is None:
             return self._fail(failure)
+        if self.tap_streams and self.tap.ended:  # what follows [DONE] cannot turn success into failure
+            return self._complete()
         self._close(Ending.BROKEN)
         if self.receiver is not None:
             self.receiver.broke(failure)
@@ -167,11 +177,27 @@ class Run:
             self.tap.failure = failure
         return None
 
+    def _failed_before_commit(self, content: bool) -> None:
+        """An error event: alone it can be mended; behind a token in the same read the answer has begun, and ended."""
+        if not content:
+            return self._fail(self.tap.failure or EMPTY)
+        self._first(self.last_byte)
+        return self.stop(Ending.BROKEN)
+
     def _broken_by_event(self, data: bytes) -> None:
-        """An error event in mid-stream is the answer's end. vLLM sends [DONE] after it, as if all were well."""
-        assert self.receiver is not None
+        """An error in mid-stream is the answer's end. vLLM sends [DONE] after it, as if all were well."""
         self.stop(Ending.BROKEN)
-        self.receiver.said_error(data.partition(b"data: [DONE]")[0], self.tap.failure or EMPTY)
+        self._pass_error(data.partition(DONE)[0])
+
+    def _pass_error(self, data: bytes) -> None:
+        """The backend's own error event will do; where it sent none (garbage, say), ours follows."""
+        assert self.receiver is not None
+        failure = self.tap.failure or EMPTY
+        if ERROR_EVENT.search(data):
+            self.receiver.said_error(data, failure)
+        else:
+            self.receiver.body(data)
+            self.receiver.broke(failure)
 
     def _hold(self, data: bytes, limit: int) -> None:
         if self.held_bytes < limit:
@@ -193,21 +219,28 @@ class Run:
 
     @property
     def answered(self) -> bool:
-        """Whether the answer said that it is complete. A body that is not a stream is, once it has all arrived."""
-        return self.tap.ended or not self.tap_streams
+        """Whether the answer is complete: a stream says so; a whole body is, once it is all there and no error."""
+        return self.tap.ended if self.tap_streams else self.tap.failure is None
 
     def take_held(self) -> bytes:
         held, self.held = self.held, []
-        return held[0] if len(held) == 1 else b"".join(held)
+        data = held[0] if len(held) == 1 else b"".join(held)
+        if self.tap_streams and self.tap.failure is not None:
+            return data.partition(DONE)[0]
+        return data
 
-    def attach(self, receiver: Receiver) -> None:
-        """From now on every read goes to `receiver`; what has already ended says so at once."""
+    def attach(self, receiver: Receiver, held: bytes) -> None:
+        """From now on every read goes to `receiver`, which has written `held`; what has ended says so at once."""
         self.receiver = receiver
-        if self.over:
-            if self.ending is Ending.BROKEN and self.tap.failure is not None:
-                receiver.broke(self.tap.failure)
+        if not self.over:
+            return
+        if self.ending is Ending.BROKEN and self.tap_streams and self.tap.failure is not None:
+            if ERROR_EVENT.search(held):
+                receiver.said_error(b"", self.tap.failure)
             else:
-                receiver.end()
+                receiver.broke(self.tap.failure)
+        else:
+            receiver.end()
 
     def pause(self) -> None:
         if self.exchange is not None and not self.over:

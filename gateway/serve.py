@@ -30,7 +30,9 @@ def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(config: Config) -> int:
-    gateway = Gateway(config)
+    gateway, stop = Gateway(config), asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, _signalled, stop, gateway)
     try:
         await gateway.start()
     except OSError as error:
@@ -39,9 +41,6 @@ async def _serve(config: Config) -> int:
         return 2
     tune_gc()
     print(f"firsttoken: serving {gateway.url}/v1, admin {gateway.admin_url}", file=sys.stderr, flush=True)
-    stop = asyncio.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(name, _signalled, stop, gateway)
     await stop.wait()
     print(f"firsttoken: draining, {DRAIN:g} s at most; a second signal ends it", file=sys.stderr, flush=True)
     await gateway.stop(DRAIN)

@@ -188,7 +188,11 @@ class Caller:
     async def whole(self, raw: bytes) -> tuple[int, dict[str, str], bytes]:
         """An answer that says its length."""
         status, headers = await self.ask(raw)
-        return status, headers, await self.reader.readexactly(int(headers["content-length"]))
+        return status, headers, await self.body(headers)
+
+    async def body(self, headers: dict[str, str]) -> bytes:
+        """As long as its headers say."""
+        return await self.reader.readexactly(int(headers["content-length"]))
 
     async def chunks(self) -> list[bytes]:
         """The chunks of an answer, to its last."""

@@ -15,7 +15,7 @@ import pytest
 from gateway import relay
 from gateway.keys import ANYONE, Tenant
 from gateway.observe.record import End, Stage
-from gateway.proxy import admit, end_of, identify, refuse_unplaced, settle, strips
+from gateway.proxy import end_of, identify, refuse_unplaced, settle, strips
 from gateway.refusal import Refusal, bad_request, internal
 from gateway.run import Run
 from policies.facts import FOREVER, Decision, Ending, Outcome, Price
@@ -325,17 +325,6 @@ def test_labels_and_budgets_come_from_the_configuration() -> None:
     assert (found.tpot_budget, found.total_budget) == (0.05, 30.0)
     identify(found, request(), route(), ANYONE)
     assert (found.tpot_budget, found.total_budget, found.tenant) == (None, None, "-")
-
-
-def test_a_route_is_admitted_to_its_own_keys() -> None:
-    """To others it does not exist."""
-    own = route()
-    assert admit(ANYONE, own) is own
-    assert admit(Tenant("web", routes=frozenset({"chat"})), own) is own
-    with pytest.raises(Refusal) as caught:
-        admit(Tenant("web", routes=frozenset({"agent"})), own)
-    assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
-    assert "chat" not in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ async def test_the_backends_own_error_event_is_the_explicit_end() -> None:
     talk.run.on_body(ERROR + DONE)
     assert not (await talk.written()).keep_alive
     assert talk.wire.body == chunk(TOKEN) + chunk(ERROR) + LAST_CHUNK
-    assert talk.outcome == (End.UPSTREAM_BROKE, "The backend failed.")
+    assert talk.outcome == (End.UPSTREAM_BROKE, "the backend's own error: server")
 
 
 async def test_a_whole_answer_that_is_cut_stays_unfinished() -> None:

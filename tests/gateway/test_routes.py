@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.keys import ANYONE, Tenant
 from gateway.refusal import Refusal
-from gateway.routes import Routes
+from gateway.routes import Routes, admit
 from tests.gateway.builders import route
 
 CHAT, AGENT, REST = route("chat"), route("agent"), route("passthrough")
@@ -41,3 +42,16 @@ def test_passthrough_takes_every_other_name() -> None:
     """A route that has a name keeps it."""
     routes = Routes(ROUTES, REST)
     assert [routes.match(name) for name in ("chat", "gpt", "passthrough", "")] == [CHAT, REST, REST, REST]
+
+
+def test_a_route_that_is_not_the_keys_does_not_exist() -> None:
+    """To the word: names are only for those who may use them."""
+    guarded = Routes(ROUTES, open=False)
+    assert admit(ANYONE, AGENT, "agent") is AGENT
+    assert admit(Tenant("web", routes=frozenset({"agent"})), AGENT, "agent") is AGENT
+    with pytest.raises(Refusal) as forbidden:
+        admit(Tenant("web", routes=frozenset({"chat"})), AGENT, "agent")
+    with pytest.raises(Refusal) as absent:
+        guarded.match("other")
+    assert forbidden.value.message.replace("agent", "other") == absent.value.message
+    assert (forbidden.value.status, forbidden.value.code) == (absent.value.status, absent.value.code)

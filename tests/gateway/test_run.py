@@ -54,7 +54,7 @@ class Stage:
         return self
 
     def attaches(self) -> Stage:
-        self.run.attach(self.reader)
+        self.run.attach(self.reader, self.run.take_held())
         return self
 
     @property

@@ -155,7 +155,9 @@ async def test_no_prompt_or_answer_is_ever_in_it(tmp_path: Path) -> None:
         canary, canary, {**canary, "model": "nope"}, {**canary, "n": "CANARY"}, {**canary, "messages": ["CANARY"]},
         {**canary, "max_tokens": -1}, b'{"CANARY', b'{"messages":"CANARY","messages":"CANARY"}',
     ]  # fmt: skip
-    async with Upstream([answer + LAST_CHUNK], [answer, CLOSE]) as upstream:
+    async with Upstream(
+        [answer + LAST_CHUNK], [answer.partition(b"data: [DONE]")[0].replace(b"stop", b""), CLOSE]
+    ) as upstream:
         telemetry = {"access_log": str(path)}
         async with running({"only": pool(upstream.url)}, telemetry=telemetry) as gateway:
             for body in bodies:
