@@ -4,133 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import socket
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 import uvloop
 
-from backends.interface import Failure, FailureKind
-from backends.transport import Origin
-from gateway.dispatcher import Dispatcher, Job, Upstream, header_safe, refusal_of
-from gateway.observe.record import Life, Record, Stage
-from gateway.refusal import Refusal
-from gateway.run import Run
-from policies import facts
-from policies.facts import FOREVER, AttemptKind, Candidate, Ending, Endpoint, PoolEstimate, PromptEstimate
+from gateway.observe.record import Stage
+from policies.facts import AttemptKind
 from policies.retries import RetryBudget
 from tests.gateway.builders import (
     ANSWER,
-    ERROR,
     PREAMBLE,
     STREAMED,
-    TOKEN,
     WHOLE,
-    Hearing,
-    backend,
-    candidate,
-    decided,
-    request,
     route,
 )
-from tests.kit import upstream as kit
+from tests.gateway.dispatching import FAILS, OK, Fleet, Stalling, dead_url
 from tests.kit.simulated import eventually
-from tests.kit.upstream import CLOSE, GATE, HANG, RESET, STREAM_HEAD, Pause, Script, chunk, reply
-
-OK: Script = [STREAMED]
-FAST = 0.02  # s, the forecast of every endpoint here: silence is weighed from 0.1 s on
-FAILS: Mapping[str, Script] = {
-    "resets the connection": [RESET],
-    "closes it without a word": [CLOSE],
-    "answers 500": [reply(b"{}", "500 x")],
-    "answers 503": [reply(b"{}", "503 x")],
-    "answers 401": [reply(b"{}", "401 x")],
-    "sends an error event first": [STREAM_HEAD + chunk(PREAMBLE + ERROR) + b"0\r\n\r\n"],
-    "ends before its first token": [STREAM_HEAD + chunk(PREAMBLE) + b"0\r\n\r\n"],
-    "sends no HTTP": [b"hello\r\n\r\n"],
-}
-
-
-def dead_url() -> str:
-    """Where nobody listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{sock.getsockname()[1]}"
-
-
-class Fleet:
-    """Scripted endpoints `small/0`, `small/1` ..., a dispatcher over them, and one request at a time.
-
-    A string in place of a script is the URL of an endpoint that is not ours to script.
-    """
-
-    def __init__(self, *scripts: Script | str, retries: RetryBudget | None = None, limit: float = 5.0) -> None:
-        self.scripts, self.limit, self.retries = scripts, limit, retries or RetryBudget()
-        self.upstreams: list[kit.Upstream] = []
-        self.record = Record(arrival=0.0)
-
-    async def __aenter__(self) -> Fleet:
-        self._stack = AsyncExitStack()
-        ids = [f"small/{i}" for i in range(len(self.scripts))]
-        pool = facts.Pool("small", "served", tuple(Endpoint(id, "small") for id in ids))
-        self.monitor = Hearing(pool)
-        urls = [s if isinstance(s, str) else await self._started(s) for s in self.scripts]
-        self.ways = {
-            id: Upstream(Origin(url, connect_timeout=0.5), backend(), "served")
-            for id, url in zip(ids, urls, strict=True)
-        }
-        self.dispatcher = Dispatcher(self.ways, self.monitor, self.retries, first_token_limit=self.limit)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for way in self.ways.values():
-            await way.origin.close()
-        await self._stack.aclose()
-
-    async def _started(self, script: Script) -> str:
-        self.upstreams.append(await self._stack.enter_async_context(kit.Upstream(script)))
-        return self.upstreams[-1].url
-
-    @property
-    def candidates(self) -> list[Candidate]:
-        return [candidate(id, FAST) for id in self.ways]
-
-    async def open(self, *, stream: bool = True, within: float = FOREVER, passthrough: bool = False, **on: Any) -> Run:
-        """A request, up to its first token. `on`: of its route."""
-        now = time.monotonic()
-        self.record = Record(arrival=now)
-        job = Job(
-            request(stream=stream),
-            route(**on),
-            PromptEstimate({"small": PoolEstimate(100)}),
-            decided(*self.candidates, deadline=now + within, at=now),
-            Life(self.record),
-            passthrough,
-        )
-        return await self.dispatcher.open(job)
-
-    async def refused(self, **how: Any) -> Refusal:
-        with pytest.raises(Refusal) as caught:
-            await self.open(**how)
-        return caught.value
-
-    @property
-    def asked(self) -> list[int]:
-        """Requests that reached each endpoint."""
-        return [len(upstream.requests) for upstream in self.upstreams]
-
-    @property
-    def lost(self) -> list[tuple[str, str, str]]:
-        return [(a.endpoint, a.kind.value, a.ending.value) for a in self.record.attempts]
-
-    @property
-    def open_attempts(self) -> list[int]:
-        return [load.in_flight for load in self.monitor.loads().values()]
-
+from tests.kit.upstream import GATE, HANG, RESET, STREAM_HEAD, Pause, chunk, reply
 
 # --------------------------------------------------------------------------- the first token
 
@@ -334,17 +226,6 @@ async def test_a_hedge_that_was_not_sent_is_given_back() -> None:
         assert not fleet.dispatcher.hedges_of(route(**hedging)).try_take()
 
 
-class Stalling(asyncio.Protocol):
-    """Sends a first token, and then keeps the loop that it shares with the gateway for itself."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        os.write(self.transport.get_extra_info("socket").fileno(), STREAM_HEAD + chunk(TOKEN))
-        time.sleep(0.5)  # past the moment of the alarm
-
-
 def test_our_own_stall_is_not_the_engines_silence() -> None:
     """A token that waits in the socket when the alarm rings late is read first. (uvloop looks at its timers first.)"""
 
@@ -358,122 +239,3 @@ def test_our_own_stall_is_not_the_engines_silence() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(story()) == (1, [0])
-
-
-# --------------------------------------------------------------------------- the caller leaves
-
-
-@pytest.mark.parametrize("script", [[HANG], [STREAM_HEAD, HANG], [STREAM_HEAD + chunk(PREAMBLE), HANG]])
-async def test_a_caller_that_leaves_ends_every_attempt(script: Script) -> None:
-    """At once, at the engine too; nothing is left in the books."""
-    async with Fleet(script) as fleet:
-        task = asyncio.create_task(fleet.open())
-        await eventually(lambda: fleet.asked == [1])
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
-        assert fleet.lost == [("small/0", "primary", "cancelled")]
-        assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [Ending.CANCELLED])
-        assert (fleet.retries.active, fleet.retries.retrying) == (0, 0)
-
-
-async def test_a_caller_that_leaves_a_race_ends_both() -> None:
-    """The hedge is as much an attempt as the other."""
-    async with Fleet([STREAM_HEAD, HANG], [STREAM_HEAD, HANG]) as fleet:
-        task = asyncio.create_task(fleet.open(within=0.8, hedge={"max_extra": 1.0}))
-        await eventually(lambda: fleet.asked == [1, 1])
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        for upstream in fleet.upstreams:
-            await upstream.until(lambda seen: seen.hangups == 1)
-        assert sorted(fleet.lost) == [("small/0", "primary", "cancelled"), ("small/1", "hedge", "cancelled")]
-
-
-async def test_a_caller_may_leave_while_its_attempt_connects() -> None:
-    """What is connected after that is closed again."""
-    async with Fleet([HANG]) as fleet:
-        task = asyncio.create_task(fleet.open())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
-        assert (fleet.lost, fleet.ways["small/0"].origin.active) == ([("small/0", "primary", "cancelled")], 0)
-
-
-async def test_a_connection_that_fails_when_nobody_waits_for_it_is_no_failure() -> None:
-    """The attempt had ended by then, as cancelled."""
-    async with kit.Upstream([HANG]) as mute, Fleet(mute.url.replace("http:", "https:")) as fleet:
-        task = asyncio.create_task(fleet.open())
-        await eventually(lambda: mute.connections == 1)  # and its TLS handshake is never answered
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [Ending.CANCELLED])
-        await mute.until(lambda seen: seen.hangups == 1)
-        await asyncio.sleep(0)
-        assert (fleet.monitor.endings, fleet.lost) == ([Ending.CANCELLED], [("small/0", "primary", "cancelled")])
-
-
-# --------------------------------------------------------------------------- what callers are told
-
-
-def failed(kind: FailureKind, **more: Any) -> Failure:
-    return Failure(kind, "It failed.", **more)
-
-
-@pytest.mark.parametrize(
-    ("failure", "status", "headers"),
-    [
-        (failed(FailureKind.CLIENT, status=422), 422, {}),
-        (failed(FailureKind.SERVER), 502, {"x-should-retry": "false"}),
-        (failed(FailureKind.TIMEOUT, status=504), 504, {"x-should-retry": "false"}),
-        (failed(FailureKind.AUTH), 502, {"x-should-retry": "false"}),
-        (
-            failed(FailureKind.RATE_LIMITED, status=429, retry_after=2.5),
-            429,
-            {"retry-after": "3", "retry-after-ms": "2500"},
-        ),
-        (failed(FailureKind.RATE_LIMITED, status=429), 429, {"retry-after": "1", "retry-after-ms": "1000"}),
-        (
-            failed(FailureKind.OVERLOADED, status=503, retry_after=1e9),
-            503,
-            {"retry-after": "60", "retry-after-ms": "60000"},
-        ),
-        (
-            failed(FailureKind.OVERLOADED, status=503, retry_after=0.0),
-            503,
-            {"retry-after": "1", "retry-after-ms": "1000"},
-        ),
-    ],
-)
-def test_the_last_failure_is_the_callers_error(failure: Failure, status: int, headers: dict[str, str]) -> None:
-    """Overload says when to come back, within a minute; what was tried everywhere need not be tried again."""
-    refusal = refusal_of(failure, "all 2 candidates have failed")
-    assert (refusal.status, refusal.message, refusal.headers) == (status, "It failed.", headers)
-
-
-def test_without_any_failure_it_was_silence() -> None:
-    """504."""
-    refusal = refusal_of(None, "no first token within 60 s")
-    assert (refusal.status, refusal.type, refusal.code) == (504, "server_error", "timeout")
-
-
-@pytest.mark.parametrize(
-    ("model", "shown"),
-    [
-        ("gpt-4.1-mini", "gpt-4.1-mini"),
-        ("org/model:tag", "org/model:tag"),
-        ("x" * 128, "x" * 128),
-        ("x" * 129, "-"),
-        ("a\r\nset-cookie: b", "-"),
-        ("modèle", "-"),
-        ("a\u2028b", "-"),
-        ("", ""),
-    ],
-)
-def test_a_callers_name_of_a_model_cannot_write_headers(model: str, shown: str) -> None:
-    """What is not plain is not shown."""
-    assert header_safe(model) == shown

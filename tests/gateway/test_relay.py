@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from time import monotonic
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.http import HttpVersion10, HttpVersion11
 
-from backends.interface import Failure, FailureKind
-from gateway import relay
-from gateway.frontend import ClientConnection, FrontServer, Written
-from gateway.observe.record import End, Life, Stage
-from gateway.relay import SILENT, TRUNCATED, pump
+from gateway.observe.record import End, Stage
+from gateway.relay import SILENT, TRUNCATED
 from policies.facts import Ending
 from tests.gateway.builders import (
     ANSWER,
-    CHAT,
     DONE,
     ERROR,
     FINISH,
@@ -30,93 +19,9 @@ from tests.gateway.builders import (
     TOKEN,
     USAGE,
     WHOLE,
-    Caller,
-    Hearing,
-    Owner,
-    Steered,
-    conversing,
-    last,
-    post,
-    record,
-    run,
 )
-from tests.kit.simulated import eventually
-from tests.kit.upstream import CLOSE, GATE, HANG, LAST_CHUNK, STREAM_HEAD, Pause, Script, Upstream, chunk, reply
-
-RESET = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
-
-
-class Wire(asyncio.Transport):
-    """The client's end: what was written, in which writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-        self.gone = False
-
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        assert not self.gone
-        self.writes.append(data)
-
-    def is_closing(self) -> bool:
-        return self.gone
-
-    def abort(self) -> None:
-        self.gone = True
-
-    @property
-    def head(self) -> dict[str, str]:
-        first, *lines = self.writes[0].partition(b"\r\n\r\n")[0].decode().split("\r\n")
-        return {"": first, **{name: value for name, _, value in (line.partition(": ") for line in lines)}}
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self.writes).partition(b"\r\n\r\n")[2]
-
-
-class Relaying:
-    """A committed attempt on its way to a client: what the backend says is the test's to say."""
-
-    def __init__(self, *held: bytes, stream: bool = True, **headers: str) -> None:
-        self.wire, self.monitor = Wire(), Hearing()
-        self.run = run(self.monitor, Owner(), stream=stream)
-        self.life = Life(record(ttft=None, total=0.0, arrival=monotonic()))
-        self.run.on_head(200, {"content-type": "text/event-stream", **headers})
-        for data in held:
-            self.run.on_body(data)
-
-    async def to(self, *, http10: bool = False, keep_alive: bool = True, strip: bool = False, idle: float = 30) -> None:
-        """Begin to relay."""
-        connection = FrontServer(_nobody)()
-        assert isinstance(connection, ClientConnection)
-        self.connection = connection
-        self.connection.transport = self.wire
-        version = HttpVersion10 if http10 else HttpVersion11
-        http: Any = SimpleNamespace(protocol=self.connection, version=version, keep_alive=keep_alive)
-        self.task = asyncio.create_task(pump(self.run, http, self.life, strip_usage=strip, idle=idle, close=False))
-        await asyncio.sleep(0)
-
-    async def written(self) -> Written:
-        """To its end."""
-        async with asyncio.timeout(5):
-            response: Any = await self.task
-        assert isinstance(response, Written)
-        assert self.connection.reader is None
-        return response
-
-    @property
-    def outcome(self) -> tuple[End, str]:
-        return self.life.record.end, self.life.record.error
-
-
-async def _nobody(http: web.BaseRequest) -> web.StreamResponse:
-    raise AssertionError("no request comes this way")
-
-
-def error_event(failure: Failure) -> bytes:
-    error = {"message": failure.message, "type": failure.type, "param": None, "code": failure.code}
-    return b"data: " + json.dumps({"error": error}, separators=(",", ":")).encode() + b"\n\n"
-
+from tests.gateway.relaying import RESET, Relaying, error_event
+from tests.kit.upstream import LAST_CHUNK, chunk
 
 # --------------------------------------------------------------------------- framing
 
@@ -341,116 +246,3 @@ async def test_every_byte_puts_the_silence_off() -> None:
     talk.run.on_end()
     await talk.written()
     assert talk.outcome == (End.COMPLETED, "")
-
-
-# --------------------------------------------------------------------------- the client
-
-
-async def test_a_client_that_leaves_ends_the_attempt_at_once() -> None:
-    """Its handler is cancelled; the engine hears of it by the connection's end."""
-    talk = Relaying(TOKEN)
-    await talk.to()
-    talk.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await talk.task
-    assert (talk.outcome, talk.monitor.endings) == ((End.CLIENT_GONE, ""), [Ending.CANCELLED])
-    assert talk.connection.reader is None
-
-
-async def test_nothing_is_written_to_a_client_that_has_just_gone() -> None:
-    """Its handler has not heard of it yet; the bytes have nowhere to go."""
-    talk = Relaying(TOKEN)
-    await talk.to()
-    talk.wire.abort()
-    talk.run.on_body(FINISH)
-    talk.run.on_end()
-    await talk.written()
-    assert talk.wire.body == chunk(TOKEN)
-
-
-async def test_a_client_that_reads_too_slowly_pauses_its_upstream() -> None:
-    """From a full buffer until it has drained; bytes that nobody reads are not worth holding."""
-    talk = Relaying(TOKEN)
-    talk.run.sent_on(exchange := Steered())
-    await talk.to()
-    talk.connection.pause_writing()
-    assert exchange.steps == ["pause"]
-    talk.connection.resume_writing()
-    assert exchange.steps == ["pause", "resume"]
-    talk.run.on_body(FINISH)
-    talk.run.on_end()
-    await talk.written()
-    assert exchange.steps == ["pause", "resume"]
-
-
-@asynccontextmanager
-async def stalled(*script: Any) -> AsyncIterator[tuple[Any, Caller, Upstream]]:
-    """A gateway whose caller has asked for a stream and reads no more of it than its head."""
-    async with conversing([STREAM_HEAD, *script]) as (gateway, caller, upstream):
-        await caller.ask(post({**CHAT, "stream": True}))
-        caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        yield gateway, caller, upstream
-
-
-async def test_a_reader_that_stalls_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After STALL seconds with a full buffer; its engine is let go, and the Record says why."""
-    monkeypatch.setattr(relay, "STALL", 0.2)
-    plenty = chunk(TOKEN.replace(b"hi", b"x" * 60_000))
-    async with stalled(*[plenty] * 500, HANG) as (gateway, _, upstream):
-        await eventually(lambda: gateway.recorder.recent)
-        await upstream.until(lambda seen: seen.hangups == 1)
-    found = last(gateway)
-    assert (found.end, found.error) == (End.CLIENT_GONE, "the client read nothing for 0.2 s")
-    assert found.attempts[-1].ending is Ending.CANCELLED
-
-
-async def test_a_reader_that_catches_up_gets_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its upstream was paused, not cut; a pause shorter than STALL costs nothing."""
-    monkeypatch.setattr(relay, "STALL", 5.0)
-    event = TOKEN.replace(b"hi", b"x" * 60_000)
-    async with stalled(*[chunk(event)] * 100, chunk(ANSWER), LAST_CHUNK) as (gateway, caller, _):
-        await eventually(lambda: any(c.full for c in gateway.front.connections))
-        caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        body = b"".join(await caller.chunks())
-    assert body == event * 100 + ANSWER
-    assert last(gateway).end is End.COMPLETED
-
-
-# --------------------------------------------------------------------------- on the wire
-
-
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_a_stream_that_dies_is_said_to_either_version(version: str) -> None:
-    """Over real sockets: an error event, then the connection's end."""
-    async with conversing([STREAM_HEAD + chunk(TOKEN), CLOSE]) as (_, caller, _):
-        status, headers = await caller.ask(post({**CHAT, "stream": True}, version=version))
-        rest = await caller.rest()
-    assert (status, headers.get("transfer-encoding")) == (200, "chunked" if version == "1.1" else None)
-    body = TOKEN + error_event(RESET)
-    assert rest == (body if version == "1.0" else chunk(TOKEN) + chunk(error_event(RESET)) + LAST_CHUNK)
-
-
-async def test_a_kept_connection_serves_answer_after_answer() -> None:
-    """Streams and whole answers in turn; a relay leaves nothing behind on the connection."""
-    streamed: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
-    async with conversing(streamed, [reply(WHOLE)], streamed, [reply(WHOLE)]) as (gateway, caller, upstream):
-        for _ in range(2):
-            await caller.ask(post({**CHAT, "stream": True}))
-            upstream.proceed()
-            assert b"".join(await caller.chunks()) == ANSWER
-            assert (await caller.whole(post(CHAT)))[2] == WHOLE
-        assert len(gateway.front.connections) == 1
-    assert [found.end for found in gateway.recorder.recent] == [End.COMPLETED] * 4
-
-
-async def test_a_whole_answer_that_is_cut_is_cut_for_the_caller() -> None:
-    """Fewer bytes than its content-length, and the connection's end."""
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(WHOLE)
-    async with conversing([head + WHOLE[:40], Pause(0.05), CLOSE]) as (gateway, caller, _):
-        _, headers = await caller.ask(post(CHAT))
-        rest = b""
-        with suppress(ConnectionResetError):
-            rest = await caller.rest()
-        assert len(rest) < int(headers["content-length"])
-        await eventually(lambda: gateway.recorder.recent)
-    assert last(gateway).end is End.UPSTREAM_BROKE

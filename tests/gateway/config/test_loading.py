@@ -3,56 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gateway.config.document import parse
-from gateway.config.loading import ConfigError, load, validated
-from gateway.config.models import Config
+from gateway.config.loading import ConfigError, validated
+from tests.gateway.config.loading_cases import DIGEST, POOLS, ROUTES, loaded, places, pool, refusal, route, spoilt
 from tests.kit.contract import CONTRACT
-
-POOLS = """\
-pools:
-  small: {backend: vllm, model: qwen3-8b, endpoints: [http://10.0.0.11:8000]}
-  large: {backend: vllm, model: qwen3-72b, endpoints: [http://10.0.1.11:8000]}
-"""
-ROUTES = "routes:\n  chat: {tiers: [large, small]}\n"
-PRESETS = sorted(Path(__file__).parents[3].glob("policies/presets/*.yaml"))
-DIGEST = "0123456789abcdef" * 4
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def loaded(*texts: str, **environ: str) -> Config:
-    paths = [Path(f"{name}.yaml") for name, _ in zip("fgh", texts, strict=False)]
-    for path, text in zip(paths, texts, strict=True):
-        path.write_text(text, "utf-8")
-    return load(paths, environ)
-
-
-def refusal(*texts: str, **environ: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        loaded(*texts, **environ)
-    assert str(caught.value) == "\n".join(caught.value.problems)
-    return list(caught.value.problems)
-
-
-def pool(**fields: str) -> str:
-    fields = {"backend": "vllm", "model": "m", "endpoints": "[http://a:1]"} | fields
-    return f"pools: {{p: {{{', '.join(f'{key}: {value}' for key, value in fields.items() if value)}}}}}\n"
-
-
-def route(text: str = "", tiers: str = "[p]") -> str:
-    return f"{pool()}routes: {{r: {{tiers: {tiers}, {text}}}}}"
-
 
 # ---------------------------------------------------------------------------- values of a section
 
@@ -226,23 +184,6 @@ def test_every_wrong_value_is_reported_in_the_order_of_the_lines() -> None:
     ]
 
 
-def places(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every path in a document."""
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in items:
-        yield (*path, key)
-        yield from places(value, (*path, key))
-
-
-def spoilt(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
-    """A copy of `data` with `value` at `path`."""
-    if not path:
-        return value
-    copy = data.copy()
-    copy[path[0]] = spoilt(data[path[0]], path[1:], value)
-    return copy
-
-
 @pytest.mark.parametrize("junk", [None, True, -1, 1e308, "", "$x\n", [], {}, [[]], {"a": {"b": 1}}], ids=repr)
 def test_no_place_has_a_value_that_we_cannot_speak_of(junk: object) -> None:
     """Junk in any place of the whole configuration is taken or refused, and refused in our own words."""
@@ -337,146 +278,3 @@ def test_open_mode_is_fine_on_loopback(listen: str) -> None:
 def test_beyond_loopback_takes_keys_or_consent(consent: str) -> None:
     """Either there are keys, or somebody said in so many words that none are needed."""
     assert loaded(f"{POOLS}{ROUTES}{consent}").server.listen.port == 80
-
-
-# ---------------------------------------------------------------------------- files and environment
-
-
-def test_policies_may_live_apart_from_the_fleet() -> None:
-    """Later files are laid over earlier ones."""
-    config = loaded(POOLS, ROUTES, "routes: {chat: {tiers: [small]}}\ndefaults: {max_attempts: 2}")
-    assert [tier.pool for tier in config.routes["chat"].tiers] == ["small"]
-    assert (list(config.pools), config.routes["chat"].max_attempts) == (["small", "large"], 2)
-
-
-def test_a_problem_is_placed_in_the_file_that_holds_it() -> None:
-    """Whichever of the merged files that is."""
-    assert refusal(POOLS, "# policy\nroutes:\n  chat: {tiers: [smal]}") == [
-        "g.yaml:3: routes.chat.tiers[0]: no pool 'smal'; did you mean 'small'?"
-    ]
-
-
-def test_every_file_is_read_before_anything_is_said() -> None:
-    """Problems of several files come together."""
-    Path("latin.yaml").write_bytes(b"a: \xe9")
-    Path("broken.yaml").write_text("a: [")
-    with pytest.raises(ConfigError) as caught:
-        load([Path("nowhere.yaml"), Path("latin.yaml"), Path(), Path("broken.yaml")], {})
-    assert list(caught.value.problems) == [
-        "nowhere.yaml: cannot be read: No such file or directory",
-        "latin.yaml: not UTF-8 text at byte 3",
-        ".: cannot be read: Is a directory",
-        "broken.yaml:1:5: not YAML: expected the node content, but found '<stream end>'",
-    ]
-
-
-def test_sections_of_the_operators_own_are_left_alone() -> None:
-    """`x-...` is a place for anchors."""
-    config = loaded(
-        "x-vllm: &vllm {backend: vllm, endpoints: [http://a]}\n"
-        "pools: {p: {<<: *vllm, model: m}}\n"
-        "routes: {r: {tiers: [p]}}"
-    )
-    assert config.pools["p"].backend == "vllm"
-
-
-def test_numbers_and_switches_may_come_from_the_environment() -> None:
-    """A variable is text; the section knows what it should be."""
-    config = loaded(f"{POOLS}{ROUTES}server: {{workers: '${{W}}', open: '${{O:-true}}'}}", W="3")
-    assert (config.server.workers, config.server.open) == (3, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("defaults: {connect: '${S}'}", "defaults.connect: '${S}' is not understood; write it like 250ms, 2s or 5m"),
-        ("server: {workers: '${S}'}", "server.workers: expected an integer, got '${S}'"),
-        ("routes: {r: {prefer: '${S}', tiers: [p]}}", "routes.r.prefer: expected quality, cost or latency, got '${S}'"),
-        (
-            pool(endpoints="['${S}']"),
-            "pools.p.endpoints[0]: '${S}' is not a server's URL; write it like http://10.0.0.11:8000",
-        ),
-        (
-            pool(tokenizer="'/x/${S}'"),
-            "pools.p.tokenizer: '/x/${S}' is neither an encoding nor a file; "
-            "known: o200k_base, cl100k_base, o200k_harmony",
-        ),
-    ],
-)
-def test_a_secret_in_the_wrong_place_is_not_shown(text: str, message: str) -> None:
-    """Messages end up in logs: they show the variable, never its value."""
-    assert refusal(text, S="sk-canary-0123456789") == [f"f.yaml:1: {message}"]
-
-
-def test_a_short_value_of_a_variable_does_not_spoil_the_words_around_it() -> None:
-    """`a` is part of many."""
-    assert refusal("server: {listen: '${S}'}", S="a") == [
-        "f.yaml:1: server.listen: '${S}' is not host:port; write it like 127.0.0.1:8080 or [::1]:8080"
-    ]
-
-
-def test_a_literal_secret_is_not_shown_either() -> None:
-    """A key written without quotes is a number, and still a key."""
-    assert refusal(pool(api_key="12345678", headers="{x-key: 87654321}")) == [
-        "f.yaml:1: pools.p.api_key: expected text (in quotes), got something else",
-        "f.yaml:1: pools.p.headers.x-key: expected text (in quotes), got something else",
-    ]
-
-
-# ---------------------------------------------------------------------------- nothing but the environment
-
-
-def test_the_example_of_the_contract_loads() -> None:
-    """Every section and every form that users were shown."""
-    config = loaded(CONTRACT, OPENAI_API_KEY="k")
-    assert (len(config.pools), len(config.urls()), list(config.routes)) == (3, 4, ["chat"])
-
-
-def test_one_api_key_is_a_configuration() -> None:
-    """Its API takes every model name unchanged."""
-    config = load([], {"OPENAI_API_KEY": "sk-1"})
-    assert (list(config.pools), config.passthrough, dict(config.routes)) == (["openai"], "openai", {})
-    assert config.backend("openai").api_key == "sk-1"
-    assert dict(config.urls()) == {"openai/api.openai.com:443": "https://api.openai.com/v1"}
-
-
-def test_every_api_key_is_a_pool_and_the_first_takes_what_comes() -> None:
-    """The order is that of the catalog of backends, not of the environment."""
-    config = load([], {"GEMINI_API_KEY": "g", "GROQ_API_KEY": "q", "OPENAI_API_KEY": "o", "XAI_API_KEY": ""})
-    assert (list(config.pools), config.passthrough) == (["openai", "groq", "gemini"], "openai")
-
-
-def test_the_base_url_of_an_api_may_come_from_the_environment_too() -> None:
-    """As OpenAI's own clients have it."""
-    config = load([], {"OPENAI_API_KEY": "o", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1/"})
-    assert dict(config.urls()) == {"openai/127.0.0.1:9": "http://127.0.0.1:9/v1"}
-
-
-def test_a_wrong_variable_is_named() -> None:
-    """There is no file to look into."""
-    with pytest.raises(ConfigError) as caught:
-        load([], {"OPENAI_API_KEY": "sk-1", "OPENAI_BASE_URL": "localhost"})
-    assert str(caught.value) == (
-        "environment variable OPENAI_BASE_URL: pools.openai.base_url: "
-        "'${OPENAI_BASE_URL}' is not a server's URL; write it like http://10.0.0.11:8000"
-    )
-
-
-def test_with_nothing_at_all_there_is_still_a_way_on() -> None:
-    """What to do is said, and that the demo needs none of it."""
-    with pytest.raises(ConfigError) as caught:
-        load([], {"HOME": "/"})
-    message = str(caught.value)
-    assert message.startswith("no --config, and none of OPENAI_API_KEY, GROQ_API_KEY, ")
-    assert message.endswith(" is set: name a file, set a key, or try `firsttoken demo`")
-
-
-# ---------------------------------------------------------------------------- what is shipped
-
-
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
-def test_every_shipped_policy_loads_over_a_small_fleet(preset: Path, here: Path) -> None:
-    """Ready-made means ready: a fleet with pools of the usual names is all it needs."""
-    fleet = here / "fleet.yaml"
-    fleet.write_text(POOLS + "  openai: {backend: openai, model: gpt-4.1-mini, api_key: k}\n")
-    assert load([fleet, preset], {}).routes

@@ -1,0 +1,46 @@
+"""A server and a listener, for the tests of connections."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from backends.interface import HttpCall
+from backends.transport import Origin
+from tests.kit.upstream import (
+    Listener,
+    Script,
+    Upstream,
+)
+
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+
+
+POST = HttpCall("POST", "/v1/chat/completions", (("content-type", "application/json"),), b'{"model":"m"}')
+
+
+GET = HttpCall("GET", "/health")
+
+
+HEAD = HttpCall("HEAD", "/health")
+
+
+@asynccontextmanager
+async def played(*scripts: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[Origin, Upstream]]:
+    """An origin in front of a scripted upstream."""
+    async with Upstream(*scripts, tls=tls) as upstream:
+        origin = Origin(upstream.url, connect_timeout=2, idle_timeout=60)
+        try:
+            yield origin, upstream
+        finally:
+            await origin.close()
+
+
+async def ask(origin: Origin, call: HttpCall = POST) -> Listener:
+    """One call to its end."""
+    listener = Listener()
+    await origin.open(call, listener)
+    await listener.ended()
+    return listener

@@ -1,0 +1,153 @@
+"""What a configuration that cannot be used says of itself, continued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.loading import ConfigError, load
+from tests.gateway.config.loading_cases import POOLS, PRESETS, ROUTES, loaded, pool, refusal
+from tests.kit.contract import CONTRACT
+
+# ---------------------------------------------------------------------------- files and environment
+
+
+def test_policies_may_live_apart_from_the_fleet() -> None:
+    """Later files are laid over earlier ones."""
+    config = loaded(POOLS, ROUTES, "routes: {chat: {tiers: [small]}}\ndefaults: {max_attempts: 2}")
+    assert [tier.pool for tier in config.routes["chat"].tiers] == ["small"]
+    assert (list(config.pools), config.routes["chat"].max_attempts) == (["small", "large"], 2)
+
+
+def test_a_problem_is_placed_in_the_file_that_holds_it() -> None:
+    """Whichever of the merged files that is."""
+    assert refusal(POOLS, "# policy\nroutes:\n  chat: {tiers: [smal]}") == [
+        "g.yaml:3: routes.chat.tiers[0]: no pool 'smal'; did you mean 'small'?"
+    ]
+
+
+def test_every_file_is_read_before_anything_is_said() -> None:
+    """Problems of several files come together."""
+    Path("latin.yaml").write_bytes(b"a: \xe9")
+    Path("broken.yaml").write_text("a: [")
+    with pytest.raises(ConfigError) as caught:
+        load([Path("nowhere.yaml"), Path("latin.yaml"), Path(), Path("broken.yaml")], {})
+    assert list(caught.value.problems) == [
+        "nowhere.yaml: cannot be read: No such file or directory",
+        "latin.yaml: not UTF-8 text at byte 3",
+        ".: cannot be read: Is a directory",
+        "broken.yaml:1:5: not YAML: expected the node content, but found '<stream end>'",
+    ]
+
+
+def test_sections_of_the_operators_own_are_left_alone() -> None:
+    """`x-...` is a place for anchors."""
+    config = loaded(
+        "x-vllm: &vllm {backend: vllm, endpoints: [http://a]}\n"
+        "pools: {p: {<<: *vllm, model: m}}\n"
+        "routes: {r: {tiers: [p]}}"
+    )
+    assert config.pools["p"].backend == "vllm"
+
+
+def test_numbers_and_switches_may_come_from_the_environment() -> None:
+    """A variable is text; the section knows what it should be."""
+    config = loaded(f"{POOLS}{ROUTES}server: {{workers: '${{W}}', open: '${{O:-true}}'}}", W="3")
+    assert (config.server.workers, config.server.open) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("defaults: {connect: '${S}'}", "defaults.connect: '${S}' is not understood; write it like 250ms, 2s or 5m"),
+        ("server: {workers: '${S}'}", "server.workers: expected an integer, got '${S}'"),
+        ("routes: {r: {prefer: '${S}', tiers: [p]}}", "routes.r.prefer: expected quality, cost or latency, got '${S}'"),
+        (
+            pool(endpoints="['${S}']"),
+            "pools.p.endpoints[0]: '${S}' is not a server's URL; write it like http://10.0.0.11:8000",
+        ),
+        (
+            pool(tokenizer="'/x/${S}'"),
+            "pools.p.tokenizer: '/x/${S}' is neither an encoding nor a file; "
+            "known: o200k_base, cl100k_base, o200k_harmony",
+        ),
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_not_shown(text: str, message: str) -> None:
+    """Messages end up in logs: they show the variable, never its value."""
+    assert refusal(text, S="sk-canary-0123456789") == [f"f.yaml:1: {message}"]
+
+
+def test_a_short_value_of_a_variable_does_not_spoil_the_words_around_it() -> None:
+    """`a` is part of many."""
+    assert refusal("server: {listen: '${S}'}", S="a") == [
+        "f.yaml:1: server.listen: '${S}' is not host:port; write it like 127.0.0.1:8080 or [::1]:8080"
+    ]
+
+
+def test_a_literal_secret_is_not_shown_either() -> None:
+    """A key written without quotes is a number, and still a key."""
+    assert refusal(pool(api_key="12345678", headers="{x-key: 87654321}")) == [
+        "f.yaml:1: pools.p.api_key: expected text (in quotes), got something else",
+        "f.yaml:1: pools.p.headers.x-key: expected text (in quotes), got something else",
+    ]
+
+
+# ---------------------------------------------------------------------------- nothing but the environment
+
+
+def test_the_example_of_the_contract_loads() -> None:
+    """Every section and every form that users were shown."""
+    config = loaded(CONTRACT, OPENAI_API_KEY="k")
+    assert (len(config.pools), len(config.urls()), list(config.routes)) == (3, 4, ["chat"])
+
+
+def test_one_api_key_is_a_configuration() -> None:
+    """Its API takes every model name unchanged."""
+    config = load([], {"OPENAI_API_KEY": "sk-1"})
+    assert (list(config.pools), config.passthrough, dict(config.routes)) == (["openai"], "openai", {})
+    assert config.backend("openai").api_key == "sk-1"
+    assert dict(config.urls()) == {"openai/api.openai.com:443": "https://api.openai.com/v1"}
+
+
+def test_every_api_key_is_a_pool_and_the_first_takes_what_comes() -> None:
+    """The order is that of the catalog of backends, not of the environment."""
+    config = load([], {"GEMINI_API_KEY": "g", "GROQ_API_KEY": "q", "OPENAI_API_KEY": "o", "XAI_API_KEY": ""})
+    assert (list(config.pools), config.passthrough) == (["openai", "groq", "gemini"], "openai")
+
+
+def test_the_base_url_of_an_api_may_come_from_the_environment_too() -> None:
+    """As OpenAI's own clients have it."""
+    config = load([], {"OPENAI_API_KEY": "o", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1/"})
+    assert dict(config.urls()) == {"openai/127.0.0.1:9": "http://127.0.0.1:9/v1"}
+
+
+def test_a_wrong_variable_is_named() -> None:
+    """There is no file to look into."""
+    with pytest.raises(ConfigError) as caught:
+        load([], {"OPENAI_API_KEY": "sk-1", "OPENAI_BASE_URL": "localhost"})
+    assert str(caught.value) == (
+        "environment variable OPENAI_BASE_URL: pools.openai.base_url: "
+        "'${OPENAI_BASE_URL}' is not a server's URL; write it like http://10.0.0.11:8000"
+    )
+
+
+def test_with_nothing_at_all_there_is_still_a_way_on() -> None:
+    """What to do is said, and that the demo needs none of it."""
+    with pytest.raises(ConfigError) as caught:
+        load([], {"HOME": "/"})
+    message = str(caught.value)
+    assert message.startswith("no --config, and none of OPENAI_API_KEY, GROQ_API_KEY, ")
+    assert message.endswith(" is set: name a file, set a key, or try `firsttoken demo`")
+
+
+# ---------------------------------------------------------------------------- what is shipped
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_shipped_policy_loads_over_a_small_fleet(preset: Path, here: Path) -> None:
+    """Ready-made means ready: a fleet with pools of the usual names is all it needs."""
+    fleet = here / "fleet.yaml"
+    fleet.write_text(POOLS + "  openai: {backend: openai, model: gpt-4.1-mini, api_key: k}\n")
+    assert load([fleet, preset], {}).routes

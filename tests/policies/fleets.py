@@ -1,0 +1,76 @@
+"""A small fleet and its attempts, for the tests of what is learned."""
+
+from __future__ import annotations
+
+from itertools import count
+from statistics import median
+
+from hypothesis import strategies as st
+
+from policies.facts import Candidate, Ending, Endpoint, Load, Pool, PoolEstimate, PrefixBlocks
+from policies.fleet import Fleet, Reported
+from tests.policies.virtual_engine import Request
+
+ONE, TWO, API = Endpoint("small/1", "small"), Endpoint("small/2", "small"), Endpoint("api/1", "api")
+
+
+SMALL = Pool("small", "m", (ONE, TWO), kv_tokens=16_000)
+
+
+HOSTED = Pool("api", "g", (API,), local=False)
+
+
+KEYS = count()
+
+
+def fleet() -> Fleet:
+    return Fleet([SMALL, HOSTED])
+
+
+def prompt(tokens: int = 1000, blocks: int = 0, scale: float = 1.0, first: int = 1) -> PoolEstimate:
+    return PoolEstimate(tokens, PrefixBlocks(range(first, first + blocks), 16, scale), text_tokens=tokens - 7)
+
+
+def send(
+    to: Fleet, estimate: PoolEstimate | None = None, endpoint: Endpoint = ONE, now: float = 0.0, stream: bool = True
+) -> int:
+    """As a decision would; the key."""
+    estimate, key = estimate or prompt(), next(KEYS)
+    hit = to.hit(endpoint, estimate)
+    forecast = to.forecast(endpoint, to.snapshot(now).loads[endpoint.id], estimate.tokens, hit, now)
+    to.sent(key, Candidate(endpoint, 0, estimate.tokens, hit, forecast, 1.0, 0.0), estimate, now, stream)
+    return key
+
+
+def answer(
+    to: Fleet, estimate: PoolEstimate | None = None, endpoint: Endpoint = ONE, now: float = 0.0, ttft: float = 0.1,
+    reported: Reported | None = None,
+) -> None:  # fmt: skip
+    key = send(to, estimate, endpoint, now)
+    to.first_token(key, now + ttft)
+    to.ended(key, Ending.COMPLETED, now + ttft + 1, reported)
+
+
+def load(of: Fleet, now: float = 0.0, endpoint: Endpoint = ONE) -> Load:
+    return of.snapshot(now).loads[endpoint.id]
+
+
+def median_ttft(of: Fleet, endpoint: Endpoint = ONE, tokens: int = 1000, now: float = 0.0) -> float:
+    return of.forecast(endpoint, load(of, now, endpoint), tokens, 0, now).p50
+
+
+events = st.tuples(
+    st.sampled_from(["send", "first", "end", "scrape", "lost", "found"]),
+    st.integers(0, 7),
+    st.sampled_from([ONE, TWO, API]),
+    st.sampled_from(list(Ending)),
+    st.booleans(),
+)
+
+
+# --------------------------------------------------------------------------- on a virtual engine
+
+
+def wrong(answered: list[Request]) -> float:
+    """Median relative error of the predicted medians."""
+    return median(abs(request.ttft / request.forecast.p50 - 1) for request in answered)
