@@ -17,3 +17,7 @@ class Beliefs(Protocol):
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         """TTFT from a send at `now` to the first token, and TPOT."""
         ...
+
+    def prefill(self, endpoint: Endpoint, prompt_tokens: int, hit: int) -> float:
+        """Engine time that a prompt takes there, s; 0 for an API."""
+        ...

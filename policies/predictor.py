@@ -33,12 +33,13 @@ PAIR = 2e-9  # s per pair of new token and token in its context
 RUNNING = 0.0005  # s per request that is decoding
 DECODE_BASE = 0.02  # s per output token
 DECODE_RUNNING = 0.0002  # s per output token and request that is decoding
+DECODE_CONTEXT = 1e-7  # s per output token and token of context of all that decode
 LEAST_TOKEN = 1e-6  # s: no engine prefills more than a million tokens a second
 LEAST_TTFT = 1e-4  # s
 LEAST_TPOT = 1e-5  # s
 
 ENGINE_VARIANCES = (4.0, 4.0, 4.0, 16.0, 4.0)  # of each term beside the common factor, (times the reference) squared
-PACE_VARIANCES = (4.0,) * 2
+PACE_VARIANCES = (4.0,) * 3
 
 API_BASE = 0.4  # s
 API_TOKEN = 1 / 20_000  # s per token
@@ -87,6 +88,10 @@ class Predictor(Protocol):
 
     def rate(self, context: float) -> float:
         """Tokens/s at which what is ahead drains, where a token reads `context` others."""
+        ...
+
+    def seconds(self, tokens: float, pairs: float) -> float:
+        """Engine time of a prefill, s; 0 where no engine can be seen."""
         ...
 
     def observe(self, sample: Sample, now: float) -> None: ...
@@ -166,6 +171,10 @@ class EnginePredictor:
     def rate(self, context: float) -> float:
         _, _, token, pair, _ = self._seconds
         return 1 / (max(token, LEAST_TOKEN) + pair * context)
+
+    def seconds(self, tokens: float, pairs: float) -> float:
+        """Engine time of a prefill, s."""
+        return self._seconds[2] * tokens + self._seconds[3] * pairs
 
     def observe(self, sample: Sample, now: float) -> None:
         work, ttft = sample.work, max(sample.ttft, LEAST_TTFT)
@@ -253,6 +262,9 @@ class ApiPredictor:
     def rate(self, context: float) -> float:
         return 1 / API_TOKEN
 
+    def seconds(self, tokens: float, pairs: float) -> float:
+        return 0.0
+
     def observe(self, sample: Sample, now: float) -> None:
         prompt, ttft = sample.work.prompt, max(sample.ttft, LEAST_TTFT)
         self.samples += 1
@@ -290,17 +302,17 @@ class Pace:
         self._fit = Regression(PACE_VARIANCES)
         self._surprise = Surprise()
 
-    def predict(self, running: float) -> float:
-        base, step = self._fit.coefficients
-        return base * DECODE_BASE + step * DECODE_RUNNING * running
+    def predict(self, running: float, context: float) -> float:
+        base, step, read = self._fit.coefficients
+        return base * DECODE_BASE + step * DECODE_RUNNING * running + read * DECODE_CONTEXT * context
 
-    def observe(self, running: float, tpot: float) -> None:
+    def observe(self, running: float, context: float, tpot: float) -> None:
         tpot = max(tpot, LEAST_TPOT)
-        factor = self._surprise.judge(log(tpot / max(self.predict(running), LEAST_TPOT)))
+        factor = self._surprise.judge(log(tpot / max(self.predict(running, context), LEAST_TPOT)))
         if factor != 1.0:
             self._fit.scale(factor)
         else:
-            self._fit.learn((DECODE_BASE, DECODE_RUNNING * running), tpot, self._surprise.clip)
+            self._fit.learn((DECODE_BASE, DECODE_RUNNING * running, DECODE_CONTEXT * context), tpot, self._surprise.clip)
 
     def follow(self, sibling: Self) -> None:
         self._fit.follow(sibling._fit)

@@ -85,7 +85,7 @@ class Survey:
             hit = beliefs.hit(endpoint, prompt)
             forecast = beliefs.forecast(endpoint, load, prompt.tokens, hit, now)
             chance = 1.0 if left == FOREVER else forecast.chance(left)
-            group.append(Prospect(endpoint, number, load, prompt, hit, forecast, chance, price))
+            group.append(Prospect(endpoint, number, load, prompt, hit, forecast, chance, price, beliefs.prefill(endpoint, prompt.tokens, hit)))
         if group:
             self.groups.append(group)
 

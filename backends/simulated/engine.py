@@ -71,6 +71,11 @@ class Engine:
     def kv_usage(self) -> float:
         return self.cache.usage
 
+    def progress(self) -> list[tuple[RequestId, int]]:
+        """Tokens of every answer under way, those of the step that is planned included."""
+        tick = self._decoding.tick
+        return [(key, live.generated + tick - live.joined) for key, live in self._decoding.requests.items()]
+
     def wakes_at(self, now: float) -> float | None:
         """When a step would next find work, not before `now`; None: only when something is submitted."""
         if self.running or self._waiting:

@@ -27,6 +27,7 @@ from policies.retries import HedgeBudget, RetryBudget
 from policies.route import Route
 from policies.waiting import WaitingRoom
 
+PROGRESS = 0.2  # s between two counts of the tokens that answers have
 SCRAPE = 0.5  # s between two looks at an engine
 FIRST_TOKEN = 120.0  # s an attempt may be silent
 DRAIN = 300.0  # s that answers may take after the last arrival
@@ -93,6 +94,7 @@ class Player:
             self._at(fault.at, "fault", fault)
         for i, endpoint in enumerate(self.setting.profiles):
             self._at(SCRAPE * i / len(self.setting.profiles), "scrape", endpoint)
+            self._at(PROGRESS * i / len(self.setting.profiles), "progress", endpoint)
         end = self.tally.seconds + DRAIN
         while (self._next < len(self.arrivals) or self._live) and self.now < end:
             self._advance(min(self._horizon(), end))
@@ -185,7 +187,8 @@ class Player:
         live.open[number] = candidate, self.now
         live.fate.attempts += 1
         live.fate.hedges += kind is attempts.AttemptKind.HEDGE
-        self.fleet.sent(key, candidate, live.estimate.pools[endpoint.pool], self.now, True)
+        self.fleet.sent(key, candidate, live.estimate.pools[endpoint.pool], self.now, True, live.route.tpot.budget if live.route.tpot else None, live.estimate.output_tokens)
+        self.room.departed(live.number)
         arrival = live.arrival
         request = EngineRequest(key, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
         try:
@@ -292,6 +295,10 @@ class Player:
         elif self._pools[endpoint.partition("/")[0]].local:
             self.fleet.unreachable(endpoint, self.now)
         self._at(self.now + SCRAPE, "scrape", endpoint)
+
+    def _on_progress(self, endpoint: str) -> None:
+        self.fleet.progress(self.world.progress(endpoint), self.now)
+        self._at(self.now + PROGRESS, "progress", endpoint)
 
     def _on_fault(self, fault: Fault) -> None:
         if fault.what == "restart":

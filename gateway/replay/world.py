@@ -93,6 +93,11 @@ class World:
         machine.restart(now)
         return ()
 
+    def progress(self, endpoint: str) -> Iterable[tuple[RequestId, int]]:
+        """Tokens that each answer under way has by now."""
+        machine = self.machines[endpoint]
+        return machine.engine.progress() if isinstance(machine, VirtualEngine) else ()
+
     def load_of(self, endpoint: str, born: float) -> EngineLoad | None:
         """What a scrape would say; None where nobody answers."""
         machine = self.machines[endpoint]

@@ -33,6 +33,7 @@ class Prospect(NamedTuple):
     forecast: Forecast
     chance: float  # of making the TTFT deadline if sent now
     price: float  # expected USD
+    seconds: float = 0.0  # of engine time that its prefill takes there
 
     @property
     def uncached(self) -> int:

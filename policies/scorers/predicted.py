@@ -19,18 +19,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.facts import Load
+from policies.stall import lost
 from policies.scorers.interface import Context, Prospect
 
 # Seconds, per uncached token and decode: 2 % of the 50 us by which a prefill token delays each
 # decode beside it on an 8B-class engine (20 tokens/ms). Small: it decides between near equals.
 PRESSURE = 1e-6
+import os
+BASE = float(os.environ.get('BASE', '10'))
 NEAR = 0.05  # of the least cost
 PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough to order equals
 
 
+MODE = os.environ.get("MODE", "h")
+MISS = float(os.environ.get("MISS", "3.0"))
+
+
 def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
     """Seconds."""
-    costs = [p.forecast.p50 + PRESSURE * (p.prompt.tokens - p.hit) * decoding(p.load) for p in prospects]
+    if MODE == "h":
+        costs = [p.forecast.p50 + MISS * harm(p) for p in prospects]
+    elif MODE == "b":
+        costs = [p.forecast.p50 * (max(p.load.running + p.load.waiting, p.load.in_flight) + BASE) for p in prospects]
+    else:
+        costs = [(p.forecast.p50 + MISS * harm(p)) * (max(p.load.running + p.load.waiting, p.load.in_flight) + BASE) for p in prospects]
     least = min(costs)
     near = least * (1 + NEAR)
     return [(least if cost <= near else cost) - PER_HIT * p.hit for cost, p in zip(costs, prospects, strict=True)]
@@ -39,3 +51,8 @@ def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
 def decoding(load: Load) -> int:
     """Answers being decoded: what the engine last said, or what is known to have started since."""
     return max(load.running, load.in_flight - load.prefilling)
+
+
+def harm(p: Prospect) -> float:
+    load = p.load
+    return lost(load.harm, p.seconds + load.stalled + load.busy) - lost(load.harm, load.stalled + load.busy) if load.harm else 0.0
