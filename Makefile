@@ -27,10 +27,11 @@ lint: $(DEV) ## ruff, mypy --strict and the layer contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(DEV) ## what a request, a chunk and a stalled reader cost, beside nginx if it is there
+bench: $(DEV) ## what a request, a chunk and a stalled reader cost, beside nginx if it is there; what a restart costs
 	@$(BIN)/python -m benchmarks.request_cost
 	@$(BIN)/python -m benchmarks.stalled_readers
 	@$(BIN)/python -m benchmarks.truth
+	@$(BIN)/python -m benchmarks.cold_start
 
 node: $(DEV) ## the OpenAI SDK for Node against a gateway (needs node >= 20)
 	@$(BIN)/python scripts/node_sdk.py

@@ -33,6 +33,7 @@ class Forward:
     traceparent: str = ""
     cache_salt: str = ""
     priority: int | None = None
+    session_id: str = ""  # by which the engine's cache events name the request
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from backends.interface import Forward, HttpCall
@@ -23,6 +24,12 @@ class Vllm(OpenAI):
         prefix_hits=(b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total"),
         info=b"vllm:cache_config_info",
     )
+
+    def call(self, forward: Forward) -> HttpCall:
+        call = super().call(forward)
+        if forward.session_id:
+            return replace(call, headers=(*call.headers, ("x-session-id", forward.session_id)))
+        return call
 
     def _body(self, forward: Forward) -> dict[str, Any]:
         body = super()._body(forward)

@@ -17,10 +17,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gateway.config.loading import load
-from gateway.replay.player import Setting, at_load, play
-from gateway.replay.setting import as_api, setting_of
+from gateway.replay.player import play
+from gateway.replay.setting import Setting, setting_of
 from gateway.replay.synthetic import agents
-from gateway.replay.traces import Arrival, read_trace
+from gateway.replay.traces import Arrival, at_load, read_trace, spread
 from gateway.replay.world import Fault
 
 HERE = Path(__file__).parent
@@ -31,7 +31,7 @@ SECONDS = 400.0  # of virtual time that one replay plays
 
 
 def setting(name: str) -> Setting:
-    found = as_api(setting_of(load([HERE / "scenarios" / f"{name}.yaml"], {})))
+    found = replace(setting_of(load([HERE / "scenarios" / f"{name}.yaml"], {})), first_token=120.0)
     if name == "b":
         slow, dead = "main/h1:8000", "main/h2:8000"
         faults = (Fault(120, slow, "slow", 5.0), Fault(160, slow, "slow", 1.0), Fault(240, dead, "kill"), Fault(270, dead, "restart"))
@@ -44,11 +44,11 @@ def arrivals(name: str, factor: float, traces: Path, seed: int) -> list[Arrival]
     if name == "d":
         made = agents(replace(AGENTS, seconds=SECONDS * 1.5, sessions=AGENTS.sessions * factor), seed)
         return [replace(a, at=a.at - SECONDS / 2, route="agent") for a in made if a.at >= SECONDS / 2]
-    mooncake = read_trace(traces / "mooncake_conversation.jsonl", seed)
+    mooncake = spread(read_trace(traces / "mooncake_conversation.jsonl"), seed)
     if name in ("a", "b"):
         return cut([replace(a, route="agent") for a in mooncake], factor)
-    chat = read_trace(traces / "azure2023_conv.csv", seed)
-    code = read_trace(traces / "azure2023_code.csv", seed)
+    chat = spread(read_trace(traces / "azure2023_conv.csv"), seed)
+    code = spread(read_trace(traces / "azure2023_code.csv"), seed)
     mixed = [replace(a, route="chat") for a in chat] + [replace(a, route="code") for a in code]
     mixed += [replace(a, route="agent" if i % 4 else "batch") for i, a in enumerate(mooncake)]
     return cut(sorted(mixed, key=lambda a: a.at), factor)
@@ -66,9 +66,7 @@ AGENTS = Agents()
 def one(task: tuple[str, str, float, str, int]) -> dict[str, object]:
     name, scorer, factor, traces, seed = task
     found = setting(name)
-    if scorer != "ours":
-        found = found.with_scorer(scorer)
-    tally = play(found, arrivals(name, factor, Path(traces), seed), seed)
+    tally = play(found.with_scorer(scorer), arrivals(name, factor, Path(traces), seed), seed)
     rows = {row.name: asdict(row) for row in tally.rows()}
     if name == "b":
         rows["during"] = asdict(tally.between(120, 270))
@@ -110,7 +108,7 @@ def main() -> None:
             print(
                 f"{args.scenario} {result['load'] / BASE[args.scenario]:.2f} {result['scorer']:14s} att {row['attainment']:.3f} good {row['good']:.3f} "
                 f"p50/90/99 {row['ttft'][0]:.2f} {row['ttft'][1]:.2f} {row['ttft'][2]:.2f} tpot {row['tpot'][1]:.3f} hit {row['hit']:.2f} "
-                f"cov {row['coverage']:.2f} err {row['error']:.3f} pref {row['preferred']:.2f} ${row['cost']:.2f} shed {row['sheds']} lost {row['lost']} extra {row['extra']} {tiers}",
+                f"cov {row['coverage']:.2f} err {row['error']:.3f} pref {row['preferred']:.2f} ${row['cost']:.2f} shed {row['sheds']} lost {row['lost']} broken {row['broken']} extra {row['extra']} {tiers}",
                 flush=True,
             )
 

@@ -8,7 +8,7 @@ import logging
 import ssl
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -21,15 +21,20 @@ from gateway.dispatcher import Dispatcher, Upstream
 from gateway.estimate.estimator import Estimator, PoolTokenizer
 from gateway.frontend import FrontServer
 from gateway.keys import Keys, Tenant
+from gateway.line import Line
 from gateway.monitor import Monitor
 from gateway.observe.accesslog import AccessLog
 from gateway.observe.admin import Admin
-from gateway.observe.metrics import EndpointCollector, Metrics
+from gateway.observe.metrics import EndpointCollector, Metrics, QueueCollector
 from gateway.observe.recorder import Recorder
 from gateway.proxy import Limits, Proxy
 from gateway.routes import Routes
+from gateway.upkeep import Upkeep
 from policies.fleet import Fleet
 from policies.retries import RetryBudget
+
+if TYPE_CHECKING:
+    from gateway.kvevents import KvEvents
 
 log = logging.getLogger("firsttoken")
 
@@ -50,7 +55,7 @@ class Gateway:
         routes = Routes(config.routes, config.passthrough_route, open=not config.keys)
         every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
         fleet = Fleet(pools)
-        self.estimator = Estimator(_tokenizers(config), lambda pool: fleet.token_scale(pool))
+        self.estimator = Estimator(tokenizers(config), lambda pool: fleet.token_scale(pool))
         self.monitor = Monitor(fleet, on_block_size=self.estimator.set_block_size)
         self.decider = Decider(self.estimator, self.monitor, pools, every_route)
         self.upstreams = _upstreams(config)
@@ -61,10 +66,17 @@ class Gateway:
             self.recorder.sinks.append(self.access_log)
         registry.register(EndpointCollector(self.monitor.loads))
         first_token = config.defaults.first_token
-        dispatcher = Dispatcher(self.upstreams, self.monitor, RetryBudget(), first_token_limit=first_token)
+        self.line = Line(self.monitor, first_token)
+        registry.register(QueueCollector(every_route, self.line.depth))
+        dispatcher = Dispatcher(
+            self.upstreams, self.monitor, RetryBudget(), first_token_limit=first_token, on_departed=self.line.departed
+        )
+        self.upkeep = Upkeep(self.monitor, self.estimator, self.upstreams, pools, config.keep_warm(), first_token)
         limits = Limits(config.defaults.max_body, config.defaults.stream_idle)
-        self.proxy = Proxy(_keys(config), routes, self.decider, dispatcher, self.recorder, limits)
-        self.admin = Admin(registry, self.recorder, self.decider, routes, _shown(config))
+        keys = _keys(config)
+        self.proxy = Proxy(keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits)
+        self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, _shown(config))
+        self.kv_events = _kv_events(config, fleet)
         self._runners: list[web.BaseRunner] = []
         self._sites: list[web.TCPSite] = []
 
@@ -79,6 +91,9 @@ class Gateway:
         self.admin_url = await self._listen(admin, server.admin.host, server.admin.port)
         watched = {key: (up.origin, up.backend) for key, up in self.upstreams.items()}
         self.monitor.watch(watched, self.config.defaults.scrape)
+        if self.kv_events is not None:
+            self.kv_events.start()
+        self.upkeep.start()
 
     async def _listen(self, runner: web.BaseRunner, host: str, port: int) -> str:
         await runner.setup()
@@ -96,9 +111,13 @@ class Gateway:
         ends = monotonic() + grace
         while self.recorder.live and monotonic() < ends and not self.hurried:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+        self.line.close()
         while self._runners:
             await self._runners.pop().cleanup()
+        await self.upkeep.close()
         await self.monitor.close()
+        if self.kv_events is not None:
+            await self.kv_events.close()
         for upstream in self.upstreams.values():
             await upstream.origin.close()
         self.estimator.close()
@@ -113,14 +132,14 @@ def tune_gc() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def _tokenizers(config: Config) -> list[PoolTokenizer]:
+def tokenizers(config: Config) -> list[PoolTokenizer]:
     return [PoolTokenizer(name, pool.tokenizer, pool.block_size) for name, pool in config.pools.items()]
 
 
 def _upstreams(config: Config) -> Mapping[str, Upstream]:
     tls = ssl.create_default_context()
     backends = {name: catalog.build(config.backend(name)) for name in config.pools}
-    connect, urls = config.defaults.connect, config.urls()
+    connect, urls, publishing = config.defaults.connect, config.urls(), config.kv_events()
     return {
         endpoint.id: Upstream(
             Origin(
@@ -128,10 +147,21 @@ def _upstreams(config: Config) -> Mapping[str, Upstream]:
             ),
             backends[pool.name],
             pool.model,
+            kv_events=endpoint.id in publishing,
+            priority=config.pools[pool.name].priority_scheduling,
         )
         for pool in config.fleet()
         for endpoint in pool.endpoints
     }
+
+
+def _kv_events(config: Config, fleet: Fleet) -> KvEvents | None:
+    """ZMQ is loaded where it is needed."""
+    if not (sources := config.kv_events()):
+        return None
+    from gateway.kvevents import KvEvents
+
+    return KvEvents(fleet, sources)
 
 
 def _shown(config: Config) -> dict[str, Any]:

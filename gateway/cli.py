@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from gateway.config.problems import ConfigError, did_you_mean
 
-COMMANDS = ("serve", "check", "schema", "demo", "simulate")
+COMMANDS = ("serve", "check", "schema", "explain", "replay", "demo", "simulate")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
     check = command("check", _check, "validate a configuration without starting anything")
     check.add_argument("files", metavar="FILE", type=Path, nargs="*")
+    explain = command("explain", _explain, "where a request would go, and why; nothing is sent")
+    explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
+    explain.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
+    explain.add_argument("--route", metavar="NAME", help="in place of the request's own model")
+    explain.add_argument("--admin", metavar="URL", help="ask a running gateway, by its admin port")
+    explain.add_argument("--json", action="store_true", help="as POST /explain says it")
+    _add_replay(command("replay", _replay, "try a configuration on recorded traffic, in virtual time"))
     command("schema", _schema, "print the JSON Schema of the configuration")
     demo = command("demo", _demo, "simulated engines, gateway, traffic and a live table: no GPU, no key")
     demo.add_argument("--port", type=_port, default=8080)
@@ -85,6 +92,37 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("--model", help="the name of the model it serves; the profile's name, if absent")
     simulate.add_argument("--speed", type=_positive, default=1.0, help="2 is twice as fast as the real engine")
     return parser
+
+
+def _add_replay(replay: argparse.ArgumentParser) -> None:
+    replay.add_argument(
+        "traces", metavar="[ROUTE=]TRACE", nargs="+",
+        help="Mooncake JSON lines, an Azure CSV, our own access log, or synthetic:agents",
+    )  # fmt: skip
+    for option, dest, text in (("--config", "files", "the policy to try"), ("--config-b", "files_b", "another")):
+        replay.add_argument(
+            option, metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest=dest, help=text,
+            required=option == "--config",
+        )  # fmt: skip
+    replay.add_argument("--load", default="1", help="times the trace's own pace: 1, 0.6,1,1.4 or 0.6..1.4")
+    replay.add_argument("--seed", type=_count, default=0, help="one seed, one outcome")
+    replay.add_argument("--seeds", type=_count, default=1, metavar="K", help="so many, from --seed on")
+    replay.add_argument("--limit", type=_count, metavar="N", help="the first requests of each trace alone")
+    replay.add_argument("--seconds", type=_positive, metavar="S", help="the first seconds of the replay alone")
+    replay.add_argument("--scorers", default="all", help="yardsticks, separated by commas; all, or none")
+    replay.add_argument("--no-reference", action="store_true", help="leave out what was possible")
+    replay.add_argument("--worst", type=_count, default=0, metavar="N", help="show the decisions with the most regret")
+    replay.add_argument(
+        "--fault", nargs="+", action="extend", default=[], metavar="ENDPOINT@TIME=WHAT",
+        help="slow:FACTOR, kill or restart, such as main/h1:8000@90s=slow:5",
+    )  # fmt: skip
+    replay.add_argument("--json", action="store_true", help="every replay by itself")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
+    return int(text)
 
 
 def _port(text: str) -> int:
@@ -134,6 +172,18 @@ def _check(args: argparse.Namespace) -> int:
 
     print(report(load(args.files, os.environ)))
     return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from gateway.explain import explain
+
+    return explain(args)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from gateway.replay.main import replay
+
+    return replay(args)
 
 
 def _schema(args: argparse.Namespace) -> int:

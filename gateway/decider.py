@@ -17,13 +17,12 @@ from policies.tiers import decide
 
 
 class Decider:
-    """What the straight line and /explain share."""
+    """What the straight line, the line of those who wait and /explain share."""
 
     def __init__(self, estimator: Estimator, monitor: Monitor, pools: Iterable[Pool], routes: Iterable[Route]) -> None:
         self.estimator, self.monitor = estimator, monitor
         self.pools: Mapping[str, Pool] = {pool.name: pool for pool in pools}
         self.wanted_headers = wanted_headers(routes)
-        self.ordinal = 0
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route; large new text is counted off the loop."""
@@ -35,12 +34,12 @@ class Decider:
             self.monitor.fleet.expected_output(route.name, cap),
         )
 
-    def decide(self, request: InferenceRequest, route: Route, estimate: PromptEstimate) -> Decision:
-        """Pure but for the clock and the request's ordinal, which are arguments to it."""
-        now = monotonic()
-        self.ordinal += 1
-        fleet = self.monitor.fleet
-        return decide(ask_of(request, route), estimate, route, fleet.snapshot(now), fleet, now, self.ordinal)
+    def decide(
+        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, ordinal: int
+    ) -> Decision:
+        """What would become of it now if nobody were held back. Changes nothing."""
+        now, fleet, ask = monotonic(), self.monitor.fleet, ask_of(request, route, tenant.cache_group)
+        return decide(ask, estimate, route, fleet.snapshot(now), fleet, now, ordinal)
 
     def price(self, run: Run) -> Price:
         return self.pools[run.attempt.candidate.endpoint.pool].price
@@ -54,7 +53,7 @@ class Decider:
         return any(load.health is not Health.DOWN for load in self.monitor.snapshot(now).loads.values())
 
 
-def ask_of(request: InferenceRequest, route: Route) -> Ask:
+def ask_of(request: InferenceRequest, route: Route, cache_group: str = "") -> Ask:
     """What policies may know of a request."""
     return Ask(
         route=route.name,
@@ -67,6 +66,7 @@ def ask_of(request: InferenceRequest, route: Route) -> Ask:
         json_schema=request.json_schema,
         priority=request.priority,
         headers=request.headers,
+        cache_group=cache_group,
         session=request.session,
         ttft_budget=request.ttft_budget,
         tpot_budget=request.tpot_budget,

@@ -7,7 +7,7 @@ caller deserves. A caller that leaves cancels the await, and with it every attem
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -31,13 +31,14 @@ from policies.attempts import (
     Open,
     Wake,
 )
-from policies.facts import Attempt, AttemptKind, Decision, Ending, PromptEstimate
+from policies.facts import FOREVER, Attempt, AttemptKind, Decision, Ending, PromptEstimate
 from policies.retries import HedgeBudget, RetryBudget
 from policies.route import Route
 
 OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)
 WHOLE_ANSWER = 600.0  # s that an answer which arrives whole may take: the SDKs' own default timeout
 STALL, READ_FIRST = 0.005, 0.01  # s that an alarm may be late; s that sockets then get
+NO_DEADLINE = 2**53 - 1  # ms; behind every deadline, and still exact where JSON numbers are doubles
 DEATH = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
 
 
@@ -48,6 +49,8 @@ class Upstream:
     origin: Origin
     backend: Backend
     model: str
+    kv_events: bool = False  # the engine publishes them, and is to name our attempts in them
+    priority: bool = False  # the engine takes what is due first
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,12 @@ class Dispatcher:
     """Holds what all requests share: the ways upstream and the budgets for trying again."""
 
     def __init__(
-        self, upstreams: Mapping[str, Upstream], monitor: Monitor, retries: RetryBudget, *, first_token_limit: float
-    ) -> None:
+        self, upstreams: Mapping[str, Upstream], monitor: Monitor, retries: RetryBudget, *, first_token_limit: float,
+        on_departed: Callable[[InferenceRequest], None] = lambda request: None,
+    ) -> None:  # fmt: skip
         self.upstreams, self.monitor, self.retries = upstreams, monitor, retries
         self.first_token_limit = first_token_limit
+        self.on_departed = on_departed  # told once the fleet knows of an attempt, or that there was none
         self.hedges: dict[str, HedgeBudget] = {}
 
     async def open(self, job: Job) -> Run:
@@ -81,6 +86,7 @@ class Dispatcher:
         try:
             return await dispatch.run()
         finally:
+            self.on_departed(job.request)
             self.retries.ended()
             for _ in range(dispatch.retries):
                 self.retries.give_back()
@@ -106,6 +112,7 @@ class Dispatch:
         self.alarm: asyncio.TimerHandle | None = None
         self.failure: Failure | None = None
         route = job.route
+        self.pace = route.tpot_budget(job.request.tpot_budget)
         self.machine = AttemptMachine(
             job.decision,
             max_attempts=route.max_attempts,
@@ -181,7 +188,11 @@ class Dispatch:
         )  # fmt: skip
         self.runs[attempt.number] = run
         prompt = job.estimate.pools[endpoint.pool]
-        self.shared.monitor.sent(run, attempt.candidate, prompt, run.opened, job.request.stream)
+        self.shared.monitor.sent(
+            run, attempt.candidate, prompt, run.opened, job.request.stream, session=forward.session_id,
+            pace=self.pace, output=job.estimate.output_tokens,
+        )  # fmt: skip
+        self.shared.on_departed(job.request)
         exchange = upstream.origin.start(run.call, run)
         if exchange is not None:
             run.sent_on(exchange)
@@ -212,6 +223,8 @@ class Dispatch:
             max_tokens=self.job.route.limits.output_tokens,
             request_id=request.request_id + suffix,
             traceparent=request.traceparent,
+            priority=priority_of(self.job) if upstream.priority else None,
+            session_id=request.request_id + suffix if upstream.kv_events else "",
         )
 
     def _model(self, upstream: Upstream) -> str:
@@ -243,7 +256,8 @@ class Dispatch:
         self._note(run)
         died = failure.kind in DEATH
         may_retry = died or failure.kind not in OVERLOAD or self._take_retry()
-        self._tell(Failed(run.attempt.number, failure.retryable, died, failure.retry_after), may_retry)
+        event = Failed(run.attempt.number, failure.retryable, died, failure.retry_after, died and run.taken)
+        self._tell(event, may_retry)
 
     def _take_retry(self) -> bool:
         taken = self.shared.retries.try_take()
@@ -254,6 +268,15 @@ class Dispatch:
         """Lost attempts go into the Record at once; the one that won is added at the end."""
         record = self.job.life.record
         record.attempts.append(attempt_record(run, record.arrival))
+
+
+def priority_of(job: Job) -> int:
+    """The deadline as Unix time in ms, so that the requests of several gateways stand in one order: vLLM takes the
+    smallest first, and any 64-bit integer."""
+    if job.decision.deadline == FOREVER:
+        return NO_DEADLINE
+    record = job.life.record
+    return int((record.wall + job.decision.deadline - record.arrival) * 1e3)
 
 
 def header_safe(model: str) -> str:

@@ -1,4 +1,6 @@
-"""Sole writer of the fleet's state: attempts, Records, probes and scrapes go in, snapshots come out.
+"""Sole writer of the fleet's state, but for what engines publish of their caches (`gateway.kvevents`).
+
+Attempts, Records, probes and scrapes go in, snapshots come out.
 
 The learning itself is pure and lives in `policies.fleet`; this shell gives it the clock, the
 endpoint's answers to GET /metrics, and word of every attempt as it opens, answers and ends.
@@ -11,6 +13,7 @@ import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields
 from time import monotonic
+from typing import Protocol
 
 from backends.interface import Backend
 from backends.transport import Origin, TransportError
@@ -20,9 +23,17 @@ from policies.fleet import Fleet, Reported
 log = logging.getLogger("firsttoken")
 
 PROBE_TIMEOUT = 2.0  # s
+PROGRESS = 0.2  # s between two counts of the tokens that answers have
 _LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
 _COUNTS = frozenset({"running", "waiting", "block_size", "kv_blocks"})
 _MOST = 1e9  # of a count: what says more counts nothing
+
+
+class Answering(Hashable, Protocol):
+    """An attempt whose answer is being relayed."""
+
+    @property
+    def output_tokens(self) -> int: ...
 
 
 class Monitor:
@@ -34,18 +45,45 @@ class Monitor:
         self._tasks: list[asyncio.Task[None]] = []
         self._health: dict[str, Health] = {}
         self._odd: set[str] = set()
+        self.on_news: Callable[[], None] | None = None  # told of what may have made room, while somebody waits for it
+        self._answering: dict[Hashable, Answering] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._count: asyncio.TimerHandle | None = None
 
     # -- attempts -------------------------------------------------------------------------
 
-    def sent(self, attempt: Hashable, candidate: Candidate, prompt: PoolEstimate, now: float, stream: bool) -> None:
-        """Counts at once: otherwise a burst herds onto one engine."""
-        self.fleet.sent(attempt, candidate, prompt, now, stream)
+    def sent(
+        self, attempt: Hashable, candidate: Candidate, prompt: PoolEstimate, now: float, stream: bool,
+        session: str = "", pace: float | None = None, output: int = 256,
+    ) -> None:  # fmt: skip
+        """Counts at once: otherwise a burst herds onto one engine. `pace`: s per token that its caller was promised;
+        `output`: tokens expected."""
+        self.fleet.sent(attempt, candidate, prompt, now, stream, pace, output, session)
 
-    def first_token(self, attempt: Hashable, now: float) -> None:
+    def first_token(self, attempt: Answering, now: float) -> None:
         self.fleet.first_token(attempt, now)
+        self._answering[attempt] = attempt
+        self._count_on()
+        self._news()
 
     def ended(self, attempt: Hashable, ending: Ending, now: float, reported: Reported) -> None:
         self.fleet.ended(attempt, ending, now, reported)
+        self._answering.pop(attempt, None)
+        self._news()
+
+    def _news(self) -> None:
+        if self.on_news is not None:
+            self.on_news()
+
+    def _count_on(self) -> None:
+        """While answers are written, the fleet is told how far each has come."""
+        if self._count is None and self._answering and self._loop is not None:
+            self._count = self._loop.call_later(PROGRESS, self._progress)
+
+    def _progress(self) -> None:
+        self._count = None
+        self._count_on()
+        self.fleet.progress([(attempt, attempt.output_tokens) for attempt in self._answering.values()], monotonic())
 
     def snapshot(self, now: float) -> FleetSnapshot:
         return self.fleet.snapshot(now)
@@ -58,13 +96,16 @@ class Monitor:
 
     def watch(self, endpoints: Mapping[str, tuple[Origin, Backend]], interval: float) -> None:
         """Start asking every endpoint that has something to say, each `interval` seconds, spread evenly."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         asked = [(key, *value) for key, value in endpoints.items() if value[1].load() or value[1].probe()]
         for i, (endpoint, origin, backend) in enumerate(asked):
             offset = interval * i / len(asked)
             self._tasks.append(loop.create_task(self._ask_forever(endpoint, origin, backend, interval, offset)))
 
     async def close(self) -> None:
+        self._loop = None
+        if self._count is not None:
+            self._count.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -98,6 +139,7 @@ class Monitor:
         else:
             self._answered(endpoint, backend, reply.status, reply.body)
         self._log_change(endpoint)
+        self._news()
 
     def _answered(self, endpoint: str, backend: Backend, status: int, body: bytes) -> None:
         now = monotonic()

@@ -20,13 +20,15 @@ from gateway.dispatcher import Dispatcher, Job, attempt_record
 from gateway.frontend import ClientConnection, reply, respond
 from gateway.ingress import InferenceRequest
 from gateway.keys import Keys, Tenant
-from gateway.observe.record import End, Life, Record, Stage
+from gateway.line import HeldTooLong, Line
+from gateway.observe.record import End, Life, Record, Stage, landmarks
 from gateway.observe.recorder import Recorder
 from gateway.refusal import Refusal, internal, retry_later
 from gateway.replyhead import gateway_headers
 from gateway.routes import Routes, admit
 from gateway.run import Run
 from gateway.strictjson import encode
+from gateway.upkeep import Upkeep
 from policies.facts import Decision, Outcome, Price
 from policies.route import Route
 
@@ -49,10 +51,11 @@ class Proxy:
     """The data port."""
 
     def __init__(
-        self, keys: Keys, routes: Routes, decider: Decider, dispatcher: Dispatcher, recorder: Recorder, limits: Limits
-    ) -> None:
-        self.keys, self.routes, self.decider, self.dispatcher = keys, routes, decider, dispatcher
-        self.recorder, self.limits = recorder, limits
+        self, keys: Keys, routes: Routes, decider: Decider, line: Line, dispatcher: Dispatcher, recorder: Recorder,
+        upkeep: Upkeep, limits: Limits,
+    ) -> None:  # fmt: skip
+        self.keys, self.routes, self.decider, self.line, self.dispatcher = keys, routes, decider, line, dispatcher
+        self.recorder, self.upkeep, self.limits = recorder, upkeep, limits
         self.draining = False
         self.gets: dict[str, Handler] = {"/v1/models": self.models, "/health": self.health, "/ready": self.ready}
 
@@ -84,6 +87,9 @@ class Proxy:
             life.record.operation = operation.name.lower()
             try:
                 return await self.live(http, operation, life)
+            except HeldTooLong as refusal:
+                life.close(Stage.QUEUE, monotonic())
+                return self.refuse(refusal, life, End.SHED)
             except Refusal as refusal:
                 return self.refuse(refusal, life)
             except Exception:
@@ -98,15 +104,18 @@ class Proxy:
         wanted = identify(life.record, request, self.routes.match(request.model), tenant)
         estimate = life.note(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
         route = life.note(Stage.ADMIT, admit(tenant, wanted, request.model))
-        decision = life.note(Stage.DECIDE, life.decided(self.decider.decide(request, route, estimate)))
+        decision = life.note(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
         refuse_unplaced(decision)
         passthrough = route is self.routes.passthrough
-        run = await self.dispatcher.open(Job(request, route, estimate, decision, life, passthrough))
+        job = Job(request, route, estimate, decision, life, passthrough)
+        run = await self.dispatcher.open(job)
         try:
             strip, idle = strips(request), self.limits.stream_idle
             return await relay.pump(run, http, life, strip_usage=strip, idle=idle, close=self.draining)
         finally:
             settle(run, life.record, self.decider.price(run))
+            life.record.prefix = landmarks(estimate.pools[run.attempt.candidate.endpoint.pool].blocks)
+            self.upkeep.answered(run, job, raw, tenant.cache_group)
 
     def parse(self, operation: Operation, raw: bytes, http: web.BaseRequest, life: Life) -> InferenceRequest:
         return ingress.parse(
@@ -167,7 +176,7 @@ def identify(record: Record, request: InferenceRequest, route: Route, tenant: Te
         request.stream,
     )
     record.ttft_budget = route.ttft.budget if route.ttft else None
-    record.tpot_budget = route.tpot.budget if route.tpot else None
+    record.tpot_budget = route.tpot_budget(request.tpot_budget)
     record.total_budget = route.total.budget if route.total else None
     return route
 

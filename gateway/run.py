@@ -215,6 +215,12 @@ class Run:
         self.stop(ENDINGS.get(failure.kind, Ending.FAILED), failure.retry_after)
         self.owner.failed(self, failure)
 
+    @property
+    def taken(self) -> bool:
+        """Whether the engine had accepted it. A stream's head comes before its prompt is computed; a whole answer's
+        does not, so there it is enough that the request went out."""
+        return self.status != 0 if self.tap_streams else self.exchange is not None
+
     # -- for the relay ------------------------------------------------------------------
 
     @property

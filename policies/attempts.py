@@ -11,6 +11,7 @@ Rules:
 - Candidates are taken in the order of the decision, each once; `max_attempts` bounds all of them.
 - A failure that another endpoint may not have goes to the next candidate at once. After an overload
   reply that needs `may_retry`, a retry budget's permission; after a death it does not.
+- Two endpoints that died with the request in their hands may have died of it: it is offered to no third.
 - With no candidate left, the one that failed is tried once more if it died, or if it was overloaded
   and its pool has no other: after the wait that it asked for, and only if that is over before the deadline.
 - A stream that stays silent is left for the next candidate at the moment that gives the two of them the best
@@ -31,6 +32,7 @@ from policies.silence import first_look, leave_at
 from policies.value import value
 
 BACKOFF = 0.1  # s before an overloaded endpoint is asked again, where it does not say
+DEATHS = 2  # of endpoints that had accepted the request
 RACERS = 2  # attempts pending at a time
 
 
@@ -59,13 +61,15 @@ class Failed:
     """An attempt has ended without a token.
 
     `retryable`: another endpoint might do better. `died`: the connection did, as opposed to an
-    overload reply. `retry_after`: s, as the server asked.
+    overload reply. `retry_after`: s, as the server asked. `taken`: it died with a request that it
+    had accepted.
     """
 
     number: int
     retryable: bool = True
     died: bool = False
     retry_after: float | None = None
+    taken: bool = False
 
 
 @value
@@ -167,6 +171,7 @@ class AttemptMachine:
         self._again: Candidate | None = None  # the one to be tried once more, at _again_at
         self._again_at = now
         self._retried = False
+        self._deaths = 0
         self._actions: list[Action] = []
 
     def on(self, event: Event, now: float, may_retry: bool = True) -> Step:
@@ -205,6 +210,7 @@ class AttemptMachine:
         pending = self.pending.pop(failure.number, None)
         if pending is None:
             return
+        self._deaths += failure.died and failure.taken
         if self.pending:
             self._weigh_again(now)
         elif not failure.retryable:
@@ -270,7 +276,7 @@ class AttemptMachine:
 
     def _next(self) -> Candidate | None:
         """The next untried candidate, if another attempt is allowed."""
-        if self._opened >= self._max_attempts or self._tried >= len(self._candidates):
+        if not self._may_open or self._tried >= len(self._candidates):
             return None
         return self._candidates[self._tried]
 
@@ -288,7 +294,7 @@ class AttemptMachine:
 
     def _try_again(self, failure: Failed, candidate: Candidate, now: float) -> bool:
         """Whether the endpoint that failed last, having no stand-in, is worth one more attempt."""
-        if self._retried or self._opened >= self._max_attempts:
+        if self._retried or not self._may_open:
             return False
         if not failure.died and any(
             other.endpoint.pool == candidate.endpoint.pool and other.endpoint != candidate.endpoint
@@ -307,7 +313,13 @@ class AttemptMachine:
             self._open(self._again, AttemptKind.FALLBACK, now)
             self._again = None
 
+    @property
+    def _may_open(self) -> bool:
+        return self._opened < self._max_attempts and self._deaths < DEATHS
+
     def _exhausted(self) -> str:
+        if self._deaths >= DEATHS:
+            return f"{self._deaths} endpoints died while they worked on it"
         if self._opened >= self._max_attempts:
             return f"all {self._opened} attempts allowed have failed"
         return f"all {len(self._candidates)} candidates have failed"

@@ -9,6 +9,8 @@ from policies.facts import NEVER, Endpoint, EngineLoad, Forecast, Load, Pool
 from policies.ledger import REMAINDER, Ledger
 from policies.predictor import ApiPredictor, EnginePredictor, Pace, Predictor
 from policies.prefix import PrefixStatistics
+from policies.residency import ResidencyStatistics
+from policies.stall import Stall
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
 TYPICAL_PROMPT = 1_000.0  # uncached tokens of other traffic's prompts, before we know our own
@@ -33,6 +35,7 @@ class EndpointStatistics:
     block_size: int  # tokens
     prefix_blocks: int  # believed cached, in the estimator's blocks
     prefix_capacity: int  # of them, that the index bounds itself to
+    resident: ResidencyStatistics | None  # by the engine's own events, in its blocks
 
 
 class EndpointState:
@@ -41,7 +44,7 @@ class EndpointState:
     __slots__ = (
         "_excess", "_mean_block", "_others_running", "_others_waiting", "_typical", "block_size", "block_tokens",
         "breaker", "context", "endpoint", "engine", "kv_tokens", "ledger", "local", "pace", "pool", "predictor", "rate",
-        "scraped_at",
+        "scraped_at", "stall", "used_at", "warming",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
@@ -50,11 +53,13 @@ class EndpointState:
         self.breaker = Breaker(LONGEST_EJECTION if pool.local else API_EJECTION)
         self.predictor: Predictor = EnginePredictor() if pool.local else ApiPredictor()
         self.pace = Pace()
+        self.stall = Stall()
         self.block_size = pool.block_size  # the engine's
         self.block_tokens = self._mean_block = float(pool.block_size)  # engine tokens in one block of the estimator
         self.kv_tokens = pool.kv_tokens
         self.engine = EngineLoad()
-        self.scraped_at = NEVER
+        self.scraped_at = self.used_at = NEVER
+        self.warming = False
         self._others_running = self._others_waiting = self._excess = 0
         self._typical = TYPICAL_PROMPT
         self.context = 0.0  # attention pairs per token ahead, as of the last `load`
@@ -74,17 +79,27 @@ class EndpointState:
         fresh = now - self.scraped_at <= STALE
         waiting = self._others_waiting if fresh else 0
         others = max(waiting * self._typical - rate * (now - self.scraped_at), 0.0) if waiting else 0.0
+        running = ledger.in_flight - ledger.prefilling + (self._others_running if fresh else 0)
+        ahead, stall = queue.ahead(now, rate) + others, self.stall
         return Load(
             at=now,
             health=breaker.health(now),
             in_flight=ledger.in_flight,
             prefilling=ledger.prefilling,
-            ahead=queue.ahead(now, rate) + others,
-            running=ledger.in_flight - ledger.prefilling + (self._others_running if fresh else 0),
+            ahead=ahead,
+            running=running,
             waiting=ledger.prefilling + waiting,
             kv_usage=self.engine.kv_usage or 0.0,
             scraped_at=self.scraped_at,
             blocked_until=breaker.blocked_until,
+            busy=ahead / rate,
+            harm=stall.harm,
+            stalled=stall.since,
+            strain=stall.strain / stall.limit,
+            closed=stall.closed(ahead / rate),
+            duty=stall.duty(now),
+            context=stall.context,
+            warming=self.warming,
         )
 
     def work(self, load: Load, prompt_tokens: int, hit: int, now: float) -> tuple[int, int, float, float, float]:
@@ -98,11 +113,19 @@ class EndpointState:
 
     def forecast(self, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         predictor = self.predictor
-        center = predictor.center(*self.work(load, prompt_tokens, hit, now), now)
+        center = load.wait + predictor.center(*self.work(load, prompt_tokens, hit, now), now)
         quantiles = predictor.quantiles(load.ahead, now)
-        return Forecast(center, quantiles, self.pace.predict(load.running), predictor.samples)
+        return Forecast(center, quantiles, self.tpot(load), predictor.samples)
 
-    def statistics(self, prefix: PrefixStatistics, now: float) -> EndpointStatistics:
+    def progress(self, now: float) -> None:
+        self.stall.look(self.pace.predict(self.ledger.in_flight - self.ledger.prefilling, self.stall.context), now)
+
+    def tpot(self, load: Load) -> float:
+        return self.pace.predict(load.running, load.context) / max(1 - load.duty, 0.1)
+
+    def statistics(
+        self, prefix: PrefixStatistics, resident: ResidencyStatistics | None, now: float
+    ) -> EndpointStatistics:
         load = self.load(now)
         ratios = self.predictor.quantiles(load.ahead, now)
         return EndpointStatistics(
@@ -113,10 +136,11 @@ class EndpointState:
             samples=self.predictor.samples,
             prefill_rate=self.predictor.rate(0.0),
             error=(ratios[2], ratios[6], ratios[10]),
-            tpot=self.pace.predict(load.running),
+            tpot=self.tpot(load),
             block_size=self.block_size,
             prefix_blocks=prefix.blocks,
             prefix_capacity=prefix.capacity,
+            resident=resident,
         )
 
     def measure(self, block_tokens: float) -> bool:

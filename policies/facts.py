@@ -101,6 +101,15 @@ class Load:
     kv_usage: float = 0.0
     scraped_at: float = NEVER
     blocked_until: float = NEVER  # a provider's rate limit
+    busy: float = 0.0  # s of prefill that `ahead` is
+    wait: float = 0.0  # s that the gateway itself would hold a request back for it
+    harm: tuple[float, ...] = ()  # answers that would lose their pace to a stall (policies.stall)
+    stalled: float = 0.0  # s of prefill sent since that was worked out
+    strain: float = 0.0  # of the answers being written there: from 1 on they can bear no other prefill
+    closed: float = 0.0  # s until the answers being written there can bear another prefill
+    duty: float = 0.0  # share of its time that it prefills, lately
+    context: float = 0.0  # tokens that the answers being written there attend to
+    warming: bool = False  # lost its cache and is being given it back: the last to be sent to
 
 
 @value

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from policies.caches import Caches, Sent
 from policies.endpoint import EndpointState, EndpointStatistics
 from policies.facts import (
     NEVER,
@@ -30,7 +31,7 @@ from policies.facts import (
 from policies.flight import Flight
 from policies.lengths import OutputLengths
 from policies.predictor import Work, learn_at_least
-from policies.prefix import PrefixIndex
+from policies.stall import Answer
 from policies.tokens import TokenScale
 
 REFRESH = 0.1  # s: how long a snapshot lets time drain what is ahead before it asks the ledger again
@@ -65,11 +66,12 @@ class Fleet:
     """Implements `policies.beliefs.Beliefs`. All times are seconds of one monotonic clock."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
-        self._index = PrefixIndex()
+        self._caches = Caches()
         self._groups: dict[str, _Group] = {}
         self._states: dict[str, EndpointState] = {}
         self._flights: dict[Hashable, Flight] = {}
         self._lengths: dict[str, OutputLengths] = {}
+        self.cold: set[str] = set()  # endpoints without a cache, that nobody has cared for yet
         self._changed: set[EndpointState] = set()
         self._recheck = NEVER
         self._snapshot = FleetSnapshot(NEVER, {}, {})
@@ -86,7 +88,9 @@ class Fleet:
                 group.members.append(self._keep_or_create(known.get(endpoint.id), endpoint, pool))
             group.untaught = [state for state in group.members if state.predictor.samples < TAUGHT]
         for gone in known.keys() - self._states.keys():
-            self._index.remove(gone)
+            self._caches.remove(gone)
+        joined = self._states.keys() - known.keys() if known else set()
+        self.cold = (self.cold | joined) & self._states.keys()
         self._changed = set(self._states.values())
         self._snapshot = FleetSnapshot(NEVER, {name: group.pool for name, group in self._groups.items()}, {})
 
@@ -95,9 +99,9 @@ class Fleet:
             known.endpoint, known.pool = endpoint, pool
             state = known
         else:
-            self._index.remove(endpoint.id)
+            self._caches.remove(endpoint.id)
             state = EndpointState(endpoint, pool)
-            self._index.resize(endpoint.id, state.blocks)
+            self._caches.index.resize(endpoint.id, state.blocks)
         self._states[endpoint.id] = state
         return state
 
@@ -120,19 +124,33 @@ class Fleet:
 
     def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
         """Prompt tokens (the engine's) believed cached there: whole blocks, always less than the prompt."""
-        state, blocks = self._states[endpoint.id], prompt.blocks
-        if not state.local:
+        state = self._states[endpoint.id]
+        if not state.local or not prompt.blocks.hashes:
             return 0
-        depth = self._index.depth(endpoint.id, blocks.hashes)
         size = state.block_size
-        return min(int(depth * blocks.size * blocks.scale), prompt.tokens - 1) // size * size if depth else 0
+        return min(int(self._caches.held(endpoint.id, prompt)), prompt.tokens - 1) // size * size
 
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         """TTFT from a send at `now` to the first token, and TPOT."""
         return self._states[endpoint.id].forecast(load, prompt_tokens, hit, now)
 
+    def prefill(self, endpoint: Endpoint, prompt_tokens: int, hit: int) -> float:
+        """Engine time that a prompt takes there, s; 0 for an API."""
+        uncached = prompt_tokens - hit
+        return self._states[endpoint.id].predictor.seconds(uncached, uncached * (hit + 0.5 * uncached))
+
+    def pool(self, name: str) -> Pool:
+        return self._groups[name].pool
+
+    def is_local(self, endpoint_id: str) -> bool:
+        return self._states[endpoint_id].local
+
     def token_scale(self, pool: str) -> TokenScale:
         return self._groups[pool].scale
+
+    def used_at(self, endpoint_id: str) -> float:
+        """When an attempt was last sent there."""
+        return self._states[endpoint_id].used_at
 
     def expected_output(self, route: str, max_tokens: int | None = None) -> int:
         lengths = self._lengths.get(route)
@@ -140,23 +158,46 @@ class Fleet:
 
     def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
         """For people: cheap enough to ask once a second."""
-        return self._states[endpoint_id].statistics(self._index.statistics(endpoint_id), now)
+        return self._states[endpoint_id].statistics(*self._caches.statistics(endpoint_id), now)
 
     # ----------------------------------------------------------------- told by the monitor
 
-    def sent(self, key: Hashable, candidate: Candidate, prompt: PoolEstimate, now: float, stream: bool) -> None:
-        """An attempt, named by `key`, is on its way."""
+    def sent(
+        self,
+        key: Hashable,
+        candidate: Candidate,
+        prompt: PoolEstimate,
+        now: float,
+        stream: bool,
+        pace: float | None = None,
+        output: int = 256,
+        session: str = "",
+    ) -> None:
+        """An attempt, named by `key`, is on its way. `pace`: s per output token that its caller was promised;
+        `session`: what the engine's events call it."""
         state = self._states.get(candidate.endpoint.id)
         if state is None:
             return
         self.ended(key, Ending.CANCELLED, now)
         work = Work(*state.work(state.load(now), candidate.prompt_tokens, candidate.hit, now))
-        depth, stamp = self._record(state, prompt)
+        cache = self._record(key, state, prompt, session)
         told = state.predictor.center(*work, now)
         self._flights[key] = Flight(
-            state, candidate, prompt, work, told, now, stream, depth, stamp, state.ledger.queue, state.rate
+            state,
+            candidate,
+            prompt,
+            work,
+            told,
+            now,
+            stream,
+            cache,
+            state.ledger.queue,
+            state.rate,
+            answer=Answer(pace, output, candidate.prompt_tokens),
         )
+        state.stall.prefill(self.prefill(candidate.endpoint, candidate.prompt_tokens, candidate.hit), now)
         state.ledger.charge(key, candidate.uncached, now, candidate.hit, stream)
+        state.used_at = now
         state.breaker.sent(key, now)
         state.seen(candidate.uncached)
         self._touch(state)
@@ -168,6 +209,8 @@ class Fleet:
             return
         state = flight.state
         flight.first_at, flight.running = now, state.ledger.in_flight - state.ledger.prefilling
+        flight.context, flight.spent = state.stall.context, state.stall.spent
+        state.stall.began(key, flight.answer, now)
         state.ledger.clear(key, now)
         state.breaker.spoke(key, now)
         ttft = now - flight.sent_at if flight.stream else engine_ttft
@@ -184,11 +227,24 @@ class Fleet:
         if ending is Ending.COMPLETED:
             flight.state.ledger.clear(key, now)
         flight.state.ledger.release(key, now)
+        flight.state.stall.ended(key, reported.mean_itl if reported else None)
         self._judge(key, flight, ending, now, reported)
         if flight.first_at is None:
             self._ended_without_token(flight, ending, now, reported)
-        self._reconcile(flight, reported, now)
+        accounted = self._computed(key, flight, ending, reported)
+        self._reconcile(flight, reported, now, accounted)
         self._touch(flight.state)
+
+    def progress(self, tokens: Iterable[tuple[Hashable, int]], now: float) -> None:
+        """How many tokens each of these attempts has by now. Any number of times a second; five are enough."""
+        touched = set()
+        for key, count in tokens:
+            if (flight := self._flights.get(key)) is not None:
+                flight.answer.tokens = count
+                touched.add(flight.state)
+        for state in touched:
+            state.progress(now)
+            self._touch(state)
 
     def scraped(self, endpoint_id: str, engine: EngineLoad, now: float) -> None:
         """What the engine says of itself."""
@@ -197,9 +253,9 @@ class Fleet:
             return
         room = state.blocks
         if state.scraped(engine, now):
-            self._index.forget(endpoint_id)
+            self._lost_its_cache(state)
         if state.blocks != room:
-            self._index.resize(endpoint_id, state.blocks)
+            self._caches.index.resize(endpoint_id, state.blocks)
         self.reachable(endpoint_id, now)
 
     def reachable(self, endpoint_id: str, now: float) -> None:
@@ -215,9 +271,26 @@ class Fleet:
             self._forget_the_dead(state)
             self._touch(state)
 
+    @property
+    def caches(self) -> Caches:
+        """For the one who hears engines tell of them."""
+        return self._caches
+
+    def emptied(self, endpoint_id: str) -> None:
+        """The engine says that it holds nothing, or it is another one."""
+        if (state := self._states.get(endpoint_id)) is not None:
+            self._lost_its_cache(state)
+            self._touch(state)
+
     def observe_output(self, route: str, tokens: int) -> None:
         """An answer of this route was complete at so many tokens."""
         self._lengths.setdefault(route, OutputLengths()).observe(tokens)
+
+    def warming(self, endpoint_id: str, on: bool) -> None:
+        """Its cache is being filled: until that is over it is the last to be sent to."""
+        if (state := self._states.get(endpoint_id)) is not None:
+            state.warming = on
+            self._touch(state)
 
     # ----------------------------------------------------------------- what follows from it
 
@@ -225,14 +298,23 @@ class Fleet:
         if self._states.get(state.endpoint.id) is state:  # a reload may have removed it under an attempt
             self._changed.add(state)
 
-    def _record(self, state: EndpointState, prompt: PoolEstimate) -> tuple[int, int]:
-        """Blocks held before, and the stamp of the record that takes this prompt for held."""
+    def _record(self, key: Hashable, state: EndpointState, prompt: PoolEstimate, session: str) -> Sent | None:
+        """Takes this prompt for held there."""
         blocks = prompt.blocks
         if not state.local or not blocks.hashes:
-            return 0, 0
+            return None
         if state.measure(blocks.size * blocks.scale):
-            self._index.resize(state.endpoint.id, state.blocks)
-        return self._index.depth(state.endpoint.id, blocks.hashes), self._index.record(state.endpoint.id, blocks.hashes)
+            self._caches.index.resize(state.endpoint.id, state.blocks)
+        return self._caches.sent(key, state.endpoint.id, prompt, session)
+
+    def _computed(self, key: Hashable, flight: Flight, ending: Ending, reported: Reported) -> bool:
+        """What has become of its prompt; whether the engine's own events tell of it."""
+        if flight.cache is None:
+            return False
+        if flight.first_at is not None or ending is Ending.COMPLETED:
+            return self._caches.answered(key, flight.cache, reported.prompt_tokens, reported.cached_tokens)
+        self._caches.unanswered(key, flight.cache)
+        return False
 
     def _learn(self, flight: Flight, ttft: float, now: float) -> None:
         state, group = flight.state, self._groups.get(flight.state.pool.name)
@@ -270,32 +352,40 @@ class Fleet:
             return
         if flight.stream and ending in (Ending.SILENT, Ending.CANCELLED):
             learn_at_least(flight.state.predictor, flight.sample(now - flight.sent_at), now)
-        self._index.trim(flight.state.endpoint.id, flight.prompt.blocks.hashes, flight.depth, flight.stamp)
 
-    def _reconcile(self, flight: Flight, reported: Reported, now: float) -> None:
+    def _reconcile(self, flight: Flight, reported: Reported, now: float, accounted: bool) -> None:
         """Hold what was believed against what the answer says."""
         state, prompt = flight.state, flight.prompt
         group = self._groups.get(state.pool.name)
         if reported.prompt_tokens is not None and prompt.text_tokens and group is not None:
             group.scale.observe(prompt.text_tokens, prompt.messages, reported.prompt_tokens)
         if reported.mean_itl is not None:
-            state.pace.observe(
-                (flight.running + state.ledger.in_flight - state.ledger.prefilling) / 2, reported.mean_itl
-            )
-        if reported.cached_tokens is not None and state.local:
+            self._learn_pace(flight, reported.mean_itl, reported.completion_tokens or 0)
+        if reported.cached_tokens is not None and state.local and not accounted:
             self._confirm(flight, reported.cached_tokens)
+
+    def _learn_pace(self, flight: Flight, itl: float, tokens: int) -> None:
+        """What a token takes without the prefills that stalled it."""
+        state, ledger, stall = flight.state, flight.state.ledger, flight.state.stall
+        stalled = (stall.spent - flight.spent) / (tokens - 1) if tokens > 1 else 0.0
+        running = (flight.running + ledger.in_flight - ledger.prefilling) / 2
+        state.pace.observe(running, (flight.context + stall.context) / 2, max(itl - stalled, itl * 0.1))
 
     def _confirm(self, flight: Flight, cached: int) -> None:
         """Blocks that an attempt ahead was still computing say nothing of the cache's size."""
         believed, size = flight.candidate.hit, flight.state.block_size
         borne_out = cached + size > believed
         if believed and (borne_out or not flight.queue.tokens):
-            self._index.confirm(flight.state.endpoint.id, believed, believed if borne_out else cached)
+            self._caches.index.confirm(flight.state.endpoint.id, believed, believed if borne_out else cached)
 
     def _forget_the_dead(self, state: EndpointState) -> None:
         """Nobody is there: whoever comes back has an empty cache."""
         if state.breaker.gone:
-            self._index.forget(state.endpoint.id)
+            self._lost_its_cache(state)
+
+    def _lost_its_cache(self, state: EndpointState) -> None:
+        self._caches.forget(state.endpoint.id)
+        self.cold.add(state.endpoint.id)
 
 
 def _moves(load: Load) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from policies.caches import Sent
 from policies.endpoint import EndpointState
 from policies.facts import Candidate, PoolEstimate
 from policies.ledger import Queue
 from policies.predictor import Sample, Work
+from policies.stall import Answer
 
 
 @dataclass(slots=True)
@@ -21,12 +23,14 @@ class Flight:
     told: float  # the TTFT expected then, s
     sent_at: float
     stream: bool
-    depth: int  # blocks held there when it was sent
-    stamp: int  # of its record in the prefix index
+    cache: Sent | None  # what is believed of its prompt there; None: nothing can be
     queue: Queue  # what was ahead of it then
     rate: float  # tokens/s it was thought to drain at
     first_at: float | None = None
     running: int = 0  # at its first token
+    context: float = 0.0  # of all that were being answered then, tokens
+    spent: float = 0.0  # s of prefill sent there, then
+    answer: Answer = field(default_factory=lambda: Answer(None, 1, 0))  # that is to come
 
     def sample(self, ttft: float) -> Sample:
         """What it teaches. How far the queue had drained when it was sent is judged by the rate as known now."""

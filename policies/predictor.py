@@ -312,7 +312,9 @@ class Pace:
         if factor != 1.0:
             self._fit.scale(factor)
         else:
-            self._fit.learn((DECODE_BASE, DECODE_RUNNING * running, DECODE_CONTEXT * context), tpot, self._surprise.clip)
+            self._fit.learn(
+                (DECODE_BASE, DECODE_RUNNING * running, DECODE_CONTEXT * context), tpot, self._surprise.clip
+            )
 
     def follow(self, sibling: Self) -> None:
         self._fit.follow(sibling._fit)

@@ -9,6 +9,8 @@ A radix tree per endpoint, of runs of blocks. Rules:
 - The bound is the engine's own capacity, as far as what it reports bears that out: outputs, pinned blocks
   and other traffic share it.
 
+- A run may hold an anchor, which says of a prompt through its end what the engine does (`policies.anchor`).
+
 A block costs 8 bytes and its share of a node.
 """
 
@@ -19,9 +21,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policies.anchor import Anchor
+
 SHRINK = 0.2  # of the capacity, when nothing of what was believed cached was
 GROW = 0.005  # of the capacity, when all of it was
 SMALLEST_SHARE = 1 / 256  # of the engine's capacity: enough to be proved wrong
+NOTHING = (0, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +42,14 @@ class PrefixStatistics:
 class _Run:
     """Consecutive blocks. `children` are runs that continue it: only its end can be continued."""
 
-    __slots__ = ("blocks", "children", "parent", "stamp")
+    __slots__ = ("anchor", "blocks", "children", "parent", "stamp")
 
     def __init__(self, blocks: array[int], parent: _Run | None, stamp: int, children: int = 0) -> None:
         self.blocks = blocks
         self.parent = parent
         self.stamp = stamp  # the record that used it last
         self.children = children
+        self.anchor: Anchor | None = None  # of the prompt through its end that was tied to its chain last
 
 
 def _shared(blocks: array[int], hashes: Sequence[int], at: int) -> int:
@@ -98,6 +104,7 @@ class _Cache:
     def _split(self, run: _Run, at: int) -> _Run:
         """Cut a run in two; the lower part stays where it is in the order."""
         upper = _Run(run.blocks[:at], run.parent, run.stamp, children=1)
+        upper.anchor = run.anchor
         self.runs[run.blocks[0]] = upper
         run.blocks, run.parent = run.blocks[at:], upper
         self.runs[run.blocks[0]] = run
@@ -158,17 +165,33 @@ class PrefixIndex:
 
     def depth(self, endpoint_id: str, hashes: Sequence[int]) -> int:
         """How many leading blocks of the prompt the endpoint holds."""
+        return self.find(endpoint_id, hashes)[0]
+
+    def find(self, endpoint_id: str, hashes: Sequence[int]) -> tuple[int, Anchor | None, int]:
+        """That, and the anchor and the stamp of the last of these blocks."""
         cache = self._caches.get(endpoint_id)
         if cache is None or not hashes:
-            return 0
-        run, size, at, runs = cache.runs.get(hashes[0]), len(hashes), 0, cache.runs
-        while run is not None:
+            return NOTHING
+        last, size, at, runs = None, len(hashes), 0, cache.runs
+        while at < size and (run := runs.get(hashes[at])) is not None:
             shared = _shared(run.blocks, hashes, at)
+            last = run
             at += shared
-            if at == size or shared < len(run.blocks):
-                return at
-            run = runs.get(hashes[at])
-        return at
+            if shared < len(run.blocks):
+                break
+        return NOTHING if last is None else (at, last.anchor, last.stamp)
+
+    def tie(self, endpoint_id: str, hashes: Sequence[int], anchor: Anchor | None) -> None:
+        """The endpoint was given these blocks, and this is what it made of them."""
+        self.record(endpoint_id, hashes)
+        path, _ = self._cache(endpoint_id).path(hashes)
+        for run in path:
+            run.anchor = anchor
+
+    def untie(self, endpoint_id: str) -> None:
+        """What the engine said is void: what was sent there stands."""
+        for run in self._cache(endpoint_id).order:
+            run.anchor = None
 
     def trim(self, endpoint_id: str, hashes: Sequence[int], depth: int, stamp: int) -> None:
         """The prompt was not computed there after all: forget its blocks past `depth`, unless used since."""

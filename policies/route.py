@@ -153,6 +153,11 @@ class Route(Strict):
         own = self.ttft.budget if self.ttft else FOREVER
         return own if asked is None else min(asked, max(own, self.limits.ttft_budget or own))
 
+    def tpot_budget(self, asked: float | None) -> float | None:
+        """Seconds per token after the first: a caller may tighten the route's."""
+        own = self.tpot.budget if self.tpot else None
+        return own if asked is None else asked if own is None else min(own, asked)
+
     def output_cap(self, asked: int | None) -> int | None:
         """The caller's max_tokens under the route's cap; None: neither says."""
         cap = self.limits.output_tokens

@@ -14,11 +14,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from math import exp
 
-import os
-KEPT = float(os.environ.get('KEPT', '0.72'))
-LEAST_SHARE = float(os.environ.get('LEASTS', '0.2'))
-MEMORY = float(os.environ.get('MEM', '20'))
-#  # s over which the share of time spent on prefills is averaged
+from policies.facts import Load
+
+MEMORY = 10.0  # s over which the answers' pace, and the time spent on prefills, are averaged
+MISSES = 0.04  # share of answers that may lose their pace: a fleet that loses none prefills too little
+STEP, LIMITS = 0.01, (0.5, 0.85, 1.0)  # by which one answer moves the limit; its least, first and greatest value
 GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which harm is worked out
 LEAST_LEFT = 0.1  # of a budget that the pace alone leaves over: less, and nothing can be caught up
 
@@ -35,12 +35,25 @@ class Answer:
     context: int  # tokens of its prompt
     first_at: float = 0.0
     tokens: int = 1  # so far
+    counted: int = 1  # of them
 
 
 class Stall:
     """One endpoint's."""
 
-    __slots__ = ("_at", "_recent", "_seen", "answers", "context", "harm", "spent")
+    __slots__ = (
+        "_at",
+        "_looked",
+        "_recent",
+        "_seen",
+        "_time",
+        "_tokens",
+        "answers",
+        "context",
+        "harm",
+        "limit",
+        "spent",
+    )
 
     def __init__(self) -> None:
         self.spent = 0.0  # s of prefill sent, in all
@@ -48,7 +61,9 @@ class Stall:
         self.answers: dict[Hashable, Answer] = {}
         self.harm = HARMLESS  # as of the last `look`
         self._seen = 0.0  # `spent`, then
-        self._recent = self._at = 0.0
+        self._recent = self._at = self._looked = 0.0
+        self.limit = LIMITS[1]
+        self._time = self._tokens = 0.0  # of the answers, lately: s, and tokens written in them
 
     def prefill(self, seconds: float, now: float) -> None:
         self._recent = self._recent * exp((self._at - now) / MEMORY) + seconds
@@ -64,13 +79,21 @@ class Stall:
         self.answers[key] = answer
         self.context += answer.context
 
-    def ended(self, key: Hashable) -> None:
+    def ended(self, key: Hashable, tpot: float | None = None) -> None:
         if (answer := self.answers.pop(key, None)) is not None:
             self.context -= answer.context
+            if answer.pace is not None and tpot is not None:
+                self._adjust(tpot > answer.pace)
+
+    def _adjust(self, missed: bool) -> None:
+        """The limit settles where a share MISSES of the answers lose their pace."""
+        least, _, most = LIMITS
+        self.limit = min(max(self.limit + STEP * (MISSES - missed), least), most)
 
     def look(self, pace: float, now: float) -> None:
         """Work out the harm of stalls from now on."""
         self._seen = self.spent
+        self._measure(now)
         total = [0.0] * len(GRID)
         for answer in self.answers.values():
             if answer.pace is None:
@@ -84,10 +107,26 @@ class Stall:
                     total[i] += chance - exp((credit - stall) * scale)
         self.harm = tuple(total)
 
-    def bearable(self, pace: float) -> float:
-        """Share of the time that may be spent on prefills if the answers are to keep their pace."""
+    def _measure(self, now: float) -> None:
+        fade = exp((self._looked - now) / MEMORY)
+        self._time *= fade
+        self._tokens *= fade
+        for answer in self.answers.values():
+            since = max(self._looked, answer.first_at)
+            self._time += now - since
+            self._tokens += answer.tokens - answer.counted
+            answer.counted = answer.tokens
+        self._looked = now
+
+    @property
+    def strain(self) -> float:
+        """What a token takes lately, in shares of the tightest promise; 0 where nothing was promised."""
         budget = min((answer.pace for answer in self.answers.values() if answer.pace is not None), default=None)
-        return 1.0 if budget is None else max(1 - pace / (KEPT * budget), LEAST_SHARE)
+        return 0.0 if budget is None else self._time / max(self._tokens, 1.0) / budget
+
+    def closed(self, more: float) -> float:
+        """Seconds until answers have caught up enough for another prefill, if `more` s of it are on their way."""
+        return MEMORY * max(self.strain * (1 + more / MEMORY) / self.limit - 1, 0.0)
 
     @property
     def since(self) -> float:
@@ -95,8 +134,13 @@ class Stall:
         return self.spent - self._seen
 
 
-def lost(harm: Harm, stall: float) -> float:
-    """Answers lost to so many seconds of stall: linear between grid points."""
+def harm(load: Load, seconds: float) -> float:
+    """Answers that a prefill of so many seconds, sent now, would cost their pace."""
+    return _lost(load.harm, load.stalled + seconds) - _lost(load.harm, load.stalled) if load.harm else 0.0
+
+
+def _lost(harm: Harm, stall: float) -> float:
+    """To so many seconds of stall: linear between grid points."""
     if stall <= 0:
         return 0.0
     before, at = 0.0, 0.0

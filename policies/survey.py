@@ -3,6 +3,7 @@
 Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever its load.
 - An endpoint is out while it is down, on trial with its one request, or limited by its provider.
+- An endpoint that is being given its cache back is taken only where its pool has no other.
 - What is not known filters nothing: no declared capabilities, no declared context window.
 - The beliefs are asked once for every endpoint that is left.
 """
@@ -77,6 +78,7 @@ class Survey:
         loads, beliefs, now, left = self.fleet.loads, self.beliefs, self.now, self.left
         price = pool.price.of(prompt.tokens, min(self.estimate.output_tokens, self.output_tokens))
         group: Group = []
+        warming: Group = []
         for endpoint in pool.endpoints:
             load = loads.get(endpoint.id, _UNSEEN)
             if reason := _out(load, now):
@@ -85,7 +87,10 @@ class Survey:
             hit = beliefs.hit(endpoint, prompt)
             forecast = beliefs.forecast(endpoint, load, prompt.tokens, hit, now)
             chance = 1.0 if left == FOREVER else forecast.chance(left)
-            group.append(Prospect(endpoint, number, load, prompt, hit, forecast, chance, price, beliefs.prefill(endpoint, prompt.tokens, hit)))
+            seconds = beliefs.prefill(endpoint, prompt.tokens, hit)
+            prospect = Prospect(endpoint, number, load, prompt, hit, forecast, chance, price, seconds)
+            (warming if load.warming else group).append(prospect)
+        group = group or warming
         if group:
             self.groups.append(group)
 

@@ -136,7 +136,7 @@ def _miss(found: Survey, others: Group) -> Decision:
             wait, reason = _shed(found, others, best)
             return _decision(found, Outcome.SHED, ranked, reason, _bounded(wait))
         case "queue":
-            return _decision(found, Outcome.PLACE, ranked, f"{best}; sent at once, as nothing is held back yet")
+            return _decision(found, Outcome.PLACE, ranked, f"{best}; behind all that can still make theirs")
         case "best_effort":
             return _decision(found, Outcome.PLACE, ranked, f"{best}; best effort")
 

@@ -5,236 +5,265 @@ it. So its own queue is kept as short as keeps it busy, and the rest waits here,
 ordered, moved and put last.
 
 Rules:
-- A request that finds an endpoint with room is sent at once; nothing is held while there is room.
-- An endpoint has room while what it must prefill is done within ROOM seconds, and the answers it is
-  writing can bear another stall (`Load.debt`).
+- A request that finds an endpoint with room is sent at once: nothing is held while there is room.
+- An endpoint has room while what it has to prefill is done within ROOM seconds, and the answers it is
+  writing can bear another stall (`policies.stall`). An API always has room.
 - What waits is bound to the endpoint that its decision chose, earliest deadline first, and counts there as
-  work ahead. It is decided again when its turn comes, or when another endpoint runs out of work.
-- Where a deadline can only be made in another's place, the one that needs the most engine time gives way
-  (Moore and Hodgson 1968: fewest late jobs on one machine), of the tenant with the most work waiting.
-- What can no longer make it is sent only where nothing hopeful waits and the engine has nothing to prefill, or
-  from the small share of time that is kept for it: it must not make others miss, and must not starve.
-- Work without a deadline waits in the same lane, behind what had one.
-- The room is bounded: beyond, the last of the tenant that holds most is refused.
+  work ahead of what is due later. It is decided again when its turn comes, or when another engine is idle.
+- Where a deadline can be made in another's place only, the one that needs the most engine time gives way
+  (Moore and Hodgson 1968: the fewest late jobs on one machine); between tenants, one of the tenant whose
+  requests here need the most.
+- What can no longer make it, and what has no deadline, waits for an engine that is idle and whose answers
+  it does not harm, the tenants in turn: it must not make others miss. It is owed a share SPARED of the engines'
+  time whatever else waits: it must not starve. Where its route says `best_effort` it is sent after FORCED seconds.
+- The room is bounded: beyond HELD, the latest of the tenant that holds most is refused.
+- Yardsticks are not held: they must not inherit our brain.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 
-from policies.facts import FOREVER, Ask, Candidate, Decision, Endpoint, FleetSnapshot, Health, Load, Outcome, PromptEstimate
+from policies.facts import FOREVER, Ask, Candidate, Decision, FleetSnapshot, Health, Load, Outcome, PromptEstimate
 from policies.fleet import Fleet
+from policies.lanes import Held, Lanes
 from policies.route import Route
-from policies.stall import lost
+from policies.stall import MEMORY, harm
 from policies.tiers import decide
-import os
 
-ROOM = float(os.environ.get("ROOM", "0.1"))  # s of prefill that may wait inside an engine: its next step is never short of work
-ALLOW = float(os.environ.get("ALLOW", "1.0"))
-SPARED = float(os.environ.get('SPARED','0.8'))
-SPARE = float(os.environ.get("SPARE", "0.3"))  # s of it that the hopeless may use
-MARGIN = float(os.environ.get("MARGIN", "1.0"))
+ROOM = 0.1  # s of prefill that may wait inside an engine: its next step is never short of work
+IDLE = 0.01  # s of prefill under which an engine is idle
+HARMLESS = 0.3  # answers that may lose their pace for a request which is late anyway
+SPARED = 0.05  # of the engines' time, for what waits last
+FORCED = 30.0  # s after which what must be sent anyway is
+STILL = 0.9  # of the target, that is enough to keep to a plan
 TICK = 0.05  # s between two looks, where nothing happens
 HELD = 4096  # requests
+REFUSED = 5.0  # s after which whoever found the room full may try again
 
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """A request that waits."""
-
-    ticket: Hashable
-    ask: Ask
-    estimate: PromptEstimate
-    route: Route
-    seed: int
-    deadline: float
-    endpoint: Endpoint | None = None  # the one it is bound to
-    tokens: int = 0  # uncached, there
-    seconds: float = 0.0  # of its engine time, there
-
-    def __lt__(self, other: Held) -> bool:
-        return (self.deadline, self.seed) < (other.deadline, other.seed)
+Going = tuple[Hashable, Decision]
 
 
 class WaitingRoom:
-    """All requests that are decided and not sent. `release` says which go now."""
+    """All requests that are not decided, or decided and not sent. `release` says which go now."""
 
     def __init__(self) -> None:
+        self.lanes = Lanes()
         self.wake_at = FOREVER
-        self._bound: dict[str, list[Held]] = {}  # by endpoint, earliest deadline first
-        self._last: list[Held] = []  # what waits for spare time, in order of arrival
-        self._new: list[Held] = []
-        self._leaving: dict[Hashable, Held] = {}  # released, and not yet known to the fleet
+        self._served: Counter[str] = Counter()  # of those that waited last, by tenant
+        self._owed = 0.0  # s of engine time, to those that wait last
 
     @property
     def held(self) -> int:
-        return len(self._new) + len(self._last) + sum(map(len, self._bound.values()))
+        return len(self.lanes)
 
     def enter(self, ticket: Hashable, ask: Ask, estimate: PromptEstimate, route: Route, now: float, seed: int) -> None:
+        """`ticket` names the request until it has departed or left; `seed` is its ordinal."""
         deadline = ask.arrival + route.ttft_budget(ask.ttft_budget)
-        self._new.append(Held(ticket, ask, estimate, route, seed, deadline))
+        self.lanes.new.append(Held(ticket, ask, estimate, route, seed, deadline))
 
     def departed(self, ticket: Hashable) -> None:
-        """Its attempt is known to the fleet, or its caller is gone."""
-        self._leaving.pop(ticket, None)
+        """What was released is known to the fleet."""
+        self.lanes.leaving.pop(ticket, None)
 
     def leave(self, ticket: Hashable) -> None:
         """Its caller is gone."""
-        self._leaving.pop(ticket, None)
-        for lane in (self._new, self._last, *self._bound.values()):
-            for held in lane:
-                if held.ticket == ticket:
-                    lane.remove(held)
-                    return
+        self.lanes.drop(ticket)
+        if not len(self.lanes):
+            self.wake_at = FOREVER
 
-    def release(self, fleet: Fleet, now: float) -> Iterator[tuple[Hashable, Decision]]:
+    def release(self, fleet: Fleet, now: float) -> Iterator[Going]:
         """Who goes now, one at a time: the caller sends each before it asks for the next."""
-        while self._new:
-            held = self._new.pop(0)
-            if (decision := self._place(held, fleet, now)) is not None:
-                yield self._go(held, decision, fleet)
-        if self._last or any(self._bound.values()):
-            yield from self._fill(fleet, now)
-        self.wake_at = now + TICK if self.held else FOREVER
+        turn, lanes = Turn(self.lanes, fleet, now), self.lanes
+        while lanes.new:
+            held = lanes.new.pop(0)
+            yield from self._let_go(held, turn.place(held), turn)
+            if len(lanes) > HELD:
+                yield self._refuse(turn)
+        if lanes.last or any(lanes.bound.values()):
+            yield from self._fill(turn)
+        self.wake_at = now + TICK if len(lanes) else FOREVER
 
-    # ---------------------------------------------------------------- one request
+    def _fill(self, turn: Turn) -> Iterator[Going]:
+        """Every endpoint with room takes what waits for it, then what it can spare time for."""
+        for endpoint, lane in tuple(self.lanes.bound.items()):
+            while lane and turn.moves(endpoint):
+                held = lane.pop(0)
+                yield from self._let_go(held, turn.keep(held, endpoint), turn)
+        for endpoint in turn.idle():
+            if (moved := turn.steal(endpoint)) is not None:
+                yield from self._let_go(*moved, turn)
+        while self.lanes.last and (late := self._serve_last(turn)) is not None:
+            yield from self._let_go(*late, turn)
 
-    def _place(self, held: Held, fleet: Fleet, now: float) -> Decision | None:
-        """Its decision, if it goes now; else it is held."""
-        decision = self._decide(held, fleet, now)
-        chosen = decision.chosen
-        if chosen is None or held.route.scorer != "predicted" or not self._local(chosen, fleet):
-            return decision
-        load = self._loads(fleet, now)[chosen.endpoint.id]
-        if held.deadline == FOREVER or chosen.chance < held.route.target:
-            if held.deadline != FOREVER and self._displace(held, decision, fleet, now):
-                return None
-            if self._idle(load, chosen.endpoint.id, fleet):
-                return decision
-            self._last.append(held)
-            return None
-        if self._has_room(load, fleet, now) and not self._bound.get(chosen.endpoint.id):
-            return decision
-        self._bind(held, chosen, fleet)
+    def _serve_last(self, turn: Turn) -> tuple[Held, Decision] | None:
+        """The first that may go; of each route, that of the tenant served least is asked first."""
+        heads = {(held.route.name, held.tenant): held for held in reversed(self.lanes.last)}
+        for held in sorted(heads.values(), key=lambda held: (held.deadline == FOREVER, self._served[held.tenant])):
+            if (decision := self._late(held, turn)) is not None:
+                self.lanes.last.remove(held)
+                self._served[held.tenant] += 1
+                return held, decision
         return None
 
-    def _local(self, chosen: Candidate, fleet: Fleet) -> bool:
-        return fleet.pool(chosen.endpoint.pool).local
+    def _late(self, held: Held, turn: Turn) -> Decision | None:
+        """Its decision, if an engine is free for it, owes it time, or has to take it."""
+        decision = turn.decide(held)
+        if not decision.ranked:
+            return decision
+        best = soonest(decision)
+        seconds = turn.seconds(best)
+        owed = self._owed >= seconds and turn.has_room(best.endpoint.id)
+        if not (owed or turn.is_idle(best.endpoint.id, seconds) or _forced(held, turn.now)):
+            return None
+        self._owed = max(self._owed - seconds, 0.0)
+        return first(decision, best)
 
-    def _decide(self, held: Held, fleet: Fleet, now: float) -> Decision:
-        snapshot = fleet.snapshot(now)
-        shown = FleetSnapshot(snapshot.at, snapshot.pools, self._loads(fleet, now))
-        return decide(held.ask, held.estimate, held.route, shown, fleet, now, held.seed)
+    def _let_go(self, held: Held, decision: Decision | None, turn: Turn) -> Iterator[Going]:
+        """None: it stays."""
+        if decision is None:
+            return
+        if (chosen := decision.chosen) is not None:
+            seconds = turn.seconds(chosen)
+            self.lanes.send(held, chosen.endpoint, seconds)
+            self._owed = self._owed + SPARED * seconds if self.lanes.last else 0.0
+        yield held.ticket, decision
 
-    def _loads(self, fleet: Fleet, now: float) -> dict[str, Load]:
-        """With what waits here, and what just left."""
-        loads = fleet.snapshot(now).loads
-        ahead: dict[str, int] = {}
-        for held in chain(chain.from_iterable(self._bound.values()), self._leaving.values()):
-            if held.endpoint is not None:
-                ahead[held.endpoint.id] = ahead.get(held.endpoint.id, 0) + held.tokens
-        if not ahead:
-            return loads  # type: ignore[return-value]
-        shown = dict(loads)
-        for endpoint, tokens in ahead.items():
-            if endpoint in shown:
-                shown[endpoint] = replace(shown[endpoint], held=float(tokens))
-        return shown
+    def _refuse(self, turn: Turn) -> Going:
+        held = self.lanes.most()
+        self.lanes.drop(held.ticket)
+        reason = f"{HELD} requests wait already"
+        return held.ticket, replace(turn.decide(held), outcome=Outcome.SHED, retry_after=REFUSED, reason=reason)
 
-    def _bind(self, held: Held, chosen: Candidate, fleet: Fleet) -> None:
-        held.endpoint, held.tokens = chosen.endpoint, chosen.uncached
-        held.seconds = fleet.prefill(chosen.endpoint, chosen.prompt_tokens, chosen.hit)
-        insort(self._bound.setdefault(chosen.endpoint.id, []), held)
 
-    def _displace(self, held: Held, decision: Decision, fleet: Fleet, now: float) -> bool:
-        """Put the largest of those that wait last, if that lets this one make it."""
-        best: tuple[float, Held, Candidate] | None = None
+@dataclass(slots=True)
+class Turn:
+    """One look at the fleet: decisions, and who has room, as of `now`."""
+
+    lanes: Lanes
+    fleet: Fleet
+    now: float
+
+    def decide(self, held: Held, patient: bool = False) -> Decision:
+        """With what goes before it. `patient`: as if engines whose answers must catch up first were open."""
+        snapshot = self.fleet.snapshot(self.now)
+        loads = snapshot.loads
+        if not self.lanes.quiet or any(load.closed for load in loads.values()):
+            ahead = self.lanes.ahead(held)
+            loads = {name: _shown(load, ahead.get(name, 0.0), patient) for name, load in loads.items()}
+        shown = FleetSnapshot(snapshot.at, snapshot.pools, loads)
+        return decide(held.ask, held.estimate, held.route, shown, self.fleet, self.now, held.seed)
+
+    def place(self, held: Held) -> Decision | None:
+        """Its decision, if it goes now; else it is held."""
+        decision = self.decide(held)
+        chosen = decision.chosen
+        if chosen is None or held.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id):
+            return decision
+        if held.deadline == FOREVER:
+            return self._last(held, decision)
+        if chosen.chance < held.route.target:
+            decision = self.decide(held, patient=True)
+        return self._bind(held, decision)
+
+    def _bind(self, held: Held, decision: Decision) -> Decision | None:
+        chosen = decision.ranked[0]
+        if chosen.chance < held.route.target:
+            return None if self._displace(held, decision) else self._last(held, decision)
+        if self.has_room(chosen.endpoint.id) and not self.lanes.of(chosen.endpoint.id):
+            return decision
+        self.lanes.bind(held, chosen.endpoint, self.seconds(chosen))
+        return None
+
+    def keep(self, held: Held, endpoint: str) -> Decision | None:
+        """Its turn has come: it goes where it was bound if it still makes it there, else it is placed anew."""
+        decision = self.decide(held)
         for candidate in decision.ranked:
-            seconds = fleet.prefill(candidate.endpoint, candidate.prompt_tokens, candidate.hit)
-            for other in self._bound.get(candidate.endpoint.id, ()):
-                late = candidate.forecast.quantile(held.route.target) - other.seconds - (held.deadline - now)
-                if other.seconds > seconds and late <= 0 and (best is None or other.seconds > best[0]):
-                    best = other.seconds, other, candidate
-        if best is None:
+            if candidate.endpoint.id == endpoint and candidate.chance >= STILL * held.route.target:
+                return first(decision, candidate)
+        return self.place(held)
+
+    def steal(self, endpoint: str) -> tuple[Held, Decision] | None:
+        """The first that waits for another endpoint of the pool, and would rather go to this one now."""
+        pool = endpoint.partition("/")[0]
+        for name, lane in self.lanes.bound.items():
+            if lane and name.partition("/")[0] == pool:
+                decision = self.decide(lane[0])
+                chosen = decision.chosen
+                if chosen is not None and chosen.endpoint.id == endpoint and chosen.chance >= lane[0].route.target:
+                    return lane.pop(0), decision
+        return None
+
+    def moves(self, endpoint: str) -> bool:
+        """Whether a lane moves: there is room, or its endpoint is gone and another must be found."""
+        load = self.fleet.snapshot(self.now).loads.get(endpoint)
+        return load is None or load.health is Health.DOWN or self.has_room(endpoint)
+
+    def has_room(self, endpoint: str) -> bool:
+        load = self.fleet.snapshot(self.now).loads[endpoint]
+        return load.busy <= ROOM and not load.closed
+
+    def idle(self) -> list[str]:
+        return [name for name in self.fleet.snapshot(self.now).loads if self.is_idle(name)]
+
+    def is_idle(self, endpoint: str, seconds: float = 0.0) -> bool:
+        """Nothing to prefill, nothing waiting, and answers that can bear so many seconds of stall."""
+        load = self.fleet.snapshot(self.now).loads[endpoint]
+        if load.health is Health.DOWN or load.busy > IDLE or load.strain * (1 + seconds / MEMORY) > 1:
             return False
-        _, other, candidate = best
-        self._bound[candidate.endpoint.id].remove(other)
-        other.endpoint = None
-        self._last.append(other)
-        self._bind(held, candidate, fleet)
+        if self.lanes.of(endpoint) or self.lanes.on_the_way(endpoint):
+            return False
+        return harm(load, seconds) <= HARMLESS
+
+    def _last(self, held: Held, decision: Decision) -> Decision | None:
+        """It waits for an idle engine, and there may be one."""
+        best = soonest(decision)
+        if self.is_idle(best.endpoint.id, self.seconds(best)):
+            return first(decision, best)
+        self.lanes.put_last(held)
+        return None
+
+    def _displace(self, held: Held, decision: Decision) -> bool:
+        """Put one of those that wait last, if that lets this one make it."""
+        need, victims = self.lanes.need(), []
+        for candidate in decision.ranked:
+            seconds = self.seconds(candidate)
+            excess = candidate.forecast.quantile(held.route.target) - (held.deadline - self.now)
+            for other in self.lanes.of(candidate.endpoint.id):
+                if other.deadline > held.deadline or other.seconds < excess:
+                    continue
+                own, its = need.get(held.tenant, 0.0) + seconds, need[other.tenant]
+                if other.seconds > seconds if other.tenant == held.tenant else its > own:
+                    victims.append((its, other.seconds, other, candidate))
+        if not victims:
+            return False
+        _, _, other, candidate = max(victims, key=lambda victim: victim[:2])
+        self.lanes.of(candidate.endpoint.id).remove(other)
+        self.lanes.put_last(other)
+        self.lanes.bind(held, candidate.endpoint, self.seconds(candidate))
         return True
 
-    def _go(self, held: Held, decision: Decision, fleet: Fleet) -> tuple[Hashable, Decision]:
-        chosen = decision.chosen
-        if chosen is not None:
-            held.endpoint, held.tokens = chosen.endpoint, chosen.uncached
-            self._leaving[held.ticket] = held
-        return held.ticket, decision
+    def seconds(self, candidate: Candidate) -> float:
+        return self.fleet.prefill(candidate.endpoint, candidate.prompt_tokens, candidate.hit)
 
-    # ---------------------------------------------------------------- when there is room
 
-    def _fill(self, fleet: Fleet, now: float) -> Iterator[tuple[Hashable, Decision]]:
-        for endpoint in [*self._bound]:
-            while self._bound[endpoint]:
-                load = fleet.snapshot(now).loads.get(endpoint)
-                if load is not None and load.health is not Health.DOWN and not self._has_room(load, fleet, now, endpoint):
-                    break
-                held = self._bound[endpoint].pop(0)
-                held.endpoint = None
-                if (decision := self._place_bound(held, endpoint, fleet, now)) is not None:
-                    yield self._go(held, decision, fleet)
-        yield from self._spare(fleet, now)
+def first(decision: Decision, candidate: Candidate) -> Decision:
+    """The same, with this one chosen."""
+    others = (other for other in decision.ranked if other is not candidate)
+    return replace(decision, ranked=(candidate, *others), outcome=Outcome.PLACE)
 
-    def _place_bound(self, held: Held, endpoint: str, fleet: Fleet, now: float) -> Decision | None:
-        """Its turn has come: it goes to its endpoint if it still makes it there, or wherever it is decided now."""
-        decision = self._decide(held, fleet, now)
-        for candidate in decision.ranked:
-            if candidate.endpoint.id == endpoint and candidate.chance >= held.route.target * 0.9:
-                ranked = (candidate, *(c for c in decision.ranked if c is not candidate))
-                return replace(decision, ranked=ranked, outcome=Outcome.PLACE)
-        return self._place(held, fleet, now)
 
-    def _spare(self, fleet: Fleet, now: float) -> Iterator[tuple[Hashable, Decision]]:
-        """Idle engines: first what waits for another, then what waits for spare time."""
-        for endpoint, load in fleet.snapshot(now).loads.items():
-            if load.health is Health.DOWN or self._bound.get(endpoint) or not fleet.is_local(endpoint):
-                continue
-            if not self._idle(load, endpoint, fleet) or any(h.endpoint and h.endpoint.id == endpoint for h in self._leaving.values()):
-                continue
-            stolen = self._steal(endpoint, fleet, now)
-            if stolen is not None:
-                yield self._go(*stolen, fleet)
-            elif self._last:
-                for held in self._last:
-                    decision = self._decide(held, fleet, now)
-                    mine = [c for c in decision.ranked if c.endpoint.id == endpoint]
-                    if mine:
-                        self._last.remove(held)
-                        ranked = (mine[0], *(c for c in decision.ranked if c is not mine[0]))
-                        yield self._go(held, replace(decision, ranked=ranked, outcome=Outcome.PLACE), fleet)
-                        break
+def soonest(decision: Decision) -> Candidate:
+    return min(decision.ranked, key=lambda candidate: candidate.forecast.p50)
 
-    def _steal(self, endpoint: str, fleet: Fleet, now: float) -> tuple[Held, Decision] | None:
-        for other, waiting in self._bound.items():
-            for held in waiting:
-                if held.endpoint is None or held.endpoint.pool != endpoint.partition("/")[0]:
-                    continue
-                decision = self._decide(held, fleet, now)
-                chosen = decision.chosen
-                if chosen is not None and chosen.endpoint.id == endpoint and chosen.chance >= held.route.target:
-                    waiting.remove(held)
-                    return held, decision
-                break
-        return None
 
-    def _harm(self, load, seconds):
-        return lost(load.harm, seconds + load.stalled) - lost(load.harm, load.stalled) if load.harm else 0.0
+def _forced(held: Held, now: float) -> bool:
+    return held.route.on_miss == "best_effort" and held.deadline < FOREVER and now - held.ask.arrival > FORCED
 
-    def _has_room(self, load: Load, fleet: Fleet, now: float, endpoint: str = "") -> bool:
-        return load.busy <= ROOM and load.duty <= load.bearable and self._harm(load, 0.35) <= ALLOW
 
-    def _idle(self, load: Load, endpoint: str, fleet: Fleet) -> bool:
-        return load.busy <= 0.01 and load.duty <= SPARED * load.bearable and self._harm(load, 1.0) <= SPARE and not self._bound.get(endpoint)
+def _shown(load: Load, ahead: float, patient: bool) -> Load:
+    """As it is to a request that waits here for so many seconds of others' prefill."""
+    wait = ahead if patient else ahead + max(load.closed - load.busy, 0.0)
+    return replace(load, wait=wait) if wait else load

@@ -5,7 +5,7 @@
 
 Needs scripts/vllm_setup.py and scripts/vllm_models.py to have run. Every server gets one core (the cores are
 dealt in turn) and free ports. The command finds them in FIRSTTOKEN_VLLM_FLEET, a JSON list of
-{name, model, url, kv_events, tokenizer, pid}; logs lie in `.cache/vllm-logs`.
+{name, model, url, kv_events, kv_replay, tokenizer, pid}; logs lie in `.cache/vllm-logs`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Server:
     model: str
     url: str
     kv_events: str
+    kv_replay: str
     tokenizer: str
     pid: int
 
@@ -62,12 +63,13 @@ def free_port() -> int:
         return port
 
 
-def command(model: str, name: str, port: int, events: int) -> list[str]:
+def command(model: str, name: str, port: int, events: int, replay: int) -> list[str]:
     # vLLM binds an events endpoint only if it holds a `*`; with an address it would connect, and nobody would hear.
     kv_events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
         "endpoint": f"tcp://*:{events}",
+        "replay_endpoint": f"tcp://*:{replay}",
         "topic": f"kv@{name}",
     }
     flags = {
@@ -96,7 +98,7 @@ def command(model: str, name: str, port: int, events: int) -> list[str]:
 
 
 def start(model: str, name: str, core: int) -> tuple[subprocess.Popen[bytes], Server]:
-    port, events = free_port(), free_port()
+    port, events, replay = free_port(), free_port(), free_port()
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_TARGET_DEVICE": "cpu",
@@ -106,15 +108,16 @@ def start(model: str, name: str, core: int) -> tuple[subprocess.Popen[bytes], Se
     }
     with (LOGS / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            ["taskset", "-c", str(core), *command(model, name, port, events)],
+            ["taskset", "-c", str(core), *command(model, name, port, events, replay)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a group of its own: its engine process is stopped with it
         )
-    url, kv_events = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}"
-    return process, Server(name, model, url, kv_events, str(MODELS / model / "tokenizer.json"), process.pid)
+    url, kv_events, kv_replay = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
+    tokenizer = str(MODELS / model / "tokenizer.json")
+    return process, Server(name, model, url, kv_events, kv_replay, tokenizer, process.pid)
 
 
 def healthy(server: Server) -> bool:

@@ -23,8 +23,8 @@ from gateway.config.models import Config
 from gateway.config.schema import schema
 from gateway.dispatcher import WHOLE_ANSWER
 from gateway.observe import accesslog, recorder
-from gateway.observe.metrics import EndpointCollector, Metrics
-from policies import breaker, tiers
+from gateway.observe.metrics import EndpointCollector, Metrics, QueueCollector
+from policies import attempts, breaker, tiers, waiting
 from policies.endpoint import API_EJECTION
 from policies.facts import Load
 from policies.route import Workload
@@ -142,6 +142,7 @@ def test_the_metrics_page_lists_what_is_exported() -> None:
     """No series is unexplained, and none is explained that does not exist."""
     registry = CollectorRegistry()
     Metrics(registry, [])
+    registry.register(QueueCollector([], dict))
     registry.register(EndpointCollector(lambda: {"small/10.0.0.11:8000": Load()}))
     exported = {
         f"{family.name}_total" if family.type == "counter" else family.name
@@ -185,6 +186,8 @@ LIMITS = [  # how a line of the page begins, and what it says
     ("| idle connection of a caller", f"{frontend.KEEP_ALIVE:g} s"),
     ("| idle connection to an endpoint", f"{app.IDLE:g} s"),
     ("| `retry-after` of a shed request", f"{tiers.SHORTEST_WAIT:g} to {tiers.LONGEST_WAIT:g} s"),
+    ("| requests held back", f"| {waiting.HELD}; beyond"),
+    ("| endpoints that may die of one request", f"| {attempts.DEATHS} |"),
     ("| silence before an answer that is not streamed", f"{WHOLE_ANSWER:g} s"),
     ("| endpoint taken out", f"after {breaker.FAILURES} failures in a row, or {breaker.REFUSALS} where nobody"),
     (

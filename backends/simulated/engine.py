@@ -68,6 +68,17 @@ class Engine:
         return len(self._live)
 
     @property
+    def backlog(self) -> int:
+        """Prompt tokens that are not computed yet, nor in the step that is planned (cached ones not yet known to be)."""
+        queued = sum(live.target for live in self._waiting) + sum(live.target for live in self._arriving)
+        return queued + sum(live.target - live.computed for live in self._prefilling)
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long as it should a step takes."""
+        return self._slowness
+
+    @property
     def kv_usage(self) -> float:
         return self.cache.usage
 

@@ -23,6 +23,15 @@ class VirtualEngine:
         self._under_way: StepResult | None = None
         self._gone: set[RequestId] = set()  # aborted while a step that serves them is under way
 
+    @property
+    def alive(self) -> bool:
+        return self.engine.alive
+
+    @property
+    def busy_until(self) -> float:
+        """Where the step under way ends, or the last one did."""
+        return self._clock if self._under_way is None else self._under_way.ends_at
+
     def submit(self, request: EngineRequest, now: float) -> None:
         """See `Engine.submit`."""
         self.engine.submit(request, now)
@@ -32,6 +41,10 @@ class VirtualEngine:
         if self._under_way is not None:
             self._gone.add(request_id)
         return self.engine.abort(request_id)
+
+    def slow(self, factor: float) -> None:
+        """See `Engine.slow`."""
+        self.engine.slow(factor)
 
     def kill(self) -> tuple[RequestId, ...]:
         """The engine dies, and the step under way with it. Returns the requests lost."""

@@ -6,11 +6,14 @@ Each check yields a problem with the path of the value to mend.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 
 from gateway.config.models import PASSTHROUGH, Config
 from gateway.config.problems import Path, Problem, did_you_mean
 
 Check = Callable[[Config], Iterator[Problem]]
+
+PUBLISHERS = ("vllm", "sglang")  # of cache events
 
 
 def problems(config: Config) -> list[Problem]:
@@ -69,7 +72,19 @@ def listening(config: Config) -> Iterator[Problem]:
         yield Problem(("server", "admin"), f"{server.admin} is where listen is; take another port")
 
 
-CHECKS: tuple[Check, ...] = (something_to_serve, route_names, tiers, models, passthrough, keys, listening)
+def kv_events(config: Config) -> Iterator[Problem]:
+    for name, pool in config.pools.items():
+        for i, endpoint in enumerate(pool.endpoints):
+            place = ("pools", name, "endpoints", i, "kv_events")
+            if endpoint.kv_events is None:
+                continue
+            if pool.backend not in PUBLISHERS:
+                yield Problem(place, f"{pool.backend} servers publish none; leave this out")
+            elif find_spec("zmq") is None:
+                yield Problem(place, "needs a package that is not here: pip install 'firsttoken[kvevents]'")
+
+
+CHECKS: tuple[Check, ...] = (something_to_serve, route_names, tiers, models, kv_events, passthrough, keys, listening)
 
 
 def _known_pool(config: Config, name: str, path: Path) -> Iterator[Problem]:

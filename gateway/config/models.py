@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from backends.interface import BackendConfig
 from gateway.config.addresses import HttpUrl, Listen
-from gateway.config.pool import Pool, endpoint_id
+from gateway.config.pool import Endpoint, Pool, endpoint_id
 from gateway.config.values import AccessLog, Name, PoolName, Positive, RedisUrl, Section, Sha256, written
 from policies import facts, workloads
 from policies.route import Route, Workload
@@ -29,9 +29,6 @@ PASSTHROUGH = "passthrough"  # the name of the route that takes what is no route
 # if none is named).
 NOT_YET = (
     "server.workers",
-    "pools.*.endpoints.*.kv_events",
-    "pools.*.keep_warm",
-    "routes.*.on_miss=queue",
     "routes.*.rescue=on",
     "state.redis",
     "keys.*.requests_per_minute",
@@ -127,6 +124,19 @@ class Config(Section):
     def urls(self) -> Mapping[str, str]:
         """Endpoint id -> base URL."""
         return {endpoint_id(name, url): url for name, pool in self.pools.items() for url in pool.urls}
+
+    def kv_events(self) -> Mapping[str, Endpoint]:
+        """The endpoints that publish their cache events, by id."""
+        return {
+            endpoint_id(name, endpoint.url): endpoint
+            for name, pool in self.pools.items()
+            for endpoint in pool.endpoints
+            if endpoint.kv_events is not None
+        }
+
+    def keep_warm(self) -> Mapping[str, float]:
+        """Seconds without a request, by pool, after which an endpoint is sent one."""
+        return {name: pool.keep_warm.idle for name, pool in self.pools.items() if pool.keep_warm is not None}
 
     def backend(self, name: str) -> BackendConfig:
         """What the catalog needs to build the backend of a pool."""

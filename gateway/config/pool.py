@@ -15,9 +15,10 @@ from pydantic import Field, SecretStr, WithJsonSchema, field_validator, model_va
 from backends.catalog import KINDS, Kind
 from gateway.config.addresses import HttpUrl, TcpUrl, authority
 from gateway.config.problems import did_you_mean
-from gateway.config.values import HeaderName, HeaderValue, Positive, Section
+from gateway.config.values import HeaderName, HeaderValue, Positive, ProfileName, Section
 from policies import facts
 
+PRIORITY = ("vllm", "simulated")  # backends whose servers can be told to take the smallest number first
 # Those of gateway.estimate.encoders, which is slow to import.
 ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
 
@@ -30,11 +31,21 @@ class Endpoint(Section):
     """A label, for affinity and metrics."""
     kv_events: TcpUrl | None = None
     """Where the engine publishes its cache events."""
+    kv_replay: TcpUrl | None = None
+    """Where it sends those again that were missed."""
+    profile: ProfileName = None
+    """What `replay` takes this server for, where it differs from its pool's."""
 
     @model_validator(mode="before")
     @classmethod
     def _bare_url(cls, value: Any) -> Any:
         return {"url": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _something_to_replay(self) -> Self:
+        if self.kv_replay and not self.kv_events:
+            raise ValueError("kv_replay without kv_events: add kv_events, or leave it out")
+        return self
 
 
 class Price(Section):
@@ -57,7 +68,7 @@ class Pool(Section):
     model: str = ""
     """The name its servers know."""
     endpoints: tuple[Endpoint, ...] = ()
-    """Its servers: URLs, or {url, region, kv_events}."""
+    """Its servers: URLs, or {url, region, kv_events, kv_replay}."""
     base_url: HttpUrl | None = None
     """In place of endpoints, for an API; each API backend has a default."""
     api_key: SecretStr = SecretStr("")
@@ -74,6 +85,10 @@ class Pool(Section):
     block_size: int = Field(default=16, gt=0, le=4096)
     """Tokens of a prefix cache block, until the server says its own."""
     keep_warm: KeepWarm | None = None
+    priority_scheduling: bool = False
+    """Its servers take the smallest `priority` first: requests are sent with one, made from their deadline."""
+    profile: ProfileName = None
+    """What `replay` takes its servers for: 8b-h100, 8b-a100, 8b-l4, 32b-2xh100, 70b-4xh100 or api."""
 
     @field_validator("backend")
     @classmethod
@@ -102,6 +117,18 @@ class Pool(Section):
         if self.kind.needs_key and not self.api_key.get_secret_value() and "authorization" not in self.headers:
             mend = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
             raise ValueError(f"{self.backend} needs a key; {mend}")
+        return self
+
+    @model_validator(mode="after")
+    def _askable(self) -> Self:
+        if self.keep_warm and not self.model:
+            raise ValueError("keep_warm asks for the pool's model; name it with model, or leave keep_warm out")
+        return self
+
+    @model_validator(mode="after")
+    def _can_order(self) -> Self:
+        if self.priority_scheduling and self.backend not in PRIORITY:
+            raise ValueError(f"a {self.backend} server knows no priority; leave priority_scheduling out")
         return self
 
     @model_validator(mode="after")

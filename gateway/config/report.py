@@ -42,7 +42,7 @@ def _table(config: Config) -> list[str]:
     rows = [_row(name, route) for name, route in config.routes.items()]
     if config.passthrough_route is not None:
         rows.append(_row("(any other)", config.passthrough_route))
-    return _aligned([("route", "workload", "ttft", "tpot", "total", "tiers"), *rows])
+    return aligned([("route", "workload", "ttft", "tpot", "total", "tiers"), *rows])
 
 
 def _row(name: str, route: Route) -> tuple[str, ...]:
@@ -58,6 +58,6 @@ def _tier(tier: Tier) -> str:
     return f"{tier.pool} ({', '.join(tests)})"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

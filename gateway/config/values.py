@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, WithJsonSchema
 
+from backends.simulated.profiles import PROFILES
+from gateway.config.problems import did_you_mean
 from policies.route import Strict
 from policies.units import Duration
 
@@ -76,6 +78,12 @@ def _access_log(value: str) -> str:
     return value
 
 
+def _profile(value: str | None) -> str | None:
+    if value is not None and value not in PROFILES:
+        raise ValueError(f"no profile '{value}'{did_you_mean(value, PROFILES)}")
+    return value
+
+
 def _text(pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": pattern})
 
@@ -87,4 +95,5 @@ Sha256 = Annotated[str, AfterValidator(_digest), _text(r"^[0-9a-fA-F]{64}$")]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 HeaderValue = Annotated[SecretStr, AfterValidator(_header_value)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis), _text(r"^(redis|rediss|unix)://")]
+ProfileName = Annotated[str | None, AfterValidator(_profile)]
 AccessLog = Annotated[str, AfterValidator(_access_log), _text(r"^(stdout|stderr|off|.*[/.].*)$")]

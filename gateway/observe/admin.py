@@ -13,7 +13,8 @@ from backends.interface import Operation
 from gateway import ingress
 from gateway.decider import Decider
 from gateway.frontend import reply, respond
-from gateway.keys import ANYONE
+from gateway.keys import ANYONE, Keys
+from gateway.line import Line
 from gateway.observe.explain import explain
 from gateway.observe.recorder import Recorder
 from gateway.refusal import Refusal
@@ -27,11 +28,11 @@ class Admin:
     """`shown_config`: the config as it may be shown, without secrets."""
 
     def __init__(
-        self, registry: CollectorRegistry, recorder: Recorder, decider: Decider, routes: Routes,
+        self, registry: CollectorRegistry, recorder: Recorder, decider: Decider, line: Line, keys: Keys, routes: Routes,
         shown_config: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.registry, self.recorder, self.decider, self.routes = registry, recorder, decider, routes
-        self.shown_config = shown_config
+        self.registry, self.recorder, self.decider, self.line = registry, recorder, decider, line
+        self.keys, self.routes, self.shown_config = keys, routes, shown_config
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -64,18 +65,24 @@ class Admin:
         return respond(200, encode(self.shown_config))
 
     async def explain(self, http: web.Request) -> web.StreamResponse:
-        """POST a request as to the data port: the candidates and the reasons; nothing is sent."""
+        """POST a request as to the data port: the candidates and the reasons; nothing is sent, held or counted.
+
+        No key is asked for here; one that is given says whose caches to look at.
+        """
         path = http.query.get("path", Operation.CHAT.value)
         operations = {operation.value: operation for operation in Operation}
         try:
             if path not in operations:
                 raise Refusal(400, f"path must be one of {', '.join(operations)}.", param="path")
+            given = http.headers.get("authorization")
+            tenant = ANYONE if given is None else self.keys.tenant(given)
             raw = await ingress.read(http, MAX_BODY)
             request = ingress.parse(
                 operations[path], raw, http.headers, monotonic(), "explain", self.decider.wanted_headers
             )
             route = self.routes.match(request.model)
-            estimate = await self.decider.estimate(request, route, ANYONE)
-            return respond(200, encode(explain(self.decider.decide(request, route, estimate), estimate)))
+            estimate = await self.decider.estimate(request, route, tenant)
+            decision = self.decider.decide(request, route, estimate, tenant, self.line.ordinal + 1)
+            return respond(200, encode(explain(decision, estimate, self.line.depth())))
         except Refusal as refusal:
             return reply(refusal)

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.observe.record import Record
+from gateway.observe.record import AttemptRecord, Record
 from gateway.observe.series import Counter, Histogram
-from policies.facts import Health, Load
+from policies.facts import AttemptKind, Ending, Health, Load
 from policies.route import Route
 
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
@@ -53,6 +53,7 @@ class Metrics:
             bounds=RATIO_BUCKETS,
         )  # fmt: skip
         self.attempts = Counter("firsttoken_attempts", "Attempts by kind and how they ended", "pool", "kind", "outcome")
+        self.hedges = Counter("firsttoken_hedges", "Hedges by what came of them", "route", "result")
         self.tokens = Counter("firsttoken_tokens", "Tokens as reported, or estimated", "route", "pool", "direction")
         self.cost = Counter("firsttoken_cost_usd", "USD by the prices in the config", "route", "pool")
         for series in vars(self).values():
@@ -67,6 +68,8 @@ class Metrics:
                 self.slo(route, objective, "true" if met else "false").inc()
         for attempt in record.attempts:
             self.attempts(attempt.pool, attempt.kind.value, attempt.ending.value).inc()
+            if attempt.kind is AttemptKind.HEDGE:
+                self.hedges(route, _result(record, attempt)).inc()
         if record.ttft is not None:
             self._tokens(record, route, pool)
 
@@ -89,6 +92,28 @@ class Metrics:
             self.hit(pool, "predicted").observe(record.cached_tokens_predicted / estimated)
         if reported and record.cached_tokens_reported is not None:
             self.hit(pool, "reported").observe(record.cached_tokens_reported / reported)
+
+
+def _result(record: Record, hedge: AttemptRecord) -> str:
+    """The attempt that answered is the last of a Record."""
+    if record.ttft is not None and hedge is record.attempts[-1]:
+        return "won"
+    return "lost" if hedge.ending is Ending.CANCELLED else "failed"
+
+
+class QueueCollector(Collector):
+    """firsttoken_queue_depth: read from the line when Prometheus asks."""
+
+    def __init__(self, routes: Iterable[Route], depth: Callable[[], Mapping[str, int]]) -> None:
+        self.routes = [route.name for route in routes]
+        self.depth = depth
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily("firsttoken_queue_depth", "Requests held back now", labels=["route"])
+        depth = self.depth()
+        for route in self.routes:
+            family.add_metric([route], depth.get(route, 0))
+        yield family
 
 
 class EndpointCollector(Collector):

@@ -9,14 +9,19 @@ Rules:
 
 from __future__ import annotations
 
+from array import array
+from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from time import monotonic
 from typing import Any, TypeVar
 
-from policies.facts import FOREVER, AttemptKind, Candidate, Decision, Ending
+from policies.facts import FOREVER, AttemptKind, Candidate, Decision, Ending, PrefixBlocks
 
 T = TypeVar("T")
+
+LANDMARK = 512  # tokens
 
 
 class Stage(Enum):
@@ -103,6 +108,7 @@ class Record:
     cost_usd: float = 0.0
     attempts: list[AttemptRecord] = field(default_factory=list)
     decision: Decision | None = None
+    prefix: Sequence[int] = ()  # landmarks of the prompt
 
     @property
     def ttft_met(self) -> bool | None:
@@ -141,6 +147,7 @@ class Record:
         out["stages_ms"] = {stage.value: round(s * 1e3, 3) for stage, s in self.stages.items()}
         out["ttft_met"], out["tpot_met"], out["total_met"] = self.ttft_met, self.tpot_met, self.total_met
         out["attempts"] = [_attempt_json(a) for a in self.attempts]
+        out["prefix"] = b64encode(array("Q", self.prefix)).decode() or None
         return out
 
 
@@ -154,11 +161,17 @@ _SECONDS = (
     "ttft_predicted_p50",
     "ttft_predicted_p90",
 )
-_PLAIN = [
-    f
-    for f in fields(Record)
-    if f.name not in {*_SECONDS, "arrival", "end", "stages", "attempts", "decision", "tpot_budget", "total_budget"}
-]
+_OTHERWISE = ("arrival", "end", "stages", "attempts", "decision", "tpot_budget", "total_budget", "prefix")
+_PLAIN = [f for f in fields(Record) if f.name not in {*_SECONDS, *_OTHERWISE}]
+
+
+def landmarks(blocks: PrefixBlocks) -> Sequence[int]:
+    """The hash at every LANDMARK tokens: enough for a replay to know which prompts share a beginning.
+
+    Tokens as we count them: an engine's count is learned, and what moves cannot be compared.
+    """
+    step = max(LANDMARK // blocks.size, 1)
+    return blocks.hashes[step - 1 :: step]
 
 
 def _attempt_json(a: AttemptRecord) -> dict[str, Any]:
@@ -194,7 +207,8 @@ class Life:
         self._mark = at
 
     def decided(self, decision: Decision) -> Decision:
-        """The decision, its deadline and the belief about its first choice."""
+        """The decision, its deadline and the belief about its first choice; the wait for it is over."""
+        self.close(Stage.QUEUE, decision.at)
         record = self.record
         record.decision, record.scorer = decision, decision.scorer
         if decision.deadline != FOREVER:

@@ -1,26 +1,74 @@
-"""From a configuration to what a trace is played on."""
+"""What a trace is played on, and how it follows from a configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from backends.simulated.profiles import PROFILES, ApiProfile, Profile
 from gateway.config.models import Config
-from gateway.config.pool import Pool, endpoint_id
-from gateway.replay.player import Setting
+from gateway.config.pool import Pool as PoolConfig
+from gateway.config.pool import endpoint_id
 from gateway.replay.traces import Arrival, TraceError
+from gateway.replay.world import Fault
+from policies.facts import FOREVER, Pool
+from policies.route import Route
 
 ENGINE, API = "8b-h100", "api"  # where the configuration does not say
+OURS, REFERENCE, POOLED = "ours", "reference", "pooled:"
+YARDSTICKS = ("round_robin", "least_request", "prefix_hash", "lmetric", "token_load", "argmin_ttft")
+COMPARABLE = ("least_request", "lmetric", "token_load", "argmin_ttft")  # their scores mean the same in every pool
+SCORERS = (OURS, *YARDSTICKS, *(POOLED + name for name in COMPARABLE), REFERENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`profiles` by endpoint id. `scorer`: one of SCORERS; `ours` leaves every route as it is configured."""
+
+    pools: tuple[Pool, ...]
+    routes: Mapping[str, Route]
+    profiles: Mapping[str, Profile]
+    faults: tuple[Fault, ...] = ()
+    hung: float = 0.0  # share of requests that an engine takes and never answers
+    first_token: float = 120.0  # s that an attempt may be silent, and that a request may be held
+    scorer: str = OURS
+
+    @property
+    def clairvoyant(self) -> bool:
+        return self.scorer == REFERENCE
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a request is held, or an attempt may be silent; what was possible needs none of it."""
+        return FOREVER if self.clairvoyant else self.first_token
+
+    @property
+    def pooled(self) -> bool:
+        return self.scorer.startswith(POOLED)
+
+    def with_scorer(self, scorer: str) -> Setting:
+        """The same with a yardstick, or the clairvoyant reference, in place of the brain."""
+        if scorer not in SCORERS:
+            raise ValueError(f"no scorer '{scorer}'; there are {', '.join(SCORERS)}")
+        if scorer in (OURS, REFERENCE):
+            return replace(self, scorer=scorer)
+        inner = {"scorer": scorer.removeprefix(POOLED), "hedge": "off"}
+        routes = {name: route.model_copy(update=inner) for name, route in self.routes.items()}
+        return replace(self, routes=routes, scorer=scorer)
 
 
 def setting_of(config: Config) -> Setting:
-    """The pools and routes of a configuration, with a simulated machine for every endpoint."""
+    """The pools and routes of a configuration, with a simulated machine for every endpoint.
+
+    A pool whose machines are APIs is one to the decision too, whatever dialect it speaks.
+    """
     profiles = {name: profile for pool in config.pools for name, profile in _profiles(pool, config.pools[pool])}
-    return Setting(config.fleet(), dict(config.routes), profiles)
+    apis = {name.partition("/")[0] for name, profile in profiles.items() if isinstance(profile, ApiProfile)}
+    pools = tuple(replace(pool, local=pool.local and pool.name not in apis) for pool in config.fleet())
+    return Setting(pools, dict(config.routes), profiles, first_token=config.defaults.first_token)
 
 
-def _profiles(name: str, pool: Pool) -> Iterable[tuple[str, Profile]]:
+def _profiles(name: str, pool: PoolConfig) -> Iterable[tuple[str, Profile]]:
     """An endpoint's own profile, else its pool's, else by kind."""
     own = {endpoint.url: endpoint.profile for endpoint in pool.endpoints}
     for url in pool.urls:
@@ -28,19 +76,13 @@ def _profiles(name: str, pool: Pool) -> Iterable[tuple[str, Profile]]:
         yield endpoint_id(name, url), PROFILES[chosen]
 
 
-def without_profile(config: Config) -> list[str]:
-    """Pools whose machines had to be guessed."""
-    return [
-        name
+def without_profile(config: Config) -> dict[str, str]:
+    """Pools whose machines had to be guessed, and as what."""
+    return {
+        name: ENGINE if pool.kind.local else API
         for name, pool in config.pools.items()
-        if pool.profile is None and not all(endpoint.profile for endpoint in pool.endpoints)
-    ]
-
-
-def as_api(setting: Setting) -> Setting:
-    """Pools whose machine is an API are no engines to the decision either."""
-    apis = {name.partition("/")[0] for name, profile in setting.profiles.items() if isinstance(profile, ApiProfile)}
-    return replace(setting, pools=tuple(replace(p, local=p.local and p.name not in apis) for p in setting.pools))
+        if pool.profile is None and not (pool.endpoints and all(endpoint.profile for endpoint in pool.endpoints))
+    }
 
 
 def routed(arrivals: Sequence[Arrival], setting: Setting, route: str | None) -> list[Arrival]:

@@ -42,9 +42,7 @@ def agents(shape: Agents = Agents(), seed: int = 0) -> list[Arrival]:
     return sorted(arrivals, key=lambda arrival: arrival.at)
 
 
-def _session(
-    shape: Agents, random: Random, at: float, number: int, application: int, system: int
-) -> list[Arrival]:
+def _session(shape: Agents, random: Random, at: float, number: int, application: int, system: int) -> list[Arrival]:
     shared = [(application + 1) << 32 | block for block in range(system // BLOCK)]
     prompt, turns = system + int(shape.task * random.lognormvariate(0.0, 0.6)), list[Arrival]()
     while prompt < shape.longest and at < shape.seconds:

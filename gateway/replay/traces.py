@@ -3,11 +3,12 @@
 Formats, told apart by their content:
 - Mooncake JSONL: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (one per 512 tokens, chained).
 - Azure CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`; it knows nothing of prefixes, so every prompt is its own.
-- our own access log: JSON lines with `time`, `route`, `prompt_tokens`, `output_tokens`, and `prefix`.
+- our own access log (gateway.observe.record): `wall`, `route`, `prompt_tokens_reported` or `_estimated`,
+  `output_tokens`, and `prefix`, which is base64 of 64-bit hashes, one per 512 tokens, chained.
 
 Rules:
 - Times begin at 0 and ascend. Timestamps that were rounded to a tick (several arrivals at one time) are
-  spread evenly at random within it: Mooncake's ticks hold ten requests, which no gateway saw at once.
+  spread evenly at random within it (`spread`): Mooncake's ticks hold ten requests, which no gateway saw at once.
 - `hashes` name the full blocks of a prompt, in order: equal hash, equal prefix up to there.
 - A line that cannot be read is an error that names its number.
 """
@@ -20,12 +21,13 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
 BLOCK = 512  # tokens that one hash of a trace stands for
+AZURE = ["timestamp", "contexttokens", "generatedtokens"]
 _UNIQUE = 1 << 40  # hashes above it belong to prompts whose prefix is unknown
 
 
@@ -44,41 +46,43 @@ class Arrival:
     route: str = ""  # "": whichever the trace is played on
 
 
-def read_trace(path: Path, seed: int = 0) -> list[Arrival]:
-    """All arrivals, in order of time. Raises TraceError."""
+def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
+    """The arrivals in order of time, all or those of the file's first `limit` requests. Raises TraceError."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            arrivals = list(islice(_parse(path, lines), limit))
     except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}") from None
-    if not lines:
-        raise TraceError(f"{path}: the trace is empty")
-    arrivals = list(_parse(path, lines))
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
     if not arrivals:
-        raise TraceError(f"{path}: no request in it could be played: it needs prompt and output tokens")
-    return _spread(_from_zero(arrivals), seed)
+        raise TraceError(f"{path}: no request in it can be played; each needs its prompt and output tokens")
+    return _from_zero(arrivals)
 
 
-def _parse(path: Path, lines: Sequence[str]) -> Iterator[Arrival]:
-    csv = not lines[0].lstrip().startswith("{")
-    if csv and [name.strip().lower() for name in lines[0].split(",")] != ["timestamp", "contexttokens", "generatedtokens"]:
-        raise TraceError(f"{path}: line 1: neither JSON lines nor a header TIMESTAMP,ContextTokens,GeneratedTokens")
+def _parse(path: Path, lines: Iterable[str]) -> Iterator[Arrival]:
+    csv = False
     for number, line in enumerate(lines, 1):
-        if (csv and number == 1) or not line.strip():
-            continue
-        try:
-            arrival = _azure(line, number) if csv else _json(json.loads(line), number)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TraceError(f"{path}: line {number}: {_why(error)}") from None
-        if arrival is not None:
-            yield arrival
+        if number == 1 and (csv := not line.lstrip().startswith("{")):
+            if [name.strip().lower() for name in line.split(",")] != AZURE:
+                raise TraceError(f"{path}:1: neither JSON lines nor a header TIMESTAMP,ContextTokens,GeneratedTokens")
+        elif line.strip():
+            try:
+                arrival = _azure(line, number) if csv else _json(json.loads(line), number)
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+                raise TraceError(f"{path}:{number}: {_why(error)}; mend or remove the line") from None
+            if arrival is not None:
+                yield arrival
 
 
 def _why(error: Exception) -> str:
-    return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    return "it is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _azure(line: str, number: int) -> Arrival:
-    when, prompt, output = line.split(",")[:3]
+    if line.count(",") != 2:
+        raise ValueError("it has not three fields")
+    when, prompt, output = line.split(",")
     head, _, fraction = when.partition(".")
     at = datetime.fromisoformat(head).timestamp() + float(f"0.{fraction or 0}")
     return Arrival(at, *_lengths(prompt, output), _own(number, int(prompt)))
@@ -94,12 +98,14 @@ def _json(row: Mapping[str, Any], number: int) -> Arrival | None:
 
 
 def _logged(row: Mapping[str, Any], number: int) -> Arrival | None:
-    """A line of our access log; requests that were never answered say nothing of their length."""
-    if not row.get("output_tokens") or not (prompt := row.get("prompt_tokens") or row.get("prompt_tokens_estimated")):
+    """A line of our access log. A request that was never answered says nothing of its length, and is left out."""
+    if "access_log_lines_lost" in row:
         return None
-    at = datetime.fromisoformat(row["time"]).timestamp()
+    prompt, output = row["prompt_tokens_reported"] or row["prompt_tokens_estimated"], row["output_tokens"]
+    if not prompt or not output:
+        return None
     packed = array("Q", b64decode(row["prefix"])) if row.get("prefix") else _own(number, int(prompt))
-    return Arrival(at, *_lengths(prompt, row["output_tokens"]), packed, str(row.get("route", "")))
+    return Arrival(float(row["wall"]), *_lengths(prompt, output), packed, str(row["route"]))
 
 
 def _lengths(prompt: Any, output: Any) -> tuple[int, int]:
@@ -116,12 +122,17 @@ def _from_zero(arrivals: Iterable[Arrival]) -> list[Arrival]:
     return [replace(arrival, at=arrival.at - ordered[0].at) for arrival in ordered]
 
 
-def _spread(arrivals: list[Arrival], seed: int) -> list[Arrival]:
-    """Undo the rounding of timestamps to a tick."""
+def spread(arrivals: list[Arrival], seed: int) -> list[Arrival]:
+    """Undo the rounding of timestamps to a tick, where there is one."""
     ticks = [(at, list(group)) for at, group in groupby(arrivals, key=lambda arrival: arrival.at)]
     if len(arrivals) < 2 * len(ticks) or len(ticks) < 2:
         return arrivals
-    random, spread = Random(seed), []
+    random, found = Random(seed), list[Arrival]()
     for (at, group), (later, _) in zip(ticks, [*ticks[1:], (2 * ticks[-1][0] - ticks[-2][0], [])], strict=True):
-        spread += [replace(arrival, at=at + random.random() * (later - at)) for arrival in group]
-    return sorted(spread, key=lambda arrival: arrival.at)
+        found += [replace(arrival, at=at + random.random() * (later - at)) for arrival in group]
+    return sorted(found, key=lambda arrival: arrival.at)
+
+
+def at_load(arrivals: Iterable[Arrival], factor: float) -> list[Arrival]:
+    """The same requests in `factor` times less time."""
+    return [replace(arrival, at=arrival.at / factor) for arrival in arrivals]

@@ -5,7 +5,7 @@ Rules:
 - A machine is run only as far as nobody could still change what it does: a request reaches its
   scheduler `overhead` after it was sent, so between two moments at which something is sent the
   outcome is exact.
-- Hung requests were accepted and are never answered, as behind a stuck server thread.
+- Hung requests were accepted and are never answered, as behind a stuck server thread. A death takes them too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import NamedTuple
 from backends.simulated.engine import Engine
 from backends.simulated.events import EngineRequest, Event, RequestId
 from backends.simulated.hosted import HostedApi
-from backends.simulated.profiles import ApiProfile, EngineProfile, Profile
+from backends.simulated.profiles import ApiProfile, Profile
 from backends.simulated.virtual import VirtualEngine
 from gateway.replay.traces import BLOCK
 from policies.facts import EngineLoad
 
 Machine = VirtualEngine | HostedApi
+
+API_OVERHEAD = 0.015  # s, where there are only APIs: far below their shortest time to a first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +53,20 @@ class World:
         self.machines: dict[str, Machine] = {
             endpoint: _machine(profile, seed * 1000 + i) for i, (endpoint, profile) in enumerate(profiles.items())
         }
-        self._swallowed: set[RequestId] = set()
-
-    @property
-    def overhead(self) -> float:
-        """Seconds that machines may be run ahead of the next request."""
-        return min((m.engine.profile.overhead for m in self.machines.values() if isinstance(m, VirtualEngine)), default=0.0)
+        self._swallowed: dict[RequestId, str] = {}
+        ahead = [m.engine.profile.overhead for m in self.machines.values() if isinstance(m, VirtualEngine)]
+        self.overhead = min(ahead, default=API_OVERHEAD)  # s that machines may be run ahead of the next request
 
     def submit(self, endpoint: str, request: EngineRequest, now: float) -> None:
         """Raises Refused where the machine does not take it, ValueError where it never could."""
         machine = self.machines[endpoint]
-        if self._hung and self._random.random() < self._hung:
-            self._swallowed.add(request.id)
+        if self._hung and machine.alive and self._random.random() < self._hung:
+            self._swallowed[request.id] = endpoint
             return
         machine.submit(request, now)
 
     def abort(self, endpoint: str, request_id: RequestId) -> None:
-        if request_id in self._swallowed:
-            self._swallowed.discard(request_id)
-        else:
+        if self._swallowed.pop(request_id, None) is None:
             self.machines[endpoint].abort(request_id)
 
     def run_until(self, until: float) -> Iterable[Happened]:
@@ -86,12 +83,18 @@ class World:
         """Returns the requests that were lost."""
         machine = self.machines[fault.endpoint]
         if fault.what == "slow":
-            (machine.engine if isinstance(machine, VirtualEngine) else machine).slow(fault.factor)
+            machine.slow(fault.factor)
             return ()
         if fault.what == "kill":
-            return machine.kill()
+            return (*machine.kill(), *self._drop_swallowed(fault.endpoint))
         machine.restart(now)
         return ()
+
+    def _drop_swallowed(self, endpoint: str) -> list[RequestId]:
+        gone = [key for key, where in self._swallowed.items() if where == endpoint]
+        for key in gone:
+            del self._swallowed[key]
+        return gone
 
     def progress(self, endpoint: str) -> Iterable[tuple[RequestId, int]]:
         """Tokens that each answer under way has by now."""
@@ -121,5 +124,5 @@ class World:
 def _machine(profile: Profile, seed: int) -> Machine:
     if isinstance(profile, ApiProfile):
         return HostedApi(profile, seed)
-    blocks: EngineProfile = replace(profile, block_size=BLOCK, max_model_len=max(profile.max_model_len, profile.kv_tokens))
-    return VirtualEngine(Engine(blocks, seed))
+    longest = max(profile.max_model_len, profile.kv_tokens)
+    return VirtualEngine(Engine(replace(profile, block_size=BLOCK, max_model_len=longest), seed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ def test_the_gateways_salt_and_priority_overwrite_the_callers() -> None:
     call = sent(VLLM, cache_salt="ab12", priority=0)
     assert (call["cache_salt"], call["priority"]) == ("ab12", 0)
     assert sent(VLLM)["cache_salt"] == "the caller's"
+
+
+def test_an_engine_is_told_by_which_name_its_events_are_read() -> None:
+    """Where somebody reads them."""
+    forward = Forward(Operation.CHAT, {"messages": []}, "m", stream=False)
+    names = [dict(VLLM.call(one).headers).get("x-session-id") for one in (forward, replace(forward, session_id="r-2"))]
+    assert names == [None, "r-2"]
 
 
 def test_the_default_limit_is_max_tokens() -> None:

@@ -98,12 +98,15 @@ class Fleet:
     def candidates(self) -> list[Candidate]:
         return [candidate(id, FAST) for id in self.ways]
 
-    async def open(self, *, stream: bool = True, within: float = FOREVER, passthrough: bool = False, **on: Any) -> Run:
+    async def open(
+        self, *, stream: bool = True, within: float = FOREVER, passthrough: bool = False,
+        headers: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None, **on: Any,
+    ) -> Run:  # fmt: skip
         """A request, up to its first token. `on`: of its route."""
         now = time.monotonic()
-        self.record = Record(arrival=now)
+        self.record = Record(arrival=now, wall=time.time())
         job = Job(
-            request(stream=stream),
+            request(headers, stream=stream, **(body or {})),
             route(**on),
             PromptEstimate({"small": PoolEstimate(100)}),
             decided(*self.candidates, deadline=now + within, at=now),

@@ -72,9 +72,9 @@ def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a command: serve, check, schema, demo, simulate (see firsttoken --help)"),
+        ([], "name a command: serve, check, schema, explain, replay, demo, simulate (see firsttoken --help)"),
         (["chekc"], "no command 'chekc'; did you mean 'check'? (see firsttoken --help)"),
-        (["fly"], "no command 'fly'; known: serve, check, schema, demo, simulate (see firsttoken --help)"),
+        (["fly"], "no command 'fly'; known: serve, check, schema, explain, replay, demo, simulate (see firsttoken --help)"),
         (["serve", "--confg", "x"], "unrecognized arguments: --confg x (see firsttoken --help)"),
         (["serve", "--config"], "argument --config: expected at least one argument (see firsttoken serve --help)"),
         (

@@ -82,21 +82,22 @@ async def test_a_decision_is_made_on_the_snapshot_of_now(decider: Decider) -> No
     asked = request()
     estimate = await decider.estimate(asked, BOTH, ANYONE)
     before = monotonic()
-    decision = decider.decide(asked, BOTH, estimate)
+    decision = decider.decide(asked, BOTH, estimate, ANYONE, 1)
     assert decision.outcome is Outcome.PLACE
     assert before <= decision.at <= monotonic()
     assert decision.deadline == asked.arrival + 5.0
     assert {c.endpoint.id for c in decision.ranked} == {"small/a", "small/b"}
     down(decider, "small/a")
-    assert [c.endpoint.id for c in decider.decide(asked, BOTH, estimate).ranked] == ["small/b"]
+    assert [c.endpoint.id for c in decider.decide(asked, BOTH, estimate, ANYONE, 1).ranked] == ["small/b"]
 
 
 async def test_equal_endpoints_take_turns(decider: Decider) -> None:
-    """Every decision has an ordinal of its own, which breaks ties."""
+    """A request's ordinal breaks ties; to be asked what would become of it changes nothing."""
     asked = request()
     estimate = await decider.estimate(asked, BOTH, ANYONE)
-    firsts = {decider.decide(asked, BOTH, estimate).ranked[0].endpoint.id for _ in range(20)}
-    assert firsts == {"small/a", "small/b"}
+    firsts = [decider.decide(asked, BOTH, estimate, ANYONE, i).ranked[0].endpoint.id for i in [*range(20), *range(20)]]
+    assert set(firsts) == {"small/a", "small/b"}
+    assert firsts[:20] == firsts[20:]
 
 
 async def test_a_burst_is_spread_because_sending_counts_at_once(decider: Decider) -> None:
@@ -104,7 +105,7 @@ async def test_a_burst_is_spread_because_sending_counts_at_once(decider: Decider
     asked = request(messages=[{"role": "user", "content": "word " * 2000}])
     estimate = await decider.estimate(asked, BOTH, ANYONE)
     for i in range(20):
-        chosen = decider.decide(asked, BOTH, estimate).ranked[0]
+        chosen = decider.decide(asked, BOTH, estimate, ANYONE, 1).ranked[0]
         decider.monitor.sent(i, chosen, PoolEstimate(2000), monotonic(), stream=True)
     assert sorted(load.in_flight for id, load in decider.monitor.loads().items() if id != "large/c") == [10, 10]
 
@@ -158,6 +159,7 @@ def test_policies_see_the_request_but_not_its_text() -> None:
     )  # fmt: skip
     assert (ask.priority, ask.session, ask.ttft_budget, ask.tpot_budget) == (2, "s", 0.3, 0.03)
     assert "hello" not in repr(ask)
+    assert ask_of(asked, BOTH, "web").cache_group == "web"
 
 
 def test_the_headers_that_policies_look_at_are_known_beforehand() -> None:

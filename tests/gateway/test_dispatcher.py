@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.gateway.builders import (
 )
 from tests.gateway.dispatching import FAILS, OK, Fleet, Stalling, dead_url
 from tests.kit.simulated import eventually
-from tests.kit.upstream import GATE, HANG, RESET, STREAM_HEAD, Pause, chunk, reply
+from tests.kit.upstream import GATE, HANG, RESET, STREAM_HEAD, Pause, Script, chunk, reply
 
 # --------------------------------------------------------------------------- the first token
 
@@ -70,6 +71,53 @@ async def test_a_passthrough_keeps_the_callers_name_of_the_model() -> None:
         assert fleet.record.model == "chat"
 
 
+async def test_the_fleet_is_told_what_its_answer_was_promised() -> None:
+    """Seconds per token, the tighter of the route's and the caller's; and how long it will probably be."""
+    async with Fleet(OK) as fleet:
+        told: list[tuple[object, object]] = []
+        sent = fleet.monitor.sent
+        fleet.monitor.sent = lambda *a, **how: (told.append((how["pace"], how["output"])), sent(*a, **how))  # type: ignore
+        for headers in ({}, {"x-slo-tpot-ms": "20"}, {"x-llm-d-slo-tpot-ms": "80"}):
+            await fleet.open(headers=headers, tpot={"budget": "50ms"})
+        await fleet.open(tpot="off")
+    assert told == [(0.05, 256), (0.02, 256), (0.05, 256), (None, 256)]
+
+
+async def test_where_the_engine_orders_by_priority_it_gets_the_deadline() -> None:
+    """As Unix time in ms, in place of whatever the caller wrote; without a deadline it is behind all that have one."""
+    async with Fleet(OK) as fleet:
+        fleet.ways["small/0"] = replace(fleet.ways["small/0"], priority=True)
+        before = time.time()
+        await fleet.open(within=2.0, body={"priority": -5})
+        await fleet.open()
+        due, never = (json.loads(sent.body)["priority"] for sent in fleet.upstreams[0].requests)
+    assert before + 1.999 <= due / 1e3 <= time.time() + 2.0
+    assert due < never < 2**63
+
+
+async def test_where_it_does_not_the_callers_own_priority_stays() -> None:
+    """It is the engine's business."""
+    async with Fleet(OK, OK) as fleet:
+        await fleet.open(within=2.0, body={"priority": -5})
+        await fleet.open(within=2.0)
+        bodies = [json.loads(sent.body) for sent in fleet.upstreams[0].requests]
+    assert [body.get("priority") for body in bodies] == [-5, None]
+
+
+@pytest.mark.parametrize("how", [OK, [reply(b"{}", "400 x")]])
+async def test_the_line_hears_when_the_fleet_counts_the_request(how: Script) -> None:
+    """Before its own caller does, and again when it is over, whatever came of it."""
+    async with Fleet([GATE, *how]) as fleet:
+        heard: list[int] = []
+        fleet.dispatcher.on_departed = lambda request: heard.append(fleet.monitor.loads()["small/0"].in_flight)
+        task = asyncio.create_task(fleet.open())
+        await asyncio.sleep(0)
+        assert heard == [1]
+        fleet.upstreams[0].proceed()
+        await asyncio.gather(task, return_exceptions=True)
+        assert len(heard) == 2
+
+
 # --------------------------------------------------------------------------- failures
 
 
@@ -91,6 +139,29 @@ async def test_a_refused_connection_goes_to_the_next_too() -> None:
         assert (await fleet.open()).attempt.candidate.endpoint.id == "small/1"
         assert fleet.lost == [("small/0", "primary", "failed")]
         assert fleet.monitor.reports[0].connected is False
+
+
+HALFWAY: Script = [STREAM_HEAD + chunk(PREAMBLE), RESET]
+
+
+@pytest.mark.parametrize(
+    ("stream", "first", "asked"),
+    [
+        (True, HALFWAY, [1, 1, 0]),  # it had the request: vLLM's 200 comes before it computes
+        (True, [RESET], [1, 1, 1]),  # a proxy in front of nobody resets as well
+        (False, [RESET], [1, 1, 0]),  # a whole answer has no earlier sign
+    ],
+)
+async def test_a_request_that_engines_die_of_is_not_offered_to_the_third(
+    stream: bool, first: Script, asked: list[int]
+) -> None:
+    """Two of them died with it in their hands."""
+    async with Fleet(first, first, OK if stream else [reply(WHOLE)]) as fleet:
+        if asked[2]:
+            assert (await fleet.open(stream=stream)).attempt.number == 3
+        else:
+            assert (await fleet.refused(stream=stream)).status == 502
+        assert fleet.asked == asked
 
 
 async def test_a_second_attempt_has_an_id_of_its_own() -> None:

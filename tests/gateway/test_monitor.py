@@ -81,6 +81,48 @@ def test_an_attempt_counts_from_its_sending_to_its_end() -> None:
     assert [*seen, load()] == [(0, 0), (1, 1), (1, 0), (0, 0)]
 
 
+class Answer:
+    """An attempt that has had so many tokens."""
+
+    def __init__(self) -> None:
+        self.output_tokens = 1
+
+
+async def test_while_answers_are_written_the_fleet_is_told_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several times a second, from the first token of the first to the end of the last; then there is no timer."""
+    monkeypatch.setattr(module, "PROGRESS", 0.005)
+    monitor, told = Monitor(Fleet([POOL])), list[list[int]]()
+    monkeypatch.setattr(monitor.fleet, "progress", lambda tokens, now: told.append([count for _, count in tokens]))
+    monitor.watch({}, 1.0)
+    answers = [Answer(), Answer()]
+    for answer in answers:
+        monitor.sent(answer, candidate(ENDPOINT), PoolEstimate(1), monotonic(), stream=True)
+        monitor.first_token(answer, monotonic())
+    answers[0].output_tokens = 7
+    await eventually(lambda: told)
+    assert told[0] == [7, 1]
+    monitor.ended(answers[0], Ending.COMPLETED, monotonic(), Reported())
+    await eventually(lambda: told[-1] == [1])
+    monitor.ended(answers[1], Ending.COMPLETED, monotonic(), Reported())
+    await eventually(lambda: told[-1] == [])
+    looks = len(told)
+    await asyncio.sleep(0.02)
+    assert len(told) == looks
+    await monitor.close()
+
+
+def test_news_is_told_to_whoever_waits_for_it() -> None:
+    """A first token and an end; a sending makes no room."""
+    monitor, now, key, heard = Monitor(Fleet([POOL])), monotonic(), Answer(), list[str]()
+    monitor.on_news = lambda: heard.append("news")
+    monitor.sent(key, candidate(ENDPOINT), PoolEstimate(1), now, stream=True)
+    assert heard == []
+    monitor.first_token(key, now)
+    assert heard == ["news"]
+    monitor.ended(key, Ending.COMPLETED, now, Reported())
+    assert heard == ["news"] * 2
+
+
 # --------------------------------------------------------------------------- one question
 
 

@@ -81,8 +81,8 @@ async def test_one_request_one_record_with_all_that_was_found_out() -> None:
     assert found.ttft <= found.total
     assert [(a.number, a.ending) for a in found.attempts] == [(1, Ending.COMPLETED)]
     assert [*found.stages] == [
-        Stage.READ, Stage.PARSE, Stage.ESTIMATE, Stage.ADMIT, Stage.DECIDE, Stage.CONNECT, Stage.SEND, Stage.UPSTREAM,
-        Stage.RELAY, Stage.STREAM,
+        Stage.READ, Stage.PARSE, Stage.ESTIMATE, Stage.ADMIT, Stage.QUEUE, Stage.DECIDE, Stage.CONNECT, Stage.SEND,
+        Stage.UPSTREAM, Stage.RELAY, Stage.STREAM,
     ]  # fmt: skip
     assert found.decision is not None
     assert found.decision.outcome is Outcome.PLACE
@@ -182,12 +182,12 @@ async def test_without_a_key_nothing_is_served_but_health(path: str) -> None:
 async def test_a_bug_before_the_first_token_is_a_500_and_a_record(caplog: pytest.LogCaptureFixture) -> None:
     """It says whose fault it is, and nothing of what it was; the next request is served."""
     async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
-        decide, gateway.decider.decide = gateway.decider.decide, None  # type: ignore[assignment, method-assign]
+        decide, gateway.line.decide = gateway.line.decide, None  # type: ignore[assignment, method-assign]
         with caplog.at_level(logging.ERROR, "firsttoken"):
             async with calling(gateway.url) as caller:
                 status, headers, body = await caller.whole(post(STREAM, "x-request-id: mine-1"))
                 assert await caller.rest() == b""
-        gateway.decider.decide = decide  # type: ignore[method-assign]
+        gateway.line.decide = decide  # type: ignore[method-assign]
         assert (status, headers["x-request-id"], headers["connection"]) == (500, "mine-1", "close")
         assert "NoneType" not in body.decode()
         assert "the fault is ours" in body.decode()
@@ -323,6 +323,8 @@ def test_labels_and_budgets_come_from_the_configuration() -> None:
     assert identify(found, request(model="whatever", stream=True), own, Tenant("web")) is own
     assert (found.route, found.workload, found.tenant, found.stream) == ("passthrough", "agent", "web", True)
     assert (found.tpot_budget, found.total_budget) == (0.05, 30.0)
+    identify(found, request({"x-slo-tpot-ms": "20"}), own, ANYONE)
+    assert found.tpot_budget == 0.02
     identify(found, request(), route(), ANYONE)
     assert (found.tpot_budget, found.total_budget, found.tenant) == (None, None, "-")
 

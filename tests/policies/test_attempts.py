@@ -105,6 +105,35 @@ def test_failover_goes_on_after_the_deadline() -> None:
     assert told(race.on(Failed(1), 5.0)) == ["open 2 fallback b"]
 
 
+def test_a_request_that_two_endpoints_died_of_is_offered_to_no_third() -> None:
+    """It may have killed them; in the hands of a third it would take the rest of the pool."""
+    race = machine(A, B, C, max_attempts=5)
+    race.on(Begin(), 0.0)
+    race.on(Failed(1, died=True, taken=True), 0.1)
+    step = race.on(Failed(2, died=True, taken=True), 0.2)
+    assert (told(step), reason(step)) == (["give up"], "2 endpoints died while they worked on it")
+
+
+def test_an_endpoint_that_died_without_the_request_is_not_held_against_it() -> None:
+    """Nor is one that refused it or was left: those did not die of it."""
+    race = machine(A, B, C, candidate("d"), max_attempts=5)
+    race.on(Begin(), 0.0)
+    race.on(Failed(1, died=True), 0.1)
+    race.on(Failed(2, died=True, taken=True), 0.2)
+    assert told(race.on(Failed(3), 0.3)) == ["open 4 fallback d"]
+
+
+def test_a_race_that_two_endpoints_died_of_goes_on_with_whom_it_has() -> None:
+    """The one that is at it already may answer; nobody follows it."""
+    race, now = hedged(A, B, C, candidate("d"), max_attempts=5)
+    race.on(Failed(1, died=True, taken=True), now)
+    step, later = silence(race, race.on(Wake(), now))
+    assert told(step) == ["open 3 hedge c"]
+    race.on(Failed(3, died=True, taken=True), later)
+    step, _ = silence(race, race.on(Wake(), later))
+    assert told(step) == ["cancel 2 silent", "give up"]
+
+
 # --------------------------------------------------------------------------- once more
 
 

@@ -87,6 +87,15 @@ def test_a_caller_may_tighten_its_budget_and_loosen_it_up_to_the_limit(
 
 
 @pytest.mark.parametrize(
+    ("own", "asked", "got"),
+    [("50ms", None, 0.05), ("50ms", 0.02, 0.02), ("50ms", 0.08, 0.05), ("off", None, None), ("off", 0.08, 0.08)],
+)
+def test_a_caller_may_tighten_the_pace_of_its_answer(own: str, asked: float | None, got: float | None) -> None:
+    """Not loosen it; without a budget every wish is tighter."""
+    assert route(tpot={"budget": own} if own != "off" else own).tpot_budget(asked) == got
+
+
+@pytest.mark.parametrize(
     ("cap", "asked", "got"),
     [(None, None, None), (None, 50, 50), (100, None, 100), (100, 50, 50), (100, 500, 100)],
 )

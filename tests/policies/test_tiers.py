@@ -153,11 +153,11 @@ def test_with_the_budget_gone_the_least_delay_is_best() -> None:
     assert {candidate.chance for candidate in decision.ranked} == {0.0}
 
 
-def test_queue_sends_at_once_and_says_so() -> None:
-    """Nothing is held back in this version."""
+def test_queue_says_whom_the_request_waits_for() -> None:
+    """The decision is the same; when it is carried out the waiting room says."""
     decision = world(0.1, on_miss="queue").decide()
     assert (decision.outcome, order(decision)[0]) == (Outcome.PLACE, "s")
-    assert decision.reason.endswith("; sent at once, as nothing is held back yet")
+    assert decision.reason.endswith("; behind all that can still make theirs")
 
 
 def test_shedding_keeps_the_candidates_for_the_explanation() -> None:

@@ -36,6 +36,7 @@ class Server:
     model: str
     url: str
     kv_events: str
+    kv_replay: str
     tokenizer: str
     pid: int
 
@@ -78,6 +79,18 @@ class Gateway:
             if not missing:
                 return [known[i] for i in ids]
             assert time.monotonic() < deadline, f"no Record of {missing}"
+            await asyncio.sleep(POLL)
+
+    def endpoints(self) -> list[dict[str, Any]]:
+        """What the gateway has learned of each."""
+        told: list[dict[str, Any]] = json.loads(get(f"{self.admin}/fleet"))
+        return told
+
+    async def looked(self, block_size: int) -> None:
+        """Until every engine has said its block size: prompts sent before are cut by the configured one."""
+        deadline = time.monotonic() + START_WITHIN
+        while any(endpoint["block_size"] != block_size for endpoint in self.endpoints()):
+            assert time.monotonic() < deadline, "the engines were not asked for their load"
             await asyncio.sleep(POLL)
 
     def in_flight(self) -> int:
@@ -128,21 +141,25 @@ def _announced(process: subprocess.Popen[bytes], log: Path) -> Gateway:
     return Gateway(match[1], match[2])
 
 
-def pool(members: list[Server]) -> dict[str, Any]:
-    """These servers as one pool."""
+def pool(members: list[Server], events: bool) -> dict[str, Any]:
+    """These servers as one pool, whose cache events are heard or not."""
     return {
         "backend": "vllm",
         "model": members[0].model,
-        "endpoints": [server.url for server in members],
+        "endpoints": [endpoint(server) if events else server.url for server in members],
         "tokenizer": members[0].tokenizer,
         "context_window": 16384,
     }
 
 
-def config(pools: dict[str, list[Server]], routes: dict[str, Any]) -> dict[str, Any]:
+def endpoint(server: Server) -> dict[str, str]:
+    return {"url": server.url, "kv_events": server.kv_events, "kv_replay": server.kv_replay}
+
+
+def config(pools: dict[str, list[Server]], routes: dict[str, Any], events: bool = False) -> dict[str, Any]:
     return {
         "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
-        "pools": {name: pool(members) for name, members in pools.items()},
+        "pools": {name: pool(members, events) for name, members in pools.items()},
         "routes": routes,
         "telemetry": {"access_log": "off"},
     }

@@ -170,12 +170,6 @@ def test_passthrough_is_a_route_of_its_own() -> None:
     ("sections", "found"),
     [
         ({"server": {"workers": 2}}, "server.workers"),
-        ({"pools": {"p": VLLM | {"keep_warm": {"idle": "1m"}}}}, "pools.p.keep_warm"),
-        (
-            {"pools": {"p": VLLM | {"endpoints": [{"url": "http://a", "kv_events": "tcp://a:5557"}]}}},
-            "pools.p.endpoints[0].kv_events",
-        ),
-        ({"routes": {"r": {"tiers": ["p"], "on_miss": "queue"}}}, "routes.r.on_miss: queue"),
         ({"routes": {"r": {"tiers": ["p"], "rescue": "on"}}}, "routes.r.rescue: on"),
         ({"state": {"redis": "redis://localhost"}}, "state.redis"),
         ({"keys": [{"name": "a", "sha256": "0" * 64, "requests_per_minute": 1}]}, "keys[0].requests_per_minute"),

@@ -54,13 +54,17 @@ from tests.kit.contract import CONTRACT
         (pool(block_size="5000"), "pools.p.block_size: must be at most 4096, got 5000"),
         (pool(keep_warm="60s"), "pools.p.keep_warm: expected {idle}, got '60s'"),
         (
+            pool(keep_warm="{idle: 60s}", model='""'),
+            "pools.p: keep_warm asks for the pool's model; name it with model, or leave keep_warm out",
+        ),
+        (
             pool(capabilities="[tool]"),
             "pools.p.capabilities[0]: expected tools, images or json_schema, got 'tool'; did you mean 'tools'?",
         ),
         (pool(capabilities="tools"), "pools.p.capabilities: expected a list, got 'tools'"),
         (
             pool(endpoints="[7]"),
-            "pools.p.endpoints[0]: expected the URL of a server or {url, region, kv_events}, got 7",
+            "pools.p.endpoints[0]: expected the URL of a server or {url, region, kv_events, kv_replay, profile}, got 7",
         ),
         (route(tiers="[3]"), "routes.r.tiers[0]: expected the name of a pool or {pool, when}, got 3"),
         (route(tiers="[]"), "routes.r.tiers: is empty; name at least one"),
@@ -130,6 +134,10 @@ from tests.kit.contract import CONTRACT
             pool(endpoints="[{url: http://a, kv_events: http://a}]"),
             "pools.p.endpoints[0].kv_events: 'http://a' is not where events come from; write it like tcp://10.0.0.12:5557",
         ),
+        (
+            pool(endpoints="[{url: http://a, kv_replay: tcp://a:1}]"),
+            "pools.p.endpoints[0]: kv_replay without kv_events: add kv_events, or leave it out",
+        ),
         # pools
         (pool(backend="vlm"), "pools.p.backend: no backend 'vlm'; did you mean 'vllm'?"),
         (
@@ -150,6 +158,10 @@ from tests.kit.contract import CONTRACT
         (pool(headers="{x y: a}"), 'pools.p.headers."x y": not the name of a header'),
         (pool(headers="{Host: a}"), "pools.p.headers.Host: the connection sets this header itself; leave it out"),
         (pool(headers='{x: "a\\nb"}'), "pools.p.headers.x: the value of a header is one line of visible ASCII"),
+        (
+            pool(backend="llamacpp", priority_scheduling="true"),
+            "pools.p: a llamacpp server knows no priority; leave priority_scheduling out",
+        ),
         # the rest
         ("defaults: {connect: 0s}", "defaults.connect: must be more than 0, got '0s'"),
         ("defaults: {max_body: 32 apples}", "defaults.max_body: '32 apples' has no unit of size; write it like 32MB"),

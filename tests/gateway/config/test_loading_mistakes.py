@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -151,3 +153,29 @@ def test_every_shipped_policy_loads_over_a_small_fleet(preset: Path, here: Path)
     fleet = here / "fleet.yaml"
     fleet.write_text(POOLS + "  openai: {backend: openai, model: gpt-4.1-mini, api_key: k}\n")
     assert load([fleet, preset], {}).routes
+
+
+# ---------------------------------------------------------------------------- cache events
+
+EVENTS = "[{url: http://a, kv_events: tcp://a:5557}]"
+
+
+def test_only_engines_that_publish_events_are_listened_to() -> None:
+    """Ollama has none to tell."""
+    assert refusal(pool(backend="ollama", endpoints=EVENTS) + "routes: {r: {tiers: [p]}}") == [
+        "f.yaml:1: pools.p.endpoints[0].kv_events: ollama servers publish none; leave this out"
+    ]
+
+
+def test_events_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is started."""
+    monkeypatch.setattr("gateway.config.checks.find_spec", lambda name: None)
+    assert refusal(pool(endpoints=EVENTS) + "routes: {r: {tiers: [p]}}") == [
+        "f.yaml:1: pools.p.endpoints[0].kv_events: needs a package that is not here: pip install 'firsttoken[kvevents]'"
+    ]
+
+
+def test_without_events_their_package_is_not_loaded() -> None:
+    """ZMQ is an extra."""
+    code = "import sys, gateway.app, gateway.cli; assert 'zmq' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from gateway.app import Gateway
 from tests.gateway.builders import ANSWER, CHAT, calling, get, post
 from tests.kit.gateways import pool, running
+from tests.kit.simulated import engine_pool, engines
 from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
 
 
@@ -131,6 +133,31 @@ async def test_explain_names_candidates_and_reasons_and_sends_nothing(served: tu
     assert (small["pool"], small["tier"]) == ("small", 1)
     assert "context window" in small["reason"]
     assert (len(upstream.requests), gateway.monitor.loads(), len(gateway.recorder.recent)) == before
+
+
+async def test_explaining_takes_nobodys_turn(served: tuple[Gateway, Upstream]) -> None:
+    """However often it is asked: the next request is decided as if it had not been."""
+    gateway, _ = served
+    before = gateway.line.ordinal
+    said = [(await explained(gateway, CHAT))[1] for _ in range(3)]
+    assert (gateway.line.ordinal, gateway.line.depth()) == (before, {})
+    assert said[0]["held_now"] == {}
+
+
+async def test_explain_asks_as_the_key_that_is_given() -> None:
+    """Whose caches are looked at is by key; without one it is nobody's, and an unknown one is refused."""
+    key = {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), "cache_group": "front"}
+    long = {**CHAT, "stream": True, "messages": [{"role": "user", "content": "word " * 500}]}
+    async with engines(1) as one, running({"only": engine_pool(*one)}, keys=[key]) as gateway:
+        async with calling(gateway.url) as caller:
+            await caller.ask(post({**long, "max_tokens": 1}, "authorization: Bearer sk-web"))
+            await caller.chunks()
+        _, own = await explained(gateway, long, "authorization: Bearer sk-web")
+        _, nobodys = await explained(gateway, long)
+        status, refused = await explained(gateway, long, "authorization: Bearer sk-other")
+    assert own["candidates"][0]["hit_tokens"] >= 400
+    assert nobodys["candidates"][0]["hit_tokens"] == 0
+    assert (status, refused["error"]["code"]) == (401, "invalid_api_key")
 
 
 async def test_explain_knows_both_operations_and_budget_headers(served: tuple[Gateway, Upstream]) -> None:

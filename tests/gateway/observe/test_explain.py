@@ -18,7 +18,7 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
         candidate("small/a", 0.1234, tokens=100, hit=64, chance=0.98765, price=0.001, score=0.5, reason="p50 123 ms"),
         candidate("large/b", 0.4, tokens=110, tier=1, reason="qualifies in tier 2"),
     )
-    said = explain(decided(*ranked, deadline=10.8, at=10.05), ESTIMATE)
+    said = explain(decided(*ranked, deadline=10.8, at=10.05), ESTIMATE, {})
     assert (said["outcome"], said["scorer"], said["budget_left_ms"]) == ("place", "predicted", 750.0)
     assert said["candidates"][0] == {
         "rank": 1,
@@ -26,6 +26,7 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
         "tier": 1,
         "ttft_p50_ms": 123.4,
         "ttft_p90_ms": 123.4,
+        "tpot_ms": 0.0,
         "chance": 0.9877,
         "prompt_tokens": 100,
         "hit_tokens": 64,
@@ -38,16 +39,17 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
 
 
 def test_the_estimate_is_part_of_the_explanation() -> None:
-    """Most surprises are prompts that are longer than they look."""
-    said = explain(decided(), ESTIMATE)
+    """Most surprises are prompts that are longer than they look; and who waits already."""
+    said = explain(decided(), ESTIMATE, {"chat": 3})
     assert (said["prompt_tokens"], said["expected_output_tokens"]) == ({"small": 100, "large": 110}, 200)
+    assert said["held_now"] == {"chat": 3}
 
 
 def test_every_rejection_has_its_reason() -> None:
     """Of one endpoint, or of a whole pool."""
     rejected = (Rejection("small", "small/a", 0, "is down"), Rejection("large", "", 1, "when: prompt_tokens <= 10"))
     said = explain(
-        Decision(Outcome.UNAVAILABLE, 0.0, 1.0, (), rejected, retry_after=1.5, reason="none is up"), ESTIMATE
+        Decision(Outcome.UNAVAILABLE, 0.0, 1.0, (), rejected, retry_after=1.5, reason="none is up"), ESTIMATE, {}
     )
     assert said["rejected"] == [
         {"pool": "small", "endpoint": "small/a", "tier": 1, "reason": "is down"},
@@ -58,6 +60,6 @@ def test_every_rejection_has_its_reason() -> None:
 
 def test_what_there_is_not_is_null_and_all_of_it_is_json() -> None:
     """No deadline is not an infinite one: JSON has no infinity."""
-    said = explain(decided(deadline=FOREVER), ESTIMATE)
+    said = explain(decided(deadline=FOREVER), ESTIMATE, {})
     assert (said["budget_left_ms"], said["retry_after_s"]) == (None, None)
     assert json.loads(encode(said)) == said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.samples import Sample
 
 from gateway.app import Gateway
-from gateway.observe.metrics import TTFT_BUCKETS, EndpointCollector, Metrics, ttft_buckets
+from gateway.observe.metrics import TTFT_BUCKETS, EndpointCollector, Metrics, QueueCollector, ttft_buckets
 from gateway.observe.record import AttemptRecord, End, Stage
 from gateway.observe.series import Counter, Histogram
 from policies.facts import AttemptKind, Ending, Health, Load
@@ -56,6 +57,9 @@ def test_every_series_of_the_page_is_exported_with_its_labels() -> None:
     """docs/metrics.md is what dashboards are written against."""
     exported = Exported({})
     exported.registry.register(EndpointCollector(lambda: {"small/a": Load()}))
+    exported.registry.register(QueueCollector([ROUTE], dict))
+    hedge = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 1.0, Ending.CANCELLED)
+    exported.metrics(record(attempts=[hedge, WON]))
     found = {
         (f"{family.name}_total" if family.type == "counter" else family.name, family.type): {
             label for sample in family.samples for label in sample.labels if label != "le"
@@ -111,6 +115,23 @@ def test_a_miss_is_counted_beside_what_was_met() -> None:
         ("chat", "tpot", "true"): 2,
         ("chat", "total", "true"): 2, ("chat", "total", "false"): 1,
     }  # fmt: skip
+
+
+def test_a_hedge_is_counted_by_what_came_of_it() -> None:
+    """Won, lost to the attempt that it raced, or failed; an attempt that is none counts nowhere here."""
+    hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=Ending.CANCELLED)
+    won, failed = replace(WON, kind=AttemptKind.HEDGE), replace(hedge, ending=Ending.FAILED)
+    exported = Exported(
+        {}, {"attempts": [LOST, won]}, {"attempts": [hedge, WON]}, {"attempts": [failed, WON]},
+        {"attempts": [LOST, hedge], "ttft": None, "end": End.CLIENT_GONE},
+    )  # fmt: skip
+    assert exported["hedges_total"] == {("chat", "won"): 1, ("chat", "lost"): 2, ("chat", "failed"): 1}
+
+
+def test_a_hedge_that_won_and_broke_off_has_won() -> None:
+    """The race is about the first token."""
+    won = replace(WON, kind=AttemptKind.HEDGE, ending=Ending.BROKEN)
+    assert Exported({"attempts": [LOST, won], "end": End.UPSTREAM_BROKE})["hedges_total"] == {("chat", "won"): 1}
 
 
 def test_what_was_not_answered_has_no_tokens_and_no_cost() -> None:
@@ -199,6 +220,14 @@ async def test_no_caller_can_mint_a_series() -> None:
 
 
 # --------------------------------------------------------------------------- the fleet
+
+
+def test_the_queue_is_read_when_prometheus_asks() -> None:
+    """Every route has its series, also while nobody waits."""
+    registry = CollectorRegistry()
+    registry.register(QueueCollector([ROUTE, route("agent")], lambda: {"chat": 3}))
+    depth = [registry.get_sample_value("firsttoken_queue_depth", {"route": name}) for name in ("chat", "agent")]
+    assert depth == [3, 0]
 
 
 @pytest.mark.parametrize(("health", "state"), [(Health.UP, 1.0), (Health.PROBING, 0.5), (Health.DOWN, 0.0)])

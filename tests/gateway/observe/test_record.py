@@ -184,10 +184,11 @@ def test_a_route_without_a_budget_has_none_in_its_record() -> None:
 
 
 def test_the_attempt_that_won_owns_the_prediction() -> None:
-    """A fallback is predicted from the moment it was sent; what was lost before is the failover stage."""
+    """A fallback is predicted from the moment it was sent; what was lost before is the failover stage, and before the
+    decision was made the request waited."""
     life = Life(Record(arrival=100.0))
     life.decided(decided(candidate("small/a"), at=100.1))
-    life.close(Stage.DECIDE, 100.1)
+    life.close(Stage.DECIDE, 100.12)
     life.record.attempts.append(AttemptRecord(1, AttemptKind.PRIMARY, "small/a", "small", 0.1, 0.5, Ending.SILENT))
     other = candidate("large/c", 0.3, tier=1)
     life.won(other, opened=100.5, connected=100.52, sent=100.53, first_in=100.9)
@@ -195,8 +196,8 @@ def test_the_attempt_that_won_owns_the_prediction() -> None:
     assert (found.pool, found.endpoint, found.tier) == ("large", "large/c", 1)
     assert found.ttft_predicted_p50 == pytest.approx(0.5 + 0.3)
     assert found.stages == {
-        Stage.DECIDE: pytest.approx(0.1), Stage.FAILOVER: pytest.approx(0.4), Stage.CONNECT: pytest.approx(0.02),
-        Stage.SEND: pytest.approx(0.01), Stage.UPSTREAM: pytest.approx(0.37),
+        Stage.QUEUE: pytest.approx(0.1), Stage.DECIDE: pytest.approx(0.02), Stage.FAILOVER: pytest.approx(0.38),
+        Stage.CONNECT: pytest.approx(0.02), Stage.SEND: pytest.approx(0.01), Stage.UPSTREAM: pytest.approx(0.37),
     }  # fmt: skip
 
 

@@ -1,0 +1,212 @@
+"""The line before the engines: gives the waiting room a clock, a timer and callers who wait.
+
+Rules:
+- A request that may go at once costs no task, no future and no timer.
+- Those that wait are looked at again when another request enters or leaves, when an attempt begins to answer or
+  ends, when an engine has told of itself, and when the room asks for it. Many events in one turn of the loop are
+  one look.
+- They go one at a time, as the room wants it: each is sent, and counted by the fleet, before the next is asked for.
+- Whoever enters leaves: with a decision, with a refusal (held for too long, or the gateway goes away), or with its
+  caller.
+- Our own bug is one caller's error. The room that it happened in is given up, and the others enter a new one; where
+  none of them is the cause, the room is, and all go as if there were none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from time import monotonic
+
+from gateway.decider import ask_of
+from gateway.ingress import InferenceRequest
+from gateway.keys import Tenant
+from gateway.monitor import Monitor
+from gateway.refusal import Refusal, retry_later
+from policies.facts import FOREVER, Ask, Decision, PromptEstimate
+from policies.route import Route
+from policies.tiers import LONGEST_WAIT, decide
+from policies.waiting import WaitingRoom
+
+log = logging.getLogger("firsttoken")
+
+SOONEST = 0.001  # s from one look to the next that the room asks for
+ELSEWHERE = 1.0  # s after which a caller of a gateway that goes away may ask another
+
+
+class HeldTooLong(Refusal):
+    """It found no place while it could be held."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(503, message, type="server_error", code="unavailable", headers=retry_later(retry_after))
+
+
+class Entrant:
+    """One request in the room. `answer` is there once its caller waits."""
+
+    __slots__ = ("answer", "ask", "entered", "estimate", "outcome", "route", "seed")
+
+    def __init__(self, ask: Ask, estimate: PromptEstimate, route: Route, seed: int, entered: float) -> None:
+        self.ask, self.estimate, self.route, self.seed, self.entered = ask, estimate, route, seed, entered
+        self.outcome: Decision | Exception | None = None
+        self.answer: asyncio.Future[None] | None = None
+
+
+class Line:
+    """One per process. `patience`: s that a request may be held."""
+
+    def __init__(self, monitor: Monitor, patience: float, rooms: Callable[[], WaitingRoom] = WaitingRoom) -> None:
+        self.room, self._rooms = rooms(), rooms
+        self.monitor, self.patience = monitor, patience
+        self.ordinal = 0  # of the last request that entered
+        self._inside: dict[Hashable, Entrant] = {}  # in the order in which they entered
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = FOREVER
+        self._soon: asyncio.Handle | None = None
+        self._going = False  # one was let go whose task has yet to run: until the next look the room is asked nothing
+
+    def depth(self) -> Mapping[str, int]:
+        """Requests held now, by route."""
+        return Counter(entrant.route.name for entrant in self._inside.values())
+
+    async def decide(
+        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant
+    ) -> Decision:
+        """Where the request goes, once it may go. `departed` is to be called when it has been sent, or will not be."""
+        self.ordinal += 1
+        ticket, now = id(request), monotonic()
+        entrant = Entrant(ask_of(request, route, tenant.cache_group), estimate, route, self.ordinal, now)
+        self._enter(ticket, entrant)
+        self._inside[ticket] = entrant
+        self._look(now)
+        if entrant.outcome is None:
+            await self._hold(ticket, entrant)
+        if isinstance(entrant.outcome, Exception):
+            raise entrant.outcome
+        assert entrant.outcome is not None
+        return entrant.outcome
+
+    def departed(self, request: InferenceRequest) -> None:
+        """The fleet knows of its first attempt, or there will be none."""
+        self.room.departed(id(request))
+
+    def close(self) -> None:
+        """The gateway goes away: nobody is held any longer."""
+        for ticket in tuple(self._inside):
+            self._turn_away(ticket, HeldTooLong("The gateway is being stopped; try again.", ELSEWHERE))
+        self._watch(monotonic())
+
+    # -- one request ------------------------------------------------------------------------
+
+    def _enter(self, ticket: Hashable, entrant: Entrant) -> None:
+        self.room.enter(ticket, entrant.ask, entrant.estimate, entrant.route, entrant.entered, entrant.seed)
+
+    async def _hold(self, ticket: Hashable, entrant: Entrant) -> None:
+        entrant.answer = asyncio.get_running_loop().create_future()
+        try:
+            await entrant.answer
+        except asyncio.CancelledError:
+            self._inside.pop(ticket, None)
+            self.room.leave(ticket)
+            self._look_soon()
+            raise
+
+    def _settle(self, ticket: Hashable, outcome: Decision | Exception) -> bool:
+        """Whether its caller had to be woken."""
+        entrant = self._inside.pop(ticket)
+        entrant.outcome = outcome
+        if entrant.answer is None or entrant.answer.done():
+            return False
+        entrant.answer.set_result(None)
+        return True
+
+    def _turn_away(self, ticket: Hashable, refusal: HeldTooLong) -> None:
+        self.room.leave(ticket)
+        self._settle(ticket, refusal)
+
+    # -- all of them ------------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        """Whoever may go now, goes."""
+        self._expire(now)
+        try:
+            if self._inside and not self._going:
+                self._release(now)
+        except Exception:
+            log.exception("the waiting room failed; its %d requests enter a new one", len(self._inside))
+            self._start_over(now)
+        self._watch(now)
+
+    def _release(self, now: float) -> None:
+        """The loop calls in order: who is woken here has been sent by the time of the look that is asked for behind."""
+        for ticket, decision in self.room.release(self.monitor.fleet, now):
+            self._going = self._settle(ticket, decision) and decision.chosen is not None
+            if decision.chosen is not None:
+                self._look_behind()
+                return
+
+    def _expire(self, now: float) -> None:
+        while self._inside:
+            ticket, entrant = next(iter(self._inside.items()))
+            if now - entrant.entered < self.patience:
+                return
+            message = f"No server had time for this request within {self.patience:g} s."
+            self._turn_away(ticket, HeldTooLong(message, LONGEST_WAIT))
+
+    def _start_over(self, now: float) -> None:
+        """Who cannot be decided even alone is the cause: each time that one is found there are fewer left."""
+        self.room, before = self._rooms(), len(self._inside)
+        decisions = self._decide_each(now)
+        if len(decisions) < before:
+            for ticket, entrant in self._inside.items():
+                self._enter(ticket, entrant)
+            self._look(now)
+        else:
+            for ticket, decision in decisions.items():
+                self._settle(ticket, decision)
+
+    def _decide_each(self, now: float) -> dict[Hashable, Decision]:
+        fleet, decisions = self.monitor.fleet, dict[Hashable, Decision]()
+        for ticket, one in tuple(self._inside.items()):
+            try:
+                decisions[ticket] = decide(one.ask, one.estimate, one.route, fleet.snapshot(now), fleet, now, one.seed)
+            except Exception as error:
+                self._settle(ticket, error)
+        return decisions
+
+    # -- when to look -----------------------------------------------------------------------
+
+    def _watch(self, now: float) -> None:
+        """Be told of news, and be woken, as long as somebody waits. An alarm that comes early does no harm."""
+        due, self.monitor.on_news = FOREVER, None
+        if self._inside:
+            oldest, self.monitor.on_news = next(iter(self._inside.values())), self._look_soon
+            due = min(self.room.wake_at, oldest.entered + self.patience)
+        if self._alarm is not None and (due == FOREVER or due < self._alarm_at):
+            self._alarm.cancel()
+            self._alarm = None
+        if self._alarm is None and due < FOREVER:
+            self._alarm_at = due
+            self._alarm = asyncio.get_running_loop().call_later(max(due - now, SOONEST), self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._alarm = None
+        self._look(monotonic())
+
+    def _look_soon(self) -> None:
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._on_soon)
+
+    def _look_behind(self) -> None:
+        """Behind all that the loop has been asked to call so far."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._inside or self._going:
+            self._look_soon()
+
+    def _on_soon(self) -> None:
+        self._soon, self._going = None, False
+        self._look(monotonic())

@@ -1,0 +1,113 @@
+"""Who waits, and where: the lanes of the gateway's own queue, without the rules (`policies.waiting`).
+
+A request is in one place at a time: new, in the lane of the endpoint that it is bound to, in the last
+lane, or leaving: released, and not yet known to the fleet.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, takewhile
+
+from policies.facts import Ask, Endpoint, PromptEstimate
+from policies.route import Route
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A request that waits. `deadline` is that of its first token; `seed` its ordinal."""
+
+    ticket: Hashable
+    ask: Ask
+    estimate: PromptEstimate
+    route: Route
+    seed: int
+    deadline: float
+    endpoint: Endpoint | None = None  # the one it is bound to, or on its way to
+    seconds: float = 0.0  # of that one's time, to prefill it
+
+    def __lt__(self, other: Held) -> bool:
+        return (self.deadline, self.seed) < (other.deadline, other.seed)
+
+    @property
+    def tenant(self) -> str:
+        return self.ask.cache_group
+
+
+class Lanes:
+    """All requests that wait."""
+
+    __slots__ = ("bound", "last", "leaving", "new")
+
+    def __init__(self) -> None:
+        self.new: list[Held] = []
+        self.bound: dict[str, list[Held]] = {}  # by endpoint, earliest deadline first
+        self.last: list[Held] = []  # in order of arrival
+        self.leaving: dict[Hashable, Held] = {}
+
+    def __len__(self) -> int:
+        """Those that are held."""
+        return len(self.new) + len(self.last) + sum(map(len, self.bound.values()))
+
+    @property
+    def quiet(self) -> bool:
+        """Loads are as the fleet knows them: nothing is bound, and nothing on its way."""
+        return not self.leaving and not any(self.bound.values())
+
+    def of(self, endpoint: str) -> list[Held]:
+        return self.bound.get(endpoint, [])
+
+    def bind(self, held: Held, endpoint: Endpoint, seconds: float) -> None:
+        held.endpoint, held.seconds = endpoint, seconds
+        insort(self.bound.setdefault(endpoint.id, []), held)
+
+    def put_last(self, held: Held) -> None:
+        held.endpoint = None
+        insort(self.last, held, key=lambda other: other.seed)
+
+    def send(self, held: Held, endpoint: Endpoint, seconds: float) -> None:
+        held.endpoint, held.seconds = endpoint, seconds
+        self.leaving[held.ticket] = held
+
+    def drop(self, ticket: Hashable) -> None:
+        """Out of all lanes, whichever it is in."""
+        self.leaving.pop(ticket, None)
+        for lane in (self.new, self.last, *self.bound.values()):
+            for held in lane:
+                if held.ticket == ticket:
+                    lane.remove(held)
+                    return
+
+    def waiting(self) -> Iterator[Held]:
+        return chain(self.last, *self.bound.values())
+
+    def on_the_way(self, endpoint: str) -> bool:
+        return any(held.endpoint is not None and held.endpoint.id == endpoint for held in self.leaving.values())
+
+    def need(self) -> Mapping[str, float]:
+        """Seconds of engine time that are bound, by tenant."""
+        total: Counter[str] = Counter()
+        for held in chain.from_iterable(self.bound.values()):
+            total[held.tenant] += held.seconds  # type: ignore[assignment]  # counters take floats, typeshed does not
+        return total
+
+    def ahead(self, held: Held) -> Mapping[str, float]:
+        """Seconds that go before it, by endpoint: what is due earlier, and what is on its way."""
+        seconds = {name: sum(other.seconds for other in _due(lane, held)) for name, lane in self.bound.items() if lane}
+        for other in self.leaving.values():
+            if other.endpoint is not None:
+                seconds[other.endpoint.id] = seconds.get(other.endpoint.id, 0.0) + other.seconds
+        return seconds
+
+    def most(self) -> Held:
+        """The latest of the tenant that holds most."""
+        [(tenant, _)] = Counter(held.tenant for held in self.waiting()).most_common(1)
+        return max((held for held in self.waiting() if held.tenant == tenant), key=lambda held: held.seed)
+
+
+def _due(lane: list[Held], held: Held) -> Iterator[Held]:
+    """Those of a lane that are due no later."""
+    return takewhile(lambda other: other.deadline <= held.deadline, lane)

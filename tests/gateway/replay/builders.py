@@ -1,0 +1,66 @@
+"""Small settings and traces, with everything filled in that a test does not care about."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from backends.simulated.profiles import PROFILES, Profile
+from gateway.replay.setting import Setting
+from gateway.replay.traces import BLOCK, Arrival
+from policies.facts import Endpoint, Pool, Price
+from policies.route import Route
+from policies.workloads import apply
+
+CONFIG = """\
+pools:
+  main:
+    backend: simulated
+    model: m
+    profile: 8b-h100
+    endpoints: ["http://h0:80", "http://h1:80"]
+routes:
+  agent: {workload: agent, tiers: [main]}
+"""
+
+
+def route(name: str = "agent", *, workload: Any = "agent", tiers: Sequence[str] = ("main",), **more: Any) -> Route:
+    return Route.model_validate(apply(workload, {"name": name, "tiers": list(tiers), **more}))
+
+
+def pool(name: str = "main", *, engines: int = 2, local: bool = True, price: Price = Price()) -> Pool:  # noqa: B008
+    endpoints = tuple(Endpoint(f"{name}/{i}", name) for i in range(engines))
+    return Pool(name, "m", endpoints, local=local, price=price)
+
+
+def setting(engines: int = 2, profile: str = "8b-h100", *routes: Route, **more: Any) -> Setting:
+    """One pool of equal engines."""
+    main = pool(engines=engines)
+    profiles: dict[str, Profile] = {endpoint.id: PROFILES[profile] for endpoint in main.endpoints}
+    return Setting((main,), {r.name: r for r in routes or (route(),)}, profiles, **more)
+
+
+def arrivals(
+    count: int = 60, rate: float = 4.0, prompt: int = 6_000, output: int = 120, *, route: str = "agent", seed: int = 1
+) -> list[Arrival]:
+    """Poisson; lengths spread by half to both sides; every other prompt continues one of eight beginnings."""
+    random, at, made = Random(seed), 0.0, list[Arrival]()
+    for number in range(count):
+        at += random.expovariate(rate)
+        tokens = int(prompt * random.uniform(0.5, 1.5))
+        shared = tokens // BLOCK // 2 if number % 2 else 0
+        begun = random.randrange(8) << 20
+        own = range(number << 40, (number << 40) + tokens // BLOCK - shared)
+        hashes = array("Q", [*(begun + block for block in range(shared)), *own])
+        made.append(Arrival(at, tokens, int(output * random.uniform(0.5, 1.5)), hashes, route))
+    return made
+
+
+def mooncake(path: Path, count: int = 40, gap: int = 250) -> Path:
+    """A trace of short prompts, one every `gap` ms."""
+    line = '{{"timestamp": {}, "input_length": 2000, "output_length": 40, "hash_ids": [1, 2, {}]}}\n'
+    path.write_text("".join(line.format(number * gap, 100 + number) for number in range(count)))
+    return path

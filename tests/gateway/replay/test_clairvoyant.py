@@ -1,0 +1,151 @@
+"""What was possible."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from backends.simulated.events import EngineRequest, Finished, FirstToken
+from backends.simulated.profiles import PROFILES, EngineProfile
+from gateway.replay.exact import Answer, Machine
+from gateway.replay.player import play
+from gateway.replay.setting import YARDSTICKS, Setting
+from gateway.replay.tally import End, Tally
+from gateway.replay.traces import BLOCK, Arrival
+from gateway.replay.world import World
+from policies.facts import Endpoint
+from tests.gateway.replay.builders import arrivals, pool, route, setting
+
+QUIET = replace(PROFILES["8b-h100"], sigma=0.0)  # type: ignore[type-var]
+assert isinstance(QUIET, EngineProfile)
+
+
+def quiet(engines: int = 1, **more: object) -> Setting:
+    """Engines whose steps take what they should."""
+    found = setting(engines, "8b-h100", route(**more))
+    return replace(found, profiles=dict.fromkeys(found.profiles, QUIET)).with_scorer("reference")
+
+
+def request(at: float, prompt: int, output: int = 2, first: int = 1) -> Arrival:
+    return Arrival(at, prompt, output, range(first << 30, (first << 30) + prompt // BLOCK), "agent")
+
+
+def ttfts(tally: Tally) -> list[float]:
+    return [round(fate.ttft or 0.0, 2) for fate in tally.fates]
+
+
+@pytest.mark.parametrize("load", [5.0, 7.0, 9.0])
+def test_nobody_does_better_when_there_is_too_much_to_do(load: float) -> None:
+    """Neither we nor any yardstick."""
+    crowd = arrivals(250, rate=load, prompt=14_000, output=300)
+    best = play(setting().with_scorer("reference"), crowd).overall()
+    for scorer in ("ours", *YARDSTICKS):
+        assert play(setting().with_scorer(scorer), crowd).overall().good <= best.good
+
+
+def test_the_long_one_gives_way() -> None:
+    """Three that would all be late behind a long one: the long one is, and they are not (Moore and Hodgson)."""
+    first = [request(0.0, 20_000, first=1), request(0.01, 45_000, first=2)]
+    then = [request(0.02 + i / 100, 28_000, first=3 + i) for i in range(2)]
+    tally = play(quiet(), [*first, *then])
+    assert [tally.met_ttft(fate) for fate in tally.fates] == [True, False, True, True]
+
+
+def test_the_earliest_deadline_is_first() -> None:
+    """Whoever came first: what counts is by when."""
+    both = Setting(
+        (pool(engines=1),),
+        {"agent": route(), "chat": route("chat", workload="chat")},
+        {"main/0": QUIET},
+    ).with_scorer("reference")
+    busy, patient = request(0.0, 20_000, first=1), request(0.1, 20_000, first=2)
+    urgent = replace(request(0.2, 4_000, first=3), route="chat")
+    tally = play(both, [busy, patient, urgent])
+    assert tally.fates[2].first_at < tally.fates[1].first_at  # type: ignore[operator]
+    assert all(tally.met_ttft(fate) for fate in tally.fates)
+
+
+def test_what_one_engine_computed_is_at_hand_on_all() -> None:
+    """The second prompt is the first one's, and finds it wherever it is sent."""
+    tally = play(quiet(2), [request(0.0, 20_480, 400), request(2.0, 20_480, 400)])
+    assert [(fate.endpoint, fate.cached) for fate in tally.fates] == [("main/0", 0), ("main/1", 39 * BLOCK)]
+
+
+def test_no_prefill_takes_the_pace_from_an_answer() -> None:
+    """A long prompt waits until the answer beside it has time to spare, or is over."""
+    short, long = request(0.0, 1_000, 12), request(0.1, 30_000, 2, first=2)
+    tally = play(quiet(), [short, long])
+    assert all(tally.is_good(fate) for fate in tally.fates)
+    assert tally.fates[1].sent_at > tally.fates[0].ended_at - 0.05  # type: ignore[operator]
+
+
+def test_what_is_late_is_answered_when_there_is_time() -> None:
+    """It is put last, and not lost."""
+    tally = play(quiet(), [request(0.0, 120_000), *(request(1.0 + i, 8_000, first=2 + i) for i in range(5))])
+    assert {fate.end for fate in tally.fates} == {End.COMPLETED}
+    assert [tally.met_ttft(fate) for fate in tally.fates] == [False, *[True] * 5]
+
+
+def test_work_without_a_deadline_is_behind_what_has_one() -> None:
+    """And done all the same."""
+    mixed = Setting(
+        (pool(engines=1),),
+        {"agent": route(), "batch": route("batch", workload="batch")},
+        {"main/0": QUIET},
+    ).with_scorer("reference")
+    batch = [replace(request(i / 100, 10_000, first=10 + i), route="batch") for i in range(4)]
+    tally = play(mixed, sorted([*batch, *(request(i / 5, 9_000, first=50 + i) for i in range(6))], key=lambda a: a.at))
+    assert {fate.end for fate in tally.fates} == {End.COMPLETED}
+    assert tally.row("agent", [fate for fate in tally.fates if fate.route == "agent"]).good == 1.0
+
+
+def test_later_tiers_take_what_the_first_has_no_time_for() -> None:
+    """As late as the route's order allows; an API only as often as it takes requests."""
+    small, api = pool("small", engines=1), pool("api", engines=1, local=False)
+    both = Setting(
+        (small, api), {"agent": route(tiers=("small", "api"))}, {"small/0": QUIET, "api/0": PROFILES["api"]}
+    ).with_scorer("reference")
+    calm = play(both, [request(2.0 * i, 12_000, first=i) for i in range(5)]).overall()
+    rush = play(both, [request(0.05 * i, 12_000, first=i) for i in range(60)]).overall()
+    assert (calm.tiers, len(rush.tiers)) == ((1.0,), 2)
+    assert rush.attainment > 0.85
+
+
+# ---------------------------------------------------------------- exact times
+
+
+def watched(profile: EngineProfile) -> tuple[World, Machine]:
+    world = World({"main/0": profile})
+    return world, Machine(Endpoint("main/0", "main"), world.machines["main/0"], set())  # type: ignore[arg-type]
+
+
+def test_a_first_token_comes_when_it_was_said_to() -> None:
+    """Beside answers under way, in as many chunks as the engine takes."""
+    world, machine = watched(QUIET)
+    for number in range(6):
+        world.submit("main/0", EngineRequest(number, 3_000, 400), 0.0)
+    for happened in world.run_until(1.0):
+        if isinstance(happened.event, FirstToken):
+            machine.answers[happened.event.id] = Answer(400, 3_000, 100.0)
+    machine.touch()
+    machine.look()
+    told = machine.first_token(request(1.0, 20_000), 0, 0.05, 1.0)
+    world.submit("main/0", EngineRequest(9, 20_000, 2), 1.0)
+    came = [happened.at for happened in world.run_until(9.0) if happened.event.id == 9]
+    assert told == pytest.approx(came[0], rel=0.01)
+
+
+def test_answers_end_when_they_were_said_to() -> None:
+    """If nothing is prefilled beside them: contexts grow, and batches shrink."""
+    world, machine = watched(QUIET)
+    for number in range(5):
+        world.submit("main/0", EngineRequest(number, 4_000, 100 + 150 * number), 0.0)
+    for happened in world.run_until(1.0):
+        if isinstance(happened.event, FirstToken):
+            number = int(happened.event.id)
+            machine.answers[number] = Answer(100 + 150 * number, 4_000, 100.0)
+    machine.look()
+    told = {key: answer.finish for key, answer in machine.answers.items()}
+    came = {h.event.id: h.at for h in world.run_until(60.0) if isinstance(h.event, Finished)}
+    assert {key: pytest.approx(at, rel=0.005) for key, at in told.items()} == came

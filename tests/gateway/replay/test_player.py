@@ -1,0 +1,131 @@
+"""A trace through the decision code that serves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from backends.simulated.profiles import PROFILES
+from gateway.replay.player import Player, play
+from gateway.replay.sender import Live
+from gateway.replay.setting import COMPARABLE, POOLED, YARDSTICKS, Setting
+from gateway.replay.tally import End
+from gateway.replay.traces import Arrival
+from gateway.replay.world import Fault
+from policies.facts import Ask, Decision, Price
+from policies.tiers import decide
+from tests.gateway.replay.builders import arrivals, pool, route, setting
+
+BUSY = arrivals(80, rate=8.0)
+
+
+def tiered(*tiers: str, prefer: str = "quality") -> Setting:
+    """Two small engines, and an API."""
+    small, api = pool("small", price=Price(0.1, 0.2)), pool("api", engines=1, local=False, price=Price(1.0, 2.0))
+    profiles = {e.id: PROFILES["8b-h100"] for e in small.endpoints} | {"api/0": PROFILES["api"]}
+    return Setting((small, api), {"agent": route(tiers=tiers, prefer=prefer)}, profiles)
+
+
+@pytest.mark.parametrize("scorer", ["ours", "lmetric", "reference"])
+def test_one_seed_is_one_outcome(scorer: str) -> None:
+    """To the last bit; and another seed another one."""
+    chosen = setting().with_scorer(scorer)
+    first, again, other = (play(chosen, BUSY, seed).fates for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_everybody_is_answered() -> None:
+    """Each request has one fate, in order of arrival, and its answer costs what its pool says."""
+    tally = play(tiered("small", "api"), BUSY)
+    assert [fate.number for fate in tally.fates] == list(range(1, 81))
+    assert Counter(fate.end for fate in tally.fates) == {End.COMPLETED: 80}
+    told = tally.fates[0]
+    assert told.cost == pytest.approx((told.prompt_tokens * 0.1 + told.output_tokens * 0.2) / 1e6)
+
+
+@pytest.mark.parametrize("scorer", YARDSTICKS)
+def test_a_yardstick_decides_as_it_does_in_the_gateway(scorer: str) -> None:
+    """It is the same code: every choice of the replay is `decide`'s of that moment."""
+    player = Player(setting(3).with_scorer(scorer), BUSY)
+    decided, seen = player.sender.decided, []
+
+    def compared(live: Live, decision: Decision) -> None:
+        now, fleet, ask = player.clock.now, player.fleet, Ask("agent", live.fate.arrived, True)
+        same = decide(ask, live.estimate, live.route, fleet.snapshot(now), fleet, now, live.number)
+        seen.append([c.endpoint for c in decision.ranked] == [c.endpoint for c in same.ranked])
+        decided(live, decision)
+
+    player.sender.decided = compared  # type: ignore[method-assign]
+    player.play()
+    assert seen == [True] * len(BUSY)
+
+
+def test_a_yardstick_neither_sheds_nor_hedges() -> None:
+    """Whatever the route says: it must not inherit our brain."""
+    shedding = setting(1, "8b-l4", route(on_miss="shed"))
+    ours, theirs = (play(shedding.with_scorer(name), BUSY).overall() for name in ("ours", "least_request"))
+    assert ours.sheds > 0
+    assert (theirs.sheds, theirs.extra) == (0, 0)
+
+
+def test_pooled_yardsticks_know_no_tiers() -> None:
+    """They take whichever endpoint of all scores best; only scores that mean the same everywhere can be pooled."""
+    both = tiered("small", "api")
+    apart, pooled = (play(both.with_scorer(name), BUSY).overall() for name in ("least_request", "pooled:least_request"))
+    assert (apart.tiers, len(pooled.tiers)) == ((1.0,), 2)
+    assert pooled.tiers[1] > 0.2
+    with pytest.raises(ValueError, match="no scorer 'pooled:round_robin'"):
+        both.with_scorer(POOLED + "round_robin")
+    assert all(both.with_scorer(POOLED + name).pooled for name in COMPARABLE)
+
+
+def test_a_dying_engine_loses_no_request_without_a_first_token() -> None:
+    """They go on elsewhere; what had begun breaks off."""
+    kill = replace(setting(3), faults=(Fault(3.0, "main/0", "kill"), Fault(6.0, "main/0", "restart")))
+    for scorer in ("ours", "least_request", "reference"):
+        tally = play(kill.with_scorer(scorer), BUSY)
+        ends = Counter(fate.end for fate in tally.fates)
+        assert (ends[End.LOST], ends[End.UNFINISHED], ends[End.SHED]) == (0, 0, 0)
+        assert ends[End.BROKEN] > 0
+        assert any(fate.endpoint == "main/0" and fate.arrived > 6.5 for fate in tally.fates)
+
+
+def test_what_hangs_is_left_for_another() -> None:
+    """Ours within the deadline's patience; a yardstick when the limit of silence is over."""
+    hanging = replace(setting(3), hung=0.1, first_token=20.0)
+    ours, theirs = (play(hanging.with_scorer(name), BUSY) for name in ("ours", "least_request"))
+    for tally in (ours, theirs):
+        assert any(fate.attempts > 1 for fate in tally.fates)
+    slowest = [max(fate.ttft or 0.0 for fate in tally.fates if fate.end is End.COMPLETED) for tally in (ours, theirs)]
+    assert slowest[0] < 10.0 < 20.0 < slowest[1]
+
+
+def test_what_no_engine_could_hold_is_lost() -> None:
+    """Refused by the engine as the caller's own fault: nobody else is asked."""
+    tally = play(setting(), [Arrival(0.0, 600_000, 10, (), "agent"), *BUSY[:3]])
+    assert (tally.fates[0].end, tally.fates[0].attempts) == (End.LOST, 1)
+
+
+def test_a_rate_limit_is_waited_out_or_gone_round() -> None:
+    """More than an API takes in a minute: what it refuses is placed elsewhere, and costs nobody a first token."""
+    many = arrivals(700, rate=40.0, prompt=300, output=4)
+    tally = play(tiered("api", "small"), many)
+    ends = Counter(fate.end for fate in tally.fates)
+    assert (ends[End.COMPLETED], tally.overall().tiers[1] > 0.1) == (700, True)
+
+
+def test_what_is_held_for_too_long_is_refused() -> None:
+    """As the gateway's line does it."""
+    crowded = replace(setting(1, "8b-l4"), first_token=5.0)
+    tally = play(crowded, arrivals(80, rate=8.0, prompt=20_000))
+    refused = [fate for fate in tally.fates if fate.end is End.SHED]
+    assert refused
+    assert all(fate.first_at is None for fate in refused)
+
+
+def test_an_empty_trace_is_an_empty_tally() -> None:
+    """Nothing is offered, so nothing is missed."""
+    assert play(setting(), []).fates == []
