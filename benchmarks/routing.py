@@ -1,117 +1,123 @@
-"""Ours beside the yardsticks, on four scenarios, over a range of loads.
+"""Ours beside the yardsticks and what was possible, on four scenarios over a range of loads.
 
-    python -m benchmarks.routing a --traces DIR            # a sweep of 0.5 to 1.5 of the base load
-    python -m benchmarks.routing a --traces DIR --find     # look for the base load first
+    python -m benchmarks.routing --traces DIR a --seeds 3      # one scenario, its results and the page
+    python -m benchmarks.routing --traces DIR --find a         # look for the base load
+    python -m benchmarks.routing --page                        # the page again, from the results there are
 
-The base load is that at which round robin reaches 50 % attainment; BASE holds what `--find` found.
+Results are kept in RESULTS, a line of JSON per replay, so that scenarios can be run one at a time; the page is
+made of all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-from gateway.config.loading import load
+from benchmarks.routing_page import page, table
+from benchmarks.scenarios import SCENARIOS, TROUBLE, arrivals, setting
 from gateway.replay.player import play
-from gateway.replay.setting import Setting, setting_of
-from gateway.replay.synthetic import agents
-from gateway.replay.traces import Arrival, at_load, read_trace, spread
-from gateway.replay.world import Fault
 
-HERE = Path(__file__).parent
-YARDSTICKS = ("round_robin", "least_request", "prefix_hash", "lmetric", "token_load", "argmin_ttft")
-BASE = {"a": 2.5, "b": 1.34, "c": 0.405, "d": 0.83}  # times the trace's own pace
 LOADS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
-SECONDS = 400.0  # of virtual time that one replay plays
+RESULTS, PAGE = Path(".cache/routing.jsonl"), Path(__file__).parent / "ROUTING.md"
+NEAR = 1.03  # how exactly the base load is found
+
+Task = tuple[str, float, str, int, Path]  # scenario, load, scorer, seed, traces
 
 
-def setting(name: str) -> Setting:
-    found = replace(setting_of(load([HERE / "scenarios" / f"{name}.yaml"], {})), first_token=120.0)
-    if name == "b":
-        slow, dead = "main/h1:8000", "main/h2:8000"
-        faults = (Fault(120, slow, "slow", 5.0), Fault(160, slow, "slow", 1.0), Fault(240, dead, "kill"), Fault(270, dead, "restart"))
-        found = replace(found, faults=faults)
-    return found
-
-
-def arrivals(name: str, factor: float, traces: Path, seed: int) -> list[Arrival]:
-    """The scenario's requests at `factor` times its own pace, for SECONDS."""
-    if name == "d":
-        made = agents(replace(AGENTS, seconds=SECONDS * 1.5, sessions=AGENTS.sessions * factor), seed)
-        return [replace(a, at=a.at - SECONDS / 2, route="agent") for a in made if a.at >= SECONDS / 2]
-    mooncake = spread(read_trace(traces / "mooncake_conversation.jsonl"), seed)
-    if name in ("a", "b"):
-        return cut([replace(a, route="agent") for a in mooncake], factor)
-    chat = spread(read_trace(traces / "azure2023_conv.csv"), seed)
-    code = spread(read_trace(traces / "azure2023_code.csv"), seed)
-    mixed = [replace(a, route="chat") for a in chat] + [replace(a, route="code") for a in code]
-    mixed += [replace(a, route="agent" if i % 4 else "batch") for i, a in enumerate(mooncake)]
-    return cut(sorted(mixed, key=lambda a: a.at), factor)
-
-
-def cut(trace: Sequence[Arrival], factor: float) -> list[Arrival]:
-    return [a for a in at_load(trace, factor) if a.at < SECONDS]
-
-
-from gateway.replay.synthetic import Agents  # noqa: E402
-
-AGENTS = Agents()
-
-
-def one(task: tuple[str, str, float, str, int]) -> dict[str, object]:
-    name, scorer, factor, traces, seed = task
-    found = setting(name)
-    tally = play(found.with_scorer(scorer), arrivals(name, factor, Path(traces), seed), seed)
+def one(task: Task) -> dict[str, Any]:
+    name, load, scorer, seed, traces = task
+    tally = play(setting(name).with_scorer(scorer), arrivals(name, load, traces, seed), seed)
     rows = {row.name: asdict(row) for row in tally.rows()}
     if name == "b":
-        rows["during"] = asdict(tally.between(120, 270))
-    return {"scenario": name, "scorer": scorer, "load": factor, "seed": seed, "rows": rows}
+        rows["trouble"] = asdict(tally.between(*TROUBLE))
+    return {"scenario": name, "load": load, "scorer": scorer, "seed": seed, "rows": rows}
+
+
+def sweep(tasks: list[Task], results: Path) -> Iterator[dict[str, Any]]:
+    """Every result is kept as soon as it is there."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor() as workers, results.open("a") as kept:
+        for result in workers.map(one, tasks):
+            kept.write(json.dumps(result) + "\n")
+            kept.flush()
+            yield result
+
+
+def read(results: Path) -> list[dict[str, Any]]:
+    """Of replays that were run more than once, the last."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    latest = {(r["scenario"], r["load"], r["scorer"], r["seed"]): r for r in map(json.loads, lines)}
+    return list(latest.values())
+
+
+def find(name: str, traces: Path) -> float:
+    """The factor of the base at which round robin meets the TTFT of half of the requests."""
+    low, middle, high = 0.25, 1.0, 4.0
+    while high / low > NEAR:
+        middle = (low * high) ** 0.5
+        met = one((name, middle, "round_robin", 0, traces))["rows"]["all"]["attainment"]
+        low, high = (middle, high) if met > 0.5 else (low, middle)
+    return middle
+
+
+def line(result: dict[str, Any]) -> str:
+    row = result["rows"]["all"]
+    p50, p90, p99 = row["ttft"]
+    parts = " ".join(f"{name}:{part['good']:.3f}" for name, part in result["rows"].items() if name != "all")
+    return (
+        f"{result['scenario']} {result['load']:4.2f} {result['scorer']:20} seed {result['seed']} "
+        f"good {row['good']:.3f} met {row['attainment']:.3f} p50/90/99 {p50:.2f} {p90:.2f} {p99:.2f} "
+        f"tpot {row['tpot'][1]:.3f} hit {row['hit']:.2f} cov {row['coverage']:.2f} err {row['error']:.3f} "
+        f"pref {row['preferred']:.2f} ${row['cost']:.2f} shed {row['sheds']} lost {row['lost']}+{row['broken']} "
+        f"extra {row['extra']} {parts}"
+    )
+
+
+def floats(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def chosen(args: argparse.Namespace) -> list[Task]:
+    names: Iterable[str] = args.scenarios or SCENARIOS
+    return [
+        (name, load, scorer, seed, args.traces)
+        for name in names
+        for load, scorer, seed in product(args.loads, args.scorers or SCENARIOS[name].scorers, range(args.seeds))
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("scenario")
-    parser.add_argument("--traces", required=True)
-    parser.add_argument("--scorers", default=",".join(("ours", *YARDSTICKS)))
-    parser.add_argument("--loads", default=",".join(map(str, LOADS)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="a, b, c or d; all, if absent")
+    parser.add_argument("--traces", type=Path, help="where the three public traces are")
+    parser.add_argument("--loads", type=floats, default=list(LOADS))
+    parser.add_argument("--scorers", type=lambda text: text.split(","))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--find", action="store_true")
-    parser.add_argument("--out")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--find", action="store_true", help="look for the base loads")
+    parser.add_argument("--page", action="store_true", help="write ROUTING.md from the results that there are")
     args = parser.parse_args()
-    loads = [float(x) for x in args.loads.split(",")]
+    if not args.page and args.traces is None:
+        parser.error("--traces DIR: where the traces are")
     if args.find:
-        low, high = 0.1, 16.0
-        while high / low > 1.03:
-            middle = (low * high) ** 0.5
-            share = one((args.scenario, "round_robin", middle, args.traces, 0))["rows"]["all"]["attainment"]  # type: ignore[index]
-            print(f"{middle:.3f} {share:.3f}", flush=True)
-            low, high = (middle, high) if share > 0.5 else (low, middle)
+        for name in args.scenarios or SCENARIOS:
+            print(f"{name}: base {SCENARIOS[name].base * find(name, args.traces):.3f}")
         return
-    tasks = [
-        (args.scenario, scorer, BASE[args.scenario] * x, args.traces, seed)
-        for x in loads
-        for scorer in args.scorers.split(",")
-        for seed in range(args.seeds)
-    ]
-    with ProcessPoolExecutor(2) as pool:
-        for result in pool.map(one, tasks):
-            if args.out:
-                with open(args.out, "a") as out:
-                    out.write(json.dumps(result) + "\n")
-            row = result["rows"]["all"]  # type: ignore[index]
-            tiers = " ".join(f"{k}:{r['good']:.2f}/{r['preferred']:.2f}" for k, r in result["rows"].items() if k not in ("all",))  # type: ignore[attr-defined]
-            print(
-                f"{args.scenario} {result['load'] / BASE[args.scenario]:.2f} {result['scorer']:14s} att {row['attainment']:.3f} good {row['good']:.3f} "
-                f"p50/90/99 {row['ttft'][0]:.2f} {row['ttft'][1]:.2f} {row['ttft'][2]:.2f} tpot {row['tpot'][1]:.3f} hit {row['hit']:.2f} "
-                f"cov {row['coverage']:.2f} err {row['error']:.3f} pref {row['preferred']:.2f} ${row['cost']:.2f} shed {row['sheds']} lost {row['lost']} broken {row['broken']} extra {row['extra']} {tiers}",
-                flush=True,
-            )
+    if not args.page:
+        for result in sweep(chosen(args), args.results):
+            print(line(result), flush=True)
+    found = read(args.results)
+    for name in sorted({result["scenario"] for result in found} & set(args.scenarios or SCENARIOS)):
+        print("\n".join(["", *table(name, found)]))
+    if args.page:
+        PAGE.write_text(page(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -69,8 +69,9 @@ class Gateway:
         self.line = Line(self.monitor, first_token)
         registry.register(QueueCollector(every_route, self.line.depth))
         dispatcher = Dispatcher(
-            self.upstreams, self.monitor, RetryBudget(), first_token_limit=first_token, on_departed=self.line.departed
-        )
+            self.upstreams, self.monitor, RetryBudget(), first_token_limit=first_token, on_departed=self.line.departed,
+            saturated=lambda: self.line.saturated,
+        )  # fmt: skip
         self.upkeep = Upkeep(self.monitor, self.estimator, self.upstreams, pools, config.keep_warm(), first_token)
         limits = Limits(config.defaults.max_body, config.defaults.stream_idle)
         keys = _keys(config)

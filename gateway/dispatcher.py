@@ -71,10 +71,12 @@ class Dispatcher:
     def __init__(
         self, upstreams: Mapping[str, Upstream], monitor: Monitor, retries: RetryBudget, *, first_token_limit: float,
         on_departed: Callable[[InferenceRequest], None] = lambda request: None,
+        saturated: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.upstreams, self.monitor, self.retries = upstreams, monitor, retries
         self.first_token_limit = first_token_limit
         self.on_departed = on_departed  # told once the fleet knows of an attempt, or that there was none
+        self.saturated = saturated  # a second copy would take another's place
         self.hedges: dict[str, HedgeBudget] = {}
 
     async def open(self, job: Job) -> Run:
@@ -168,7 +170,7 @@ class Dispatch:
     def _look(self) -> None:
         """A hedge is paid for before the machine is asked, and given back if it was not sent."""
         self.alarm = None
-        paid = self.hedges.try_take()
+        paid = not self.shared.saturated() and self.hedges.try_take()
         attempts = len(self.runs)
         self._tell(Wake(), paid)
         opened = list(self.runs.values())[attempts:]

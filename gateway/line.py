@@ -71,6 +71,11 @@ class Line:
         """Requests held now, by route."""
         return Counter(entrant.route.name for entrant in self._inside.values())
 
+    @property
+    def saturated(self) -> bool:
+        """Somebody is held: no engine has time to spare."""
+        return bool(self._inside)
+
     async def decide(
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant
     ) -> Decision:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from policies.facts import FOREVER, Attempt, AttemptKind, Candidate, Decision, Ending, Outcome
-from policies.silence import first_look, leave_at
+from policies.silence import first_look, hedge_at, leave_at
 from policies.value import value
 
 BACKOFF = 0.1  # s before an overloaded endpoint is asked again, where it does not say
@@ -145,6 +145,7 @@ class Pending:
     limit: float
     look_at: float
     settled: bool = False
+    leave_at: float = FOREVER
 
 
 class AttemptMachine:
@@ -253,13 +254,16 @@ class AttemptMachine:
         elif self._hedge and may_retry and len(self.pending) < RACERS:
             pending.look_at = pending.limit
             self._open_next(AttemptKind.HEDGE, now)
-        else:
+        elif now >= pending.leave_at:
             self._leave(pending, upcoming, now)
+        else:
+            pending.look_at = pending.leave_at
 
     def _settle(self, pending: Pending, upcoming: Candidate, now: float, may_retry: bool) -> None:
         own, pending.settled = pending.attempt.candidate, True
-        moment = leave_at(own.forecast, upcoming.forecast, pending.sent, now, self._deadline)
-        pending.look_at = min(moment, pending.limit)
+        about = own.forecast, upcoming.forecast, pending.sent, now, self._deadline
+        pending.leave_at = min(leave_at(*about), pending.limit)
+        pending.look_at = min(hedge_at(*about), pending.leave_at) if self._hedge else pending.leave_at
         if pending.look_at <= now:
             self._look(pending, now, may_retry)
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from policies.breaker import LONGEST_EJECTION, Breaker
 from policies.facts import NEVER, Endpoint, EngineLoad, Forecast, Load, Pool
 from policies.ledger import REMAINDER, Ledger
-from policies.predictor import ApiPredictor, EnginePredictor, Pace, Predictor
+from policies.pace import Pace
+from policies.predictor import ApiPredictor, EnginePredictor, Predictor
 from policies.prefix import PrefixStatistics
+from policies.quota import Quota
 from policies.residency import ResidencyStatistics
 from policies.stall import Stall
 
@@ -17,6 +19,8 @@ TYPICAL_PROMPT = 1_000.0  # uncached tokens of other traffic's prompts, before w
 MEMORY = 1 / 32  # weight of the latest prompt in means
 API_EJECTION = 10.0  # s: no probe tells when an API is back, so ask again soon
 BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little from prompt to prompt
+READ = 5e-4  # requests that decode: a token of context that must be read for one slows a step by as much
+LEAST_LEFT = 0.1  # of its time, that an engine decodes, however much it prefills
 RESTART = 1.0  # s by which an engine's own start time must move to be another start
 
 
@@ -42,9 +46,31 @@ class EndpointState:
     """One endpoint: ledger, breaker and models, and what its last scrape said."""
 
     __slots__ = (
-        "_excess", "_mean_block", "_others_running", "_others_waiting", "_typical", "block_size", "block_tokens",
-        "breaker", "context", "endpoint", "engine", "kv_tokens", "ledger", "local", "pace", "pool", "predictor", "rate",
-        "scraped_at", "stall", "used_at", "warming",
+        "_excess",
+        "_mean_block",
+        "_others_running",
+        "_others_waiting",
+        "_typical",
+        "block_size",
+        "block_tokens",
+        "breaker",
+        "context",
+        "endpoint",
+        "engine",
+        "heard_at",
+        "kv_tokens",
+        "ledger",
+        "local",
+        "pace",
+        "pool",
+        "predictor",
+        "quota",
+        "rate",
+        "scraped_at",
+        "stall",
+        "taught_by",
+        "used_at",
+        "warming",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
@@ -54,11 +80,13 @@ class EndpointState:
         self.predictor: Predictor = EnginePredictor() if pool.local else ApiPredictor()
         self.pace = Pace()
         self.stall = Stall()
+        self.quota: Quota | None = None if pool.local else Quota()
         self.block_size = pool.block_size  # the engine's
         self.block_tokens = self._mean_block = float(pool.block_size)  # engine tokens in one block of the estimator
         self.kv_tokens = pool.kv_tokens
         self.engine = EngineLoad()
-        self.scraped_at = self.used_at = NEVER
+        self.scraped_at = self.used_at = self.heard_at = NEVER
+        self.taught_by = 0  # samples of the sibling that knew most when this one was taught
         self.warming = False
         self._others_running = self._others_waiting = self._excess = 0
         self._typical = TYPICAL_PROMPT
@@ -81,6 +109,7 @@ class EndpointState:
         others = max(waiting * self._typical - rate * (now - self.scraped_at), 0.0) if waiting else 0.0
         running = ledger.in_flight - ledger.prefilling + (self._others_running if fresh else 0)
         ahead, stall = queue.ahead(now, rate) + others, self.stall
+        duty = stall.duty(now)
         return Load(
             at=now,
             health=breaker.health(now),
@@ -91,16 +120,22 @@ class EndpointState:
             waiting=ledger.prefilling + waiting,
             kv_usage=self.engine.kv_usage or 0.0,
             scraped_at=self.scraped_at,
-            blocked_until=breaker.blocked_until,
+            blocked_until=self._blocked_until(now),
             busy=ahead / rate,
             harm=stall.harm,
             stalled=stall.since,
             strain=stall.strain / stall.limit,
             closed=stall.closed(ahead / rate),
-            duty=stall.duty(now),
+            duty=duty,
+            tpot=self.pace.predict(running, stall.context) / max(1 - duty, LEAST_LEFT),
             context=stall.context,
             warming=self.warming,
+            heard_at=self.heard_at,
         )
+
+    def _blocked_until(self, now: float) -> float:
+        blocked = self.breaker.blocked_until
+        return blocked if self.quota is None else max(blocked, self.quota.full_until(now))
 
     def work(self, load: Load, prompt_tokens: int, hit: int, now: float) -> tuple[int, int, float, float, float]:
         """The fields of a `Work`."""
@@ -109,19 +144,20 @@ class EndpointState:
         if ahead:
             ahead = max(ahead - self.rate * (now - load.at), ahead * REMAINDER)
             pairs += ahead * self.context
-        return prompt_tokens, uncached, ahead, pairs, load.running
+        return prompt_tokens, uncached, ahead, pairs, load.running + load.context * READ
 
     def forecast(self, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
-        predictor = self.predictor
-        center = load.wait + predictor.center(*self.work(load, prompt_tokens, hit, now), now)
-        quantiles = predictor.quantiles(load.ahead, now)
-        return Forecast(center, quantiles, self.tpot(load), predictor.samples)
+        predictor, uncached = self.predictor, prompt_tokens - hit
+        own = predictor.seconds(uncached, uncached * (hit + 0.5 * uncached))
+        if load.ahead or not self.local:
+            wait = max(load.wait, load.blocked_until - now)
+            center = wait + predictor.center(*self.work(load, prompt_tokens, hit, now), now)
+        else:
+            center = load.wait + predictor.idle(prompt_tokens, own, load.running + load.context * READ)
+        return Forecast(center, predictor.quantiles(load.ahead, now), load.tpot, predictor.samples, own)
 
     def progress(self, now: float) -> None:
         self.stall.look(self.pace.predict(self.ledger.in_flight - self.ledger.prefilling, self.stall.context), now)
-
-    def tpot(self, load: Load) -> float:
-        return self.pace.predict(load.running, load.context) / max(1 - load.duty, 0.1)
 
     def statistics(
         self, prefix: PrefixStatistics, resident: ResidencyStatistics | None, now: float
@@ -136,7 +172,7 @@ class EndpointState:
             samples=self.predictor.samples,
             prefill_rate=self.predictor.rate(0.0),
             error=(ratios[2], ratios[6], ratios[10]),
-            tpot=self.tpot(load),
+            tpot=load.tpot,
             block_size=self.block_size,
             prefix_blocks=prefix.blocks,
             prefix_capacity=prefix.capacity,

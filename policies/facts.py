@@ -8,6 +8,7 @@ Rules:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import Enum
@@ -16,6 +17,7 @@ from policies.value import value
 
 NEVER = float("-inf")
 FOREVER = float("inf")
+TINY = 1e-9
 
 # --------------------------------------------------------------------------- the fleet
 
@@ -108,7 +110,9 @@ class Load:
     strain: float = 0.0  # of the answers being written there: from 1 on they can bear no other prefill
     closed: float = 0.0  # s until the answers being written there can bear another prefill
     duty: float = 0.0  # share of its time that it prefills, lately
+    tpot: float = 0.0  # s per output token that an answer takes there now
     context: float = 0.0  # tokens that the answers being written there attend to
+    heard_at: float = NEVER  # when its last first token came
     warming: bool = False  # lost its cache and is being given it back: the last to be sent to
 
 
@@ -191,6 +195,7 @@ class Forecast:
     ratios: tuple[float, ...] = (1.0,) * len(QUANTILES)
     tpot: float = 0.0
     samples: int = 0  # how many first tokens stand behind it
+    prefill: float = 0.0  # s of the engine's time that this prompt takes; 0 for an API
 
     def quantile(self, q: float) -> float:
         """The TTFT, s, under which a share `q` of such requests fall (linear between grid points)."""
@@ -207,14 +212,14 @@ class Forecast:
         """P(TTFT <= `within` seconds), 0 to 1."""
         if within <= 0:
             return 0.0
-        grid, ratios, x = QUANTILES, self.ratios, within / max(self.center, 1e-9)
-        if x < ratios[0]:
-            return grid[0] * x / max(ratios[0], 1e-9)
-        for i in range(1, len(grid)):
-            if x < ratios[i]:
-                low, high = ratios[i - 1], ratios[i]
-                return grid[i - 1] + (grid[i] - grid[i - 1]) * (x - low) / max(high - low, 1e-9)
-        return 1.0 - (1.0 - grid[-1]) * max(ratios[-1], 1e-9) / max(x, 1e-9)
+        grid, ratios, x = QUANTILES, self.ratios, within / (self.center or TINY)
+        i = bisect_right(ratios, x)
+        if i == 0:
+            return grid[0] * x / ratios[0]  # bisect has it: x is less
+        if i == len(grid):
+            return 1.0 - (1.0 - grid[-1]) * ratios[-1] / x
+        low = ratios[i - 1]
+        return grid[i - 1] + (grid[i] - grid[i - 1]) * (x - low) / (ratios[i] - low)
 
     @property
     def p50(self) -> float:
@@ -271,7 +276,7 @@ class Decision:
     outcome: Outcome
     at: float
     deadline: float  # absolute; FOREVER where the route has no TTFT budget
-    ranked: tuple[Candidate, ...] = ()
+    ranked: Sequence[Candidate] = ()
     rejected: tuple[Rejection, ...] = ()
     scorer: str = ""
     retry_after: float = 0.0  # s, for SHED and UNAVAILABLE

@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from policies.caches import Caches, Sent
 from policies.endpoint import EndpointState, EndpointStatistics
@@ -29,13 +29,13 @@ from policies.facts import (
     PoolEstimate,
 )
 from policies.flight import Flight
+from policies.group import Group
 from policies.lengths import OutputLengths
 from policies.predictor import Work, learn_at_least
 from policies.stall import Answer
 from policies.tokens import TokenScale
 
 REFRESH = 0.1  # s: how long a snapshot lets time drain what is ahead before it asks the ledger again
-TAUGHT = 32  # samples from which an endpoint is believed before its siblings
 OVERDUE, OVERDUE_LEAST = 0.98, 0.5  # the quantile of its forecast, and s, that an attempt must outlast to be silent
 
 
@@ -52,22 +52,12 @@ class Reported:
     connected: bool = True  # False: refused, or reset before a byte came
 
 
-@dataclass(slots=True)
-class _Group:
-    """What the endpoints of a pool share."""
-
-    pool: Pool
-    scale: TokenScale
-    members: list[EndpointState] = field(default_factory=list)
-    untaught: list[EndpointState] = field(default_factory=list)
-
-
 class Fleet:
     """Implements `policies.beliefs.Beliefs`. All times are seconds of one monotonic clock."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         self._caches = Caches()
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, Group] = {}
         self._states: dict[str, EndpointState] = {}
         self._flights: dict[Hashable, Flight] = {}
         self._lengths: dict[str, OutputLengths] = {}
@@ -83,10 +73,10 @@ class Fleet:
         self._states, self._groups = {}, {}
         for pool in pools:
             scale = before[pool.name].scale if pool.name in before else TokenScale()
-            group = self._groups[pool.name] = _Group(pool, scale)
+            group = self._groups[pool.name] = Group(pool, scale)
             for endpoint in pool.endpoints:
                 group.members.append(self._keep_or_create(known.get(endpoint.id), endpoint, pool))
-            group.untaught = [state for state in group.members if state.predictor.samples < TAUGHT]
+            group.untaught = list(group.members)
         for gone in known.keys() - self._states.keys():
             self._caches.remove(gone)
         joined = self._states.keys() - known.keys() if known else set()
@@ -198,6 +188,8 @@ class Fleet:
         state.stall.prefill(self.prefill(candidate.endpoint, candidate.prompt_tokens, candidate.hit), now)
         state.ledger.charge(key, candidate.uncached, now, candidate.hit, stream)
         state.used_at = now
+        if state.quota is not None:
+            state.quota.sent(now)
         state.breaker.sent(key, now)
         state.seen(candidate.uncached)
         self._touch(state)
@@ -208,6 +200,7 @@ class Fleet:
         if flight is None or flight.first_at is not None:
             return
         state = flight.state
+        state.heard_at = now
         flight.first_at, flight.running = now, state.ledger.in_flight - state.ledger.prefilling
         flight.context, flight.spent = state.stall.context, state.stall.spent
         state.stall.began(key, flight.answer, now)
@@ -320,19 +313,8 @@ class Fleet:
         state, group = flight.state, self._groups.get(flight.state.pool.name)
         state.predictor.observe(flight.sample(ttft), now)
         if group is not None and group.untaught:
-            self._teach(group, state, now)
-
-    def _teach(self, group: _Group, state: EndpointState, now: float) -> None:
-        """What an endpoint learned goes to siblings that know much less.
-
-        Not only to those that know nothing: one that was slow at its first request, as cold engines are, would
-        be avoided for ever after, and so never learn better.
-        """
-        group.untaught = [other for other in group.untaught if other.predictor.samples < TAUGHT]
-        for other in group.untaught:
-            if 2 * other.predictor.samples < state.predictor.samples:
-                other.follow(state, now)
-                self._touch(other)
+            for taught in group.teach(state, now):
+                self._touch(taught)
 
     def _judge(self, key: Hashable, flight: Flight, ending: Ending, now: float, reported: Reported) -> None:
         breaker = flight.state.breaker
@@ -342,6 +324,8 @@ class Fleet:
             return
         if ending is Ending.RATE_LIMITED:
             breaker.limited(now, reported.retry_after)
+            if flight.state.quota is not None:
+                flight.state.quota.refused(now)
         breaker.ended(key, ending, now, reported.connected)
         self._forget_the_dead(flight.state)
 

@@ -1,4 +1,4 @@
-"""TTFT and TPOT of one endpoint, as distributions, learned online.
+"""TTFT of one endpoint, as a distribution, learned online.
 
 An engine is predicted from its physics:
 `TTFT = base + length * reading + tokens / rate + pairs * attention + running * step`, where length is the
@@ -12,18 +12,24 @@ Rules:
   five times slower has proportions of its own. Attention's share varies most (on a CPU seven times a GPU's).
 - The spread comes from recent errors (`ratios`), never from an assumed shape.
 - One outlier is clipped; several in a row are a new regime: old trust and old errors are dropped.
-- An attempt left without a token after t seconds took at least t: that teaches if t exceeds the prediction.
+- An attempt left without a token after t seconds took longer: that teaches if t exceeds the prediction.
+- Of a pool's endpoints one that is little known is taken for its most similar sibling at its own speed: what the
+  sibling learned, times how much slower this one's few samples were, and these learned on top of it.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
+from itertools import islice
 from math import exp, log
 from statistics import median
 from typing import NamedTuple, Protocol, Self
 
-from policies.facts import NEVER
+from policies.facts import NEVER, Forecast
 from policies.ratios import Ratios
 from policies.regression import Regression
+from policies.surprise import SURPRISES, Surprise
 
 # The reference engine: its coefficients are what the regression multiplies.
 BASE = 0.015  # s: HTTP, tokenizing, one step
@@ -31,28 +37,20 @@ LENGTH = 2e-6  # s per token of the prompt: tokenizing and hashing it, reading i
 TOKEN = 1 / 20_000  # s per uncached token
 PAIR = 2e-9  # s per pair of new token and token in its context
 RUNNING = 0.0005  # s per request that is decoding
-DECODE_BASE = 0.02  # s per output token
-DECODE_RUNNING = 0.0002  # s per output token and request that is decoding
-DECODE_CONTEXT = 1e-7  # s per output token and token of context of all that decode
 LEAST_TOKEN = 1e-6  # s: no engine prefills more than a million tokens a second
 LEAST_TTFT = 1e-4  # s
-LEAST_TPOT = 1e-5  # s
 
 ENGINE_VARIANCES = (4.0, 4.0, 4.0, 16.0, 4.0)  # of each term beside the common factor, (times the reference) squared
-PACE_VARIANCES = (4.0,) * 3
 
 API_BASE = 0.4  # s
 API_TOKEN = 1 / 20_000  # s per token
-API_HALF_LIFE = 600.0  # s
+API_HALF_LIFE = 3600.0  # s: its load follows the hour of the day; what changes sooner is a new regime
 API_MEMORY = 48.0  # samples that a length's level remembers at most
 API_SHRINK = 3.0  # samples that all lengths together count for in one length
 
-USUAL = 4.0  # times the usual error: beyond it a sample is a surprise
-LEAST_SURPRISE = 0.5  # of the ratio's logarithm: a factor of 1.65
-SURPRISES = 3  # in a row, of one sign: a new regime
-USUAL_MEMORY = 1 / 16  # weight of the latest error in the usual one
-UNTAUGHT = 1.0  # the usual error before any sample: a factor of 2.7
-REGIME = 0.3  # and at the beginning of a new regime
+
+TAUGHT = 32  # samples from which an endpoint is believed before its siblings
+SPEED_SHRINK = 1.0  # samples that "as fast as its sibling" counts for
 
 
 class Work(NamedTuple):
@@ -94,10 +92,16 @@ class Predictor(Protocol):
         """Engine time of a prefill, s; 0 where no engine can be seen."""
         ...
 
+    def idle(self, prompt: int, own: float, running: float) -> float: ...
+
     def observe(self, sample: Sample, now: float) -> None: ...
 
     def follow(self, sibling: Self, now: float) -> None:
         """Begin with what another endpoint of the pool learned."""
+        ...
+
+    def unlike(self, sibling: Self, now: float) -> float:
+        """How different its own samples say it is: the logarithm of the ratio of their speeds, without its sign."""
         ...
 
 
@@ -107,55 +111,27 @@ def _error(sample: Sample, predicted: float, now: float, since: float) -> float:
 
 
 def learn_at_least(predictor: Predictor, sample: Sample, now: float) -> None:
-    """A right-censored sample: no token came within its `ttft`."""
-    if sample.ttft > predictor.center(*sample.work, now):
-        predictor.observe(sample, now)
+    """A right-censored sample: no token came within its `ttft`.
 
-
-class Surprise:
-    """Tells an outlier from a new regime."""
-
-    __slots__ = ("_samples", "_streak", "_usual")
-
-    def __init__(self) -> None:
-        self._usual, self._samples = UNTAUGHT, 0  # decayed mean of |deviation|
-        self._streak: list[float] = []  # the latest surprises, of one sign
-
-    @property
-    def limit(self) -> float:
-        """Of a ratio's logarithm: what is beyond is a surprise."""
-        return max(USUAL * self._usual, LEAST_SURPRISE)
-
-    @property
-    def clip(self) -> float:
-        """The relative error that one sample may teach."""
-        return exp(self.limit) - 1
-
-    def judge(self, deviation: float) -> float:
-        """By which factor all has changed: that of the middle surprise, once there are enough; 1 mostly."""
-        limit, streak = self.limit, self._streak
-        if abs(deviation) <= limit or (streak and streak[0] * deviation < 0):
-            streak.clear()
-        if abs(deviation) > limit:
-            streak.append(deviation)
-        self._samples += 1
-        self._usual += (min(abs(deviation), limit) - self._usual) * max(USUAL_MEMORY, 1 / (self._samples + 1))
-        if len(streak) < SURPRISES:
-            return 1.0
-        factor = exp(median(streak))
-        self._usual, self._samples = REGIME, round(1 / USUAL_MEMORY)
-        streak.clear()
-        return factor
+    It is taken for the median of what is left beyond (as Kaplan and Meier redistribute it): were it taken for what it
+    was waited for, the quantile at which one leaves would hold itself down, however low it is.
+    """
+    if sample.ttft <= predictor.center(*sample.work, now):
+        return
+    told = Forecast(sample.told, predictor.quantiles(sample.work.ahead, now))
+    beyond = told.quantile((1 + told.chance(sample.ttft)) / 2)
+    predictor.observe(sample._replace(ttft=max(beyond, sample.ttft)), now)
 
 
 class EnginePredictor:
     """An engine whose queue and prefix cache are modelled."""
 
-    __slots__ = ("_behind", "_fit", "_idle", "_seconds", "_since", "_surprise", "samples")
+    __slots__ = ("_behind", "_fit", "_idle", "_own", "_seconds", "_since", "_surprise", "samples")
 
     def __init__(self) -> None:
         self.samples = 0
         self._fit = Regression(ENGINE_VARIANCES)
+        self._own: deque[Sample] = deque()  # while it may still follow a sibling
         self._idle, self._behind = Ratios(), Ratios()  # errors with nothing ahead, and behind others
         self._surprise = Surprise()
         self._since = NEVER  # when the present regime was noticed
@@ -172,6 +148,10 @@ class EnginePredictor:
         _, _, token, pair, _ = self._seconds
         return 1 / (max(token, LEAST_TOKEN) + pair * context)
 
+    def idle(self, prompt: int, own: float, running: float) -> float:
+        """`center` with nothing ahead, for a prompt whose own prefill takes `own` s."""
+        return self._seconds[0] + self._seconds[1] * prompt + own + self._seconds[4] * running
+
     def seconds(self, tokens: float, pairs: float) -> float:
         """Engine time of a prefill, s."""
         return self._seconds[2] * tokens + self._seconds[3] * pairs
@@ -179,31 +159,58 @@ class EnginePredictor:
     def observe(self, sample: Sample, now: float) -> None:
         work, ttft = sample.work, max(sample.ttft, LEAST_TTFT)
         self.samples += 1
+        if self.samples <= TAUGHT:
+            self._own.append(sample)
+        elif self._own:
+            self._own.clear()
         predicted = self.center(*work, now)
         factor = self._surprise.judge(log(ttft / predicted))
         if factor != 1.0:
             self._begin_regime(factor, now)
             return
-        (self._behind if work.ahead else self._idle).add(_error(sample, predicted, now, self._since), now)
         if self.samples == 1 and ttft > predicted:
             self._fit.scale(ttft / predicted)
+        self._take(work, ttft, _error(sample, predicted, now, self._since), now)
+
+    def _take(self, work: Work, ttft: float, error: float, now: float) -> None:
+        (self._behind if work.ahead else self._idle).add(error, now)
         tokens = work.uncached + work.ahead
         terms = BASE, work.prompt * LENGTH, tokens * TOKEN, work.pairs * PAIR, work.running * RUNNING
         self._fit.learn(terms, ttft, self._surprise.clip)
         self._price()
 
     def _begin_regime(self, factor: float, now: float) -> None:
+        self._own.clear()
         self._fit.scale(factor)
         self._price()
+        self._forget_errors(now)
+
+    def _forget_errors(self, now: float) -> None:
         self._idle.forget()
         self._behind.forget()
         self._since = now
 
     def follow(self, sibling: Self, now: float) -> None:
+        own = tuple(islice(self._own, 1, None))  # engines begin cold: the first tells its kind, not its speed
+        speed = sibling._speed_of(own, now)
         self._fit.follow(sibling._fit)
+        self._fit.coefficients = [speed * value for value in self._fit.coefficients]
         self._price()
         self._idle.follow(sibling._idle, now)
         self._behind.follow(sibling._behind, now)
+        self._forget_errors(now)
+        for sample in own:
+            self._take(sample.work, sample.ttft, sample.ttft / self.center(*sample.work, now), now)
+
+    def unlike(self, sibling: Self, now: float) -> float:
+        return abs(log(sibling._speed_of(self._own, now)))
+
+    def _speed_of(self, samples: Collection[Sample], now: float) -> float:
+        """How many times as long they took as they would here; 1 of none."""
+        if not samples:
+            return 1.0
+        middle = median(log(max(sample.ttft, LEAST_TTFT) / self.center(*sample.work, now)) for sample in samples)
+        return exp(middle * len(samples) / (len(samples) + SPEED_SHRINK))
 
     def _price(self) -> None:
         """Seconds per unit of each term."""
@@ -262,6 +269,9 @@ class ApiPredictor:
     def rate(self, context: float) -> float:
         return 1 / API_TOKEN
 
+    def idle(self, prompt: int, own: float, running: float) -> float:
+        return self.center(prompt, prompt, 0.0, 0.0, running, self._since)
+
     def seconds(self, tokens: float, pairs: float) -> float:
         return 0.0
 
@@ -288,33 +298,9 @@ class ApiPredictor:
         self._all.add(sibling._all.read(now, 0.0, 1.0), now)
         self._ratios.follow(sibling._ratios, now)
 
+    def unlike(self, sibling: Self, now: float) -> float:
+        return 0.0
+
 
 def _api_reference(prompt: int) -> float:
     return API_BASE + prompt * API_TOKEN
-
-
-class Pace:
-    """TPOT: a step's time grows with how many requests share it."""
-
-    __slots__ = ("_fit", "_surprise")
-
-    def __init__(self) -> None:
-        self._fit = Regression(PACE_VARIANCES)
-        self._surprise = Surprise()
-
-    def predict(self, running: float, context: float) -> float:
-        base, step, read = self._fit.coefficients
-        return base * DECODE_BASE + step * DECODE_RUNNING * running + read * DECODE_CONTEXT * context
-
-    def observe(self, running: float, context: float, tpot: float) -> None:
-        tpot = max(tpot, LEAST_TPOT)
-        factor = self._surprise.judge(log(tpot / max(self.predict(running, context), LEAST_TPOT)))
-        if factor != 1.0:
-            self._fit.scale(factor)
-        else:
-            self._fit.learn(
-                (DECODE_BASE, DECODE_RUNNING * running, DECODE_CONTEXT * context), tpot, self._surprise.clip
-            )
-
-    def follow(self, sibling: Self) -> None:
-        self._fit.follow(sibling._fit)

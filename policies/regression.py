@@ -20,6 +20,7 @@ COMMON_VARIANCE = 9.0  # (times the reference) squared
 COMMON_DRIFT = 2e-4  # variance added per sample, relative: 1.4% a sample
 OWN_DRIFT = 5e-5
 NOISE = 0.15  # one sample's relative error, standard deviation
+HUBER = 1.0  # times what was expected of an error: beyond it a sample's weight falls, and medians are what is learned
 SMALLEST = 1e-6  # predictions stay above it, in the unit of the result
 
 
@@ -48,7 +49,8 @@ class Regression:
         scaled = [value / predicted for value in features]
         error = min(max(actual / predicted - 1.0, -clip), clip)
         spread = [sum(map(mul, row, scaled)) for row in self.covariance]
-        total = sum(map(mul, spread, scaled)) + self._noise
+        doubt = sum(map(mul, spread, scaled))
+        total = doubt + self._noise * max(1.0, abs(error) / (HUBER * (doubt + self._noise) ** 0.5))
         for i, row in enumerate(self.covariance):
             gain = spread[i] / total
             self.coefficients[i] += gain * error

@@ -105,7 +105,7 @@ class Route(Strict):
     """Pools, most wanted first: names, or {pool, when}."""
     hedge: Annotated[Hedge | Literal["off"], BeforeValidator(_switch)] = "off"
     on_miss: Literal["best_effort", "queue", "shed"] = "best_effort"
-    """Where no tier can make the TTFT budget: send anyway, hold back, or refuse with 429."""
+    """Where no tier can make the TTFT budget: hold back, and send after 30 s whatever it costs, or not; or refuse."""
     rescue: Annotated[Literal["on", "off"], BeforeValidator(_switch)] = "off"
     """Go on elsewhere when an answer breaks off in mid-stream."""
     prefer: Literal["quality", "cost", "latency"] = "quality"

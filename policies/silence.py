@@ -15,6 +15,7 @@ Rules:
   pass for silence, and a copy would be the answer to load.
 - Three times what 99 of 100 take is silence enough at any time, if the next may make it, and past the deadline
   in any case; but not less than 1 s, or an eighth of the time allowed: who gives 30 s is in no hurry.
+- Where a second copy may be sent, the first need not be given up: see `hedge_at`.
 - The moment is looked for on a fixed grid, so that it is the same in a replay.
 """
 
@@ -26,6 +27,11 @@ PATIENCE, PATIENCE_LEAST = 1.2, 0.1  # of the own p90; s
 OVERDUE, OVERDUE_LEAST, OVERDUE_SHARE = 3.0, 1.0, 0.125  # of the own p99; s; of the time allowed
 HUNG = 0.01  # of attempts
 GRID = 16  # moments between now and the deadline
+STEP, STEP_LEAST, GROWTH = (
+    0.1,
+    0.02,
+    1.3,
+)  # to the second look at whether to hedge: of the own p90; s; and from look to look
 
 
 def first_look(own: Forecast, upcoming: Forecast, sent: float, deadline: float) -> float:
@@ -33,6 +39,23 @@ def first_look(own: Forecast, upcoming: Forecast, sent: float, deadline: float) 
     patience = sent + max(PATIENCE * own.p90, PATIENCE_LEAST)
     last_chance = deadline - upcoming.p50  # later, the next would more likely miss than make it
     return last_chance if sent < last_chance < patience else patience
+
+
+def hedge_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
+    """The first moment from `now` on at which a fresh attempt is likelier to make it than one that is still silent.
+
+    A hedge keeps the first attempt's chance, so it need not wait for the moment to leave. It is looked for in steps
+    that grow: what is overdue by little is mostly slow, and what is overdue by much is mostly hung.
+    """
+    allowed, at = (1 - HUNG) * own.chance(deadline - sent), now
+    step = max(STEP * own.p90, STEP_LEAST)
+    while at < deadline:
+        spoken = (1 - HUNG) * own.chance(at - sent)
+        if (allowed - spoken) / (1 - spoken) < (1 - HUNG) * upcoming.chance(deadline - at):
+            return at
+        at += step
+        step *= GROWTH
+    return deadline
 
 
 def leave_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:

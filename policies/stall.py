@@ -10,6 +10,7 @@ The harm of S is the sum, over the answers, of the chance before minus the chanc
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import dataclass
 from math import exp
@@ -23,7 +24,7 @@ GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which harm is 
 LEAST_LEFT = 0.1  # of a budget that the pace alone leaves over: less, and nothing can be caught up
 
 Harm = tuple[float, ...]  # answers lost to a stall, at GRID
-HARMLESS: Harm = (0.0,) * len(GRID)
+HARMLESS: Harm = ()
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class Stall:
             for i, stall in enumerate(GRID):
                 if stall > credit:
                     total[i] += chance - exp((credit - stall) * scale)
-        self.harm = tuple(total)
+        self.harm = tuple(total) if any(total) else HARMLESS
 
     def _measure(self, now: float) -> None:
         fade = exp((self._looked - now) / MEMORY)
@@ -136,16 +137,18 @@ class Stall:
 
 def harm(load: Load, seconds: float) -> float:
     """Answers that a prefill of so many seconds, sent now, would cost their pace."""
-    return _lost(load.harm, load.stalled + seconds) - _lost(load.harm, load.stalled) if load.harm else 0.0
+    if not load.harm:
+        return 0.0
+    stalled = load.stalled
+    return _lost(load.harm, stalled + seconds) - (_lost(load.harm, stalled) if stalled else 0.0)
 
 
 def _lost(harm: Harm, stall: float) -> float:
     """To so many seconds of stall: linear between grid points."""
-    if stall <= 0:
-        return 0.0
-    before, at = 0.0, 0.0
-    for i, grid in enumerate(GRID):
-        if stall <= grid:
-            return before + (harm[i] - before) * (stall - at) / (grid - at)
-        before, at = harm[i], grid
-    return before
+    i = bisect_left(GRID, stall)
+    if i == 0:
+        return harm[0] * stall / GRID[0]
+    if i == len(GRID):
+        return harm[-1]
+    before, at = harm[i - 1], GRID[i - 1]
+    return before + (harm[i] - before) * (stall - at) / (GRID[i] - at)

@@ -20,6 +20,7 @@ from policies.scorers.interface import Prospect
 Group = list[Prospect]  # the usable endpoints of one tier, never empty
 
 _UNSEEN = Load()
+_new = tuple.__new__  # half of what a named tuple's own constructor takes
 _FEATURES = ("tools", "images", "json_schema")  # of an Ask; the capabilities that they need have the same names
 
 
@@ -87,8 +88,7 @@ class Survey:
             hit = beliefs.hit(endpoint, prompt)
             forecast = beliefs.forecast(endpoint, load, prompt.tokens, hit, now)
             chance = 1.0 if left == FOREVER else forecast.chance(left)
-            seconds = beliefs.prefill(endpoint, prompt.tokens, hit)
-            prospect = Prospect(endpoint, number, load, prompt, hit, forecast, chance, price, seconds)
+            prospect = _new(Prospect, (endpoint, number, load, prompt, hit, forecast, chance, price))
             (warming if load.warming else group).append(prospect)
         group = group or warming
         if group:

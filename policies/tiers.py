@@ -8,6 +8,8 @@ Rules:
   budget. `prefer` chooses among those: quality the first, cost the cheapest, latency the fastest.
 - Within a tier the route's scorer ranks. Ties are spread by the request's ordinal, so that equal
   idle endpoints share the load.
+- An endpoint of the chosen tier that was not heard of for PROBE_AFTER seconds, while others were, is tried by one
+  request of PROBE_EVERY that it would serve in time too.
 - The ranking is complete, because failover never asks again: the chosen tier's qualifying
   endpoints, those of the other tiers in the order of preference, then all others by their chance.
 - A route whose scorer is not `predicted` is a yardstick and must not inherit our brain: the first
@@ -22,12 +24,14 @@ from itertools import repeat
 
 from policies.beliefs import Beliefs
 from policies.facts import FOREVER, Ask, Candidate, Decision, FleetSnapshot, Health, Load, Outcome, PromptEstimate
+from policies.ranking import Ranking, Row
 from policies.route import Route
 from policies.scorers.catalog import SCORERS
 from policies.scorers.interface import Context, Prospect, scatter
 from policies.survey import Group, Survey, survey
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 30.0  # s, bounds of Retry-After: sooner is a storm, later a guess
+PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests of which one tries such an endpoint
 RECHECK = 1.0  # s until an endpoint that is down or on trial deserves another look: about one probe
 
 
@@ -65,12 +69,25 @@ _PREFERENCES: Mapping[str, Callable[[Group], float]] = {"quality": _first, "cost
 
 def _walk(found: Survey, able: list[Group], others: Group) -> Decision:
     able.sort(key=_PREFERENCES[found.route.prefer])
-    ranked: list[Candidate] = []
+    rows: list[Row] = []
     for group, reason in zip(able, _reasons(found, able), strict=True):
-        ranked += _by_score(found, group, reason)
+        rows += _by_score(found, group, reason)
     if others:
-        ranked += _by_chance(found, others)
+        rows += _by_chance(found, others)
+    if (unheard := _unheard(found, able[0])) is not None:
+        rows.sort(key=lambda row: row[0] is not unheard)
+        rows[0] = (unheard, rows[0][1], f"probe, not heard of lately: {rows[0][2]}")
+    ranked = Ranking(rows)
     return _decision(found, Outcome.PLACE, ranked, f"tier {ranked[0].tier + 1}: {ranked[0].reason}")
+
+
+def _unheard(found: Survey, group: Group) -> Prospect | None:
+    """The one that this request is to try, for a belief that nobody tests stays wrong: mostly none."""
+    latest = found.now - PROBE_AFTER
+    if max(p.load.heard_at for p in group) < latest or scatter(found.seed, "probe") % PROBE_EVERY:
+        return None
+    longest = min(group, key=lambda p: p.load.heard_at)
+    return longest if longest.load.heard_at < latest and not longest.load.prefilling else None
 
 
 def _reasons(found: Survey, able: Sequence[Group]) -> list[str]:
@@ -84,44 +101,38 @@ def _reasons(found: Survey, able: Sequence[Group]) -> list[str]:
 
 
 def _by_yardstick(found: Survey) -> Decision:
-    ranked: list[Candidate] = []
+    rows: list[Row] = []
     for group in found.groups:
         reason = f"{found.route.scorer} in tier {group[0].tier + 1}; not weighed: p50 %.0f ms, chance %.3f"
-        ranked += _by_score(found, group, reason)
+        rows += _by_score(found, group, reason)
+    ranked = Ranking(rows)
     return _decision(found, Outcome.PLACE, ranked, ranked[0].reason)
 
 
-def _by_score(found: Survey, group: Group, reason: str) -> list[Candidate]:
+def _by_score(found: Survey, group: Group, reason: str) -> list[Row]:
     scores = SCORERS[found.route.scorer](group, Context(found.now, found.seed))
     return _ranked(found.seed, group, repeat(0.0), scores, reason)
 
 
-def _by_chance(found: Survey, others: Group) -> list[Candidate]:
+def _by_chance(found: Survey, others: Group) -> list[Row]:
     """The best chance first; where none is left, the least delay."""
     reason = f"p50 %.0f ms, chance %.3f < {found.target:g} for {_ms(found.left)}"
     return _ranked(found.seed, others, [-p.chance for p in others], [p.forecast.p50 for p in others], reason)
 
 
-def _ranked(
-    seed: int, group: Group, precedence: Iterable[float], scores: Sequence[float], reason: str
-) -> list[Candidate]:
+def _ranked(seed: int, group: Group, precedence: Iterable[float], scores: Sequence[float], reason: str) -> list[Row]:
     """By precedence, then score; ties by the luck of the request, which is drawn only if there are any."""
     ties = len(set(scores)) < len(scores)
     luck = [scatter(seed, p.endpoint.id) for p in group] if ties else repeat(0)
     order = sorted(zip(precedence, scores, luck, range(len(group)), group, strict=False))
-    return [_candidate(p, score, reason) for _, score, _, _, p in order]
-
-
-def _candidate(p: Prospect, score: float, reason: str) -> Candidate:
-    filled = reason % (p.forecast.p50 * 1e3, p.chance)
-    return Candidate(p.endpoint, p.tier, p.prompt.tokens, p.hit, p.forecast, p.chance, p.price, score, filled)
+    return [(p, score, reason) for _, score, _, _, p in order]
 
 
 def _decision(
     found: Survey, outcome: Outcome, ranked: Sequence[Candidate], reason: str, retry_after: float = 0.0
 ) -> Decision:
     rejected, scorer = tuple(found.rejected), found.route.scorer
-    return Decision(outcome, found.now, found.deadline, tuple(ranked), rejected, scorer, retry_after, reason)
+    return Decision(outcome, found.now, found.deadline, ranked, rejected, scorer, retry_after, reason)
 
 
 # --------------------------------------------------------------------------- when there is no such tier
@@ -129,7 +140,7 @@ def _decision(
 
 def _miss(found: Survey, others: Group) -> Decision:
     """No tier can make the deadline: send to the best all the same, or say when another try would be worth it."""
-    ranked = _by_chance(found, others)
+    ranked = Ranking(_by_chance(found, others))
     best = f"the best chance is {ranked[0].chance:.3f} < {found.target:g} for {_ms(found.left)}"
     match found.route.on_miss:
         case "shed":

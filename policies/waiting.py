@@ -246,7 +246,7 @@ class Turn:
         return True
 
     def seconds(self, candidate: Candidate) -> float:
-        return self.fleet.prefill(candidate.endpoint, candidate.prompt_tokens, candidate.hit)
+        return candidate.forecast.prefill
 
 
 def first(decision: Decision, candidate: Candidate) -> Decision:

@@ -39,7 +39,7 @@ from gateway.replay.traces import Arrival
 from gateway.replay.world import World
 from policies.facts import FOREVER, Ask, Candidate, Decision, Endpoint, Forecast, Outcome, PromptEstimate
 from policies.fleet import Fleet
-from policies.route import Route
+from policies.route import Route, Tier
 
 TICK, IDLE_TICK = 0.015, 0.25  # s between two looks; the latter where only what is late or in no hurry waits
 SURE, LUCKY = 1.6, 0.5  # times an API's median TTFT: nine of ten make the one, one of forty the other
@@ -69,17 +69,24 @@ class Clairvoyant:
     def enter(self, ticket: int, ask: Ask, estimate: PromptEstimate, route: Route, now: float, seed: int) -> None:
         """`ticket`: the number of its arrival."""
         deadline = ask.arrival + route.ttft_budget(ask.ttft_budget)
-        job = Job(ticket, self._arrivals[ticket - 1], route, deadline, self._order(route))
-        if deadline == FOREVER:
+        arrival = self._arrivals[ticket - 1]
+        job = Job(ticket, arrival, route, deadline, self._tiers(ask, route, arrival))
+        if deadline == FOREVER and job.tiers:
             insort(self._spare, job)
         else:
             self._new.append(job)
 
-    def _order(self, route: Route) -> tuple[int, ...]:
-        numbers = range(len(route.tiers))
+    def _tiers(self, ask: Ask, route: Route, arrival: Arrival) -> tuple[int, ...]:
+        """Those that can ever take it, in the order of preference."""
+        fit = [i for i, tier in enumerate(route.tiers) if self._fits(ask, tier, arrival)]
         if route.prefer == "cost":
-            return tuple(sorted(numbers, key=lambda i: self._pools[route.tiers[i].pool].price.of(1000, 300)))
-        return tuple(numbers)
+            fit.sort(key=lambda i: self._pools[route.tiers[i].pool].price.of(1000, 300))
+        return tuple(fit)
+
+    def _fits(self, ask: Ask, tier: Tier, arrival: Arrival) -> bool:
+        window = self._pools[tier.pool].context_window or FOREVER
+        fits = arrival.prompt_tokens + arrival.output_tokens <= window
+        return fits and (tier.when is None or not tier.when.refuses(ask, arrival.prompt_tokens))
 
     def departed(self, ticket: Hashable) -> None:
         """It was sent."""
@@ -126,6 +133,8 @@ class Clairvoyant:
 
     def _offer(self, job: Job, pending: dict[str, Group], now: float) -> Placed | None:
         """To the queue of its tier's engines, or to its tier's API; behind the last tier to any API at all."""
+        if not job.tiers:
+            return job.ticket, Decision(Outcome.UNFIT, now, job.deadline, scorer="reference")
         while (pool := job.pool) is not None:
             if (group := self._groups.get(pool)) is not None:
                 group.add(job)
@@ -134,8 +143,8 @@ class Clairvoyant:
             if (placed := self._to_api(job, pool, now, SURE)) is not None:
                 return placed
             job.at += 1
-        for tier in job.route.tiers:
-            if tier.pool not in self._groups and (placed := self._to_api(job, tier.pool, now, LUCKY)) is not None:
+        for pool in (job.route.tiers[tier].pool for tier in job.tiers):
+            if pool not in self._groups and (placed := self._to_api(job, pool, now, LUCKY)) is not None:
                 return placed
         insort(self._spare, job)
         return None

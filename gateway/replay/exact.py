@@ -134,7 +134,7 @@ class Machine:
         return (self.profile.sequence_ms + self.profile.context_us * 1e-3 * context) * 1e-3
 
     def spare(self, pace: float) -> float:
-        """Share of its time that is left for these two while answers keep their pace, in seconds of one that is well."""
+        """Share of its time that is left for these two while answers keep their pace, in seconds of a well one."""
         if not self.engine.alive:
             return 0.0
         return max(1 / self.engine.slowness - self.profile.fixed_ms(0, 0) * 1e-3 / pace, 0.0)

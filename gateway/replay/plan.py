@@ -105,26 +105,26 @@ class Group:
     def plan(self, now: float) -> tuple[list[tuple[Job, Machine]], list[Job]]:
         """Who goes now, and where to; and who gives way. Both leave the queue."""
         lanes = [_Lane(machine, now) for machine in self.machines if machine.engine.alive]
-        costs = [self.demand.cost(job.arrival, self.hit(job)) for job in self.queue]
-        limit = self.demand.limit(now, costs)
-        late = [job for job, cost in zip(self.queue, costs, strict=True) if cost > limit]
-        for job, cost in zip(self.queue, costs, strict=True):
+        wanted = [(job, hit, self.demand.cost(job.arrival, hit)) for job in self.queue for hit in [self.hit(job)]]
+        limit = self.demand.limit(now, (cost for *_, cost in wanted))
+        late = [job for job, _, cost in wanted if cost > limit]
+        for job, hit, cost in wanted:
             if cost > limit:
                 continue
-            options = (self._option(job, lane, now) for lane in lanes)
+            options = (self._option(job, hit, lane, now) for lane in lanes)
             best = min((option for option in options if option is not None), key=lambda o: o.preference, default=None)
             if best is not None:
                 best.lane.add(job, best.seconds, best.at_once)
             else:
-                late.append(self._give_way(job, lanes))
+                late.append(self._give_way(job, hit, lanes))
         go = [(lane.first, lane.machine) for lane in lanes if lane.first is not None]
         for job in (*late, *(job for job, _ in go)):
             self.queue.remove(job)
         return go, late
 
-    def _option(self, job: Job, lane: _Lane, now: float) -> _Option | None:
+    def _option(self, job: Job, hit: int, lane: _Lane, now: float) -> _Option | None:
         """To be in time there: now, the better the less it slows the answers; else as soon as it could be done."""
-        machine, hit = lane.machine, self.hit(job)
+        machine = lane.machine
         seconds = machine.prefill(job.arrival.prompt_tokens, hit)[0]
         if lane.ready and not lane.jobs:
             first = self.first_token(job, machine, now)
@@ -147,11 +147,11 @@ class Group:
             self._refused[key] = seen
         return first
 
-    def _give_way(self, job: Job, lanes: Sequence[_Lane]) -> Job:
+    def _give_way(self, job: Job, hit: int, lanes: Sequence[_Lane]) -> Job:
         """The longest one planned, if that lets this one be in time; else this one."""
         longest: tuple[float, Job, _Lane, float] | None = None
         for lane in lanes:
-            seconds = lane.machine.prefill(job.arrival.prompt_tokens, self.hit(job))[0]
+            seconds = lane.machine.prefill(job.arrival.prompt_tokens, hit)[0]
             for other, took in lane.jobs:
                 in_time = took > seconds and lane.free - took + seconds <= job.deadline
                 if in_time and (longest is None or took > longest[0]):

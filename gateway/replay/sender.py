@@ -159,7 +159,7 @@ class Sender:
             return
         live.wake = FOREVER
         budget = self._hedges[live.route.name]
-        paid, hedges = budget.try_take(), live.fate.hedges
+        paid, hedges = not self.room.held and budget.try_take(), live.fate.hedges
         self._tell(live, attempts.Wake(), paid)
         if paid and live.fate.hedges == hedges:
             budget.give_back()

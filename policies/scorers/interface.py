@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
@@ -33,7 +34,6 @@ class Prospect(NamedTuple):
     forecast: Forecast
     chance: float  # of making the TTFT deadline if sent now
     price: float  # expected USD
-    seconds: float = 0.0  # of engine time that its prefill takes there
 
     @property
     def uncached(self) -> int:
@@ -50,11 +50,16 @@ class Context(NamedTuple):
 Scorer = Callable[[Sequence[Prospect], Context], Sequence[float]]
 
 
+@lru_cache(maxsize=4096)
+def _digest(name: str) -> int:
+    return crc32(name.encode())
+
+
 def scatter(seed: int, name: str) -> int:
     """A number that is the same in every process, and whose order over names differs with every seed.
 
     `hash` of text differs between processes, and CRC-32 alone is linear: of three names, one would
     come first half of the time. Two odd multipliers (splitmix64's) spread it to within chance.
     """
-    mixed = (crc32(name.encode()) + seed) * 0x9E3779B97F4A7C15 & _WORD
+    mixed = (_digest(name) + seed) * 0x9E3779B97F4A7C15 & _WORD
     return (mixed ^ mixed >> 32) * 0xBF58476D1CE4E5B9 & _WORD

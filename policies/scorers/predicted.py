@@ -28,7 +28,7 @@ PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough t
 
 def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
     """Seconds."""
-    costs = [p.forecast.p50 + WORTH * harm(p.load, p.seconds) for p in prospects]
+    costs = [p.forecast.p50 + WORTH * harm(p.load, p.forecast.prefill) for p in prospects]
     least = min(costs)
     near = least * (1 + NEAR)
     return [(least if cost <= near else cost) - PER_HIT * p.hit for cost, p in zip(costs, prospects, strict=True)]

@@ -45,6 +45,9 @@ class Given:
         self.asked.append(endpoint.id)
         return Forecast(self.ttft[endpoint.id] + load.ahead / RATE, RATIOS, samples=100)
 
+    def prefill(self, endpoint: Endpoint, prompt_tokens: int, hit: int) -> float:
+        return (prompt_tokens - hit) / RATE
+
 
 @dataclass
 class World:

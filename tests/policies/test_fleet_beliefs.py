@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from policies.facts import Ending, EngineLoad, Health
-from policies.fleet import Reported
+from policies.facts import Ending, Endpoint, EngineLoad, Health
+from policies.fleet import Fleet, Reported
 from tests.policies.fleets import API, ONE, SMALL, TWO, answer, fleet, load, median_ttft, prompt, send, wrong
 from tests.policies.virtual_engine import A100, CPU, H100, Profile, conversations, serve
 
@@ -24,6 +24,30 @@ def test_a_stranger_is_expected_to_be_like_its_siblings() -> None:
     assert median_ttft(to, TWO, now=500.0) == pytest.approx(5.0, rel=0.15)
     assert median_ttft(to, API, now=500.0) == api_before
     assert to.forecast(TWO, load(to, 500.0, TWO), 1000, 0, 500.0).samples == 0
+
+
+def test_an_endpoint_of_another_class_is_known_by_a_few_answers_of_its_own() -> None:
+    """Three times slower than its sibling, whose hundred answers say how TTFT grows with the prompt."""
+    to = fleet()
+    for i in range(100):
+        tokens = 500 + 137 * i % 7000
+        answer(to, prompt(tokens), ONE, now=10.0 * i, ttft=0.02 + tokens / 20_000)
+        if i % 20 == 0:
+            answer(to, prompt(1000), TWO, now=10.0 * i + 5, ttft=3 * 0.07)
+    assert median_ttft(to, TWO, 6000, now=2000.0) == pytest.approx(3 * 0.32, rel=0.15)
+    assert median_ttft(to, ONE, 6000, now=2000.0) == pytest.approx(0.32, rel=0.1)
+
+
+def test_a_stranger_follows_the_sibling_that_its_own_answers_resemble() -> None:
+    """Of a fast one and a slow one: three answers tell."""
+    fast, slow, new = (Endpoint(f"small/{i}", "small") for i in range(3))
+    to = Fleet([replace(SMALL, endpoints=(fast, slow, new))])
+    for i in range(60):
+        answer(to, prompt(1000), fast, now=10.0 * i, ttft=0.1)
+        answer(to, prompt(1000 + 100 * i), slow, now=10.0 * i + 3, ttft=0.5 + i / 20)
+    for i in range(3):
+        answer(to, prompt(1000), new, now=700.0 + 10 * i, ttft=0.5)
+    assert median_ttft(to, new, 5000, now=800.0) == pytest.approx(median_ttft(to, slow, 5000, now=800.0), rel=0.15)
 
 
 def test_silence_teaches_that_it_takes_at_least_as_long() -> None:

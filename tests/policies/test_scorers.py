@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from policies.facts import Endpoint, Forecast, Load, PoolEstimate, PrefixBlocks
 from policies.route import ScorerName
-from policies.scorers import predicted, token_load
+from policies.scorers import token_load
 from policies.scorers.catalog import SCORERS
 from policies.scorers.interface import Context, Prospect, scatter
+from policies.stall import GRID
 
 NAMES = "abcdefgh"
 NO_BLOCKS = PrefixBlocks()
@@ -21,15 +22,17 @@ def prospects(
     *loads: Load,
     hits: tuple[int, ...] = (),
     ttft: tuple[float, ...] = (),
+    seconds: tuple[float, ...] = (),
     tokens: int = 1000,
     blocks: PrefixBlocks = NO_BLOCKS,
 ) -> list[Prospect]:
-    """Endpoints a, b, c ... of one pool, with these loads, hits (tokens) and median TTFTs (s)."""
+    """Endpoints a, b, c ... of one pool, with these loads, hits (tokens), median TTFTs and prefill times (s)."""
     prompt = PoolEstimate(tokens, blocks)
     return [
         Prospect(
             Endpoint(NAMES[i], "pool"), 0, load, prompt,
             hits[i] if hits else 0, Forecast(ttft[i] if ttft else 0.2), 1.0, 0.0,
+            seconds[i] if seconds else 0.0,
         )
         for i, load in enumerate(loads)
     ]  # fmt: skip
@@ -82,29 +85,32 @@ def test_predicted_keeps_a_prefix_where_it_is() -> None:
     assert best("predicted", prospects(IDLE, IDLE, hits=(0, 64), ttft=(0.100, 0.103))) == "b"
 
 
-def test_predicted_prices_the_harm_to_answers_being_decoded() -> None:
-    """Of two that are equally fast, the one where the prompt delays fewer others."""
-    busy, calm = Load(running=40), Load(running=4)
-    assert best("predicted", prospects(busy, calm)) == "b"
+def writing(answers: float, **load: Any) -> Load:
+    """An engine whose answers are lost one by one with the seconds that they are stalled, up to so many."""
+    return Load(harm=tuple(answers * seconds / GRID[-1] for seconds in GRID), **load)
 
 
-def test_predicted_knows_decodes_that_no_scrape_has_shown_yet() -> None:
-    """Attempts of ours with a first token are decoding, whatever the last scrape said."""
-    assert predicted.decoding(Load(in_flight=5, prefilling=2, running=0)) == 3
-    assert predicted.decoding(Load(in_flight=5, prefilling=2, running=9)) == 9
+def test_predicted_prices_the_answers_that_a_prefill_would_cost() -> None:
+    """Of two that are equally fast, the one where it stalls fewer."""
+    assert best("predicted", prospects(writing(32), writing(4), seconds=(0.1, 0.1))) == "b"
 
 
-def test_predicted_harm_is_small_beside_delay() -> None:
-    """2000 tokens beside 32 answers weigh 64 ms: a tenth of a second decides against it."""
-    busy, calm = Load(running=32), IDLE
-    assert best("predicted", prospects(busy, calm, ttft=(0.2, 0.3), tokens=2000)) == "a"
-    assert best("predicted", prospects(busy, calm, ttft=(0.2, 0.25), tokens=2000)) == "b"
+def test_predicted_takes_an_answer_for_three_seconds() -> None:
+    """A tenth of an answer outweighs 0.29 s of this request's delay, and not 0.31 s."""
+    busy, stall = writing(1), (0.1 * GRID[-1], 0.0)
+    assert best("predicted", prospects(busy, IDLE, ttft=(0.2, 0.49), seconds=stall)) == "b"
+    assert best("predicted", prospects(busy, IDLE, ttft=(0.2, 0.55), seconds=stall)) == "a"
 
 
-def test_predicted_harm_counts_only_what_is_not_cached() -> None:
-    """A hit costs the others nothing."""
-    busy = Load(running=32)
-    assert best("predicted", prospects(busy, busy, hits=(0, 900))) == "b"
+def test_predicted_counts_only_what_a_prompt_adds() -> None:
+    """A hit costs the others nothing, and neither does what was sent there before."""
+    assert best("predicted", prospects(writing(32), writing(32), seconds=(0.1, 0.0))) == "b"
+    assert best("predicted", prospects(writing(32, stalled=0.5), writing(32), seconds=(0.1, 0.1))) == "ab"
+
+
+def test_predicted_fears_nothing_for_answers_without_a_promise() -> None:
+    """However many run there: nobody waits for them."""
+    assert best("predicted", prospects(Load(running=99), IDLE, seconds=(5.0, 5.0))) == "ab"
 
 
 # --------------------------------------------------------------------------- yardsticks

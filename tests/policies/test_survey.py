@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from policies.facts import Ask, Decision, Health, Load, Outcome
+from policies.stall import GRID
 from tests.policies.deciding import World, budget, order
 
 TWO = {"small": {"a": 0.1, "b": 0.1}}
@@ -35,6 +36,20 @@ def test_an_endpoint_that_is_out_is_not_considered(load: Load, reason: str) -> N
 def test_an_endpoint_that_is_only_busy_or_due_is_considered(load: Load) -> None:
     """On trial with nothing in flight it gets its one request; a rate limit that is over is over."""
     assert sorted(order(World(TWO, loads={"a": load}).decide(now=10.0))) == ["a", "b"]
+
+
+def test_an_endpoint_that_is_being_warmed_up_is_the_last_resort() -> None:
+    """It is taken where its pool has no other that could be, and only there."""
+    warming, down = Load(warming=True), Load(health=Health.DOWN)
+    assert order(World(TWO, loads={"a": warming, "b": Load(ahead=1e6)}).decide()) == ["b"]
+    assert order(World(TWO, loads={"a": warming, "b": down}).decide()) == ["a"]
+    assert sorted(order(World(TWO, loads={"a": warming, "b": warming}).decide())) == ["a", "b"]
+
+
+def test_the_engine_time_of_a_prompt_is_looked_up_where_it_would_be_spent() -> None:
+    """What is cached costs none: scorers need the seconds to price the harm to others."""
+    asked = World(TWO, hits={"b": 960}, loads={name: Load(harm=(9.0,) * len(GRID)) for name in "ab"})
+    assert order(asked.decide()) == ["b", "a"]
 
 
 def test_an_endpoint_without_a_load_is_taken_as_idle() -> None:

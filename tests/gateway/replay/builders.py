@@ -27,7 +27,7 @@ routes:
 """
 
 
-def route(name: str = "agent", *, workload: Any = "agent", tiers: Sequence[str] = ("main",), **more: Any) -> Route:
+def route(name: str = "agent", *, workload: Any = "agent", tiers: Sequence[Any] = ("main",), **more: Any) -> Route:
     return Route.model_validate(apply(workload, {"name": name, "tiers": list(tiers), **more}))
 
 

@@ -112,6 +112,13 @@ def test_later_tiers_take_what_the_first_has_no_time_for() -> None:
     assert rush.attainment > 0.85
 
 
+def test_a_tier_that_can_never_take_a_request_is_none_of_its_tiers() -> None:
+    """As for everybody else: what fits nowhere is refused."""
+    found = quiet(tiers=({"pool": "main", "when": {"prompt_tokens": "<= 5000"}},))
+    tally = play(found, [request(0.0, 4_000), request(0.1, 6_000, first=2)])
+    assert [fate.end for fate in tally.fates] == [End.COMPLETED, End.SHED]
+
+
 # ---------------------------------------------------------------- exact times
 
 

@@ -1,0 +1,114 @@
+"""What one decision costs: an 8k-token prompt of known prefix, a million blocks indexed, real beliefs.
+
+    python -m benchmarks.decision
+
+Prints microseconds of `decide` (estimate in hand, to the ranked decision) among 8 and 64 endpoints, some of
+which work, and what the waiting room adds; and the prefix index's bytes per block.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from array import array
+from collections.abc import Iterator
+from random import Random
+from time import perf_counter
+
+from policies import workloads
+from policies.facts import Ask, Candidate, Ending, Endpoint, Forecast, Pool, PoolEstimate, PrefixBlocks, PromptEstimate
+from policies.fleet import Fleet
+from policies.route import Route
+from policies.tiers import decide
+from policies.waiting import WaitingRoom
+
+BLOCKS = 1_000_000  # indexed, over all endpoints
+PROMPT, BLOCK = 8_192, 16  # tokens
+ROUNDS = 4_000
+
+
+def prompts(count: int, random: Random) -> list[PoolEstimate]:
+    """Prompts of PROMPT tokens: a system prompt of a quarter, shared by every eighth, and their own rest."""
+    size = PROMPT // BLOCK
+    shared = [[random.getrandbits(64) for _ in range(size // 4)] for _ in range(8)]
+    made = []
+    for i in range(count):
+        hashes = array("Q", [*shared[i % 8], *(random.getrandbits(64) for _ in range(size - size // 4))])
+        made.append(PoolEstimate(PROMPT, PrefixBlocks(hashes, BLOCK), PROMPT))
+    return made
+
+
+def filled(endpoints: int, random: Random) -> tuple[Fleet, Route, list[PoolEstimate]]:
+    """A fleet that has served BLOCKS worth of prompts and is still answering some."""
+    pool = Pool(
+        "main", "m", tuple(Endpoint(f"main/{i}", "main") for i in range(endpoints)), kv_tokens=8 * BLOCKS * BLOCK
+    )
+    fleet = Fleet([pool])
+    seen = prompts(int(BLOCKS / (PROMPT / BLOCK)), random)
+    now = 0.0
+    for i, prompt in enumerate(seen):
+        candidate = Candidate(pool.endpoints[i % endpoints], 0, PROMPT, 0, Forecast(0.2), 1.0, 0.0)
+        now += 0.02
+        fleet.sent(i, candidate, prompt, now, True, pace=0.05, output=200)
+        if i < len(seen) - endpoints // 2:
+            fleet.first_token(i, now + 0.2)
+        if i < len(seen) - 6 * endpoints:
+            fleet.ended(i, Ending.COMPLETED, now + 0.2)
+    route = Route.model_validate({"name": "agent", **workloads.apply("agent", {"tiers": ["main"]})})
+    return fleet, route, seen
+
+
+def times(endpoints: int, with_room: bool) -> list[float]:
+    """Sorted, s."""
+    random = Random(1)
+    fleet, route, seen = filled(endpoints, random)
+    room, now, took = WaitingRoom(), 0.02 * len(seen) + 0.3, []
+    gc.collect()
+    gc.freeze()
+    for i in range(ROUNDS):
+        prompt = PromptEstimate({"main": seen[random.randrange(len(seen))]}, 200)
+        ask = Ask("agent", now, True)
+        now += 0.001
+        if i % 200 == 0:
+            fleet.progress([(key, int(40 * (now - 0.02 * key - 0.2)) + 1) for key in range(len(seen))], now)
+        began = perf_counter()
+        if with_room:
+            room.enter(i, ask, prompt, route, now, i)
+            gone = list(room.release(fleet, now))
+        else:
+            decide(ask, prompt, route, fleet.snapshot(now), fleet, now, i)
+        took.append(perf_counter() - began)
+        if with_room:
+            for ticket, _ in gone:
+                room.departed(ticket)
+            room.leave(i)
+    return sorted(took)
+
+
+def bytes_per_block() -> float:
+    gc.collect()
+    tracemalloc.start()
+    fleet, _, seen = filled(8, Random(1))
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0]
+    kept = sum(8 * len(prompt.blocks.hashes) + 200 for prompt in seen)  # the prompts themselves
+    tracemalloc.stop()
+    held = sum(fleet.statistics(f"main/{i}", 1_000.0).prefix_blocks for i in range(8))
+    return (used - kept) / max(held, 1)
+
+
+def lines() -> Iterator[str]:
+    for endpoints in (8, 64):
+        for with_room in (False, True):
+            took = times(endpoints, with_room)
+            p50, p99 = took[len(took) // 2] * 1e6, took[int(len(took) * 0.99)] * 1e6
+            what = "through the waiting room" if with_room else "decide"
+            yield f"{endpoints:3d} endpoints  {what:26s} p50 {p50:6.1f} us   p99 {p99:6.1f} us"
+    yield f"prefix index: {bytes_per_block():.1f} bytes per block"
+
+
+if __name__ == "__main__":
+    for line in lines():
+        print(line, flush=True)
+    sys.exit(0)

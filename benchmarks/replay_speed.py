@@ -1,0 +1,31 @@
+"""How many times faster than it happens a replay is: agent sessions on the eight engines of scenario d.
+
+Seconds of one core, so that what else runs on the machine does not count. The claim: at least 100.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import process_time
+
+from benchmarks.scenarios import setting
+from gateway.replay.player import play
+from gateway.replay.setting import OURS, REFERENCE
+from gateway.replay.synthetic import Agents, agents
+
+CLAIM = 100.0
+SHAPE = replace(Agents(), seconds=300.0)
+
+
+def main() -> None:
+    arrivals = [replace(arrival, route="agent") for arrival in agents(SHAPE)]
+    for scorer in (OURS, "lmetric", REFERENCE):
+        began = process_time()
+        tally = play(setting("d").with_scorer(scorer), arrivals)
+        took = process_time() - began
+        played = max(fate.ended_at or 0.0 for fate in tally.fates)
+        print(f"{scorer:10} {played:.0f} s in {took:.2f} s: {played / took:.0f} times as fast (claim: {CLAIM:.0f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The four scenarios of the routing benchmark: what is played, and on what.
+
+The traces are public: `mooncake_conversation.jsonl` (kvcache-ai/Mooncake, FAST25 release), `azure2023_conv.csv`
+and `azure2023_code.csv` (Azure/AzurePublicDataset, LLM inference 2023). A load of 1 is that at which round robin
+meets the TTFT of half of the requests; `benchmarks.routing --find` looks for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gateway.config.loading import load
+from gateway.replay.setting import COMPARABLE, OURS, POOLED, REFERENCE, YARDSTICKS, Setting, setting_of
+from gateway.replay.synthetic import Agents, agents
+from gateway.replay.traces import Arrival, at_load, read_trace, spread
+from gateway.replay.world import Fault
+
+HERE = Path(__file__).parent / "scenarios"
+SECONDS = 400.0  # of virtual time that one replay plays
+WARM_UP = 200.0  # s of made-up sessions before: at first all of them would be at their beginning
+FIRST_TOKEN = 120.0  # s: yardsticks keep all that they send
+SLOW, DEAD = "main/h1:8000", "main/h2:8000"
+FAULTS = (
+    Fault(120.0, SLOW, "slow", 5.0), Fault(160.0, SLOW, "slow", 1.0), Fault(240.0, DEAD, "kill"),
+    Fault(270.0, DEAD, "restart"),
+)  # fmt: skip
+TROUBLE = (120.0, 270.0)  # s, from the first of them to the last
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`base`: times the trace's own pace that a load of 1 is."""
+
+    name: str
+    title: str
+    base: float
+    scorers: tuple[str, ...] = (OURS, *YARDSTICKS, REFERENCE)
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("a", "long conversations on eight equal engines", 2.5),
+        Scenario("b", "the same on an uneven fleet; one engine is slow for 40 s, another dead for 30 s", 1.34),
+        Scenario(
+            "c", "chat, code completion, agents and batch over small and large engines and an API", 0.405,
+            (OURS, *YARDSTICKS, *(POOLED + name for name in COMPARABLE), REFERENCE),
+        ),
+        Scenario("d", "agent sessions of many turns, nearly all of whose prompts were seen before", 0.83),
+    )
+}  # fmt: skip
+
+
+def setting(name: str) -> Setting:
+    found = replace(setting_of(load([HERE / f"{name}.yaml"], {})), first_token=FIRST_TOKEN)
+    return replace(found, faults=FAULTS) if name == "b" else found
+
+
+def arrivals(name: str, load: float, traces: Path, seed: int) -> list[Arrival]:
+    """The first SECONDS of the scenario's requests at `load` times its base."""
+    factor = SCENARIOS[name].base * load
+    if name == "d":
+        return _sessions(factor, seed)
+    mooncake = spread(read_trace(traces / "mooncake_conversation.jsonl"), seed)
+    if name != "c":
+        return _cut([replace(arrival, route="agent") for arrival in mooncake], factor)
+    mixed = [replace(arrival, route="chat") for arrival in read_trace(traces / "azure2023_conv.csv")]
+    mixed += [replace(arrival, route="code") for arrival in read_trace(traces / "azure2023_code.csv")]
+    mixed += [replace(arrival, route="agent" if i % 4 else "batch") for i, arrival in enumerate(mooncake)]
+    return _cut(sorted(mixed, key=lambda arrival: arrival.at), factor)
+
+
+def _sessions(factor: float, seed: int) -> list[Arrival]:
+    """More of them, and none that thinks faster."""
+    usual = Agents()
+    shape = replace(usual, seconds=SECONDS + WARM_UP, sessions=usual.sessions * factor)
+    made = (replace(arrival, at=arrival.at - WARM_UP, route="agent") for arrival in agents(shape, seed))
+    return [arrival for arrival in made if arrival.at >= 0]
+
+
+def _cut(trace: list[Arrival], factor: float) -> list[Arrival]:
+    return [arrival for arrival in at_load(trace, factor) if arrival.at < SECONDS]

@@ -1,0 +1,42 @@
+"""TPOT of one endpoint, learned online: what an output token takes while nothing is prefilled beside it."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Self
+
+from policies.regression import Regression
+from policies.surprise import Surprise
+
+DECODE_BASE = 0.02  # s per output token
+DECODE_RUNNING = 0.0002  # s per output token and request that is decoding
+DECODE_CONTEXT = 1e-7  # s per output token and token of context of all that decode
+LEAST_TPOT = 1e-5  # s
+PACE_VARIANCES = (4.0,) * 3
+
+
+class Pace:
+    """TPOT: a step's time grows with how many requests share it."""
+
+    __slots__ = ("_fit", "_surprise")
+
+    def __init__(self) -> None:
+        self._fit = Regression(PACE_VARIANCES)
+        self._surprise = Surprise()
+
+    def predict(self, running: float, context: float) -> float:
+        base, step, read = self._fit.coefficients
+        return base * DECODE_BASE + step * DECODE_RUNNING * running + read * DECODE_CONTEXT * context
+
+    def observe(self, running: float, context: float, tpot: float) -> None:
+        tpot = max(tpot, LEAST_TPOT)
+        factor = self._surprise.judge(log(tpot / max(self.predict(running, context), LEAST_TPOT)))
+        if factor != 1.0:
+            self._fit.scale(factor)
+        else:
+            self._fit.learn(
+                (DECODE_BASE, DECODE_RUNNING * running, DECODE_CONTEXT * context), tpot, self._surprise.clip
+            )
+
+    def follow(self, sibling: Self) -> None:
+        self._fit.follow(sibling._fit)

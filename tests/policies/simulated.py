@@ -1,0 +1,88 @@
+"""A fleet of one and the simulated engine that it learns, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+
+from backends.simulated.engine import Engine
+from backends.simulated.events import EngineRequest, FirstToken
+from backends.simulated.profiles import EngineProfile, profile_named
+from backends.simulated.virtual import VirtualEngine
+from policies.facts import Candidate, Ending, Endpoint, Forecast, Pool, PoolEstimate
+from policies.fleet import Fleet, Reported
+
+ONE = Endpoint("main/1", "main")
+
+
+@dataclass(slots=True)
+class Sent:
+    """One request. `ttft` None: it was left before its first token."""
+
+    at: float
+    prompt: int
+    forecast: Forecast
+    ttft: float | None = None
+
+
+class Bench:
+    """Poisson arrivals at `load` of what the engine can prefill; prompts share nothing.
+
+    Whoever has no token at the quantile `patience` of its forecast is left.
+    """
+
+    def __init__(
+        self, profile: str = "8b-h100", load: float = 0.3, patience: float | None = None, seed: int = 1
+    ) -> None:
+        found = profile_named(profile)
+        assert isinstance(found, EngineProfile)
+        self.engine = VirtualEngine(Engine(found, seed))
+        self.fleet = Fleet([Pool("main", "m", (ONE,))])
+        self.now, self._random, self._patience, self._numbers = 0.0, Random(seed), patience, count()
+        self._gap = 2500 / found.tokens_per_ms / 1e3 / load
+        self._open: dict[int, Sent] = {}
+        self._answering: set[int] = set()
+
+    def serve(self, requests: int) -> list[Sent]:
+        """The next so many requests, in the order of their sending; all have a token, or were left."""
+        sent = [self._send(next(self._numbers)) for _ in range(requests)]
+        while self._open:
+            self._run(self.now + self._gap)
+        return sent
+
+    def _send(self, key: int) -> Sent:
+        self._run(self.now + self._random.expovariate(1 / self._gap))
+        prompt, output = min(int(self._random.lognormvariate(7.3, 1.0)) + 20, 30_000), self._random.randrange(10, 200)
+        load = self.fleet.snapshot(self.now).loads[ONE.id]
+        forecast = self.fleet.forecast(ONE, load, prompt, 0, self.now)
+        one = self._open[key] = Sent(self.now, prompt, forecast)
+        self.fleet.sent(key, Candidate(ONE, 0, prompt, 0, forecast, 1.0, 0.0), PoolEstimate(prompt), self.now, True)
+        self.engine.submit(EngineRequest(key, prompt, output), self.now)
+        return one
+
+    def _run(self, until: float) -> None:
+        for at, key in sorted(self._leaving(until)):
+            self._hear(at)
+            if key in self._open:
+                del self._open[key]
+                self.engine.abort(key)
+                self.fleet.ended(key, Ending.CANCELLED, at)
+        self._hear(until)
+
+    def _leaving(self, until: float) -> Iterator[tuple[float, int]]:
+        for key, one in self._open.items():
+            if self._patience is not None and (at := one.at + one.forecast.quantile(self._patience)) <= until:
+                yield at, key
+
+    def _hear(self, until: float) -> None:
+        for event in self.engine.run_until(until):
+            key = int(event.id)
+            if isinstance(event, FirstToken):
+                one = self._open.pop(key)
+                one.ttft = event.at - one.at
+                self.fleet.first_token(key, event.at)
+            else:
+                self.fleet.ended(key, Ending.COMPLETED, event.at, Reported(completion_tokens=event.output_tokens))
+        self.now = max(self.now, until)
