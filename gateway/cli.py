@@ -99,7 +99,7 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
         "traces", metavar="[ROUTE=]TRACE", nargs="+",
         help="Mooncake JSON lines, an Azure CSV, our own access log, or synthetic:agents",
     )  # fmt: skip
-    for option, dest, text in (("--config", "files", "the policy to try"), ("--config-b", "files_b", "another")):
+    for option, dest, text in (("--config", "files", "the policy to try"), ("--config-b", "files_b", "another one")):
         replay.add_argument(
             option, metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest=dest, help=text,
             required=option == "--config",

@@ -12,7 +12,7 @@ from policies.predictor import ApiPredictor, EnginePredictor, Predictor
 from policies.prefix import PrefixStatistics
 from policies.quota import Quota
 from policies.residency import ResidencyStatistics
-from policies.stall import Stall
+from policies.stall import Stall, closed
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
 TYPICAL_PROMPT = 1_000.0  # uncached tokens of other traffic's prompts, before we know our own
@@ -109,7 +109,8 @@ class EndpointState:
         others = max(waiting * self._typical - rate * (now - self.scraped_at), 0.0) if waiting else 0.0
         running = ledger.in_flight - ledger.prefilling + (self._others_running if fresh else 0)
         ahead, stall = queue.ahead(now, rate) + others, self.stall
-        duty = stall.duty(now)
+        duty, pace = stall.duty(now), self.pace.predict(running, stall.context)
+        strain = stall.strain(pace)
         return Load(
             at=now,
             health=breaker.health(now),
@@ -124,10 +125,10 @@ class EndpointState:
             busy=ahead / rate,
             harm=stall.harm,
             stalled=stall.since,
-            strain=stall.strain / stall.limit,
-            closed=stall.closed(ahead / rate),
+            strain=strain,
+            closed=closed(strain, ahead / rate),
             duty=duty,
-            tpot=self.pace.predict(running, stall.context) / max(1 - duty, LEAST_LEFT),
+            tpot=pace / max(1 - duty, LEAST_LEFT),
             context=stall.context,
             warming=self.warming,
             heard_at=self.heard_at,

@@ -220,7 +220,7 @@ class Fleet:
         if ending is Ending.COMPLETED:
             flight.state.ledger.clear(key, now)
         flight.state.ledger.release(key, now)
-        flight.state.stall.ended(key, reported.mean_itl if reported else None)
+        flight.state.stall.ended(key, reported.mean_itl, reported.completion_tokens)
         self._judge(key, flight, ending, now, reported)
         if flight.first_at is None:
             self._ended_without_token(flight, ending, now, reported)

@@ -82,6 +82,7 @@ class Lanes:
                     return
 
     def waiting(self) -> Iterator[Held]:
+        """Those that have their place."""
         return chain(self.last, *self.bound.values())
 
     def on_the_way(self, endpoint: str) -> bool:
@@ -109,5 +110,6 @@ class Lanes:
 
 
 def _due(lane: list[Held], held: Held) -> Iterator[Held]:
-    """Those of a lane that are due no later."""
-    return takewhile(lambda other: other.deadline <= held.deadline, lane)
+    """Those of a lane that are due no later, but for itself."""
+    due = takewhile(lambda other: other.deadline <= held.deadline, lane)
+    return (other for other in due if other is not held)

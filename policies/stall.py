@@ -20,6 +20,7 @@ from policies.facts import Load
 MEMORY = 10.0  # s over which the answers' pace, and the time spent on prefills, are averaged
 MISSES = 0.04  # share of answers that may lose their pace: a fleet that loses none prefills too little
 STEP, LIMITS = 0.01, (0.5, 0.85, 1.0)  # by which one answer moves the limit; its least, first and greatest value
+COUNTED, PACKED_MEMORY = 16, 1 / 8  # tokens from which an answer's count is telling; weight of the latest
 GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which harm is worked out
 LEAST_LEFT = 0.1  # of a budget that the pace alone leaves over: less, and nothing can be caught up
 
@@ -45,6 +46,7 @@ class Stall:
     __slots__ = (
         "_at",
         "_looked",
+        "_packed",
         "_recent",
         "_seen",
         "_time",
@@ -64,6 +66,7 @@ class Stall:
         self._seen = 0.0  # `spent`, then
         self._recent = self._at = self._looked = 0.0
         self.limit = LIMITS[1]
+        self._packed = 1.0  # tokens in one that we count: servers may send several at once
         self._time = self._tokens = 0.0  # of the answers, lately: s, and tokens written in them
 
     def prefill(self, seconds: float, now: float) -> None:
@@ -80,9 +83,14 @@ class Stall:
         self.answers[key] = answer
         self.context += answer.context
 
-    def ended(self, key: Hashable, tpot: float | None = None) -> None:
+    def ended(self, key: Hashable, tpot: float | None = None, tokens: int | None = None) -> None:
+        """`tokens`: that it had in all, as the engine reported."""
         if (answer := self.answers.pop(key, None)) is not None:
             self.context -= answer.context
+            if tokens is not None and answer.tokens >= COUNTED:
+                self._packed += (max(tokens / answer.tokens, 1.0) - self._packed) * PACKED_MEMORY
+            if not self.answers:
+                self.harm = HARMLESS
             if answer.pace is not None and tpot is not None:
                 self._adjust(tpot > answer.pace)
 
@@ -101,7 +109,7 @@ class Stall:
                 continue
             left = max(answer.pace - pace, LEAST_LEFT * answer.pace)
             scale = 1 / (left * answer.expected)
-            credit = answer.pace * answer.tokens - (now - answer.first_at)
+            credit = answer.pace * answer.tokens * self._packed - (now - answer.first_at)
             chance = 1.0 if credit >= 0 else exp(credit * scale)
             for i, stall in enumerate(GRID):
                 if stall > credit:
@@ -119,20 +127,26 @@ class Stall:
             answer.counted = answer.tokens
         self._looked = now
 
-    @property
-    def strain(self) -> float:
-        """What a token takes lately, in shares of the tightest promise; 0 where nothing was promised."""
-        budget = min((answer.pace for answer in self.answers.values() if answer.pace is not None), default=None)
-        return 0.0 if budget is None else self._time / max(self._tokens, 1.0) / budget
+    def strain(self, pace: float) -> float:
+        """What a token takes lately, in shares of what the answers can bear: from 1 on, no other prefill.
 
-    def closed(self, more: float) -> float:
-        """Seconds until answers have caught up enough for another prefill, if `more` s of it are on their way."""
-        return MEMORY * max(self.strain * (1 + more / MEMORY) / self.limit - 1, 0.0)
+        0 where nothing was promised, and where the engine is too slow for the promise whatever it is spared:
+        waiting would help nobody.
+        """
+        budget = min((answer.pace for answer in self.answers.values() if answer.pace is not None), default=None)
+        if budget is None or pace >= self.limit * budget:
+            return 0.0
+        return self._time / max(self._tokens * self._packed, 1.0) / (budget * self.limit)
 
     @property
     def since(self) -> float:
         """Seconds of prefill sent since the last `look`."""
         return self.spent - self._seen
+
+
+def closed(strain: float, more: float) -> float:
+    """Seconds until answers have caught up enough for another prefill, if `more` s of it are on their way."""
+    return MEMORY * max(strain * (1 + more / MEMORY) - 1, 0.0)
 
 
 def harm(load: Load, seconds: float) -> float:

@@ -22,7 +22,6 @@ Rules:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 
@@ -36,6 +35,7 @@ from policies.tiers import decide
 ROOM = 0.1  # s of prefill that may wait inside an engine: its next step is never short of work
 IDLE = 0.01  # s of prefill under which an engine is idle
 HARMLESS = 0.3  # answers that may lose their pace for a request which is late anyway
+SHORT = 0.2  # s of prefill
 SPARED = 0.05  # of the engines' time, for what waits last
 FORCED = 30.0  # s after which what must be sent anyway is
 STILL = 0.9  # of the target, that is enough to keep to a plan
@@ -52,7 +52,8 @@ class WaitingRoom:
     def __init__(self) -> None:
         self.lanes = Lanes()
         self.wake_at = FOREVER
-        self._served: Counter[str] = Counter()  # of those that waited last, by tenant
+        self._rounds: dict[str, int] = {}  # by tenant: the turns that it had, of those that wait last
+        self._round = 0  # of the one that had the latest: who comes anew has missed none
         self._owed = 0.0  # s of engine time, to those that wait last
 
     @property
@@ -80,14 +81,16 @@ class WaitingRoom:
         while lanes.new:
             held = lanes.new.pop(0)
             yield from self._let_go(held, turn.place(held), turn)
-            if len(lanes) > HELD:
+            if len(lanes) - len(lanes.new) > HELD:
                 yield self._refuse(turn)
         if lanes.last or any(lanes.bound.values()):
             yield from self._fill(turn)
         self.wake_at = now + TICK if len(lanes) else FOREVER
 
     def _fill(self, turn: Turn) -> Iterator[Going]:
-        """Every endpoint with room takes what waits for it, then what it can spare time for."""
+        """What is owed to those that wait last; every endpoint with room takes what waits for it, then what it can
+        spare time for."""
+        yield from self._serve_last(turn, owed=True)
         for endpoint, lane in tuple(self.lanes.bound.items()):
             while lane and turn.moves(endpoint):
                 held = lane.pop(0)
@@ -95,28 +98,43 @@ class WaitingRoom:
         for endpoint in turn.idle():
             if (moved := turn.steal(endpoint)) is not None:
                 yield from self._let_go(*moved, turn)
-        while self.lanes.last and (late := self._serve_last(turn)) is not None:
+        yield from self._serve_last(turn, owed=False)
+
+    def _serve_last(self, turn: Turn, owed: bool) -> Iterator[Going]:
+        while self.lanes.last and (late := self._first_last(turn, owed)) is not None:
             yield from self._let_go(*late, turn)
 
-    def _serve_last(self, turn: Turn) -> tuple[Held, Decision] | None:
+    def _first_last(self, turn: Turn, owed: bool) -> tuple[Held, Decision] | None:
         """The first that may go; of each route, that of the tenant served least is asked first."""
         heads = {(held.route.name, held.tenant): held for held in reversed(self.lanes.last)}
-        for held in sorted(heads.values(), key=lambda held: (held.deadline == FOREVER, self._served[held.tenant])):
-            if (decision := self._late(held, turn)) is not None:
+        for held in sorted(heads.values(), key=self._turn):
+            if (decision := self._late(held, turn, owed)) is not None:
                 self.lanes.last.remove(held)
-                self._served[held.tenant] += 1
+                self._round = self._had(held.tenant)
+                self._rounds[held.tenant] = self._round + 1
                 return held, decision
         return None
 
-    def _late(self, held: Held, turn: Turn) -> Decision | None:
-        """Its decision, if an engine is free for it, owes it time, or has to take it."""
+    def _turn(self, held: Held) -> tuple[bool, int, int]:
+        return held.deadline == FOREVER, self._had(held.tenant), held.seed
+
+    def _had(self, tenant: str) -> int:
+        return max(self._rounds.get(tenant, 0), self._round)
+
+    def _late(self, held: Held, turn: Turn, owed: bool) -> Decision | None:
+        """Its decision, if an engine owes it time; or else is free for it, or has to take it."""
+        if owed and self._owed < held.seconds:
+            return None
         decision = turn.decide(held)
-        if not decision.ranked:
+        if decision.chosen is None:
             return decision
         best = soonest(decision)
         seconds = turn.seconds(best)
-        owed = self._owed >= seconds and turn.has_room(best.endpoint.id)
-        if not (owed or turn.is_idle(best.endpoint.id, seconds) or _forced(held, turn.now)):
+        if owed:
+            may = self._owed >= seconds and turn.has_room(best.endpoint.id)
+        else:
+            may = turn.is_idle(best.endpoint.id, seconds) or _forced(held, turn.now)
+        if not may:
             return None
         self._owed = max(self._owed - seconds, 0.0)
         return first(decision, best)
@@ -150,6 +168,8 @@ class Turn:
         """With what goes before it. `patient`: as if engines whose answers must catch up first were open."""
         snapshot = self.fleet.snapshot(self.now)
         loads = snapshot.loads
+        if held.route.scorer != "predicted":
+            return decide(held.ask, held.estimate, held.route, snapshot, self.fleet, self.now, held.seed)
         if not self.lanes.quiet or any(load.closed for load in loads.values()):
             ahead = self.lanes.ahead(held)
             loads = {name: _shown(load, ahead.get(name, 0.0), patient) for name, load in loads.items()}
@@ -203,25 +223,29 @@ class Turn:
 
     def has_room(self, endpoint: str) -> bool:
         load = self.fleet.snapshot(self.now).loads[endpoint]
-        return load.busy <= ROOM and not load.closed
+        return not self.fleet.is_local(endpoint) or (load.busy <= ROOM and not load.closed)
 
     def idle(self) -> list[str]:
         return [name for name in self.fleet.snapshot(self.now).loads if self.is_idle(name)]
 
     def is_idle(self, endpoint: str, seconds: float = 0.0) -> bool:
-        """Nothing to prefill, nothing waiting, and answers that can bear so many seconds of stall."""
+        """Nothing to prefill, nothing waiting, and answers that can bear so many seconds of stall; an API always is."""
         load = self.fleet.snapshot(self.now).loads[endpoint]
-        if load.health is Health.DOWN or load.busy > IDLE or load.strain * (1 + seconds / MEMORY) > 1:
+        if not self.fleet.is_local(endpoint):
+            return load.health is not Health.DOWN
+        enough = ROOM if 0.0 < seconds <= SHORT else IDLE  # a short one need not wait for the very end
+        if load.health is Health.DOWN or load.busy > enough or load.strain * (1 + seconds / MEMORY) > 1:
             return False
         if self.lanes.of(endpoint) or self.lanes.on_the_way(endpoint):
             return False
         return harm(load, seconds) <= HARMLESS
 
     def _last(self, held: Held, decision: Decision) -> Decision | None:
-        """It waits for an idle engine, and there may be one."""
+        """It waits for an idle engine, behind those that do; and there may be one."""
         best = soonest(decision)
-        if self.is_idle(best.endpoint.id, self.seconds(best)):
+        if not self.lanes.last and self.is_idle(best.endpoint.id, self.seconds(best)):
             return first(decision, best)
+        held.seconds = self.seconds(best)
         self.lanes.put_last(held)
         return None
 
@@ -256,7 +280,10 @@ def first(decision: Decision, candidate: Candidate) -> Decision:
 
 
 def soonest(decision: Decision) -> Candidate:
-    return min(decision.ranked, key=lambda candidate: candidate.forecast.p50)
+    """Where nothing is late, of the tier that was preferred."""
+    tier = decision.ranked[0].tier if decision.deadline == FOREVER else None
+    able = (candidate for candidate in decision.ranked if tier is None or candidate.tier == tier)
+    return min(able, key=lambda candidate: candidate.forecast.p50)
 
 
 def _forced(held: Held, now: float) -> bool:

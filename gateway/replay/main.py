@@ -27,6 +27,8 @@ FAULT = re.compile(r"(?P<endpoint>\S+)@(?P<at>[^@=]+)=(?P<what>slow|kill|restart
 
 def replay(args: argparse.Namespace) -> int:
     """Exit code 0; raises ConfigError where the configuration, a trace or an argument is wrong."""
+    if args.seeds < 1:
+        raise _wrong("--seeds 0: one at least")
     traffic = Traffic(tuple(map(Source.parse, args.traces)), args.limit, args.seconds)
     setting, other = _setting(args.files, args.fault), _setting(args.files_b, args.fault) if args.files_b else None
     loads, scorers = _loads(args.load), _scorers(args.scorers, not args.no_reference)

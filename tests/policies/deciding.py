@@ -43,7 +43,8 @@ class Given:
 
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         self.asked.append(endpoint.id)
-        return Forecast(self.ttft[endpoint.id] + load.ahead / RATE, RATIOS, samples=100)
+        prefill = self.prefill(endpoint, prompt_tokens, hit)
+        return Forecast(self.ttft[endpoint.id] + load.ahead / RATE, RATIOS, samples=100, prefill=prefill)
 
     def prefill(self, endpoint: Endpoint, prompt_tokens: int, hit: int) -> float:
         return (prompt_tokens - hit) / RATE

@@ -30,9 +30,8 @@ def prospects(
     prompt = PoolEstimate(tokens, blocks)
     return [
         Prospect(
-            Endpoint(NAMES[i], "pool"), 0, load, prompt,
-            hits[i] if hits else 0, Forecast(ttft[i] if ttft else 0.2), 1.0, 0.0,
-            seconds[i] if seconds else 0.0,
+            Endpoint(NAMES[i], "pool"), 0, load, prompt, hits[i] if hits else 0,
+            Forecast(ttft[i] if ttft else 0.2, prefill=seconds[i] if seconds else 0.0), 1.0, 0.0,
         )
         for i, load in enumerate(loads)
     ]  # fmt: skip
@@ -96,9 +95,9 @@ def test_predicted_prices_the_answers_that_a_prefill_would_cost() -> None:
 
 
 def test_predicted_takes_an_answer_for_three_seconds() -> None:
-    """A tenth of an answer outweighs 0.29 s of this request's delay, and not 0.31 s."""
+    """A tenth of an answer outweighs a delay of this request by 0.25 s, and not one by 0.35 s."""
     busy, stall = writing(1), (0.1 * GRID[-1], 0.0)
-    assert best("predicted", prospects(busy, IDLE, ttft=(0.2, 0.49), seconds=stall)) == "b"
+    assert best("predicted", prospects(busy, IDLE, ttft=(0.2, 0.45), seconds=stall)) == "b"
     assert best("predicted", prospects(busy, IDLE, ttft=(0.2, 0.55), seconds=stall)) == "a"
 
 

@@ -18,6 +18,7 @@ from tests.kit.gateways import running
 from tests.kit.simulated import engine_pool, engines, eventually
 
 ROOT = Path(__file__).parents[3]
+EMPTY = "no request in it can be played; each needs its prompt and output tokens"
 NUMBERS = "write numbers above 0, such as 1, 0.6,1,1.4 or 0.6..1.4"
 
 
@@ -158,6 +159,8 @@ def test_guessed_machines_are_named(capsys: pytest.CaptureFixture[str]) -> None:
             ["trace.jsonl", "--load", "1.."],
             f"firsttoken: --load 1..: {NUMBERS}",
         ),
+        (["trace.jsonl", "--seeds", "0"], "firsttoken: --seeds 0: one at least"),
+        (["trace.jsonl", "--limit", "0"], f"firsttoken: trace.jsonl: {EMPTY}"),
         (["trace.jsonl", "--scorers", "lmetrics"], "firsttoken: --scorers: no 'lmetrics'; did you mean 'lmetric'?"),
         (
             ["trace.jsonl", "--fault", "main/h0:80@9=kill"],

@@ -1,0 +1,97 @@
+"""Where requests go, against simpler rules on the same two engines: 300 requests a rule, eight at a time.
+
+All rules run in turns of a third each, in an order that rotates, so that a busy moment of the machine falls on all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from tests.vllm import fleet
+from tests.vllm.figures import Figures
+from tests.vllm.fleet import Server
+from tests.vllm.test_kv_events import BLOCK, CONCURRENT, Talk, share
+from tests.vllm.traffic import Answer, ask, client
+
+RULES = ("predicted", "round_robin", "least_request", "prefix_hash")
+ROUNDS = 3
+
+
+def routes() -> dict[str, Any]:
+    budget = {"budget": "30s"}
+    return {rule: {"tiers": ["small"], "ttft": budget, "scorer": rule, "hedge": "off"} for rule in RULES}
+
+
+def talks(name: str) -> list[Talk]:
+    """A third of it: nine conversations of six turns, 15 documents asked about twice, 16 short questions."""
+    turns = [Talk("turn", f"{name}-turn-{i}", f"{name}-system-{i // 3}", 6) for i in range(9)]
+    documents = [Talk("long", f"{name}-long-{i}", "", 2) for i in range(15)]
+    return turns + documents + [Talk("short", f"{name}-short-{i}", "", 1) for i in range(16)]
+
+
+async def told(base_url: str, rule: str, name: str) -> list[Answer]:
+    waiting, rng, answers = talks(name), random.Random(name), list[Answer]()
+    unfinished = len(waiting)
+
+    async def ask_on() -> None:
+        nonlocal unfinished
+        while unfinished:
+            if not waiting:
+                await asyncio.sleep(0.02)
+                continue
+            talk = waiting.pop(rng.randrange(len(waiting)))
+            answer = await ask(sdk, rule, talk.next())
+            answers.append(answer)
+            if talk.answered(answer):
+                waiting.append(talk)
+            else:
+                unfinished -= 1
+
+    async with client(base_url) as sdk:
+        await asyncio.gather(*(ask_on() for _ in range(CONCURRENT)))
+    return answers
+
+
+@pytest.fixture(scope="module")
+def stories(engines: list[Server]) -> dict[str, list[dict[str, Any]]]:
+    """Records by rule."""
+
+    async def all_of(gateway: fleet.Gateway) -> dict[str, list[dict[str, Any]]]:
+        await gateway.looked(BLOCK)
+        found: dict[str, list[dict[str, Any]]] = {rule: [] for rule in RULES}
+        for turn in range(ROUNDS):
+            for rule in RULES[turn:] + RULES[:turn]:
+                answers = await told(gateway.base_url, rule, f"{rule}-{turn}")
+                found[rule] += await gateway.records_of([answer.request_id for answer in answers])
+        return found
+
+    with fleet.serving(fleet.config({"small": engines}, routes(), events=True)) as gateway:
+        return asyncio.run(all_of(gateway))
+
+
+def test_the_mean_ttft_is_well_below_the_simpler_rules(
+    stories: dict[str, list[dict[str, Any]]], figures: Figures
+) -> None:
+    """At most 0.6 of round robin's, and below the others'."""
+    ttft = {rule: mean(record["ttft_ms"] for record in records) for rule, records in stories.items()}
+    for rule, records in stories.items():
+        assert [record["end"] for record in records] == ["completed"] * 300
+        hit = sum(r["cached_tokens_reported"] or 0 for r in records) / sum(r["prompt_tokens_reported"] for r in records)
+        figures.note(f"mean TTFT, {rule}", ttft[rule], "ms")
+        figures.note(f"hit rate, {rule}", 100 * hit, "%")
+    figures.at_most("mean TTFT, ours / round robin", ttft["predicted"] / ttft["round_robin"], "", 0.6)
+    figures.at_most("mean TTFT, ours / least_request", ttft["predicted"] / ttft["least_request"], "", 1.0)
+    figures.at_most("mean TTFT, ours / prefix_hash", ttft["predicted"] / ttft["prefix_hash"], "", 1.0)
+
+
+def test_the_believed_hit_is_what_the_engine_reports_under_every_rule(
+    stories: dict[str, list[dict[str, Any]]], figures: Figures
+) -> None:
+    """Within one block."""
+    pairs = [(r["cached_tokens_predicted"], r["cached_tokens_reported"]) for s in stories.values() for r in s]
+    figures.note("hits within one block, all rules", share([abs(a - b) <= BLOCK for a, b in pairs]), "%")
