@@ -137,7 +137,7 @@ class UsageStripper:
     def close(self) -> bytes:
         """The body is over: what was held."""
         rest, self._held = self._held, b""
-        return b"" if _is_usage(rest) else rest
+        return _kept(rest)
 
 
 def _without_usage(data: bytes) -> bytes:
@@ -145,7 +145,12 @@ def _without_usage(data: bytes) -> bytes:
         return data
     bounds = [0, *(blank.end() for blank in _BLANK.finditer(data)), len(data)]
     events = (data[start:end] for start, end in pairwise(bounds))
-    return b"".join(event for event in events if not _is_usage(event))
+    return b"".join(map(_kept, events))
+
+
+def _kept(event: bytes) -> bytes:
+    """Blank lines before an event belong to none: where the bytes were torn says which event they come with."""
+    return event[: len(event) - len(event.lstrip(b"\r\n"))] if _is_usage(event) else event
 
 
 def _last_blank(data: bytes, start: int) -> int:

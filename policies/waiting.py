@@ -78,6 +78,7 @@ class WaitingRoom:
     def release(self, fleet: Fleet, now: float) -> Iterator[Going]:
         """Who goes now, one at a time: the caller sends each before it asks for the next."""
         turn, lanes = Turn(self.lanes, fleet, now), self.lanes
+        yield from self._serve_last(turn, owed=True)
         while lanes.new:
             held = lanes.new.pop(0)
             yield from self._let_go(held, turn.place(held), turn)
@@ -88,9 +89,7 @@ class WaitingRoom:
         self.wake_at = now + TICK if len(lanes) else FOREVER
 
     def _fill(self, turn: Turn) -> Iterator[Going]:
-        """What is owed to those that wait last; every endpoint with room takes what waits for it, then what it can
-        spare time for."""
-        yield from self._serve_last(turn, owed=True)
+        """Every endpoint with room takes what waits for it, then what it can spare time for."""
         for endpoint, lane in tuple(self.lanes.bound.items()):
             while lane and turn.moves(endpoint):
                 held = lane.pop(0)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends.sse import LINE_LIMIT, Decoder, Event, StreamError, UsageStripper
@@ -175,6 +175,7 @@ def test_an_event_too_large_to_hold_is_let_through() -> None:
     assert out + stripper.close() == b"x" * 65536 * 40
 
 
+@example([b"", b"", usage_event(end=b""), b'data: {"usage":1}'], b"\n", [3])
 @given(
     st.lists(
         st.sampled_from([b"data: 1", usage_event(end=b""), b": c", b"", b"event: e", b'data: {"usage":1}']), max_size=12

@@ -114,7 +114,9 @@ def test_it_is_quiet_where_loads_are_as_the_fleet_knows_them() -> None:
     assert (lanes.quiet, lanes.on_the_way(ONE.id), lanes.on_the_way(TWO.id)) == (False, True, False)
 
 
-moves = st.tuples(st.sampled_from(["new", "bind", "last", "send", "drop"]), st.integers(0, 5), st.sampled_from([ONE, TWO]))
+moves = st.tuples(
+    st.sampled_from(["new", "bind", "last", "send", "drop"]), st.integers(0, 5), st.sampled_from([ONE, TWO])
+)
 
 
 @given(st.lists(moves, max_size=30))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Load
-from policies.stall import GRID, LIMITS, MEMORY, MISSES, Answer, Stall, harm
+from policies.stall import GRID, LIMITS, MEMORY, MISSES, Answer, Stall, closed, harm
 
 PACE = 0.02  # s per token where nothing else is done
 
@@ -61,7 +61,7 @@ def test_a_short_answer_is_harmed_more() -> None:
 def test_an_answer_that_was_promised_no_pace_cannot_lose_it() -> None:
     """Nor does it count for strain."""
     stall = writing((None, 10.0, 5))
-    assert (lost(stall, 6.0), stall.strain) == (0.0, 0.0)
+    assert (lost(stall, 6.0), stall.strain(PACE)) == (0.0, 0.0)
 
 
 def test_an_engine_that_is_too_slow_by_itself_leaves_little_to_lose() -> None:
@@ -135,23 +135,40 @@ def began(pace: float | None = 0.05) -> tuple[Stall, Answer]:
 
 @pytest.mark.parametrize("token", [0.025, 0.05, 0.1])
 def test_strain_is_what_a_token_takes_beside_what_was_promised(token: float) -> None:
-    """At 25 ms of 50 ms an engine is strained by half."""
+    """As a share of what the answers can bear, which is a little less than what was promised."""
     stall, answer = began()
     stretch(stall, answer, token, 60)
-    assert stall.strain == pytest.approx(token / 0.05, rel=0.02)
+    assert stall.strain(PACE) == pytest.approx(token / 0.05 / stall.limit, rel=0.02)
 
 
 def test_strain_is_of_the_tightest_promise() -> None:
     """All answers get their tokens from the same steps."""
     stall, answer = began(0.05)
-    stall.began("b", Answer(0.025, 100.0, 1000, tokens=1), 0.0)
-    stall.answers["b"].tokens = 1
-    stretch(stall, answer, 0.05, 60)
-    assert stall.strain > 1.0
-    stall.ended("b")
-    tight = stall.strain
-    stall.began("c", Answer(0.025, 100.0, 1000), 60.0)
-    assert stall.strain == pytest.approx(2 * tight)
+    stretch(stall, answer, 0.04, 60)
+    alone = stall.strain(PACE)
+    stall.began("b", Answer(0.025, 100.0, 1000), 60.0)
+    assert stall.strain(PACE) == pytest.approx(2 * alone)
+
+
+def test_a_promise_that_an_engine_cannot_keep_holds_nobody_back() -> None:
+    """It would be too slow without any prefill: to wait helps nobody."""
+    stall, answer = began(0.05)
+    stretch(stall, answer, 0.1, 60)
+    assert stall.strain(0.04) > 1.0
+    assert stall.strain(0.043) == 0.0
+
+
+def test_tokens_are_counted_as_the_engine_counts_them() -> None:
+    """A server that sends several at once is faster than it looks. Short answers do not tell."""
+    stall, answer = began(0.05)
+    for number in range(60):
+        stall.began(number, Answer(0.05, 100.0, 1000, tokens=50), 0.0)
+        stall.ended(number, tokens=200)
+    for number, (counted, tokens) in enumerate([(15, 1500), (50, None), (50, 200)]):
+        stall.began(number, Answer(0.05, 100.0, 1000, tokens=counted), 0.0)
+        stall.ended(number, tokens=tokens)
+    stretch(stall, answer, 0.2, 60)
+    assert stall.strain(PACE) == pytest.approx(1 / stall.limit, rel=0.02)
 
 
 def test_strain_is_forgotten_in_some_multiples_of_memory() -> None:
@@ -159,25 +176,14 @@ def test_strain_is_forgotten_in_some_multiples_of_memory() -> None:
     stall, answer = began()
     stretch(stall, answer, 0.1, 60)
     stretch(stall, answer, 0.025, 3 * MEMORY, since=60.0)
-    assert stall.strain == pytest.approx(0.5, rel=0.1)
+    assert stall.strain(PACE) == pytest.approx(0.5 / stall.limit, rel=0.1)
 
 
 def test_an_engine_is_closed_until_its_answers_have_caught_up() -> None:
-    """As much longer as more is on its way there."""
-    stall, answer = began()
-    stretch(stall, answer, 0.03, 60)
-    assert (stall.closed(0.0), stall.closed(1.0)) == (0.0, 0.0)
-    assert stall.closed(6.0) > 0.0
-    stretch(stall, answer, 0.05, 60, since=60.0)
-    assert stall.closed(0.0) == pytest.approx(MEMORY * (1 / stall.limit - 1), rel=0.1)
-    assert stall.closed(1.0) > stall.closed(0.0)
-
-
-def test_an_engine_without_promises_is_never_closed() -> None:
-    """However slow it is."""
-    stall, answer = began(None)
-    stretch(stall, answer, 0.5, 60)
-    assert stall.closed(10.0) == 0.0
+    """As much longer as more is on its way there; an engine at half of what is bearable bears ten seconds."""
+    assert (closed(1.0, 0.0), closed(0.5, MEMORY)) == (0.0, 0.0)
+    assert closed(1.2, 0.0) == pytest.approx(0.2 * MEMORY)
+    assert closed(1.2, 1.0) == pytest.approx(1.2 + 0.2 * MEMORY)
 
 
 # --------------------------------------------------------------------------- the limit

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies import waiting
 from policies.facts import FOREVER, Outcome
@@ -44,7 +46,7 @@ def test_what_waits_goes_when_a_first_token_makes_room() -> None:
 def test_an_engine_whose_answers_must_catch_up_has_no_room() -> None:
     """Idle as it is: a prefill would stall them again. It has room once they are done."""
     scene = Scene()
-    answers = scene.write(token=0.0174)
+    answers = scene.write(token=0.0435)
     assert scene.load().busy == 0
     assert scene.enter("r", budget=2.0) == []
     assert scene.lane() == ["r"]
@@ -328,3 +330,49 @@ def test_what_was_let_go_counts_until_the_fleet_knows_of_it() -> None:
         scene.room.departed(ticket)
         scene.room.leave(ticket)
     assert (scene.room.held, scene.room.lanes.leaving) == (0, {})
+
+
+# --------------------------------------------------------------------------- always
+
+steps = st.tuples(
+    st.sampled_from(["enter", "enter", "look", "first token", "end", "leave", "wait", "lost", "found"]),
+    st.integers(0, 9),
+    st.sampled_from([0.05, 0.2, 1.0, None]),
+    st.sampled_from(["x", "y"]),
+    st.sampled_from(["queue", "best_effort", "shed"]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(steps, max_size=40))
+def test_a_request_goes_once_or_waits_in_one_place(
+    found: list[tuple[str, int, float | None, str, Literal["queue", "best_effort", "shed"]]],
+) -> None:
+    """Whatever happens: none is lost, and none goes twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "HELD", 6)
+        scene, inside = Scene((ONE, TWO)), set[str]()
+        for number, (step, which, budget, tenant, on_miss) in enumerate(found):
+            match step:
+                case "enter":
+                    scene.arrive(str(number), 900 * (which + 1), budget, tenant, on_miss=on_miss)
+                    inside.add(str(number))
+                case "leave" if inside:
+                    gone = sorted(inside)[which % len(inside)]
+                    scene.room.leave(gone)
+                    inside.remove(gone)
+                case "first token" | "end" if scene.gone:
+                    name = list(scene.gone)[which % len(scene.gone)]
+                    scene.first_tokens(name) if step == "first token" else scene.end(name)
+                case "lost":
+                    scene.fleet.unreachable((ONE, TWO)[which % 2].id, scene.now)
+                case "found":
+                    scene.fleet.reachable((ONE, TWO)[which % 2].id, scene.now)
+                case "wait":
+                    scene.now += which
+            if step != "enter" or which % 2:
+                inside -= set(scene.look())
+                lanes = scene.room.lanes
+                assert sorted([*scene.last, *scene.lane(ONE), *scene.lane(TWO)]) == sorted(inside)
+                assert (lanes.new, lanes.leaving, scene.room.held <= 6) == ([], {}, True)
+                assert scene.room.wake_at == (scene.now + waiting.TICK if inside else FOREVER)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from policies.facts import Outcome
 from policies.waiting import SPARED
 from tests.policies.waiting_room import API, LARGE, ONE, PROMPT, TWO, Scene
 
-LATE = {"tokens": 4000, "budget": 0.15}  # 0.22 s, and no engine is that fast
-BATCH = {"tokens": 4000, "budget": None}
+LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # 0.22 s, and no engine is that fast
+BATCH: dict[str, Any] = {"tokens": 4000, "budget": None}
 
 
 def busy(scene: Scene) -> list[str]:
@@ -18,7 +20,7 @@ def busy(scene: Scene) -> list[str]:
 
 
 @pytest.mark.parametrize("request_", [LATE, BATCH], ids=["late", "batch"])
-def test_it_waits_until_an_engine_has_nothing_to_prefill(request_: dict[str, float | None]) -> None:
+def test_it_waits_until_an_engine_has_nothing_to_prefill(request_: dict[str, Any]) -> None:
     """Room is not enough: that is for those who can still make it."""
     scene = Scene()
     keys = busy(scene)
@@ -31,7 +33,7 @@ def test_it_waits_until_an_engine_has_nothing_to_prefill(request_: dict[str, flo
 
 
 @pytest.mark.parametrize("request_", [LATE, BATCH], ids=["late", "batch"])
-def test_it_goes_behind_all_that_can_still_make_theirs(request_: dict[str, float | None]) -> None:
+def test_it_goes_behind_all_that_can_still_make_theirs(request_: dict[str, Any]) -> None:
     """Though they came later."""
     scene = Scene()
     keys = busy(scene)
@@ -44,7 +46,7 @@ def test_it_goes_behind_all_that_can_still_make_theirs(request_: dict[str, float
 
 
 @pytest.mark.parametrize("request_", [LATE, BATCH], ids=["late", "batch"])
-def test_it_waits_for_answers_that_it_would_cost_their_pace(request_: dict[str, float | None]) -> None:
+def test_it_waits_for_answers_that_it_would_cost_their_pace(request_: dict[str, Any]) -> None:
     """It must not make others miss what it cannot make itself."""
     scene = Scene()
     answers = scene.write(since=0.2, token=0.02, pace=0.03, answers=20)
@@ -64,14 +66,16 @@ def test_what_has_a_deadline_goes_before_what_has_none() -> None:
     assert scene.look() == ["late"]
 
 
-def test_it_is_owed_a_share_of_an_engine_that_is_never_idle() -> None:
-    """As long as it has room: 5 % of the time, to within one request."""
+@pytest.mark.parametrize("tokens", [900, PROMPT], ids=["the engine always has room", "others always wait"])
+def test_it_is_owed_a_share_of_the_engines_time(tokens: int) -> None:
+    """Whatever else waits, and though no engine is ever idle: 5 %, to within one request."""
     scene = Scene()
-    scene.enter("0", tokens=900, budget=9.0)
+    for number in range(3):
+        scene.enter(f"before {number}", tokens, budget=9.0)
     for number in range(200):
         scene.arrive(f"late {number}", **LATE)
-    for number in range(1, 400):
-        scene.enter(str(number), tokens=900, budget=9.0)
+    for number in range(400):
+        scene.enter(str(number), tokens, budget=9.0)
         scene.work(next(name for name in scene.gone if name not in scene.done))
     late = [name for name in scene.gone if name.startswith("late")]
     assert scene.seconds(late) == pytest.approx(SPARED * scene.seconds(scene.gone), abs=scene.seconds(late[:1]))

@@ -143,7 +143,7 @@ class Scene:
         return keys
 
     def write(
-        self, endpoint: Endpoint = ONE, token: float = 0.05, pace: float = 0.02, since: float = 10.0, answers: int = 1
+        self, endpoint: Endpoint = ONE, token: float = 0.1, pace: float = 0.05, since: float = 10.0, answers: int = 1
     ) -> list[str]:
         """So many answers are being written there, for so many seconds, at so many seconds a token; their keys."""
         keys = [f"{endpoint.id} answer {number}" for number in range(answers)]

@@ -1,0 +1,156 @@
+"""What each idea of the brain is worth: the scenarios with everything on, and with one idea off at a time.
+
+    python -m benchmarks.ablation --traces DIR                    # all four, at LOADS
+    python -m benchmarks.ablation --traces DIR a d --loads 1.1
+
+An idea is taken out of the worker process for one replay and put back: production code has no switches. Per cell
+the share of offered requests that were good (TTFT and TPOT), the share that met the TTFT, and the p99 of the TTFT.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.routing import floats
+from benchmarks.scenarios import SCENARIOS, arrivals, setting
+from gateway.replay.player import play
+from gateway.replay.setting import Setting
+from policies import endpoint, tiers
+from policies.facts import FOREVER, Decision
+from policies.fleet import Fleet
+from policies.lanes import Held
+from policies.scorers import predicted
+from policies.survey import Survey, survey
+from policies.waiting import Turn, first, soonest
+
+LOADS = (0.9, 1.25)
+
+Patch = tuple[Any, str, Any]  # whose, which, and what stands in for it
+Task = tuple[str, float, str, int, Path]  # scenario, load, idea that is off, seed, traces
+
+
+@dataclass(frozen=True, slots=True)
+class Idea:
+    """`patches` take it out; `change` does so where the configuration can."""
+
+    name: str
+    patches: tuple[Patch, ...] = ()
+    change: Callable[[Setting], Setting] | None = None
+    scenarios: str = "abcd"  # those in which it plays a part
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    good: float
+    met: float
+    p99: float
+
+    def __str__(self) -> str:
+        return f"{self.good:.3f} {self.met:.3f} {self.p99:.1f} s"
+
+
+_last = Turn._last
+
+
+def _sent_at_once(turn: Turn, held: Held, decision: Decision) -> Decision | None:
+    """What is late already goes; what has no deadline still waits for an idle engine."""
+    return first(decision, soonest(decision)) if held.deadline < FOREVER else _last(turn, held, decision)
+
+
+def _any_chance(*args: Any) -> Survey:
+    found = survey(*args)
+    found.target = 0.0
+    return found
+
+
+def _no_hit(*_: object) -> int:
+    return 0
+
+
+def _always(*_: object) -> bool:
+    return True
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+def _none(*_: object) -> float:
+    return 0.0
+
+
+def _no_hedges(found: Setting) -> Setting:
+    routes = {name: route.model_copy(update={"hedge": "off"}) for name, route in found.routes.items()}
+    return replace(found, routes=routes)
+
+
+OPEN: Patch = (endpoint, "closed", _none)
+ON = "everything on"
+IDEAS = (
+    Idea(ON),
+    Idea("late binding", ((Turn, "has_room", _always), OPEN)),
+    Idea("strain gate", (OPEN,)),
+    Idea("price of harm", ((predicted, "WORTH", 0.0),)),
+    Idea("giving way", ((Turn, "_displace", _never),)),
+    Idea("hopeless last", ((Turn, "_last", _sent_at_once),)),
+    Idea("affinity", ((Fleet, "hit", _no_hit),)),
+    Idea("hedging", change=_no_hedges),
+    Idea("tier walk by chance", ((tiers, "survey", _any_chance),), scenarios="c"),
+)
+BY_NAME = {idea.name: idea for idea in IDEAS}
+
+
+def one(task: Task) -> Cell:
+    name, load, without, seed, traces = task
+    idea, played = BY_NAME[without], setting(name)
+    if idea.change is not None:
+        played = idea.change(played)
+    with ExitStack() as out:
+        for owner, attribute, value in idea.patches:
+            out.enter_context(patch.object(owner, attribute, value))
+        row = play(played, arrivals(name, load, traces, seed), seed).rows()[-1]
+    return Cell(row.good, row.attainment, row.ttft[2])
+
+
+def tasks(names: Sequence[str], loads: Sequence[float], seed: int, traces: Path) -> Iterator[Task]:
+    for name, load, idea in product(names, loads, IDEAS):
+        if name in idea.scenarios:
+            yield name, load, idea.name, seed, traces
+
+
+def table(cells: dict[tuple[str, float, str], Cell]) -> Iterator[str]:
+    """Markdown: an idea a row, a scenario and load a column."""
+    columns = list(dict.fromkeys((name, load) for name, load, _ in cells))
+    yield "| off | " + " | ".join(f"{name} {load:g}" for name, load in columns) + " |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for idea in IDEAS:
+        found = (cells.get((*column, idea.name)) for column in columns)
+        yield f"| {'-' if idea.name == ON else idea.name} | " + " | ".join(str(c or "") for c in found) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="a, b, c or d; all, if absent")
+    parser.add_argument("--traces", type=Path, required=True, help="where the three public traces are")
+    parser.add_argument("--loads", type=floats, default=list(LOADS))
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    todo = list(tasks(args.scenarios or list(SCENARIOS), args.loads, args.seed, args.traces))
+    cells: dict[tuple[str, float, str], Cell] = {}
+    with ProcessPoolExecutor() as workers:
+        for (name, load, idea, *_), cell in zip(todo, workers.map(one, todo), strict=True):
+            cells[name, load, idea] = cell
+            print(f"{name} {load:4.2f} {idea:20} {cell}", flush=True)
+    print("\n".join(["", *table(cells)]))
+
+
+if __name__ == "__main__":
+    main()
