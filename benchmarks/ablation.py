@@ -54,7 +54,7 @@ class Cell:
     p99: float
 
     def __str__(self) -> str:
-        return f"{self.good:.3f} {self.met:.3f} {self.p99:.1f} s"
+        return f"{self.good:.3f}, {self.met:.3f}, {self.p99:.1f} s"
 
 
 _last = Turn._last
@@ -126,14 +126,14 @@ def tasks(names: Sequence[str], loads: Sequence[float], seed: int, traces: Path)
             yield name, load, idea.name, seed, traces
 
 
-def table(cells: dict[tuple[str, float, str], Cell]) -> Iterator[str]:
-    """Markdown: an idea a row, a scenario and load a column."""
-    columns = list(dict.fromkeys((name, load) for name, load, _ in cells))
-    yield "| off | " + " | ".join(f"{name} {load:g}" for name, load in columns) + " |"
-    yield "|---" * (len(columns) + 1) + "|"
+def table(load: float, cells: dict[tuple[str, float, str], Cell]) -> Iterator[str]:
+    """Markdown: an idea a row, a scenario a column."""
+    names = list(dict.fromkeys(name for name, at, _ in cells if at == load))
+    yield f"| off, at load {load:g} | " + " | ".join(f"({name})" for name in names) + " |"
+    yield "|---" * (len(names) + 1) + "|"
     for idea in IDEAS:
-        found = (cells.get((*column, idea.name)) for column in columns)
-        yield f"| {'-' if idea.name == ON else idea.name} | " + " | ".join(str(c or "") for c in found) + " |"
+        found = (cells.get((name, load, idea.name)) for name in names)
+        yield f"| {'nothing' if idea.name == ON else idea.name} | " + " | ".join(str(c or "") for c in found) + " |"
 
 
 def main() -> None:
@@ -149,7 +149,8 @@ def main() -> None:
         for (name, load, idea, *_), cell in zip(todo, workers.map(one, todo), strict=True):
             cells[name, load, idea] = cell
             print(f"{name} {load:4.2f} {idea:20} {cell}", flush=True)
-    print("\n".join(["", *table(cells)]))
+    for load in args.loads:
+        print("\n".join(["", *table(load, cells)]))
 
 
 if __name__ == "__main__":

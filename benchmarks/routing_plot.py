@@ -35,12 +35,13 @@ STYLE = """\
 text { font: 12px system-ui, sans-serif; fill: #24292f }
 .title { font-weight: 600 }
 .grid { stroke: #d0d7de; stroke-width: 1 }
-.ours { stroke: #0969da; fill: #0969da } .best { stroke: #bc4c00; fill: #bc4c00 } .ref { stroke: #57606a; fill: #57606a }
-polyline { fill: none !important; stroke-width: 2.2 }
+.ours { stroke: #0969da } .best { stroke: #bc4c00 } .ref { stroke: #57606a }
+polyline { fill: none; stroke-width: 2.2 }
+circle { fill: #0969da }
 polyline.best { stroke-dasharray: 7 4 } polyline.ref { stroke-dasharray: 2 3 }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .grid { stroke: #30363d }
-  .ours { stroke: #58a6ff; fill: #58a6ff } .best { stroke: #f0883e; fill: #f0883e } .ref { stroke: #8b949e; fill: #8b949e }
+  .ours { stroke: #58a6ff } .best { stroke: #f0883e } .ref { stroke: #8b949e } circle { fill: #58a6ff }
 }"""
 
 Points = dict[str, list[tuple[float, float]]]  # by line: load, value

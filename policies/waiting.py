@@ -52,7 +52,7 @@ class WaitingRoom:
     def __init__(self) -> None:
         self.lanes = Lanes()
         self.wake_at = FOREVER
-        self._rounds: dict[str, int] = {}  # by tenant: the turns that it had, of those that wait last
+        self._rounds: dict[tuple[str, str], int] = {}  # by tenant and route: turns had, of those that wait last
         self._round = 0  # of the one that had the latest: who comes anew has missed none
         self._owed = 0.0  # s of engine time, to those that wait last
 
@@ -104,21 +104,21 @@ class WaitingRoom:
             yield from self._let_go(*late, turn)
 
     def _first_last(self, turn: Turn, owed: bool) -> tuple[Held, Decision] | None:
-        """The first that may go; of each route, that of the tenant served least is asked first."""
+        """The first that may go, of the tenant and route that had the fewest turns: batch, too, gets its own."""
         heads = {(held.route.name, held.tenant): held for held in reversed(self.lanes.last)}
         for held in sorted(heads.values(), key=self._turn):
             if (decision := self._late(held, turn, owed)) is not None:
                 self.lanes.last.remove(held)
-                self._round = self._had(held.tenant)
-                self._rounds[held.tenant] = self._round + 1
+                self._round = self._had(held)
+                self._rounds[held.tenant, held.route.name] = self._round + 1
                 return held, decision
         return None
 
-    def _turn(self, held: Held) -> tuple[bool, int, int]:
-        return held.deadline == FOREVER, self._had(held.tenant), held.seed
+    def _turn(self, held: Held) -> tuple[int, bool, int]:
+        return self._had(held), held.deadline == FOREVER, held.seed
 
-    def _had(self, tenant: str) -> int:
-        return max(self._rounds.get(tenant, 0), self._round)
+    def _had(self, held: Held) -> int:
+        return max(self._rounds.get((held.tenant, held.route.name), 0), self._round)
 
     def _late(self, held: Held, turn: Turn, owed: bool) -> Decision | None:
         """Its decision, if an engine owes it time; or else is free for it, or has to take it."""
