@@ -69,7 +69,7 @@ class Engine:
 
     @property
     def backlog(self) -> int:
-        """Prompt tokens that are not computed yet, nor in the step that is planned (cached ones not yet known to be)."""
+        """Prompt tokens that are not computed yet, nor in the step that is planned (cached ones unknown yet)."""
         queued = sum(live.target for live in self._waiting) + sum(live.target for live in self._arriving)
         return queued + sum(live.target - live.computed for live in self._prefilling)
 

@@ -161,7 +161,10 @@ class SimulatedServer:
     async def _stream(self, http: web.Request, writer: ReplyWriter, answer: Answer) -> web.StreamResponse:
         response = web.StreamResponse(headers={**STREAM_HEADERS, **self._limits()})
         response.enable_chunked_encoding()
-        await response.prepare(http)
+        try:
+            await response.prepare(http)
+        except ConnectionResetError:  # the caller left before the first byte
+            return response
         if http.transport is not None:
             answer.stream_to(http.transport, writer)
         await answer.done.wait()

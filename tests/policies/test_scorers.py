@@ -96,9 +96,15 @@ def test_predicted_prices_the_answers_that_a_prefill_would_cost() -> None:
 
 def test_predicted_takes_an_answer_for_three_seconds() -> None:
     """A tenth of an answer outweighs a delay of this request by 0.25 s, and not one by 0.35 s."""
-    busy, stall = writing(1), (0.1 * GRID[-1], 0.0)
+    busy, stall = writing(1), (0.1 * GRID[-1], 0.1 * GRID[-1])
     assert best("predicted", prospects(busy, IDLE, ttft=(0.2, 0.45), seconds=stall)) == "b"
     assert best("predicted", prospects(busy, IDLE, ttft=(0.2, 0.55), seconds=stall)) == "a"
+
+
+def test_predicted_takes_a_second_of_an_engine_for_less_than_a_third() -> None:
+    """So that a prompt waits a little for a sibling that computes its prefix, and not for long."""
+    assert best("predicted", prospects(IDLE, IDLE, ttft=(0.30, 0.20), seconds=(0.0, 0.5))) == "a"
+    assert best("predicted", prospects(IDLE, IDLE, ttft=(0.40, 0.20), seconds=(0.0, 0.5))) == "b"
 
 
 def test_predicted_counts_only_what_a_prompt_adds() -> None:
