@@ -27,6 +27,7 @@ TITLES = {
     "c": "(c) four workloads, three tiers",
     "d": "(d) agent sessions, cached prompts",
 }
+ACROSS = "load; at 1, round robin meets half of the deadlines"
 LINES = (("ours", "firsttoken"), ("best", "best of the yardsticks at that load"), ("ref", "clairvoyant reference"))
 
 PANEL_W, PANEL_H, GAP_X, GAP_Y, LEFT, TOP = 330, 190, 70, 74, 52, 66  # px
@@ -108,7 +109,7 @@ def picture(results: Sequence[Result], axis: Axis) -> str:
     for i, name in enumerate(TITLES):
         x, y = LEFT + (i % 2) * (PANEL_W + GAP_X), TOP + (i // 2) * (PANEL_H + GAP_Y)
         lines += _panel(x, y, name, found[name], axis, (min(loads), max(loads)))
-    lines.append(f'<text x="{WIDTH / 2:g}" y="{HEIGHT - 6}" text-anchor="middle">load</text>')
+    lines.append(f'<text x="{WIDTH / 2:g}" y="{HEIGHT - 6}" text-anchor="middle">{ACROSS}</text>')
     return "\n".join([*lines, "</svg>\n"])
 
 

@@ -32,6 +32,7 @@ from policies.waiting import WaitingRoom
 
 log = logging.getLogger("firsttoken")
 
+NO_HURRY = 600.0  # s that a request without a deadline may be held: the SDKs' own default timeout
 SOONEST = 0.001  # s from one look to the next that the room asks for
 ELSEWHERE = 1.0  # s after which a caller of a gateway that goes away may ask another
 
@@ -153,12 +154,14 @@ class Line:
                 return
 
     def _expire(self, now: float) -> None:
-        while self._inside:
-            ticket, entrant = next(iter(self._inside.items()))
-            if now - entrant.entered < self.patience:
-                return
-            message = f"No server had time for this request within {self.patience:g} s."
-            self._turn_away(ticket, HeldTooLong(message, LONGEST_WAIT))
+        for ticket, entrant in tuple(self._inside.items()):
+            if now >= self._until(entrant):
+                message = f"No server had time for this request within {self._until(entrant) - entrant.entered:g} s."
+                self._turn_away(ticket, HeldTooLong(message, LONGEST_WAIT))
+
+    def _until(self, entrant: Entrant) -> float:
+        """How long it is held at most: nobody waits for what has no deadline."""
+        return entrant.entered + (self.patience if entrant.route.ttft else max(self.patience, NO_HURRY))
 
     def _start_over(self, now: float) -> None:
         """Who cannot be decided even alone is the cause: each time that one is found there are fewer left."""
@@ -187,8 +190,8 @@ class Line:
         """Be told of news, and be woken, as long as somebody waits. An alarm that comes early does no harm."""
         due, self.monitor.on_news = FOREVER, None
         if self._inside:
-            oldest, self.monitor.on_news = next(iter(self._inside.values())), self._look_soon
-            due = min(self.room.wake_at, oldest.entered + self.patience)
+            self.monitor.on_news = self._look_soon
+            due = min(self.room.wake_at, *map(self._until, self._inside.values()))
         if self._alarm is not None and (due == FOREVER or due < self._alarm_at):
             self._alarm.cancel()
             self._alarm = None

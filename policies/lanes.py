@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, takewhile
 
-from policies.facts import Ask, Endpoint, PromptEstimate
+from policies.facts import NEVER, Ask, Endpoint, PromptEstimate
 from policies.route import Route
 
 
@@ -28,6 +28,7 @@ class Held:
     deadline: float
     endpoint: Endpoint | None = None  # the one it is bound to, or on its way to
     seconds: float = 0.0  # of that one's time, to prefill it
+    looked_at: float = NEVER  # whether another tier should have it
 
     def __lt__(self, other: Held) -> bool:
         return (self.deadline, self.seed) < (other.deadline, other.seed)

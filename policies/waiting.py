@@ -9,7 +9,8 @@ Rules:
 - An endpoint has room while what it has to prefill is done within ROOM seconds, and the answers it is
   writing can bear another stall (`policies.stall`). An API always has room.
 - What waits is bound to the endpoint that its decision chose, earliest deadline first, and counts there as
-  work ahead of what is due later. It is decided again when its turn comes, or when another engine is idle.
+  work ahead of what is due later. It is decided again when its turn comes, when another engine is idle, or when it
+  would be late there and another tier can still make it.
 - Where a deadline can be made in another's place only, the one that needs the most engine time gives way
   (Moore and Hodgson 1968: the fewest late jobs on one machine); between tenants, one of the tenant whose
   requests here need the most.
@@ -39,6 +40,7 @@ SHORT = 0.2  # s of prefill
 SPARED = 0.05  # of the engines' time, for what waits last
 FORCED = 30.0  # s after which what must be sent anyway is
 STILL = 0.9  # of the target, that is enough to keep to a plan
+RELOOK = 0.1  # s between two questions whether what waits should go to another tier
 TICK = 0.05  # s between two looks, where nothing happens
 HELD = 4096  # requests
 REFUSED = 5.0  # s after which whoever found the room full may try again
@@ -94,6 +96,9 @@ class WaitingRoom:
             while lane and turn.moves(endpoint):
                 held = lane.pop(0)
                 yield from self._let_go(held, turn.keep(held, endpoint), turn)
+            if lane and turn.slips(lane[0]):
+                held = lane.pop(0)
+                yield from self._let_go(held, turn.place(held), turn)
         for endpoint in turn.idle():
             if (moved := turn.steal(endpoint)) is not None:
                 yield from self._let_go(*moved, turn)
@@ -214,6 +219,19 @@ class Turn:
                 if chosen is not None and chosen.endpoint.id == endpoint and chosen.chance >= lane[0].route.target:
                     return lane.pop(0), decision
         return None
+
+    def slips(self, held: Held) -> bool:
+        """Whether by now another tier would have it, that can still make its deadline."""
+        if len(held.route.tiers) == 1 or self.now - held.looked_at < RELOOK:
+            return False
+        held.looked_at = self.now
+        chosen = self.decide(held).chosen
+        return (
+            chosen is not None
+            and held.endpoint is not None
+            and chosen.endpoint.pool != held.endpoint.pool
+            and chosen.chance >= held.route.target
+        )
 
     def moves(self, endpoint: str) -> bool:
         """Whether a lane moves: there is room, or its endpoint is gone and another must be found."""

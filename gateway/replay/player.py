@@ -89,7 +89,7 @@ class Player:
         self.tally.enter(fate)
         live = self.sender.live[number] = Live(number, arrival, route, estimate, fate)
         self._enter(live)
-        if live.decision is None and self.setting.patience < FOREVER:
+        if live.decision is None and route.ttft and self.setting.patience < FOREVER:
             self.clock.at(now + self.setting.patience, self._expire, number)
 
     def _enter(self, live: Live) -> None:

@@ -16,18 +16,18 @@ from backends.transport import Origin
 from gateway import line as module
 from gateway.ingress import InferenceRequest
 from gateway.keys import ANYONE, Tenant
-from gateway.line import HeldTooLong, Line
+from gateway.line import NO_HURRY, HeldTooLong, Line
 from gateway.monitor import Monitor
 from policies.facts import FOREVER, Ask, Decision, Ending, PoolEstimate, PromptEstimate
 from policies.fleet import Fleet, Reported
-from policies.route import Route
+from policies.route import Route, Ttft
 from policies.waiting import WaitingRoom
 from tests.gateway.builders import POOL, backend, candidate, decided, request, route
 from tests.gateway.dispatching import dead_url
 from tests.kit.upstream import turn_until
 
 ESTIMATE = PromptEstimate({"small": PoolEstimate(100)})
-CHAT = route()
+CHAT = route().model_copy(update={"ttft": Ttft(budget="1s")})
 
 
 class Room(WaitingRoom):
@@ -279,6 +279,16 @@ async def test_a_request_is_not_held_for_ever() -> None:
     assert (caught.value.status, caught.value.type, caught.value.headers["retry-after"]) == (503, "server_error", "30")
     assert "within 0.02 s" in caught.value.message
     assert stage.room.told == [("leave", id(asked))]
+
+
+async def test_nobody_is_turned_away_who_has_no_deadline() -> None:
+    """Batch is held until an engine has time for it: not for ever either, but as long as callers wait."""
+    stage = Stage(patience=0.02)
+    task = asyncio.create_task(stage.asking(request(), on=route("batch")))
+    await turn_until(lambda: sum(stage.line.depth().values()) == 1)
+    (entrant,) = stage.line._inside.values()
+    assert stage.line._until(entrant) - entrant.entered == NO_HURRY
+    task.cancel()
 
 
 async def test_who_still_waits_when_the_gateway_goes_away_is_told_so() -> None:
