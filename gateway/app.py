@@ -78,16 +78,22 @@ class Gateway:
         self.proxy = Proxy(keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits)
         self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, _shown(config))
         self.kv_events = _kv_events(config, fleet)
+        self.front: FrontServer | None = None
+        self.listener: asyncio.Server | None = None
         self._runners: list[web.BaseRunner] = []
         self._sites: list[web.TCPSite] = []
 
     async def start(self) -> None:
         """Raises OSError where a port is taken."""
         self.estimator.warm()
-        server, self.front = self.config.server, FrontServer(self.proxy.handle)
-        self.url = await self._listen(
-            web.ServerRunner(self.front, shutdown_timeout=CUT), server.listen.host, server.listen.port
+        server = self.config.server
+        self.front = FrontServer(
+            self.proxy.handle, max_body=self.config.defaults.max_body, screen=self.proxy.screen
+        )  # fmt: skip
+        self.listener = await asyncio.get_running_loop().create_server(
+            self.front, server.listen.host, server.listen.port, backlog=BACKLOG
         )
+        self.url = _url(server.listen.host, self.listener.sockets[0].getsockname()[1])
         admin = web.AppRunner(self.admin.app(), access_log=None, shutdown_timeout=CUT)
         self.admin_url = await self._listen(admin, server.admin.host, server.admin.port)
         watched = {key: (up.origin, up.backend) for key, up in self.upstreams.items()}
@@ -102,17 +108,21 @@ class Gateway:
         site = web.TCPSite(runner, host, port, backlog=BACKLOG)
         await site.start()
         self._sites.append(site)
-        return f"http://{host if ':' not in host else f'[{host}]'}:{runner.addresses[0][1]}"
+        return _url(host, runner.addresses[0][1])
 
     async def stop(self, grace: float = 0.0) -> None:
         """Not ready at once, no new connection, `grace` seconds for what runs, then the rest is cut."""
         self.proxy.draining = True
+        if self.listener is not None:
+            self.listener.close()
         while self._sites:
             await self._sites.pop().stop()
         ends = monotonic() + grace
         while self.recorder.live and monotonic() < ends and not self.hurried:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         self.line.close()
+        if self.front is not None:
+            await self.front.shutdown(CUT)
         while self._runners:
             await self._runners.pop().cleanup()
         await self.upkeep.close()
@@ -124,6 +134,10 @@ class Gateway:
         self.estimator.close()
         if self.access_log is not None:
             self.access_log.close()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{host if ':' not in host else f'[{host}]'}:{port}"
 
 
 def tune_gc() -> None:

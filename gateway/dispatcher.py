@@ -1,7 +1,8 @@
 """Performs what the attempt state machine asks: open, cancel, commit, give up. Decides nothing.
 
-`open` returns the Run that won, with its first token in hand, or raises the Refusal that the
-caller deserves. A caller that leaves cancels the await, and with it every attempt.
+`carry` returns once an answer was relayed to its end, or raises the Refusal that the caller deserves. The
+attempt that wins is joined to the relay in the very call in which its first token arrived. A caller that leaves
+cancels the await, and with it every attempt.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gateway.ingress import InferenceRequest
 from gateway.monitor import Monitor
 from gateway.observe.record import AttemptRecord, Life
 from gateway.refusal import Refusal, retry_later
+from gateway.relay import Relay
 from gateway.run import Run
 from policies.attempts import (
     AttemptMachine,
@@ -79,19 +81,18 @@ class Dispatcher:
         self.saturated = saturated  # a second copy would take another's place
         self.hedges: dict[str, HedgeBudget] = {}
 
-    async def open(self, job: Job) -> Run:
-        """The winning attempt, at its first token. Raises Refusal when every attempt has failed."""
-        self.retries.began()
-        hedges = self.hedges_of(job.route)
-        hedges.began()
-        dispatch = Dispatch(self, job, hedges)
+    async def carry(self, job: Job, relay: Relay) -> None:
+        """Raises Refusal when every attempt has failed before its first token."""
+        dispatch = Dispatch(self, job, self.hedges_of(job.route), relay)
         try:
-            return await dispatch.run()
+            dispatch.begin()
+            await relay.done
+        except asyncio.CancelledError:
+            dispatch.abandon()
+            raise
         finally:
-            self.on_departed(job.request)
-            self.retries.ended()
-            for _ in range(dispatch.retries):
-                self.retries.give_back()
+            dispatch.settle()
+            relay.release()
 
     def hedges_of(self, route: Route) -> HedgeBudget:
         budget = self.hedges.get(route.name)
@@ -104,38 +105,53 @@ class Dispatcher:
 class Dispatch:
     """The attempts of one request."""
 
-    def __init__(self, shared: Dispatcher, job: Job, hedges: HedgeBudget) -> None:
-        self.shared, self.job, self.hedges = shared, job, hedges
+    __slots__ = (
+        "alarm", "connecting", "failure", "hedges", "job", "loop", "machine", "pace", "relay", "retries", "runs",
+        "settled", "shared",
+    )  # fmt: skip
+
+    def __init__(self, shared: Dispatcher, job: Job, hedges: HedgeBudget, relay: Relay) -> None:
+        self.shared, self.job, self.hedges, self.relay = shared, job, hedges, relay
         self.retries = 0  # taken from the shared budget
-        self.loop = asyncio.get_running_loop()
-        self.won: asyncio.Future[Run] = self.loop.create_future()
+        self.settled = False  # it has come to an answer, or to none
+        self.loop = relay.loop
         self.runs: dict[int, Run] = {}
         self.connecting: set[asyncio.Task[None]] = set()
         self.alarm: asyncio.TimerHandle | None = None
         self.failure: Failure | None = None
-        route = job.route
-        self.pace = route.tpot_budget(job.request.tpot_budget)
+        route, request = job.route, job.request
+        self.pace = route.tpot_budget(request.tpot_budget)
         self.machine = AttemptMachine(
             job.decision,
             max_attempts=route.max_attempts,
-            stream=job.request.stream,
+            stream=request.stream,
             hedge=route.hedge != "off",
-            first_token_limit=shared.first_token_limit if job.request.stream else WHOLE_ANSWER,
+            first_token_limit=shared.first_token_limit if request.stream else WHOLE_ANSWER,
             now=monotonic(),
         )
 
-    async def run(self) -> Run:
-        try:
-            self._tell(Begin())
-            return await self.won
-        except asyncio.CancelledError:
-            self._tell(ClientGone())
-            for run in self.runs.values():  # one that won in this very moment is unknown to the machine's pending
-                run.cancel()
-            raise
-        finally:
-            if self.alarm is not None:
-                self.alarm.cancel()
+    def begin(self) -> None:
+        self.shared.retries.began()
+        self.hedges.began()
+        self._tell(Begin())
+
+    def abandon(self) -> None:
+        """The caller has left."""
+        self._tell(ClientGone())
+        for run in self.runs.values():  # the one that had won is the machine's no longer
+            run.cancel()
+
+    def settle(self) -> None:
+        """Whatever it came to: what is shared with other requests is given back, once."""
+        if self.settled:
+            return
+        self.settled = True
+        if self.alarm is not None:
+            self.alarm.cancel()
+        self.shared.on_departed(self.job.request)
+        self.shared.retries.ended()
+        for _ in range(self.retries):
+            self.shared.retries.give_back()
 
     # -- the machine ----------------------------------------------------------------------
 
@@ -157,7 +173,7 @@ class Dispatch:
         if self.alarm is not None:
             self.alarm.cancel()
             self.alarm = None
-        if at is not None and not self.won.done():
+        if at is not None and not self.settled:
             self.alarm = self.loop.call_later(max(at - monotonic(), 0.0), self._wake, at)
 
     def _wake(self, due: float) -> None:
@@ -238,15 +254,20 @@ class Dispatch:
         self._note(run)
 
     def _commit(self, run: Run) -> None:
-        if not self.won.done():
+        if not self.settled:
             candidate = run.attempt.candidate
+            self.settle()
             self.job.life.record.model = header_safe(self._model(self.shared.upstreams[candidate.endpoint.id]))
             self.job.life.won(candidate, run.opened, run.connected, run.sent, run.first_in or run.sent)
-            self.won.set_result(run)
+            try:
+                self.relay.begin(run)
+            except Exception as bug:  # ours: for the task that waits, not for the upstream's connection
+                self.relay.done.set_exception(bug)
 
     def _give_up(self, reason: str) -> None:
-        if not self.won.done():
-            self.won.set_exception(refusal_of(self.failure, reason))
+        if not self.settled:
+            self.settle()
+            self.relay.done.set_exception(refusal_of(self.failure, reason))
 
     # -- what attempts come to ----------------------------------------------------------------
 

@@ -25,11 +25,10 @@ class _Reader:
     """Owner and receiver of the run: waits for its end."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.over = self.loop.create_future()
+        self.over = asyncio.get_running_loop().create_future()
 
     def first_token(self, run: Run) -> None:
-        self.loop.call_soon(run.attach, self, b"")
+        run.attach(self)
 
     def failed(self, run: Run, failure: Failure) -> None:
         self.end()

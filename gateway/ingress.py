@@ -6,7 +6,6 @@ nothing behind this module sees the caller's bytes.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import Mapping
@@ -14,15 +13,12 @@ from itertools import count
 from typing import Annotated, Any
 
 import msgspec
-from aiohttp import web
-from aiohttp.http import HttpVersion10
 
 from backends.interface import Operation
-from gateway.refusal import Refusal, bad_request
+from gateway.refusal import bad_request
 from gateway.strictjson import BadJson, decode
 from policies.value import value
 
-BODY_TIMEOUT = 60.0  # s for the whole body to arrive
 _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:")
 _PROCESS = os.urandom(8).hex()  # what tells our ids from those of other gateways and other times
 _ordinals = count(1)
@@ -89,55 +85,6 @@ class _Chat(_Common, kw_only=True):
 
 class _Completion(_Common, kw_only=True):
     prompt: str | list[str | int | list[int]]
-
-
-async def read(http: web.BaseRequest, max_body: int) -> bytes:
-    """The whole body, bounded. Raises Refusal before anything large is read."""
-    _refuse_framing(http, max_body)
-    content = http.content
-    if content.is_eof():  # it came with its head, perhaps chunked: no length was declared
-        return _bounded(content.read_nowait(), max_body)
-    if http.headers.get("expect", "").lower() == "100-continue" and http.transport is not None:
-        http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            return await _read_all(content, max_body)
-    except TimeoutError:
-        raise Refusal(408, f"The body did not arrive within {BODY_TIMEOUT:g} s.", close=True) from None
-    except web.RequestPayloadError:
-        raise Refusal(400, "The body is not framed as its headers say.", close=True) from None
-
-
-async def _read_all(content: Any, max_body: int) -> bytes:
-    parts, total = [], 0
-    while not content.at_eof():
-        part = await content.readany()
-        total += len(part)
-        if total > max_body:
-            raise _too_large(max_body)
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _bounded(body: bytes, max_body: int) -> bytes:
-    if len(body) > max_body:
-        raise _too_large(max_body)
-    return body
-
-
-def _refuse_framing(http: web.BaseRequest, max_body: int) -> None:
-    headers = http.headers
-    if "transfer-encoding" in headers and http.version <= HttpVersion10:
-        raise Refusal(400, "Transfer-Encoding is not part of HTTP/1.0.", close=True)  # RFC 9112 section 6.1
-    if headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refusal(415, "Compressed request bodies are not accepted; send it without Content-Encoding.", close=True)
-    length = http.content_length
-    if length is not None and length > max_body:
-        raise _too_large(max_body)
-
-
-def _too_large(max_body: int) -> Refusal:
-    return Refusal(413, f"The body is larger than {max_body} bytes.", code="request_too_large", close=True)
 
 
 def parse(

@@ -7,23 +7,22 @@ comes. Whatever happens, the caller gets one answer and the operator one Record.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from aiohttp import web
-
 from backends.interface import Operation
-from gateway import ingress, relay
+from gateway import ingress
 from gateway.decider import Decider
 from gateway.dispatcher import Dispatcher, Job, attempt_record
-from gateway.frontend import ClientConnection, reply, respond
+from gateway.http import HttpRequest
 from gateway.ingress import InferenceRequest
 from gateway.keys import Keys, Tenant
 from gateway.line import HeldTooLong, Line
 from gateway.observe.record import End, Life, Record, Stage, landmarks
 from gateway.observe.recorder import Recorder
 from gateway.refusal import Refusal, internal, retry_later
+from gateway.relay import Relay
 from gateway.replyhead import gateway_headers
 from gateway.routes import Routes, admit
 from gateway.run import Run
@@ -34,7 +33,6 @@ from policies.route import Route
 
 log = logging.getLogger("firsttoken")
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 OPERATIONS = {operation.value: operation for operation in Operation}
 NOT_FOUND = Refusal(404, "There is nothing at this path.", code="unknown_url")
 
@@ -57,114 +55,122 @@ class Proxy:
         self.keys, self.routes, self.decider, self.line, self.dispatcher = keys, routes, decider, line, dispatcher
         self.recorder, self.upkeep, self.limits = recorder, upkeep, limits
         self.draining = False
-        self.gets: dict[str, Handler] = {"/v1/models": self.models, "/health": self.health, "/ready": self.ready}
+        self.gets: dict[str, Callable[[HttpRequest], None]] = {
+            "/v1/models": self.models, "/health": self.health, "/ready": self.ready,
+        }  # fmt: skip
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Every request of the data port."""
-        connection = http.protocol
-        assert isinstance(connection, ClientConnection)
-        arrival = connection.begin()
+    async def handle(self, http: HttpRequest) -> None:
+        """Every request of the data port, by path. Unknown paths never get further than this."""
+        if self.draining:
+            http.keep_alive = False
+        operation = OPERATIONS.get(http.path)
+        if operation is not None and http.method == "POST":
+            await self.infer(http, operation)
+        elif operation is not None:
+            http.refuse(_wrong_method("POST"))
+        elif (get := self.gets.get(http.path)) is None:
+            http.refuse(http.fault or NOT_FOUND)
+        elif http.method not in ("GET", "HEAD"):
+            http.refuse(_wrong_method("GET"))
+        else:
+            get(http)
+
+    def screen(self, http: HttpRequest) -> Refusal | None:
+        """Whether its head alone is enough to refuse it, before its body has come."""
         try:
-            return await self.dispatch(http, arrival)
-        finally:
-            connection.end()
+            if http.path in OPERATIONS:
+                self.keys.tenant(http.headers.get("authorization"))
+        except Refusal as refusal:
+            return refusal
+        return None
 
-    async def dispatch(self, http: web.BaseRequest, arrival: float) -> web.StreamResponse:
-        """By path. Unknown paths never get further than this."""
-        path = http.raw_path.partition("?")[0]  # as it was sent: no decoding that could hide another path
-        operation = OPERATIONS.get(path)
-        if operation is not None:
-            return await self.infer(http, operation, arrival) if http.method == "POST" else reply(_wrong_method("POST"))
-        get = self.gets.get(path)
-        if get is None:
-            return reply(NOT_FOUND)
-        return await get(http) if http.method in ("GET", "HEAD") else reply(_wrong_method("GET"))
-
-    async def infer(self, http: web.BaseRequest, operation: Operation, arrival: float) -> web.StreamResponse:
+    async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """One Record, one answer."""
-        with self.recorder.life(arrival) as life:
+        with self.recorder.life(http.arrival) as life:
             life.record.request_id = ingress.request_id(http.headers)
             life.record.operation = operation.name.lower()
             try:
-                return await self.live(http, operation, life)
+                await self.live(http, operation, life)
             except HeldTooLong as refusal:
                 life.close(Stage.QUEUE, monotonic())
-                return self.refuse(refusal, life, End.SHED)
+                self.refuse(http, refusal, life, End.SHED)
             except Refusal as refusal:
-                return self.refuse(refusal, life)
+                self.refuse(http, refusal, life)
             except Exception:
                 log.exception("internal error on request %s", life.record.request_id)
-                return self.apologise(http, life)
+                self.apologise(http, life)
 
-    async def live(self, http: web.BaseRequest, operation: Operation, life: Life) -> web.StreamResponse:
+    async def live(self, http: HttpRequest, operation: Operation, life: Life) -> None:
         """The straight line."""
         tenant = self.keys.tenant(http.headers.get("authorization"))
-        raw = life.note(Stage.READ, await ingress.read(http, self.limits.max_body))
+        raw = life.note(Stage.READ, body_of(http))
         request = life.note(Stage.PARSE, self.parse(operation, raw, http, life))
         wanted = identify(life.record, request, self.routes.match(request.model), tenant)
         estimate = life.note(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
         route = life.note(Stage.ADMIT, admit(tenant, wanted, request.model))
         decision = life.note(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
         refuse_unplaced(decision)
-        passthrough = route is self.routes.passthrough
-        job = Job(request, route, estimate, decision, life, passthrough)
-        run = await self.dispatcher.open(job)
+        job = Job(request, route, estimate, decision, life, route is self.routes.passthrough)
+        relay = Relay(http, life, strip_usage=strips(request), idle=self.limits.stream_idle)
         try:
-            strip, idle = strips(request), self.limits.stream_idle
-            return await relay.pump(run, http, life, strip_usage=strip, idle=idle, close=self.draining)
+            await self.dispatcher.carry(job, relay)
         finally:
-            settle(run, life.record, self.decider.price(run))
-            life.record.prefix = landmarks(estimate.pools[run.attempt.candidate.endpoint.pool].blocks)
-            self.upkeep.answered(run, job, raw, tenant.cache_group)
+            if relay.begun:
+                run = relay.run
+                settle(run, life.record, self.decider.price(run))
+                life.record.prefix = landmarks(estimate.pools[run.attempt.candidate.endpoint.pool].blocks)
+                self.upkeep.answered(run, job, raw, tenant.cache_group)
 
-    def parse(self, operation: Operation, raw: bytes, http: web.BaseRequest, life: Life) -> InferenceRequest:
+    def parse(self, operation: Operation, raw: bytes, http: HttpRequest, life: Life) -> InferenceRequest:
         return ingress.parse(
             operation, raw, http.headers, life.record.arrival, life.record.request_id, self.decider.wanted_headers
         )
 
-    def refuse(self, refusal: Refusal, life: Life, end: End | None = None) -> web.StreamResponse:
+    def refuse(self, http: HttpRequest, refusal: Refusal, life: Life, end: End | None = None) -> None:
         """An error reply, with the same headers as an answer."""
         record = life.record
         record.status = refusal.status
         record.error = refusal.logged
         life.finished(end or end_of(refusal, record.decision), monotonic())
-        response = reply(refusal)
-        if self.draining:
-            response.force_close()
-        for line in gateway_headers(life, monotonic()):
-            name, _, value = line.partition(": ")
-            response.headers[name] = value
-        return response
+        http.refuse(refusal, gateway_headers(life, monotonic()))
 
-    def apologise(self, http: web.BaseRequest, life: Life) -> web.StreamResponse:
+    def apologise(self, http: HttpRequest, life: Life) -> None:
         """Our bug. Where the answer has begun, an unfinished body is the only honest sign left."""
-        begun = life.record.ttft is not None
-        response = self.refuse(internal(life.record.request_id), life, End.INTERNAL)
-        if begun and http.transport is not None:
-            http.transport.abort()
-        return response
+        if http.begun:
+            life.finished(End.INTERNAL, monotonic())
+            http.connection.cut()
+        else:
+            self.refuse(http, internal(life.record.request_id), life, End.INTERNAL)
 
     # -- the small GETs -----------------------------------------------------------------
 
-    async def models(self, http: web.BaseRequest) -> web.StreamResponse:
+    def models(self, http: HttpRequest) -> None:
         """The routes that this key may use, as OpenAI lists models."""
         try:
             tenant = self.keys.tenant(http.headers.get("authorization"))
         except Refusal as refusal:
-            return reply(refusal)
+            return http.refuse(refusal)
         names = [name for name in self.routes.by_name if tenant.may_use(name)]
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "firsttoken"} for name in names]
-        return respond(200, encode({"object": "list", "data": data}))
+        return http.respond(200, encode({"object": "list", "data": data}))
 
-    async def health(self, http: web.BaseRequest) -> web.StreamResponse:
-        return respond(200, b'{"status":"alive"}')
+    def health(self, http: HttpRequest) -> None:
+        http.respond(200, b'{"status":"alive"}')
 
-    async def ready(self, http: web.BaseRequest) -> web.StreamResponse:
+    def ready(self, http: HttpRequest) -> None:
         if self.draining:
-            return respond(503, b'{"status":"draining"}')
-        if not self.decider.any_usable(monotonic()):
-            return respond(503, b'{"status":"no usable endpoint"}')
-        return respond(200, b'{"status":"ready"}')
+            http.respond(503, b'{"status":"draining"}')
+        elif not self.decider.any_usable(monotonic()):
+            http.respond(503, b'{"status":"no usable endpoint"}')
+        else:
+            http.respond(200, b'{"status":"ready"}')
+
+
+def body_of(http: HttpRequest) -> bytes:
+    """Raises what it is refused for by its framing."""
+    if http.fault is not None:
+        raise http.fault
+    return http.body
 
 
 def identify(record: Record, request: InferenceRequest, route: Route, tenant: Tenant) -> Route:

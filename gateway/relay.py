@@ -11,12 +11,9 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-from aiohttp import web
-from aiohttp.http import HttpVersion11
-
 from backends.interface import Failure, FailureKind
 from backends.sse import UsageStripper
-from gateway.frontend import ClientConnection, Written
+from gateway.http import HttpRequest
 from gateway.observe.record import End, Life
 from gateway.refusal import REASONS, envelope
 from gateway.replyhead import response_headers
@@ -29,63 +26,51 @@ TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the 
 SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
 
 
-async def pump(
-    run: Run, http: web.BaseRequest, life: Life, *, strip_usage: bool, idle: float, close: bool
-) -> web.StreamResponse:
-    """Relay a committed answer to its end.
-
-    `idle`: seconds without a byte after which it is given up. `close`: the connection ends with it.
-    """
-    relay = Relay(run, http, life, strip_usage=strip_usage, idle=idle, close=close)
-    relay.begin()
-    try:
-        await relay.done
-    except asyncio.CancelledError:
-        run.cancel()
-        life.finished(End.CLIENT_GONE, monotonic())
-        raise
-    finally:
-        relay.release()
-    return relay.written  # type: ignore[return-value]
-
-
 class Relay:
-    """One answer on its way to one client."""
+    """One answer on its way to one client. `done` is resolved at its end, or refused by whoever finds no answer.
 
-    def __init__(
-        self, run: Run, http: web.BaseRequest, life: Life, *, strip_usage: bool, idle: float, close: bool
-    ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[None] = self.loop.create_future()
-        self.run, self.life, self.idle = run, life, idle
-        connection = http.protocol
-        assert isinstance(connection, ClientConnection)
+    `idle`: seconds without a byte after which it is given up.
+    """
+
+    __slots__ = (
+        "begun", "chunked", "clean", "connection", "done", "http", "idle", "length", "life", "loop", "run", "stalled",
+        "strip_usage", "stripper", "transport", "watchdog", "write",
+    )  # fmt: skip
+
+    def __init__(self, http: HttpRequest, life: Life, *, strip_usage: bool, idle: float) -> None:
+        self.loop = loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.http, self.life, self.idle = http, life, idle
+        connection = http.connection
         assert connection.transport is not None
-        self.connection, self.transport = connection, connection.transport
-        self.write = self.transport.write
-        self.http11 = http.version >= HttpVersion11
-        self.length = None if strip_usage or run.tap_streams else run.headers.get("content-length")
-        self.chunked = self.http11 and self.length is None
-        self.written = Written(http.keep_alive and self.http11 and not close)
-        self.stripper = UsageStripper() if strip_usage else None
+        self.connection, self.transport, self.write = connection, connection.transport, connection.write
+        self.strip_usage = strip_usage
+        self.begun = False
+        self.run: Run  # that has won, once it has begun
         self.clean = True  # the bytes sent so far end between two events
         self.watchdog: asyncio.TimerHandle | None = None
         self.stalled: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
-        """Head and everything held so far, in one write."""
-        run, life = self.run, self.life
+    def begin(self, run: Run) -> None:
+        """This attempt has won: head and everything held so far, in one write."""
+        self.run, self.begun = run, True
+        self.stripper = UsageStripper() if self.strip_usage else None
+        self.length = None if self.strip_usage or run.tap_streams else run.headers.get("content-length")
+        self.chunked = self.http.http11 and self.length is None
+        if not self.http.http11:
+            self.http.keep_alive = False
         self.connection.reader = self
-        held = run.take_held()
-        life.record.status = run.status
+        self.life.record.status = run.status
+        first = self._head() + self._frame(self._strip(run.take_held()))
+        self.http.begun = True
         if not self.transport.is_closing():
-            self.write(self._head() + self._frame(self._strip(held)))
-        life.first_token_out(monotonic())
-        run.attach(self, held)
-        if not self.done.done():
+            self.write(first)
+        self.life.first_token_out(monotonic())
+        run.attach(self)
+        if not run.over:
             self.watchdog = self.loop.call_later(self.idle, self._watch)
-            if self.connection.full:
-                self.client_full()
+        if self.connection.full:
+            self.client_full()
 
     def release(self) -> None:
         """Detach from the connection, which may serve another request next."""
@@ -119,12 +104,12 @@ class Relay:
 
     def said_error(self, data: bytes, failure: Failure) -> None:
         """The backend has said it itself: its event is the explicit end."""
-        self.written.keep_alive = False
+        self.http.keep_alive = False
         self._finish(self._last(self._strip(data)), End.UPSTREAM_BROKE, _kind(failure))
 
     def broke(self, failure: Failure) -> None:
         """The upstream died after its first token: say so, in the stream, at once."""
-        self.written.keep_alive = False
+        self.http.keep_alive = False
         if self.run.tap_streams:
             event = b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
             event = event if self.clean else b"\n\n" + event
@@ -199,7 +184,7 @@ class Relay:
             lines.append(f"content-length: {self.length}")
         elif self.chunked:
             lines.append("transfer-encoding: chunked")
-        if not self.written.keep_alive:
+        if not self.http.keep_alive:
             lines.append("connection: close")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 

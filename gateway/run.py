@@ -139,10 +139,8 @@ class Run:
             return self._broken_by_event(data) if failed else self.receiver.body(data)
         self.held.append(data)
         self.held_bytes += len(data)
-        if self.first_in is not None:
-            return None  # committed, and the relay is about to attach
         if failed:
-            return self._failed_before_commit(content)
+            return self._failed_before_commit(data, content)
         if content or self.held_bytes > MAX_HELD:
             self._first(now)
         return None
@@ -177,27 +175,33 @@ class Run:
             self.tap.failure = failure
         return None
 
-    def _failed_before_commit(self, content: bool) -> None:
+    def _failed_before_commit(self, data: bytes, content: bool) -> None:
         """An error event: alone it can be mended; behind a token in the same read the answer has begun, and ended."""
         if not content:
             return self._fail(self.tap.failure or EMPTY)
         self._first(self.last_byte)
-        return self.stop(Ending.BROKEN)
+        self.stop(Ending.BROKEN)
+        if self.receiver is not None:  # which has written `data`, up to the error and with it
+            self._end_in_error(b"", data)
+        return None
 
     def _broken_by_event(self, data: bytes) -> None:
         """An error in mid-stream is the answer's end. vLLM sends [DONE] after it, as if all were well."""
         self.stop(Ending.BROKEN)
-        self._pass_error(data.partition(DONE)[0])
+        data = data.partition(DONE)[0]
+        self._end_in_error(data, data)
 
-    def _pass_error(self, data: bytes) -> None:
-        """The backend's own error event will do; where it sent none (garbage, say), ours follows."""
+    def _end_in_error(self, left: bytes, data: bytes) -> None:
+        """The backend's own error event in `data` will do; where it sent none (garbage, say), ours follows. `left` is
+        what of it is still to be written."""
         assert self.receiver is not None
         failure = self.tap.failure or EMPTY
         if ERROR_EVENT.search(data):
-            self.receiver.said_error(data, failure)
-        else:
-            self.receiver.body(data)
-            self.receiver.broke(failure)
+            self.receiver.said_error(left, failure)
+            return
+        if left:
+            self.receiver.body(left)
+        self.receiver.broke(failure)
 
     def _hold(self, data: bytes, limit: int) -> None:
         if self.held_bytes < limit:
@@ -235,18 +239,9 @@ class Run:
             return data.partition(DONE)[0]
         return data
 
-    def attach(self, receiver: Receiver, held: bytes) -> None:
-        """From now on every read goes to `receiver`, which has written `held`; what has ended says so at once."""
+    def attach(self, receiver: Receiver) -> None:
+        """From now on every read goes to `receiver`, which has written all that was held."""
         self.receiver = receiver
-        if not self.over:
-            return
-        if self.ending is Ending.BROKEN and self.tap_streams and self.tap.failure is not None:
-            if ERROR_EVENT.search(held):
-                receiver.said_error(b"", self.tap.failure)
-            else:
-                receiver.broke(self.tap.failure)
-        else:
-            receiver.end()
 
     def pause(self) -> None:
         if self.exchange is not None and not self.over:

@@ -12,11 +12,11 @@ from prometheus_client.exposition import choose_encoder
 from backends.interface import Operation
 from gateway import ingress
 from gateway.decider import Decider
-from gateway.frontend import reply, respond
 from gateway.keys import ANYONE, Keys
 from gateway.line import Line
 from gateway.observe.explain import explain
 from gateway.observe.recorder import Recorder
+from gateway.observe.replies import reply, respond
 from gateway.refusal import Refusal
 from gateway.routes import Routes
 from gateway.strictjson import encode
@@ -35,7 +35,7 @@ class Admin:
         self.keys, self.routes, self.shown_config = keys, routes, shown_config
 
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(client_max_size=MAX_BODY)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/requests", self.requests)
         app.router.add_get("/fleet", self.fleet)
@@ -74,12 +74,11 @@ class Admin:
         try:
             if path not in operations:
                 raise Refusal(400, f"path must be one of {', '.join(operations)}.", param="path")
-            given = http.headers.get("authorization")
+            headers = {name.lower(): value for name, value in http.headers.items()}
+            given = headers.get("authorization")
             tenant = ANYONE if given is None else self.keys.tenant(given)
-            raw = await ingress.read(http, MAX_BODY)
-            request = ingress.parse(
-                operations[path], raw, http.headers, monotonic(), "explain", self.decider.wanted_headers
-            )
+            raw = await http.read()
+            request = ingress.parse(operations[path], raw, headers, monotonic(), "explain", self.decider.wanted_headers)
             route = self.routes.match(request.model)
             estimate = await self.decider.estimate(request, route, tenant)
             decision = self.decider.decide(request, route, estimate, tenant, self.line.ordinal + 1)

@@ -102,7 +102,7 @@ class Fleet:
         self, *, stream: bool = True, within: float = FOREVER, passthrough: bool = False,
         headers: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None, **on: Any,
     ) -> Run:  # fmt: skip
-        """A request, up to its first token. `on`: of its route."""
+        """A request, up to its first token: the attempt that won. `on`: of its route."""
         now = time.monotonic()
         self.record = Record(arrival=now, wall=time.time())
         job = Job(
@@ -113,7 +113,10 @@ class Fleet:
             Life(self.record),
             passthrough,
         )
-        return await self.dispatcher.open(job)
+        landing: Any = Landing()
+        await self.dispatcher.carry(job, landing)
+        run: Run = landing.run
+        return run
 
     async def refused(self, **how: Any) -> Refusal:
         with pytest.raises(Refusal) as caught:
@@ -132,6 +135,21 @@ class Fleet:
     @property
     def open_attempts(self) -> list[int]:
         return [load.in_flight for load in self.monitor.loads().values()]
+
+
+class Landing:
+    """In place of a relay: done at the first token."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+
+    def begin(self, run: Run) -> None:
+        self.run = run
+        self.done.set_result(None)
+
+    def release(self) -> None:
+        """There is nothing to detach from."""
 
 
 class Stalling(asyncio.Protocol):

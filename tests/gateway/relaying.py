@@ -7,16 +7,14 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
-from types import SimpleNamespace
 from typing import Any
 
-from aiohttp import web
-from aiohttp.http import HttpVersion10, HttpVersion11
-
 from backends.interface import Failure, FailureKind
-from gateway.frontend import ClientConnection, FrontServer, Written
+from gateway.frontend import FrontServer
+from gateway.http import HttpRequest
 from gateway.observe.record import End, Life
-from gateway.relay import pump
+from gateway.relay import Relay
+from gateway.run import Run
 from tests.gateway.builders import (
     CHAT,
     Caller,
@@ -60,42 +58,51 @@ class Wire(asyncio.Transport):
         return b"".join(self.writes).partition(b"\r\n\r\n")[2]
 
 
-class Relaying:
-    """A committed attempt on its way to a client: what the backend says is the test's to say."""
+class Begins(Owner):
+    """Gives the attempt to the relay at its first token, as the dispatcher does."""
 
-    def __init__(self, *held: bytes, stream: bool = True, **headers: str) -> None:
-        self.wire, self.monitor = Wire(), Hearing()
-        self.run = run(self.monitor, Owner(), stream=stream)
+    relay: Relay
+
+    def first_token(self, run: Run) -> None:
+        super().first_token(run)
+        self.relay.begin(run)
+
+
+class Relaying:
+    """An attempt on its way to a client: what the backend says is the test's to say."""
+
+    def __init__(self, *reads: bytes, stream: bool = True, **headers: str) -> None:
+        self.wire, self.monitor, self.owner = Wire(), Hearing(), Begins()
+        self.run = run(self.monitor, self.owner, stream=stream)
         self.life = Life(record(ttft=None, total=0.0, arrival=monotonic()))
-        self.run.on_head(200, {"content-type": "text/event-stream", **headers})
-        for data in held:
-            self.run.on_body(data)
+        self.headers, self.reads = {"content-type": "text/event-stream", **headers}, reads
 
     async def to(self, *, http10: bool = False, keep_alive: bool = True, strip: bool = False, idle: float = 30) -> None:
-        """Begin to relay."""
+        """Begin to relay: the first of `reads` that holds a token goes out with all before it."""
         connection = FrontServer(_nobody)()
-        assert isinstance(connection, ClientConnection)
+        connection.transport, connection.write = self.wire, self.wire.write
         self.connection = connection
-        self.connection.transport = self.wire
-        version = HttpVersion10 if http10 else HttpVersion11
-        http: Any = SimpleNamespace(protocol=self.connection, version=version, keep_alive=keep_alive)
-        self.task = asyncio.create_task(pump(self.run, http, self.life, strip_usage=strip, idle=idle, close=False))
+        self.http = HttpRequest(connection, "POST", "/", {}, b"", 0.0, not http10, keep_alive)
+        self.owner.relay = self.relay = Relay(self.http, self.life, strip_usage=strip, idle=idle)
+        self.run.on_head(200, self.headers)
+        for data in self.reads:
+            self.run.on_body(data)
         await asyncio.sleep(0)
 
-    async def written(self) -> Written:
+    async def written(self) -> HttpRequest:
         """To its end."""
         async with asyncio.timeout(5):
-            response: Any = await self.task
-        assert isinstance(response, Written)
+            await self.relay.done
+        self.relay.release()
         assert self.connection.reader is None
-        return response
+        return self.http
 
     @property
     def outcome(self) -> tuple[End, str]:
         return self.life.record.end, self.life.record.error
 
 
-async def _nobody(http: web.BaseRequest) -> web.StreamResponse:
+async def _nobody(http: HttpRequest) -> None:
     raise AssertionError("no request comes this way")
 
 

@@ -35,8 +35,6 @@ async def test_the_head_goes_out_with_the_first_token_in_one_write() -> None:
     assert talk.wire.head[""] == "HTTP/1.1 200 OK"
     assert talk.wire.head["transfer-encoding"] == "chunked"
     assert talk.life.record.ttft == pytest.approx(monotonic() - talk.life.record.arrival, abs=1.0)
-    talk.run.cancel()
-    talk.task.cancel()
 
 
 async def test_every_read_of_the_upstream_is_one_chunk_in_its_own_call() -> None:
@@ -94,13 +92,25 @@ async def test_a_client_that_wants_no_more_is_told_that_the_connection_closes() 
     assert talk.wire.head["connection"] == "close"
 
 
-async def test_what_had_ended_before_the_relay_began_goes_out_whole() -> None:
-    """A short answer may be complete before its handler runs again."""
+async def test_an_answer_of_one_read_goes_out_whole() -> None:
+    """Head, body and end in two writes, all in the calls in which they came."""
     talk = Relaying(ANSWER)
-    talk.run.on_end()
     await talk.to()
+    talk.run.on_end()
+    assert len(talk.wire.writes) == 2
     await talk.written()
     assert talk.wire.body == chunk(ANSWER) + LAST_CHUNK
+    assert talk.outcome == (End.COMPLETED, "")
+
+
+async def test_an_answer_without_a_visible_token_goes_out_at_its_end() -> None:
+    """It said that it is over: that is an answer too."""
+    talk = Relaying(PREAMBLE, FINISH, DONE)
+    await talk.to()
+    assert not talk.wire.writes
+    talk.run.on_end()
+    await talk.written()
+    assert talk.wire.body == chunk(PREAMBLE + FINISH + DONE) + LAST_CHUNK
     assert talk.outcome == (End.COMPLETED, "")
 
 
@@ -154,7 +164,7 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event_of_its_own(
     so_far: bytes, between: bytes, after: bool
 ) -> None:
     """On an event boundary, wherever the bytes so far end; never inside somebody's token."""
-    talk = Relaying(TOKEN, *([] if after else [so_far]))
+    talk = Relaying(TOKEN) if after else Relaying(TOKEN + so_far)
     await talk.to()
     if after:
         talk.run.on_body(so_far)
@@ -195,13 +205,16 @@ async def test_a_finish_reason_without_done_is_success() -> None:
     assert talk.outcome == (End.COMPLETED, "")
 
 
-async def test_a_stream_that_broke_before_the_relay_began_says_so() -> None:
-    """After what had come of it."""
-    talk = Relaying(TOKEN)
-    talk.run.on_failure(RESET)
+@pytest.mark.parametrize("tail", [ERROR + DONE, b"data: {nonsense\n\n"])
+async def test_an_answer_that_breaks_in_its_first_read_says_so(tail: bytes) -> None:
+    """After what came of it, in its own words or in ours; never with a [DONE]."""
+    talk = Relaying(TOKEN + tail)
     await talk.to()
     await talk.written()
-    assert talk.wire.body == chunk(TOKEN) + chunk(error_event(RESET)) + LAST_CHUNK
+    body = talk.wire.body
+    assert body.startswith(chunk(TOKEN + tail.partition(DONE)[0]))
+    assert (body.count(b'"error"'), body.count(DONE), body.endswith(LAST_CHUNK)) == (1, 0, True)
+    assert talk.outcome[0] is End.UPSTREAM_BROKE
 
 
 async def test_the_backends_own_error_event_is_the_explicit_end() -> None:
@@ -241,7 +254,7 @@ async def test_every_byte_puts_the_silence_off() -> None:
     while monotonic() - start < 0.6:
         talk.run.on_body(b": x\n\n")
         await asyncio.sleep(0.01)
-    assert not talk.task.done()
+    assert not talk.relay.done.done()
     talk.run.on_body(FINISH)
     talk.run.on_end()
     await talk.written()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 
 import pytest
@@ -27,17 +26,6 @@ from tests.kit.simulated import eventually
 from tests.kit.upstream import CLOSE, GATE, HANG, LAST_CHUNK, STREAM_HEAD, Pause, Script, chunk, reply
 
 # --------------------------------------------------------------------------- the client
-
-
-async def test_a_client_that_leaves_ends_the_attempt_at_once() -> None:
-    """Its handler is cancelled; the engine hears of it by the connection's end."""
-    talk = Relaying(TOKEN)
-    await talk.to()
-    talk.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await talk.task
-    assert (talk.outcome, talk.monitor.endings) == ((End.CLIENT_GONE, ""), [Ending.CANCELLED])
-    assert talk.connection.reader is None
 
 
 async def test_nothing_is_written_to_a_client_that_has_just_gone() -> None:
