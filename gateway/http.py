@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gateway.refusal import REASONS, Refusal
 
 if TYPE_CHECKING:
-    from gateway.frontend import ClientConnection
+    from gateway.caller import ClientConnection
 
 
 class HttpRequest:
@@ -50,3 +50,16 @@ def rendered(status: int, body: bytes, lines: Iterable[str], method: str, keep_a
         "" if keep_alive else "connection: close\r\n",
     ]
     return ("\r\n".join(head) + "\r\n").encode("latin-1") + (b"" if method == "HEAD" else body)
+
+
+def too_large(max_body: int) -> Refusal:
+    return Refusal(413, f"The body is larger than {max_body} bytes.", code="request_too_large", close=True)
+
+
+def misframed(headers: Mapping[str, str], http11: bool, size: int, max_body: int) -> Refusal | None:
+    """What is refused by its framing alone. `size`: bytes of its body, or as many as it says that there will be."""
+    if "transfer-encoding" in headers and not http11:  # RFC 9112, 6.1
+        return Refusal(400, "Transfer-Encoding is not part of HTTP/1.0.", close=True)
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        return Refusal(415, "Compressed request bodies are not accepted; send it without Content-Encoding.", close=True)
+    return too_large(max_body) if size > max_body else None

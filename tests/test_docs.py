@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway import app, frontend, monitor, proxy, relay, serve, strictjson
+from gateway import app, caller, monitor, proxy, relay, serve, strictjson
 from gateway.cli import COMMANDS
 from gateway.config.loading import load
 from gateway.config.models import Config
@@ -178,12 +178,12 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
 LIMITS = [  # how a line of the page begins, and what it says
     ("| `GET /requests", f"{recorder.RECENT} are kept"),
     ("| SIGTERM", f"after {serve.DRAIN:g} s"),
-    ("| time for a body to arrive", f"{frontend.BODY_TIMEOUT:g} s"),
-    ("| head of a request", f"{frontend.MAX_HEAD // 1024} KiB"),
+    ("| time for a body to arrive", f"{caller.BODY_TIMEOUT:g} s"),
+    ("| head of a request", f"{caller.MAX_HEAD // 1024} KiB"),
     ("| nesting of a body", f"{strictjson.MAX_DEPTH} levels"),
-    ("| caller that does not read", f"paused at {frontend.HIGH_WATER // 1024} KiB"),
+    ("| caller that does not read", f"paused at {caller.HIGH_WATER // 1024} KiB"),
     ("| caller that does not read", f"cut after {relay.STALL:g} s"),
-    ("| idle connection of a caller", f"{frontend.KEEP_ALIVE:g} s"),
+    ("| idle connection of a caller", f"{caller.KEEP_ALIVE:g} s"),
     ("| idle connection to an endpoint", f"{app.IDLE:g} s"),
     ("| `retry-after` of a shed request", f"{tiers.SHORTEST_WAIT:g} to {tiers.LONGEST_WAIT:g} s"),
     ("| requests held back", f"| {waiting.HELD}; beyond"),

@@ -12,6 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from backends.interface import Operation
 from gateway import ingress
 from gateway.decider import Decider
+from gateway.http import misframed
 from gateway.keys import ANYONE, Keys
 from gateway.line import Line
 from gateway.observe.explain import explain
@@ -77,6 +78,8 @@ class Admin:
             headers = {name.lower(): value for name, value in http.headers.items()}
             given = headers.get("authorization")
             tenant = ANYONE if given is None else self.keys.tenant(given)
+            if (fault := misframed(headers, True, http.content_length or 0, MAX_BODY)) is not None:
+                raise fault
             raw = await http.read()
             request = ingress.parse(operations[path], raw, headers, monotonic(), "explain", self.decider.wanted_headers)
             route = self.routes.match(request.model)

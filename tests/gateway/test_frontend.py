@@ -12,8 +12,10 @@ from time import monotonic
 
 import pytest
 
+from gateway import caller as connections
 from gateway import frontend
-from gateway.frontend import HIGH_WATER, MAX_HEAD, SEND_BUFFER, FrontServer
+from gateway.caller import HIGH_WATER, MAX_HEAD, SEND_BUFFER
+from gateway.frontend import FrontServer
 from gateway.http import HttpRequest, rendered
 from gateway.refusal import Refusal, bad_request
 from tests.gateway.builders import Caller, calling, post
@@ -273,7 +275,7 @@ async def test_what_is_not_http_is_refused_in_our_envelope(raw: bytes) -> None:
 async def test_nothing_is_waited_for_for_ever(limit: str, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a head that drips in, nor a body, nor a next request."""
     monkeypatch.setattr(frontend, "SWEEP", 0.02)
-    monkeypatch.setattr(frontend, limit, 0.1)
+    monkeypatch.setattr(connections, limit, 0.1)
     async with serving(Echo()) as caller:
         caller.writer.write(sent)
         rest = b""
@@ -287,7 +289,7 @@ async def test_an_answer_may_take_as_long_as_it_takes(monkeypatch: pytest.Monkey
     """The limits are those of asking."""
     monkeypatch.setattr(frontend, "SWEEP", 0.02)
     for limit in ("HEADER_TIMEOUT", "KEEP_ALIVE", "BODY_TIMEOUT"):
-        monkeypatch.setattr(frontend, limit, 0.05)
+        monkeypatch.setattr(connections, limit, 0.05)
     async with serving(Clock(takes=0.3)) as caller:
         assert (await caller.whole(GET))[0] == 200
 

@@ -12,16 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interface import Forward, Operation
-from gateway import ingress
 from gateway.estimate.prompt import prompt_of
 from gateway.ingress import InferenceRequest, parse, request_id
-from gateway.observe.record import End
 from gateway.refusal import Refusal
-from tests.gateway.builders import CHAT, WHOLE, backend, calling, conversing, last, post
+from tests.gateway.builders import CHAT, backend
 from tests.gateway.builders import request as understood
-from tests.kit.gateways import pool, running
-from tests.kit.simulated import eventually
-from tests.kit.upstream import reply
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -229,67 +224,3 @@ def test_any_other_request_id_is_replaced(given: str) -> None:
     fresh = {request_id({"x-request-id": given}) for _ in range(3)}
     assert len(fresh) == 3
     assert all(name.startswith("req_") and len(name) == 28 for name in fresh)
-
-
-# --------------------------------------------------------------------------- the body on the wire
-
-
-def chunked(*parts: bytes) -> bytes:
-    framed = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
-    return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
-    )
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-async def test_an_undeclared_body_is_bounded_as_it_comes(at_once: bool) -> None:
-    """413 and the connection is closed, whether it came with its head or chunk by chunk."""
-    body = json.dumps({**CHAT, "padding": "x" * 5000}).encode()
-    raw = chunked(*(body[i : i + 500] for i in range(0, len(body), 500)))
-    async with conversing([reply(WHOLE)], defaults={"max_body": "1KB"}) as (gateway, caller, upstream):
-        if not at_once:
-            caller.writer.write(raw[:200])
-            await eventually(lambda: gateway.recorder.live)
-            raw = raw[200:]
-        status, headers, answer = await caller.whole(raw)
-        assert await caller.rest() == b""
-    assert (status, headers["connection"]) == (413, "close")
-    assert json.loads(answer)["error"]["message"] == "The body is larger than 1000 bytes."
-    assert upstream.requests == []
-
-
-async def test_a_chunked_body_is_put_together() -> None:
-    """Cut anywhere; what is sent on has a length."""
-    body = json.dumps(CHAT).encode()
-    async with conversing([reply(WHOLE)]) as (_, caller, upstream):
-        status, _, _ = await caller.whole(chunked(*(body[i : i + 7] for i in range(0, len(body), 7))))
-    assert (status, json.loads(upstream.requests[0].body)["messages"]) == (200, CHAT["messages"])
-
-
-async def test_a_caller_that_waits_for_100_continue_gets_it() -> None:
-    """RFC 9110 section 10.1.1; one that has sent its body already does not."""
-    body = json.dumps(CHAT).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-Continue\r\ncontent-length: %d\r\n\r\n"
-    async with conversing([reply(WHOLE)]) as (_, caller, _):
-        assert (await caller.ask(head % len(body)))[0] == 100
-        assert (await caller.whole(body))[0] == 200
-        assert (await caller.whole(head % len(body) + body))[0] == 200
-
-
-async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """408: a slow sender holds a connection for a bounded time."""
-    monkeypatch.setattr(ingress, "BODY_TIMEOUT", 0.05)
-    async with running({"only": pool("http://127.0.0.1:9")}) as gateway, calling(gateway.url) as caller:
-        status, headers, answer = await caller.whole(post(CHAT)[:-5])
-        assert (status, headers["connection"]) == (408, "close")
-        assert json.loads(answer)["error"]["message"] == "The body did not arrive within 0.05 s."
-
-
-async def test_a_caller_that_leaves_in_the_middle_of_its_body_is_gone() -> None:
-    """It is no error of anybody's."""
-    async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
-        async with calling(gateway.url) as caller:
-            caller.writer.write(post(CHAT)[:-5])
-            await eventually(lambda: gateway.recorder.live)
-        await eventually(lambda: gateway.recorder.recent)
-        assert (last(gateway).end, gateway.recorder.live) == (End.CLIENT_GONE, 0)

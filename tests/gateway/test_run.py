@@ -35,11 +35,25 @@ RESET = Failure(FailureKind.RESET, "The backend closed the connection before its
 REFUSED = Failure(FailureKind.CONNECT, "The backend refused the connection.")
 
 
+class Attaches(Owner):
+    """Gives what has its first token to its reader, in the same call, as the dispatcher does."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.reader = reader
+
+    def first_token(self, run: Run) -> None:
+        super().first_token(run)
+        self.reader.reads.append(run.take_held())
+        run.attach(self.reader)
+
+
 class Stage:
     """An attempt, all who hear of it, and what came of it."""
 
     def __init__(self, *, stream: bool = True, status: int = 200) -> None:
-        self.monitor, self.owner, self.reader = Hearing(), Owner(), Reader()
+        self.monitor, self.reader = Hearing(), Reader()
+        self.owner = Attaches(self.reader)
         self.run = run(self.monitor, self.owner, stream=stream)
         if status:
             self.run.on_head(status, {"content-type": "text/event-stream", "retry-after": "7"})
@@ -51,10 +65,6 @@ class Stage:
 
     def ends(self) -> Stage:
         self.run.on_end()
-        return self
-
-    def attaches(self) -> Stage:
-        self.run.attach(self.reader, self.run.take_held())
         return self
 
     @property
@@ -94,15 +104,13 @@ def test_a_token_torn_over_reads_commits_when_it_is_complete() -> None:
     stage = Stage().reads(PREAMBLE + TOKEN[:30])
     assert stage.owner.firsts == []
     assert stage.reads(TOKEN[30:]).owner.firsts == [stage.run]
-    assert stage.run.take_held() == PREAMBLE + TOKEN
+    assert stage.reader.reads == [PREAMBLE + TOKEN]
 
 
-def test_nothing_is_lost_between_the_commit_and_the_relay() -> None:
-    """What was read in between is held; after that every read goes on in its own call, as it came."""
-    stage = Stage().reads(PREAMBLE, TOKEN, TOKEN[:20])
-    assert stage.run.take_held() == PREAMBLE + TOKEN + TOKEN[:20]
-    stage.attaches().reads(TOKEN[20:], FINISH)
-    assert stage.reader.reads == [TOKEN[20:], FINISH]
+def test_what_was_held_goes_first_and_every_later_read_in_its_own_call() -> None:
+    """As they came: a chunk is never put together with another, nor cut."""
+    stage = Stage().reads(PREAMBLE, TOKEN, TOKEN[:20], TOKEN[20:], FINISH)
+    assert stage.reader.reads == [PREAMBLE + TOKEN, TOKEN[:20], TOKEN[20:], FINISH]
     assert stage.run.take_held() == b""
 
 
@@ -114,9 +122,10 @@ def test_an_error_event_before_the_first_token_fails_over() -> None:
 
 
 def test_a_token_before_an_error_event_commits() -> None:
-    """Even in one read: it is no longer ours to mend."""
+    """Even in one read: it is no longer ours to mend, and its receiver hears of it once."""
     stage = Stage().reads(TOKEN + ERROR)
     assert (stage.owner.firsts, stage.owner.failures) == ([stage.run], [])
+    assert stage.reader.ends == [stage.run.tap.failure]
 
 
 def test_an_answer_without_output_that_says_it_is_over_is_an_answer() -> None:
@@ -216,45 +225,28 @@ def test_an_endpoint_was_reached_if_it_said_anything(status: int, failure: Failu
 
 def test_a_stream_that_ends_without_saying_so_is_broken() -> None:
     """Its end of body is no end of answer; the receiver hears of the end and asks whether it was one."""
-    stage = Stage().reads(TOKEN).attaches().ends()
+    stage = Stage().reads(TOKEN).ends()
     assert (stage.monitor.endings, stage.run.answered, stage.reader.ends) == ([Ending.BROKEN], False, [None])
 
 
 @pytest.mark.parametrize("last", [FINISH, DONE, FINISH + DONE])
 def test_a_finish_reason_or_done_completes_a_stream(last: bytes) -> None:
     """Either is enough: some servers never send [DONE], some never a finish reason."""
-    stage = Stage().reads(TOKEN).attaches().reads(last).ends()
+    stage = Stage().reads(TOKEN).reads(last).ends()
     assert (stage.monitor.endings, stage.run.answered, stage.reader.ends) == ([Ending.COMPLETED], True, [None])
 
 
 def test_a_connection_that_dies_under_a_committed_stream_breaks_it() -> None:
     """No failover any more: the receiver says so to the caller."""
-    stage = Stage().reads(TOKEN).attaches()
+    stage = Stage().reads(TOKEN)
     stage.run.on_failure(RESET)
     assert (stage.monitor.endings, stage.reader.ends, stage.owner.failures) == ([Ending.BROKEN], [RESET], [])
 
 
-@pytest.mark.parametrize(
-    ("happens", "heard"),
-    [
-        (lambda r: r.on_failure(RESET), RESET),
-        (lambda r: r.on_end(), None),
-        (lambda r: (r.on_body(FINISH), r.on_end()), None),
-    ],
-)
-def test_what_ended_before_the_relay_was_there_is_told_to_it(
-    happens: Callable[[Run], object], heard: Failure | None
-) -> None:
-    """Between a commit and its relay the loop may turn."""
-    stage = Stage().reads(TOKEN)
-    happens(stage.run)
-    assert stage.attaches().reader.ends == [heard]
-
-
 def test_an_error_event_in_mid_stream_is_the_answers_end() -> None:
     """It is passed on, without the [DONE] that vLLM sends after it as if all were well."""
-    stage = Stage().reads(TOKEN).attaches().reads(ERROR + DONE)
-    assert (stage.reader.reads, stage.reader.ends) == ([ERROR], [stage.run.tap.failure])
+    stage = Stage().reads(TOKEN).reads(ERROR + DONE)
+    assert (stage.reader.reads, stage.reader.ends) == ([TOKEN, ERROR], [stage.run.tap.failure])
     assert (stage.monitor.endings, stage.run.over) == ([Ending.BROKEN], True)
 
 
