@@ -6,6 +6,8 @@ Rules:
   and nothing after `cancel`.
 - A connection carries one exchange at a time. It goes back to its pool only if the reply was complete, the
   server means to keep it, nothing came after the reply, and the request was read to its end.
+- A read that is one whole chunk, behind another whole chunk, tells the parser nothing: it is passed on as it is framed.
+  All tokens but the first of a stream come so, and a relay can write them without framing them anew.
 - What makes a reply complete is said by RFC 9112, 6.3; the C parser does all of it but replies that end
   with the connection, and replies without a body.
 """
@@ -13,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from time import monotonic
 from typing import Protocol, cast
@@ -20,10 +23,16 @@ from typing import Protocol, cast
 from httptools import HttpParserError, HttpResponseParser
 
 from backends import failures
+from backends.headers import readable
 from backends.interface import Failure
 
+SIZES = 65536  # of chunks, that are remembered as they are written: reading one costs 1 us
+HEX = re.compile(rb"[0-9a-fA-F]{1,4}")
 HEAD_LIMIT = 64 * 1024  # bytes of headers, of trailers, of anything that is not body
 _JOIN_LIMIT = 64 * 1024  # bytes up to which copying a body behind its head is cheaper than a second buffer
+
+
+_sizes: dict[bytes, int] = {}
 
 
 class Sink(Protocol):
@@ -33,6 +42,10 @@ class Sink(Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Body bytes without their framing: one call per read of the socket."""
+        ...
+
+    def on_chunk(self, data: bytes, framed: bytes) -> None:
+        """The same, of a read that was one chunk: `framed` is the read, with the chunk's size and line ends."""
         ...
 
     def on_end(self) -> None: ...
@@ -98,6 +111,12 @@ class Pool(Protocol):
         ...
 
 
+def _size_of(line: bytes) -> int:
+    """Bytes of the chunk that is announced so; -1 for all that the parser had better see: extensions, the last chunk."""
+    size = int(line, 16) if HEX.fullmatch(line) else 0
+    return _sizes.setdefault(line, size or -1) if len(_sizes) < SIZES else size or -1
+
+
 class _Nonsense(Exception):
     """Raised inside the parser's callbacks: stop, this is no reply of ours."""
 
@@ -106,10 +125,10 @@ class Connection(asyncio.Protocol):
     """The only upstream socket. Names beginning with `on_` are the parser's callbacks."""
 
     __slots__ = (
+        "_between",
         "_complete",
         "_exchange",
         "_feed",
-        "_head_bytes",
         "_headers",
         "_malformed",
         "_news",
@@ -118,11 +137,13 @@ class Connection(asyncio.Protocol):
         "_pieces",
         "_pool",
         "_quiet",
+        "_raw",
         "_reusable",
         "_status",
         "_told",
         "_transport",
         "on_body",
+        "on_header",
     )
 
     def __init__(self, pool: Pool) -> None:
@@ -131,7 +152,8 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._paused = False
         self._pieces: list[bytes] = []
-        self.on_body = self._pieces.append  # for each piece of a read: a C call, without a Python frame
+        self._raw: dict[bytes, bytes] = {}
+        self.on_body, self.on_header = self._pieces.append, self._raw.__setitem__  # called by C, with no frame of ours
         self._parser = HttpResponseParser(self)
         self._feed = self._parser.feed_data
         self._expect()
@@ -139,8 +161,10 @@ class Connection(asyncio.Protocol):
     def _expect(self) -> None:
         """A reply may begin."""
         self._status = 0
-        self._headers: dict[str, str] = {}
-        self._head_bytes = self._quiet = 0
+        self._headers: Mapping[str, str] = {}
+        self._raw.clear()
+        self._quiet = 0
+        self._between = False  # the parser has read a chunk to its end, and nothing behind it
         self._news = self._told = self._complete = self._reusable = self._malformed = False
 
     # ----------------------------------------------------------------------- what the exchange asks
@@ -191,11 +215,23 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             self.abandon()  # unasked: most often a proxy's 408 before it closes an idle connection
             return
-        exchange.bytes_in += len(data)
+        size = len(data)
+        exchange.bytes_in += size
+        if self._between:
+            start = data.find(b"\r\n", 1, 5) + 2
+            line = data[: start - 2]
+            if (_sizes.get(line) or _size_of(line)) == size - start - 2 and data.endswith(b"\r\n"):
+                exchange.sink.on_chunk(data[start:-2], data)
+                return
+        self._parse(exchange, data)
+
+    def _parse(self, exchange: Exchange, data: bytes) -> None:
+        self._between = False
         try:
             self._feed(data)
         except HttpParserError:
             self._malformed = self._news = True
+        self._between = self._between and data.endswith(b"\r\n")  # else it has read some of the next one's size
         pieces = self._pieces
         if self._news:
             self._advance(exchange)
@@ -210,7 +246,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         exchange, self._exchange = self._exchange, None
         self._transport = None
-        del self._feed, self._parser, self.on_body  # the parser and we hold each other
+        del self._feed, self._parser, self.on_body, self.on_header  # the parser and we hold each other
         self._pool.lost(self)
         if exchange is None:
             return
@@ -226,26 +262,24 @@ class Connection(asyncio.Protocol):
         if self._complete:
             raise _Nonsense  # a second reply to one request
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value) + 4  # colon, blank, line end
-        if self._head_bytes > HEAD_LIMIT:
-            raise _Nonsense
-        if self._status:
-            return  # a trailer
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
-
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 100 or status == 101:
             raise _Nonsense  # we never ask for an upgrade
-        if status < 200:
-            self._headers = {}
-            return
-        self._status = status
-        self._news = True
+        if status >= 200:
+            self._headers = readable(self._raw)
+            self._status = status
+            self._news = True
+        self._raw.clear()
+
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
 
     def on_message_complete(self) -> None:
+        self._between = False
         if self._status:
             self._complete = self._news = True
             self._reusable = self._parser.should_keep_alive()

@@ -119,6 +119,11 @@ class UsageStripper:
         self._held = b""
         self._lost = False  # an event too large to be held was let through: from there on, all is
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is held back: whole events without a usage may pass by."""
+        return not self._held
+
     def feed(self, data: bytes) -> bytes:
         """What may be sent on now."""
         if self._lost:

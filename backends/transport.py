@@ -24,6 +24,7 @@ from backends import failures
 from backends.address import Address
 from backends.connection import Connection, Exchange, Request, Sink
 from backends.failures import TransportError
+from backends.headers import lines
 from backends.interface import Failure, HttpCall
 
 __all__ = ["Exchange", "Origin", "Reply", "Sink", "TransportError"]
@@ -68,6 +69,7 @@ class Origin:
         self._timer: asyncio.TimerHandle | None = None
         self._resends: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._starts: dict[tuple[str, str], str] = {}  # request line and host, by method and path
 
     def __repr__(self) -> str:
         return f"<Origin {self.address.authority} idle={self.idle} active={self.active}>"
@@ -126,15 +128,16 @@ class Origin:
         await asyncio.sleep(0)  # one turn of the loop: the sockets are closed
 
     def _render(self, call: HttpCall) -> Request:
-        lines = [f"{call.method} {self.address.target(call.path)} HTTP/1.1\r\nhost: {self.address.authority}\r\n"]
-        lines += [f"{name}: {value}\r\n" for name, value in call.headers]
-        if call.body or call.method not in ("GET", "HEAD"):
-            lines.append(f"content-length: {len(call.body)}\r\n")
-        head = "".join(lines) + "\r\n"
-        ends = len(call.headers) + (4 if lines[-1].startswith("content-length") else 3)
-        if head.count("\n") != ends or head.count("\r") != ends:
-            raise ValueError("a header of this request holds a line break")
+        start = self._starts.get((call.method, call.path)) or self._start(call.method, call.path)
+        length = f"content-length: {len(call.body)}\r\n" if call.body or call.method not in ("GET", "HEAD") else ""
+        head = f"{start}{call.fixed}{lines(call.headers)}{length}\r\n"
         return Request(head.encode("utf-8", "surrogateescape"), call.body, call.method == "HEAD")
+
+    def _start(self, method: str, path: str) -> str:
+        """Of every request for this path; there are as many as a backend has operations."""
+        start = f"{method} {self.address.target(path)} HTTP/1.1\r\nhost: {self.address.authority}\r\n"
+        self._starts[method, path] = start
+        return start
 
     # ----------------------------------------------------------------------- connections
 
@@ -142,7 +145,7 @@ class Origin:
         """The most recently used idle connection. An old one means that all are old."""
         while self._idle:
             connection, since = self._idle.popitem()
-            if connection.usable and asyncio.get_running_loop().time() - since < self._idle_timeout:
+            if connection.usable and monotonic() - since < self._idle_timeout:
                 return connection
             connection.abandon()
         return None
@@ -165,7 +168,7 @@ class Origin:
 
     def _expire(self) -> None:
         """Close what has been idle too long. One timer per origin, however many connections."""
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         while self._idle:
             connection, since = next(iter(self._idle.items()))  # the oldest
             if since + self._idle_timeout > now + _TICK:
@@ -177,8 +180,8 @@ class Origin:
 
     def _watch(self) -> None:
         if self._timer is None and self._idle:
-            oldest = next(iter(self._idle.values()))
-            self._timer = asyncio.get_running_loop().call_at(oldest + self._idle_timeout, self._expire)
+            ends = next(iter(self._idle.values())) + self._idle_timeout
+            self._timer = asyncio.get_running_loop().call_later(max(ends - monotonic(), 0.0), self._expire)
 
     # ----------------------------------------------------------------------- what connections tell
 
@@ -189,7 +192,7 @@ class Origin:
         if self._closed or len(self._idle) >= self._max_idle:
             connection.abandon()
             return
-        self._idle[connection] = asyncio.get_running_loop().time()
+        self._idle[connection] = monotonic()
         if self._timer is None:
             self._watch()
 
@@ -237,6 +240,9 @@ class _Collector:
             self._pieces.append(data)
         elif not self.reply.done():
             self.reply.set_exception(TransportError(failures.TOO_LARGE))
+
+    def on_chunk(self, data: bytes, framed: bytes) -> None:
+        self.on_body(data)
 
     def on_end(self) -> None:
         if not self.reply.done():

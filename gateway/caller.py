@@ -21,6 +21,7 @@ from typing import Any, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from backends.headers import readable
 from gateway.http import HttpRequest, misframed, rendered, too_large
 from gateway.refusal import Refusal
 
@@ -34,9 +35,6 @@ BODY_TIMEOUT = 60.0  # s for the whole body to arrive
 MAX_HEAD = 64 * 1024  # bytes of a request that are not body: head, chunk sizes, trailers
 UNREAD = 60.0  # s that an answer may lie in the socket of a caller whose connection ends
 LINGER = 2.0  # s that what a refused caller still sends is read and dropped, or it would lose the reply to a reset
-NAMES = 1024  # header names that are remembered in lower case
-
-_names: dict[bytes, str] = {}
 
 
 class Reader(Protocol):
@@ -97,8 +95,9 @@ class ClientConnection(asyncio.Protocol):
         self._server.connections.discard(self)
         del self._parser, self.on_header, self.on_body  # the parser and we hold each other
         self._queue.clear()
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None  # it will hold the error that ends it, and that the frames that hold us
+        if task is not None:
+            task.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._shut:
@@ -166,7 +165,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _request(self, body: bytes, fault: Refusal | None = None) -> HttpRequest:
         parser, arrival = self._parser, self._arrival
-        headers = {_names.get(name) or _lower(name): value.decode("latin-1") for name, value in self._raw.items()}
+        headers = readable(self._raw)
         request = HttpRequest(
             self, parser.get_method().decode(), self._target.partition(b"?")[0].decode("latin-1"), headers, body,
             monotonic() if arrival is None else arrival, parser.get_http_version() != "1.0", parser.should_keep_alive(),
@@ -303,11 +302,3 @@ class ClientConnection(asyncio.Protocol):
 def _malformed(error: HttpParserError) -> Refusal:
     first_line = (str(error).strip() or "it could not be parsed").splitlines()[0].rstrip(":.")
     return Refusal(400, f"The request is not valid HTTP: {first_line}.", close=True)
-
-
-def _lower(name: bytes) -> str:
-    """Remembered, for most are the same: decoding and lowering costs three times a look-up."""
-    lower = name.decode("latin-1").lower()
-    if len(_names) < NAMES:
-        _names[name] = lower
-    return lower

@@ -92,6 +92,7 @@ class Dispatcher:
             raise
         finally:
             dispatch.settle()
+            dispatch.let_go()
             relay.release()
 
     def hedges_of(self, route: Route) -> HedgeBudget:
@@ -152,6 +153,14 @@ class Dispatch:
         self.shared.retries.ended()
         for _ in range(self.retries):
             self.shared.retries.give_back()
+
+    def let_go(self) -> None:
+        """We, our attempts and those that they speak to hold each other. Left to the garbage collector, that was a
+        tenth of a request's cost, and a pause of 18 ms for everybody now and then."""
+        self.alarm = None
+        for run in self.runs.values():
+            run.let_go()
+        self.runs.clear()
 
     # -- the machine ----------------------------------------------------------------------
 

@@ -36,6 +36,9 @@ class _Reader:
     def body(self, data: bytes) -> None:
         """Dropped."""
 
+    def chunk(self, data: bytes, framed: bytes) -> None:
+        """So is this."""
+
     def end(self) -> None:
         if not self.over.done():
             self.over.set_result(None)

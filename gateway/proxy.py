@@ -133,6 +133,7 @@ class Proxy:
         record.error = refusal.logged
         life.finished(end or end_of(refusal, record.decision), monotonic())
         http.refuse(refusal, gateway_headers(life, monotonic()))
+        refusal.__traceback__ = None  # its frames hold what holds it
 
     def apologise(self, http: HttpRequest, life: Life) -> None:
         """Our bug. Where the answer has begun, an unfinished body is the only honest sign left."""

@@ -78,6 +78,7 @@ class Relay:
         for timer in (self.watchdog, self.stalled):
             if timer is not None:
                 timer.cancel()
+        self.watchdog = self.stalled = None  # a timer holds its relay
 
     # -- from upstream ----------------------------------------------------------------
 
@@ -91,6 +92,15 @@ class Relay:
                 return
         self.clean = data.endswith(b"\n\n")
         self.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+
+    def chunk(self, data: bytes, framed: bytes) -> None:
+        """One read that was one chunk, of content alone: it goes on as it came, framing and all."""
+        if self.chunked and data.endswith(b"\n\n") and (self.stripper is None or self.stripper.idle):
+            if not self.transport.is_closing():
+                self.clean = True
+                self.write(framed)
+        else:
+            self.body(data)
 
     def end(self) -> None:
         """The body is complete; whether the answer is, only the tap knows."""

@@ -47,6 +47,10 @@ class Receiver(Protocol):
 
     def body(self, data: bytes) -> None: ...
 
+    def chunk(self, data: bytes, framed: bytes) -> None:
+        """Content and nothing else, that was read as one chunk: `framed` as it was."""
+        ...
+
     def end(self) -> None: ...
 
     def broke(self, failure: Failure) -> None: ...
@@ -62,6 +66,19 @@ class Owner(Protocol):
     def first_token(self, run: Run) -> None: ...
 
     def failed(self, run: Run, failure: Failure) -> None: ...
+
+
+class _Nobody:
+    """The owner of an attempt that is over."""
+
+    def first_token(self, run: Run) -> None:
+        """It came too late for anybody."""
+
+    def failed(self, run: Run, failure: Failure) -> None:
+        """So did this."""
+
+
+_NOBODY = _Nobody()
 
 
 class Run:
@@ -99,7 +116,8 @@ class Run:
         owner: Owner, monitor: Monitor,
     ) -> None:  # fmt: skip
         self.attempt, self.origin, self.backend, self.call, self.tap = attempt, origin, backend, call, tap
-        self.tap_streams, self.owner, self.monitor = streams, owner, monitor
+        self.tap_streams, self.monitor = streams, monitor
+        self.owner: Owner = owner
         self.exchange: Exchange | None = None
         self.receiver: Receiver | None = None
         self.status = 0
@@ -131,12 +149,10 @@ class Run:
         if not 200 <= self.status < 300:
             return self._hold(data, MAX_ERROR)
         signal = self.tap.feed(data)
-        content = signal is CONTENT or (signal is not NOTHING and bool(signal & CONTENT))
-        if content:
-            self.last_token = now
-        failed = signal is not CONTENT and signal is not NOTHING and bool(signal & ERROR)
         if self.receiver is not None:
-            return self._broken_by_event(data) if failed else self.receiver.body(data)
+            return self._pass(data, signal)
+        content = signal is CONTENT or (signal is not NOTHING and bool(signal & CONTENT))
+        failed = signal is not CONTENT and signal is not NOTHING and bool(signal & ERROR)
         self.held.append(data)
         self.held_bytes += len(data)
         if failed:
@@ -144,6 +160,26 @@ class Run:
         if content or self.held_bytes > MAX_HELD:
             self._first(now)
         return None
+
+    def _pass(self, data: bytes, signal: Signal) -> None:
+        assert self.receiver is not None
+        if signal is CONTENT or signal & CONTENT:
+            self.last_token = self.last_byte
+        if signal is not CONTENT and signal & ERROR:
+            self._broken_by_event(data)
+        else:
+            self.receiver.body(data)
+
+    def on_chunk(self, data: bytes, framed: bytes) -> None:
+        receiver = self.receiver
+        if receiver is None:
+            return self.on_body(data)
+        self.last_byte = monotonic()
+        signal = self.tap.feed(data)
+        if signal is CONTENT:
+            self.last_token = self.last_byte
+            return receiver.chunk(data, framed)
+        return self._pass(data, signal)
 
     def on_end(self) -> None:
         self.over = True
@@ -255,8 +291,14 @@ class Run:
         """The client is gone or another attempt has won: the engine hears of it at once."""
         self.stop(Ending.CANCELLED)
 
+    def let_go(self) -> None:
+        """Nobody is told anything more. Whoever leaves without an end (a bug of ours, say) still frees the engine."""
+        self.stop_if_open()
+        self.receiver = self.exchange = None
+        self.owner = _NOBODY
+
     def stop_if_open(self) -> None:
-        """Whoever leaves without an end (a bug of ours, say) still frees the engine and the ledger."""
+        """In a ledger it counts until then."""
         if self.ending is None:
             self.cancel()
 

@@ -111,6 +111,9 @@ class Reader:
     def body(self, data: bytes) -> None:
         self.reads.append(data)
 
+    def chunk(self, data: bytes, framed: bytes) -> None:
+        self.reads.append(data)
+
     def end(self) -> None:
         self.ends.append(None)
 

@@ -192,6 +192,7 @@ class Listener:
     headers: dict[str, str] = field(default_factory=dict)
     reads: list[bytes] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    framed: list[bytes] = field(default_factory=list)
     done: asyncio.Future[Failure | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -209,6 +210,10 @@ class Listener:
     def on_body(self, data: bytes) -> None:
         self.calls.append("body")
         self.reads.append(data)
+
+    def on_chunk(self, data: bytes, framed: bytes) -> None:
+        self.framed.append(framed)
+        self.on_body(data)
 
     def on_end(self) -> None:
         self.calls.append("end")
