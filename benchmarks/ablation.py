@@ -29,7 +29,7 @@ from policies.fleet import Fleet
 from policies.lanes import Held
 from policies.route import Route
 from policies.scorers import predicted
-from policies.waiting import Turn, first, soonest
+from policies.turn import Turn, first
 
 LOADS = (0.9, 1.25)
 ANY = 1e-9  # a chance that every endpoint offers
@@ -63,7 +63,7 @@ _last = Turn._last
 
 def _sent_at_once(turn: Turn, held: Held, decision: Decision) -> Decision | None:
     """What is late already goes; what has no deadline still waits for an idle engine."""
-    return first(decision, soonest(decision)) if held.deadline < FOREVER else _last(turn, held, decision)
+    return first(decision, turn.soonest(held, decision)[0]) if held.deadline < FOREVER else _last(turn, held, decision)
 
 
 def _no_hit(*_: object) -> int:

@@ -45,14 +45,23 @@ class HeldTooLong(Refusal):
 
 
 class Entrant:
-    """One request in the room. `answer` is there once its caller waits."""
+    """One request in the room, held for `patience` s at most. `answer` is there once its caller waits."""
 
-    __slots__ = ("answer", "ask", "entered", "estimate", "outcome", "route", "seed")
+    __slots__ = ("answer", "ask", "entered", "estimate", "outcome", "route", "seed", "until")
 
-    def __init__(self, ask: Ask, estimate: PromptEstimate, route: Route, seed: int, entered: float) -> None:
+    def __init__(
+        self, ask: Ask, estimate: PromptEstimate, route: Route, seed: int, entered: float, patience: float
+    ) -> None:
         self.ask, self.estimate, self.route, self.seed, self.entered = ask, estimate, route, seed, entered
+        self.until = entered + (patience if route.ttft else max(patience, NO_HURRY))  # nobody waits for the others
         self.outcome: Decision | Exception | None = None
         self.answer: asyncio.Future[None] | None = None
+
+    def settled(self) -> Decision | None:
+        """None: not yet."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
 
 
 class Line:
@@ -63,6 +72,7 @@ class Line:
         self.monitor, self.patience = monitor, patience
         self.ordinal = 0  # of the last request that entered
         self._inside: dict[Hashable, Entrant] = {}  # in the order in which they entered
+        self._expires = FOREVER  # no later than the first of them is held for too long
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = FOREVER
         self._soon: asyncio.Handle | None = None
@@ -81,18 +91,47 @@ class Line:
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant
     ) -> Decision:
         """Where the request goes, once it may go. `departed` is to be called when it has been sent, or will not be."""
+        decision = self.decide_now(request, route, estimate, tenant)
+        return await self.hold(request) if decision is None else decision
+
+    def decide_now(
+        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant
+    ) -> Decision | None:
+        """Where it goes, if it may go at once. None: it is held, and `hold` is to be awaited before anything else."""
         self.ordinal += 1
-        ticket, now = id(request), monotonic()
-        entrant = Entrant(ask_of(request, route, tenant.cache_group), estimate, route, self.ordinal, now)
-        self._enter(ticket, entrant)
-        self._inside[ticket] = entrant
-        self._look(now)
-        if entrant.outcome is None:
-            await self._hold(ticket, entrant)
-        if isinstance(entrant.outcome, Exception):
-            raise entrant.outcome
-        assert entrant.outcome is not None
-        return entrant.outcome
+        ticket, now, seed = id(request), monotonic(), self.ordinal
+        ask = ask_of(request, route, tenant.cache_group)
+        if self._inside or self._going:
+            self.room.enter(ticket, ask, estimate, route, now, seed)
+            entrant = self._admit(ticket, ask, estimate, route, now)
+            self._look(now)
+            return entrant.settled()
+        try:
+            decision = self.room.pass_through(ticket, ask, estimate, route, self.monitor.fleet, now, seed)
+        except Exception:
+            entrant = self._admit(ticket, ask, estimate, route, now)
+            self._start_over(now)
+            return entrant.settled()
+        if decision is None:
+            self._admit(ticket, ask, estimate, route, now)
+            self._watch(now)
+        return decision
+
+    async def hold(self, request: InferenceRequest) -> Decision:
+        """What becomes of one that is held."""
+        ticket = id(request)
+        entrant = self._inside[ticket]
+        entrant.answer = asyncio.get_running_loop().create_future()
+        try:
+            await entrant.answer
+        except asyncio.CancelledError:
+            self._inside.pop(ticket, None)
+            self.room.leave(ticket)
+            self._look_soon()
+            raise
+        decision = entrant.settled()
+        assert decision is not None
+        return decision
 
     def departed(self, request: InferenceRequest) -> None:
         """The fleet knows of its first attempt, or there will be none."""
@@ -106,18 +145,10 @@ class Line:
 
     # -- one request ------------------------------------------------------------------------
 
-    def _enter(self, ticket: Hashable, entrant: Entrant) -> None:
-        self.room.enter(ticket, entrant.ask, entrant.estimate, entrant.route, entrant.entered, entrant.seed)
-
-    async def _hold(self, ticket: Hashable, entrant: Entrant) -> None:
-        entrant.answer = asyncio.get_running_loop().create_future()
-        try:
-            await entrant.answer
-        except asyncio.CancelledError:
-            self._inside.pop(ticket, None)
-            self.room.leave(ticket)
-            self._look_soon()
-            raise
+    def _admit(self, ticket: Hashable, ask: Ask, estimate: PromptEstimate, route: Route, now: float) -> Entrant:
+        entrant = self._inside[ticket] = Entrant(ask, estimate, route, self.ordinal, now, self.patience)
+        self._expires = min(self._expires, entrant.until)
+        return entrant
 
     def _settle(self, ticket: Hashable, outcome: Decision | Exception) -> bool:
         """Whether its caller had to be woken."""
@@ -141,9 +172,9 @@ class Line:
             if self._inside and not self._going:
                 self._release(now)
         except Exception:
-            log.exception("the waiting room failed; its %d requests enter a new one", len(self._inside))
             self._start_over(now)
-        self._watch(now)
+        else:
+            self._watch(now)
 
     def _release(self, now: float) -> None:
         """The loop calls in order: who is woken here has been sent by the time of the look that is asked for behind."""
@@ -154,26 +185,27 @@ class Line:
                 return
 
     def _expire(self, now: float) -> None:
+        if now < self._expires:
+            return
         for ticket, entrant in tuple(self._inside.items()):
-            if now >= self._until(entrant):
-                message = f"No server had time for this request within {self._until(entrant) - entrant.entered:g} s."
+            if now >= entrant.until:
+                message = f"No server had time for this request within {entrant.until - entrant.entered:g} s."
                 self._turn_away(ticket, HeldTooLong(message, LONGEST_WAIT))
-
-    def _until(self, entrant: Entrant) -> float:
-        """How long it is held at most: nobody waits for what has no deadline."""
-        return entrant.entered + (self.patience if entrant.route.ttft else max(self.patience, NO_HURRY))
+        self._expires = min((entrant.until for entrant in self._inside.values()), default=FOREVER)
 
     def _start_over(self, now: float) -> None:
         """Who cannot be decided even alone is the cause: each time that one is found there are fewer left."""
+        log.exception("the waiting room failed; its %d requests enter a new one", len(self._inside))
         self.room, before = self._rooms(), len(self._inside)
         decisions = self._decide_each(now)
         if len(decisions) < before:
-            for ticket, entrant in self._inside.items():
-                self._enter(ticket, entrant)
+            for ticket, one in self._inside.items():
+                self.room.enter(ticket, one.ask, one.estimate, one.route, one.entered, one.seed)
             self._look(now)
         else:
             for ticket, decision in decisions.items():
                 self._settle(ticket, decision)
+            self._watch(now)
 
     def _decide_each(self, now: float) -> dict[Hashable, Decision]:
         fleet, decisions = self.monitor.fleet, dict[Hashable, Decision]()
@@ -191,7 +223,7 @@ class Line:
         due, self.monitor.on_news = FOREVER, None
         if self._inside:
             self.monitor.on_news = self._look_soon
-            due = min(self.room.wake_at, *map(self._until, self._inside.values()))
+            due = min(self.room.wake_at, self._expires)
         if self._alarm is not None and (due == FOREVER or due < self._alarm_at):
             self._alarm.cancel()
             self._alarm = None

@@ -1,7 +1,7 @@
 """Who waits, and where: the lanes of the gateway's own queue, without the rules (`policies.waiting`).
 
 A request is in one place at a time: new, in the lane of the endpoint that it is bound to, in the last
-lane, or leaving: released, and not yet known to the fleet.
+lane, or leaving: released, and not yet known to the fleet. A lane that is empty is not there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, takewhile
 
-from policies.facts import NEVER, Ask, Endpoint, PromptEstimate
+from policies.facts import FOREVER, NEVER, Ask, Endpoint, PromptEstimate
 from policies.route import Route
 
 
@@ -26,8 +26,9 @@ class Held:
     route: Route
     seed: int
     deadline: float
-    endpoint: Endpoint | None = None  # the one it is bound to, or on its way to
-    seconds: float = 0.0  # of that one's time, to prefill it
+    endpoint: Endpoint | None = None  # the one that it is bound to
+    seconds: float = 0.0  # of an engine's time, to prefill it
+    leave_by: float = FOREVER  # when another tier could only just make its deadline
     looked_at: float = NEVER  # whether another tier should have it
 
     def __lt__(self, other: Held) -> bool:
@@ -41,13 +42,14 @@ class Held:
 class Lanes:
     """All requests that wait."""
 
-    __slots__ = ("bound", "last", "leaving", "new")
+    __slots__ = ("_leave_by", "bound", "last", "leaving", "new")
 
     def __init__(self) -> None:
         self.new: list[Held] = []
         self.bound: dict[str, list[Held]] = {}  # by endpoint, earliest deadline first
         self.last: list[Held] = []  # in order of arrival
-        self.leaving: dict[Hashable, Held] = {}
+        self.leaving: dict[Hashable, tuple[str, float]] = {}  # endpoint, and seconds of its time
+        self._leave_by = FOREVER  # no later than the earliest of the bound
 
     def __len__(self) -> int:
         """Those that are held."""
@@ -56,38 +58,63 @@ class Lanes:
     @property
     def quiet(self) -> bool:
         """Loads are as the fleet knows them: nothing is bound, and nothing on its way."""
-        return not self.leaving and not any(self.bound.values())
+        return not self.leaving and not self.bound
 
     def of(self, endpoint: str) -> list[Held]:
         return self.bound.get(endpoint, [])
 
-    def bind(self, held: Held, endpoint: Endpoint, seconds: float) -> None:
-        held.endpoint, held.seconds = endpoint, seconds
+    def bind(self, held: Held, endpoint: Endpoint, seconds: float, leave_by: float = FOREVER) -> None:
+        held.endpoint, held.seconds, held.leave_by = endpoint, seconds, leave_by
+        self._leave_by = min(self._leave_by, leave_by)
         insort(self.bound.setdefault(endpoint.id, []), held)
+
+    def unbind(self, held: Held) -> None:
+        """Out of its lane, to another place."""
+        assert held.endpoint is not None
+        lane = self.bound[held.endpoint.id]
+        lane.remove(held)
+        if not lane:
+            del self.bound[held.endpoint.id]
+
+    def leave_later(self, held: Held, at: float) -> None:
+        """It stays for now."""
+        held.leave_by = at
+        self._leave_by = min(self._leave_by, at)
 
     def put_last(self, held: Held) -> None:
         held.endpoint = None
         insort(self.last, held, key=lambda other: other.seed)
 
-    def send(self, held: Held, endpoint: Endpoint, seconds: float) -> None:
-        held.endpoint, held.seconds = endpoint, seconds
-        self.leaving[held.ticket] = held
+    def send(self, ticket: Hashable, endpoint: Endpoint, seconds: float) -> None:
+        self.leaving[ticket] = endpoint.id, seconds
 
     def drop(self, ticket: Hashable) -> None:
         """Out of all lanes, whichever it is in."""
         self.leaving.pop(ticket, None)
-        for lane in (self.new, self.last, *self.bound.values()):
+        for lane in (self.new, self.last):
             for held in lane:
                 if held.ticket == ticket:
                     lane.remove(held)
                     return
+        for held in chain.from_iterable(self.bound.values()):
+            if held.ticket == ticket:
+                self.unbind(held)
+                return
 
     def waiting(self) -> Iterator[Held]:
         """Those that have their place."""
         return chain(self.last, *self.bound.values())
 
+    def must_leave(self, now: float) -> list[Held]:
+        """The bound whose last moment has come."""
+        if now < self._leave_by:
+            return []
+        bound = list(chain.from_iterable(self.bound.values()))
+        self._leave_by = min((held.leave_by for held in bound), default=FOREVER)
+        return [held for held in bound if held.leave_by <= now]
+
     def on_the_way(self, endpoint: str) -> bool:
-        return any(held.endpoint is not None and held.endpoint.id == endpoint for held in self.leaving.values())
+        return any(name == endpoint for name, _ in self.leaving.values())
 
     def need(self) -> Mapping[str, float]:
         """Seconds of engine time that are bound, by tenant."""
@@ -98,10 +125,9 @@ class Lanes:
 
     def ahead(self, held: Held) -> Mapping[str, float]:
         """Seconds that go before it, by endpoint: what is due earlier, and what is on its way."""
-        seconds = {name: sum(other.seconds for other in _due(lane, held)) for name, lane in self.bound.items() if lane}
-        for other in self.leaving.values():
-            if other.endpoint is not None:
-                seconds[other.endpoint.id] = seconds.get(other.endpoint.id, 0.0) + other.seconds
+        seconds = {name: sum(other.seconds for other in _due(lane, held)) for name, lane in self.bound.items()}
+        for name, needed in self.leaving.values():
+            seconds[name] = seconds.get(name, 0.0) + needed
         return seconds
 
     def most(self) -> Held:

@@ -44,6 +44,12 @@ class Room(WaitingRoom):
     def enter(self, ticket: Hashable, ask: Ask, *rest: Any) -> None:
         self.inside[ticket] = ask
 
+    def pass_through(
+        self, ticket: Hashable, ask: Ask, estimate: PromptEstimate, route: Route, fleet: Fleet, now: float, seed: int
+    ) -> Decision | None:
+        self.enter(ticket, ask)
+        return next((decision for _, decision in self.release(fleet, now)), None)
+
     def release(self, fleet: Fleet, now: float) -> Iterator[tuple[Hashable, Decision]]:
         self.looks += 1
         while self.inside and self.passing:
@@ -132,6 +138,30 @@ def test_every_request_has_an_ordinal_of_its_own() -> None:
     for _ in range(3):
         at_once(stage.asking(request()))
     assert stage.line.ordinal == 3
+
+
+async def test_none_at_once_means_held() -> None:
+    """Then, and only then, there is something to wait for; the ordinal is taken once."""
+    stage, first, second = Stage(), request(), request()
+    stage.room.passing = 1
+    now, later = (stage.line.decide_now(one, CHAT, ESTIMATE, ANYONE) for one in (first, second))
+    assert (now is not None and now.chosen is not None, later, stage.line.depth()) == (True, None, {"chat": 1})
+    stage.room.passing = 1
+    stage.line._look_soon()
+    assert (await stage.line.hold(second)).chosen is not None
+    assert (stage.line.ordinal, stage.line.depth()) == (2, {})
+
+
+async def test_who_comes_while_others_wait_goes_past_nobody() -> None:
+    """The room is asked about all of them: the first is let go, who came last waits."""
+    stage = Stage()
+    ((_, task),) = await stage.held()
+    stage.room.passing, late = 1, request()
+    assert stage.line.decide_now(late, CHAT, ESTIMATE, ANYONE) is None
+    waiting = asyncio.create_task(stage.line.hold(late))
+    assert (await task).chosen is not None
+    assert stage.line.depth() == {"chat": 1}
+    waiting.cancel()
 
 
 # --------------------------------------------------------------------------- held
@@ -287,7 +317,7 @@ async def test_nobody_is_turned_away_who_has_no_deadline() -> None:
     task = asyncio.create_task(stage.asking(request(), on=route("batch")))
     await turn_until(lambda: sum(stage.line.depth().values()) == 1)
     (entrant,) = stage.line._inside.values()
-    assert stage.line._until(entrant) - entrant.entered == NO_HURRY
+    assert entrant.until - entrant.entered == NO_HURRY
     task.cancel()
 
 
@@ -330,6 +360,15 @@ async def test_a_bug_befalls_the_request_that_it_is_about(
     assert stage.monitor.on_news is not None
     stage.monitor.on_news()
     assert [(await task).at > now for task in (first, second)] == [True, True]
+
+
+def test_a_bug_of_an_empty_room_is_nobodys_error() -> None:
+    """Who met it goes where it would go without a room."""
+    stage = Stage()
+    stage.room.bug = KeyError("a bug of ours")
+    decision = at_once(stage.asking(request()))
+    assert (decision.chosen is not None, decision.scorer, len(stage.rooms)) == (True, "predicted", 2)
+    assert (stage.room.inside, stage.line.depth(), stage.monitor.on_news) == ({}, {}, None)
 
 
 async def test_a_bug_of_the_room_itself_loses_nobody() -> None:

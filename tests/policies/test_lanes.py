@@ -51,7 +51,7 @@ def test_what_is_due_no_later_goes_ahead() -> None:
 def test_what_is_on_its_way_goes_ahead_of_all() -> None:
     """However late it is due: it is not here any more."""
     lanes = Lanes()
-    lanes.send(held("a", FOREVER), ONE, 0.25)
+    lanes.send("a", ONE, 0.25)
     lanes.bind(held("b", 1.0), ONE, 0.5)
     assert lanes.ahead(held("c", 2.0)) == {ONE.id: 0.75}
     assert lanes.ahead(held("d", 0.5)) == {ONE.id: 0.25}
@@ -96,9 +96,33 @@ def test_a_request_can_be_dropped_wherever_it_is(where: str) -> None:
         case "bound":
             lanes.bind(one, ONE, 0.1)
         case "leaving":
-            lanes.send(one, ONE, 0.1)
+            lanes.send("a", ONE, 0.1)
     lanes.drop("a")
-    assert (len(lanes), lanes.leaving, lanes.quiet) == (0, {}, True)
+    assert (len(lanes), lanes.bound, lanes.leaving, lanes.quiet) == (0, {}, {}, True)
+
+
+def test_a_lane_that_has_emptied_is_not_there() -> None:
+    """So that it costs nothing to see that nobody waits."""
+    lanes, one, two = Lanes(), held("a"), held("b")
+    lanes.bind(one, ONE, 0.1)
+    lanes.bind(two, ONE, 0.1)
+    lanes.unbind(one)
+    assert names(lanes.of(ONE.id)) == ["b"]
+    lanes.unbind(two)
+    assert lanes.bound == {}
+
+
+def test_whose_last_moment_it_is_is_known_when_it_has_come() -> None:
+    """Wherever in the lanes; and again when it is over, for as long as they stay."""
+    lanes, early, late = Lanes(), held("early", 1.0), held("late", 2.0)
+    lanes.bind(late, ONE, 0.1, leave_by=3.0)
+    lanes.bind(early, ONE, 0.1, leave_by=5.0)
+    lanes.bind(held("never"), TWO, 0.1)
+    assert [names(lanes.must_leave(now)) for now in (2.9, 3.0)] == [[], ["late"]]
+    lanes.leave_later(late, 4.0)
+    assert [names(lanes.must_leave(now)) for now in (3.9, 4.0, 5.0)] == [[], ["late"], ["early", "late"]]
+    lanes.unbind(late)
+    assert names(lanes.must_leave(6.0)) == ["early"]
 
 
 def test_it_is_quiet_where_loads_are_as_the_fleet_knows_them() -> None:
@@ -110,7 +134,7 @@ def test_it_is_quiet_where_loads_are_as_the_fleet_knows_them() -> None:
     lanes.bind(held("c"), ONE, 0.1)
     assert not lanes.quiet
     lanes.drop("c")
-    lanes.send(held("d"), ONE, 0.1)
+    lanes.send("d", ONE, 0.1)
     assert (lanes.quiet, lanes.on_the_way(ONE.id), lanes.on_the_way(TWO.id)) == (False, True, False)
 
 
@@ -136,7 +160,7 @@ def test_a_request_is_in_one_place(steps: list[tuple[str, int, Endpoint]]) -> No
             case "last":
                 lanes.put_last(one)
             case "send":
-                lanes.send(one, endpoint, 0.1)
+                lanes.send(ticket, endpoint, 0.1)
         if move != "drop":
             where[ticket] = move
     found = [*names(lanes.new), *names(lanes.last), *names(lanes.of(ONE.id)), *names(lanes.of(TWO.id)), *lanes.leaving]

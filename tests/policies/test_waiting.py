@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import waiting
+from policies import turn, waiting
 from policies.facts import FOREVER, Outcome
 from policies.route import ScorerName
-from tests.policies.waiting_room import API, ONE, PROMPT, START, TWO, Scene, pool
+from tests.policies.waiting_room import API, LARGE, ONE, PROMPT, START, TWO, Scene, pool
 
 # --------------------------------------------------------------------------- room
 
@@ -340,22 +340,23 @@ steps = st.tuples(
     st.sampled_from([0.05, 0.2, 1.0, None]),
     st.sampled_from(["x", "y"]),
     st.sampled_from(["queue", "best_effort", "shed"]),
+    st.sampled_from([["small"], ["small", "api"], ["large", "small"]]),
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_a_request_goes_once_or_waits_in_one_place(
-    found: list[tuple[str, int, float | None, str, Literal["queue", "best_effort", "shed"]]],
+    found: list[tuple[str, int, float | None, str, Literal["queue", "best_effort", "shed"], list[str]]],
 ) -> None:
     """Whatever happens: none is lost, and none goes twice."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(waiting, "HELD", 6)
-        scene, inside = Scene((ONE, TWO)), set[str]()
-        for number, (step, which, budget, tenant, on_miss) in enumerate(found):
+        scene, inside = Scene((ONE, TWO, LARGE, API)), set[str]()
+        for number, (step, which, budget, tenant, on_miss, tiers) in enumerate(found):
             match step:
                 case "enter":
-                    scene.arrive(str(number), 900 * (which + 1), budget, tenant, on_miss=on_miss)
+                    scene.arrive(str(number), 900 * (which + 1), budget, tenant, on_miss=on_miss, tiers=tiers)
                     inside.add(str(number))
                 case "leave" if inside:
                     gone = sorted(inside)[which % len(inside)]
@@ -369,10 +370,11 @@ def test_a_request_goes_once_or_waits_in_one_place(
                 case "found":
                     scene.fleet.reachable((ONE, TWO)[which % 2].id, scene.now)
                 case "wait":
-                    scene.now += which
+                    scene.now += which / 10
             if step != "enter" or which % 2:
                 inside -= set(scene.look())
                 lanes = scene.room.lanes
-                assert sorted([*scene.last, *scene.lane(ONE), *scene.lane(TWO)]) == sorted(inside)
+                assert sorted(str(held.ticket) for held in lanes.waiting()) == sorted(inside)
+                assert all(lane == sorted(lane) for lane in lanes.bound.values())
                 assert (lanes.new, lanes.leaving, scene.room.held <= 6) == ([], {}, True)
-                assert scene.room.wake_at == (scene.now + waiting.TICK if inside else FOREVER)
+                assert scene.room.wake_at == (scene.now + turn.TICK if inside else FOREVER)
