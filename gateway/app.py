@@ -7,6 +7,8 @@ import gc
 import logging
 import ssl
 from collections.abc import Mapping
+from contextlib import ExitStack
+from socket import socket
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,9 @@ from gateway.observe.recorder import Recorder
 from gateway.proxy import Limits, Proxy
 from gateway.routes import Routes
 from gateway.upkeep import Upkeep
+from gateway.workers.lines import SharedAccessLog
+from gateway.workers.seat import Seat
+from gateway.workers.sockets import BACKLOG, bound, url
 from policies.fleet import Fleet
 from policies.retries import RetryBudget
 
@@ -40,14 +45,13 @@ log = logging.getLogger("firsttoken")
 
 IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
 RECEIVE_BUFFER = 16 * 1024  # bytes the kernel may hold of one upstream that its reader has not taken
-BACKLOG = 4096  # connections
 CUT = 0.1  # s that a handler gets to end once it has been cut
 
 
 class Gateway:
-    """One gateway: `start`, then `url` and `admin_url` are served until `stop`."""
+    """One gateway: `start`, then `url` and `admin_url` are served until `stop`. `seat`: where it is one of several."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, seat: Seat | None = None) -> None:
         self.config = config
         self.url = self.admin_url = ""
         self.hurried = False  # whoever stops it will not wait
@@ -55,11 +59,12 @@ class Gateway:
         routes = Routes(config.routes, config.passthrough_route, open=not config.keys)
         every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
         fleet = Fleet(pools)
+        fleet.siblings = None if seat is None else seat.siblings
         self.estimator = Estimator(tokenizers(config), lambda pool: fleet.token_scale(pool))
         self.monitor = Monitor(fleet, on_block_size=self.estimator.set_block_size)
         self.decider = Decider(self.estimator, self.monitor, pools, every_route)
         self.upstreams = _upstreams(config)
-        self.access_log = None if config.telemetry.access_log == "off" else AccessLog(config.telemetry.access_log)
+        self.access_log = _access_log(config.telemetry.access_log, seat)
         registry = _registry()
         self.recorder = Recorder([Metrics(registry, every_route), self.decider.learn])
         if self.access_log is not None:
@@ -72,59 +77,59 @@ class Gateway:
             self.upstreams, self.monitor, RetryBudget(), first_token_limit=first_token, on_departed=self.line.departed,
             saturated=lambda: self.line.saturated,
         )  # fmt: skip
-        self.upkeep = Upkeep(self.monitor, self.estimator, self.upstreams, pools, config.keep_warm(), first_token)
+        kept = pools if seat is None or seat.first else ()
+        self.upkeep = Upkeep(self.monitor, self.estimator, self.upstreams, kept, config.keep_warm(), first_token)
         limits = Limits(config.defaults.max_body, config.defaults.stream_idle)
         keys = _keys(config)
         self.proxy = Proxy(keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits)
-        self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, _shown(config))
+        self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, shown(config))
+        self.admin_app = self.admin.app()
         self.kv_events = _kv_events(config, fleet)
         self.front: FrontServer | None = None
-        self.listener: asyncio.Server | None = None
-        self._runners: list[web.BaseRunner] = []
-        self._sites: list[web.TCPSite] = []
+        self._server: asyncio.Server | None = None
+        self._admin: web.AppRunner | None = None
 
     async def start(self) -> None:
-        """Raises OSError where a port is taken."""
-        self.estimator.warm()
+        """On sockets of its own. Raises OSError where a port is taken."""
         server = self.config.server
-        self.front = FrontServer(
-            self.proxy.handle, max_body=self.config.defaults.max_body, screen=self.proxy.screen
-        )  # fmt: skip
-        self.listener = await asyncio.get_running_loop().create_server(
-            self.front, server.listen.host, server.listen.port, backlog=BACKLOG
-        )
-        self.url = _url(server.listen.host, self.listener.sockets[0].getsockname()[1])
-        admin = web.AppRunner(self.admin.app(), access_log=None, shutdown_timeout=CUT)
-        self.admin_url = await self._listen(admin, server.admin.host, server.admin.port)
+        with ExitStack() as stack:
+            data, admin = (stack.enter_context(bound(address)) for address in (server.listen, server.admin))
+            self.url, self.admin_url = url(data, server.listen.host), url(admin, server.admin.host)
+            await self.prepare(admin)
+            await self.open(data)
+            stack.pop_all()  # they are the servers' now
+
+    async def prepare(self, admin: socket) -> None:
+        """Everything but callers."""
+        self.estimator.warm()
+        self._admin = web.AppRunner(self.admin_app, access_log=None, shutdown_timeout=CUT)
+        await self._admin.setup()
+        await web.SockSite(self._admin, admin, backlog=BACKLOG).start()
         watched = {key: (up.origin, up.backend) for key, up in self.upstreams.items()}
         self.monitor.watch(watched, self.config.defaults.scrape)
         if self.kv_events is not None:
             self.kv_events.start()
         self.upkeep.start()
 
-    async def _listen(self, runner: web.BaseRunner, host: str, port: int) -> str:
-        await runner.setup()
-        self._runners.append(runner)
-        site = web.TCPSite(runner, host, port, backlog=BACKLOG)
-        await site.start()
-        self._sites.append(site)
-        return _url(host, runner.addresses[0][1])
+    async def open(self, data: socket) -> None:
+        """Let callers in."""
+        max_body, loop = self.config.defaults.max_body, asyncio.get_running_loop()
+        self.front = FrontServer(self.proxy.handle, max_body=max_body, screen=self.proxy.screen)
+        self._server = await loop.create_server(self.front, sock=data, backlog=BACKLOG)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Not ready at once, no new connection, `grace` seconds for what runs, then the rest is cut."""
         self.proxy.draining = True
-        if self.listener is not None:
-            self.listener.close()
-        while self._sites:
-            await self._sites.pop().stop()
+        if self._server is not None:
+            self._server.close()
         ends = monotonic() + grace
         while self.recorder.live and monotonic() < ends and not self.hurried:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         self.line.close()
         if self.front is not None:
             await self.front.shutdown(CUT)
-        while self._runners:
-            await self._runners.pop().cleanup()
+        if self._admin is not None:
+            await self._admin.cleanup()
         await self.upkeep.close()
         await self.monitor.close()
         if self.kv_events is not None:
@@ -134,10 +139,6 @@ class Gateway:
         self.estimator.close()
         if self.access_log is not None:
             self.access_log.close()
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://{host if ':' not in host else f'[{host}]'}:{port}"
 
 
 def tune_gc() -> None:
@@ -170,6 +171,12 @@ def _upstreams(config: Config) -> Mapping[str, Upstream]:
     }
 
 
+def _access_log(target: str, seat: Seat | None) -> AccessLog | None:
+    if target == "off":
+        return None
+    return AccessLog(target) if seat is None else SharedAccessLog(target, seat.lock)
+
+
 def _kv_events(config: Config, fleet: Fleet) -> KvEvents | None:
     """ZMQ is loaded where it is needed."""
     if not (sources := config.kv_events()):
@@ -179,7 +186,7 @@ def _kv_events(config: Config, fleet: Fleet) -> KvEvents | None:
     return KvEvents(fleet, sources)
 
 
-def _shown(config: Config) -> dict[str, Any]:
+def shown(config: Config) -> dict[str, Any]:
     """The config without secrets. A digest is one: weak keys could be guessed from it."""
     return config.model_dump(mode="json", exclude={"keys": {"__all__": {"sha256"}}})
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from gateway.config.problems import ConfigError, did_you_mean
 
+MOST_WORKERS = 256
 COMMANDS = ("serve", "check", "schema", "explain", "replay", "demo", "simulate")
 
 
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = command("serve", _serve, "run the gateway; without a file, from the API keys in the environment")
     serve.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
+    serve.add_argument("--workers", type=_workers, metavar="N", help="processes that share the port; server.workers")
     check = command("check", _check, "validate a configuration without starting anything")
     check.add_argument("files", metavar="FILE", type=Path, nargs="*")
     explain = command("explain", _explain, "where a request would go, and why; nothing is sent")
@@ -111,6 +113,7 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     replay.add_argument("--seconds", type=_positive, metavar="S", help="the first seconds of the replay alone")
     replay.add_argument("--scorers", default="all", help="yardsticks, separated by commas; all, or none")
     replay.add_argument("--no-reference", action="store_true", help="leave out what was possible")
+    replay.add_argument("--workers", type=_workers, metavar="N", help="processes of the gateway; server.workers")
     replay.add_argument("--worst", type=_count, default=0, metavar="N", help="show the decisions with the most regret")
     replay.add_argument(
         "--fault", nargs="+", action="extend", default=[], metavar="ENDPOINT@TIME=WHAT",
@@ -122,6 +125,12 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
+    return int(text)
+
+
+def _workers(text: str) -> int:
+    if not (text.isdecimal() and 1 <= int(text) <= MOST_WORKERS):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of workers, 1 to {MOST_WORKERS}")
     return int(text)
 
 
@@ -158,6 +167,8 @@ def _serve(args: argparse.Namespace) -> int:
     from gateway.serve import serve
 
     config = load(args.files, os.environ)
+    if args.workers is not None:
+        config = config.with_workers(args.workers)
     for note in notes(config):
         print(f"firsttoken: {note}", file=sys.stderr)
     try:

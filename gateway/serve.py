@@ -1,4 +1,4 @@
-"""`firsttoken serve`: a gateway until a signal says stop."""
+"""`firsttoken serve`: a gateway until a signal says stop; several behind one port where the configuration says so."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ DRAIN = 30.0  # s that running requests get after SIGTERM
 def serve(config: Config) -> int:
     """Runs until SIGINT or SIGTERM. Exit code: 0, or 2 where a port cannot be had."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if config.server.workers > 1:
+        from gateway.workers.supervisor import supervise
+
+        return supervise(config)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(config))
 

@@ -28,7 +28,6 @@ PASSTHROUGH = "passthrough"  # the name of the route that takes what is no route
 # Accepted, validated, without effect in this version: a path, and the value that asks for it (any but the default,
 # if none is named).
 NOT_YET = (
-    "server.workers",
     "routes.*.rescue=on",
     "state.redis",
     "keys.*.requests_per_minute",
@@ -37,13 +36,16 @@ NOT_YET = (
 )
 
 
+MOST_WORKERS = 256
+
+
 class Server(Section):
     listen: Listen = written("127.0.0.1:8080")
     """Where callers connect, host:port."""
     admin: Listen = written("127.0.0.1:9090")
     """Where operators connect: metrics, requests, explain. It asks for no key: keep it private."""
-    workers: int = Field(default=1, ge=1, le=256)
-    """Processes that share the listening port."""
+    workers: int = Field(default=1, ge=1, le=MOST_WORKERS)
+    """Processes that share the listening port, and what they know of load and caches."""
     open: bool = False
     """Serve callers without a key beyond loopback; for a gateway behind its own authentication."""
 
@@ -116,6 +118,10 @@ class Config(Section):
             return routes
         defaults = info.data.get("defaults", Defaults())
         return {name: _completed(name, raw, defaults.max_attempts) for name, raw in routes.items()}
+
+    def with_workers(self, count: int) -> Config:
+        """The same with so many processes."""
+        return self.model_copy(update={"server": self.server.model_copy(update={"workers": count})})
 
     def fleet(self) -> tuple[facts.Pool, ...]:
         """The pools as decisions see them."""

@@ -45,16 +45,16 @@ class Admin:
         return app
 
     async def metrics(self, http: web.Request) -> web.StreamResponse:
-        encoder, content_type = choose_encoder(http.headers.get("accept", ""))
-        return web.Response(body=encoder(self.registry), headers={"content-type": content_type})
+        return exposed(self.registry, http)
 
     async def requests(self, http: web.Request) -> web.StreamResponse:
         """Recent Records, newest last; `?last=N` for fewer."""
-        last = http.query.get("last", "200")
-        if not (last.isdecimal() and len(last) < 10):
-            return reply(Refusal(400, "last must be a whole number.", param="last"))
+        try:
+            last = how_many(http)
+        except Refusal as refusal:
+            return reply(refusal)
         recent = list(self.recorder.recent)
-        return respond(200, encode([record.as_json() for record in recent[max(0, len(recent) - int(last)) :]]))
+        return respond(200, encode([record.as_json() for record in recent[max(0, len(recent) - last) :]]))
 
     async def fleet(self, http: web.Request) -> web.StreamResponse:
         """Every endpoint: its load and what was learned of it."""
@@ -88,3 +88,17 @@ class Admin:
             return respond(200, encode(explain(decision, estimate, self.line.depth())))
         except Refusal as refusal:
             return reply(refusal)
+
+
+def exposed(registry: CollectorRegistry, http: web.Request) -> web.Response:
+    """In Prometheus' text format, or OpenMetrics for those that say so."""
+    encoder, content_type = choose_encoder(http.headers.get("accept", ""))
+    return web.Response(body=encoder(registry), headers={"content-type": content_type})
+
+
+def how_many(http: web.Request) -> int:
+    """Raises Refusal."""
+    last = http.query.get("last", "200")
+    if not (last.isdecimal() and len(last) < 10):
+        raise Refusal(400, "last must be a whole number.", param="last")
+    return int(last)

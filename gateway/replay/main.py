@@ -30,7 +30,8 @@ def replay(args: argparse.Namespace) -> int:
     if args.seeds < 1:
         raise _wrong("--seeds 0: one at least")
     traffic = Traffic(tuple(map(Source.parse, args.traces)), args.limit, args.seconds)
-    setting, other = _setting(args.files, args.fault), _setting(args.files_b, args.fault) if args.files_b else None
+    setting = _setting(args.files, args)
+    other = _setting(args.files_b, args) if args.files_b else None
     loads, scorers = _loads(args.load), _scorers(args.scorers, not args.no_reference)
     _check(traffic, [setting, *([other] if other else [])], loads, args.seed)
     tasks = list(_tasks(args, setting, other, loads, scorers))
@@ -66,14 +67,16 @@ def _watched(results: Iterable[Result], total: int) -> Iterator[Result]:
 # ---------------------------------------------------------------- arguments
 
 
-def _setting(files: Sequence[Path], faults: Sequence[str]) -> Setting:
+def _setting(files: Sequence[Path], args: argparse.Namespace) -> Setting:
     config = load(files, os.environ)
+    if args.workers is not None:
+        config = config.with_workers(args.workers)
     setting = setting_of(config)
     if not setting.routes:
         raise _wrong("the configuration has no routes to replay on")
     for pool, profile in without_profile(config).items():
         print(f"firsttoken: pool {pool} has no `profile`: taken for {profile}", file=sys.stderr)
-    return replace(setting, faults=tuple(_fault(text, setting) for text in faults))
+    return replace(setting, faults=tuple(_fault(text, setting) for text in args.fault))
 
 
 def _wrong(message: str) -> ConfigError:

@@ -32,6 +32,7 @@ class Setting:
     hung: float = 0.0  # share of requests that an engine takes and never answers
     first_token: float = 120.0  # s that an attempt may be silent, and that a request may be held
     scorer: str = OURS
+    workers: int = 1  # processes of the gateway
 
     @property
     def clairvoyant(self) -> bool:
@@ -65,7 +66,9 @@ def setting_of(config: Config) -> Setting:
     profiles = {name: profile for pool in config.pools for name, profile in _profiles(pool, config.pools[pool])}
     apis = {name.partition("/")[0] for name, profile in profiles.items() if isinstance(profile, ApiProfile)}
     pools = tuple(replace(pool, local=pool.local and pool.name not in apis) for pool in config.fleet())
-    return Setting(pools, dict(config.routes), profiles, first_token=config.defaults.first_token)
+    return Setting(
+        pools, dict(config.routes), profiles, first_token=config.defaults.first_token, workers=config.server.workers
+    )
 
 
 def _profiles(name: str, pool: PoolConfig) -> Iterable[tuple[str, Profile]]:

@@ -79,6 +79,10 @@ def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]
         (["chekc"], "no command 'chekc'; did you mean 'check'? (see firsttoken --help)"),
         (["fly"], f"no command 'fly'; known: {KNOWN} (see firsttoken --help)"),
         (["serve", "--confg", "x"], "unrecognized arguments: --confg x (see firsttoken --help)"),
+        (
+            ["serve", "--workers", "0"],
+            "argument --workers: '0' is not a number of workers, 1 to 256 (see firsttoken serve --help)",
+        ),
         (["serve", "--config"], "argument --config: expected at least one argument (see firsttoken serve --help)"),
         (
             ["simulate", "--port", "1"],

@@ -6,66 +6,24 @@ import asyncio
 import errno
 import os
 import signal
-import socket
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gateway.app import CUT, Gateway
+from gateway.config.addresses import Address
 from gateway.config.models import Config
 from gateway.observe.record import End
 from gateway.serve import serve
+from gateway.workers.sockets import bound
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
 from tests.kit.gateways import document, pool, running
+from tests.kit.served import serving, written
 from tests.kit.simulated import eventually
 from tests.kit.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
-ROOT = Path(__file__).parents[2]
 STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
-
-
-def written(path: Path, upstream: str) -> Path:
-    path.write_text(
-        "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
-        f"pools: {{only: {{backend: compatible, model: served, endpoints: [{upstream}]}}}}\n"
-        "routes: {chat: {tiers: [only]}}\n"
-        "telemetry: {access_log: stdout}\n"
-    )
-    return path
-
-
-class Served:
-    """`firsttoken serve` in a process of its own, and where it says that it listens."""
-
-    def __init__(self, process: Process, said: str) -> None:
-        self.process, self.said = process, said
-        self.url = said.split()[2].removesuffix("/v1,") if "serving" in said else ""
-
-    async def ends(self) -> tuple[int, str, str]:
-        """Exit code, and what was on standard output and error after the first line."""
-        async with asyncio.timeout(20):
-            out, err = await self.process.communicate()
-        assert self.process.returncode is not None
-        return self.process.returncode, out.decode(), err.decode()
-
-
-@asynccontextmanager
-async def serving(config: Path) -> AsyncIterator[Served]:
-    command = (sys.executable, "-m", "gateway.cli", "serve", "--config", str(config))
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(20):
-            yield Served(process, (await process.stderr.readline()).decode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def test_a_signal_ends_it_when_its_requests_have_ended(tmp_path: Path) -> None:
@@ -117,12 +75,14 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     assert '"end":"client_gone"' in out
 
 
-def test_a_port_that_is_taken_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line: the mend is the operator's."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("port", ["listen", "admin"])
+def test_a_port_that_is_taken_is_exit_code_2(port: str, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line: the mend is the operator's. Nor is a port shared with somebody else's workers."""
+    with bound(Address("127.0.0.1", 0), shared=True) as taken:
         taken.listen()
-        server = {"listen": f"127.0.0.1:{taken.getsockname()[1]}", "admin": "127.0.0.1:0"}
+        free = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "workers": workers}
+        server = {**free, port: f"127.0.0.1:{taken.getsockname()[1]}"}
         config = Config.model_validate({**document({"only": pool("http://127.0.0.1:9")}), "server": server})
         assert serve(config) == 2
     out, err = capsys.readouterr()

@@ -169,7 +169,6 @@ def test_passthrough_is_a_route_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("sections", "found"),
     [
-        ({"server": {"workers": 2}}, "server.workers"),
         ({"routes": {"r": {"tiers": ["p"], "rescue": "on"}}}, "routes.r.rescue: on"),
         ({"state": {"redis": "redis://localhost"}}, "state.redis"),
         ({"keys": [{"name": "a", "sha256": "0" * 64, "requests_per_minute": 1}]}, "keys[0].requests_per_minute"),

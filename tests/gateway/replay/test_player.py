@@ -50,15 +50,15 @@ def test_everybody_is_answered() -> None:
 def test_a_yardstick_decides_as_it_does_in_the_gateway(scorer: str) -> None:
     """It is the same code: every choice of the replay is `decide`'s of that moment."""
     player = Player(setting(3).with_scorer(scorer), BUSY)
-    decided, seen = player.sender.decided, []
+    decided, seen = player.brains[0].sender.decided, []
 
     def compared(live: Live, decision: Decision) -> None:
-        now, fleet, ask = player.clock.now, player.fleet, Ask("agent", live.fate.arrived, True)
+        now, fleet, ask = player.clock.now, player.brains[0].fleet, Ask("agent", live.fate.arrived, True)
         same = decide(ask, live.estimate, live.route, fleet.snapshot(now), fleet, now, live.number)
         seen.append([c.endpoint for c in decision.ranked] == [c.endpoint for c in same.ranked])
         decided(live, decision)
 
-    player.sender.decided = compared  # type: ignore[method-assign]
+    player.brains[0].sender.decided = compared  # type: ignore[method-assign]
     player.play()
     assert seen == [True] * len(BUSY)
 
@@ -129,3 +129,28 @@ def test_what_is_held_for_too_long_is_refused() -> None:
 def test_an_empty_trace_is_an_empty_tally() -> None:
     """Nothing is offered, so nothing is missed."""
     assert play(setting(), []).fates == []
+
+
+# --------------------------------------------------------------------------- several workers
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_workers_decide_together_about_as_well_as_one(workers: int) -> None:
+    """Each sees a part of the requests; what they share makes up for it."""
+    one, offered = setting(3), arrivals(400, rate=13.0)
+    together, alone = (play(chosen, offered).overall().good for chosen in (replace(one, workers=workers), one))
+    assert together >= alone - 0.02
+
+
+def test_workers_that_share_nothing_decide_worse() -> None:
+    """Each fills engines that the others have filled, and asks for prefixes where they are not."""
+    sharing, apart = (Player(replace(setting(3), workers=4), arrivals(400, rate=16.0)) for _ in range(2))
+    for brain in apart.brains:
+        brain.fleet.siblings = None
+    assert sharing.play().overall().good > 2 * apart.play().overall().good
+
+
+def test_what_was_possible_needs_one_worker() -> None:
+    """The reference stays what it was, however many there are."""
+    reference = setting().with_scorer("reference")
+    assert play(replace(reference, workers=3), BUSY).fates == play(reference, BUSY).fates

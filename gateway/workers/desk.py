@@ -1,0 +1,189 @@
+"""The admin port of several workers: it asks each of them, on a private Unix socket, and answers for all.
+
+Rules:
+- It is a process of its own: what it costs to add up metrics no caller waits for, and no worker's end takes it along.
+- It looks at the workers' counts once a second. What one counted after the last look is lost with it; what was shown
+  once is not: the last counts of a process that is gone are kept, and added to those of its successor.
+- One that does not answer in time is left out, of counts with the last that is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.app import CUT, shown
+from gateway.config.models import Config
+from gateway.observe.admin import MAX_BODY, exposed, how_many
+from gateway.observe.replies import reply, respond
+from gateway.refusal import Refusal
+from gateway.serve import loop_factory
+from gateway.strictjson import encode
+from gateway.workers.merging import Families, buried, endpoints, kept, merged, requests
+from gateway.workers.register import Entry, Register, State
+from gateway.workers.retired import Retired
+from gateway.workers.sockets import BACKLOG
+from gateway.workers.worker import COUNTS, Orders, first
+
+log = logging.getLogger("firsttoken")
+
+LOOK = 1.0  # s between two looks at the workers' counts
+PATIENCE = 2.0  # s that a worker has to answer
+OWN = ("host", "connection", "content-length", "transfer-encoding")  # headers of one connection
+
+
+def serve_desk(desk: Desk, admin: socket.socket, line: socket.socket) -> int:
+    """Returns the exit code."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_live(desk, admin, line))
+    return 0
+
+
+async def _live(desk: Desk, admin: socket.socket, line: socket.socket) -> None:
+    orders = Orders()
+    await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
+    runner = web.AppRunner(desk.app(), access_log=None, shutdown_timeout=CUT, auto_decompress=False)
+    await runner.setup()
+    await web.SockSite(runner, admin, backlog=BACKLOG).start()
+    looking = asyncio.create_task(desk.look_forever())
+    await first(orders.drain, orders.hurry)
+    looking.cancel()
+    await runner.cleanup()
+    await desk.close()
+    if not orders.hurry.is_set():  # the supervisor is gone, and has left what it would have taken along
+        rmtree(desk.home, ignore_errors=True)
+
+
+class Desk(Collector):
+    """`paths`: of the workers' private sockets."""
+
+    def __init__(self, config: Config, paths: Sequence[str], register: Register, retired: Retired) -> None:
+        self.config, self.paths, self.register, self.retired = config, paths, register, retired
+        self.home = Path(paths[0]).parent
+        self.lives: dict[int, str] = {}  # by worker: the process that was looked at last
+        self.last: dict[int, Families] = {}  # and its counts
+        self.shown = False  # since the last look
+        self.dead = retired.read()
+        self.sessions: dict[int, ClientSession] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/requests", self.requests)
+        app.router.add_get("/fleet", self.fleet)
+        app.router.add_get("/config", self.show_config)
+        app.router.add_get("/ready", self.ready)
+        app.router.add_post("/explain", self.explain)
+        return app
+
+    # -- what is asked --------------------------------------------------------------------
+
+    async def metrics(self, http: web.Request) -> web.StreamResponse:
+        await self.look()
+        page = exposed(self.registry, http)
+        self.shown = True
+        return page
+
+    async def requests(self, http: web.Request) -> web.StreamResponse:
+        try:
+            last = how_many(http)
+        except Refusal as refusal:
+            return reply(refusal)
+        return respond(200, encode(requests(await self._ask_all(http.path_qs), last)))
+
+    async def fleet(self, http: web.Request) -> web.StreamResponse:
+        return respond(200, encode(endpoints(await self._ask_all(http.path_qs))))
+
+    async def show_config(self, http: web.Request) -> web.StreamResponse:
+        return respond(200, encode(shown(self.config)))
+
+    async def ready(self, http: web.Request) -> web.StreamResponse:
+        """200 when all workers serve."""
+        entries = self.register.all()
+        status = readiness(entries)
+        said = {"status": status, "workers": [entry.state.name.lower() for entry in entries]}
+        return respond(200 if status == "ready" else 503, encode(said))
+
+    async def explain(self, http: web.Request) -> web.StreamResponse:
+        """The first that serves answers: it sees the others' load as its own."""
+        headers = {name: value for name, value in http.headers.items() if name.lower() not in OWN}
+        for number, entry in enumerate(self.register.all()):
+            if entry.state is State.SERVING:
+                body, where = await http.read(), f"http://worker{http.path_qs}"
+                async with self._session(number).post(where, data=body, headers=headers) as said:
+                    return respond(said.status, await said.read())
+        return reply(Refusal(503, "No worker serves now.", type="server_error", code="unavailable"))
+
+    def collect(self) -> Iterable[Metric]:
+        """As of the last look."""
+        entries = self.register.all()
+        serving = sum(entry.state is State.SERVING for entry in entries)
+        yield GaugeMetricFamily("firsttoken_workers", "Workers that serve", serving)
+        starts = CounterMetricFamily("firsttoken_worker_starts", "Processes started, by worker", labels=["worker"])
+        for number, entry in enumerate(entries, 1):
+            starts.add_metric([str(number)], entry.starts)
+        yield starts
+        yield from merged({None: self.dead, **{number + 1: told for number, told in self.last.items()}})
+
+    # -- asking workers -------------------------------------------------------------------
+
+    async def look_forever(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK)
+
+    async def look(self) -> None:
+        """At the counts of all."""
+        for number, told in (await self._ask_all(COUNTS)).items():
+            worker = number - 1
+            if self.lives.get(worker, told["life"]) != told["life"]:
+                self.dead = buried(self.dead, self.last[worker])
+                self.retired.write(self.dead)
+            before = [] if self.shown else self.last.get(worker, [])
+            self.lives[worker], self.last[worker] = told["life"], kept(before, told["families"])
+        self.shown = False
+
+    async def _ask_all(self, path: str) -> Mapping[int, Any]:
+        """What each of them says that answers, by its number from 1."""
+        answers = await asyncio.gather(*(self._ask(number, path) for number in range(len(self.paths))))
+        return {number: answer for number, answer in enumerate(answers, 1) if answer is not None}
+
+    async def _ask(self, number: int, path: str) -> Any:
+        try:
+            async with self._session(number).get(f"http://worker{path}") as said:
+                return msgspec.json.decode(await said.read()) if said.status == 200 else None
+        except (ClientError, OSError, TimeoutError) as error:
+            log.debug("worker %d does not answer: %s", number + 1, error)
+            return None
+
+    def _session(self, number: int) -> ClientSession:
+        session = self.sessions.get(number)
+        if session is None:
+            connector = UnixConnector(self.paths[number])
+            timeout = ClientTimeout(PATIENCE)
+            session = self.sessions[number] = ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        return session
+
+    async def close(self) -> None:
+        for session in self.sessions.values():
+            await session.close()
+
+
+def readiness(entries: Sequence[Entry]) -> str:
+    states = {entry.state for entry in entries}
+    if State.DRAINING in states:
+        return "draining"
+    return "ready" if states == {State.SERVING} else "starting"

@@ -1,0 +1,117 @@
+"""What several workers say, as one: metrics, endpoints, recent requests. Pure.
+
+Rules for metrics:
+- Counters and histograms are added up, over the living and the dead: a total never goes back.
+- The queue is added up: every worker holds its own. Of endpoints every worker tells the load of all of them, some a
+  little later than others: the largest holds. Of their state the worst holds: one worker may have found out first.
+- What describes a process (`process_*`, `python_*`) stays apart, by worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import Metric
+
+ADDED = ("counter", "histogram")
+QUEUE, STATE = "firsttoken_queue_depth", "firsttoken_endpoint_state"
+OF_PROCESS = ("process_", "python_")
+
+Labels = tuple[tuple[str, str], ...]
+Families = list[dict[str, Any]]
+Values = dict[tuple[str, Labels], float]  # by name of the sample and labels
+
+
+def families(metrics: Iterable[Metric]) -> Families:
+    """As JSON can say them."""
+    return [
+        {
+            "name": metric.name,
+            "help": metric.documentation,
+            "type": metric.type,
+            "samples": [[sample.name, dict(sample.labels), sample.value] for sample in metric.samples],
+        }
+        for metric in metrics
+    ]
+
+
+class Total:
+    """One family, over workers."""
+
+    def __init__(self, name: str, help: str, type: str) -> None:
+        self.name, self.help, self.type = name, help, type
+        self.values: Values = {}
+
+    def add(self, samples: Iterable[tuple[str, Mapping[str, str], float]], worker: int | None) -> None:
+        """`worker` None: of one that is no more."""
+        for name, labelled, value in samples:
+            labels = tuple(labelled.items())
+            if self.name.startswith(OF_PROCESS):
+                labels = (*labels, ("worker", str(worker)))
+            known = self.values.get((name, labels))
+            self.values[name, labels] = value if known is None else self._join(known, value)
+
+    def _join(self, one: float, other: float) -> float:
+        if self.type in ADDED or self.name == QUEUE:
+            return one + other
+        return min(one, other) if self.name == STATE else max(one, other)
+
+    def metric(self) -> Metric:
+        made = Metric(self.name, self.help, self.type)
+        for (name, labels), value in self.values.items():
+            made.add_sample(name, dict(labels), value)
+        return made
+
+
+def merged(by_worker: Mapping[int | None, Families]) -> list[Metric]:
+    """None: the dead. Names and labels in the order in which they are first told."""
+    totals: dict[str, Total] = {}
+    for worker, found in by_worker.items():
+        for family in found:
+            total = totals.get(family["name"])
+            if total is None:
+                total = totals[family["name"]] = Total(family["name"], family["help"], family["type"])
+            total.add(family["samples"], worker)
+    return [total.metric() for total in totals.values()]
+
+
+def buried(retired: Families, last: Families) -> Families:
+    """What is left of the dead: their counts, with those of one more."""
+    return families(merged({None: [family for told in (retired, last) for family in told if counts(family)]}))
+
+
+def kept(before: Families, told: Families) -> Families:
+    """What was largest since somebody asked: a worker's own `*_max_*` begins anew whenever it is read."""
+    largest = {family["name"]: family for family in before if is_largest(family)}
+    return [
+        families(merged({1: [largest[family["name"]], family]}))[0] if family["name"] in largest else family
+        for family in told
+    ]
+
+
+def is_largest(family: Mapping[str, Any]) -> bool:
+    return family["type"] == "gauge" and "_max_" in family["name"]
+
+
+def counts(family: Mapping[str, Any]) -> bool:
+    """Whether it goes on counting where its process does not."""
+    return family["type"] in ADDED and not family["name"].startswith(OF_PROCESS)
+
+
+def endpoints(told: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Each as the worker sees it that has learned most of it."""
+    best: dict[str, dict[str, Any]] = {}
+    for worker, entries in told.items():
+        for entry in entries:
+            name = entry["endpoint"]["id"]
+            if name not in best or entry["samples"] > best[name]["samples"]:
+                best[name] = {**entry, "worker": worker}
+    return list(best.values())
+
+
+def requests(told: Mapping[int, Sequence[Mapping[str, Any]]], last: int) -> list[dict[str, Any]]:
+    """The last of all, in the order in which they ended."""
+    all_of_them = ({**record, "worker": worker} for worker, records in told.items() for record in records)
+    ordered = sorted(all_of_them, key=lambda record: record["wall"] + record["total_ms"] / 1e3)
+    return ordered[max(0, len(ordered) - last) :]

@@ -1,0 +1,26 @@
+"""What a gateway is given where it is one of several on a port."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from policies.siblings import Siblings
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """`data` listens for callers, `admin` (a Unix socket) for the desk. `siblings`: the way to the other workers.
+    `lock`: a file to be locked by whoever writes where all write."""
+
+    number: int
+    data: socket.socket
+    admin: socket.socket
+    siblings: Siblings
+    lock: Path
+
+    @property
+    def first(self) -> bool:
+        """One of them does what is to be done once."""
+        return self.number == 0

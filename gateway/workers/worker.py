@@ -1,0 +1,91 @@
+"""One gateway of several: the life of a worker's process, as its supervisor orders it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+
+from aiohttp import web
+
+from gateway.app import Gateway, tune_gc
+from gateway.config.models import Config
+from gateway.observe.admin import Admin
+from gateway.observe.replies import respond
+from gateway.serve import DRAIN as GRACE
+from gateway.serve import loop_factory
+from gateway.strictjson import encode
+from gateway.workers.child import DRAIN, GO, HURRY, PREPARED, SERVING
+from gateway.workers.merging import families
+from gateway.workers.seat import Seat
+
+COUNTS = "/counts"  # of the private port: metrics, to be added up
+
+
+def serve_worker(config: Config, seat: Seat, line: socket.socket) -> int:
+    """Returns the exit code."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {seat.number + 1}: %(message)s"))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_live(config, seat, line))
+
+
+class Orders(asyncio.Protocol):
+    """The supervisor's. When it is gone, it is over for us too."""
+
+    def __init__(self) -> None:
+        self.go, self.drain, self.hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        for order, event in ((GO, self.go), (DRAIN, self.drain), (HURRY, self.hurry)):
+            if order in data:
+                event.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.drain.set()
+
+
+async def _live(config: Config, seat: Seat, line: socket.socket) -> int:
+    orders = Orders()
+    transport, _ = await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
+    gateway = Gateway(config, seat)
+    gateway.admin_app.router.add_get(COUNTS, _Counts(gateway.admin).answer)
+    await gateway.prepare(seat.admin)
+    tune_gc()
+    transport.write(PREPARED)
+    await first(orders.go, orders.drain, orders.hurry)
+    if orders.go.is_set():
+        await gateway.open(seat.data)
+        transport.write(SERVING)
+        await first(orders.drain, orders.hurry)
+    await _stop(gateway, orders)
+    return 0
+
+
+async def _stop(gateway: Gateway, orders: Orders) -> None:
+    async def hasten() -> None:
+        await orders.hurry.wait()
+        gateway.hurried = True
+
+    hastening = asyncio.create_task(hasten())
+    await gateway.stop(GRACE)
+    hastening.cancel()
+
+
+async def first(*events: asyncio.Event) -> None:
+    """Until one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+
+
+class _Counts:
+    """What the desk adds up. `life` tells one process from its successor, which counts from zero."""
+
+    def __init__(self, admin: Admin) -> None:
+        self.admin, self.life = admin, os.urandom(8).hex()
+
+    async def answer(self, http: web.Request) -> web.StreamResponse:
+        return respond(200, encode({"life": self.life, "families": families(self.admin.registry.collect())}))

@@ -1,0 +1,110 @@
+"""What several workers say, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from gateway.workers.merging import Families, buried, endpoints, families, kept, merged, requests
+from gateway.workers.retired import Retired
+
+
+def counted(chat: float, batch: float | None = None) -> Families:
+    """A worker's counter, by route."""
+    family = CounterMetricFamily("firsttoken_requests", "Requests", labels=["route"])
+    family.add_metric(["chat"], chat)
+    if batch is not None:
+        family.add_metric(["batch"], batch)
+    return families([family])
+
+
+def gauge(name: str, value: float) -> Families:
+    return families([GaugeMetricFamily(name, "a gauge", value)])
+
+
+def values(metrics: Iterable[Metric]) -> dict[tuple[str, ...], float]:
+    """By name and label values."""
+    return {(s.name, *s.labels.values()): s.value for metric in metrics for s in metric.samples}
+
+
+def test_counters_are_added_up() -> None:
+    """Label by label, also those that only one has."""
+    found = values(merged({1: counted(3), 2: counted(4, 5)}))
+    assert found == {("firsttoken_requests_total", "chat"): 7, ("firsttoken_requests_total", "batch"): 5}
+
+
+def test_histograms_are_added_up_bucket_by_bucket() -> None:
+    """Sum and count with them."""
+    told = []
+    for low, total in ((1, 0.5), (2, 4.0)):
+        family = HistogramMetricFamily("firsttoken_ttft_seconds", "TTFT", labels=["route"])
+        family.add_metric(["chat"], [("0.1", low), ("+Inf", low + 1)], total)
+        told.append(families([family]))
+    found = values(merged(dict(enumerate(told, 1))))
+    assert found["firsttoken_ttft_seconds_bucket", "chat", "0.1"] == 3
+    assert (
+        found["firsttoken_ttft_seconds_bucket", "chat", "+Inf"] == found["firsttoken_ttft_seconds_count", "chat"] == 5
+    )
+    assert found["firsttoken_ttft_seconds_sum", "chat"] == 4.5
+
+
+def test_each_gauge_is_merged_by_what_it_means() -> None:
+    """Queues are each worker's own; load is told by all of all; trouble shows whoever sees it."""
+    cases = {
+        "firsttoken_queue_depth": 5.0, "firsttoken_endpoint_in_flight": 3.0, "firsttoken_endpoint_state": 2.0,
+    }  # fmt: skip
+    for name, expected in cases.items():
+        assert values(merged({1: gauge(name, 2.0), 2: gauge(name, 3.0)})) == {(name,): expected}
+
+
+def test_processes_stay_apart() -> None:
+    """Their memory shares pages, and their CPU is each one's."""
+    found = values(merged({1: gauge("process_open_fds", 7), 2: gauge("process_open_fds", 9)}))
+    assert found == {("process_open_fds", "1"): 7, ("process_open_fds", "2"): 9}
+
+
+def test_the_dead_stay_counted_and_weigh_nothing() -> None:
+    """Counts are kept, of any number of them; their load and their memory are gone."""
+    last = counted(3) + gauge("firsttoken_endpoint_in_flight", 9) + gauge("process_open_fds", 7)
+    dead = buried(buried([], last), counted(2, 1))
+    found = values(merged({None: dead, 1: counted(1)}))
+    assert found == {("firsttoken_requests_total", "chat"): 6, ("firsttoken_requests_total", "batch"): 1}
+
+
+def test_what_was_largest_is_kept_until_it_is_shown() -> None:
+    """The desk looks more often than Prometheus, and a look empties it at the worker."""
+    name = "firsttoken_loop_lag_max_seconds"
+    looked = kept(gauge(name, 3.0) + counted(1), gauge(name, 2.0) + counted(4))
+    assert values(merged({1: looked})) == {(name,): 3.0, ("firsttoken_requests_total", "chat"): 4}
+    assert kept([], gauge(name, 2.0)) == gauge(name, 2.0)
+
+
+def test_the_dead_outlast_who_buried_them() -> None:
+    """The admin port's process may die too."""
+    kept = Retired()
+    assert kept.read() == []
+    for dead in (buried([], counted(3, 4)), buried([], counted(3))):
+        kept.write(dead)
+        assert kept.read() == dead
+
+
+def test_an_endpoint_is_shown_by_the_worker_that_knows_most_of_it() -> None:
+    """Load is the same to all; what was learned is not."""
+    told = {
+        number: [{"endpoint": {"id": name}, "samples": samples} for name, samples in known.items()]
+        for number, known in {1: {"a": 5, "b": 1}, 2: {"a": 4, "b": 2}}.items()
+    }
+    assert {entry["endpoint"]["id"]: entry["worker"] for entry in endpoints(told)} == {"a": 1, "b": 2}
+
+
+def test_recent_requests_are_in_the_order_of_their_ends() -> None:
+    """And say which worker had them."""
+    told = {
+        1: [{"request_id": "a", "wall": 100.0, "total_ms": 900.0}, {"request_id": "d", "wall": 102.0, "total_ms": 1.0}],
+        2: [{"request_id": "b", "wall": 100.5, "total_ms": 100.0}],
+    }
+    found = [(record["request_id"], record["worker"]) for record in requests(told, 9)]
+    assert found == [("b", 2), ("a", 1), ("d", 1)]
+    assert [record["request_id"] for record in requests(told, 1)] == ["d"]
+    assert requests(told, 0) == []

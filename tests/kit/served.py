@@ -1,0 +1,62 @@
+"""`firsttoken serve` in a process of its own, as an operator runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SERVING = re.compile(r"firsttoken: serving (?P<url>http://[^/]+)/v1, admin (?P<admin>http://[^,\s]+)")
+
+
+def written(path: Path, endpoints: str, backend: str = "compatible") -> Path:
+    """A configuration with one pool, on free ports. `endpoints`: URLs, separated by commas."""
+    path.write_text(
+        "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
+        f"pools: {{only: {{backend: {backend}, model: served, endpoints: [{endpoints}]}}}}\n"
+        "routes: {chat: {tiers: [only]}}\n"
+        "telemetry: {access_log: stdout}\n"
+    )
+    return path
+
+
+class Served:
+    """The process, and where it says that it listens."""
+
+    def __init__(self, process: Process, said: str) -> None:
+        self.process, self.said = process, said
+        found = SERVING.match(said)
+        self.url, self.admin = (found["url"], found["admin"]) if found else ("", "")
+
+    async def line(self) -> str:
+        """The next one on standard error."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(20):
+            return (await self.process.stderr.readline()).decode()
+
+    async def ends(self) -> tuple[int, str, str]:
+        """Exit code, and what was on standard output and error beyond the lines that were read."""
+        async with asyncio.timeout(20):
+            out, err = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, out.decode(), err.decode()
+
+
+@asynccontextmanager
+async def serving(config: Path, *more: str) -> AsyncIterator[Served]:
+    command = (sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), *more)
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(30):
+            served = Served(process, (await process.stderr.readline()).decode())
+        yield served
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
