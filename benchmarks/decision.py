@@ -1,9 +1,13 @@
-"""What one decision costs: an 8k-token prompt of known prefix, a million blocks indexed, real beliefs.
+"""What one decision costs, and all of `policies` for one request.
 
     python -m benchmarks.decision
 
-Prints microseconds of `decide` (estimate in hand, to the ranked decision) among 8 and 64 endpoints, some of
-which work, and what the waiting room adds; and the prefix index's bytes per block.
+Prints, in microseconds,
+- `decide` (estimate in hand, to the ranked decision) for an 8k-token prompt of known prefix among 8 and 64 endpoints
+  some of which work, a million blocks indexed, real beliefs; and what the waiting room adds;
+- each stage of one small request on a fleet of two: what is decided, done and learned between its estimate and its
+  end. The median of a window of requests, in the quietest window: the machine may have other work;
+and the prefix index's bytes per block.
 """
 
 from __future__ import annotations
@@ -12,13 +16,26 @@ import gc
 import sys
 import tracemalloc
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from random import Random
+from statistics import median
 from time import perf_counter
 
 from policies import workloads
-from policies.facts import Ask, Candidate, Ending, Endpoint, Forecast, Pool, PoolEstimate, PrefixBlocks, PromptEstimate
-from policies.fleet import Fleet
+from policies.attempts import AttemptMachine, Begin, FirstToken, Open
+from policies.facts import (
+    Ask,
+    Candidate,
+    Ending,
+    Endpoint,
+    Forecast,
+    Pool,
+    PoolEstimate,
+    PrefixBlocks,
+    PromptEstimate,
+)
+from policies.fleet import Fleet, Reported
 from policies.route import Route
 from policies.tiers import decide
 from policies.waiting import WaitingRoom
@@ -26,6 +43,10 @@ from policies.waiting import WaitingRoom
 BLOCKS = 1_000_000  # indexed, over all endpoints
 PROMPT, BLOCK = 8_192, 16  # tokens
 ROUNDS = 4_000
+
+STAGES = ("snapshot", "decide", "begin", "sent", "first token", "commit", "ended")
+SMALL, SYSTEM, OUTPUT = 160, 4, 40  # tokens of a small prompt; its first blocks, which all share; tokens of an answer
+WINDOWS, WINDOW = 100, 60  # requests in each
 
 
 def prompts(count: int, random: Random) -> list[PoolEstimate]:
@@ -86,6 +107,59 @@ def times(endpoints: int, with_room: bool) -> list[float]:
     return sorted(took)
 
 
+class SmallRequests:
+    """One after the other on a fleet of two, whose caches are full: what comes in pushes something out."""
+
+    def __init__(self) -> None:
+        self.random = Random(1)
+        pool = Pool("main", "m", (Endpoint("main/0", "main"), Endpoint("main/1", "main")), kv_tokens=20_000)
+        self.fleet, self.now, self.number = Fleet([pool]), 0.0, 0
+        self.route = Route.model_validate({"name": "chat", **workloads.apply("chat", {"tiers": ["main"]})})
+        self.system = [self.random.getrandbits(64) for _ in range(SYSTEM)]
+
+    def prompt(self) -> PoolEstimate:
+        own = [self.random.getrandbits(64) for _ in range(SMALL // BLOCK - SYSTEM)]
+        tokens = SMALL + self.random.randrange(BLOCK)
+        return PoolEstimate(tokens, PrefixBlocks(array("Q", [*self.system, *own]), BLOCK), tokens - 10, 2)
+
+    def serve(self) -> list[float]:
+        """One of them; s of each stage."""
+        self.now, self.number, prompt = self.now + 0.01, self.number + 1, self.prompt()
+        fleet, route, now, key, estimate = self.fleet, self.route, self.now, object(), PromptEstimate({"main": prompt})
+        ask, first_at = Ask("chat", now, True), now + 0.02 + 0.01 * self.random.random()
+        reported = Reported(prompt.tokens, SYSTEM * BLOCK, OUTPUT, 0.02)
+        marks = [perf_counter()]
+        snapshot = fleet.snapshot(now)
+        marks.append(perf_counter())
+        decision = decide(ask, estimate, route, snapshot, fleet, now, self.number)
+        marks.append(perf_counter())
+        machine = AttemptMachine(
+            decision, max_attempts=route.max_attempts, stream=True, hedge=True, first_token_limit=60.0, now=now
+        )
+        (opened,) = machine.on(Begin(), now).actions
+        marks.append(perf_counter())
+        assert isinstance(opened, Open)
+        fleet.sent(key, opened.attempt.candidate, prompt, now, True, 0.05, OUTPUT)
+        marks.append(perf_counter())
+        fleet.first_token(key, first_at)
+        marks.append(perf_counter())
+        machine.on(FirstToken(1), first_at)
+        marks.append(perf_counter())
+        fleet.ended(key, Ending.COMPLETED, first_at + 1.0, reported)
+        marks.append(perf_counter())
+        return [after - before for before, after in pairwise(marks)]
+
+    def quietest(self) -> Sequence[float]:
+        """s of each stage, and of all."""
+        gc.collect()
+        gc.freeze()
+        windows = []
+        for _ in range(WINDOWS):
+            took = [(*stages, sum(stages)) for stages in (self.serve() for _ in range(WINDOW))]
+            windows.append([median(stage) for stage in zip(*took, strict=True)])
+        return [min(stage) for stage in zip(*windows, strict=True)]
+
+
 def bytes_per_block() -> float:
     gc.collect()
     tracemalloc.start()
@@ -105,6 +179,9 @@ def lines() -> Iterator[str]:
             p50, p99 = took[len(took) // 2] * 1e6, took[int(len(took) * 0.99)] * 1e6
             what = "through the waiting room" if with_room else "decide"
             yield f"{endpoints:3d} endpoints  {what:26s} p50 {p50:6.1f} us   p99 {p99:6.1f} us"
+    *stages, total = SmallRequests().quietest()
+    told = "  ".join(f"{stage} {s * 1e6:.1f}" for stage, s in zip(STAGES, stages, strict=True))
+    yield f"one small request, 2 endpoints: {total * 1e6:.1f} us  ({told})"
     yield f"prefix index: {bytes_per_block():.1f} bytes per block"
 
 

@@ -28,8 +28,40 @@ from dataclasses import dataclass
 from enum import Enum
 
 from policies.facts import FOREVER, Attempt, AttemptKind, Candidate, Decision, Ending, Outcome
+from policies.ranking import p50_of
 from policies.silence import first_look, hedge_at, leave_at
-from policies.value import value
+from policies.steps import (
+    Action,
+    Begin,
+    Cancel,
+    ClientGone,
+    Commit,
+    Event,
+    Failed,
+    FirstToken,
+    GiveUp,
+    Open,
+    Step,
+    Wake,
+)
+
+__all__ = [
+    "TRANSITIONS",
+    "Action",
+    "AttemptMachine",
+    "Begin",
+    "Cancel",
+    "ClientGone",
+    "Commit",
+    "Event",
+    "Failed",
+    "FirstToken",
+    "GiveUp",
+    "Open",
+    "State",
+    "Step",
+    "Wake",
+]
 
 BACKOFF = 0.1  # s before an overloaded endpoint is asked again, where it does not say
 DEATHS = 2  # of endpoints that had accepted the request
@@ -43,46 +75,6 @@ class State(Enum):
     GAVE_UP = "gave_up"
     GONE = "gone"
 
-
-@value
-class Begin:
-    """The request is decided."""
-
-
-@value
-class FirstToken:
-    """Visible content of an attempt: a preamble, a ping or an error is not."""
-
-    number: int
-
-
-@value
-class Failed:
-    """An attempt has ended without a token.
-
-    `retryable`: another endpoint might do better. `died`: the connection did, as opposed to an
-    overload reply. `retry_after`: s, as the server asked. `taken`: it died with a request that it
-    had accepted.
-    """
-
-    number: int
-    retryable: bool = True
-    died: bool = False
-    retry_after: float | None = None
-    taken: bool = False
-
-
-@value
-class Wake:
-    """The time of the last step's `wake_at` has come."""
-
-
-@value
-class ClientGone:
-    """The caller has left."""
-
-
-Event = Begin | FirstToken | Failed | Wake | ClientGone
 
 # What each state listens to, and where that may lead.
 TRANSITIONS: dict[State, dict[type[Event], frozenset[State]]] = {
@@ -101,39 +93,9 @@ TRANSITIONS: dict[State, dict[type[Event], frozenset[State]]] = {
     State.GONE: {},
 }
 
-
-@value
-class Open:
-    attempt: Attempt
-
-
-@value
-class Cancel:
-    number: int
-    ending: Ending
-
-
-@value
-class Commit:
-    """This attempt's bytes go to the client."""
-
-    number: int
-
-
-@value
-class GiveUp:
-    reason: str
-
-
-Action = Open | Cancel | Commit | GiveUp
-
-
-@value
-class Step:
-    """What to do now, in this order, and when to send a Wake if nothing happens before."""
-
-    actions: tuple[Action, ...] = ()
-    wake_at: float | None = None
+# Of every request: a member is slow to look up in its enumeration.
+_RACING, _COMMITTED, _PLACE, _PRIMARY = State.RACING, State.COMMITTED, Outcome.PLACE, AttemptKind.PRIMARY
+_IN_A_RACE = TRANSITIONS[State.RACING]
 
 
 @dataclass(slots=True)
@@ -151,6 +113,14 @@ class Pending:
 class AttemptMachine:
     """One per request. `now` is the time of each event, never earlier than the last one's."""
 
+    state = State.IDLE
+    _hears = TRANSITIONS[State.IDLE]  # the events that it listens to now
+    _opened = 0
+    _tried = 0  # candidates
+    _again: Candidate | None = None  # the one to be tried once more, at _again_at
+    _retried = False
+    _deaths = 0
+
     def __init__(
         self,
         decision: Decision,
@@ -161,51 +131,45 @@ class AttemptMachine:
         first_token_limit: float,
         now: float,
     ) -> None:
-        self.state = State.IDLE
         self.pending: dict[int, Pending] = {}
-        self._candidates = decision.ranked if decision.outcome is Outcome.PLACE else ()
+        self._candidates = decision.ranked if decision.outcome is _PLACE else ()
+        self._count = len(self._candidates)
         self._deadline = decision.deadline
         self._max_attempts, self._stream, self._hedge = max_attempts, stream, hedge
         self._first_token_limit = first_token_limit
-        self._opened = 0
-        self._tried = 0  # candidates
-        self._again: Candidate | None = None  # the one to be tried once more, at _again_at
         self._again_at = now
-        self._retried = False
-        self._deaths = 0
         self._actions: list[Action] = []
 
     def on(self, event: Event, now: float, may_retry: bool = True) -> Step:
         """`may_retry`: whether a budget allows another copy, should this event call for one."""
-        if type(event) not in TRANSITIONS[self.state]:
+        if type(event) not in self._hears:
             return Step((), self._wake_at())
-        match event:
-            case Begin():
-                self._begin(now)
-            case FirstToken(number):
-                self._first_token(number)
-            case Failed():
-                self._failed(event, now, may_retry)
-            case Wake():
-                self._wake(now, may_retry)
-            case ClientGone():
-                self._end(State.GONE)
+        if isinstance(event, FirstToken):
+            self._first_token(event.number)
+        elif isinstance(event, Begin):
+            self._begin(now)
+        elif isinstance(event, Wake):
+            self._wake(now, may_retry)
+        elif isinstance(event, Failed):
+            self._failed(event, now, may_retry)
+        else:
+            self._end(State.GONE)
         actions, self._actions = tuple(self._actions), []
         return Step(actions, self._wake_at())
 
     # -- events -------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
-        self.state = State.RACING
-        if self._next() is None:
-            self._give_up("there is no candidate")
+        self.state, self._hears = _RACING, _IN_A_RACE
+        if self._count:
+            self._open_next(_PRIMARY, now)
         else:
-            self._open_next(AttemptKind.PRIMARY, now)
+            self._give_up("there is no candidate")
 
     def _first_token(self, number: int) -> None:
         if self.pending.pop(number, None) is not None:
             self._actions.append(Commit(number))
-            self._end(State.COMMITTED)
+            self._end(_COMMITTED)
 
     def _failed(self, failure: Failed, now: float, may_retry: bool) -> None:
         pending = self.pending.pop(failure.number, None)
@@ -237,10 +201,10 @@ class AttemptMachine:
     # -- silence ------------------------------------------------------------------------------
 
     def _first_look(self, own: Candidate, sent: float, limit: float) -> float:
-        upcoming = self._next()
-        if not self._stream or upcoming is None or self._deadline == FOREVER:
+        if not self._stream or self._deadline == FOREVER or not self._has_next:
             return limit
-        return min(first_look(own.forecast, upcoming.forecast, sent, self._deadline), limit)
+        look = first_look(own.forecast, p50_of(self._candidates, self._tried), sent, self._deadline)
+        return look if look < limit else limit
 
     def _look(self, pending: Pending, now: float, may_retry: bool) -> None:
         """A silent attempt's moment has come: weigh it, race it, or leave it."""
@@ -279,10 +243,12 @@ class AttemptMachine:
     # -- opening and ending -------------------------------------------------------------------
 
     def _next(self) -> Candidate | None:
-        """The next untried candidate, if another attempt is allowed."""
-        if not self._may_open or self._tried >= len(self._candidates):
-            return None
-        return self._candidates[self._tried]
+        return self._candidates[self._tried] if self._has_next else None
+
+    @property
+    def _has_next(self) -> bool:
+        """Whether there is an untried candidate, and another attempt is allowed."""
+        return self._tried < self._count and self._may_open
 
     def _open_next(self, kind: AttemptKind, now: float) -> None:
         candidate = self._candidates[self._tried]
@@ -326,20 +292,22 @@ class AttemptMachine:
             return f"{self._deaths} endpoints died while they worked on it"
         if self._opened >= self._max_attempts:
             return f"all {self._opened} attempts allowed have failed"
-        return f"all {len(self._candidates)} candidates have failed"
+        return f"all {self._count} candidates have failed"
 
     def _give_up(self, reason: str) -> None:
         self._actions.append(GiveUp(reason))
         self._end(State.GAVE_UP)
 
     def _end(self, state: State) -> None:
-        self._actions += [Cancel(number, Ending.CANCELLED) for number in self.pending]
-        self.pending.clear()
+        if self.pending:
+            self._actions += [Cancel(number, Ending.CANCELLED) for number in self.pending]
+            self.pending.clear()
         self._again = None
-        self.state = state
+        self.state, self._hears = state, {}
 
     def _wake_at(self) -> float | None:
-        moments = [pending.look_at for pending in self.pending.values()]
-        if self._again is not None:
-            moments.append(self._again_at)
-        return min(moments, default=None)
+        at = None if self._again is None else self._again_at
+        for pending in self.pending.values():
+            if at is None or pending.look_at < at:
+                at = pending.look_at
+        return at

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from policies.facts import Endpoint, Forecast, Load, PoolEstimate
+from policies.facts import Endpoint, Load, PoolEstimate
+from policies.scorers.interface import Prospect
 
 
 class Beliefs(Protocol):
     """Read-only to decisions; `policies.fleet.Fleet` is the implementation that learns."""
 
-    def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
-        """Prompt tokens (the engine's) believed cached there: whole blocks, always less than the prompt."""
-        ...
+    def prospects(
+        self, endpoints: Sequence[Endpoint], loads: Sequence[Load], prompt: PoolEstimate, tier: int, price: float,
+        now: float,
+    ) -> list[Prospect]:  # fmt: skip
+        """All that is believed of a prompt sent at `now` to these endpoints of one pool, in their order.
 
-    def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
-        """TTFT from a send at `now` to the first token, and TPOT."""
-        ...
-
-    def prefill(self, endpoint: Endpoint, prompt_tokens: int, hit: int) -> float:
-        """Engine time that a prompt takes there, s; 0 for an API."""
+        One question for all of them: a tenth of what as many calls for each would cost.
+        """
         ...

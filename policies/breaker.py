@@ -47,6 +47,7 @@ TRANSITIONS: dict[tuple[State, Sign], State] = {
     (State.HALF_OPEN, Sign.TRIPPED): State.OPEN,
 }
 
+_CLOSED, _UP = State.CLOSED, Health.UP  # what is nearly always so: a member is slow to look up in its enumeration
 _ANSWERED = (Ending.COMPLETED, Ending.REFUSED, Ending.RATE_LIMITED)
 
 
@@ -70,13 +71,15 @@ class Breaker:
         self._spoke_at = self._closed_at = NEVER
 
     def health(self, now: float) -> Health:
-        if self.state is State.CLOSED:
-            return Health.UP
+        if self.state is _CLOSED:
+            return _UP
         if self.state is State.OPEN:
             return Health.DOWN if now < self.until else Health.PROBING
         return Health.PROBING if self._probe is None else Health.DOWN
 
     def sent(self, key: Hashable, now: float) -> None:
+        if self.state is _CLOSED:
+            return
         if self.state is State.OPEN and now >= self.until:
             self._move(Sign.COOLED, now)
         if self.state is State.HALF_OPEN and self._probe is None:
@@ -86,7 +89,8 @@ class Breaker:
         """`key` got its first token, or an answer."""
         self._spoke_at = now
         self._refusals = 0
-        self._alive(key, now)
+        if self.state is not _CLOSED:
+            self._alive(key, now)
 
     def ended(self, key: Hashable, ending: Ending, now: float, connected: bool = True) -> None:
         """`connected` False: refused, or reset before a byte came."""
@@ -95,7 +99,7 @@ class Breaker:
             self.spoke(key, now)
         elif ending is not Ending.CANCELLED:
             self._failed(key, now, connected)
-        if self._probe == key:
+        if self._probe is not None and self._probe == key:
             self._probe = None
 
     def silent(self, key: Hashable, sent_at: float, now: float, overdue: bool) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from policies.anchor import Anchor, Echo
 from policies.blocktree import Chain
 from policies.facts import PoolEstimate
-from policies.prefix import PrefixIndex, PrefixStatistics
+from policies.prefix import Found, PrefixIndex, PrefixStatistics
 from policies.residency import Residency, ResidencyStatistics
 
 LATE = 64  # prompts of one endpoint that ended before their last event came
@@ -57,12 +57,16 @@ class Caches:
 
     # ----------------------------------------------------------------- read by decisions
 
-    def held(self, endpoint_id: str, prompt: PoolEstimate) -> float:
-        """Leading tokens of the prompt (the engine's) believed cached there."""
-        depth, anchor, stamp = self.index.find(endpoint_id, prompt.blocks.hashes)
+    def hit(self, endpoint_id: str, prompt: PoolEstimate, found: Found, block: int) -> int:
+        """Of what the index found there, leading tokens of the prompt (the engine's) believed cached: whole blocks of
+        so many, and always less than the prompt."""
+        depth, anchor, stamp = found
         if anchor is None or stamp in self._engines[endpoint_id].flying:
-            return depth * prompt.blocks.size * prompt.blocks.scale
-        return anchor.held(depth, prompt)
+            held = depth * prompt.blocks.size * prompt.blocks.scale
+        else:
+            held = anchor.held(depth, prompt)
+        most = prompt.tokens - 1
+        return (int(held) if held < most else most) // block * block if held else 0
 
     def statistics(self, endpoint_id: str) -> tuple[PrefixStatistics, ResidencyStatistics | None]:
         engine = self._engines.get(endpoint_id)
@@ -71,12 +75,10 @@ class Caches:
     # ----------------------------------------------------------------- told of our prompts
 
     def sent(self, key: Hashable, endpoint_id: str, prompt: PoolEstimate, session: str) -> Sent:
-        hashes = prompt.blocks.hashes
-        depth, anchor, _ = self.index.find(endpoint_id, hashes)
-        sent = Sent(endpoint_id, prompt, depth, self.index.record(endpoint_id, hashes), anchor)
+        depth, anchor, stamp = self.index.enter(endpoint_id, prompt.blocks.hashes)
         if (engine := self._engines.get(endpoint_id)) is not None:
-            engine.sent(key, session, sent.stamp)
-        return sent
+            engine.sent(key, session, stamp)
+        return Sent(endpoint_id, prompt, depth, stamp, anchor)
 
     def answered(self, key: Hashable, sent: Sent, tokens: int | None, cached: int | None) -> bool:
         """Its prompt was computed. Whether the engine's events account for it, now or shortly."""

@@ -5,23 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.breaker import LONGEST_EJECTION, Breaker
-from policies.facts import NEVER, Endpoint, EngineLoad, Forecast, Load, Pool
-from policies.ledger import REMAINDER, Ledger
+from policies.facts import FOREVER, NEVER, Endpoint, EngineLoad, Load, Pool
+from policies.ledger import Ledger, Queue
 from policies.pace import Pace
-from policies.predictor import ApiPredictor, EnginePredictor, Predictor
+from policies.predictor import READ, ApiPredictor, EnginePredictor, Predictor, Work
 from policies.prefix import PrefixStatistics
 from policies.quota import Quota
 from policies.residency import ResidencyStatistics
-from policies.stall import Stall, closed
+from policies.siblings import NOTHING, Burden, added
+from policies.stall import NOBODY, Stall, closed
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
 TYPICAL_PROMPT = 1_000.0  # uncached tokens of other traffic's prompts, before we know our own
 MEMORY = 1 / 32  # weight of the latest prompt in means
 API_EJECTION = 10.0  # s: no probe tells when an API is back, so ask again soon
 BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little from prompt to prompt
-READ = 5e-4  # requests that decode: a token of context that must be read for one slows a step by as much
 LEAST_LEFT = 0.1  # of its time, that an engine decodes, however much it prefills
 RESTART = 1.0  # s by which an engine's own start time must move to be another start
+
+_new = tuple.__new__  # half of what a named tuple's own constructor takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class EndpointState:
         "_mean_block",
         "_others_running",
         "_others_waiting",
+        "_told",
         "_typical",
         "block_size",
         "block_tokens",
@@ -69,6 +72,7 @@ class EndpointState:
         "scraped_at",
         "stall",
         "taught_by",
+        "theirs",
         "used_at",
         "warming",
     )  # fmt: skip
@@ -90,75 +94,105 @@ class EndpointState:
         self.warming = False
         self._others_running = self._others_waiting = self._excess = 0
         self._typical = TYPICAL_PROMPT
+        self.theirs = NOTHING  # what siblings have under way there
+        self._told = 0.0  # s of prefill in `stall.spent` that are theirs
         self.context = 0.0  # attention pairs per token ahead, as of the last `load`
-        self.rate = self.predictor.rate(0.0)  # tokens/s, as of the last `load`
+        self.rate = self.predictor.top_rate  # tokens/s, as of the last `load`
 
     @property
     def blocks(self) -> int:
         """How many of the estimator's blocks the engine's cache has room for."""
         return max(1, int(self.kv_tokens / self.block_tokens))
 
+    @property
+    def queue(self) -> Queue:
+        """What waits there, whoever sent it."""
+        own = self.ledger.queue
+        return own if self.theirs is NOTHING else self.theirs.beside(own, self.heard_at)
+
+    @property
+    def answering(self) -> int:
+        """Answers being written there, whoever asked."""
+        own = len(self.ledger.answering)
+        return own if self.theirs is NOTHING else own + self.theirs.running
+
+    @property
+    def attended(self) -> int:
+        """Tokens that they attend to."""
+        own = self.stall.context
+        return own if self.theirs is NOTHING else own + self.theirs.context
+
+    @property
+    def burden(self) -> Burden:
+        """What we have under way there, for siblings."""
+        ledger, stall = self.ledger, self.stall
+        tokens, pairs, remainder, since = ledger.queue
+        waiting = ledger.prefilling
+        return Burden(
+            ledger.in_flight, waiting, tokens, pairs, remainder, stall.context, int(self.warming),
+            since if waiting else FOREVER, self.heard_at, self.used_at, self.breaker.blocked_until,
+            stall.spent - self._told, *(stall.writing if stall.answers else NOBODY), stall.harm,
+        )  # fmt: skip
+
+    def hear(self, theirs: Burden, now: float) -> None:
+        """What siblings have under way there has changed. Their prefills stall our answers as our own do."""
+        spent = theirs.spent - self.theirs.spent
+        if spent > 0:  # less: one of them has begun anew
+            self.stall.prefill(spent, now)
+            self._told += spent
+        self.heard_at, self.used_at = max(self.heard_at, theirs.heard_at), max(self.used_at, theirs.used_at)
+        self.theirs = theirs
+
     def load(self, now: float) -> Load:
-        ledger, breaker = self.ledger, self.breaker
-        ledger.expire(now, self.rate)
-        queue = ledger.queue
-        self.context = queue.context
-        self.rate = rate = self.predictor.rate(self.context)
-        fresh = now - self.scraped_at <= STALE
-        waiting = self._others_waiting if fresh else 0
-        others = max(waiting * self._typical - rate * (now - self.scraped_at), 0.0) if waiting else 0.0
-        running = ledger.in_flight - ledger.prefilling + (self._others_running if fresh else 0)
-        ahead, stall = queue.ahead(now, rate) + others, self.stall
-        duty, pace = stall.duty(now), self.pace.predict(running, stall.context)
-        strain = stall.strain(pace)
+        ahead, running, waiting = self._look(now)
+        ledger, stall, theirs, busy = self.ledger, self.stall, self.theirs, ahead / self.rate
+        prefilling, blocked, warming = len(ledger.waiting), self.breaker.blocked_until, self.warming
+        in_flight, context, harm, writing = prefilling + len(ledger.answering), stall.context, stall.harm, NOBODY
+        if self.quota is not None:
+            blocked = max(blocked, self.quota.full_until(now))
+        if theirs is not NOTHING:
+            in_flight, prefilling = in_flight + theirs.in_flight, prefilling + theirs.prefilling
+            context, harm, blocked = self.attended, added(harm, theirs.harm), max(blocked, theirs.blocked_until)
+            writing, warming = theirs.writing, warming or theirs.warming > 0
+        duty, pace = stall.duty(now), self.pace.predict(running, context)
+        strain, left = stall.strain(pace, writing), 1 - duty
         return Load(
-            at=now,
-            health=breaker.health(now),
-            in_flight=ledger.in_flight,
-            prefilling=ledger.prefilling,
-            ahead=ahead,
-            running=running,
-            waiting=ledger.prefilling + waiting,
-            kv_usage=self.engine.kv_usage or 0.0,
-            scraped_at=self.scraped_at,
-            blocked_until=self._blocked_until(now),
-            busy=ahead / rate,
-            harm=stall.harm,
-            stalled=stall.since,
-            strain=strain,
-            closed=closed(strain, ahead / rate),
-            duty=duty,
-            tpot=pace / max(1 - duty, LEAST_LEFT),
-            context=stall.context,
-            warming=self.warming,
-            heard_at=self.heard_at,
-        )
+            now, self.breaker.health(now), in_flight, prefilling, ahead, running, waiting,
+            self.engine.kv_usage or 0.0, self.scraped_at, blocked, busy, 0.0, harm, stall.since, strain,
+            closed(strain, busy) if strain else 0.0, duty, pace / (left if left > LEAST_LEFT else LEAST_LEFT),
+            context, self.heard_at, warming,
+        )  # fmt: skip
 
-    def _blocked_until(self, now: float) -> float:
-        blocked = self.breaker.blocked_until
-        return blocked if self.quota is None else max(blocked, self.quota.full_until(now))
-
-    def work(self, load: Load, prompt_tokens: int, hit: int, now: float) -> tuple[int, int, float, float, float]:
-        """The fields of a `Work`."""
-        uncached, ahead = prompt_tokens - hit, load.ahead
-        pairs = uncached * (hit + 0.5 * uncached)
-        if ahead:
-            ahead = max(ahead - self.rate * (now - load.at), ahead * REMAINDER)
-            pairs += ahead * self.context
-        return prompt_tokens, uncached, ahead, pairs, load.running + load.context * READ
-
-    def forecast(self, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
-        predictor, uncached = self.predictor, prompt_tokens - hit
-        own = predictor.seconds(uncached, uncached * (hit + 0.5 * uncached))
-        if load.ahead or not self.local:
-            wait = max(load.wait, load.blocked_until - now)
-            center = wait + predictor.center(*self.work(load, prompt_tokens, hit, now), now)
+    def _look(self, now: float) -> tuple[float, int, int]:
+        """Tokens ahead of a prompt, and requests that decode and that wait; how fast what is ahead drains."""
+        ledger, theirs, ahead = self.ledger, self.theirs, 0.0
+        if ledger.waiting:
+            ledger.expire(now, self.rate)
+        waiting, running = len(ledger.waiting), len(ledger.answering)
+        if theirs is not NOTHING:
+            waiting, running = waiting + theirs.prefilling, running + theirs.running
+        if waiting:
+            queue = self.queue
+            self.context = queue.context
+            self.rate = self.predictor.rate(self.context)
+            ahead = queue.ahead(now, self.rate)
         else:
-            center = load.wait + predictor.idle(prompt_tokens, own, load.running + load.context * READ)
-        return Forecast(center, predictor.quantiles(load.ahead, now), load.tpot, predictor.samples, own)
+            self.context, self.rate = 0.0, self.predictor.top_rate
+        if (self._others_waiting or self._others_running) and now - self.scraped_at <= STALE:
+            ahead += max(self._others_waiting * self._typical - self.rate * (now - self.scraped_at), 0.0)
+            waiting += self._others_waiting
+            running += self._others_running
+        return ahead, running, waiting
+
+    def work(self, tokens: int, hit: int, now: float) -> Work:
+        """What a prompt sent now makes it do, and behind what."""
+        ahead, running, _ = self._look(now)
+        uncached = tokens - hit
+        pairs = uncached * (hit + 0.5 * uncached) + ahead * self.context
+        return _new(Work, (tokens, uncached, ahead, pairs, running + self.attended * READ))
 
     def progress(self, now: float) -> None:
-        self.stall.look(self.pace.predict(self.ledger.in_flight - self.ledger.prefilling, self.stall.context), now)
+        self.stall.look(self.pace.predict(self.answering, self.attended), now)
 
     def statistics(
         self, prefix: PrefixStatistics, resident: ResidencyStatistics | None, now: float
@@ -204,9 +238,10 @@ class EndpointState:
 
     def _reconcile(self, running: int, waiting: int, restarted: bool) -> None:
         """Other traffic is what two scrapes in a row show beyond ours: one may just be older than our news."""
-        excess = 0 if restarted else max(0, running + waiting - self.ledger.in_flight)
+        prefilling = self.ledger.prefilling + self.theirs.prefilling
+        excess = 0 if restarted else max(0, running + waiting - self.answering - prefilling)
         others, self._excess = min(excess, self._excess), excess
-        self._others_waiting = min(max(0, waiting - self.ledger.prefilling), others)
+        self._others_waiting = min(max(0, waiting - prefilling), others)
         self._others_running = others - self._others_waiting
 
     def follow(self, sibling: EndpointState, now: float) -> None:

@@ -8,7 +8,7 @@ Rules:
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import Enum
@@ -180,7 +180,23 @@ class PromptEstimate:
 
 # --------------------------------------------------------------------------- predictions
 
-QUANTILES: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+Quantiles = tuple[float, ...]  # of a distribution, at QUANTILES: ascending
+QUANTILES: Quantiles = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+MEDIAN, NINETIETH = QUANTILES.index(0.5), QUANTILES.index(0.9)
+
+
+def chance_of(center: float, ratios: Quantiles, within: float) -> float:
+    """The chance of a `Forecast` that is not made for it."""
+    if within <= 0:
+        return 0.0
+    x = within / (center or TINY)
+    if x >= (most := ratios[-1]):  # mostly: a budget is generous to an engine that is idle
+        return 1.0 - (1.0 - QUANTILES[-1]) * most / x
+    i = bisect_right(ratios, x)
+    if i == 0:
+        return QUANTILES[0] * x / ratios[0]  # bisect has it: x is less
+    low, least = ratios[i - 1], QUANTILES[i - 1]
+    return least + (QUANTILES[i] - least) * (x - low) / (ratios[i] - low)
 
 
 @value
@@ -192,7 +208,7 @@ class Forecast:
     """
 
     center: float
-    ratios: tuple[float, ...] = (1.0,) * len(QUANTILES)
+    ratios: Quantiles = (1.0,) * len(QUANTILES)
     tpot: float = 0.0
     samples: int = 0  # how many first tokens stand behind it
     prefill: float = 0.0  # s of the engine's time that this prompt takes; 0 for an API
@@ -200,34 +216,25 @@ class Forecast:
     def quantile(self, q: float) -> float:
         """The TTFT, s, under which a share `q` of such requests fall (linear between grid points)."""
         grid, ratios = QUANTILES, self.ratios
-        if q <= grid[0]:
+        i = bisect_left(grid, q)
+        if i == 0:
             return self.center * ratios[0]
-        for i in range(1, len(grid)):
-            if q <= grid[i]:
-                low, high = grid[i - 1], grid[i]
-                return self.center * (ratios[i - 1] + (ratios[i] - ratios[i - 1]) * (q - low) / (high - low))
-        return self.center * ratios[-1]
+        if i == len(grid):
+            return self.center * ratios[-1]
+        low, high = grid[i - 1], grid[i]
+        return self.center * (ratios[i - 1] + (ratios[i] - ratios[i - 1]) * (q - low) / (high - low))
 
     def chance(self, within: float) -> float:
         """P(TTFT <= `within` seconds), 0 to 1."""
-        if within <= 0:
-            return 0.0
-        grid, ratios, x = QUANTILES, self.ratios, within / (self.center or TINY)
-        i = bisect_right(ratios, x)
-        if i == 0:
-            return grid[0] * x / ratios[0]  # bisect has it: x is less
-        if i == len(grid):
-            return 1.0 - (1.0 - grid[-1]) * ratios[-1] / x
-        low = ratios[i - 1]
-        return grid[i - 1] + (grid[i] - grid[i - 1]) * (x - low) / (ratios[i] - low)
+        return chance_of(self.center, self.ratios, within)
 
     @property
     def p50(self) -> float:
-        return self.center * self.ratios[6]
+        return self.center * self.ratios[MEDIAN]
 
     @property
     def p90(self) -> float:
-        return self.center * self.ratios[10]
+        return self.center * self.ratios[NINETIETH]
 
 
 # --------------------------------------------------------------------------- the decision
@@ -269,6 +276,9 @@ class Outcome(Enum):
     UNFIT = "unfit"  # no tier can ever take this request (context, capabilities): 400
 
 
+_PLACE = Outcome.PLACE  # a member is slow to look up in its enumeration
+
+
 @value
 class Decision:
     """Where to send a request, in order of preference: failover never asks again."""
@@ -284,7 +294,7 @@ class Decision:
 
     @property
     def chosen(self) -> Candidate | None:
-        return self.ranked[0] if self.outcome is Outcome.PLACE else None
+        return self.ranked[0] if self.outcome is _PLACE else None
 
 
 # --------------------------------------------------------------------------- attempts

@@ -14,10 +14,11 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from itertools import takewhile
 from typing import NamedTuple
 
+from policies.facts import NEVER
+
+_new = tuple.__new__  # half of what a named tuple's own constructor takes
 REMAINDER = 0.1  # of the charge: about what a prefill exceeds its predicted time by
 
 
@@ -36,63 +37,71 @@ class Queue(NamedTuple):
 
     def ahead(self, now: float, rate: float) -> float:
         """Tokens that a prompt sent at `now` waits for, at `rate` tokens/s."""
-        return max(self.tokens - rate * max(now - self.since, 0.0), float(self.remainder))
+        return max(self.tokens - rate * max(now - self.since, 0.0), float(self.remainder)) if self.tokens else 0.0
 
 
-@dataclass(slots=True)
-class _Charge:
+EMPTY = Queue(0, 0, 0, NEVER)
+
+
+class Charge(NamedTuple):
+    """One attempt without a first token."""
+
     tokens: int
     pairs: int
     remainder: int
-    stream: bool
+    stream: bool = True
 
 
 class Ledger:
     """The attempts in flight on one endpoint. Tokens and attention pairs are integers, so sums stay exact."""
 
-    __slots__ = ("_answering", "_pairs", "_remainder", "_since", "_tokens", "_waiting")
+    __slots__ = ("_pairs", "_remainder", "_since", "_tokens", "answering", "waiting")
 
     def __init__(self) -> None:
-        self._waiting: dict[Hashable, _Charge] = {}  # in the order sent
-        self._answering: set[Hashable] = set()
+        self.waiting: dict[Hashable, Charge] = {}  # in the order sent
+        self.answering: set[Hashable] = set()
         self._tokens = self._pairs = self._remainder = 0  # sums over the waiting
         self._since = 0.0  # when the engine began with what is first now
 
     @property
     def in_flight(self) -> int:
-        return len(self._waiting) + len(self._answering)
+        return len(self.waiting) + len(self.answering)
 
     @property
     def prefilling(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     @property
     def queue(self) -> Queue:
-        return Queue(self._tokens, self._pairs, self._remainder, self._since)
+        return Queue(self._tokens, self._pairs, self._remainder, self._since) if self.waiting else EMPTY
 
     def charge(self, key: Hashable, tokens: int, now: float, context: int = 0, stream: bool = True) -> None:
         """`tokens` to be computed on top of `context` cached ones."""
-        self.release(key, now)
-        if not self._waiting:
+        if key in self.waiting or key in self.answering:
+            self.release(key, now)
+        if not self.waiting:
             self._since = now
-        pairs = tokens * (2 * context + tokens) // 2
-        charge = _Charge(tokens, pairs, int(tokens * REMAINDER) if stream else 0, stream)
-        self._waiting[key] = charge
-        self._add(charge, 1)
+        pairs, remainder = tokens * (2 * context + tokens) // 2, int(tokens * REMAINDER) if stream else 0
+        self.waiting[key] = _new(Charge, (tokens, pairs, remainder, stream))
+        self._tokens += tokens
+        self._pairs += pairs
+        self._remainder += remainder
 
     def clear(self, key: Hashable, now: float) -> None:
         """The first token of `key` is here."""
-        if key not in self._waiting:
+        if key not in self.waiting:
             return
-        for earlier in list(takewhile(lambda other: other != key, self._waiting)):
+        for earlier in tuple(self.waiting):
+            if earlier == key:
+                break
             self._settle(earlier)
         self._answer(key)
         self._since = now
 
     def expire(self, now: float, rate: float) -> None:
         """Take for answering what shows no first token and had its time, at `rate` tokens/s."""
-        while self._waiting:
-            key, charge = next(iter(self._waiting.items()))
+        while self.waiting:
+            key, charge = next(iter(self.waiting.items()))
             over = self._since + charge.tokens / rate
             if charge.stream or over > now:
                 return
@@ -101,29 +110,30 @@ class Ledger:
 
     def release(self, key: Hashable, now: float) -> None:
         """`key` ended, however it did."""
-        self._answering.discard(key)
-        if key not in self._waiting:
+        self.answering.discard(key)
+        if key not in self.waiting:
             return
-        if next(iter(self._waiting)) == key:
+        if next(iter(self.waiting)) == key:
             self._since = now
-        self._add(self._waiting.pop(key), -1)
+        self._take_out(key)
 
     def _settle(self, key: Hashable) -> None:
         """All but done."""
-        charge = self._waiting[key]
+        charge = self.waiting[key]
         if not charge.stream:
             self._answer(key)
             return
-        self._add(charge, -1)
-        charge.pairs = charge.pairs * charge.remainder // max(charge.tokens, 1)
-        charge.tokens = charge.remainder
-        self._add(charge, 1)
+        left = Charge(charge.remainder, charge.pairs * charge.remainder // max(charge.tokens, 1), charge.remainder)
+        self._tokens += left.tokens - charge.tokens
+        self._pairs += left.pairs - charge.pairs
+        self.waiting[key] = left
 
     def _answer(self, key: Hashable) -> None:
-        self._add(self._waiting.pop(key), -1)
-        self._answering.add(key)
+        self._take_out(key)
+        self.answering.add(key)
 
-    def _add(self, charge: _Charge, sign: int) -> None:
-        self._tokens += sign * charge.tokens
-        self._pairs += sign * charge.pairs
-        self._remainder += sign * charge.remainder
+    def _take_out(self, key: Hashable) -> None:
+        tokens, pairs, remainder, _ = self.waiting.pop(key)
+        self._tokens -= tokens
+        self._pairs -= pairs
+        self._remainder -= remainder

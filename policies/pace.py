@@ -29,14 +29,14 @@ class Pace:
         return base * DECODE_BASE + step * DECODE_RUNNING * running + read * DECODE_CONTEXT * context
 
     def observe(self, running: float, context: float, tpot: float) -> None:
-        tpot = max(tpot, LEAST_TPOT)
-        factor = self._surprise.judge(log(tpot / max(self.predict(running, context), LEAST_TPOT)))
+        tpot = tpot if tpot > LEAST_TPOT else LEAST_TPOT
+        predicted = self.predict(running, context)
+        factor = self._surprise.judge(log(tpot / (predicted if predicted > LEAST_TPOT else LEAST_TPOT)))
         if factor != 1.0:
             self._fit.scale(factor)
         else:
-            self._fit.learn(
-                (DECODE_BASE, DECODE_RUNNING * running, DECODE_CONTEXT * context), tpot, self._surprise.clip
-            )
+            terms = DECODE_BASE, DECODE_RUNNING * running, DECODE_CONTEXT * context
+            self._fit.learn(terms, tpot, self._surprise.clip)
 
     def follow(self, sibling: Self) -> None:
         self._fit.follow(sibling._fit)

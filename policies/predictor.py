@@ -26,7 +26,8 @@ from math import exp, log
 from statistics import median
 from typing import NamedTuple, Protocol, Self
 
-from policies.facts import NEVER, Forecast
+from policies.facts import NEVER, Forecast, Load, Quantiles
+from policies.ledger import REMAINDER
 from policies.ratios import Ratios
 from policies.regression import Regression
 from policies.surprise import SURPRISES, Surprise
@@ -37,6 +38,7 @@ LENGTH = 2e-6  # s per token of the prompt: tokenizing and hashing it, reading i
 TOKEN = 1 / 20_000  # s per uncached token
 PAIR = 2e-9  # s per pair of new token and token in its context
 RUNNING = 0.0005  # s per request that is decoding
+READ = 5e-4  # requests that decode: a token of context that must be read for one slows a step by as much
 LEAST_TOKEN = 1e-6  # s: no engine prefills more than a million tokens a second
 LEAST_TTFT = 1e-4  # s
 
@@ -71,18 +73,25 @@ class Sample(NamedTuple):
     ttft: float  # s
 
 
+Expected = tuple[float, Quantiles, float]  # TTFT before its spread, s; its spread; engine time of the prefill, s
+
+
 class Predictor(Protocol):
     """Learns one endpoint's TTFT."""
 
     samples: int
+    top_rate: float  # tokens/s, where a token reads no others
 
     def center(self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float) -> float:
         """Predicted seconds, before the spread, for the fields of a `Work` (which costs as much as the answer)."""
         ...
 
-    def quantiles(self, ahead: float, now: float) -> tuple[float, ...]:
-        """Of actual / predicted, at QUANTILES."""
+    def expect(self, load: Load, context: float, rate: float, tokens: int, hit: int, now: float) -> Expected:
+        """Of a prompt sent now, `hit` tokens of which are cached, to where `load` is: one call for each endpoint of
+        each decision. What is ahead drains at `rate` tokens/s, and each of its tokens reads `context` others."""
         ...
+
+    def quantiles(self, ahead: float, now: float) -> Quantiles: ...
 
     def rate(self, context: float) -> float:
         """Tokens/s at which what is ahead drains, where a token reads `context` others."""
@@ -91,8 +100,6 @@ class Predictor(Protocol):
     def seconds(self, tokens: float, pairs: float) -> float:
         """Engine time of a prefill, s; 0 where no engine can be seen."""
         ...
-
-    def idle(self, prompt: int, own: float, running: float) -> float: ...
 
     def observe(self, sample: Sample, now: float) -> None: ...
 
@@ -103,11 +110,6 @@ class Predictor(Protocol):
     def unlike(self, sibling: Self, now: float) -> float:
         """How different its own samples say it is: the logarithm of the ratio of their speeds, without its sign."""
         ...
-
-
-def _error(sample: Sample, predicted: float, now: float, since: float) -> float:
-    """Actual / what was told; / what is `predicted` now if it was sent before the regime that began at `since`."""
-    return sample.ttft / (predicted if now - sample.ttft < since else sample.told)
 
 
 def learn_at_least(predictor: Predictor, sample: Sample, now: float) -> None:
@@ -123,10 +125,18 @@ def learn_at_least(predictor: Predictor, sample: Sample, now: float) -> None:
     predictor.observe(sample._replace(ttft=max(beyond, sample.ttft)), now)
 
 
+def _drained(load: Load, rate: float, now: float) -> float:
+    """What is ahead by now."""
+    ahead, least = load.ahead - rate * (now - load.at), load.ahead * REMAINDER
+    return ahead if ahead > least else least
+
+
 class EnginePredictor:
     """An engine whose queue and prefix cache are modelled."""
 
-    __slots__ = ("_behind", "_fit", "_idle", "_own", "_seconds", "_since", "_surprise", "samples")
+    __slots__ = ("_behind", "_fit", "_idle", "_own", "_since", "_surprise", "prices", "samples", "top_rate")
+
+    prices: tuple[float, float, float, float, float]  # s per unit of each term
 
     def __init__(self) -> None:
         self.samples = 0
@@ -138,44 +148,58 @@ class EnginePredictor:
         self._price()
 
     def center(self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float) -> float:
-        base, length, token, pair, step = self._seconds
+        base, length, token, pair, step = self.prices
         return base + length * prompt + token * (uncached + ahead) + pair * pairs + step * running
 
-    def quantiles(self, ahead: float, now: float) -> tuple[float, ...]:
+    def expect(self, load: Load, context: float, rate: float, tokens: int, hit: int, now: float) -> Expected:
+        base, length, token, pair, step = self.prices
+        uncached = tokens - hit
+        pairs = uncached * (hit + 0.5 * uncached)
+        own, running = token * uncached + pair * pairs, load.running + load.context * READ
+        if load.ahead:
+            ahead, errors = _drained(load, rate, now), self._behind
+            pairs += ahead * context
+            center = base + length * tokens + token * (uncached + ahead) + pair * pairs + step * running
+        else:
+            errors = self._idle
+            center = base + length * tokens + own + step * running
+        wait = load.blocked_until - now
+        return (wait if wait > load.wait else load.wait) + center, errors.quantiles(now), own
+
+    def quantiles(self, ahead: float, now: float) -> Quantiles:
         return (self._behind if ahead else self._idle).quantiles(now)
 
     def rate(self, context: float) -> float:
-        _, _, token, pair, _ = self._seconds
-        return 1 / (max(token, LEAST_TOKEN) + pair * context)
-
-    def idle(self, prompt: int, own: float, running: float) -> float:
-        """`center` with nothing ahead, for a prompt whose own prefill takes `own` s."""
-        return self._seconds[0] + self._seconds[1] * prompt + own + self._seconds[4] * running
+        _, _, token, pair, _ = self.prices
+        return 1 / ((token if token > LEAST_TOKEN else LEAST_TOKEN) + pair * context)
 
     def seconds(self, tokens: float, pairs: float) -> float:
         """Engine time of a prefill, s."""
-        return self._seconds[2] * tokens + self._seconds[3] * pairs
+        return self.prices[2] * tokens + self.prices[3] * pairs
 
     def observe(self, sample: Sample, now: float) -> None:
-        work, ttft = sample.work, max(sample.ttft, LEAST_TTFT)
+        work, told, took = sample
+        ttft = took if took > LEAST_TTFT else LEAST_TTFT
         self.samples += 1
         if self.samples <= TAUGHT:
             self._own.append(sample)
         elif self._own:
             self._own.clear()
-        predicted = self.center(*work, now)
+        prompt, uncached, ahead, pairs, running = work
+        predicted = self.center(prompt, uncached, ahead, pairs, running, now)
         factor = self._surprise.judge(log(ttft / predicted))
         if factor != 1.0:
             self._begin_regime(factor, now)
             return
         if self.samples == 1 and ttft > predicted:
             self._fit.scale(ttft / predicted)
-        self._take(work, ttft, _error(sample, predicted, now, self._since), now)
+        # What was sent before the present regime is held against what is predicted now.
+        self._take(work, ttft, took / (predicted if now - took < self._since else told), now)
 
     def _take(self, work: Work, ttft: float, error: float, now: float) -> None:
-        (self._behind if work.ahead else self._idle).add(error, now)
-        tokens = work.uncached + work.ahead
-        terms = BASE, work.prompt * LENGTH, tokens * TOKEN, work.pairs * PAIR, work.running * RUNNING
+        prompt, uncached, ahead, pairs, running = work
+        (self._behind if ahead else self._idle).add(error, now)
+        terms = BASE, prompt * LENGTH, (uncached + ahead) * TOKEN, pairs * PAIR, running * RUNNING
         self._fit.learn(terms, ttft, self._surprise.clip)
         self._price()
 
@@ -213,9 +237,11 @@ class EnginePredictor:
         return exp(middle * len(samples) / (len(samples) + SPEED_SHRINK))
 
     def _price(self) -> None:
-        """Seconds per unit of each term."""
         base, length, token, pair, step = self._fit.coefficients
-        self._seconds = (max(base * BASE, LEAST_TTFT), length * LENGTH, token * TOKEN, pair * PAIR, step * RUNNING)
+        base, token = base * BASE, token * TOKEN
+        least = base if base > LEAST_TTFT else LEAST_TTFT
+        self.prices = (least, length * LENGTH, token, pair * PAIR, step * RUNNING)
+        self.top_rate = 1 / (token if token > LEAST_TOKEN else LEAST_TOKEN)
 
 
 class _Level:
@@ -248,10 +274,11 @@ class _Level:
 class ApiPredictor:
     """An API: levels by the prompt's length, in powers of two, each leaning on all together."""
 
-    __slots__ = ("_all", "_levels", "_ratios", "_since", "_surprise", "samples")
+    __slots__ = ("_all", "_levels", "_ratios", "_since", "_surprise", "samples", "top_rate")
 
     def __init__(self) -> None:
         self.samples = 0
+        self.top_rate = self.rate(0.0)
         self._all = _Level()
         self._levels: dict[int, _Level] = {}
         self._ratios = Ratios()
@@ -263,27 +290,29 @@ class ApiPredictor:
         level = self._levels.get(prompt.bit_length())
         return _api_reference(prompt) * exp(overall if level is None else level.read(now, overall, API_SHRINK))
 
-    def quantiles(self, ahead: float, now: float) -> tuple[float, ...]:
+    def expect(self, load: Load, context: float, rate: float, tokens: int, hit: int, now: float) -> Expected:
+        wait = max(load.wait, load.blocked_until - now)
+        return wait + self.center(tokens, tokens, 0.0, 0.0, 0.0, now), self._ratios.quantiles(now), 0.0
+
+    def quantiles(self, ahead: float, now: float) -> Quantiles:
         return self._ratios.quantiles(now)
 
     def rate(self, context: float) -> float:
         return 1 / API_TOKEN
 
-    def idle(self, prompt: int, own: float, running: float) -> float:
-        return self.center(prompt, prompt, 0.0, 0.0, running, self._since)
-
     def seconds(self, tokens: float, pairs: float) -> float:
         return 0.0
 
     def observe(self, sample: Sample, now: float) -> None:
-        prompt, ttft = sample.work.prompt, max(sample.ttft, LEAST_TTFT)
+        work, told, took = sample
+        prompt, ttft = work.prompt, max(took, LEAST_TTFT)
         self.samples += 1
-        predicted = self.center(*sample.work, now)
+        predicted = self.center(*work, now)
         factor = self._surprise.judge(log(ttft / predicted))
         if factor != 1.0:
             self._begin_regime(log(factor), now)
             return
-        self._ratios.add(_error(sample, predicted, now, self._since), now)
+        self._ratios.add(took / (predicted if now - took < self._since else told), now)
         value = log(ttft / _api_reference(prompt))
         self._all.add(value, now)
         self._levels.setdefault(prompt.bit_length(), _Level()).add(value, now)

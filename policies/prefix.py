@@ -26,7 +26,9 @@ from policies.anchor import Anchor
 SHRINK = 0.2  # of the capacity, when nothing of what was believed cached was
 GROW = 0.005  # of the capacity, when all of it was
 SMALLEST_SHARE = 1 / 256  # of the engine's capacity: enough to be proved wrong
-NOTHING = (0, None, 0)
+
+Found = tuple[int, Anchor | None, int]  # leading blocks; the anchor and the stamp of the last of them
+NOTHING: Found = (0, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +81,33 @@ class _Cache:
         self.share = 1.0  # of the engine's capacity, that is borne out
         self.nominal = self.capacity = capacity
 
-    def path(self, hashes: Sequence[int]) -> tuple[list[_Run], int]:
-        """The runs that begin the prompt, and how many blocks they share with it."""
-        path, at, runs = [], 0, self.runs
-        while at < len(hashes) and (run := runs.get(hashes[at])) is not None:
-            shared = _shared(run.blocks, hashes, at)
+    def path(self, hashes: Sequence[int]) -> tuple[list[_Run], int, int]:
+        """The runs that begin the prompt, how many blocks they share with it, and how many the last one has beyond."""
+        path, at, size, runs = [], 0, len(hashes), self.runs
+        while at < size and (run := runs.get(hashes[at])) is not None:
             path.append(run)
-            at += shared
-            if shared < len(run.blocks):
-                break
-        return path, at
+            blocks = run.blocks
+            end = at + len(blocks)
+            if end > size or blocks[-1] != hashes[end - 1]:
+                at += _shared(blocks, hashes, at)
+                return path, at, end - at
+            at = end
+        return path, at, 0
 
-    def record(self, hashes: Sequence[int], stamp: int) -> None:
-        path, depth = self.path(hashes)
-        if path and (surplus := sum(len(run.blocks) for run in path) - depth):
+    def record(self, hashes: Sequence[int], stamp: int) -> tuple[int, Anchor | None]:
+        """How many of the blocks were held before, and their anchor."""
+        path, depth, surplus = self.path(hashes)
+        anchor = path[-1].anchor if path else None
+        if surplus:
             path[-1] = self._split(path[-1], len(path[-1].blocks) - surplus)
         if depth < len(hashes):
             self._append(path, hashes, depth, stamp)
         for run in reversed(path):
             run.stamp = stamp
             self.order.move_to_end(run)
-        self.evict()
+        if self.size > self.capacity:
+            self.evict()
+        return depth, anchor
 
     def _split(self, run: _Run, at: int) -> _Run:
         """Cut a run in two; the lower part stays where it is in the order."""
@@ -113,7 +121,9 @@ class _Cache:
 
     def _append(self, path: list[_Run], hashes: Sequence[int], depth: int, stamp: int) -> None:
         parent = path[-1] if path else None
-        fresh = array("Q", hashes[depth:])
+        fresh = hashes[depth:]
+        if not isinstance(fresh, array):
+            fresh = array("Q", fresh)
         self.size += len(fresh)
         if parent is not None and not parent.children:
             parent.blocks.extend(fresh)
@@ -159,32 +169,41 @@ class PrefixIndex:
 
     def record(self, endpoint_id: str, hashes: Sequence[int]) -> int:
         """The endpoint is given this prompt. The stamp names this record to `trim`."""
-        self._stamp += 1
-        self._cache(endpoint_id).record(hashes, self._stamp)
-        return self._stamp
+        return self.enter(endpoint_id, hashes)[2]
+
+    def enter(self, endpoint_id: str, hashes: Sequence[int]) -> Found:
+        """The same; how many blocks it held before, their anchor, and the stamp of the record."""
+        self._stamp = stamp = self._stamp + 1
+        cache = self._caches.get(endpoint_id) or self._cache(endpoint_id)
+        depth, anchor = cache.record(hashes, stamp)
+        return depth, anchor, stamp
 
     def depth(self, endpoint_id: str, hashes: Sequence[int]) -> int:
         """How many leading blocks of the prompt the endpoint holds."""
         return self.find(endpoint_id, hashes)[0]
 
-    def find(self, endpoint_id: str, hashes: Sequence[int]) -> tuple[int, Anchor | None, int]:
-        """That, and the anchor and the stamp of the last of these blocks."""
+    def find(self, endpoint_id: str, hashes: Sequence[int]) -> Found:
+        """That, and the anchor and the stamp of the last of these blocks.
+
+        One call for each endpoint of each decision: `_Cache.path` without the path.
+        """
         cache = self._caches.get(endpoint_id)
-        if cache is None or not hashes:
+        if cache is None or not hashes or (run := cache.runs.get(hashes[0])) is None:
             return NOTHING
-        last, size, at, runs = None, len(hashes), 0, cache.runs
-        while at < size and (run := runs.get(hashes[at])) is not None:
-            shared = _shared(run.blocks, hashes, at)
-            last = run
-            at += shared
-            if shared < len(run.blocks):
-                break
-        return NOTHING if last is None else (at, last.anchor, last.stamp)
+        at, size, runs = 0, len(hashes), cache.runs
+        while True:
+            blocks = run.blocks
+            end = at + len(blocks)
+            if end > size or blocks[-1] != hashes[end - 1]:
+                return at + _shared(blocks, hashes, at), run.anchor, run.stamp
+            if end == size or (following := runs.get(hashes[end])) is None:
+                return end, run.anchor, run.stamp
+            run, at = following, end
 
     def tie(self, endpoint_id: str, hashes: Sequence[int], anchor: Anchor | None) -> None:
         """The endpoint was given these blocks, and this is what it made of them."""
         self.record(endpoint_id, hashes)
-        path, _ = self._cache(endpoint_id).path(hashes)
+        path, _, _ = self._cache(endpoint_id).path(hashes)
         for run in path:
             run.anchor = anchor
 
@@ -198,8 +217,8 @@ class PrefixIndex:
         cache = self._caches.get(endpoint_id)
         if cache is None:
             return
-        path, _ = cache.path(hashes)
-        end = sum(len(run.blocks) for run in path)
+        path, shared, surplus = cache.path(hashes)
+        end = shared + surplus
         for run in reversed(path):
             if run.stamp != stamp or run.children or end <= depth:
                 return
@@ -209,6 +228,8 @@ class PrefixIndex:
     def confirm(self, endpoint_id: str, believed: int, reported: int) -> None:
         """The engine says how many of the tokens believed cached were: the bound follows what is borne out."""
         cache = self._cache(endpoint_id)
+        if reported >= believed and cache.share == 1.0:
+            return
         if reported < believed:
             factor = 1 - SHRINK * (believed - reported) / believed
         else:

@@ -34,10 +34,11 @@ STEP, STEP_LEAST, GROWTH = (
 )  # to the second look at whether to hedge: of the own p90; s; and from look to look
 
 
-def first_look(own: Forecast, upcoming: Forecast, sent: float, deadline: float) -> float:
-    """The moment before which silence is not weighed."""
-    patience = sent + max(PATIENCE * own.p90, PATIENCE_LEAST)
-    last_chance = deadline - upcoming.p50  # later, the next would more likely miss than make it
+def first_look(own: Forecast, upcoming: float, sent: float, deadline: float) -> float:
+    """The moment before which silence is not weighed. `upcoming`: s, the median of the next."""
+    usual = PATIENCE * own.p90
+    patience = sent + (usual if usual > PATIENCE_LEAST else PATIENCE_LEAST)
+    last_chance = deadline - upcoming  # later, the next would more likely miss than make it
     return last_chance if sent < last_chance < patience else patience
 
 

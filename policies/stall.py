@@ -10,12 +10,12 @@ The harm of S is the sum, over the answers, of the chance before minus the chanc
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass
 from math import exp
 
-from policies.facts import Load
+from policies.facts import FOREVER, Load
 
 MEMORY = 10.0  # s over which the answers' pace, and the time spent on prefills, are averaged
 MISSES = 0.04  # share of answers that may lose their pace: a fleet that loses none prefills too little
@@ -26,6 +26,8 @@ LEAST_LEFT = 0.1  # of a budget that the pace alone leaves over: less, and nothi
 
 Harm = tuple[float, ...]  # answers lost to a stall, at GRID
 HARMLESS: Harm = ()
+Writing = tuple[float, float, float]  # s that answers took together, tokens written in it, the tightest pace promised
+NOBODY: Writing = (0.0, 0.0, FOREVER)
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Stall:
     __slots__ = (
         "_at",
         "_looked",
+        "_paces",
         "_packed",
         "_recent",
         "_seen",
@@ -68,6 +71,7 @@ class Stall:
         self.limit = LIMITS[1]
         self._packed = 1.0  # tokens in one that we count: servers may send several at once
         self._time = self._tokens = 0.0  # of the answers, lately: s, and tokens written in them
+        self._paces: dict[float, int] = {}  # that were promised, and to how many of the answers
 
     def prefill(self, seconds: float, now: float) -> None:
         self._recent = self._recent * exp((self._at - now) / MEMORY) + seconds
@@ -76,67 +80,84 @@ class Stall:
 
     def duty(self, now: float) -> float:
         """Share of the time spent on prefills, lately."""
-        return min(self._recent * exp((self._at - now) / MEMORY) / MEMORY, 1.0)
+        duty = self._recent * exp((self._at - now) / MEMORY) / MEMORY
+        return duty if duty < 1.0 else 1.0
 
     def began(self, key: Hashable, answer: Answer, now: float) -> None:
         answer.first_at = now
         self.answers[key] = answer
         self.context += answer.context
+        if (pace := answer.pace) is not None:
+            self._paces[pace] = self._paces.get(pace, 0) + 1
 
     def ended(self, key: Hashable, tpot: float | None = None, tokens: int | None = None) -> None:
         """`tokens`: that it had in all, as the engine reported."""
-        if (answer := self.answers.pop(key, None)) is not None:
-            self.context -= answer.context
-            if tokens is not None and answer.tokens >= COUNTED:
-                self._packed += (max(tokens / answer.tokens, 1.0) - self._packed) * PACKED_MEMORY
-            if not self.answers:
-                self.harm = HARMLESS
-            if answer.pace is not None and tpot is not None:
-                self._adjust(tpot > answer.pace)
+        if (answer := self.answers.pop(key, None)) is None:
+            return
+        self.context -= answer.context
+        if tokens is not None and answer.tokens >= COUNTED:
+            self._packed += (max(tokens / answer.tokens, 1.0) - self._packed) * PACKED_MEMORY
+        if not self.answers:
+            self.harm = HARMLESS
+        if answer.pace is not None:
+            self._released(answer.pace, tpot)
 
-    def _adjust(self, missed: bool) -> None:
+    def _released(self, pace: float, tpot: float | None) -> None:
         """The limit settles where a share MISSES of the answers lose their pace."""
-        least, _, most = LIMITS
-        self.limit = min(max(self.limit + STEP * (MISSES - missed), least), most)
+        self._paces[pace] -= 1
+        if not self._paces[pace]:
+            del self._paces[pace]
+        if tpot is not None:
+            least, _, most = LIMITS
+            self.limit = min(max(self.limit + STEP * (MISSES - (tpot > pace)), least), most)
 
     def look(self, pace: float, now: float) -> None:
         """Work out the harm of stalls from now on."""
         self._seen = self.spent
         self._measure(now)
-        total = [0.0] * len(GRID)
+        total, packed = [0.0] * len(GRID), self._packed
         for answer in self.answers.values():
-            if answer.pace is None:
+            promised = answer.pace
+            if promised is None:
                 continue
-            left = max(answer.pace - pace, LEAST_LEFT * answer.pace)
-            scale = 1 / (left * answer.expected)
-            credit = answer.pace * answer.tokens * self._packed - (now - answer.first_at)
+            credit = promised * answer.tokens * packed - (now - answer.first_at)
+            if credit >= GRID[-1]:
+                continue
+            left, least = promised - pace, LEAST_LEFT * promised
+            scale = 1 / ((left if left > least else least) * answer.expected)
             chance = 1.0 if credit >= 0 else exp(credit * scale)
-            for i, stall in enumerate(GRID):
-                if stall > credit:
-                    total[i] += chance - exp((credit - stall) * scale)
+            for i in range(bisect_right(GRID, credit), len(GRID)):
+                total[i] += chance - exp((credit - GRID[i]) * scale)
         self.harm = tuple(total) if any(total) else HARMLESS
 
     def _measure(self, now: float) -> None:
-        fade = exp((self._looked - now) / MEMORY)
-        self._time *= fade
-        self._tokens *= fade
+        looked, fade = self._looked, exp((self._looked - now) / MEMORY)
+        time, tokens = self._time * fade, self._tokens * fade
         for answer in self.answers.values():
-            since = max(self._looked, answer.first_at)
-            self._time += now - since
-            self._tokens += answer.tokens - answer.counted
+            time += now - (answer.first_at if answer.first_at > looked else looked)
+            tokens += answer.tokens - answer.counted
             answer.counted = answer.tokens
-        self._looked = now
+        self._time, self._tokens, self._looked = time, tokens, now
 
-    def strain(self, pace: float) -> float:
+    @property
+    def writing(self) -> Writing:
+        """Of the answers, lately."""
+        return self._time, self._tokens * self._packed, min(self._paces, default=FOREVER)
+
+    def strain(self, pace: float, others: Writing = NOBODY) -> float:
         """What a token takes lately, in shares of what the answers can bear: from 1 on, no other prefill.
 
-        0 where nothing was promised, and where the engine is too slow for the promise whatever it is spared:
-        waiting would help nobody.
+        `others`: the `writing` of other processes. 0 where nothing was promised, and where the engine is too slow for
+        the promise whatever it is spared: waiting would help nobody.
         """
-        budget = min((answer.pace for answer in self.answers.values() if answer.pace is not None), default=None)
-        if budget is None or pace >= self.limit * budget:
+        if others is NOBODY and not self._paces:
             return 0.0
-        return self._time / max(self._tokens * self._packed, 1.0) / (budget * self.limit)
+        time, tokens, budget = self.writing
+        if others is not NOBODY:
+            time, tokens, budget = time + others[0], tokens + others[1], min(budget, others[2])
+        if pace >= self.limit * budget or budget == FOREVER:
+            return 0.0
+        return time / max(tokens, 1.0) / (budget * self.limit)
 
     @property
     def since(self) -> float:

@@ -16,16 +16,11 @@ REGIME = 0.3  # and at the beginning of a new regime
 class Surprise:
     """Judges one deviation, the logarithm of actual / predicted, after the other."""
 
-    __slots__ = ("_samples", "_streak", "_usual")
+    __slots__ = ("_samples", "_streak", "_usual", "limit")
 
     def __init__(self) -> None:
-        self._usual, self._samples = UNTAUGHT, 0  # decayed mean of |deviation|
         self._streak: list[float] = []  # the latest surprises, of one sign
-
-    @property
-    def limit(self) -> float:
-        """Of a ratio's logarithm: what is beyond is a surprise."""
-        return max(USUAL * self._usual, LEAST_SURPRISE)
+        self._expect(UNTAUGHT, 0)
 
     @property
     def clip(self) -> float:
@@ -34,16 +29,28 @@ class Surprise:
 
     def judge(self, deviation: float) -> float:
         """By which factor all has changed: that of the middle surprise, once there are enough; 1 mostly."""
-        limit, streak = self.limit, self._streak
-        if abs(deviation) <= limit or (streak and streak[0] * deviation < 0):
+        size, limit, samples = abs(deviation), self.limit, self._samples + 1
+        weight = 1 / (samples + 1)
+        error = size if size < limit else limit
+        self._expect(self._usual + (error - self._usual) * (weight if weight > USUAL_MEMORY else USUAL_MEMORY), samples)
+        if size > limit:
+            return self._surprised(deviation)
+        self._streak.clear()
+        return 1.0
+
+    def _expect(self, usual: float, samples: int) -> None:
+        """`usual`: a decayed mean of |deviation|. What is beyond `limit` is a surprise."""
+        limit = USUAL * usual
+        self._usual, self._samples, self.limit = usual, samples, limit if limit > LEAST_SURPRISE else LEAST_SURPRISE
+
+    def _surprised(self, deviation: float) -> float:
+        streak = self._streak
+        if streak and streak[0] * deviation < 0:
             streak.clear()
-        if abs(deviation) > limit:
-            streak.append(deviation)
-        self._samples += 1
-        self._usual += (min(abs(deviation), limit) - self._usual) * max(USUAL_MEMORY, 1 / (self._samples + 1))
+        streak.append(deviation)
         if len(streak) < SURPRISES:
             return 1.0
         factor = exp(median(streak))
-        self._usual, self._samples = REGIME, round(1 / USUAL_MEMORY)
+        self._expect(REGIME, round(1 / USUAL_MEMORY))
         streak.clear()
         return factor

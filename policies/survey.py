@@ -5,22 +5,22 @@ Rules:
 - An endpoint is out while it is down, on trial with its one request, or limited by its provider.
 - An endpoint that is being given its cache back is taken only where its pool has no other.
 - What is not known filters nothing: no declared capabilities, no declared context window.
-- The beliefs are asked once for every endpoint that is left.
+- The beliefs are asked once for every tier, about the endpoints that are left.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from policies.beliefs import Beliefs
-from policies.facts import FOREVER, Ask, FleetSnapshot, Health, Load, Pool, PoolEstimate, PromptEstimate, Rejection
+from policies.facts import Ask, Endpoint, FleetSnapshot, Health, Load, Pool, PromptEstimate, Rejection
 from policies.route import Route, Tier
 from policies.scorers.interface import Prospect
 
 Group = list[Prospect]  # the usable endpoints of one tier, never empty
 
 _UNSEEN = Load()
-_new = tuple.__new__  # half of what a named tuple's own constructor takes
+_DOWN = Health.DOWN  # to look a member up in its enumeration takes longer than all else that is asked of an endpoint
 _FEATURES = ("tools", "images", "json_schema")  # of an Ask; the capabilities that they need have the same names
 
 
@@ -37,20 +37,17 @@ class Survey:
     seed: int
     deadline: float  # of the first token
     target: float  # the chance of making it that a tier must offer
+    left: float  # of the budget, s
     output_tokens: int  # the most that the answer may hold; what is expected of it where nobody sets a limit
-    groups: list[Group] = field(default_factory=list)
-    rejected: list[Rejection] = field(default_factory=list)
+    expected_tokens: int  # of the answer
+    groups: list[Group]
+    rejected: list[Rejection]
     unfit: int = 0  # tiers that can never take this request
 
     @property
     def budget(self) -> float:
         """All of it, s."""
         return self.deadline - self.ask.arrival
-
-    @property
-    def left(self) -> float:
-        """What remains of the budget, s."""
-        return self.deadline - self.now
 
     def add(self, number: int, tier: Tier) -> None:
         pool, prompt = self.fleet.pools.get(tier.pool), self.estimate.pools.get(tier.pool)
@@ -59,8 +56,11 @@ class Survey:
         elif reason := self._misfit(tier, pool, prompt.tokens):
             self.rejected.append(Rejection(tier.pool, "", number, reason))
             self.unfit += 1
-        elif not any(group[0].endpoint.pool == pool.name for group in self.groups):  # one pool, two conditions
-            self._add_endpoints(number, pool, prompt)
+        elif not self.groups or all(group[0].endpoint.pool != pool.name for group in self.groups):
+            endpoints, loads = self._usable(number, pool)  # one pool may have two conditions: the first that holds
+            if endpoints:
+                price = pool.price.of(prompt.tokens, self.expected_tokens)
+                self.groups.append(self.beliefs.prospects(endpoints, loads, prompt, number, price, self.now))
 
     def _misfit(self, tier: Tier, pool: Pool, tokens: int) -> str | None:
         """Why this tier can never take the request."""
@@ -75,42 +75,40 @@ class Survey:
                     return f"it lacks {feature}"
         return None
 
-    def _add_endpoints(self, number: int, pool: Pool, prompt: PoolEstimate) -> None:
-        loads, beliefs, now, left = self.fleet.loads, self.beliefs, self.now, self.left
-        price = pool.price.of(prompt.tokens, min(self.estimate.output_tokens, self.output_tokens))
-        group: Group = []
-        warming: Group = []
+    def _usable(self, number: int, pool: Pool) -> tuple[list[Endpoint], list[Load]]:
+        known, now, endpoints, loads, warming = self.fleet.loads, self.now, [], [], False
         for endpoint in pool.endpoints:
-            load = loads.get(endpoint.id, _UNSEEN)
-            if reason := _out(load, now):
-                self.rejected.append(Rejection(pool.name, endpoint.id, number, reason))
+            load = known.get(endpoint.id, _UNSEEN)
+            if load.health is _DOWN or load.blocked_until > now:
+                self.rejected.append(Rejection(pool.name, endpoint.id, number, _out(load, now)))
                 continue
-            hit = beliefs.hit(endpoint, prompt)
-            forecast = beliefs.forecast(endpoint, load, prompt.tokens, hit, now)
-            chance = 1.0 if left == FOREVER else forecast.chance(left)
-            prospect = _new(Prospect, (endpoint, number, load, prompt, hit, forecast, chance, price))
-            (warming if load.warming else group).append(prospect)
-        group = group or warming
-        if group:
-            self.groups.append(group)
+            endpoints.append(endpoint)
+            loads.append(load)
+            warming = warming or load.warming
+        return _ready(endpoints, loads) if warming else (endpoints, loads)
 
 
 def survey(
     ask: Ask, estimate: PromptEstimate, route: Route, fleet: FleetSnapshot, beliefs: Beliefs, now: float, seed: int
 ) -> Survey:
     """All tiers of the route, in their order."""
-    deadline = ask.arrival + route.ttft_budget(ask.ttft_budget)
-    output_tokens = route.output_cap(ask.max_tokens) or estimate.output_tokens
-    found = Survey(ask, estimate, route, fleet, beliefs, now, seed, deadline, route.target, output_tokens)
+    deadline, expected = ask.arrival + route.ttft_budget(ask.ttft_budget), estimate.output_tokens
+    most = route.output_cap(ask.max_tokens) or expected
+    found = Survey(
+        ask, estimate, route, fleet, beliefs, now, seed, deadline, route.target, deadline - now, most,
+        expected if expected < most else most, [], [],
+    )  # fmt: skip
     for number, tier in enumerate(route.tiers):
         found.add(number, tier)
     return found
 
 
-def _out(load: Load, now: float) -> str | None:
+def _out(load: Load, now: float) -> str:
     """Why an endpoint may not be sent to now."""
-    if load.health is Health.DOWN:
-        return "down"
-    if load.blocked_until > now:
-        return f"rate limited for {load.blocked_until - now:.1f} s more"
-    return None
+    return "down" if load.health is _DOWN else f"rate limited for {load.blocked_until - now:.1f} s more"
+
+
+def _ready(endpoints: list[Endpoint], loads: list[Load]) -> tuple[list[Endpoint], list[Load]]:
+    """Those that are not being warmed up; where all are, all."""
+    ready = [i for i, load in enumerate(loads) if not load.warming] or range(len(loads))
+    return [endpoints[i] for i in ready], [loads[i] for i in ready]

@@ -19,11 +19,25 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from itertools import repeat
 
 from policies.beliefs import Beliefs
-from policies.facts import FOREVER, Ask, Candidate, Decision, FleetSnapshot, Health, Load, Outcome, PromptEstimate
+from policies.facts import (
+    FOREVER,
+    QUANTILES,
+    TINY,
+    Ask,
+    Candidate,
+    Decision,
+    FleetSnapshot,
+    Health,
+    Load,
+    Outcome,
+    PromptEstimate,
+)
 from policies.ranking import Ranking, Row
 from policies.route import Route
 from policies.scorers.catalog import SCORERS
@@ -32,6 +46,7 @@ from policies.survey import Group, Survey, survey
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 30.0  # s, bounds of Retry-After: sooner is a storm, later a guess
 PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests of which one tries such an endpoint
+_PLACE = Outcome.PLACE  # a member is slow to look up in its enumeration
 RECHECK = 1.0  # s until an endpoint that is down or on trial deserves another look: about one probe
 
 
@@ -44,9 +59,27 @@ def decide(
         return _nowhere(found)
     if route.scorer != "predicted":
         return _by_yardstick(found)
-    able = [group for all_ in found.groups if (group := [p for p in all_ if p.chance >= found.target])]
-    others = [p for group in found.groups for p in group if p.chance < found.target]
+    able, others = _divided(found)
     return _walk(found, able, others) if able else _miss(found, others)
+
+
+def _divided(found: Survey) -> tuple[list[Group], Group]:
+    """Those that offer the target, by tier; and all that do not.
+
+    Where the quantile next to the target is within what is left, the chance need not be worked out.
+    """
+    left, target, at = found.left, found.target, bisect_left(QUANTILES, found.target)
+    able: list[Group] = []
+    others: Group = []
+    for group in found.groups:
+        hopeful: Group = []
+        for p in group:
+            _, _, _, _, _, _, center, ratios, _, _ = p  # by place: by name it takes twice as long
+            sure = at < len(QUANTILES) and left / (center or TINY) >= ratios[at]
+            (hopeful if sure or p.chance(left) >= target else others).append(p)
+        if hopeful:
+            able.append(hopeful)
+    return able, others
 
 
 # --------------------------------------------------------------------------- the walk
@@ -61,71 +94,79 @@ def _cheapest(group: Group) -> float:
 
 
 def _fastest(group: Group) -> float:
-    return min(p.forecast.p50 for p in group)
+    return min(p.p50 for p in group)
 
 
 _PREFERENCES: Mapping[str, Callable[[Group], float]] = {"quality": _first, "cost": _cheapest, "latency": _fastest}
 
 
 def _walk(found: Survey, able: list[Group], others: Group) -> Decision:
-    able.sort(key=_PREFERENCES[found.route.prefer])
-    rows: list[Row] = []
-    for group, reason in zip(able, _reasons(found, able), strict=True):
-        rows += _by_score(found, group, reason)
-    if others:
-        rows += _by_chance(found, others)
-    if (unheard := _unheard(found, able[0])) is not None:
-        rows.sort(key=lambda row: row[0] is not unheard)
-        rows[0] = (unheard, rows[0][1], f"probe, not heard of lately: {rows[0][2]}")
-    ranked = Ranking(rows)
-    return _decision(found, Outcome.PLACE, ranked, f"tier {ranked[0].tier + 1}: {ranked[0].reason}")
+    numbers, behind = _numbers(found.target, found.deadline == FOREVER), len(others)
+    if len(able) > 1:
+        able.sort(key=_PREFERENCES[found.route.prefer])
+        behind += sum(map(len, able[1:]))
+    ranked = _by_score(found, able[0], numbers, partial(_behind, found, able, others, numbers), behind)
+    if not scatter(found.seed, "probe") % PROBE_EVERY and (unheard := _unheard(found, able[0])) is not None:
+        ranked = _probing(unheard, ranked.rows(), found.left)
+    chosen = ranked[0]
+    return _decision(found, _PLACE, ranked, f"tier {chosen.tier + 1}: {chosen.reason}")
+
+
+@cache
+def _numbers(target: float, unbounded: bool) -> str:
+    """A reason, to be filled in with an endpoint's p50 (ms) and chance."""
+    return f"p50 %.0f ms, chance %.3f {'(no TTFT budget)' if unbounded else f'>= {target:g}'}"
+
+
+def _behind(found: Survey, able: Sequence[Group], others: Group, numbers: str) -> list[Row]:
+    """What comes after the chosen tier."""
+    chosen, prefer = able[0][0].tier + 1, found.route.prefer
+    by, rows = "" if prefer == "quality" else f" by {prefer}", []
+    for group in able[1:]:
+        reason = f"qualifies in tier {group[0].tier + 1}; tier {chosen} preferred{by}: {numbers}"
+        rows += _by_score(found, group, reason).rows()
+    return rows + _by_chance(found, others)
 
 
 def _unheard(found: Survey, group: Group) -> Prospect | None:
     """The one that this request is to try, for a belief that nobody tests stays wrong: mostly none."""
     latest = found.now - PROBE_AFTER
-    if max(p.load.heard_at for p in group) < latest or scatter(found.seed, "probe") % PROBE_EVERY:
-        return None
     longest = min(group, key=lambda p: p.load.heard_at)
-    return longest if longest.load.heard_at < latest and not longest.load.prefilling else None
+    stale = longest.load.heard_at < latest <= max(p.load.heard_at for p in group)
+    return longest if stale and not longest.load.prefilling else None
 
 
-def _reasons(found: Survey, able: Sequence[Group]) -> list[str]:
-    """One for each tier, to be filled in with an endpoint's p50 (ms) and chance."""
-    target = "(no TTFT budget)" if found.deadline == FOREVER else f">= {found.target:g}"
-    numbers = f"p50 %.0f ms, chance %.3f {target}"
-    chosen, prefer = able[0][0].tier + 1, found.route.prefer
-    by = "" if prefer == "quality" else f" by {prefer}"
-    later = [f"qualifies in tier {group[0].tier + 1}; tier {chosen} preferred{by}: {numbers}" for group in able[1:]]
-    return [numbers, *later]
+def _probing(unheard: Prospect, rows: list[Row], left: float) -> Ranking:
+    rows.sort(key=lambda row: row[0] is not unheard)
+    _, score, reason = rows[0]
+    rows[0] = (unheard, score, f"probe, not heard of lately: {reason}")
+    return Ranking.of(rows, left)
 
 
 def _by_yardstick(found: Survey) -> Decision:
     rows: list[Row] = []
     for group in found.groups:
         reason = f"{found.route.scorer} in tier {group[0].tier + 1}; not weighed: p50 %.0f ms, chance %.3f"
-        rows += _by_score(found, group, reason)
-    ranked = Ranking(rows)
+        rows += _by_score(found, group, reason).rows()
+    ranked = Ranking.of(rows, found.left)
     return _decision(found, Outcome.PLACE, ranked, ranked[0].reason)
 
 
-def _by_score(found: Survey, group: Group, reason: str) -> list[Row]:
+def _by_score(
+    found: Survey, group: Group, reason: str, others: Callable[[], list[Row]] = list, more: int = 0
+) -> Ranking:
     scores = SCORERS[found.route.scorer](group, Context(found.now, found.seed))
-    return _ranked(found.seed, group, repeat(0.0), scores, reason)
+    return Ranking(found.seed, found.left, group, scores, reason, others, more)
 
 
 def _by_chance(found: Survey, others: Group) -> list[Row]:
-    """The best chance first; where none is left, the least delay."""
-    reason = f"p50 %.0f ms, chance %.3f < {found.target:g} for {_ms(found.left)}"
-    return _ranked(found.seed, others, [-p.chance for p in others], [p.forecast.p50 for p in others], reason)
-
-
-def _ranked(seed: int, group: Group, precedence: Iterable[float], scores: Sequence[float], reason: str) -> list[Row]:
-    """By precedence, then score; ties by the luck of the request, which is drawn only if there are any."""
-    ties = len(set(scores)) < len(scores)
-    luck = [scatter(seed, p.endpoint.id) for p in group] if ties else repeat(0)
-    order = sorted(zip(precedence, scores, luck, range(len(group)), group, strict=False))
-    return [(p, score, reason) for _, score, _, _, p in order]
+    """The best chance first; where none is left, the least delay; ties by the luck of the request."""
+    left, delays = found.left, [p.p50 for p in others]
+    ties = len(set(delays)) < len(delays)
+    luck = [scatter(found.seed, p.endpoint.id) for p in others] if ties else repeat(0)
+    order = sorted(zip([-p.chance(left) for p in others], delays, luck, range(len(others)), others, strict=False))
+    reason = f"p50 %.0f ms, chance %.3f < {found.target:g} for {_ms(left)}"
+    return [(p, delay, reason) for _, delay, _, _, p in order]
 
 
 def _decision(
@@ -140,7 +181,7 @@ def _decision(
 
 def _miss(found: Survey, others: Group) -> Decision:
     """No tier can make the deadline: send to the best all the same, or say when another try would be worth it."""
-    ranked = Ranking(_by_chance(found, others))
+    ranked = Ranking.of(_by_chance(found, others), found.left)
     best = f"the best chance is {ranked[0].chance:.3f} < {found.target:g} for {_ms(found.left)}"
     match found.route.on_miss:
         case "shed":
@@ -165,12 +206,13 @@ def _wait(others: Group, target: float, budget: float) -> float:
     Waiting shortens the queue, and so the prediction's center, by a second per second; it qualifies
     when its `target` quantile, which scales with the center, is down to the budget.
     """
-    return min(p.forecast.center * (1 - budget / max(p.forecast.quantile(target), 1e-9)) for p in others)
+    return min(p.center * (1 - budget / max(p.forecast.quantile(target), 1e-9)) for p in others)
 
 
 def _chance_when_idle(found: Survey, p: Prospect) -> float:
     idle = Load(at=found.now, scraped_at=found.now)
-    return found.beliefs.forecast(p.endpoint, idle, p.prompt.tokens, p.hit, found.now).chance(found.budget)
+    [alone] = found.beliefs.prospects((p.endpoint,), (idle,), p.prompt, p.tier, p.price, found.now)
+    return alone.chance(found.budget)
 
 
 def _nowhere(found: Survey) -> Decision:

@@ -31,12 +31,9 @@ class TokenScale:
         return self._fit.coefficients[0]
 
     def correct(self, text_tokens: int, messages: int) -> int:
-        return max(1, round(self._fit.predict(_terms(text_tokens, messages))))
+        text, message, prompt = self._fit.coefficients
+        return max(1, round(text * text_tokens + message * (PER_MESSAGE * messages) + prompt * PER_PROMPT))
 
     def observe(self, text_tokens: int, messages: int, reported: int) -> None:
         if reported > 0:
-            self._fit.learn(_terms(text_tokens, messages), float(reported), CLIP)
-
-
-def _terms(text_tokens: int, messages: int) -> tuple[float, float, float]:
-    return float(text_tokens), PER_MESSAGE * messages, PER_PROMPT
+            self._fit.learn((float(text_tokens), PER_MESSAGE * messages, PER_PROMPT), float(reported), CLIP)

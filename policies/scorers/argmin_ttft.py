@@ -9,4 +9,4 @@ from policies.scorers.interface import Context, Prospect
 
 def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
     """Seconds, the median."""
-    return [p.forecast.p50 for p in prospects]
+    return [p.p50 for p in prospects]

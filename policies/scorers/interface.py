@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
-from policies.facts import Endpoint, Forecast, Load, PoolEstimate
+from policies.facts import MEDIAN, Endpoint, Forecast, Load, PoolEstimate, Quantiles, chance_of
 
 _WORD = 0xFFFFFFFFFFFFFFFF
 
@@ -22,22 +22,32 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 class Prospect(NamedTuple):
     """An endpoint that could take the request, before it is ranked.
 
-    A named tuple because one is made for every endpoint of every decision: a quarter of the price
-    of a frozen dataclass.
+    One is made for every endpoint of every decision: it holds what a `Forecast` is made of, and makes one when asked.
     """
 
     endpoint: Endpoint
     tier: int  # 0 is the most wanted
     load: Load
     prompt: PoolEstimate
-    hit: int  # tokens, believed cached
-    forecast: Forecast
-    chance: float  # of making the TTFT deadline if sent now
     price: float  # expected USD
+    hit: int  # tokens, believed cached
+    center: float  # of the TTFT, s
+    ratios: Quantiles  # to it, at QUANTILES
+    prefill: float  # s of the engine's time
+    samples: int  # first tokens that stand behind it
 
     @property
-    def uncached(self) -> int:
-        return self.prompt.tokens - self.hit
+    def p50(self) -> float:
+        """The median TTFT, s."""
+        return self.center * self.ratios[MEDIAN]
+
+    @property
+    def forecast(self) -> Forecast:
+        return Forecast(self.center, self.ratios, self.load.tpot, self.samples, self.prefill)
+
+    def chance(self, left: float) -> float:
+        """Of the first token within so many seconds from now."""
+        return chance_of(self.center, self.ratios, left)
 
 
 class Context(NamedTuple):

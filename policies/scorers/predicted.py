@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from policies.facts import MEDIAN
 from policies.scorers.interface import Context, Prospect
 from policies.stall import harm
 
@@ -32,7 +33,11 @@ PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough t
 
 def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
     """Seconds."""
-    costs = [p.forecast.p50 + EFFORT * p.forecast.prefill + WORTH * harm(p.load, p.forecast.prefill) for p in prospects]
+    costs, hits = [], []
+    for _, _, load, _, _, hit, center, ratios, prefill, _ in prospects:  # by place: names cost as much as the rest
+        cost = center * ratios[MEDIAN] + EFFORT * prefill
+        costs.append(cost + WORTH * harm(load, prefill) if load.harm else cost)
+        hits.append(hit)
     least = min(costs)
     near = least * (1 + NEAR)
-    return [(least if cost <= near else cost) - PER_HIT * p.hit for cost, p in zip(costs, prospects, strict=True)]
+    return [(least if cost <= near else cost) - PER_HIT * hit for cost, hit in zip(costs, hits, strict=True)]

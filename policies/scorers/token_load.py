@@ -29,5 +29,5 @@ def too_slow(prospects: Sequence[Prospect], sticky: Sequence[bool]) -> bool:
     """Whether affinity would cost more than PATIENCE."""
     best = {True: float("inf"), False: float("inf")}
     for p, held in zip(prospects, sticky, strict=True):
-        best[held] = min(best[held], p.forecast.p50)
+        best[held] = min(best[held], p.p50)
     return best[True] - best[False] > PATIENCE

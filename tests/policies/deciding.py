@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from policies.facts import (
     PromptEstimate,
 )
 from policies.route import Route
+from policies.scorers.interface import Prospect
 from policies.tiers import decide
 
 RATE = 20_000.0  # prefill, tokens per second
@@ -38,16 +39,16 @@ class Given:
     hits: Mapping[str, int] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
-        return self.hits.get(endpoint.id, 0)
+    def prospects(
+        self, endpoints: Sequence[Endpoint], loads: Sequence[Load], prompt: PoolEstimate, tier: int, price: float,
+        now: float,
+    ) -> list[Prospect]:  # fmt: skip
+        self.asked += [endpoint.id for endpoint in endpoints]
+        return [self._prospect(*about, prompt, tier, price) for about in zip(endpoints, loads, strict=True)]
 
-    def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
-        self.asked.append(endpoint.id)
-        prefill = self.prefill(endpoint, prompt_tokens, hit)
-        return Forecast(self.ttft[endpoint.id] + load.ahead / RATE, RATIOS, samples=100, prefill=prefill)
-
-    def prefill(self, endpoint: Endpoint, prompt_tokens: int, hit: int) -> float:
-        return (prompt_tokens - hit) / RATE
+    def _prospect(self, endpoint: Endpoint, load: Load, prompt: PoolEstimate, tier: int, price: float) -> Prospect:
+        hit, ttft = self.hits.get(endpoint.id, 0), self.ttft[endpoint.id] + load.ahead / RATE
+        return Prospect(endpoint, tier, load, prompt, price, hit, ttft, RATIOS, (prompt.tokens - hit) / RATE, 100)
 
 
 @dataclass

@@ -16,8 +16,22 @@ from tests.policies.fleets import API, ONE, TWO, answer, events, fleet, load, me
 
 def test_it_is_what_decisions_ask() -> None:
     """The Beliefs protocol."""
-    beliefs: Beliefs = fleet()
-    assert beliefs.hit(ONE, prompt()) == 0
+    to = fleet()
+    beliefs: Beliefs = to
+    assert [p.hit for p in beliefs.prospects([ONE], [load(to)], prompt(), 0, 0.0, 0.0)] == [0]
+
+
+def test_all_endpoints_at_once_are_answered_as_one_by_one() -> None:
+    """One that is idle and holds the prompt, one with more ahead than it can do by then."""
+    to, asked = fleet(), prompt(1000, blocks=62)
+    answer(to, asked, ONE)
+    send(to, prompt(20_000), TWO, now=2.0)
+    loads = [load(to, 2.1, endpoint) for endpoint in (ONE, TWO)]
+    found = to.prospects((ONE, TWO), loads, asked, 1, 0.25, 2.1)
+    assert [p.hit for p in found] == [to.hit(endpoint, asked) for endpoint in (ONE, TWO)] == [992, 0]
+    for p, seen in zip(found, loads, strict=True):
+        assert p.forecast == to.forecast(p.endpoint, seen, 1000, p.hit, 2.1)
+        assert (p.load, p.prompt, p.tier, p.price, p.p50) == (seen, asked, 1, 0.25, p.forecast.p50)
 
 
 # --------------------------------------------------------------------------- load
@@ -46,6 +60,7 @@ def test_a_snapshot_is_the_same_value_until_something_changes() -> None:
     assert (before.loads[ONE.id].in_flight, after.loads[ONE.id].in_flight) == (0, 1)
     assert after.loads[TWO.id] is before.loads[TWO.id]
     to.ended(key, Ending.CANCELLED, 0.05)
+    assert list(after.loads) == [ONE.id, TWO.id, API.id]  # as configured: what goes through all of them can be replayed
 
 
 def test_between_events_a_forecast_lets_time_drain_what_is_ahead() -> None:

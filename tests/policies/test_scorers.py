@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from policies.facts import Endpoint, Forecast, Load, PoolEstimate, PrefixBlocks
+from policies.facts import QUANTILES, Endpoint, Load, PoolEstimate, PrefixBlocks
 from policies.route import ScorerName
 from policies.scorers import token_load
 from policies.scorers.catalog import SCORERS
@@ -16,6 +16,7 @@ from policies.stall import GRID
 
 NAMES = "abcdefgh"
 NO_BLOCKS = PrefixBlocks()
+EXACT = (1.0,) * len(QUANTILES)
 
 
 def prospects(
@@ -30,8 +31,8 @@ def prospects(
     prompt = PoolEstimate(tokens, blocks)
     return [
         Prospect(
-            Endpoint(NAMES[i], "pool"), 0, load, prompt, hits[i] if hits else 0,
-            Forecast(ttft[i] if ttft else 0.2, prefill=seconds[i] if seconds else 0.0), 1.0, 0.0,
+            Endpoint(NAMES[i], "pool"), 0, load, prompt, 0.0, hits[i] if hits else 0,
+            ttft[i] if ttft else 0.2, EXACT, seconds[i] if seconds else 0.0, 0,
         )
         for i, load in enumerate(loads)
     ]  # fmt: skip

@@ -22,7 +22,7 @@ def taking(p50: float, ratios: tuple[float, ...] = RATIOS) -> Forecast:
 
 def left(own: Forecast, upcoming: Forecast, deadline: float) -> float:
     """When an attempt sent at 0 is left, if it stays silent."""
-    return leave_at(own, upcoming, 0.0, first_look(own, upcoming, 0.0, deadline), deadline)
+    return leave_at(own, upcoming, 0.0, first_look(own, upcoming.p50, 0.0, deadline), deadline)
 
 
 def together(own: Forecast, upcoming: Forecast, at: float, deadline: float) -> float:
@@ -33,29 +33,29 @@ def together(own: Forecast, upcoming: Forecast, at: float, deadline: float) -> f
 
 def test_silence_is_no_news_before_one_point_two_times_the_own_p90() -> None:
     """Nine of ten would have spoken; there is time left for the next."""
-    assert first_look(taking(0.2), taking(0.2), 5.0, deadline=6.0) == pytest.approx(5.0 + 1.2 * P90 * 0.2)
+    assert first_look(taking(0.2), taking(0.2).p50, 5.0, deadline=6.0) == pytest.approx(5.0 + 1.2 * P90 * 0.2)
 
 
 def test_a_tenth_of_a_second_is_no_silence() -> None:
     """An engine that answers in 10 ms may be late by a busy gateway's own delays."""
-    assert first_look(taking(0.01), taking(0.01), 5.0, deadline=6.0) == 5.1
+    assert first_look(taking(0.01), taking(0.01).p50, 5.0, deadline=6.0) == 5.1
 
 
 def test_the_deadline_forces_an_earlier_look() -> None:
     """After 600 ms the next, which takes 400, would more likely be late than in time."""
-    assert first_look(taking(0.5), taking(0.4), 0.0, deadline=1.0) == pytest.approx(0.6)
+    assert first_look(taking(0.5), taking(0.4).p50, 0.0, deadline=1.0) == pytest.approx(0.6)
 
 
 def test_a_deadline_that_the_next_cannot_make_forces_nothing() -> None:
     """To leave at once for a sure miss would be flight, not failover."""
-    assert first_look(taking(0.5), taking(2.0), 0.0, deadline=1.0) == pytest.approx(0.5 * P90 * 1.2)
+    assert first_look(taking(0.5), taking(2.0).p50, 0.0, deadline=1.0) == pytest.approx(0.5 * P90 * 1.2)
 
 
 @pytest.mark.parametrize(("own", "upcoming"), [(0.2, 0.2), (0.5, 0.8), (0.3, 0.9), (0.05, 0.6)])
 def test_the_moment_is_that_of_the_best_chance_together(own: float, upcoming: float) -> None:
     """Checked against the definition, moment by moment; and it beats staying."""
     first, second, deadline = taking(own), taking(upcoming), 2.0
-    now = first_look(first, second, 0.0, deadline)
+    now = first_look(first, second.p50, 0.0, deadline)
     best = max(
         (now + i * (deadline - now) / GRID for i in range(GRID)), key=lambda at: together(first, second, at, deadline)
     )
@@ -115,4 +115,4 @@ def test_the_moment_is_never_in_the_past(own: float, upcoming: float, sent: floa
     at = leave_at(taking(own), taking(upcoming), sent, now, deadline)
     overdue = sent + max(3 * taking(own).quantile(0.99), 1.0, (deadline - sent) / 8)
     assert now <= at < deadline or at == max(deadline, overdue)
-    assert first_look(taking(own), taking(upcoming), sent, deadline) > sent
+    assert first_look(taking(own), taking(upcoming).p50, sent, deadline) > sent

@@ -147,7 +147,12 @@ def test_strain_is_of_the_tightest_promise() -> None:
     stretch(stall, answer, 0.04, 60)
     alone = stall.strain(PACE)
     stall.began("b", Answer(0.025, 100.0, 1000), 60.0)
+    stall.began("c", Answer(0.025, 100.0, 1000), 60.0)
     assert stall.strain(PACE) == pytest.approx(2 * alone)
+    stall.ended("b")
+    assert stall.strain(PACE) == pytest.approx(2 * alone)
+    stall.ended("c")
+    assert stall.strain(PACE) == alone
 
 
 def test_a_promise_that_an_engine_cannot_keep_holds_nobody_back() -> None:
