@@ -112,7 +112,7 @@ class Pool(Protocol):
 
 
 def _size_of(line: bytes) -> int:
-    """Bytes of the chunk that is announced so; -1 for all that the parser had better see: extensions, the last chunk."""
+    """Bytes of the chunk that is announced so; -1 for what the parser had better see: extensions, the last chunk."""
     size = int(line, 16) if HEX.fullmatch(line) else 0
     return _sizes.setdefault(line, size or -1) if len(_sizes) < SIZES else size or -1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntFlag
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Operation(Enum):
@@ -20,9 +20,9 @@ class Operation(Enum):
     COMPLETION = "/v1/completions"
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """A request to be sent on. `body` is what was parsed, and is not to be changed in place."""
+class Forward(NamedTuple):
+    """A request to be sent on. `body` is what was parsed, and is not to be changed in place: its members are values,
+    but for what lies within arrays and objects, which may be `msgspec.Raw`: strict JSON, to be sent as it is."""
 
     operation: Operation
     body: Mapping[str, Any]
@@ -36,14 +36,14 @@ class Forward:
     session_id: str = ""  # by which the engine's cache events name the request
 
 
-@dataclass(frozen=True, slots=True)
-class HttpCall:
+class HttpCall(NamedTuple):
     """One HTTP/1.1 request. `headers` must not hold host or content-length: transport writes them."""
 
     method: str
     path: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
+    fixed: str = ""  # header lines that are the same for every call, as `backends.headers.lines` writes them
 
 
 class FailureKind(Enum):

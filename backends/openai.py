@@ -1,8 +1,9 @@
 """OpenAI's dialect: chat completions and completions, as OpenAI and those compatible with it speak them.
 
-What is sent on is what was parsed, encoded anew: never bytes that somebody else may read differently.
-Changed are the model, the stream's usage (the gateway meters by it) and the cap on output; whatever else
-the caller wrote, known or not, goes through.
+What is sent on is what was parsed: the body's members encoded anew, and within arrays and objects JSON that was
+found to be strict, as it was written. Never bytes that somebody else may read differently. Changed are the model, the
+stream's usage (the gateway meters by it) and the cap on output; whatever else the caller wrote, known or not, goes
+through.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from backends import failures
+from backends.headers import lines
 from backends.interface import BackendConfig, Failure, Forward, HttpCall, Operation, Tap
 from backends.taps import BodyTap, StreamTap
 
@@ -33,26 +35,26 @@ class OpenAI:
         self._secret = config.api_key
         headers = _headers(config)
         self._headers = {
-            stream: tuple({"accept": accept, **headers}.items())
+            stream: lines({"accept": accept, **headers}.items())
             for stream, accept in ((True, "text/event-stream"), (False, "application/json"))
         }
 
     # ----------------------------------------------------------------------- the request
 
     def call(self, forward: Forward) -> HttpCall:
-        headers = self._headers[forward.stream]
-        if forward.request_id:
-            headers += (("x-request-id", forward.request_id),)
-        if forward.traceparent:
-            headers += (("traceparent", forward.traceparent),)
-        return HttpCall("POST", forward.operation.value, headers, _encode(self._body(forward)))
+        own, fixed = tuple([field for field in self._own(forward) if field[1]]), self._headers[forward.stream]
+        return HttpCall("POST", forward.operation.value, own, _encode(self._body(forward)), fixed)
+
+    def _own(self, forward: Forward) -> tuple[tuple[str, str], ...]:
+        """Header fields of this request alone; empty ones are left out."""
+        return ("x-request-id", forward.request_id), ("traceparent", forward.traceparent)
 
     def _body(self, forward: Forward) -> dict[str, Any]:
         body = {**forward.body, "model": forward.model}
         if forward.stream:
             body["stream"] = True
             options = body.get("stream_options") or {}
-            if self.asks_usage and isinstance(options, Mapping):  # else it is for the server to refuse
+            if self.asks_usage and isinstance(options, dict):  # else it is for the server to refuse
                 body["stream_options"] = {**options, "include_usage": True}
         elif "stream" in body:
             body["stream"] = False

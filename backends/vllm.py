@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from backends.interface import Forward, HttpCall
@@ -25,11 +24,8 @@ class Vllm(OpenAI):
         info=b"vllm:cache_config_info",
     )
 
-    def call(self, forward: Forward) -> HttpCall:
-        call = super().call(forward)
-        if forward.session_id:
-            return replace(call, headers=(*call.headers, ("x-session-id", forward.session_id)))
-        return call
+    def _own(self, forward: Forward) -> tuple[tuple[str, str], ...]:
+        return (*super()._own(forward), ("x-session-id", forward.session_id))
 
     def _body(self, forward: Forward) -> dict[str, Any]:
         body = super()._body(forward)

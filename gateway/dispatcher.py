@@ -29,13 +29,13 @@ from policies.attempts import (
     Event,
     Failed,
     FirstToken,
-    GiveUp,
     Open,
     Wake,
 )
 from policies.facts import FOREVER, Attempt, AttemptKind, Decision, Ending, PromptEstimate
 from policies.retries import HedgeBudget, RetryBudget
 from policies.route import Route
+from policies.value import value
 
 OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)
 WHOLE_ANSWER = 600.0  # s that an answer which arrives whole may take: the SDKs' own default timeout
@@ -55,7 +55,7 @@ class Upstream:
     priority: bool = False  # the engine takes what is due first
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Job:
     """A decided request: all that its attempts need."""
 
@@ -80,6 +80,7 @@ class Dispatcher:
         self.on_departed = on_departed  # told once the fleet knows of an attempt, or that there was none
         self.saturated = saturated  # a second copy would take another's place
         self.hedges: dict[str, HedgeBudget] = {}
+        self.connecting: set[asyncio.Task[None]] = set()
 
     async def carry(self, job: Job, relay: Relay) -> None:
         """Raises Refusal when every attempt has failed before its first token."""
@@ -107,7 +108,7 @@ class Dispatch:
     """The attempts of one request."""
 
     __slots__ = (
-        "alarm", "connecting", "failure", "hedges", "job", "loop", "machine", "pace", "relay", "retries", "runs",
+        "alarm", "failure", "hedges", "job", "loop", "machine", "pace", "relay", "retries", "runs",
         "settled", "shared",
     )  # fmt: skip
 
@@ -117,7 +118,6 @@ class Dispatch:
         self.settled = False  # it has come to an answer, or to none
         self.loop = relay.loop
         self.runs: dict[int, Run] = {}
-        self.connecting: set[asyncio.Task[None]] = set()
         self.alarm: asyncio.TimerHandle | None = None
         self.failure: Failure | None = None
         route, request = job.route, job.request
@@ -167,15 +167,14 @@ class Dispatch:
     def _tell(self, event: Event, may_retry: bool = True) -> None:
         step = self.machine.on(event, monotonic(), may_retry)
         for action in step.actions:
-            match action:
-                case Open(attempt):
-                    self._open(attempt)
-                case Cancel(number, ending):
-                    self._cancel(number, ending)
-                case Commit(number):
-                    self._commit(self.runs[number])
-                case GiveUp(reason):
-                    self._give_up(reason)
+            if isinstance(action, Open):
+                self._open(action.attempt)
+            elif isinstance(action, Commit):
+                self._commit(self.runs[action.number])
+            elif isinstance(action, Cancel):
+                self._cancel(action.number, action.ending)
+            else:
+                self._give_up(action.reason)
         self._wake_at(step.wake_at)
 
     def _wake_at(self, at: float | None) -> None:
@@ -225,8 +224,8 @@ class Dispatch:
             run.sent_on(exchange)
             return
         task = self.loop.create_task(self._connect(run))
-        self.connecting.add(task)
-        task.add_done_callback(self.connecting.discard)
+        self.shared.connecting.add(task)
+        task.add_done_callback(self.shared.connecting.discard)
 
     async def _connect(self, run: Run) -> None:
         try:
@@ -240,19 +239,16 @@ class Dispatch:
             exchange.cancel()
 
     def _forward(self, upstream: Upstream, attempt: Attempt) -> Forward:
-        request = self.job.request
-        suffix = f"-{attempt.number}" if attempt.number > 1 else ""  # an engine may refuse an id it still knows
+        request, job = self.job.request, self.job
+        name = request.request_id
+        if attempt.number > 1:
+            name = f"{name}-{attempt.number}"  # an engine may refuse an id it still knows
         return Forward(
-            operation=request.operation,
-            body=request.body,
-            model=self._model(upstream),
-            stream=request.stream,
-            max_tokens=self.job.route.limits.output_tokens,
-            request_id=request.request_id + suffix,
-            traceparent=request.traceparent,
-            priority=priority_of(self.job) if upstream.priority else None,
-            session_id=request.request_id + suffix if upstream.kv_events else "",
-        )
+            request.operation, request.body, self._model(upstream), request.stream, job.route.limits.output_tokens,
+            name, request.traceparent,
+            priority=priority_of(job) if upstream.priority else None,
+            session_id=name if upstream.kv_events else "",
+        )  # fmt: skip
 
     def _model(self, upstream: Upstream) -> str:
         return self.job.request.model if self.job.passthrough else upstream.model
@@ -266,7 +262,8 @@ class Dispatch:
         if not self.settled:
             candidate = run.attempt.candidate
             self.settle()
-            self.job.life.record.model = header_safe(self._model(self.shared.upstreams[candidate.endpoint.id]))
+            model = self._model(self.shared.upstreams[candidate.endpoint.id])
+            self.job.life.record.model = header_safe(model) if self.job.passthrough else model
             self.job.life.won(candidate, run.opened, run.connected, run.sent, run.first_in or run.sent)
             try:
                 self.relay.begin(run)

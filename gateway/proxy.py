@@ -34,6 +34,7 @@ from policies.route import Route
 log = logging.getLogger("firsttoken")
 
 OPERATIONS = {operation.value: operation for operation in Operation}
+NAMES = {operation.value: operation.name.lower() for operation in Operation}
 NOT_FOUND = Refusal(404, "There is nothing at this path.", code="unknown_url")
 
 
@@ -88,7 +89,7 @@ class Proxy:
         """One Record, one answer."""
         with self.recorder.life(http.arrival) as life:
             life.record.request_id = ingress.request_id(http.headers)
-            life.record.operation = operation.name.lower()
+            life.record.operation = NAMES[http.path]
             try:
                 await self.live(http, operation, life)
             except HeldTooLong as refusal:
@@ -104,7 +105,8 @@ class Proxy:
         """The straight line."""
         tenant = self.keys.tenant(http.headers.get("authorization"))
         raw = life.note(Stage.READ, body_of(http))
-        request = life.note(Stage.PARSE, self.parse(operation, raw, http, life))
+        parsed = await self.decider.parse(operation, raw, http.headers, http.arrival, life.record.request_id)
+        request = life.note(Stage.PARSE, parsed)
         wanted = identify(life.record, request, self.routes.match(request.model), tenant)
         estimate = life.note(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
         route = life.note(Stage.ADMIT, admit(tenant, wanted, request.model))
@@ -120,11 +122,6 @@ class Proxy:
                 settle(run, life.record, self.decider.price(run))
                 life.record.prefix = landmarks(estimate.pools[run.attempt.candidate.endpoint.pool].blocks)
                 self.upkeep.answered(run, job, raw, tenant.cache_group)
-
-    def parse(self, operation: Operation, raw: bytes, http: HttpRequest, life: Life) -> InferenceRequest:
-        return ingress.parse(
-            operation, raw, http.headers, life.record.arrival, life.record.request_id, self.decider.wanted_headers
-        )
 
     def refuse(self, http: HttpRequest, refusal: Refusal, life: Life, end: End | None = None) -> None:
         """An error reply, with the same headers as an answer."""
@@ -222,7 +219,7 @@ def strips(request: InferenceRequest) -> bool:
 def settle(run: Run, record: Record, price: Price) -> None:
     """What the winning attempt found out."""
     run.stop_if_open()
-    reported = run.reported()
+    reported = run.report or run.reported()
     record.attempts.append(attempt_record(run, record.arrival))
     record.prompt_tokens_reported, record.cached_tokens_reported = reported.prompt_tokens, reported.cached_tokens
     record.engine_ttft, record.engine_queue = reported.engine_ttft, run.tap.times.queue

@@ -105,6 +105,7 @@ class Run:
         "owner",
         "reached",
         "receiver",
+        "report",
         "sent",
         "status",
         "tap",
@@ -132,6 +133,7 @@ class Run:
         self.over = False  # the upstream will say nothing more
         self.ending: Ending | None = None
         self.ended_at = 0.0
+        self.report: Reported | None = None  # once it is over
 
     def sent_on(self, exchange: Exchange) -> None:
         """The request is on the wire."""
@@ -315,7 +317,8 @@ class Run:
         if self.ending is not None:
             return
         self.ending, self.ended_at = ending, monotonic()
-        self.monitor.ended(self, ending, self.ended_at, self.reported(retry_after))
+        self.report = self.reported(retry_after)
+        self.monitor.ended(self, ending, self.ended_at, self.report)
 
     def reported(self, retry_after: float | None = None) -> Reported:
         """What the engine said of this attempt."""

@@ -13,6 +13,7 @@ tiktoken, not bpe-openai: on 2k, 20k and 200k characters of code it took 0.06, 0
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -35,7 +36,9 @@ _O200K = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 PATTERNS = {"o200k_base": _O200K, "cl100k_base": _CL100K}
+ID_BYTES = 4
 ALIASES = {"o200k_harmony": "o200k_base"}  # gpt-oss: other special tokens, the same text
+_UNSAID = "\0firsttoken knows no special token\0"
 
 
 class EncoderError(ValueError):
@@ -45,20 +48,24 @@ class EncoderError(ValueError):
 class Encoder:
     """One vocabulary."""
 
-    __slots__ = ("_encode",)
+    __slots__ = ("_pack",)
 
-    def __init__(self, encode: Callable[[str], list[int]]) -> None:
-        self._encode = encode
+    def __init__(self, pack: Callable[[str], bytes]) -> None:
+        self._pack = pack
+
+    def pack(self, text: str) -> bytes:
+        """Token ids of the text alone, as unsigned 32 bits each: nothing is added before or after."""
+        if len(text) <= LONGEST:
+            return self._pack(text)
+        return b"".join(map(self._pack, segments(text)))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text alone: nothing is added before or after."""
-        if len(text) <= LONGEST:
-            return self._encode(text)
-        return [token for segment in segments(text) for token in self._encode(segment)]
+        """The same as numbers."""
+        return array("I", self.pack(text)).tolist()
 
     def count(self, text: str) -> int:
         """How many tokens that is."""
-        return len(self.encode(text))
+        return len(self.pack(text)) // ID_BYTES
 
 
 @cache
@@ -69,24 +76,32 @@ def encoder(name_or_path: str) -> Encoder:
     return Encoder(_tiktoken(name_or_path) if name_or_path in PATTERNS else _hugging_face(_find(name_or_path)))
 
 
-def _tiktoken(name: str) -> Callable[[str], list[int]]:
+def _tiktoken(name: str) -> Callable[[str], bytes]:
+    """tiktoken's own buffer of ids, without a number object for each: 52 us for 2 KB where a list takes 61, and all of
+    it without the GIL. That way through looks for special tokens, but knows of one only, and may not take it for such.
+    """
     table = ranks.load(name)
-    encoding = tiktoken.Encoding(name, pat_str=PATTERNS[name], mergeable_ranks=table, special_tokens={})
+    special = {_UNSAID: len(table)}
+    encoding = tiktoken.Encoding(name, pat_str=PATTERNS[name], mergeable_ranks=table, special_tokens=special)
     table.clear()  # tiktoken works on a copy of its own; this one is 13 MB for o200k_base
-    return encoding.encode_ordinary
+    encode, nothing = encoding._core_bpe.encode_to_tiktoken_buffer, set[str]()
+
+    def pack(text: str) -> bytes:
+        return bytes(encode(text, nothing))
+
+    return pack
 
 
-def _hugging_face(path: Path) -> Callable[[str], list[int]]:
+def _hugging_face(path: Path) -> Callable[[str], bytes]:
     """Special tokens written out in the text are read as such: the engine does the same."""
     tokenizer = _read(path)
     tokenizer.no_truncation()  # the file may carry the settings of its training run
     tokenizer.no_padding()
 
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+    def pack(text: str) -> bytes:
+        return array("I", tokenizer.encode(text, add_special_tokens=False).ids).tobytes()
 
-    return encode
+    return pack
 
 
 def _find(name_or_path: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -30,11 +30,21 @@ class Lru(Generic[Value]):
             self._entries.move_to_end(key)
         return value
 
+    def peek(self, key: int) -> Value | None:
+        """The value, not counted as a use: changes nothing, so that other threads may ask."""
+        return self._entries.get(key)
+
     def put(self, key: int, value: Value) -> None:
-        previous = self._entries.pop(key, None)
-        if previous is not None:
-            self.bytes -= self._size(previous)
-        self._entries[key] = value
-        self.bytes += self._size(value)
+        self.put_all(((key, value),))
+
+    def put_all(self, entries: Iterable[tuple[int, Value]]) -> None:
+        """One after the other."""
+        held, size = self._entries, self._size
+        for key, value in entries:
+            if (previous := held.get(key)) is not None:
+                self.bytes -= size(previous)
+                held.move_to_end(key)
+            held[key] = value
+            self.bytes += size(value)
         while self.bytes > self.limit:
-            self.bytes -= self._size(self._entries.popitem(last=False)[1])
+            self.bytes -= size(held.popitem(last=False)[1])

@@ -1,7 +1,9 @@
-"""What of a request body becomes prompt tokens, as a sequence of pieces.
+"""What of a request body becomes prompt tokens.
 
-A piece is a segment of text, or token ids where there is no text: so that a prompt can be recognised
-piece by piece from its beginning. Pure; the body is as ingress validated it. Rules:
+A prompt is a sequence of parts: the definitions of tools, then the messages; or all that a completion request gives.
+A part is named by a digest of its JSON, by which it is recognised before it is decoded. What is not recognised is
+read as pieces, so that a part can be recognised piece by piece from its beginning: a piece is a segment of text, or
+token ids where there is no text. Pure; the body is as it was validated. Rules:
 - Tool definitions come first, as JSON: engines render them into the system prompt.
 - The first piece of a message names its role. A completion prompt has no roles.
 - Images and other media count by OpenAI's tiles (its vision guide): 85 tokens at low detail, else those of
@@ -12,57 +14,112 @@ piece by piece from its beginning. Pure; the body is as ingress validated it. Ru
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
+from msgspec import Raw
+
 from backends.interface import Operation
-from gateway.estimate.segments import segments
+from gateway.estimate.encoders import ID_BYTES
+from gateway.estimate.segments import TARGET, segments
 from gateway.strictjson import encode
 
 MEDIA_TOKENS = 85 + 4 * 170
 LOW_DETAIL_TOKENS = 85
-ID_BYTES = 4  # token ids are packed as unsigned 32 bits
 NOT_TEXT = 0x8000_0000  # ids from here on are not of a vocabulary: they stand for media and message openings
 
+_DEFINITIONS = ("tools", "functions")
 _IDS_PER_PIECE = 1024  # a medium is one piece
 _ROLE = 32  # characters that tell roles apart
 _SAMPLE = 4096  # characters from either end that tell a medium from another: formats end with a checksum
+_NONE: Mapping[int, Any] = {}
+_decode = msgspec.json.Decoder().decode
 
 Span = str | bytes  # text, or packed token ids
 Piece = tuple[str | None, Span]  # the role, where a message begins
 
 
-@dataclass(frozen=True, slots=True)
 class Prompt:
-    """The pieces of a prompt, in the order in which an engine renders them."""
+    """The parts of a prompt, in the order in which an engine renders them.
 
-    pieces: tuple[Piece, ...]
-    messages: int = 0
+    `sources`: JSON as it was written (`Raw`), or values; the last `messages` of them are messages. `size`: bytes.
+    `decoded`: messages, by their number, that need not be decoded again.
+    """
+
+    __slots__ = ("_decoded", "_pieces", "digests", "messages", "size", "sources")
+
+    def __init__(
+        self, sources: Sequence[Any], digests: Sequence[int], messages: int, size: int,
+        decoded: Mapping[int, Any] = _NONE,
+    ) -> None:  # fmt: skip
+        self.sources, self.digests, self.messages, self.size = sources, digests, messages, size
+        self._decoded = decoded
+        self._pieces: dict[int, list[Piece]] = {}
+
+    def pieces(self, part: int) -> list[Piece]:
+        """Of one part; at least one."""
+        found = self._pieces.get(part)
+        if found is None:
+            found = self._pieces[part] = self._read(part)
+        return found
+
+    def _read(self, part: int) -> list[Piece]:
+        source, number = self.sources[part], part - len(self.sources) + self.messages
+        if not self.messages:
+            return _cut(None, _prompts(source)) or [(None, b"")]
+        if number < 0:
+            return _cut(None, (encode(_decode(encode(source))).decode(),))
+        message = self._decoded.get(number)
+        return _message(message or (_decode(source) if isinstance(source, Raw) else source))
+
+    def size_from(self, part: int) -> int:
+        """Bytes of the parts from there on; of all, where that is not known."""
+        left = self.sources[part:]
+        written = [memoryview(source).nbytes for source in left if isinstance(source, Raw)]
+        return sum(written) if len(written) == len(left) else self.size
+
+    def forget(self) -> None:
+        """What it was read as. A request outlives its estimate, and has its text in its body."""
+        self._decoded, self._pieces = _NONE, {}
 
 
 def prompt_of(operation: Operation, body: Mapping[str, Any]) -> Prompt:
     """The prompt that this body holds."""
-    pieces: list[Piece] = []
     if operation is Operation.COMPLETION:
-        _add(pieces, None, _prompts(body["prompt"]))
-        return Prompt(tuple(pieces))
-    messages = body["messages"]
-    _add(pieces, None, (encode(body[key]).decode() for key in ("tools", "functions") if body.get(key)))
-    for message in messages:
-        _add(pieces, message["role"][:_ROLE], _spans(message))
-    return Prompt(tuple(pieces), len(messages))
+        prompt = body["prompt"]
+        return Prompt((prompt,), (digest_of("prompt", prompt),), 0, len(prompt))
+    fields, written = definitions(body), list(map(encode, body["messages"]))
+    digests = [*(digest_of(field, body[field]) for field in fields), *map(hash, written)]
+    return Prompt([*map(body.__getitem__, fields), *body["messages"]], digests, len(written), sum(map(len, written)))
 
 
-def _add(pieces: list[Piece], role: str | None, spans: Iterator[Span]) -> None:
+def definitions(body: Mapping[str, Any]) -> list[str]:
+    """The fields that are rendered before the messages."""
+    return [field for field in _DEFINITIONS if body.get(field)]
+
+
+def digest_of(field: str, value: Any) -> int:
+    """Of a part that is no message. A message's is the hash of its JSON."""
+    return hash((field, type(value), value if isinstance(value, str) else encode(value)))
+
+
+def _message(message: Mapping[str, Any]) -> list[Piece]:
     """A message without any text is still a message: its first piece is empty then."""
+    role, content = message["role"][:_ROLE], message.get("content")
+    if len(message) == 2 and type(content) is str and len(content) <= TARGET:
+        return [(role, content)]  # as nearly all are
+    return _cut(role, _spans(message)) or [(role, "")]
+
+
+def _cut(role: str | None, spans: Iterable[Span]) -> list[Piece]:
+    pieces: list[Piece] = []
     for span in spans:
         for part in segments(span) if isinstance(span, str) else _runs(span):
             pieces.append((role, part))
             role = None
-    if role is not None:
-        pieces.append((role, ""))
+    return pieces
 
 
 def _runs(ids: bytes) -> Iterator[bytes]:

@@ -6,17 +6,23 @@ that attainment can be read exactly from the histogram.
 
 from __future__ import annotations
 
+import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.observe.record import AttemptRecord, Record
-from gateway.observe.series import Counter, Histogram
+from gateway.observe.looplag import LoopLag
+from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record
+from gateway.observe.series import Counter, Histogram, Tally
 from policies.facts import AttemptKind, Ending, Health, Load
 from policies.route import Route
 
+log = logging.getLogger("firsttoken")
+
+BATCH = 16  # Records
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
 TPOT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 STAGE_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
@@ -29,8 +35,8 @@ def ttft_buckets(routes: Iterable[Route]) -> tuple[float, ...]:
     return tuple(sorted({*TTFT_BUCKETS, *(route.ttft.budget for route in routes if route.ttft is not None)}))
 
 
-class Metrics:
-    """A sink of Records. Children of labels are looked up once per (route, pool) and kept."""
+class Metrics(Collector):
+    """A sink of Records. `loop_lag` is exported with them; whoever has the loop starts it."""
 
     def __init__(self, registry: CollectorRegistry, routes: Iterable[Route]) -> None:
         self.requests = Counter("firsttoken_requests", "Requests by how they ended", "route", "pool", "outcome")
@@ -56,42 +62,71 @@ class Metrics:
         self.hedges = Counter("firsttoken_hedges", "Hedges by what came of them", "route", "result")
         self.tokens = Counter("firsttoken_tokens", "Tokens as reported, or estimated", "route", "pool", "direction")
         self.cost = Counter("firsttoken_cost_usd", "USD by the prices in the config", "route", "pool")
-        for series in vars(self).values():
-            registry.register(series)
+        self.loop_lag = LoopLag()
+        self._all: list[Collector] = list(vars(self).values())
+        self._by_route: dict[str, list[Tally]] = {}  # of `stage`
+        self._waiting: list[Record] = []
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """Every Record that was given is in it."""
+        self.count()
+        for series in self._all:
+            yield from series.collect()
 
     def __call__(self, record: Record) -> None:
+        """Counted in batches, which is half the work: nothing of it is in the processor's caches in between."""
+        self._waiting.append(record)
+        if len(self._waiting) >= BATCH:
+            self.count()
+
+    def count(self) -> None:
+        """All that wait. A Record that cannot be counted is our bug, and its own loss."""
+        records, self._waiting = self._waiting, []
+        for record in records:
+            try:
+                self._count(record)
+            except Exception:
+                log.exception("a Record could not be counted")
+
+    def _count(self, record: Record) -> None:
         route, pool = record.route, record.pool
-        self.requests(route, pool, record.end.value).inc()
-        self._times(record, route, pool)
+        self.requests.of[route, pool, record.end].value += 1
+        for tally, spent in zip(self._stages_of(route), record.spent, strict=True):
+            if spent is not None:  # `tally.observe(spent)`, without the eleven calls: 0.6 us
+                tally.counts[bisect_left(STAGE_BUCKETS, spent)] += 1
+                tally.sum += spent
         for objective, met in (("ttft", record.ttft_met), ("tpot", record.tpot_met), ("total", record.total_met)):
             if met is not None:
-                self.slo(route, objective, "true" if met else "false").inc()
+                self.slo.of[route, objective, "true" if met else "false"].value += 1
         for attempt in record.attempts:
-            self.attempts(attempt.pool, attempt.kind.value, attempt.ending.value).inc()
+            self.attempts.of[attempt.pool, attempt.kind._value_, attempt.ending._value_].value += 1
             if attempt.kind is AttemptKind.HEDGE:
-                self.hedges(route, _result(record, attempt)).inc()
+                self.hedges.of[route, _result(record, attempt)].value += 1
         if record.ttft is not None:
-            self._tokens(record, route, pool)
+            self._answered(record, record.ttft, route, pool)
 
-    def _times(self, record: Record, route: str, pool: str) -> None:
-        for stage, seconds in record.stages.items():
-            self.stage(route, stage.value).observe(seconds)
-        if record.ttft is not None:
-            self.ttft(route, pool).observe(record.ttft)
-            if record.stream and record.ttft_predicted_p50 is not None:
-                self.error(pool).observe(record.ttft - record.ttft_predicted_p50)
+    def _stages_of(self, route: str) -> list[Tally]:
+        tallies = self._by_route.get(route)
+        if tallies is None:
+            tallies = self._by_route[route] = [self.stage.of[route, name] for name in STAGE_NAMES]
+        return tallies
+
+    def _answered(self, record: Record, ttft: float, route: str, pool: str) -> None:
+        pair = route, pool
+        self.ttft.of[pair].observe(ttft)
+        if record.stream and record.ttft_predicted_p50 is not None:
+            self.error.of[(pool,)].observe(ttft - record.ttft_predicted_p50)
         if record.tpot is not None:
-            self.tpot(route, pool).observe(record.tpot)
-
-    def _tokens(self, record: Record, route: str, pool: str) -> None:
+            self.tpot.of[pair].observe(record.tpot)
         estimated, reported = record.prompt_tokens_estimated or 0, record.prompt_tokens_reported
-        self.tokens(route, pool, "input").inc(estimated if reported is None else reported)
-        self.tokens(route, pool, "output").inc(record.output_tokens or 0)
-        self.cost(route, pool).inc(record.cost_usd)
+        self.tokens.of[route, pool, "input"].value += estimated if reported is None else reported
+        self.tokens.of[route, pool, "output"].value += record.output_tokens or 0
+        self.cost.of[pair].value += record.cost_usd
         if estimated and record.cached_tokens_predicted is not None:
-            self.hit(pool, "predicted").observe(record.cached_tokens_predicted / estimated)
+            self.hit.of[pool, "predicted"].observe(record.cached_tokens_predicted / estimated)
         if reported and record.cached_tokens_reported is not None:
-            self.hit(pool, "reported").observe(record.cached_tokens_reported / reported)
+            self.hit.of[pool, "reported"].observe(record.cached_tokens_reported / reported)
 
 
 def _result(record: Record, hedge: AttemptRecord) -> str:

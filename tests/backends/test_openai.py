@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from backends.compatible import Compatible, Mistral
 from backends.interface import BackendConfig, FailureKind, Forward, HttpCall, Operation
@@ -36,6 +37,18 @@ def test_the_model_is_replaced_and_the_rest_goes_through() -> None:
     call = OpenAI(config()).call(forward({"seed": 7, "vendor_field": {"a": [1, None]}}))
     assert (call.method, call.path) == ("POST", "/v1/chat/completions")
     assert sent(call) == {"model": "served", "messages": MESSAGES, "seed": 7, "vendor_field": {"a": [1, None]}}
+
+
+def test_what_lies_within_goes_through_as_it_was_written() -> None:
+    """JSON that was judged need not be decoded to be sent; what we set is set beside it."""
+    message = b'{"role" : "user", "content":"h\\u00e9"}'
+    body = {"messages": [Raw(message)], "stream_options": {"other": Raw(b"1e2")}, "tools": [], "n": 2}
+    call = OpenAI(config()).call(forward(body, stream=True, max_tokens=5))
+    assert message in call.body
+    assert sent(call) == {
+        "model": "served", "messages": MESSAGES, "stream": True, "n": 2, "tools": [], "max_completion_tokens": 5,
+        "stream_options": {"other": 100.0, "include_usage": True},
+    }  # fmt: skip
 
 
 def test_completions_go_to_their_own_path() -> None:
@@ -102,10 +115,16 @@ def test_without_a_cap_the_limit_is_left_alone() -> None:
     assert sent(OpenAI(config()).call(forward({"max_tokens": 10**6})))["max_tokens"] == 10**6
 
 
+def fields(call: HttpCall) -> list[tuple[str, str]]:
+    """All that it says in its head, in order."""
+    fixed = [line.partition(": ") for line in call.fixed.splitlines()]
+    return [*((name, value) for name, _, value in fixed), *call.headers]
+
+
 def test_headers_are_the_gateways_own() -> None:
     """Its key, its name, no compression; the caller's are no part of a Forward but for the ids."""
     call = OpenAI(config()).call(forward(request_id="r-1", traceparent="00-a-b-01", stream=True))
-    assert dict(call.headers) == {
+    assert dict(fields(call)) == {
         "accept": "text/event-stream",
         "content-type": "application/json",
         "accept-encoding": "identity",
@@ -118,7 +137,7 @@ def test_headers_are_the_gateways_own() -> None:
 
 def test_without_a_key_nothing_is_authorized() -> None:
     """An engine of one's own often has none."""
-    headers = dict(OpenAI(config(api_key="")).call(forward()).headers)
+    headers = dict(fields(OpenAI(config(api_key="")).call(forward())))
     assert "authorization" not in headers
     assert headers["accept"] == "application/json"
 
@@ -126,8 +145,8 @@ def test_without_a_key_nothing_is_authorized() -> None:
 def test_configured_headers_have_the_last_word() -> None:
     """A proxy in between may want another scheme; each name goes out once."""
     call = OpenAI(config(headers={"Authorization": "Basic x", "api-version": "1"})).call(forward())
-    names = [name for name, _ in call.headers]
-    assert (dict(call.headers)["authorization"], dict(call.headers)["api-version"]) == ("Basic x", "1")
+    names = [name for name, _ in fields(call)]
+    assert (dict(fields(call))["authorization"], dict(fields(call))["api-version"]) == ("Basic x", "1")
     assert len(names) == len(set(names))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def test_the_gateways_salt_and_priority_overwrite_the_callers() -> None:
 def test_an_engine_is_told_by_which_name_its_events_are_read() -> None:
     """Where somebody reads them."""
     forward = Forward(Operation.CHAT, {"messages": []}, "m", stream=False)
-    names = [dict(VLLM.call(one).headers).get("x-session-id") for one in (forward, replace(forward, session_id="r-2"))]
+    names = [dict(VLLM.call(one).headers).get("x-session-id") for one in (forward, forward._replace(session_id="r-2"))]
     assert names == [None, "r-2"]
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from time import monotonic
 
 import pytest
 
-from gateway.decider import Decider, ask_of, wanted_headers
+from backends.interface import Operation
+from gateway.decider import LARGE, Decider, ask_of, wanted_headers
 from gateway.estimate.estimator import Estimator, PoolTokenizer
 from gateway.keys import ANYONE, Tenant
 from gateway.monitor import Monitor
 from gateway.observe.record import End
+from gateway.refusal import Refusal
+from gateway.strictjson import decode, encode
 from policies.facts import Ending, Endpoint, Outcome, Pool, PoolEstimate, Price
 from policies.fleet import Fleet, Reported
 from policies.route import Route
@@ -35,6 +39,41 @@ def down(decider: Decider, *endpoints: str) -> None:
     for endpoint in endpoints:
         for _ in range(2):
             decider.monitor.fleet.unreachable(endpoint, monotonic())
+
+
+# --------------------------------------------------------------------------- the request
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+async def test_a_request_is_understood_wherever_it_is_parsed(decider: Decider, size: int) -> None:
+    """A large one in a thread, so that others are not held up; what it says is the same."""
+    body = {"model": "chat", "messages": [{"role": "user", "content": "x" * size}], "n": 2}
+    raw = json.dumps(body).encode()
+    found = await decider.parse(Operation.CHAT, raw, {"x-priority": "3"}, 1.0, "req-1")
+    assert (found.model, found.priority, found.arrival, found.request_id, found.size) == (
+        "chat",
+        3,
+        1.0,
+        "req-1",
+        len(raw),
+    )
+    assert decode(encode(found.body)) == body
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+async def test_a_refusal_is_the_same_wherever_it_is_found(decider: Decider, size: int) -> None:
+    """It reaches the caller from a thread too."""
+    raw = json.dumps({"model": "chat", "messages": [], "padding": "x" * size}).encode()
+    with pytest.raises(Refusal, match="'messages': expected 'array' of length >= 1"):
+        await decider.parse(Operation.CHAT, raw, {}, 1.0, "req-1")
+
+
+async def test_a_known_prompt_is_estimated_without_waiting(decider: Decider) -> None:
+    """And a new one too if it is short; what needs a thread has to be awaited."""
+    long = request(messages=[{"role": "user", "content": "word " * 5_000}])
+    assert decider.estimate_now(request(), BOTH, ANYONE) is not None
+    assert decider.estimate_now(long, BOTH, ANYONE) is None
+    assert await decider.estimate(long, BOTH, ANYONE) == decider.estimate_now(long, BOTH, ANYONE)
 
 
 # --------------------------------------------------------------------------- the estimate

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interface import Forward, Operation
-from gateway.estimate.prompt import prompt_of
 from gateway.ingress import InferenceRequest, parse, request_id
 from gateway.refusal import Refusal
+from gateway.strictjson import decode, encode
 from tests.gateway.builders import CHAT, backend
 from tests.gateway.builders import request as understood
 
@@ -65,6 +65,8 @@ def test_what_decides_something_is_read_from_the_body(body: dict[str, Any], know
         ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], 1, False),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], 1, True),
         ([{"role": "user", "content": [{"type": "text"}, {"type": "input_image"}]}], 1, True),
+        ([{"role": "user", "content": [{"type": "input_image"}]}, {"role": "user", "content": "x"}], 2, True),
+        ([{"role": "tool", "content": [{"type": "input_image"}]}], 1, True),
     ],
 )
 def test_turns_and_images_are_read_from_the_messages(messages: list[Any], turns: int, images: bool) -> None:
@@ -77,7 +79,7 @@ def test_turns_and_images_are_read_from_the_messages(messages: list[Any], turns:
 def test_a_completions_prompt_is_text_or_tokens_or_a_list_of_either(prompt: Any) -> None:
     """And it is one turn without tools or images."""
     request = completion(prompt=prompt)
-    assert request.body["prompt"] == prompt
+    assert decode(encode(request.body))["prompt"] == prompt
     assert (request.turns, request.tools, request.images, request.json_schema) == (1, False, False, False)
 
 
@@ -89,7 +91,7 @@ def test_everything_else_passes_untouched() -> None:
         "logit_bias": "not even a mapping",
         "metadata": 3,
     }
-    assert understood(**odd).body == {**CHAT, **odd}
+    assert decode(encode(understood(**odd).body)) == {**CHAT, **odd}
 
 
 def test_headers_say_budgets_priority_and_session() -> None:
@@ -203,7 +205,8 @@ def test_any_object_is_understood_or_refused(operation: Operation, body: dict[st
     raw = json.dumps({"model": "m", "messages": messages, "prompt": p, **body}).encode()
     with suppress(Refusal):
         request = parse(operation, raw, NO_HEADERS, 0.0, "req-1")
-        prompt_of(operation, request.body)
+        for part in range(len(request.prompt.digests)):
+            assert request.prompt.pieces(part)
         speaker, sent = backend(), Forward(operation, request.body, "served", request.stream, max_tokens=5)
         assert json.loads(speaker.call(sent).body)["model"] == "served"
         speaker.tap(sent)

@@ -84,8 +84,6 @@ async def test_one_request_one_record_with_all_that_was_found_out() -> None:
         Stage.READ, Stage.PARSE, Stage.ESTIMATE, Stage.ADMIT, Stage.QUEUE, Stage.DECIDE, Stage.CONNECT, Stage.SEND,
         Stage.UPSTREAM, Stage.RELAY, Stage.STREAM,
     ]  # fmt: skip
-    assert found.decision is not None
-    assert found.decision.outcome is Outcome.PLACE
 
 
 @pytest.mark.parametrize(

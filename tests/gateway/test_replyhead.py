@@ -5,7 +5,10 @@ from __future__ import annotations
 from time import monotonic
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gateway.observe.looplag import STALL, LoopLag
 from gateway.observe.record import AttemptRecord, Life, Stage
 from gateway.replyhead import gateway_headers, response_headers, server_timing
 from policies.facts import AttemptKind, Ending
@@ -15,7 +18,9 @@ LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.01, 0.02, End
 
 
 def as_dict(lines: list[str]) -> dict[str, str]:
-    return {name: value for name, _, value in (line.partition(": ") for line in lines)}
+    split = "\r\n".join(lines).split("\r\n")
+    assert all(split)
+    return {name: value for name, _, value in (line.partition(": ") for line in split)}
 
 
 def life(**known: object) -> Life:
@@ -41,9 +46,10 @@ def test_of_a_backends_headers_only_the_allowed_pass() -> None:
 
 def test_streams_ask_proxies_not_to_buffer() -> None:
     """An answer that is whole may be buffered."""
-    lines = [response_headers(run(Hearing(), Owner(), stream=stream), life())[:2] for stream in (True, False)]
-    assert lines[0] == ["cache-control: no-cache", "x-accel-buffering: no"]
-    assert as_dict(lines[1]).keys() == {"x-request-id", "x-firsttoken-route"}
+    sent = [as_dict(response_headers(run(Hearing(), Owner(), stream=stream), life())) for stream in (True, False)]
+    asked = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    assert asked.items() <= sent[0].items()
+    assert not asked.keys() & sent[1].keys()
 
 
 def test_an_answer_says_who_gave_it_and_what_was_believed() -> None:
@@ -78,21 +84,41 @@ def test_attempts_are_counted_lost_and_won(lost: int, won: int, said: str) -> No
     assert as_dict(gateway_headers(request, 100.15, won))["x-firsttoken-attempts"] == said
 
 
-def test_server_timing_sums_to_the_ttft() -> None:
-    """Closed stages in order; `relay` is what has passed since the last of them."""
-    request = life()
-    for stage, at in ((Stage.READ, 100.001), (Stage.PARSE, 100.002), (Stage.UPSTREAM, 100.14)):
-        request.close(stage, at)
-    assert (
-        server_timing(request.record, 100.15) == "read;dur=1.00, parse;dur=1.00, upstream;dur=138.00, relay;dur=10.00"
-    )
+ORDER = [stage for stage in Stage if stage < Stage.RELAY]
+
+
+@given(st.lists(st.floats(0, 20), min_size=11, max_size=11), st.sets(st.sampled_from(ORDER)))
+def test_server_timing_sums_to_the_ttft(times: list[float], left_out: set[Stage]) -> None:
+    """Closed stages in order, whichever they are; `relay` is what has passed since the last of them."""
+    request, at = life(), 100.0
+    for stage, seconds in zip(ORDER, times, strict=False):
+        if stage not in left_out:
+            at += seconds
+            request.close(stage, at)
+    now = at + times[-1]
+    name, _, value = server_timing(request, now).partition(": ")
+    said = dict(part.split(";dur=") for part in value.split(", "))
+    assert name == "server-timing"
+    assert [*said] == [stage.name.lower() for stage in ORDER if stage not in left_out] + ["relay"]
+    assert sum(map(float, said.values())) == pytest.approx((now - 100.0) * 1e3, abs=0.005 * len(said) + 1e-6)
+
+
+def test_a_stall_of_our_loop_is_said_beside_the_stages() -> None:
+    """It fell into some of them; less than a stall is not worth the bytes."""
+    lag = LoopLag()
+    request = Life(record(ttft=None), lag)
+    request.close(Stage.READ, 100.2)
+    lag.saw(STALL / 2, 100.1)
+    assert server_timing(request, 100.25) == "server-timing: read;dur=200.00, relay;dur=50.00"
+    lag.saw(STALL * 2, 100.15)
+    assert server_timing(request, 100.25) == "server-timing: read;dur=200.00, relay;dur=50.00, loop_lag;dur=10.00"
 
 
 def test_a_clock_read_too_early_does_not_make_time_negative() -> None:
     """`now` may have been taken before the last stage was closed."""
     request = life()
     request.close(Stage.READ, 100.2)
-    assert server_timing(request.record, 100.1) == "read;dur=200.00, relay;dur=0.00"
+    assert server_timing(request, 100.1) == "server-timing: read;dur=200.00, relay;dur=0.00"
 
 
 def test_the_time_in_an_answers_head_is_the_time_it_is_written() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
-from gateway.strictjson import MAX_DEPTH, BadJson, decode, encode
+from gateway.strictjson import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
+from tests.gateway.writing import Writer
 
 SCALARS = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)
 KEYS = st.text(max_size=6) | st.sampled_from(['a":', '"', "a b", "\\", "é\u2028", "😀", ""])
@@ -19,46 +21,12 @@ DOCUMENTS = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=15,
 )
-BLANK = st.text(" \t\r\n", max_size=2)
 
 
 def reason(data: bytes) -> str:
     with pytest.raises(BadJson) as caught:
         decode(data)
     return str(caught.value)
-
-
-class Writer:
-    """Writes a value as JSON with white space and escapes wherever the grammar allows them."""
-
-    def __init__(self, draw: Any) -> None:
-        self.draw = draw
-
-    def write(self, value: Any) -> str:
-        if isinstance(value, dict):
-            return self._between("{", [self.member(key, item) for key, item in value.items()], "}")
-        if isinstance(value, list):
-            return self._between("[", [self._spaced(self.write(item)) for item in value], "]")
-        return self.string(value) if isinstance(value, str) else json.dumps(value)
-
-    def member(self, key: str, value: Any) -> str:
-        return self._spaced(self.string(key)) + ":" + self._spaced(self.write(value))
-
-    def string(self, text: str) -> str:
-        escaped = self.draw(st.lists(st.booleans(), min_size=len(text), max_size=len(text)))
-        plain = [json.dumps(character, ensure_ascii=False)[1:-1] for character in text]
-        return '"' + "".join(_escape(c) if e else p for c, p, e in zip(text, plain, escaped, strict=True)) + '"'
-
-    def _between(self, begin: str, parts: list[str], end: str) -> str:
-        return begin + (",".join(parts) or self.draw(BLANK)) + end
-
-    def _spaced(self, text: str) -> str:
-        return f"{self.draw(BLANK)}{text}{self.draw(BLANK)}"
-
-
-def _escape(character: str) -> str:
-    units = character.encode("utf-16-be")
-    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
 @settings(deadline=None, max_examples=100)
@@ -90,6 +58,32 @@ def test_a_duplicate_key_is_found_however_it_is_written(
     for in_list in outside:
         text = f"[{text}]" if in_list else "{" + writer.string("x") + f":{text}" + "}"
     assert reason(text.encode()).endswith("appears twice in one object")
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), DOCUMENTS)
+def test_exactly_the_documents_with_a_key_given_twice_are_refused(data: st.DataObject, value: Any) -> None:
+    """Whatever text stands in them: colons in strings, written out or escaped, are no members."""
+    writer = Writer(data.draw, twice=True)
+    text = writer.write(value).encode()
+    if writer.doubled:
+        assert reason(text).endswith("appears twice in one object")
+    else:
+        assert decode(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        rb'{"a":1,"a":2,"b":"\u003a"}',
+        rb'{"a":1,"a":2,"b":"\u003A:"}',
+        rb'{"a:":"\u003a","a:":2}',
+        rb'{"x":[{"a":1,"\u0061":2},"::::","\u003a"]}',
+    ],
+)
+def test_an_escaped_colon_does_not_hide_a_member(text: bytes) -> None:
+    """Members are counted by their colons: one that is spelled otherwise must not make up for one that was lost."""
+    assert reason(text).endswith("appears twice in one object")
 
 
 @settings(deadline=None, max_examples=300)
@@ -151,5 +145,89 @@ def test_nesting_is_bounded_by_a_number_and_not_by_the_stack(opening: str, closi
     assert json.loads(_encoded_from_far_below(decode(deepest), 500)) == json.loads(deepest)
 
 
+@pytest.mark.parametrize("inner", ["[]", "{}", "1", "[1, null]", '["x"]', '["x", 1]', '{"a": 1.5}'])
+def test_every_level_counts_whatever_is_in_it(inner: str) -> None:
+    """Scalars too; the last level may be empty."""
+    depth = {"[]": 1, "{}": 1, "1": 1}.get(inner, 2)
+    wrapped = "[" * (MAX_DEPTH - depth) + inner + "]" * (MAX_DEPTH - depth)
+    assert decode(wrapped.encode()) is not None
+    assert reason(f"[{wrapped}]".encode()) == "it is nested too deeply"
+
+
 def _encoded_from_far_below(value: Any, frames: int) -> bytes:
     return _encoded_from_far_below(value, frames - 1) if frames else encode(value)
+
+
+# --------------------------------------------------------------------------- read in part
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), st.dictionaries(KEYS, DOCUMENTS, max_size=4))
+def test_a_documents_own_members_are_read_and_what_lies_within_is_kept_as_it_was_written(
+    data: st.DataObject, value: dict[str, Any]
+) -> None:
+    """Sent on, it is the same document."""
+    writer = Writer(data.draw)
+    found = members(writer.write(value).encode())
+    assert list(found) == list(value)
+    assert decode(encode(found)) == value
+    for name, inner in found.items():
+        within = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+        assert all(isinstance(each, Raw) for each in within)
+        assert isinstance(inner, dict | list) or repr(inner) == repr(decode(encode(inner))) == repr(value[name])
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data(), DOCUMENTS)
+def test_reading_in_part_and_judging_the_parts_accepts_what_is_accepted_whole(data: st.DataObject, value: Any) -> None:
+    """Not more: a body that is passed on in parts was judged as strictly as one that was decoded."""
+    text = bytearray(Writer(data.draw, twice=True).write({"a": [value], "b": {"c": value}, "d": value}).encode())
+    for _ in range(data.draw(st.integers(0, 2))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.sampled_from(b'{}[]:,"\\ua0\xff\x1f1-.eN '))
+    whole = parts = None
+    with suppress(BadJson):
+        whole = decode(bytes(text))
+    with suppress(*UNREADABLE):
+        parts = _in_parts(members(bytes(text)))
+    assert repr(parts) == repr(whole if isinstance(whole, dict) else None)
+
+
+def _in_parts(found: dict[str, Any]) -> dict[str, Any]:
+    for name, value in found.items():
+        if isinstance(value, list):
+            found[name] = [element(each, MAX_DEPTH - 2) for each in value]
+        elif isinstance(value, dict):
+            found[name] = {key: element(each, MAX_DEPTH - 2) for key, each in value.items()}
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":1,"a":2}', rb'{"a":[1],"\u0061":2}', b'{"a":{"b":1,"b":[2]}}', b"[1]", b"1", b'"x"', b"null", b"",
+        b'{"a":"\xff"}', rb'{"a":"\ud800"}', b'{"a":NaN}', b'{"a":1e999}', b'{"a":[1,]}', b'{"a":1}x',
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_members_themselves_shows_at_once(text: bytes) -> None:
+    """Keys given twice in the document or in one of its objects, scalars, framing; and what is no object."""
+    with pytest.raises(UNREADABLE):
+        members(text)
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"a":1,"a":2}', b'{"a":[{"b":1,"b":2}]}', b'["\xff"]', b"1e999", b"1" * 5_000, rb'{"a":"\udc00"}']
+)
+def test_an_element_is_judged_as_a_document(text: bytes) -> None:
+    """Framing alone would let these through."""
+    (found,) = members(b'{"x":[' + text + b"]}")["x"] if b"udc00" not in text else (Raw(text),)
+    with pytest.raises(BadJson):
+        element(found, MAX_DEPTH)
+
+
+def test_an_element_may_be_as_deep_as_is_left_for_it() -> None:
+    """Its own levels are counted on top of those above it."""
+    deepest = Raw(b"[" * 10 + b"]" * 10)
+    assert element(deepest, 10)
+    with pytest.raises(BadJson, match="nested too deeply"):
+        element(deepest, 9)

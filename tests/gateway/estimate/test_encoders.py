@@ -8,6 +8,7 @@ import inspect
 import random
 import string
 import sys
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from time import process_time
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from gateway.estimate import ranks
-from gateway.estimate.encoders import EncoderError, encoder
+from gateway.estimate.encoders import _UNSAID, EncoderError, encoder
 
 ENCODINGS = ["o200k_base", "cl100k_base"]
 URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
@@ -83,6 +84,22 @@ def test_special_tokens_in_text_are_text(name: str) -> None:
     """A caller who writes <|endoftext|> neither fails nor ends anything."""
     text = "before <|endoftext|> <|fim_prefix|> <|endofprompt|> after"
     assert encoder(name).count(text) > len(text.split())
+
+
+def test_not_even_the_one_special_token_that_ours_know_is_taken_for_one(
+    published: dict[str, tiktoken.Encoding],
+) -> None:
+    """tiktoken is asked in a way that looks for some; a caller who writes it gets its letters."""
+    text = f"before{_UNSAID} {_UNSAID}{_UNSAID} after"
+    assert encoder("o200k_base").encode(text) == published["o200k_base"].encode_ordinary(text)
+
+
+def test_packed_ids_are_the_ids() -> None:
+    """Four bytes each, of any text."""
+    ours = encoder("o200k_base")
+    for text in ("", "hello", CODE[:20_000], EMOJI):
+        assert array("I", ours.pack(text)).tolist() == ours.encode(text)
+        assert len(ours.pack(text)) == 4 * ours.count(text)
 
 
 @pytest.mark.parametrize("alphabet", ["a", " ", "\n", "ab", string.ascii_letters, "好", "!?", "\x00", "😀"])

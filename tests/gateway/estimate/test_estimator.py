@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import textwrap
+from array import array
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 
 from backends.interface import Operation
 from gateway.estimate.encoders import Encoder, encoder
-from gateway.estimate.estimator import Estimator, PoolTokenizer, Prompt, prompt_of
+from gateway.estimate.estimator import AT_ONCE, Estimator, PoolTokenizer, Prompt, prompt_of
+from gateway.ingress import parse
 from policies.facts import PoolEstimate
 from policies.tokens import TokenScale
 
@@ -30,11 +33,11 @@ class CountingEncoders:
         self.encoded: list[str] = []
 
     def __call__(self, name: str) -> Encoder:
-        return Encoder(self._encode)
+        return Encoder(self._pack)
 
-    def _encode(self, text: str) -> list[int]:
+    def _pack(self, text: str) -> bytes:
         self.encoded.append(text)
-        return CL100K.encode(text)
+        return CL100K.pack(text)
 
     def new(self) -> list[str]:
         """What was encoded since the last call; the empty texts of empty messages aside."""
@@ -67,6 +70,12 @@ def chat(*texts: str, **more: Any) -> Prompt:
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
     return prompt_of(Operation.CHAT, {"model": "m", "messages": messages, **more})
+
+
+def raw_chat(*texts: str) -> Prompt:
+    """The same as it comes from a caller."""
+    messages = [{"role": "user", "content": text} for text in texts]
+    return parse(Operation.CHAT, json.dumps({"model": "m", "messages": messages}).encode(), {}, 0.0, "").prompt
 
 
 def completion(prompt: Any) -> Prompt:
@@ -173,6 +182,28 @@ def test_what_is_remembered_never_changes_an_estimate(conversations: list[list[s
         assert read(warm, chat(*texts)) == read(estimator(offload_bytes=10**9), chat(*texts))
 
 
+ROLES = st.sampled_from(["user", "assistant", ""])
+PARTS = st.lists(TEXT.map(lambda text: {"type": "text", "text": text}), max_size=2)
+SAID = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXT | PARTS}), min_size=1, max_size=4)
+TALK = st.tuples(SAID, st.booleans(), st.booleans())
+
+
+@given(st.lists(TALK, min_size=1, max_size=4))
+@settings(deadline=None, max_examples=40)
+async def test_every_way_through_finds_the_same(talks: list[tuple[list[dict[str, Any]], bool, bool]]) -> None:
+    """As a caller wrote it, whether this was seen before or not, here or in a thread, or decoded and cold."""
+    here, away, nearby = estimator(), estimator(offload_bytes=0, open_bytes=0), estimator(offload_bytes=10**9)
+    for messages, dense, tools in talks:
+        body = {"model": "m", "messages": messages, **({"tools": [{"a": 1}, {"b": "c"}]} if tools else {})}
+        raw = json.dumps(body, separators=(",", ":") if dense else None, ensure_ascii=dense).encode()
+        expected = await estimator(offload_bytes=10**9).estimate(prompt_of(Operation.CHAT, body), ["small"], "g", 1)
+        for way in (here, away, nearby, nearby):
+            prompt = parse(Operation.CHAT, raw, {}, 0.0, "").prompt
+            assert await way.estimate(prompt, ["small"], "g", 1) == expected
+    for way in (here, away, nearby):
+        way.close()
+
+
 def test_another_role_is_another_prefix() -> None:
     """The same words of somebody else are rendered differently."""
     text = "word " * 40
@@ -188,6 +219,16 @@ def test_groups_share_neither_blocks_nor_tokenised_text() -> None:
     mine, theirs = read(shared, chat("secret " * 50), group="a"), read(shared, chat("secret " * 50), group="b")
     assert not set(hashes(mine)) & set(hashes(theirs))
     assert encoders.new() == ["secret " * 50] * 2
+
+
+def test_token_ids_are_not_the_text_that_their_bytes_spell() -> None:
+    """Python hashes both alike."""
+    text = "abcd" * 3000
+    ids = array("I", text.encode()).tolist()
+    for first, second in ((completion(text), completion(ids)), (completion(ids), completion(text))):
+        warm = estimator(offload_bytes=10**9)
+        read(warm, first)
+        assert read(warm, second) == read(estimator(offload_bytes=10**9), second)
 
 
 def test_a_learned_block_size_counts_from_the_next_prompt_on() -> None:
@@ -228,6 +269,18 @@ def test_text_behind_a_new_beginning_is_not_tokenised_again() -> None:
     encoders.new()
     read(dated, chat("Tuesday", *[LONG[i : i + 2000] for i in range(0, 20_000, 2000)]))
     assert encoders.new() == ["Tuesday"]
+
+
+def test_a_long_message_that_changes_costs_what_stands_from_there_on() -> None:
+    """A document with another question below it is recognised up to the question."""
+    encoders = CountingEncoders()
+    asked = estimator(encoders=encoders, offload_bytes=10**9)
+    read(asked, chat("be brief", LONG[:100_000] + " Why?"))
+    encoders.new()
+    again = chat("be brief", LONG[:100_000] + " Since when?")
+    found = read(asked, again)
+    assert sum(map(len, encoders.new())) <= 2 * 2048
+    assert found == read(asked, again) == read(estimator(offload_bytes=10**9), again)
 
 
 def test_pools_with_one_tokenizer_tokenise_once() -> None:
@@ -272,6 +325,45 @@ async def test_a_block_size_learned_meanwhile_does_not_disturb_an_estimate() -> 
 def test_large_new_text_is_not_read_now() -> None:
     """A caller that cannot wait is told to."""
     assert estimator(offload_bytes=100).estimate_now(chat("word " * 100), ["small"], "g", 1) is None
+
+
+def test_a_prompt_that_is_long_even_to_look_at_is_looked_at_in_a_thread() -> None:
+    """Where the beginning is known only the rest counts."""
+    far = estimator(offload_bytes=10**9, open_bytes=10_000)
+    texts = ["word " * 1000] * 4
+    assert far.estimate_now(raw_chat(*texts), ["small"], "g", 1) is None
+    for turn in range(1, 5):
+        assert far.estimate_now(raw_chat(*texts[:turn]), ["small"], "g", 1) is not None
+
+
+async def test_many_messages_are_large_however_short_they_are() -> None:
+    """Each costs its own, whatever it says."""
+    threads = CountingThreads(1)
+    busy = estimator(executor=threads)
+    for count in (50, 500, 5_000):
+        await busy.estimate(raw_chat(*[str(count)] * count), ["small"], "g", 1)
+    assert threads.given == 2
+    busy.close()
+
+
+async def test_others_get_their_turn_while_much_is_remembered() -> None:
+    """What was read in a thread is put away in turns."""
+    large = estimator(open_bytes=0, offload_bytes=0)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    other = asyncio.create_task(others())
+    many = raw_chat(*(f"message {i}" for i in range(3 * AT_ONCE)))
+    await large.estimate(many, ["small"], "g", 1)
+    other.cancel()
+    assert turns >= 6
+    assert large.statistics().entries == 6 * AT_ONCE
+    large.close()
 
 
 def test_memory_is_bounded() -> None:

@@ -31,3 +31,12 @@ def test_a_value_larger_than_the_map_is_not_kept() -> None:
     cache: Lru[bytes] = Lru(limit=30, size=len)
     cache.put(1, b"0" * 31)
     assert (len(cache), cache.bytes) == (0, 0)
+
+
+def test_to_peek_is_not_to_use() -> None:
+    """Other threads may look without changing what goes first."""
+    cache: Lru[bytes] = Lru(limit=20, size=len)
+    cache.put_all([(1, b"0123456789"), (2, b"0123456789")])
+    assert (cache.peek(1), cache.peek(3)) == (b"0123456789", None)
+    cache.put(3, b"0123456789")
+    assert cache.peek(1) is None

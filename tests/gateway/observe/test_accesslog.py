@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gateway.observe import accesslog
-from gateway.observe.accesslog import AccessLog
-from gateway.observe.record import End
+from gateway.observe.accesslog import BATCH, LINGER, AccessLog
+from gateway.observe.record import End, Record
 from tests.gateway.builders import ANSWER, CHAT, calling, post, record
 from tests.kit.gateways import pool, running
 from tests.kit.simulated import eventually
@@ -46,14 +46,21 @@ def stuck(log_lines: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Acc
 def fill(log: AccessLog) -> int:
     """Records, until the pipe, the writer and the queue hold no more; how many there were."""
     large = record(error="x" * 100_000)  # more than a pipe takes
-    log(large)
+    give(log, large)
     while not log._queue.empty():
         pass
     for taken in range(1, 1000):
         if log.lost:
             return taken
-        log(record())
+        give(log, record())
     raise AssertionError("the queue has no end")
+
+
+def give(log: AccessLog, *records: Record) -> None:
+    """To the writer, without waiting for others."""
+    for each in records:
+        log(each)
+        log.flush()
 
 
 def read_all(out: int, into: bytearray) -> None:
@@ -61,7 +68,7 @@ def read_all(out: int, into: bytearray) -> None:
         into += part
 
 
-def test_a_record_is_a_line(tmp_path: Path) -> None:
+async def test_a_record_is_a_line(tmp_path: Path) -> None:
     """In the order of their ends, appended to what was there."""
     path = tmp_path / "access.jsonl"
     path.write_text('{"before":1}\n')
@@ -76,7 +83,7 @@ def test_a_record_is_a_line(tmp_path: Path) -> None:
     assert log.lost == 0
 
 
-def test_whatever_is_in_it_a_line_is_one_line(tmp_path: Path) -> None:
+async def test_whatever_is_in_it_a_line_is_one_line(tmp_path: Path) -> None:
     """To every reader: control characters and Unicode's line ends are escaped, and can be read again."""
     path = tmp_path / "access.jsonl"
     log = AccessLog(str(path))
@@ -90,6 +97,30 @@ def test_whatever_is_in_it_a_line_is_one_line(tmp_path: Path) -> None:
     assert [line["error"] for line in lines(path)] == errors
 
 
+async def test_a_line_waits_for_others_but_not_for_long(tmp_path: Path) -> None:
+    """The writer is woken once for all that came meanwhile; the last of them need no more to come."""
+    path = tmp_path / "access.jsonl"
+    log = AccessLog(str(path))
+    for i in range(3 * BATCH + 1):
+        log(record(request_id=str(i)))
+    assert lines(path) == []
+    began = monotonic()
+    await eventually(lambda: len(lines(path)) == 3 * BATCH + 1)
+    assert monotonic() - began < LINGER * 20
+    log(record())
+    await eventually(lambda: len(lines(path)) == 3 * BATCH + 2)
+    log.close()
+
+
+async def test_what_waits_is_written_at_the_end(tmp_path: Path) -> None:
+    """Closing loses nothing."""
+    path = tmp_path / "access.jsonl"
+    log = AccessLog(str(path))
+    log(record())
+    log.close()
+    assert len(lines(path)) == 1
+
+
 def test_it_is_written_by_its_own_thread(tmp_path: Path) -> None:
     """Which ends when it is closed, and is no reason for a process to stay."""
     before = set(threading.enumerate())
@@ -100,25 +131,23 @@ def test_it_is_written_by_its_own_thread(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-def test_a_stuck_disk_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stuck_disk_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit is dropped and counted; closing gives up in bounded time."""
     with stuck(10, monkeypatch) as (log, _):
         fill(log)
         start = monotonic()
-        for _ in range(1000):
-            log(record())
+        give(log, *[record()] * 1000)
         assert log.lost == 1001
         log.close()
         assert monotonic() - start < 2
 
 
-def test_lost_lines_are_said_once_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_lines_are_said_once_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many, in the log itself: lines written and lines said to be lost are all there were."""
     with stuck(10, monkeypatch) as (log, out):
         monkeypatch.setattr(accesslog, "CLOSING", 5.0)
         offered = fill(log) + 20
-        for _ in range(20):
-            log(record())
+        give(log, *[record()] * 20)
         text = bytearray()
         reader = threading.Thread(target=read_all, args=(out, text))
         reader.start()
@@ -137,7 +166,7 @@ async def test_a_disk_that_refuses_is_said_once_and_the_writer_goes_on(caplog: p
     log = AccessLog("/dev/full")
     with caplog.at_level(logging.ERROR, "firsttoken"):
         for i in range(1, 4):
-            log(record())
+            give(log, record())
             await eventually(lambda i=i: log.lost == i)
         assert log._thread.is_alive()
         log.close()

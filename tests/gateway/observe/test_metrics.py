@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.samples import Sample
 
 from gateway.app import Gateway
-from gateway.observe.metrics import TTFT_BUCKETS, EndpointCollector, Metrics, QueueCollector, ttft_buckets
+from gateway.observe.metrics import BATCH, TTFT_BUCKETS, EndpointCollector, Metrics, QueueCollector, ttft_buckets
 from gateway.observe.record import AttemptRecord, End, Stage
 from gateway.observe.series import Counter, Histogram
 from policies.facts import AttemptKind, Ending, Health, Load
@@ -22,12 +23,17 @@ from tests.gateway.builders import ANSWER, CHAT, calling, post, record, route
 from tests.kit.gateways import pool, running
 from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
 
+
+def spent(stages: dict[Stage, float]) -> list[float | None]:
+    return [stages.get(stage) for stage in Stage]
+
+
 PAGE = Path(__file__).parents[3] / "docs/metrics.md"
 ROUTE = route(ttft={"budget": "800ms"})
 LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, Ending.SILENT)
 WON = AttemptRecord(2, AttemptKind.FALLBACK, "small/a", "small", 0.1, 1.0, Ending.COMPLETED)
 FULL: dict[str, Any] = {
-    "stages": {Stage.READ: 0.001, Stage.UPSTREAM: 0.19, Stage.STREAM: 0.8}, "tpot": 0.02, "tpot_budget": 0.05,
+    "spent": spent({Stage.READ: 0.001, Stage.UPSTREAM: 0.19, Stage.STREAM: 0.8}), "tpot": 0.02, "tpot_budget": 0.05,
     "total_budget": 5.0, "prompt_tokens_estimated": 100, "prompt_tokens_reported": 110, "cached_tokens_predicted": 50,
     "cached_tokens_reported": 55, "ttft_predicted_p50": 0.125, "cost_usd": 0.002, "attempts": [LOST, WON],
 }  # fmt: skip
@@ -66,7 +72,7 @@ def test_every_series_of_the_page_is_exported_with_its_labels() -> None:
         }
         for family in exported.registry.collect()
     }
-    rows = re.findall(r"^\| `(firsttoken_\w+)` \| (\w+) \| ([^|]+) \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `(firsttoken_\w+)` \| (\w+) \|([^|]+)\|", PAGE.read_text("utf-8"), re.MULTILINE)
     assert found == {(name, kind): set(re.findall(r"`(\w+)`", labels)) for name, kind, labels in rows}
 
 
@@ -103,6 +109,23 @@ def test_every_outcome_has_its_series(end: End) -> None:
 def test_every_kind_and_outcome_of_an_attempt_is_explained(value: Ending | AttemptKind) -> None:
     """By docs/metrics.md; a rescue does not happen yet."""
     assert f"`{value.value}`" in PAGE.read_text("utf-8")
+
+
+@pytest.mark.parametrize("count", [1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH])
+def test_whoever_reads_the_metrics_reads_all_of_them(count: int) -> None:
+    """Records are counted in batches; a scrape counts what waits."""
+    exported = Exported(*[{}] * count)
+    assert exported["requests_total"] == {("chat", "small", "completed"): count}
+    assert exported["requests_total"] == {("chat", "small", "completed"): count}
+
+
+def test_a_record_that_cannot_be_counted_is_its_own_loss(caplog: pytest.LogCaptureFixture) -> None:
+    """A bug of ours, which is said; those before it and behind it count."""
+    with caplog.at_level(logging.ERROR, "firsttoken"):
+        exported = Exported({}, {"attempts": [None]}, {})
+        found = exported["attempts_total"]
+    assert found == {("small", "primary", "silent"): 2, ("small", "fallback", "completed"): 2}
+    assert [entry.message for entry in caplog.records] == ["a Record could not be counted"]
 
 
 def test_a_miss_is_counted_beside_what_was_met() -> None:
@@ -176,8 +199,19 @@ def test_budgets_join_the_usual_buckets_in_order() -> None:
 def test_the_children_of_a_metric_are_made_once() -> None:
     """The request path looks them up; it does not build them."""
     series = Counter("firsttoken_requests", "", "route", "pool")
-    assert series("chat", "small") is series("chat", "small")
-    assert series("chat", "large") is not series("chat", "small")
+    assert series.of["chat", "small"] is series.of["chat", "small"]
+    assert series.of["chat", "large"] is not series.of["chat", "small"]
+
+
+def test_what_was_never_counted_is_not_shown() -> None:
+    """A histogram of zeros says that something was looked at."""
+    registry = CollectorRegistry()
+    series = Histogram("x_seconds", "x", "route", bounds=(1.0,))
+    registry.register(series)
+    seen, _ = series.of[("chat",)], series.of[("batch",)]
+    seen.observe(0.5)
+    assert registry.get_sample_value("x_seconds_count", {"route": "chat"}) == 1
+    assert registry.get_sample_value("x_seconds_count", {"route": "batch"}) is None
 
 
 def test_a_tally_is_what_the_librarys_histogram_would_be() -> None:
@@ -188,7 +222,7 @@ def test_a_tally_is_what_the_librarys_histogram_would_be() -> None:
     ours.register(series)
     library = prometheus_client.Histogram("x_seconds", "x", ["route"], buckets=bounds, registry=theirs)
     for value in values:
-        series("chat").observe(value)
+        series.of[("chat",)].observe(value)
         library.labels("chat").observe(value)
     assert _plain(generate_latest(ours)) == _plain(generate_latest(theirs))
 

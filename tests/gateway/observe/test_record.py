@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observe.record import AttemptRecord, End, Life, Record, Stage
+from gateway.observe.looplag import LoopLag
+from gateway.observe.record import UNSPENT, AttemptRecord, End, Life, Record, Stage
 from gateway.strictjson import encode
 from policies.facts import FOREVER, QUANTILES, AttemptKind, Decision, Ending, Forecast, Outcome
 from tests.gateway.builders import candidate, decided, record
@@ -152,6 +153,33 @@ def test_an_end_without_an_error_keeps_what_was_said_before() -> None:
     assert life.record.error == "the client read nothing for 60 s"
 
 
+# --------------------------------------------------------------------------- our own stalls
+
+
+def test_a_stall_of_the_loop_is_told_and_is_part_of_the_stages() -> None:
+    """The longest one before the first token; what comes later is not this request's to wait for."""
+    lag = LoopLag()
+    life = Life(Record(arrival=100.0), lag)
+    lag.saw(0.02, 100.1)
+    life.close(Stage.UPSTREAM, 100.2)
+    assert life.stalled(100.2) == life.record.loop_lag == 0.02
+    lag.saw(0.04, 100.25)
+    life.first_token_out(100.3)
+    lag.saw(0.9, 101.5)
+    life.finished(End.COMPLETED, 102.0)
+    assert life.record.loop_lag == 0.04
+    assert sum(life.record.stages.values()) == pytest.approx(life.record.total)
+
+
+def test_a_request_without_a_first_token_is_told_of_stalls_until_its_end() -> None:
+    """A refusal waits for the loop too."""
+    lag = LoopLag()
+    life = Life(Record(arrival=100.0), lag)
+    lag.saw(0.02, 100.1)
+    life.finished(End.SHED, 100.2)
+    assert life.record.loop_lag == 0.02
+
+
 # --------------------------------------------------------------------------- what was believed
 
 
@@ -217,7 +245,7 @@ def test_the_first_choice_keeps_its_first_prediction() -> None:
 def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
     """What an operator greps for: no nesting but for stages and attempts."""
     attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 0.25, Ending.CANCELLED)
-    shown = record(stages={Stage.READ: 0.00125}, attempts=[attempt], tpot=0.0125, tpot_budget=0.05).as_json()
+    shown = record(spent=[0.00125, *UNSPENT[1:]], attempts=[attempt], tpot=0.0125, tpot_budget=0.05).as_json()
     names = ("request_id", "end", "status", "ttft_ms", "ttft_budget_ms", "total_ms", "tpot_ms")
     assert {name: shown[name] for name in names} == {
         "request_id": "req-1", "end": "completed", "status": 200, "ttft_ms": 200.0, "ttft_budget_ms": 800.0,
@@ -234,7 +262,7 @@ def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
 def test_every_fact_of_a_record_is_shown_but_for_the_decision() -> None:
     """Which is for /explain; of times, only those that mean something outside this process."""
     shown = set(record().as_json())
-    left_out = {"arrival", "decision", "tpot_budget", "total_budget", "stages"}
+    left_out = {"arrival", "decision", "tpot_budget", "total_budget", "spent"}
     for name in {f.name for f in fields(Record)} - left_out:
         assert name in shown or f"{name}_ms" in shown, name
 

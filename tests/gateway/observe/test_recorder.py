@@ -13,6 +13,7 @@ from gateway.observe import recorder
 from gateway.observe.record import End, Record
 from gateway.observe.recorder import Recorder
 from gateway.refusal import bad_request
+from tests.gateway.builders import decided
 
 
 def ended(raised: BaseException | None) -> list[Record]:
@@ -100,6 +101,16 @@ def test_a_record_carries_the_wall_clock_of_its_arrival() -> None:
     with made.life(monotonic() - 5.0) as life:
         pass
     assert life.record.wall == pytest.approx(time() - 5.0, abs=1.0)
+
+
+def test_what_a_decision_weighed_is_kept_no_longer_than_its_request() -> None:
+    """Hundreds of candidates in each of hundreds of Records would be all that a gateway's memory holds."""
+    made = Recorder()
+    with made.life(monotonic()) as life:
+        life.decided(decided())
+        assert life.record.decision is not None
+    (found,) = made.recent
+    assert (found.decision, found.pool) == (None, "small")
 
 
 def test_the_most_recent_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
