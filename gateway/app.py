@@ -66,7 +66,9 @@ class Gateway:
         self.upstreams = _upstreams(config)
         self.access_log = _access_log(config.telemetry.access_log, seat)
         registry = _registry()
-        self.recorder = Recorder([Metrics(registry, every_route), self.decider.learn])
+        metrics = Metrics(registry, every_route)
+        self.loop_lag = metrics.loop_lag
+        self.recorder = Recorder([metrics, self.decider.learn], self.loop_lag)
         if self.access_log is not None:
             self.recorder.sinks.append(self.access_log)
         registry.register(EndpointCollector(self.monitor.loads))
@@ -110,6 +112,7 @@ class Gateway:
         if self.kv_events is not None:
             self.kv_events.start()
         self.upkeep.start()
+        self.loop_lag.start(asyncio.get_running_loop())
 
     async def open(self, data: socket) -> None:
         """Let callers in."""
@@ -126,6 +129,7 @@ class Gateway:
         while self.recorder.live and monotonic() < ends and not self.hurried:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         self.line.close()
+        self.loop_lag.close()
         if self.front is not None:
             await self.front.shutdown(CUT)
         if self._admin is not None:
@@ -142,7 +146,7 @@ class Gateway:
 
 
 def tune_gc() -> None:
-    """What lives as long as the process is not to be walked again; young garbage is mostly cycle-free."""
+    """What lives as long as the process is not to be walked again; requests leave no cycles (tests/life/test_left_over)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

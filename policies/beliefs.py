@@ -18,6 +18,6 @@ class Beliefs(Protocol):
     ) -> list[Prospect]:  # fmt: skip
         """All that is believed of a prompt sent at `now` to these endpoints of one pool, in their order.
 
-        One question for all of them: a tenth of what as many calls for each would cost.
+        One question for all of them: a call costs more than most of what is worked out in it.
         """
         ...

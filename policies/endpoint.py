@@ -155,7 +155,8 @@ class EndpointState:
             context, harm, blocked = self.attended, added(harm, theirs.harm), max(blocked, theirs.blocked_until)
             writing, warming = theirs.writing, warming or theirs.warming > 0
         duty, pace = stall.duty(now), self.pace.predict(running, context)
-        strain, left = stall.strain(pace, writing), 1 - duty
+        alone = pace if running < 2 else self.pace.predict(1, context / running)
+        strain, left = stall.strain(alone, writing), 1 - duty
         return Load(
             now, self.breaker.health(now), in_flight, prefilling, ahead, running, waiting,
             self.engine.kv_usage or 0.0, self.scraped_at, blocked, busy, 0.0, harm, stall.since, strain,

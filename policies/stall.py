@@ -144,18 +144,18 @@ class Stall:
         """Of the answers, lately."""
         return self._time, self._tokens * self._packed, min(self._paces, default=FOREVER)
 
-    def strain(self, pace: float, others: Writing = NOBODY) -> float:
+    def strain(self, alone: float, others: Writing = NOBODY) -> float:
         """What a token takes lately, in shares of what the answers can bear: from 1 on, no other prefill.
 
-        `others`: the `writing` of other processes. 0 where nothing was promised, and where the engine is too slow for
-        the promise whatever it is spared: waiting would help nobody.
+        `alone`: s per token that a single answer would take. `others`: the `writing` of other processes. 0 where nothing
+        was promised, and where the engine is too slow for the promise whatever it is spared: waiting would help nobody.
         """
         if others is NOBODY and not self._paces:
             return 0.0
         time, tokens, budget = self.writing
         if others is not NOBODY:
             time, tokens, budget = time + others[0], tokens + others[1], min(budget, others[2])
-        if pace >= self.limit * budget or budget == FOREVER:
+        if alone >= self.limit * budget or budget == FOREVER:
             return 0.0
         return time / max(tokens, 1.0) / (budget * self.limit)
 

@@ -46,8 +46,9 @@ from policies.survey import Group, Survey, survey
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 30.0  # s, bounds of Retry-After: sooner is a storm, later a guess
 PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests of which one tries such an endpoint
-_PLACE = Outcome.PLACE  # a member is slow to look up in its enumeration
 RECHECK = 1.0  # s until an endpoint that is down or on trial deserves another look: about one probe
+
+_PLACE = Outcome.PLACE  # a member is slow to look up in its enumeration
 
 
 def decide(

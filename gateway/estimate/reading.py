@@ -128,12 +128,14 @@ def effort(opened: Opened) -> int:
 def read_on(opened: Opened, encoder: Encoder, texts: dict[int, bytes]) -> Read:
     """To the end. Changes nothing but `texts`, by key: what had to be tokenised."""
     (lane, digest, known, _), prefix, begun, steps = opened
+    for step in steps:  # first all of it: the tokenizer leaves nothing of ours in the processor's caches
+        if step.ids is None and step.key not in texts:
+            texts[step.key] = encoder.pack(step.text)
     parts, pieces = known.copy(), begun.copy()
     added: list[tuple[int, Prefix]] = []
-    for role, text, key, ids, digest, ends in steps:
-        if ids is None and (ids := texts.get(key)) is None:
-            ids = texts[key] = encoder.pack(text)
-        prefix = extend(prefix, b"" if role is None else _opening(role, lane.template), ids, lane.block_size)
+    for role, _, key, ids, digest, ends in steps:
+        packed = texts[key] if ids is None else ids
+        prefix = extend(prefix, b"" if role is None else _opening(role, lane.template), packed, lane.block_size)
         if not ends:
             pieces.append(prefix.blocks)
         else:

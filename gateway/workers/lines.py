@@ -19,9 +19,9 @@ class SharedAccessLog(AccessLog):
         self._lock = lock.open("ab")
         super().__init__(target)
 
-    def _write(self, text: bytes) -> None:
+    def _write(self, lines: list[bytes]) -> None:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
-            super()._write(text)
+            super()._write(lines)
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)

@@ -2,7 +2,7 @@
 
 Rules:
 - A scorer sees the endpoints of one tier, so of one pool: prompt tokens and prices are the same for all.
-- It returns one float per prospect, in their order; its unit is its own.
+- It returns one finite float per prospect, in their order; its unit is its own.
 - It breaks no ties: equal scores are spread over their endpoints by `scatter`.
 - To add one: a file here with a `score`, a name in `catalog` and in `policies.route.ScorerName`.
 """
