@@ -146,7 +146,7 @@ class Gateway:
 
 
 def tune_gc() -> None:
-    """What lives as long as the process is not to be walked again; requests leave no cycles (tests/life/test_left_over)."""
+    """What lives as long as the process is not to be walked again; requests leave no cycles to be found."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -147,8 +147,9 @@ class Stall:
     def strain(self, alone: float, others: Writing = NOBODY) -> float:
         """What a token takes lately, in shares of what the answers can bear: from 1 on, no other prefill.
 
-        `alone`: s per token that a single answer would take. `others`: the `writing` of other processes. 0 where nothing
-        was promised, and where the engine is too slow for the promise whatever it is spared: waiting would help nobody.
+        `alone`: s per token that a single answer would take. `others`: the `writing` of other processes. 0 where
+        nothing was promised, and where the engine is too slow for the promise whatever it is spared: waiting would
+        help nobody.
         """
         if others is NOBODY and not self._paces:
             return 0.0
