@@ -25,6 +25,19 @@ class StreamError(ValueError):
     """A line or an event is larger than LINE_LIMIT."""
 
 
+def one_liners(data: bytes) -> list[bytes] | None:
+    """The data of its events, if each is one data line and nothing else, and all are whole: as most servers write most
+    of theirs. None: a `Decoder` has to read it."""
+    if not data.endswith(b"\n\n") or b"\r" in data:
+        return None
+    events = []
+    for event in data[:-2].split(b"\n\n"):
+        if not event.startswith(b"data: ") or b"\n" in event:
+            return None
+        events.append(event[6:])
+    return events
+
+
 class Decoder:
     """`feed` bytes, get events. An event is complete at its blank line, whatever ends the lines."""
 
@@ -107,6 +120,9 @@ class _Tail(msgspec.Struct, gc=False):
     usage: Any = None
 
 
+_decode_tail = msgspec.json.Decoder(_Tail).decode
+
+
 class UsageStripper:
     """Removes the event whose `choices` are empty and whose `usage` is not; the rest passes verbatim.
 
@@ -146,11 +162,25 @@ class UsageStripper:
 
 
 def _without_usage(data: bytes) -> bytes:
-    if b'"usage"' not in data or not _NO_CHOICES.search(data):
+    if b'"usage"' not in data or (found := _NO_CHOICES.search(data)) is None:
         return data
+    if b"\r" not in data and data.endswith(b"\n\n"):
+        return _without_found(data, found)
     bounds = [0, *(blank.end() for blank in _BLANK.finditer(data)), len(data)]
     events = (data[start:end] for start, end in pairwise(bounds))
     return b"".join(map(_kept, events))
+
+
+def _without_found(data: bytes, found: re.Match[bytes] | None) -> bytes:
+    """The same where events end with two line feeds: only those in which something was found need to be looked at."""
+    parts, at = [], 0
+    while found is not None:
+        before = data.rfind(b"\n\n", at, found.start())
+        start = at if before < 0 else before + 2
+        end = data.find(b"\n\n", found.end()) + 2
+        parts += [data[at:start], _kept(data[start:end])]
+        found, at = _NO_CHOICES.search(data, end), end
+    return b"".join([*parts, data[at:]])
 
 
 def _kept(event: bytes) -> bytes:
@@ -172,10 +202,11 @@ def _last_blank(data: bytes, start: int) -> int:
 def _is_usage(event: bytes) -> bool:
     if not _NO_CHOICES.search(event):
         return False
-    decoder = Decoder()
     try:
-        events = decoder.feed(event) + decoder.flush()
-        tail = msgspec.json.decode(events[0].data, type=_Tail)
+        if (data := one_liners(event)) is None:
+            decoder = Decoder()
+            data = [event.data for event in decoder.feed(event) + decoder.flush()]
+        tail = _decode_tail(data[0])
     except (StreamError, msgspec.DecodeError, IndexError):
         return False
     return tail.choices == [] and bool(tail.usage)

@@ -18,7 +18,7 @@ import msgspec
 
 from backends import failures
 from backends.interface import EngineTimes, Failure, FailureKind, Signal, Usage
-from backends.sse import Decoder, Event, StreamError
+from backends.sse import Decoder, Event, StreamError, one_liners
 
 _CONTENT, _USAGE, _END, _ERROR = (int(s) for s in (Signal.CONTENT, Signal.USAGE, Signal.END, Signal.ERROR))
 CONTENT = Signal.CONTENT
@@ -89,11 +89,12 @@ class StreamTap:
         ):
             self.tokens += 1
             return CONTENT
-        # By far the most other reads are one event on one line.
-        one_line = data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2
-        if one_line and data.startswith(b"data: {") and not self._decoder.pending:
-            bits = self._chunk(data[6:-2])
-            if bits == _CONTENT:
+        events = one_liners(data) if not self._decoder.pending else None
+        if events is not None:
+            bits = 0
+            for event in events:
+                bits |= self._end() if event.startswith(b"[DONE]") else self._chunk(event)
+            if bits == _CONTENT and len(events) == 1:
                 self._learn(data)
             return _SIGNALS[bits]
         try:
