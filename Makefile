@@ -27,9 +27,8 @@ lint: $(DEV) ## ruff, mypy --strict and the layer contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(DEV) ## what a request, a chunk and a stalled reader cost, beside nginx if it is there; what a restart costs
-	@$(BIN)/python -m benchmarks.request_cost
-	@$(BIN)/python -m benchmarks.stalled_readers
+bench: $(DEV) ## ours beside nginx and two routers in Rust, and beside the last committed result (BENCH_ARGS="--rounds 1")
+	@$(BIN)/python -m benchmarks.suite --write $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.truth
 	@$(BIN)/python -m benchmarks.cold_start
 

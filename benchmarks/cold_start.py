@@ -76,17 +76,17 @@ def of(records: Iterable[Record], endpoint: str, since: float) -> list[Record]:
     return [r for r in records if r.arrival >= since and r.ttft is not None and r.attempts[-1].endpoint == endpoint]
 
 
-async def restart(gateway: Gateway, server: SimulatedServer) -> list[Record]:
-    """The first requests that it answers."""
+async def restart(server: SimulatedServer, records: list[Record]) -> list[Record]:
+    """The first requests that it answers, of all that end."""
     endpoint = f"engines/{server.url.removeprefix('http://')}"
     await server.kill()
     await asyncio.sleep(DOWN)
     await server.start()
     back = monotonic()
     async with asyncio.timeout(LONGEST):
-        while len(of(gateway.recorder.recent, endpoint, back)) < FIRST:  # noqa: ASYNC110
+        while len(of(records, endpoint, back)) < FIRST:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-    return of(gateway.recorder.recent, endpoint, back)[:FIRST]
+    return of(records, endpoint, back)[:FIRST]
 
 
 async def measure(users: int) -> None:
@@ -114,17 +114,19 @@ async def measure(users: int) -> None:
 
 
 async def compare(gateway: Gateway, servers: list[SimulatedServer], users: Users) -> None:
+    records = list[Record]()
+    gateway.recorder.sinks.append(records.append)
     await asyncio.sleep(BEGIN)
     begun = monotonic()
     await asyncio.sleep(STEADY)
-    before = [record for record in gateway.recorder.recent if record.arrival >= begun]
+    before = [record for record in records if record.arrival >= begun]
     steady = p90(before)
     print(f"steady state, {len(before)} requests: p90 TTFT {steady:.0f} ms", flush=True)
     for number, (route, warmed_up) in enumerate((("routed", True), ("shared", True), ("shared", False))):
         users.route = route
         if not warmed_up:
             await gateway.upkeep.close()
-        found = p90(await restart(gateway, servers[number]))
+        found = p90(await restart(servers[number], records))
         kind = f"{'warmed up' if warmed_up else 'cold'}, {ROUTES[route]}"
         print(
             f"first {FIRST} requests of a restarted engine, {kind}: {found:.0f} ms, {found / steady:.2f}x", flush=True

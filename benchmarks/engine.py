@@ -1,7 +1,9 @@
-"""A server that looks like vLLM and costs next to nothing: `engine.py PORT`.
+"""A server that looks like vLLM and costs next to nothing: `engine.py PORT...`.
 
-A request's `model` says what it gets: `stream-N-MS` is a stream of N tokens, MS milliseconds apart;
-anything else a whole answer.
+A prompt says what it gets: `[stream-N-MS]` is a stream of N tokens, MS milliseconds apart, the first of them with the
+head; `[hose]` is a stream that goes as fast as it is read, for OFFERED bytes, without an end; any other is answered at
+once and whole. (Not the model or another field: some routers drop those.) `GET /taken` says how many bytes were taken
+from hoses, of which up to SEND_BUFFER each are still here.
 """
 
 from __future__ import annotations
@@ -9,71 +11,141 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from socket import SO_SNDBUF, SOL_SOCKET
 
 import uvloop
+from httptools import HttpParserError, HttpRequestParser
 
-BODY = b'{"id":"x","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"Hello there"},"finish_reason":"stop"}],"usage":{"prompt_tokens":50,"total_tokens":60,"completion_tokens":10}}'  # noqa: E501
-WHOLE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
-MISSING = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-SHAPE = re.compile(rb'"model":\s*"stream-(\d+)-(\d+)"')
-LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
+JSON, TEXT = b"application/json", b"text/plain; version=0.0.4"
 
 
-CHUNK = (
-    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1760000000,"model":"m",'
-    b'"choices":[{"index":0,"delta":%b,"logprobs":null,"finish_reason":%b}]}\n\n'
-)
+def whole(body: bytes, kind: bytes = JSON) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (kind, len(body), body)
 
 
-def event(delta: bytes, finish: bytes = b"null") -> bytes:
-    data = CHUNK % (delta, finish)
+def framed(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+def event(delta: bytes, finish: bytes = b"null") -> bytes:
+    return framed(
+        b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1760000000,"model":"m",'
+        b'"choices":[{"index":0,"delta":%b,"logprobs":null,"finish_reason":%b}]}\n\n' % (delta, finish)
+    )
+
+
+ANSWER = whole(
+    b'{"id":"x","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant",'
+    b'"content":"Hello there"},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":50,"total_tokens":60,"completion_tokens":10}}'
+)
+MISSING = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+ROLE = event(b'{"role":"assistant","content":""}')
 TOKEN = event(b'{"content":" token"}')
-DONE = b"data: [DONE]\n\n"
-END = event(b"{}", b'"stop"') + b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
+END = event(b"{}", b'"stop"') + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+HOSE = event(b'{"content":"%b"}' % (b"x" * 400)) * 20
+OFFERED = 400 * 1024  # by a hose: with thousands of them that is what a kernel can be asked to hold
+SHAPE = re.compile(rb"\[(?:hose|stream-(\d+)-(\d+))\]")
+SEND_BUFFER = 16 * 1024  # bytes, of a hose: what lies here was not taken
+LARGE = 4096  # bytes of a body that is not searched
+SMALL = {  # what routers ask before they send anything
+    b"/health": whole(b"{}"),
+    b"/health_generate": whole(b"{}"),
+    b"/v1/models": whole(b'{"object":"list","data":[{"id":"m","object":"model","owned_by":"vllm","root":"m"}]}'),
+    b"/get_model_info": whole(b'{"model_path":"m","tokenizer_path":"m","is_generation":true,"served_model_name":"m"}'),
+    b"/model_info": whole(b'{"model_path":"m","tokenizer_path":"m","is_generation":true,"served_model_name":"m"}'),
+    b"/get_server_info": whole(b'{"model_path":"m","served_model_name":"m","tp_size":1,"dp_size":1,"version":"0.5.0"}'),
+    b"/server_info": whole(b'{"model_path":"m","served_model_name":"m","tp_size":1,"dp_size":1,"version":"0.5.0"}'),
+    b"/version": whole(b'{"version":"0.11.0"}'),
+    b"/metrics": whole(b'vllm:num_requests_running{model_name="m"} 0.0\n', TEXT),
+}
 
 
 class Connection(asyncio.Protocol):
     """One request at a time."""
 
-    def __init__(self) -> None:
-        self.buffer = b""
+    taken = 0  # bytes, of all hoses
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.parser: HttpRequestParser | None = HttpRequestParser(self)
+        self.loop = asyncio.get_running_loop()
+        self.timer: asyncio.TimerHandle | None = None
+        self.turn: asyncio.Handle | None = None
+        self.hosing, self.offered = False, 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.hosing, self.parser = False, None
+        if self.timer is not None:
+            self.timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        self.buffer += data
-        head, found, body = self.buffer.partition(b"\r\n\r\n")
-        length = LENGTH.search(head)
-        if found and len(body) >= (int(length[1]) if length else 0):
-            self.buffer = b""
-            self.answer(head, body)
+        try:
+            if self.parser is not None:
+                self.parser.feed_data(data)
+        except HttpParserError:  # a router that asks whether HTTP/2 is spoken here
+            self.transport.close()
 
-    def answer(self, head: bytes, body: bytes) -> None:
-        shape = SHAPE.search(body[:200]) or SHAPE.search(body[-200:])
-        if not head.startswith(b"POST /v1/chat/completions"):
-            self.transport.write(MISSING)
-        elif shape is None:
-            self.transport.write(WHOLE)
+    def on_message_begin(self) -> None:
+        self.path, self.parts = b"", list[bytes]()
+
+    def on_url(self, url: bytes) -> None:
+        self.path += url
+
+    def on_body(self, data: bytes) -> None:
+        self.parts.append(data)
+
+    def on_message_complete(self) -> None:
+        if self.path == b"/taken":
+            self.transport.write(whole(b"%d" % Connection.taken))
+        elif self.path != b"/v1/chat/completions":
+            self.transport.write(SMALL.get(self.path, MISSING))
         else:
-            self.transport.write(HEAD + event(b'{"role":"assistant","content":""}'))
-            self.stream(int(shape[1]), int(shape[2]) / 1e3, asyncio.get_running_loop().time())
+            body = b"".join(self.parts)
+            self.answer(SHAPE.search(body) if len(body) < LARGE else None)
+
+    def answer(self, shape: re.Match[bytes] | None) -> None:
+        if shape is None:
+            self.transport.write(ANSWER)
+        elif shape[1] is None:
+            self.transport.write(HEAD + ROLE)
+            self.hosing, self.offered = True, 0
+            self.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER)
+            self.hose()
+        else:
+            self.transport.write(HEAD + ROLE + TOKEN)
+            gap, now = int(shape[2]) / 1e3, self.loop.time()
+            self.timer = self.loop.call_at(now + gap, self.stream, int(shape[1]) - 1, gap, now + gap)
 
     def stream(self, left: int, gap: float, due: float) -> None:
         self.transport.write(TOKEN if left else END)
-        if left:
-            due += gap
-            asyncio.get_running_loop().call_at(due, self.stream, left - 1, gap, due)
+        due += gap
+        self.timer = self.loop.call_at(due, self.stream, left - 1, gap, due) if left else None
+
+    def hose(self) -> None:
+        """A turn each: one that is read fast must not keep the others waiting."""
+        self.turn = None
+        if self.hosing and self.offered < OFFERED and not self.transport.is_closing():
+            self.transport.write(HOSE)
+            self.offered += len(HOSE)
+            Connection.taken += len(HOSE)
+            self.turn = self.loop.call_soon(self.hose)
+
+    def pause_writing(self) -> None:
+        self.hosing = False
+
+    def resume_writing(self) -> None:
+        self.hosing = True
+        if self.turn is None:
+            self.hose()
 
 
-async def main(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", port, backlog=4096)
-    await server.serve_forever()
+async def main(ports: list[int]) -> None:
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(Connection, "127.0.0.1", port, backlog=4096) for port in ports]
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1])))
+    uvloop.run(main([int(port) for port in sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""What the benchmarks share: child processes pinned to a core, free ports, and the CPU that a process has used."""
+"""What the benchmarks share: child processes pinned to a core, free ports, and what a process has used."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 READY = 20.0  # s that a child has to listen
+STOPPING = 5.0  # s that it has to end
 
 
 def free_port() -> int:
@@ -22,24 +24,36 @@ def free_port() -> int:
 
 
 @contextmanager
-def child(command: Sequence[str], port: int, core: int | None = None) -> Iterator[int]:
+def child(command: Sequence[str], port: int, core: int | None = None, *, quiet: bool = False) -> Iterator[int]:
     """Runs `command` until the block ends; yields its process id once it listens on `port`."""
-    pin = None if core is None else lambda: os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
     process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, preexec_fn=pin
-    )
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if quiet else None,
+        preexec_fn=None if core is None else lambda: pin(core),
+    )  # fmt: skip
     try:
-        wait_for(port)
+        wait_for(port, process)
         yield process.pid
     finally:
         process.terminate()
-        process.wait(10)
+        try:
+            process.wait(STOPPING)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-def wait_for(port: int) -> None:
-    """Raises TimeoutError."""
+def pin(core: int) -> None:
+    """This process, to one core; where there is only one, to that."""
+    os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Raises TimeoutError, or ChildProcessError where it has ended."""
     ends = time.monotonic() + READY
     while time.monotonic() < ends:
+        if process.poll() is not None:
+            raise ChildProcessError(f"it ended with {process.returncode}")
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
@@ -73,3 +87,20 @@ def _children(pid: int) -> list[int]:
 def resident(pid: int) -> int:
     """Bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineTime:
+    """Ticks of all cores since the start: in all, and those that the host gave to others."""
+
+    total: int
+    stolen: int
+
+    @classmethod
+    def now(cls) -> MachineTime:
+        ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return cls(sum(ticks), ticks[7])
+
+    def stolen_since(self, before: MachineTime) -> float:
+        """As a share."""
+        return (self.stolen - before.stolen) / max(self.total - before.total, 1)

@@ -1,4 +1,4 @@
-"""A gateway to be measured: `serve.py PORT URL...` routes every model name, unchanged, over these servers.
+"""A gateway to be measured: `serve.py PORT URL...` routes the models `bench` and `unhurried` over these servers.
 
 Routing is on in full: estimate, prefix index, prediction, Records and metrics. The access log is off,
 as it is in the peers.
@@ -7,22 +7,28 @@ as it is in the peers.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from gateway.config.models import Config
 from gateway.serve import serve
 
 
+def document(port: int, urls: list[str]) -> dict[str, Any]:
+    """Its configuration. The engines answer at once, and write a token every 50 ms: well within what is promised.
+    Where nothing is promised, no prompt is held back for the sake of the answers under way."""
+    return {
+        "server": {"listen": f"127.0.0.1:{port}", "admin": "127.0.0.1:0"},
+        "pools": {"engines": {"backend": "vllm", "model": "bench", "endpoints": urls}},
+        "routes": {
+            "bench": {"tiers": ["engines"], "ttft": {"budget": "2s"}, "tpot": {"budget": "200ms"}},
+            "unhurried": {"tiers": ["engines"], "workload": "batch"},
+        },
+        "telemetry": {"access_log": "off"},
+    }
+
+
 def main(port: int, urls: list[str]) -> int:
-    return serve(
-        Config.model_validate(
-            {
-                "server": {"listen": f"127.0.0.1:{port}", "admin": "127.0.0.1:0"},
-                "pools": {"engines": {"backend": "vllm", "model": "any", "endpoints": urls}},
-                "passthrough": "engines",
-                "telemetry": {"access_log": "off"},
-            }
-        )
-    )
+    return serve(Config.model_validate(document(port, urls)))
 
 
 if __name__ == "__main__":

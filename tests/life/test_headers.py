@@ -81,6 +81,7 @@ async def test_every_answer_says_who_answered_and_where_the_time_went() -> None:
     assert float(headers["x-firsttoken-ttft-predicted-ms"]) > 0
     timing = dict(part.split(";dur=") for part in headers["server-timing"].split(", "))
     assert {"read", "parse", "estimate", "admit", "decide", "connect", "send", "upstream", "relay"} <= set(timing)
+    timing.pop("loop_lag", None)  # is part of the stages that it fell into, and said only where it is long
     assert abs(sum(map(float, timing.values())) - float(headers["x-firsttoken-ttft-ms"])) < 1.0
 
 

@@ -1,0 +1,180 @@
+"""The load: raw connections on uvloop, cheap enough that the proxy between is what is measured.
+
+Every answer is checked: status 200, its whole length, and of a stream its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from random import Random
+from time import perf_counter
+
+HOST = "127.0.0.1"
+TOKEN = b'"content":" token"'
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+WORDS = """the of and to a in is that for it as was with be by on not he his but at are this have from or had an they
+which one you were all her she there would their we him been has when who will no more if out so what up said about
+other into than its time only could new them man some these then two first may any request gateway token answer engine
+cache prefix deadline "yes" (which) budget, model. stream: latency; list\n- item""".split(" ")
+_seeds = count(1)
+
+
+def text(size: int) -> str:
+    """Prose of `size` characters that nobody has seen before: about 4.5 characters a token."""
+    random = Random(next(_seeds))
+    return f"{random.getrandbits(60):x} {' '.join(random.choices(WORDS, k=size // 3))}"[:size]
+
+
+def talk(sizes: Iterable[int]) -> list[str]:
+    return [text(size) for size in sizes]
+
+
+def request(shape: str, messages: Sequence[str], model: str = "bench") -> bytes:
+    """A chat of these turns, as it goes over the wire. `shape` is the answer's, as the engine knows it, or `whole`."""
+    *before, last = messages
+    said = messages if shape == "whole" else [*before, f"{last} [{shape}]"]
+    turns = [{"role": ("user", "assistant")[i % 2], "content": each} for i, each in enumerate(said)]
+    body = json.dumps({"model": model, "stream": shape != "whole", "messages": turns}).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\naccept: */*\r\n"
+        f"authorization: Bearer sk-bench-0123456789abcdef\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+@dataclass(slots=True)
+class Answer:
+    """`sent` and `reads`: s; `reads` are those that brought tokens. An answer that came whole has none."""
+
+    sent: float
+    reads: list[float] = field(default_factory=list)
+
+    @property
+    def ttft(self) -> float:
+        return self.reads[0] - self.sent
+
+    def gaps(self, since: float) -> list[float]:
+        """Between one read and the next, of those that ended after `since`."""
+        return [later - sooner for sooner, later in pairwise(self.reads) if later > since]
+
+
+class Wrong(Exception):
+    """The proxy answered, and not with what was asked for."""
+
+
+class Connection(asyncio.Protocol):
+    """One request at a time: `ask`, and await."""
+
+    def __init__(self) -> None:
+        self.waiter: asyncio.Future[Answer] | None = None
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_exception(exc or ConnectionResetError("closed in the middle of an answer"))
+
+    def ask(self, request: bytes) -> asyncio.Future[Answer]:
+        """Raises Wrong or ConnectionError."""
+        if self.transport is None:
+            raise ConnectionResetError("closed between two answers")
+        self.head, self.in_head, self.left, self.tail = b"", True, -1, b""
+        self.waiter = asyncio.get_running_loop().create_future()
+        self.answer = Answer(perf_counter())
+        self.transport.write(request)
+        return self.waiter
+
+    def wrong(self, since: float) -> str:
+        """Why this stream is not one that has brought tokens since then."""
+        if self.waiter is not None and self.waiter.done():
+            return str(self.waiter.exception() or "it has ended")
+        return "" if self.answer.reads and self.answer.reads[-1] > since else "it stands still"
+
+    def drop(self) -> None:
+        """Leave, in the middle of an answer if need be; what became of it is nobody's concern any more."""
+        if self.waiter is not None and self.waiter.done():
+            self.waiter.exception()
+        self.waiter = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if TOKEN in data:
+            self.answer.reads.append(perf_counter())
+        if self.in_head:
+            data = self._read_head(data)
+        if self.left >= 0:
+            self.left -= len(data)
+            if self.left <= 0:
+                self._end()
+        else:
+            self.tail = (self.tail + data)[-len(LAST_CHUNK) :]
+            if self.tail == LAST_CHUNK:
+                self._end()
+
+    def _read_head(self, data: bytes) -> bytes:
+        """What follows the head; nothing while it is not whole."""
+        self.head += data
+        head, end, rest = self.head.partition(b"\r\n\r\n")
+        if not end:
+            return b""
+        self.in_head = False
+        head = head.lower()
+        if not head.startswith(b"http/1.1 200") and self.waiter is not None:
+            self.waiter.set_exception(Wrong(self.head[:500].decode("latin-1")))
+        _, length, value = head.partition(b"content-length:")
+        if length:
+            self.left = int(value.partition(b"\r\n")[0])
+        return rest
+
+    def _end(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(self.answer)
+
+
+async def connect(port: int) -> Connection:
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, HOST, port)
+    return connection
+
+
+async def closed_loop(port: int, requests: Iterable[bytes], at_once: int) -> int:
+    """All of them, `at_once` at a time, each connection with the next as soon as it has an answer; how many."""
+    turns, done = iter(requests), 0
+
+    async def worker() -> None:
+        nonlocal done
+        connection = await connect(port)
+        for each in turns:
+            await connection.ask(each)
+            done += 1
+        connection.drop()
+
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    return done
+
+
+async def open_loop(port: int, request: bytes, rate: float, seconds: float) -> list[Answer]:
+    """A new one every 1/rate seconds, however the others fare, over connections that are kept."""
+    loop, idle, tasks = asyncio.get_running_loop(), list[Connection](), list[asyncio.Task[Answer]]()
+
+    async def one() -> Answer:
+        connection = idle.pop() if idle else await connect(port)
+        answer = await connection.ask(request)
+        idle.append(connection)
+        return answer
+
+    start = loop.time()
+    for i in range(int(rate * seconds)):
+        await asyncio.sleep(start + i / rate - loop.time())
+        tasks.append(loop.create_task(one()))
+    answers = await asyncio.gather(*tasks)
+    for connection in idle:
+        connection.drop()
+    return list(answers)

@@ -1,0 +1,51 @@
+"""What a very long prompt does to streams that are under way: the largest gap that it adds between two tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+
+from benchmarks.client import Wrong, connect, request, text
+from benchmarks.figures.figure import Engines, Figure, Measured, Scenario
+from benchmarks.peers import Proxy
+
+MODEL = "unhurried"
+STREAMS, GAP = 50, 0.05  # s between two tokens of each
+PROMPT = 900_000  # bytes: 200,000 tokens
+PROMPTS = 3
+BEFORE, AFTER = 1.0, 0.5  # s
+
+
+async def intrusion(proxy: Proxy, _engines: Engines) -> Measured:
+    streams = [await connect(proxy.port) for _ in range(STREAMS)]
+    asked = request("stream-400-50", ["Go on."], MODEL)
+    prompts = [request("whole", [text(PROMPT)], MODEL) for _ in range(PROMPTS)]
+    for each in streams:
+        each.ask(asked)
+        await asyncio.sleep(GAP / STREAMS)
+    intruder = await connect(proxy.port)
+    await asyncio.sleep(BEFORE)
+    began = perf_counter()
+    for prompt in prompts:
+        await intruder.ask(prompt)
+        await asyncio.sleep(AFTER)
+    gaps = [gap for each in streams for gap in each.answer.gaps(began)]
+    wrong = [each.wrong(perf_counter() - 1.0) for each in streams]
+    for connection in (*streams, intruder):
+        connection.drop()
+    if any(wrong):
+        raise Wrong(next(filter(None, wrong)))
+    return {"intrusion": (max(gaps) - GAP) * 1e3}
+
+
+SCENARIOS = (
+    Scenario(
+        "intrusion",
+        (
+            Figure(
+                "intrusion", f"largest gap that a prompt of 200k tokens adds to {STREAMS} streams, ms", 10, added=True
+            ),
+        ),
+        intrusion,
+    ),
+)

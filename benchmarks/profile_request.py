@@ -1,0 +1,187 @@
+"""Where the CPU of a request goes: `profile_request.py [SECONDS]` prints microseconds by stage and by function.
+
+Three loads: a small request, a conversation of 100 KB of which the last 1 KB is new, and a chunk of a stream of 200.
+What each costs is measured on a gateway that is left alone; what share of it is spent where, on another that is sampled
+meanwhile (`sampled.py`) for SECONDS of its CPU. What a library or the kernel does is in the row of whoever asked for
+it; reading from sockets, accepting and waiting are in `loop`. The kernel ticks 250 times a second or so: at 30 s a row
+of 1% is good to a tenth of itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import uvloop
+
+from benchmarks.client import closed_loop, request
+from benchmarks.figures.cost import AT_ONCE, LONG, QUESTION, continued
+from benchmarks.peers import CORE
+from benchmarks.processes import ROOT, child, cpu_seconds, free_port, gateway, pin
+from benchmarks.suite import engines
+
+SHOWN = 30  # functions
+ROWS = (  # the first that fits: by the beginning of a file's path from the root of the repository
+    ("http", ("gateway/frontend", "gateway/caller", "gateway/http")),
+    ("ingress", ("gateway/ingress", "gateway/strictjson", "gateway/keys", "gateway/routes")),
+    ("estimate", ("gateway/estimate/",)),
+    ("dispatch", ("gateway/proxy", "gateway/dispatcher", "policies/attempts", "policies/retries")),
+    ("relay", ("gateway/relay", "backends/sse", "backends/taps")),
+    ("upstream", ("gateway/run", "backends/")),
+    ("record", ("gateway/observe/", "gateway/replyhead", "gateway/refusal")),
+    ("upkeep", ("gateway/upkeep", "gateway/kept", "gateway/errand")),
+    ("decide", ("gateway/decider", "gateway/line", "gateway/monitor", "policies/")),
+)
+LOOP, THREADS = "loop", "threads"
+WRITING = 10.0  # s
+
+Play = Callable[[int], int]  # on this port; how many there were
+
+
+@dataclass(slots=True)
+class Samples:
+    """Seconds of CPU of a row of the table, and of a function: its own, and with all that it called."""
+
+    garbage: float
+    rows: Counter[str] = field(default_factory=Counter)
+    own: Counter[str] = field(default_factory=Counter)
+    cumulative: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, found: Any) -> Samples:
+        """What a Sampler has written."""
+        samples = cls(found["garbage"])
+        samples.rows[THREADS] = samples.own[THREADS] = samples.cumulative[THREADS] = found["threads"]
+        for stack, used in found["stacks"]:
+            samples.add(stack, used)
+        return samples
+
+    def add(self, stack: Sequence[tuple[str, str]], used: float) -> None:
+        """File and function, the innermost first. What is of a library is its caller's."""
+        known = [(row, path, name) for file, name in stack if (row := row_of(path := os.path.relpath(file, ROOT)))]
+        named = [(row, f"{path}:{name}") for row, path, name in known] or [(LOOP, LOOP)]
+        self.rows[named[0][0]] += used  # type: ignore[assignment]
+        self.own[named[0][1]] += used  # type: ignore[assignment]
+        for name in {name for _, name in named}:
+            self.cumulative[name] += used  # type: ignore[assignment]
+
+    @property
+    def total(self) -> float:
+        return sum(self.rows.values())
+
+
+def row_of(path: str) -> str | None:
+    """None: of a library, or of what starts a gateway."""
+    return next((row for row, begins in ROWS if path.startswith(begins)), None)
+
+
+# -- the loads -----------------------------------------------------------------------------
+
+
+def small(port: int) -> int:
+    return uvloop.run(closed_loop(port, repeat(request("whole", QUESTION), 2_000), 32))
+
+
+def large(port: int) -> int:
+    return uvloop.run(closed_loop(port, continued(200), 16))
+
+
+def chunk(port: int) -> int:
+    asked = request(f"stream-{LONG}-5", ["Go on."])
+    return LONG * uvloop.run(closed_loop(port, repeat(asked, AT_ONCE), AT_ONCE))
+
+
+LOADS: Mapping[str, Play] = {"small request": small, "100 KB, 1 KB new": large, f"chunk of {LONG}": chunk}
+
+
+@dataclass(frozen=True, slots=True)
+class Gateways:
+    """Port and process of one that is left alone and of one that is sampled; where its samples go."""
+
+    alone: tuple[int, int]
+    sampled: tuple[int, int]
+    samples: Path
+
+
+def profile(play: Play, gateways: Gateways, seconds: float) -> tuple[float, Samples]:
+    """Microseconds of each, and the samples."""
+    play(gateways.alone[0])
+    play(gateways.sampled[0])
+    written(gateways)
+    used, count, until = 0.0, 0, cpu_seconds(gateways.sampled[1]) + seconds
+    while cpu_seconds(gateways.sampled[1]) < until:
+        before = cpu_seconds(gateways.alone[1])
+        count += play(gateways.alone[0])
+        used += cpu_seconds(gateways.alone[1]) - before
+        play(gateways.sampled[0])
+    return used * 1e6 / count, Samples.of(written(gateways))
+
+
+def written(gateways: Gateways) -> Any:
+    """What was found since the last time. Raises TimeoutError."""
+    gateways.samples.unlink(missing_ok=True)
+    os.kill(gateways.sampled[1], signal.SIGUSR1)
+    ends = monotonic() + WRITING
+    while not gateways.samples.exists():
+        if monotonic() > ends:
+            raise TimeoutError("the sampled gateway does not say what it found")
+        sleep(0.01)
+    return json.loads(gateways.samples.read_text())
+
+
+# -- the tables ----------------------------------------------------------------------------
+
+
+def by_row(found: Mapping[str, tuple[float, Samples]]) -> Iterator[str]:
+    yield f"| us of CPU | {' | '.join(found)} |"
+    yield f"| --- |{' ---: |' * len(found)}"
+    for row in (LOOP, *(row for row, _ in ROWS), THREADS):
+        cells = (f"{cost * samples.rows[row] / samples.total:.1f}" for cost, samples in found.values())
+        yield f"| {row} | {' | '.join(cells)} |"
+    yield f"| **in all** | {' | '.join(f'**{cost:.1f}**' for cost, _ in found.values())} |"
+    garbage = (f"{cost * samples.garbage / samples.total:.1f}" for cost, samples in found.values())
+    yield f"| of which garbage collection | {' | '.join(garbage)} |"
+
+
+def by_function(name: str, cost: float, samples: Samples) -> Iterator[str]:
+    yield f"\n{name}: {samples.total:.1f} s of CPU\n"
+    yield "| function | own us | with all that it calls |"
+    yield "| --- | ---: | ---: |"
+    for function, own in samples.own.most_common(SHOWN):
+        cells = (f"{cost * used / samples.total:.1f}" for used in (own, samples.cumulative[function]))
+        yield f"| {function} | {' | '.join(cells)} |"
+
+
+def main(seconds: float) -> None:
+    pin(CORE + 1)
+    with tempfile.TemporaryDirectory() as home, ExitStack() as stack:
+        behind, samples = stack.enter_context(engines()), Path(home) / "samples"
+        urls = [f"http://127.0.0.1:{port}" for port in behind.ports]
+        ports = free_port(), free_port()
+        commands: Sequence[list[str]] = (
+            gateway(ports[0], *urls), [sys.executable, "-m", "benchmarks.sampled", str(samples), str(ports[1]), *urls],
+        )  # fmt: skip
+        pids = [
+            stack.enter_context(child(command, port, CORE, quiet=True))
+            for command, port in zip(commands, ports, strict=True)
+        ]
+        gateways = Gateways((ports[0], pids[0]), (ports[1], pids[1]), samples)
+        found = {name: profile(play, gateways, seconds) for name, play in LOADS.items()}
+    print("\n".join(by_row(found)))
+    for name, (cost, samples_of) in found.items():
+        print("\n".join(by_function(name, cost, samples_of)))
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 30.0)

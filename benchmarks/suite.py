@@ -1,0 +1,115 @@
+"""The whole suite: ours beside its peers and beside the last committed result (`make bench`).
+
+    python -m benchmarks.suite [--rounds N] [--peers ours,nginx,...] [--only SCENARIO,...] [--write]
+
+The proxy is on one core, the engines and the load on the other. In each round every scenario is played to one peer
+after the other, so that a machine that drifts drifts for all; a figure is the median of the rounds. `--write` keeps
+what was found as RESULTS.md and results.json, of which the next run shows the committed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+
+import uvloop
+
+from benchmarks import decision, page
+from benchmarks.client import Wrong
+from benchmarks.figures import cost, held, intrusion, latency
+from benchmarks.figures.figure import Engines, Measured, Scenario
+from benchmarks.peers import CORE, DIRECT, OURS, PEERS, Proxy, allow_connections, available, running
+from benchmarks.processes import MachineTime, child, free_port, pin
+
+log = logging.getLogger("benchmarks")
+
+SCENARIOS: Sequence[Scenario] = (*cost.SCENARIOS, *latency.SCENARIOS, *held.SCENARIOS, *intrusion.SCENARIOS)
+ENGINES = 2
+LIMIT = 120.0  # s that one scenario may take of one peer
+Values = dict[str, dict[str, list[float]]]  # by figure, then by peer
+
+
+@contextmanager
+def engines() -> Iterator[Engines]:
+    ports = [free_port() for _ in range(ENGINES)]
+    with child([sys.executable, "-m", "benchmarks.engine", *map(str, ports)], ports[-1], CORE + 1) as pid:
+        yield Engines(ports, pid)
+
+
+def play(scenario: Scenario, proxy: Proxy, behind: Engines) -> Measured:
+    """Nothing where the peer does not stand it, which is said."""
+    gc.collect()
+    try:
+        with running(proxy.name, behind.ports) if scenario.fresh else nullcontext(proxy) as played:
+            return uvloop.run(_within(scenario, played, behind))
+    except (Wrong, OSError, RuntimeError, TimeoutError) as error:
+        log.warning("%s, %s: %s", proxy.name, scenario.name, str(error)[:200] or type(error).__name__)
+        return {}
+
+
+async def _within(scenario: Scenario, proxy: Proxy, behind: Engines) -> Measured:
+    async with asyncio.timeout(LIMIT):
+        return await scenario.measure(proxy, behind)
+
+
+def measure(names: Sequence[str], scenarios: Sequence[Scenario], rounds: int) -> Values:
+    values: Values = defaultdict(lambda: defaultdict(list))
+    with ExitStack() as stack:
+        behind = stack.enter_context(engines())
+        proxies = [stack.enter_context(running(name, behind.ports)) for name in available(names, behind.ports)]
+        direct = Proxy(DIRECT, behind.ports[0], 0)
+        for number in range(rounds):
+            for scenario in scenarios:
+                print(f"round {number + 1} of {rounds}: {scenario.name}", file=sys.stderr, flush=True)
+                played = [direct, *proxies] if scenario.with_direct else proxies
+                note(scenario, {proxy.name: play(scenario, proxy, behind) for proxy in played}, values)
+    return values
+
+
+def note(scenario: Scenario, found: dict[str, Measured], values: Values) -> None:
+    """What there is without a proxy is taken off what a proxy adds to."""
+    bare = found.get(DIRECT, {})
+    for name, measured in found.items():
+        for figure in scenario.figures:
+            if figure.key in measured and (not figure.added or figure.key in bare):
+                off = bare[figure.key] if figure.added and name != DIRECT else 0.0
+                values[figure.key][name].append(measured[figure.key] - off)
+
+
+def main(arguments: Sequence[str]) -> int:
+    asked = parser().parse_args(arguments)
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    scenarios = [each for each in SCENARIOS if not asked.only or each.name in asked.only.split(",")]
+    figures = [figure for scenario in scenarios for figure in scenario.figures]
+    pin(CORE + 1)
+    allow_connections()
+    gc.disable()  # a collection in the load would be a gap in every stream
+    before = MachineTime.now()
+    values = measure(asked.peers.split(","), scenarios, asked.rounds)
+    gc.enable()
+    decided = [] if asked.only else list(decision.lines())
+    results = page.Results.of(values, decided, asked.rounds, MachineTime.now().stolen_since(before))
+    print(page.table(figures, results, page.committed()))
+    print("\n".join(decided))
+    if asked.write:
+        page.write(figures, results, page.committed())
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m benchmarks.suite", description="Ours beside its peers.")
+    made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; {OURS} is what it is about")
+    made.add_argument("--only", default="", help=f"scenarios: {', '.join(each.name for each in SCENARIOS)}")
+    made.add_argument("--write", action="store_true", help="keep the results beside this file")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
