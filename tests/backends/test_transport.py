@@ -355,8 +355,8 @@ async def test_a_fetch_that_fails_leaves_nothing_behind(script: Script, kind: Fa
         with pytest.raises(TransportError) as raised:
             await origin.fetch(GET, 0.1, limit=10_000)
         assert raised.value.failure.kind is kind
-        await asyncio.sleep(0)
-        assert (origin.idle, origin.active) == (0, 0)
+        await turn_until(lambda: not origin.active)
+        assert origin.idle == 0
 
 
 async def test_a_fetch_is_bounded_while_connecting_too() -> None:
