@@ -244,6 +244,8 @@ class Connection(asyncio.Protocol):
             self._hear_nothing(exchange, len(data))
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is None:
+            return  # it was never made, or was given up by whoever had it made
         exchange, self._exchange = self._exchange, None
         self._transport = None
         del self._feed, self._parser, self.on_body, self.on_header  # the parser and we hold each other

@@ -151,17 +151,21 @@ class Origin:
         return None
 
     async def _connect(self) -> Connection:
-        address, loop = self.address, asyncio.get_running_loop()
+        address, loop, connection = self.address, asyncio.get_running_loop(), Connection(self)
         name = address.host if address.tls else None
         try:
             async with asyncio.timeout(self._connect_timeout):
-                transport, connection = await loop.create_connection(
-                    lambda: Connection(self), address.host, address.port, ssl=self._tls, server_hostname=name
+                transport, _ = await loop.create_connection(
+                    lambda: connection, address.host, address.port, ssl=self._tls, server_hostname=name
                 )
             if not connection.usable:
                 raise ConnectionAbortedError  # it hung up, or spoke first, before we could
         except (OSError, UnicodeError) as error:
+            connection.connection_lost(error)
             raise TransportError(failures.of_connect(error)) from error
+        except asyncio.CancelledError:  # it may have been made in this very moment: uvloop then ends it without a word
+            connection.connection_lost(None)
+            raise
         if self._receive_buffer is not None:
             transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, self._receive_buffer)
         return connection

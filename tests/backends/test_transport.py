@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -393,3 +394,15 @@ async def test_closing_breaks_no_stream() -> None:
         assert (await ask(origin)).body == b"late"
         await upstream.until(lambda up: up.hangups == 2)
         assert repr(origin).endswith("idle=0 active=0>")
+
+
+async def test_a_connection_that_is_made_as_its_caller_gives_up_is_not_counted() -> None:
+    """Both come in one turn of the loop where that stood still; the loop may then never say that it was lost."""
+    for _ in range(20):
+        async with played([HANG]) as (origin, _):
+            task = asyncio.create_task(origin.fetch(GET, 0.05))
+            await asyncio.sleep(0)
+            asyncio.get_running_loop().call_soon(time.sleep, 0.06)
+            with pytest.raises(TransportError):
+                await task
+            await turn_until(lambda: not origin.active)
