@@ -219,7 +219,7 @@ async def test_the_admin_port_speaks_for_all(tmp_path: Path) -> None:
         streaming(served, STREAMS),
     ):
         async with asyncio.timeout(10):  # workers hear of each other's a tenth of a second later
-            while (await asked(served, "/fleet"))[0]["load"]["in_flight"] != STREAMS:
+            while (await asked(served, "/fleet"))[0]["load"]["in_flight"] != STREAMS:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert await total(served, "firsttoken_endpoint_in_flight") == STREAMS
         assert (await asked(served, "/config"))["server"]["workers"] == 2
