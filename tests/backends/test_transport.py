@@ -354,7 +354,7 @@ async def test_a_fetch_that_fails_leaves_nothing_behind(script: Script, kind: Fa
     """Silence, too much, garbage, a reset: one error, and the connection is closed."""
     async with played(script) as (origin, _):
         with pytest.raises(TransportError) as raised:
-            await origin.fetch(GET, 0.1, limit=10_000)
+            await origin.fetch(GET, 0.1 if kind is FailureKind.TIMEOUT else 5.0, limit=10_000)
         assert raised.value.failure.kind is kind
         await turn_until(lambda: not origin.active)
         assert origin.idle == 0
