@@ -1,7 +1,8 @@
-"""Bytes to the client: the body verbatim, the HTTP framing ours, nothing awaited per chunk.
+"""Bytes to the client: the body verbatim, nothing awaited per chunk.
 
 The head waits for the first token and goes out with it in one write. From then on every read
-of the upstream becomes one chunk to the client, in the callback that received it. A client
+of the upstream becomes one chunk to the client, in the callback that received it; one that was
+a chunk already keeps its framing. A client
 that does not read pauses its upstream; one that does not read for STALL seconds is cut off.
 A stream that dies ends with an explicit error event, never in silence.
 """
