@@ -23,7 +23,7 @@ from statistics import median
 from time import perf_counter
 
 from policies import workloads
-from policies.attempts import AttemptMachine, Begin, FirstToken, Open
+from policies.attempts import AttemptMachine
 from policies.facts import (
     Ask,
     Candidate,
@@ -37,6 +37,7 @@ from policies.facts import (
 )
 from policies.fleet import Fleet, Reported
 from policies.route import Route
+from policies.steps import Begin, FirstToken, Open
 from policies.tiers import decide
 from policies.waiting import WaitingRoom
 

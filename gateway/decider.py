@@ -39,15 +39,9 @@ class Decider:
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread."""
-        return await self.estimator.estimate(request.prompt, *self._asked(request, route, tenant))
-
-    def estimate_now(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate | None:
-        """The same for who cannot wait. None: `estimate` would use a thread."""
-        return self.estimator.estimate_now(request.prompt, *self._asked(request, route, tenant))
-
-    def _asked(self, request: InferenceRequest, route: Route, tenant: Tenant) -> tuple[list[str], str, int]:
+        pools = [tier.pool for tier in route.tiers]
         expected = self.monitor.fleet.expected_output(route.name, route.output_cap(request.max_tokens))
-        return [tier.pool for tier in route.tiers], tenant.cache_group, expected
+        return await self.estimator.estimate(request.prompt, pools, tenant.cache_group, expected)
 
     def decide(
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, ordinal: int

@@ -20,21 +20,11 @@ from gateway.observe.record import AttemptRecord, Life
 from gateway.refusal import Refusal, retry_later
 from gateway.relay import Relay
 from gateway.run import Run
-from policies.attempts import (
-    AttemptMachine,
-    Begin,
-    Cancel,
-    ClientGone,
-    Commit,
-    Event,
-    Failed,
-    FirstToken,
-    Open,
-    Wake,
-)
+from policies.attempts import AttemptMachine
 from policies.facts import FOREVER, Attempt, AttemptKind, Decision, Ending, PromptEstimate
 from policies.retries import HedgeBudget, RetryBudget
 from policies.route import Route
+from policies.steps import Begin, Cancel, ClientGone, Commit, Event, Failed, FirstToken, Open, Wake
 from policies.value import value
 
 OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)

@@ -209,8 +209,6 @@ class Run:
         self._close(Ending.BROKEN)
         if self.receiver is not None:
             self.receiver.broke(failure)
-        else:
-            self.tap.failure = failure
         return None
 
     def _failed_before_commit(self, data: bytes, content: bool) -> None:

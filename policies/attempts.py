@@ -45,24 +45,6 @@ from policies.steps import (
     Wake,
 )
 
-__all__ = [
-    "TRANSITIONS",
-    "Action",
-    "AttemptMachine",
-    "Begin",
-    "Cancel",
-    "ClientGone",
-    "Commit",
-    "Event",
-    "Failed",
-    "FirstToken",
-    "GiveUp",
-    "Open",
-    "State",
-    "Step",
-    "Wake",
-]
-
 BACKOFF = 0.1  # s before an overloaded endpoint is asked again, where it does not say
 DEATHS = 2  # of endpoints that had accepted the request
 RACERS = 2  # attempts pending at a time

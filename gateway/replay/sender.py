@@ -16,7 +16,7 @@ from gateway.replay.setting import OURS, Setting
 from gateway.replay.tally import End, Fate, Tally
 from gateway.replay.traces import Arrival
 from gateway.replay.world import Happened, World
-from policies import attempts
+from policies import steps
 from policies.attempts import AttemptMachine
 from policies.facts import (
     FOREVER,
@@ -89,7 +89,7 @@ class Sender:
         )  # fmt: skip
         self._retries.began()
         self._hedges[route.name].began()
-        return self._tell(live, attempts.Begin())
+        return self._tell(live, steps.Begin())
 
     def refuse(self, live: Live) -> None:
         self.room.departed(live.number)
@@ -98,19 +98,19 @@ class Sender:
 
     # ---------------------------------------------------------------- what the machine asks for
 
-    def _tell(self, live: Live, event: attempts.Event, may_retry: bool = True) -> None:
+    def _tell(self, live: Live, event: steps.Event, may_retry: bool = True) -> None:
         assert live.machine is not None
         step = live.machine.on(event, self.clock.now, may_retry)
         for action in step.actions:
             match action:
-                case attempts.Open(attempt):
+                case steps.Open(attempt):
                     self._open(live, attempt)
-                case attempts.Cancel(number, ending):
+                case steps.Cancel(number, ending):
                     self._cancel(live, number, ending)
-                case attempts.Commit(number):
+                case steps.Commit(number):
                     live.won = number
                     self._settled(live)
-                case attempts.GiveUp():
+                case steps.GiveUp():
                     self._settled(live)
                     self._close(live, End.LOST)
         if step.wake_at is not None and step.wake_at not in (live.wake, FOREVER):
@@ -160,7 +160,7 @@ class Sender:
         live.wake = FOREVER
         budget = self._hedges[live.route.name]
         paid, hedges = not self.room.held and budget.try_take(), live.fate.hedges
-        self._tell(live, attempts.Wake(), paid)
+        self._tell(live, steps.Wake(), paid)
         if paid and live.fate.hedges == hedges:
             budget.give_back()
 
@@ -191,7 +191,7 @@ class Sender:
             others = (other.forecast.p50 for other in decision.ranked if other.endpoint != candidate.endpoint)
             fate.alternative = min(others, default=None)
         self.tally.answered(fate, decision, live.estimate)
-        self._tell(live, attempts.FirstToken(attempt))
+        self._tell(live, steps.FirstToken(attempt))
         live.decision = None
 
     def _finished(self, live: Live, attempt: int, event: Finished) -> None:
@@ -215,7 +215,7 @@ class Sender:
             self.fleet.ended(key, Ending.BROKEN, self.clock.now, Reported())
             self._close(live, End.BROKEN)
         else:
-            self._failed(live, attempts.Failed(attempt, died=True, taken=True), Ending.FAILED)
+            self._failed(live, steps.Failed(attempt, died=True, taken=True), Ending.FAILED)
 
     def _refused(self, what: tuple[int, int, Refused]) -> None:
         number, attempt, refused = what
@@ -223,9 +223,9 @@ class Sender:
         if live is None or attempt not in live.open:
             return
         ending = {0: Ending.FAILED, 400: Ending.REFUSED}.get(status, Ending.RATE_LIMITED)
-        self._failed(live, attempts.Failed(attempt, status != 400, status == 0, refused.retry_after), ending)
+        self._failed(live, steps.Failed(attempt, status != 400, status == 0, refused.retry_after), ending)
 
-    def _failed(self, live: Live, failure: attempts.Failed, ending: Ending) -> None:
+    def _failed(self, live: Live, failure: steps.Failed, ending: Ending) -> None:
         live.open.pop(failure.number)
         reached = failure.taken or not failure.died
         reported = Reported(retry_after=failure.retry_after, connected=reached)

@@ -68,14 +68,6 @@ async def test_a_refusal_is_the_same_wherever_it_is_found(decider: Decider, size
         await decider.parse(Operation.CHAT, raw, {}, 1.0, "req-1")
 
 
-async def test_a_known_prompt_is_estimated_without_waiting(decider: Decider) -> None:
-    """And a new one too if it is short; what needs a thread has to be awaited."""
-    long = request(messages=[{"role": "user", "content": "word " * 5_000}])
-    assert decider.estimate_now(request(), BOTH, ANYONE) is not None
-    assert decider.estimate_now(long, BOTH, ANYONE) is None
-    assert await decider.estimate(long, BOTH, ANYONE) == decider.estimate_now(long, BOTH, ANYONE)
-
-
 # --------------------------------------------------------------------------- the estimate
 
 

@@ -6,21 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from policies.attempts import (
-    AttemptMachine,
-    Begin,
-    Cancel,
-    ClientGone,
-    Commit,
-    Event,
-    Failed,
-    FirstToken,
-    GiveUp,
-    Open,
-    Step,
-    Wake,
-)
+from policies.attempts import AttemptMachine
 from policies.facts import Candidate
+from policies.steps import Begin, Cancel, ClientGone, Commit, Event, Failed, FirstToken, GiveUp, Open, Step, Wake
 from tests.policies.deciding import P90, candidate, decided
 
 A, B, C = candidate("a"), candidate("b"), candidate("c")

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from policies.attempts import (
-    AttemptMachine,
-    Begin,
-    ClientGone,
-    Event,
-    Failed,
-    FirstToken,
-    State,
-    Step,
-    Wake,
-)
+from policies.attempts import AttemptMachine, State
 from policies.facts import FOREVER, Decision, Outcome
 from policies.silence import leave_at
+from policies.steps import Begin, ClientGone, Event, Failed, FirstToken, Step, Wake
 from tests.policies.attempting import PATIENCE, A, B, C, hedged, machine, reason, silence, told
 from tests.policies.deciding import candidate
 

@@ -8,21 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.attempts import (
-    TRANSITIONS,
-    Begin,
-    Cancel,
-    Commit,
-    Event,
-    Failed,
-    FirstToken,
-    GiveUp,
-    Open,
-    State,
-    Step,
-    Wake,
-)
+from policies.attempts import TRANSITIONS, State
 from policies.facts import FOREVER, Candidate
+from policies.steps import Begin, Cancel, Commit, Event, Failed, FirstToken, GiveUp, Open, Step, Wake
 from tests.policies.attempting import CANDIDATES, HISTORY, PATIENCE, A, B, C, hedged, machine, reason, silence, told
 from tests.policies.deciding import candidate
 
