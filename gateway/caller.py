@@ -130,7 +130,10 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade as told:
-            self._feed(self._without_upgrade() + data[told.args[0] :])
+            if self._parser.get_method() == b"CONNECT":  # of it a 200 would promise a tunnel
+                self._give_up(Refusal(405, "This is no proxy of the kind that CONNECT asks for."))
+            else:
+                self._feed(self._without_upgrade() + data[told.args[0] :])
         except HttpParserError as error:
             self._give_up(_malformed(error))
 
@@ -143,7 +146,7 @@ class ClientConnection(asyncio.Protocol):
         target, self._target = self._target, b""
         self._raw.clear()
         self._new_parser()
-        return b"%b %b HTTP/1.1\r\n%b\r\n" % (method.replace(b"CONNECT", b"HEAD"), target, b"".join(kept))
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join(kept))
 
     def on_message_begin(self) -> None:
         self._reading, self._head_whole, self._screened, self._quiet = True, False, False, 0
@@ -171,6 +174,7 @@ class ClientConnection(asyncio.Protocol):
             monotonic() if arrival is None else arrival, parser.get_http_version() != "1.0", parser.should_keep_alive(),
         )  # fmt: skip
         request.fault = fault or misframed(headers, request.http11, len(body), self._server.max_body)
+        request.keep_alive = request.keep_alive and request.fault is None
         return request
 
     # -- requests, one after another --------------------------------------------------------
@@ -193,7 +197,7 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:
             self._apologise(request, error)
         self._task = None
-        if request.fault is not None or not request.keep_alive:
+        if not request.keep_alive:
             self._hang_up()
         elif self._queue:
             self._turn(self._queue.popleft())

@@ -150,6 +150,15 @@ async def test_a_caller_that_offers_another_protocol_is_served_in_this_one(metho
         assert headers["x-method"] == "POST"
 
 
+@pytest.mark.parametrize("target", [b"example.org:443", b"/v1/models"])
+async def test_a_tunnel_is_refused(target: bytes) -> None:
+    """A 200 to CONNECT would promise that what follows reaches somebody else (RFC 9110 section 9.3.6)."""
+    async with serving(Echo()) as caller:
+        status, headers, _ = await caller.whole(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target + GET)
+        assert await caller.rest() == b""
+    assert (status, headers["connection"]) == (405, "close")
+
+
 async def test_a_caller_is_told_to_go_on_where_it_asks() -> None:
     """Expect: 100-continue (RFC 9110 section 10.1.1), before its body; curl waits a second for it."""
     raw = post(b"abc", "expect: 100-continue")
