@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
@@ -35,6 +37,16 @@ async def ask(gateway: Gateway, *said: str, system: str = SYSTEM) -> None:
         await reply.read()
 
 
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[Gateway, SimulatedServer, SimulatedServer]]:
+    """A gateway over a pool of two engines."""
+    async with (
+        engines(2) as (steady, mortal),
+        running({"both": engine_pool(steady, mortal)}, defaults=QUICK) as gateway,
+    ):
+        yield gateway, steady, mortal
+
+
 def load_of(gateway: Gateway, server: SimulatedServer) -> Load:
     return gateway.monitor.loads()[f"both/{server.url.removeprefix('http://')}"]
 
@@ -54,10 +66,7 @@ def warmed(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_restarted_engine_is_warmed_up_before_it_takes_its_share(caplog: pytest.LogCaptureFixture) -> None:
     """Its first requests find system prompt and conversation cached, as if it had never been gone."""
     caplog.set_level(logging.INFO, "firsttoken")
-    async with (
-        engines(2) as (steady, mortal),
-        running({"both": engine_pool(steady, mortal)}, defaults=QUICK) as gateway,
-    ):
+    async with pair() as (gateway, steady, mortal):
         for user in range(4):
             await ask(gateway, f"user {user}", "tell me " * 40)
         await restart(gateway, mortal)
@@ -79,10 +88,7 @@ async def test_a_restarted_engine_is_warmed_up_before_it_takes_its_share(caplog:
 async def test_warming_up_is_nobodys_request(caplog: pytest.LogCaptureFixture) -> None:
     """No Record, so no metric; the fleet learns from it as from any attempt, and owes nothing when it is over."""
     caplog.set_level(logging.INFO, "firsttoken")
-    async with (
-        engines(2) as (steady, mortal),
-        running({"both": engine_pool(steady, mortal)}, defaults=QUICK) as gateway,
-    ):
+    async with pair() as (gateway, _, mortal):
         for user in range(3):
             await ask(gateway, f"user {user}")
         endpoint = f"both/{mortal.url.removeprefix('http://')}"
@@ -97,10 +103,7 @@ async def test_warming_up_is_nobodys_request(caplog: pytest.LogCaptureFixture) -
 async def test_an_engine_that_cannot_be_warmed_up_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """After two failures it is left to its fate; callers are answered by the other."""
     caplog.set_level(logging.INFO, "firsttoken")
-    async with (
-        engines(2) as (steady, mortal),
-        running({"both": engine_pool(steady, mortal)}, defaults=QUICK) as gateway,
-    ):
+    async with pair() as (gateway, _, mortal):
         for user in range(6):
             await ask(gateway, f"user {user}", system=f"{user} {SYSTEM}")
         mortal.faults.status = 500
@@ -114,10 +117,7 @@ async def test_an_engine_that_cannot_be_warmed_up_harms_nobody(caplog: pytest.Lo
 async def test_an_engine_that_restarts_again_and_again_is_warmed_up_once(caplog: pytest.LogCaptureFixture) -> None:
     """It would be busy with nothing else. The second time its callers' requests do it."""
     caplog.set_level(logging.INFO, "firsttoken")
-    async with (
-        engines(2) as (steady, mortal),
-        running({"both": engine_pool(steady, mortal)}, defaults=QUICK) as gateway,
-    ):
+    async with pair() as (gateway, _, mortal):
         await ask(gateway, "hello")
         await restart(gateway, mortal)
         await eventually(lambda: warmed(caplog))

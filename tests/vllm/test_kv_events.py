@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,10 +16,8 @@ import pytest
 from tests.vllm import fleet
 from tests.vllm.figures import Figures
 from tests.vllm.fleet import Gateway, Server
-from tests.vllm.traffic import Answer, Asked, Messages, ask, client, text, user
+from tests.vllm.talks import BLOCK, CONCURRENT, Talk, held, share
 
-BLOCK = 32  # tokens, of the servers
-CONCURRENT = 8
 ROUTES = {"chat": {"tiers": ["small"], "ttft": {"budget": "30s"}}}
 
 
@@ -69,37 +66,6 @@ def within_a_block(records: list[dict[str, Any]]) -> float:
     return share([abs(error(record)) <= BLOCK for record in records])
 
 
-def share(truths: list[bool]) -> float:
-    return 100 * sum(truths) / len(truths)
-
-
-@dataclass
-class Talk:
-    """Requests that follow one another."""
-
-    kind: str
-    name: str
-    group: str  # whose system prompt it shares
-    turns: int
-    asked: int = 0
-    messages: Messages = field(default_factory=list)
-
-    def next(self) -> Asked:
-        self.asked += 1
-        turn = f"{self.name}-{self.asked}"
-        if self.kind == "turn":
-            system = {"role": "system", "content": text(1000, self.group)}
-            self.messages = [*(self.messages or [system]), user(text(80, turn))]
-            return Asked("turn", self.name, self.messages, 24, repeats=self.asked > 1)
-        body = text(4500 if self.kind == "long" else 20 + 7 * int(self.name.rpartition("-")[2]), self.name)
-        return Asked(self.kind, self.name, [user(f"{body}\n\n{text(30, turn)}")], 8, repeats=self.asked > 1)
-
-    def answered(self, answer: Answer) -> bool:
-        """Whether there is more to ask."""
-        self.messages = [*self.messages, {"role": "assistant", "content": answer.text}]
-        return self.asked < self.turns
-
-
 def talks(name: str) -> list[Talk]:
     """26 conversations of six turns, 48 documents asked about twice, 48 short questions: 300 requests."""
     turns = [Talk("turn", f"{name}-turn-{i}", f"{name}-system-{i // 5}", 6) for i in range(26)]
@@ -108,27 +74,9 @@ def talks(name: str) -> list[Talk]:
 
 
 async def told(gateway: Gateway, name: str) -> list[dict[str, Any]]:
-    """The Records of the whole workload; whoever is free takes any talk that waits."""
-    waiting, rng, answers = talks(name), random.Random("kv"), list[Answer]()
-    unfinished = len(waiting)
-
-    async def ask_on() -> None:
-        nonlocal unfinished
-        while unfinished:
-            if not waiting:
-                await asyncio.sleep(0.02)
-                continue
-            talk = waiting.pop(rng.randrange(len(waiting)))
-            answer = await ask(sdk, "chat", talk.next())
-            answers.append(answer)
-            if talk.answered(answer):
-                waiting.append(talk)
-            else:
-                unfinished -= 1
-
+    """The Records of the whole workload."""
     await gateway.looked(BLOCK)
-    async with client(gateway.base_url) as sdk:
-        await asyncio.gather(*(ask_on() for _ in range(CONCURRENT)))
+    answers = await held(gateway.base_url, "chat", talks(name), random.Random("kv"))
     records = await gateway.records_of([answer.request_id for answer in answers])
     assert [record["end"] for record in records] == ["completed"] * 300
     return records

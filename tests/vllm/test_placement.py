@@ -15,8 +15,7 @@ import pytest
 from tests.vllm import fleet
 from tests.vllm.figures import Figures
 from tests.vllm.fleet import Server
-from tests.vllm.test_kv_events import BLOCK, CONCURRENT, Talk, share
-from tests.vllm.traffic import Answer, ask, client
+from tests.vllm.talks import BLOCK, Talk, held, share
 
 RULES = ("predicted", "round_robin", "least_request", "prefix_hash")
 ROUNDS = 3
@@ -35,29 +34,6 @@ def talks(name: str) -> list[Talk]:
     return turns + documents + [Talk("short", f"{name}-short-{i}", "", 1) for i in range(16)]
 
 
-async def told(base_url: str, rule: str, name: str) -> list[Answer]:
-    waiting, rng, answers = talks(name), random.Random(name), list[Answer]()
-    unfinished = len(waiting)
-
-    async def ask_on() -> None:
-        nonlocal unfinished
-        while unfinished:
-            if not waiting:
-                await asyncio.sleep(0.02)
-                continue
-            talk = waiting.pop(rng.randrange(len(waiting)))
-            answer = await ask(sdk, rule, talk.next())
-            answers.append(answer)
-            if talk.answered(answer):
-                waiting.append(talk)
-            else:
-                unfinished -= 1
-
-    async with client(base_url) as sdk:
-        await asyncio.gather(*(ask_on() for _ in range(CONCURRENT)))
-    return answers
-
-
 @pytest.fixture(scope="module")
 def stories(engines: list[Server]) -> dict[str, list[dict[str, Any]]]:
     """Records by rule."""
@@ -67,7 +43,8 @@ def stories(engines: list[Server]) -> dict[str, list[dict[str, Any]]]:
         found: dict[str, list[dict[str, Any]]] = {rule: [] for rule in RULES}
         for turn in range(ROUNDS):
             for rule in RULES[turn:] + RULES[:turn]:
-                answers = await told(gateway.base_url, rule, f"{rule}-{turn}")
+                name = f"{rule}-{turn}"
+                answers = await held(gateway.base_url, rule, talks(name), random.Random(name))
                 found[rule] += await gateway.records_of([answer.request_id for answer in answers])
         return found
 
