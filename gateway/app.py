@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from socket import socket
 from time import monotonic
@@ -62,6 +62,8 @@ class Gateway:
         fleet.siblings = None if seat is None else seat.siblings
         self.estimator = Estimator(tokenizers(config), lambda pool: fleet.token_scale(pool))
         self.monitor = Monitor(fleet, on_block_size=self.estimator.set_block_size)
+        if fleet.siblings is not None:
+            fleet.on_untold = self.monitor.tell_soon
         self.decider = Decider(self.estimator, self.monitor, pools, every_route)
         self.upstreams = _upstreams(config)
         self.access_log = _access_log(config.telemetry.access_log, seat)
@@ -91,13 +93,15 @@ class Gateway:
         self._server: asyncio.Server | None = None
         self._admin: web.AppRunner | None = None
 
-    async def start(self) -> None:
-        """On sockets of its own. Raises OSError where a port is taken."""
+    async def start(self, settle: Callable[[], None] = lambda: None) -> None:
+        """On sockets of its own; `settle` is called when everything is in memory and nobody is let in yet. Raises
+        OSError where a port is taken."""
         server = self.config.server
         with ExitStack() as stack:
             data, admin = (stack.enter_context(bound(address)) for address in (server.listen, server.admin))
             self.url, self.admin_url = url(data, server.listen.host), url(admin, server.admin.host)
             await self.prepare(admin)
+            settle()
             await self.open(data)
             stack.pop_all()  # they are the servers' now
 
@@ -112,11 +116,11 @@ class Gateway:
         if self.kv_events is not None:
             self.kv_events.start()
         self.upkeep.start()
-        self.loop_lag.start(asyncio.get_running_loop())
 
     async def open(self, data: socket) -> None:
         """Let callers in."""
         max_body, loop = self.config.defaults.max_body, asyncio.get_running_loop()
+        self.loop_lag.start(loop)
         self.front = FrontServer(self.proxy.handle, max_body=max_body, screen=self.proxy.screen)
         self._server = await loop.create_server(self.front, sock=data, backlog=BACKLOG)
 

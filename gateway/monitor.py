@@ -24,6 +24,7 @@ log = logging.getLogger("firsttoken")
 
 PROBE_TIMEOUT = 2.0  # s
 PROGRESS = 0.2  # s between two counts of the tokens that answers have
+TELL = 0.002  # s in which what changes is one piece of news to siblings: 7 us each otherwise, three times a request
 _LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
 _COUNTS = frozenset({"running", "waiting", "block_size", "kv_blocks"})
 _MOST = 1e9  # of a count: what says more counts nothing
@@ -84,6 +85,10 @@ class Monitor:
         self._count = None
         self._count_on()
         self.fleet.progress([(attempt, attempt.output_tokens) for attempt in self._answering.values()], monotonic())
+
+    def tell_soon(self) -> None:
+        """There is something to tell siblings."""
+        asyncio.get_running_loop().call_later(TELL, self.fleet.tell)
 
     def snapshot(self, now: float) -> FleetSnapshot:
         return self.fleet.snapshot(now)

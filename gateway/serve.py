@@ -38,12 +38,11 @@ async def _serve(config: Config) -> int:
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, _signalled, stop, gateway)
     try:
-        await gateway.start()
+        await gateway.start(tune_gc)
     except OSError as error:
         await gateway.stop()
         print(f"firsttoken: cannot listen: {error.strerror or error}", file=sys.stderr)
         return 2
-    tune_gc()
     print(f"firsttoken: serving {gateway.url}/v1, admin {gateway.admin_url}", file=sys.stderr, flush=True)
     await stop.wait()
     print(f"firsttoken: draining, {DRAIN:g} s at most; a second signal ends it", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from policies.caches import Caches, Sent
 from policies.endpoint import EndpointState, EndpointStatistics
@@ -49,6 +49,8 @@ class Fleet:
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         self.siblings: Siblings | None = None  # other processes before the same engines
+        self.on_untold: Callable[[], None] = self.tell  # they are to be told of something, now or soon
+        self._untold: dict[EndpointState, None] = {}
         self.caches = Caches()  # whoever hears engines tell of them writes there
         self.cold: set[str] = set()  # endpoints without a cache, that nobody has cared for yet
         self._members = Members(self.caches)
@@ -270,12 +272,22 @@ class Fleet:
         if (state := self._states.get(endpoint_id)) is not None and state.local:
             self.caches.index.record(endpoint_id, hashes)
 
+    def tell(self) -> None:
+        """Siblings, of what we have under way where that has changed."""
+        untold, self._untold = self._untold, {}
+        for state in untold:
+            if self.siblings is not None and self._states.get(state.endpoint.id) is state:
+                self.siblings.publish(state.endpoint.id, state.burden)
+
     # ----------------------------------------------------------------- what follows from it
 
     def _touch(self, state: EndpointState) -> None:
         self._changed[state] = None
-        if self.siblings is not None and self._states.get(state.endpoint.id) is state:
-            self.siblings.publish(state.endpoint.id, state.burden)
+        if self.siblings is not None:
+            first = not self._untold
+            self._untold[state] = None
+            if first:
+                self.on_untold()
 
     def _record(self, key: Hashable, state: EndpointState, prompt: PoolEstimate, session: str) -> Sent | None:
         """Takes this prompt for held there."""

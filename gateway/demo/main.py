@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -42,6 +43,7 @@ Ctrl-C ends it.
 
 def demo(args: argparse.Namespace) -> int:
     """`args`: port, admin_port (0: any free one), seconds (None: until Ctrl-C)."""
+    logging.getLogger("firsttoken").setLevel(logging.ERROR)  # engines and callers are on this machine: it may be slow
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_demo(args.port, args.admin_port, args.seconds))
 
@@ -56,8 +58,7 @@ async def _demo(port: int, admin_port: int, seconds: float | None) -> int:
         assert engines.stdout is not None
         urls = json.loads(await engines.stdout.readline())
         gateway = Gateway(Config.model_validate(document(urls, port, admin_port)))
-        await gateway.start()
-        tune_gc()
+        await gateway.start(tune_gc)
         models = ", ".join(gateway.config.routes)
         console.print(
             HELLO.format(url=gateway.url, admin=gateway.admin_url, models=models), highlight=False, soft_wrap=True

@@ -126,6 +126,17 @@ def test_news_is_told_to_whoever_waits_for_it() -> None:
 # --------------------------------------------------------------------------- one question
 
 
+async def test_siblings_are_told_soon_after_something_changed() -> None:
+    """Without another event or a decision."""
+    told = asyncio.Event()
+    monitor = Monitor(Fleet([]))
+    monitor.fleet.tell = told.set  # type: ignore[method-assign]
+    monitor.tell_soon()
+    assert not told.is_set()
+    async with asyncio.timeout(5):
+        await told.wait()
+
+
 async def test_an_engine_is_asked_for_its_load_and_believed() -> None:
     """What it says of itself shows other traffic than ours, once two looks agree on it."""
     async with asking(GOOD) as (monitor, origin, vllm, upstream):

@@ -93,6 +93,20 @@ def test_one_brain_and_two_see_the_same_load() -> None:
             assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=0.01), name
 
 
+def test_what_changes_until_they_are_told_is_one_piece_of_news() -> None:
+    """Asked for once; what is told then is what is, and the next change is asked for again."""
+    ours, theirs = fleets()
+    asked: list[Fleet] = []
+    theirs.on_untold = lambda: asked.append(theirs)
+    keys = [send(theirs, prompt(1000)) for _ in range(3)]
+    theirs.ended(keys[0], Ending.COMPLETED, 0.1)
+    assert (len(asked), load(ours, 0.1).in_flight) == (1, 0)
+    theirs.tell()
+    assert load(ours, 0.1).in_flight == 2
+    theirs.ended(keys[1], Ending.COMPLETED, 0.2)
+    assert len(asked) == 2
+
+
 def test_what_is_heard_is_not_told_on() -> None:
     """Three of them, asked again and again: nothing grows."""
     three = fleets(3)
