@@ -23,7 +23,7 @@ from gateway.app import Gateway, tune_gc
 from gateway.config.models import Config
 from gateway.demo import table
 from gateway.demo.scene import CALLERS, document
-from gateway.serve import loop_factory
+from gateway.serve import SWITCH, loop_factory
 
 HELLO = """[bold]firsttoken demo[/bold]: two small engines, one large, one external API, all simulated.
 
@@ -44,6 +44,7 @@ Ctrl-C ends it.
 def demo(args: argparse.Namespace) -> int:
     """`args`: port, admin_port (0: any free one), seconds (None: until Ctrl-C)."""
     logging.getLogger("firsttoken").setLevel(logging.ERROR)  # engines and callers are on this machine: it may be slow
+    sys.setswitchinterval(SWITCH)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_demo(args.port, args.admin_port, args.seconds))
 

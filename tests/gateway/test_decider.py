@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from backends.interface import Operation
-from gateway.decider import LARGE, Decider, ask_of, wanted_headers
+from gateway.decider import LARGE, MANY, Decider, ask_of, wanted_headers
 from gateway.estimate.estimator import Estimator, PoolTokenizer
 from gateway.keys import ANYONE, Tenant
 from gateway.monitor import Monitor
@@ -42,6 +42,19 @@ def down(decider: Decider, *endpoints: str) -> None:
 
 
 # --------------------------------------------------------------------------- the request
+
+
+@pytest.mark.parametrize(("size", "messages", "threads"), [(10, 1, 0), (10, MANY, 0), (LARGE, 1, 1), (10, MANY + 1, 1)])
+async def test_what_takes_long_to_parse_is_parsed_in_a_thread(
+    decider: Decider, size: int, messages: int, threads: int
+) -> None:
+    """A large body, or one of many messages: each costs as much as 500 bytes."""
+    ran: list[object] = []
+    submit = decider.estimator.executor.submit
+    decider.estimator.executor.submit = lambda *asked: ran.append(asked) or submit(*asked)  # type: ignore[method-assign]
+    body = {"model": "chat", "messages": [{"role": "user", "content": "x" * size}] * messages}
+    found = await decider.parse(Operation.CHAT, json.dumps(body).encode(), {}, 1.0, "req-1")
+    assert (len(ran), found.turns) == (threads, messages)
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
