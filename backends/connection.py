@@ -25,6 +25,7 @@ from httptools import HttpParserError, HttpResponseParser
 from backends import failures
 from backends.headers import readable
 from backends.interface import Failure
+from backends.outbox import Outbox
 
 SIZES = 65536  # of chunks, that are remembered as they are written: reading one costs 1 us
 HEX = re.compile(rb"[0-9a-fA-F]{1,4}")
@@ -97,6 +98,8 @@ class Exchange:
 
 class Pool(Protocol):
     """What a connection tells its owner."""
+
+    outbox: Outbox
 
     def made(self) -> None: ...
 
@@ -181,9 +184,11 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange
         exchange.carrier = self
         self._expect()
+        outbox = self._pool.outbox
         if len(request.data) == 1:
-            transport.write(request.data[0])
+            outbox.write(transport, request.data[0])
         else:
+            outbox.flush_to(transport)
             transport.writelines(request.data)
         exchange.sent_at = monotonic()
 

@@ -26,6 +26,7 @@ from backends.connection import Connection, Exchange, Request, Sink
 from backends.failures import TransportError
 from backends.headers import lines
 from backends.interface import Failure, HttpCall
+from backends.outbox import Outbox
 
 __all__ = ["Exchange", "Origin", "Reply", "Sink", "TransportError"]
 
@@ -56,8 +57,10 @@ class Origin:
         tls: ssl.SSLContext | None = None,
         max_idle: int = 256,
         receive_buffer: int | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self.address = Address.parse(url)
+        self.outbox = outbox or Outbox()  # several origins may have one
         self.stale_retries = 0
         self._connect_timeout = connect_timeout
         self._idle_timeout = idle_timeout

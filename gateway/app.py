@@ -16,6 +16,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from backends import catalog
+from backends.outbox import Outbox
 from backends.transport import Origin
 from gateway.config.models import Config
 from gateway.decider import Decider
@@ -164,10 +165,16 @@ def _upstreams(config: Config) -> Mapping[str, Upstream]:
     tls = ssl.create_default_context()
     backends = {name: catalog.build(config.backend(name)) for name in config.pools}
     connect, urls, publishing = config.defaults.connect, config.urls(), config.kv_events()
+    outbox = Outbox()
     return {
         endpoint.id: Upstream(
             Origin(
-                urls[endpoint.id], connect_timeout=connect, idle_timeout=IDLE, tls=tls, receive_buffer=RECEIVE_BUFFER
+                urls[endpoint.id],
+                connect_timeout=connect,
+                idle_timeout=IDLE,
+                tls=tls,
+                receive_buffer=RECEIVE_BUFFER,
+                outbox=outbox,
             ),
             backends[pool.name],
             pool.model,

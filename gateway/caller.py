@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from socket import SO_SNDBUF, SOL_SOCKET
 from time import monotonic
 from typing import Any, Protocol, cast
@@ -22,6 +23,7 @@ from typing import Any, Protocol, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from backends.headers import readable
+from backends.outbox import Outbox
 from gateway.http import HttpRequest, misframed, rendered, too_large
 from gateway.refusal import Refusal
 
@@ -52,6 +54,7 @@ class Server(Protocol):
     connections: set[ClientConnection]
     handler: Callable[[HttpRequest], Awaitable[None]]
     screen: Callable[[HttpRequest], Refusal | None]
+    outbox: Outbox
     max_body: int
 
 
@@ -61,7 +64,7 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_arrival", "_ends_at", "_head_whole", "_idle_since", "_parser", "_pieces", "_queue", "_quiet", "_raw",
         "_reading", "_screened", "_server", "_shut", "_target", "_task", "full", "on_body", "on_header", "reader",
-        "transport", "write",
+        "transport", "write", "write_on",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
@@ -84,9 +87,16 @@ class ClientConnection(asyncio.Protocol):
 
     # -- the socket ---------------------------------------------------------------------
 
+    def flush(self) -> None:
+        """What was written is the transport's now."""
+        if self.transport is not None:
+            self._server.outbox.flush_to(self.transport)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self.write = self.transport.write
+        outbox = self._server.outbox
+        self.write = partial(outbox.write, self.transport)
+        self.write_on = partial(outbox.write_on, self.transport)
         self.transport.set_write_buffer_limits(high=HIGH_WATER)
         transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER)
         self._server.connections.add(self)
@@ -260,6 +270,7 @@ class ClientConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
+        self.flush()
         if self._shut:
             self._ends_at = monotonic() + LINGER
             transport.resume_reading()
@@ -296,6 +307,7 @@ class ClientConnection(asyncio.Protocol):
     def close_if_idle(self) -> None:
         """Once what was written is sent."""
         if self._task is None and self.transport is not None:
+            self.flush()
             self.transport.close()
 
     def cut(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
+from backends.outbox import Outbox
 from gateway.caller import ClientConnection
 from gateway.http import HttpRequest
 from gateway.refusal import Refusal
@@ -30,6 +31,7 @@ class FrontServer:
     ) -> None:  # fmt: skip
         self.handler, self.max_body, self.screen = handler, max_body, screen
         self.connections: set[ClientConnection] = set()
+        self.outbox = Outbox()
         self.loop = asyncio.get_running_loop()
         self._sweep_later()
 

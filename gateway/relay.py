@@ -35,7 +35,7 @@ class Relay:
 
     __slots__ = (
         "begun", "chunked", "clean", "connection", "done", "http", "idle", "length", "life", "loop", "run", "stalled",
-        "strip_usage", "stripper", "transport", "watchdog", "write",
+        "strip_usage", "stripper", "transport", "watchdog", "write_on",
     )  # fmt: skip
 
     def __init__(self, http: HttpRequest, life: Life, *, strip_usage: bool, idle: float) -> None:
@@ -44,7 +44,7 @@ class Relay:
         self.http, self.life, self.idle = http, life, idle
         connection = http.connection
         assert connection.transport is not None
-        self.connection, self.transport, self.write = connection, connection.transport, connection.write
+        self.connection, self.transport, self.write_on = connection, connection.transport, connection.write_on
         self.strip_usage = strip_usage
         self.begun = False
         self.run: Run  # that has won, once it has begun
@@ -65,7 +65,7 @@ class Relay:
         first = self._head() + self._frame(self._strip(run.take_held()))
         self.http.begun = True
         if not self.transport.is_closing():
-            self.write(first)
+            self.connection.write(first)
         self.life.first_token_out(monotonic())
         run.attach(self)
         if not run.over:
@@ -92,14 +92,14 @@ class Relay:
             if not data:
                 return
         self.clean = data.endswith(b"\n\n")
-        self.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        self.write_on(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
     def chunk(self, data: bytes, framed: bytes) -> None:
         """One read that was one chunk, of content alone: it goes on as it came, framing and all."""
         if self.chunked and data.endswith(b"\n\n") and (self.stripper is None or self.stripper.idle):
             if not self.transport.is_closing():
                 self.clean = True
-                self.write(framed)
+                self.write_on(framed)
         else:
             self.body(data)
 
@@ -127,13 +127,14 @@ class Relay:
             self._finish(self._last(event), End.UPSTREAM_BROKE, failure.message)
         else:  # an unfinished body is the only honest sign that JSON leaves
             self._finish(b"", End.UPSTREAM_BROKE, failure.message)
+            self.connection.flush()
             self.transport.abort()
 
     def _finish(self, last: bytes, end: End, error: str = "") -> None:
         if self.done.done():
             return
         if last and not self.transport.is_closing():
-            self.write(last)
+            self.connection.write(last)
         self.life.finished(end, monotonic(), error)
         self.done.set_result(None)
 

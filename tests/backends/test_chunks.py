@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.connection import Connection, Exchange, Request
+from backends.outbox import Outbox
 from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Listener, chunk
 
 
@@ -33,6 +34,8 @@ class Idle:
     """The pool of one connection."""
 
     def made(self) -> None: ...
+
+    outbox = Outbox()
 
     def release(self, connection: Connection) -> None: ...
 

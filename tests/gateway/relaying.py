@@ -80,7 +80,8 @@ class Relaying:
     async def to(self, *, http10: bool = False, keep_alive: bool = True, strip: bool = False, idle: float = 30) -> None:
         """Begin to relay: the first of `reads` that holds a token goes out with all before it."""
         connection = FrontServer(_nobody)()
-        connection.transport, connection.write = self.wire, self.wire.write
+        connection.transport = self.wire
+        connection.write = connection.write_on = self.wire.write
         self.connection = connection
         self.http = HttpRequest(connection, "POST", "/", {}, b"", 0.0, not http10, keep_alive)
         self.owner.relay = self.relay = Relay(self.http, self.life, strip_usage=strip, idle=idle)
