@@ -43,6 +43,7 @@ class Upstream:
     model: str
     kv_events: bool = False  # the engine publishes them, and is to name our attempts in them
     priority: bool = False  # the engine takes what is due first
+    traced: bool = True  # it is told of the trace, where traces are on
 
 
 @value
@@ -233,12 +234,17 @@ class Dispatch:
         name = request.request_id
         if attempt.number > 1:
             name = f"{name}-{attempt.number}"  # an engine may refuse an id it still knows
-        return Forward(
+        forward = Forward(
             request.operation, request.body, self._model(upstream), request.stream, job.route.limits.output_tokens,
             name, request.traceparent,
             priority=priority_of(job) if upstream.priority else None,
             session_id=name if upstream.kv_events else "",
         )  # fmt: skip
+        if (trace := job.life.record.trace) is None:
+            return forward
+        if not upstream.traced:
+            return forward._replace(traceparent="")
+        return forward._replace(traceparent=trace.sent_by(attempt.number), tracestate=trace.state)
 
     def _model(self, upstream: Upstream) -> str:
         return self.job.request.model if self.job.passthrough else upstream.model

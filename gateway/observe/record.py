@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from gateway.observe.looplag import LoopLag
+from gateway.observe.tracecontext import Trace
 from policies.facts import FOREVER, AttemptKind, Candidate, Decision, Ending, PrefixBlocks
 from policies.value import value
 
@@ -111,6 +112,7 @@ class Record:
     loop_lag: float = 0.0  # the longest stall of our event loop that it may have sat through before its first token
     total: float = 0.0
     tpot: float | None = None
+    max_tokens: int | None = None  # as the caller asked
     prompt_tokens_estimated: int | None = None
     prompt_tokens_reported: int | None = None
     cached_tokens_predicted: int | None = None
@@ -131,6 +133,8 @@ class Record:
     attempts: list[AttemptRecord] = field(default_factory=list)
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
+    trace: Trace | None = None  # where traces are on
+    trace_id: str = ""
 
     @property
     def stages(self) -> Mapping[Stage, float]:
@@ -168,6 +172,7 @@ class Record:
         """For the access log and GET /requests: flat, milliseconds, no text of prompt or answer."""
         return {
             "request_id": self.request_id,
+            "trace_id": self.trace_id or None,
             "wall": self.wall,
             "route": self.route,
             "workload": self.workload,
