@@ -182,6 +182,7 @@ class Record:
             "end": self.end,
             "status": self.status,
             "error": self.error,
+            "max_tokens": self.max_tokens,
             "prompt_tokens_estimated": self.prompt_tokens_estimated,
             "prompt_tokens_reported": self.prompt_tokens_reported,
             "cached_tokens_predicted": self.cached_tokens_predicted,
