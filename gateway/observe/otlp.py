@@ -98,10 +98,9 @@ class Post:
 
 def asked(retry_after: str | None) -> float | None:
     """Seconds. Its other form, a date, is the collector's clock against ours: we wait as we would without it."""
-    try:
-        return None if retry_after is None else min(max(float(retry_after), 0.0), LONGEST_ASKED)
-    except ValueError:
+    if retry_after is None or not retry_after.isascii() or not retry_after.replace(".", "", 1).isdigit():
         return None
+    return min(float(retry_after), LONGEST_ASKED)
 
 
 class State:
