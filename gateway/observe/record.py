@@ -96,6 +96,7 @@ class Record:
     request_id: str = ""
     arrival: float = 0.0
     wall: float = 0.0  # arrival as Unix time, s
+    trace: Trace | None = None  # where traces are on
     route: str = "-"
     workload: str = "-"
     tenant: str = "-"
@@ -133,7 +134,6 @@ class Record:
     attempts: list[AttemptRecord] = field(default_factory=list)
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
-    trace: Trace | None = None  # where traces are on
     trace_id: str = ""
 
     @property
@@ -172,7 +172,6 @@ class Record:
         """For the access log and GET /requests: flat, milliseconds, no text of prompt or answer."""
         return {
             "request_id": self.request_id,
-            "trace_id": self.trace_id or None,
             "wall": self.wall,
             "route": self.route,
             "workload": self.workload,
@@ -213,6 +212,7 @@ class Record:
             "total_met": self.total_met,
             "attempts": [attempt.as_json() for attempt in self.attempts],
             "prefix": b64encode(array("Q", self.prefix)).decode() if self.prefix else None,
+            "trace_id": self.trace_id,
         }
 
 

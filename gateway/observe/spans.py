@@ -6,15 +6,15 @@ Rules:
   CLIENT child for each attempt, lost ones included. Usage is told by the attempt that answered: once in a trace.
 - Values come from the configuration, from the engine's figures and from the caller's ids. No text of a prompt, an
   answer or an error.
-- Messages are made by protobuf's own C code, and attributes that repeat are made once: they would be most of the cost.
-  Those that hold numbers are set anew each time; text would pile up in their arena, so it is made anew, or kept by
-  its value.
+- Messages are made by protobuf's own C code. What requests have in common is a template, copied; the numbers in it are
+  set anew each time. Text would pile up in a template's arena, so what is of one request alone goes into the copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
@@ -26,7 +26,7 @@ from gateway.observe.record import STAGE_NAMES, UPSTREAM, AttemptRecord, End, Re
 from gateway.observe.tracecontext import ATTEMPT, STAGE, Trace
 from policies.facts import Ending
 
-KEPT = 4096  # attributes, or lists of them, that are kept for the next request
+KEPT = 2048  # templates: 10 MB
 INTERNAL, SERVER, CLIENT = Span.SPAN_KIND_INTERNAL, Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CLIENT
 ERROR = Status(code=Status.STATUS_CODE_ERROR)
 LOCAL, REMOTE = 0x100, 0x300  # SpanFlags: whether the parent is in another process is known, and whether it is
@@ -43,53 +43,63 @@ class Served(NamedTuple):
     port: int
 
 
-class Numbered:
-    """An attribute that is set anew for each span: `real` and `whole` return it."""
-
-    __slots__ = ("attribute", "value")
-
-    def __init__(self, name: str) -> None:
-        self.attribute = KeyValue(key=name)
-        self.value = self.attribute.value
-
-    def real(self, number: float) -> KeyValue:
-        self.value.double_value = number
-        return self.attribute
-
-    def whole(self, number: int) -> KeyValue:
-        self.value.int_value = number
-        return self.attribute
+Told = Sequence[tuple[str, str | int | bool | None]]
 
 
-# What a Record says of a request, by attribute.
-_REAL = tuple((Numbered(name), field) for name, field in (
-    (names.TTFT, "ttft"), (names.TTFT_BUDGET, "ttft_budget"), (names.TTFT_P50, "ttft_predicted_p50"),
-    (names.TTFT_P90, "ttft_predicted_p90"), (names.TPOT, "tpot"), (names.TPOT_BUDGET, "tpot_budget"),
-    (names.TOTAL_BUDGET, "total_budget"), (names.CHANCE, "chance"), (names.LOOP_LAG, "loop_lag"),
-    (names.COST, "cost_usd"),
-))  # fmt: skip
-_WHOLE = tuple((Numbered(name), field) for name, field in (
-    (names.REQUEST_MAX_TOKENS, "max_tokens"), (names.PROMPT_ESTIMATED, "prompt_tokens_estimated"),
-    (names.CACHED_PREDICTED, "cached_tokens_predicted"),
-))  # fmt: skip
-_USED = tuple((Numbered(name), field) for name, field in (
-    (names.INPUT_TOKENS, "prompt_tokens_reported"), (names.CACHE_READ_TOKENS, "cached_tokens_reported"),
-    (names.OUTPUT_TOKENS, "output_tokens"),
-))  # fmt: skip
-_ENGINE = tuple((Numbered(name), field) for name, field in (
-    (names.ENGINE_QUEUE, "engine_queue"), (names.ENGINE_TTFT, "engine_ttft"),
-))  # fmt: skip
-_ATTEMPTS, _NUMBER, _FIRST_CHUNK = map(Numbered, (names.ATTEMPTS, names.ATTEMPT_NUMBER, names.TIME_TO_FIRST_CHUNK))
+class Layout(NamedTuple):
+    """The numbers of one kind of span: names of attributes. Real ones come before whole ones."""
+
+    real: tuple[str, ...]
+    whole: tuple[str, ...]
 
 
-class Kept(dict[tuple[str, str | int | bool], KeyValue]):
-    """Attributes by name and value. When there are too many it begins anew: a caller can name models."""
+OF_REQUEST = Layout(
+    (
+        names.TTFT, names.TTFT_BUDGET, names.TTFT_P50, names.TTFT_P90, names.TPOT, names.TPOT_BUDGET,
+        names.TOTAL_BUDGET, names.CHANCE, names.LOOP_LAG, names.COST,
+    ),
+    (names.REQUEST_MAX_TOKENS, names.PROMPT_ESTIMATED, names.CACHED_PREDICTED),
+)  # fmt: skip
+_of_request = attrgetter(
+    "ttft", "ttft_budget", "ttft_predicted_p50", "ttft_predicted_p90", "tpot", "tpot_budget",
+    "total_budget", "chance", "loop_lag", "cost_usd",
+    "max_tokens", "prompt_tokens_estimated", "cached_tokens_predicted",
+)  # fmt: skip
+OF_ANSWER = Layout(
+    (names.TIME_TO_FIRST_CHUNK, names.ENGINE_QUEUE, names.ENGINE_TTFT),
+    (names.INPUT_TOKENS, names.CACHE_READ_TOKENS, names.OUTPUT_TOKENS),
+)
+_of_answer = attrgetter(
+    "engine_queue", "engine_ttft", "prompt_tokens_reported", "cached_tokens_reported", "output_tokens"
+)
+NO_ANSWER = (None,) * 6
 
-    def __missing__(self, key: tuple[str, str | int | bool]) -> KeyValue:
-        if len(self) >= KEPT:
-            self.clear()
-        made = self[key] = attribute(*key)
-        return made
+
+class Template:
+    """A span but for its ids and times. `present`: which of the layout's numbers there are."""
+
+    __slots__ = ("reals", "span", "wholes")
+
+    def __init__(
+        self, name: str, kind: Span.SpanKind.ValueType, told: Told, layout: Layout, present: Sequence[bool], error: bool
+    ) -> None:  # fmt: skip
+        self.span = Span(name=name, kind=kind, status=ERROR if error else None)
+        self.span.attributes.extend(attribute(key, value) for key, value in told if value not in ("", "-", None))
+        there = dict(zip((*layout.real, *layout.whole), present, strict=True))
+        self.reals = [self._number(name) for name in layout.real if there[name]]
+        self.wholes = [self._number(name) for name in layout.whole if there[name]]
+
+    def _number(self, name: str) -> Any:
+        return self.span.attributes.add(key=name).value
+
+    def filled(self, numbers: Sequence[float | None]) -> Span:
+        """With these numbers, until the next."""
+        there = [number for number in numbers if number is not None]
+        for slot, number in zip(self.reals, there, strict=False):
+            slot.double_value = number
+        for slot, number in zip(self.wholes, there[len(self.reals) :], strict=True):
+            slot.int_value = number
+        return self.span
 
 
 def attribute(name: str, value: str | int | bool | float) -> KeyValue:
@@ -112,8 +122,7 @@ class Spans:
     def __init__(self, resource: Resource, scope: InstrumentationScope, served: Mapping[str, Served]) -> None:
         self._frame = ResourceSpans(resource=resource, scope_spans=[ScopeSpans(scope=scope)])
         self._served = served
-        self._kept = Kept()
-        self._of_requests: dict[tuple[object, ...], list[KeyValue]] = {}
+        self._templates: dict[tuple[object, ...], Template] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -136,15 +145,18 @@ class Spans:
         self._add(
             trace_id=id, span_id=own, parent_span_id=bytes.fromhex(trace.parent), trace_state=trace.state,
             flags=(REMOTE if trace.parent else LOCAL) | trace.flags | trace.sampled,
-            name=operation if record.route == "-" else f"{operation} {record.route}", kind=SERVER,
             start_time_unix_nano=arrived, end_time_unix_nano=arrived + int(record.total * 1e9),
-            attributes=self._of_request(record, operation),
-            status=None if record.end in BLAMELESS else ERROR,
-        )  # fmt: skip
+            attributes=[KeyValue(key=names.REQUEST_ID, value=AnyValue(string_value=record.request_id))],
+        ).MergeFrom(self._of_request(record, operation))  # fmt: skip
         first_in = self._stages(record, trace, id, own, arrived)
         for attempt in record.attempts:
             won = record.ttft is not None and attempt is record.attempts[-1]
-            self._attempt(record, attempt, trace, (id, own, arrived, operation), first_in if won else None)
+            self._add(
+                trace_id=id, span_id=(trace.span + ATTEMPT - 1 + attempt.number).to_bytes(8, "big"),
+                parent_span_id=own, flags=LOCAL | trace.flags | trace.sampled, trace_state=trace.state,
+                start_time_unix_nano=arrived + int(attempt.opened * 1e9),
+                end_time_unix_nano=arrived + int(attempt.ended * 1e9),
+            ).MergeFrom(self._of_attempt(record, attempt, operation, first_in if won else None))  # fmt: skip
 
     def _stages(self, record: Record, trace: Trace, id: bytes, own: bytes, arrived: int) -> float:
         """Seconds from arrival to the first token in."""
@@ -165,93 +177,77 @@ class Spans:
                 first_in = passed
         return first_in
 
-    def _attempt(
-        self, record: Record, attempt: AttemptRecord, trace: Trace, of: tuple[bytes, bytes, int, str],
-        first_in: float | None,
-    ) -> None:  # fmt: skip
-        """`first_in`: when its first token came, if it is the one that answered."""
-        id, own, arrived, operation = of
-        served = self._served.get(attempt.endpoint)
-        model = record.model if first_in is not None else served.model if served is not None else ""
-        found = [*self._of_attempt(record, attempt, served, operation), _NUMBER.whole(attempt.number)]
-        if model:
-            found.append(self._kept[names.REQUEST_MODEL, model])
-        if first_in is not None:
-            found.append(self._kept[names.RESPONSE_MODEL, model])
-            found += [slot.whole(value) for slot, field in _USED if (value := getattr(record, field)) is not None]
-            found += [slot.real(value) for slot, field in _ENGINE if (value := getattr(record, field)) is not None]
-            if record.stream:
-                found.append(_FIRST_CHUNK.real(first_in - attempt.opened))
-        self._add(
-            trace_id=id, span_id=(trace.span + ATTEMPT - 1 + attempt.number).to_bytes(8, "big"), parent_span_id=own,
-            flags=LOCAL | trace.flags | trace.sampled, trace_state=trace.state,
-            name=f"{operation} {model}" if model else operation, kind=CLIENT,
-            start_time_unix_nano=arrived + int(attempt.opened * 1e9),
-            end_time_unix_nano=arrived + int(attempt.ended * 1e9),
-            attributes=found, status=None if attempt.ending in WANTED else ERROR,
-        )  # fmt: skip
+    # -- what a span says -------------------------------------------------------------------
 
-    # -- attributes -----------------------------------------------------------------------
-
-    def _of_request(self, record: Record, operation: str) -> list[KeyValue]:
-        verdicts = record.ttft_met, record.tpot_met, record.total_met
-        found = [
-            *self._same(record, operation, verdicts),
-            KeyValue(key=names.REQUEST_ID, value=AnyValue(string_value=record.request_id)),
-            _ATTEMPTS.whole(len(record.attempts)),
-        ]
-        found += [slot.real(value) for slot, field in _REAL if (value := getattr(record, field)) is not None]
-        found += [slot.whole(value) for slot, field in _WHOLE if (value := getattr(record, field)) is not None]
-        if record.model != "-":
-            found.append(self._kept[names.RESPONSE_MODEL, record.model])
-        return found
-
-    def _same(self, record: Record, operation: str, verdicts: tuple[bool | None, ...]) -> list[KeyValue]:
-        """What many requests have in common."""
+    def _of_request(self, record: Record, operation: str) -> Span:
+        numbers = _of_request(record)
+        present = tuple([number is not None for number in numbers])
+        met = record.ttft_met, record.tpot_met, record.total_met
         key = (
             record.route, record.endpoint, record.tier, record.end, record.status, record.stream, record.tenant,
-            record.scorer, operation, verdicts,
+            record.scorer, record.model, operation, len(record.attempts), met, present,
         )  # fmt: skip
-        found = self._of_requests.get(key)
-        if found is None:
-            if len(self._of_requests) >= KEPT:
-                self._of_requests.clear()
-            found = self._of_requests[key] = self._in_common(record, operation, verdicts)
-        return found
+        template = self._templates.get(key)
+        if template is None:
+            name = operation if record.route == "-" else f"{operation} {record.route}"
+            told = _said_of_request(record, self._served.get(record.endpoint), operation, met)
+            template = Template(name, SERVER, told, OF_REQUEST, present, record.end not in BLAMELESS)
+            self._keep(key, template)
+        return template.filled(numbers)
 
-    def _in_common(self, record: Record, operation: str, verdicts: tuple[bool | None, ...]) -> list[KeyValue]:
-        served = self._served.get(record.endpoint)
-        met = zip((names.TTFT_MET, names.TPOT_MET, names.TOTAL_MET), verdicts, strict=True)
-        told: list[tuple[str, str | int | bool | None]] = [
-            (names.OPERATION, operation), (names.PROVIDER, served.provider if served is not None else "firsttoken"),
-            (names.REQUEST_MODEL, record.route), (names.REQUEST_STREAM, record.stream),
-            (names.HTTP_METHOD, "POST"), (names.HTTP_STATUS, record.status or None), (names.ROUTE, record.route),
-            (names.WORKLOAD, record.workload), (names.TENANT, record.tenant), (names.OUTCOME, record.end.value),
-            (names.TIER, None if record.tier is None else record.tier + 1), (names.POOL, record.pool),
-            (names.ENDPOINT, record.endpoint), (names.REGION, record.region), (names.SCORER, record.scorer),
-            (names.ERROR_TYPE, error_type(record)), *met,
-        ]  # fmt: skip
-        return [self._kept[name, value] for name, value in told if value not in ("", "-", None)]
+    def _of_attempt(self, record: Record, attempt: AttemptRecord, operation: str, first_in: float | None) -> Span:
+        """`first_in`: when its first token came, if it is the one that answered."""
+        won = first_in is not None
+        waited = first_in - attempt.opened if first_in is not None and record.stream else None
+        numbers = (waited, *_of_answer(record)) if won else NO_ANSWER
+        present = tuple([number is not None for number in numbers])
+        model = record.model if won else ""
+        key = (attempt.endpoint, attempt.kind, attempt.ending, attempt.number, record.stream, operation, model, present)
+        template = self._templates.get(key)
+        if template is None:
+            served = self._served.get(attempt.endpoint)
+            model = model if won or served is None else served.model
+            told = _said_of_attempt(record, attempt, served, operation, model, won)
+            name = f"{operation} {model}" if model else operation
+            template = Template(name, CLIENT, told, OF_ANSWER, present, attempt.ending not in WANTED)
+            self._keep(key, template)
+        return template.filled(numbers)
 
-    def _of_attempt(
-        self, record: Record, attempt: AttemptRecord, served: Served | None, operation: str
-    ) -> list[KeyValue]:
-        kind, ending = attempt.kind, attempt.ending
-        key = (attempt.endpoint, kind, ending, record.stream, operation)
-        found = self._of_requests.get(key)
-        if found is None:
-            told: list[tuple[str, str | int | bool]] = [
-                (names.OPERATION, operation), (names.REQUEST_STREAM, record.stream), (names.POOL, attempt.pool),
-                (names.ENDPOINT, attempt.endpoint), (names.ATTEMPT_KIND, kind.value),
-                (names.ATTEMPT_ENDING, ending.value),
-            ]  # fmt: skip
-            if served is not None:
-                told += [(names.PROVIDER, served.provider), (names.SERVER_ADDRESS, served.address)]
-                told.append((names.SERVER_PORT, served.port))
-            if ending not in WANTED:
-                told.append((names.ERROR_TYPE, ending.value))
-            found = self._of_requests[key] = [self._kept[name, value] for name, value in told]
-        return found
+    def _keep(self, key: tuple[object, ...], template: Template) -> None:
+        """When there are too many it begins anew: a caller can name models."""
+        if len(self._templates) >= KEPT:
+            self._templates.clear()
+        self._templates[key] = template
+
+
+def _said_of_request(record: Record, served: Served | None, operation: str, verdicts: Sequence[bool | None]) -> Told:
+    return (
+        (names.OPERATION, operation), (names.PROVIDER, served.provider if served is not None else "firsttoken"),
+        (names.REQUEST_MODEL, record.route), (names.REQUEST_STREAM, record.stream),
+        (names.RESPONSE_MODEL, record.model), (names.HTTP_METHOD, "POST"),
+        (names.HTTP_STATUS, record.status or None), (names.ROUTE, record.route), (names.WORKLOAD, record.workload),
+        (names.TENANT, record.tenant), (names.OUTCOME, record.end.value), (names.ATTEMPTS, len(record.attempts)),
+        (names.TIER, None if record.tier is None else record.tier + 1), (names.POOL, record.pool),
+        (names.ENDPOINT, record.endpoint), (names.REGION, record.region), (names.SCORER, record.scorer),
+        (names.ERROR_TYPE, error_type(record)),
+        *zip((names.TTFT_MET, names.TPOT_MET, names.TOTAL_MET), verdicts, strict=True),
+    )  # fmt: skip
+
+
+def _said_of_attempt(
+    record: Record, attempt: AttemptRecord, served: Served | None, operation: str, model: str, won: bool
+) -> Told:
+    kind, ending = attempt.kind.value, attempt.ending.value
+    return (
+        (names.OPERATION, operation), (names.PROVIDER, served.provider if served is not None else None),
+        (names.REQUEST_MODEL, model), (names.REQUEST_STREAM, record.stream),
+        (names.RESPONSE_MODEL, model if won else None),
+        (names.SERVER_ADDRESS, served.address if served is not None else None),
+        (names.SERVER_PORT, served.port if served is not None else None),
+        (names.POOL, attempt.pool), (names.ENDPOINT, attempt.endpoint), (names.ATTEMPT_NUMBER, attempt.number),
+        (names.ATTEMPT_KIND, kind), (names.ATTEMPT_ENDING, ending),
+        (names.ERROR_TYPE, None if attempt.ending in WANTED else ending),
+    )  # fmt: skip
 
 
 def error_type(record: Record) -> str | None:

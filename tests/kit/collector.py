@@ -25,6 +25,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.kit.simulated import eventually
 
+ENGINES = ("llm_request",)  # spans that vLLM makes
+
 Attributes = dict[str, Any]
 
 
@@ -38,13 +40,13 @@ def read(attributes: Iterable[KeyValue]) -> Attributes:
 
 
 class Trace:
-    """The spans of one request."""
+    """The spans of one request; an engine's own are not among them."""
 
     def __init__(self, spans: list[Span]) -> None:
-        self.spans = spans
-        (self.request,) = (span for span in spans if span.kind == Span.SPAN_KIND_SERVER)
-        self.stages = [span for span in spans if span.kind == Span.SPAN_KIND_INTERNAL]
-        self.attempts = [span for span in spans if span.kind == Span.SPAN_KIND_CLIENT]
+        self.spans = [span for span in spans if span.name not in ENGINES]
+        (self.request,) = (span for span in self.spans if span.kind == Span.SPAN_KIND_SERVER)
+        self.stages = [span for span in self.spans if span.kind == Span.SPAN_KIND_INTERNAL]
+        self.attempts = [span for span in self.spans if span.kind == Span.SPAN_KIND_CLIENT]
 
 
 class Collector:
@@ -103,8 +105,8 @@ class Collector:
         return await self.taken(count, lambda span: span.kind == Span.SPAN_KIND_SERVER)
 
     async def trace(self, id: str) -> Trace:
-        spans = await self.taken(1, lambda span: span.trace_id.hex() == id)
-        return Trace(spans)
+        found = await self.taken(1, lambda span: span.trace_id.hex() == id and span.name not in ENGINES)
+        return Trace(found)
 
     async def metric(self, name: str) -> Metric:
         """Of the latest report that has it."""

@@ -210,7 +210,7 @@ def test_a_caller_that_names_models_does_not_fill_the_memory(monkeypatch: pytest
     spans = Spans(Resource(), InstrumentationScope(), SERVED)
     for i in range(500):
         spans.add(answered(model=f"m{i}", endpoint="any/c", pool="any", attempts=[attempt(endpoint="any/c")]), TRACE)
-    assert len(spans._kept) <= 50
+    assert len(spans._templates) <= 50
     found = ExportTraceServiceRequest.FromString(spans.take()).resource_spans[0].scope_spans[0].spans
     assert [read(span.attributes)["gen_ai.request.model"] for span in found if span.kind == Span.SPAN_KIND_CLIENT][
         -1
