@@ -121,6 +121,21 @@ async def test_no_request_fails_and_the_end_is_not_held_up(misfortune: str) -> N
         assert exported == 0
 
 
+async def test_a_batch_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has had its time; what it held is counted."""
+    monkeypatch.setattr(otlp, "TIMEOUT", 30.0)
+    async with Collector() as collector:
+        collector.hanging = True
+        async with telling(collector.url) as telemetry:
+            tell(telemetry, 3)
+            telemetry.flush()
+            await eventually(lambda: collector.asked == 1)
+            tell(telemetry, 2)
+            began = monotonic()
+        assert monotonic() - began < 5.0
+        assert counts(telemetry) == (0, 5)
+
+
 async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it spans are not even made; they are counted as lost."""
     monkeypatch.setattr(otlp, "QUEUE", 20_000)
