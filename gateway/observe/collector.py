@@ -17,6 +17,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.sdk.resources import Resource as Detected
 from opentelemetry.util.re import parse_env_headers
 
+from gateway.config.problems import ConfigError
+
 NAME = "firsttoken"
 EXPORTER = "OTEL_EXPORTER_OTLP"
 INTERVAL = 60.0  # s between two reports of metrics
@@ -68,10 +70,15 @@ def compresses(signal: str, environ: Mapping[str, str]) -> bool:
 
 
 def tls(environ: Mapping[str, str]) -> ssl.SSLContext:
-    """Raises OSError where a file that is named cannot be read."""
-    context = ssl.create_default_context(cafile=environ.get(f"{EXPORTER}_CERTIFICATE") or None)
-    if certificate := environ.get(f"{EXPORTER}_CLIENT_CERTIFICATE"):
-        context.load_cert_chain(certificate, environ.get(f"{EXPORTER}_CLIENT_KEY") or None)
+    """Raises ConfigError where a file that is named cannot be used."""
+    trusted, own = environ.get(f"{EXPORTER}_CERTIFICATE"), environ.get(f"{EXPORTER}_CLIENT_CERTIFICATE")
+    try:
+        context = ssl.create_default_context(cafile=trusted or None)
+        if own:
+            context.load_cert_chain(own, environ.get(f"{EXPORTER}_CLIENT_KEY") or None)
+    except OSError as error:
+        named = f"{EXPORTER}_CERTIFICATE, _CLIENT_CERTIFICATE or _CLIENT_KEY"
+        raise ConfigError([f"telemetry.otlp: {named} is not a file of certificates or keys: {error}"]) from None
     return context
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.problems import ConfigError
 from gateway.observe import collector, otlp
 from gateway.observe.telemetry import Telemetry
 from gateway.observe.tracecontext import Tracer
@@ -71,6 +72,15 @@ def certificate(tmp_path: Path) -> Path:
     )  # fmt: skip
     path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
     return path
+
+
+def test_a_certificate_that_is_not_there_is_said_at_the_start(certificate: Path) -> None:
+    """By the variable that may be wrong, before anybody is served."""
+    key = {"OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": str(certificate)}
+    assert collector.tls(key)
+    for wrong in ({"OTEL_EXPORTER_OTLP_CERTIFICATE": "/nowhere"}, {**key, "OTEL_EXPORTER_OTLP_CLIENT_KEY": __file__}):
+        with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_CERTIFICATE"):
+            Telemetry("https://collector", {}, wrong)
 
 
 async def test_a_collector_behind_tls_is_verified(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
