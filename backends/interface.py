@@ -34,6 +34,7 @@ class Forward(NamedTuple):
     cache_salt: str = ""
     priority: int | None = None
     session_id: str = ""  # by which the engine's cache events name the request
+    tracestate: str = ""
 
 
 class HttpCall(NamedTuple):

@@ -47,7 +47,8 @@ class OpenAI:
 
     def _own(self, forward: Forward) -> tuple[tuple[str, str], ...]:
         """Header fields of this request alone; empty ones are left out."""
-        return ("x-request-id", forward.request_id), ("traceparent", forward.traceparent)
+        told = ("x-request-id", forward.request_id), ("traceparent", forward.traceparent)
+        return (*told, ("tracestate", forward.tracestate)) if forward.tracestate else told
 
     def _body(self, forward: Forward) -> dict[str, Any]:
         body = {**forward.body, "model": forward.model}

@@ -30,6 +30,7 @@ from gateway.observe.accesslog import AccessLog
 from gateway.observe.admin import Admin
 from gateway.observe.metrics import EndpointCollector, Metrics, QueueCollector
 from gateway.observe.recorder import Recorder
+from gateway.observe.tracecontext import Tracer
 from gateway.proxy import Limits, Proxy
 from gateway.routes import Routes
 from gateway.upkeep import Upkeep
@@ -41,6 +42,7 @@ from policies.retries import RetryBudget
 
 if TYPE_CHECKING:
     from gateway.kvevents import KvEvents
+    from gateway.observe.telemetry import Telemetry
 
 log = logging.getLogger("firsttoken")
 
@@ -74,6 +76,10 @@ class Gateway:
         self.recorder = Recorder([metrics, self.decider.learn], self.loop_lag)
         if self.access_log is not None:
             self.recorder.sinks.append(self.access_log)
+        self.telemetry = _telemetry(config, self.upstreams)
+        if self.telemetry is not None:
+            self.recorder.sinks.append(self.telemetry)
+            registry.register(self.telemetry)
         registry.register(EndpointCollector(self.monitor.loads))
         first_token = config.defaults.first_token
         self.line = Line(self.monitor, first_token)
@@ -86,7 +92,10 @@ class Gateway:
         self.upkeep = Upkeep(self.monitor, self.estimator, self.upstreams, kept, config.keep_warm(), first_token)
         limits = Limits(config.defaults.max_body, config.defaults.stream_idle)
         keys = _keys(config)
-        self.proxy = Proxy(keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits)
+        tracer = None if self.telemetry is None else Tracer(config.telemetry.traces)
+        self.proxy = Proxy(
+            keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits, tracer
+        )  # fmt: skip
         self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, shown(config))
         self.admin_app = self.admin.app()
         self.kv_events = _kv_events(config, fleet)
@@ -117,6 +126,8 @@ class Gateway:
         if self.kv_events is not None:
             self.kv_events.start()
         self.upkeep.start()
+        if self.telemetry is not None:
+            self.telemetry.start()
 
     async def open(self, data: socket) -> None:
         """Let callers in."""
@@ -146,6 +157,8 @@ class Gateway:
         for upstream in self.upstreams.values():
             await upstream.origin.close()
         self.estimator.close()
+        if self.telemetry is not None:
+            await self.telemetry.close()
         if self.access_log is not None:
             self.access_log.close()
 
@@ -180,6 +193,7 @@ def _upstreams(config: Config) -> Mapping[str, Upstream]:
             pool.model,
             kv_events=endpoint.id in publishing,
             priority=config.pools[pool.name].priority_scheduling,
+            traced=config.telemetry.trace_apis or not catalog.kind(config.pools[pool.name].backend).needs_key,
         )
         for pool in config.fleet()
         for endpoint in pool.endpoints
@@ -190,6 +204,21 @@ def _access_log(target: str, seat: Seat | None) -> AccessLog | None:
     if target == "off":
         return None
     return AccessLog(target) if seat is None else SharedAccessLog(target, seat.lock)
+
+
+def _telemetry(config: Config, upstreams: Mapping[str, Upstream]) -> Telemetry | None:
+    """OpenTelemetry is loaded where it is needed."""
+    if config.telemetry.otlp is None:
+        return None
+    from gateway.observe.semconv import PROVIDERS
+    from gateway.observe.spans import Served
+    from gateway.observe.telemetry import Telemetry
+
+    served = {}
+    for endpoint, up in upstreams.items():
+        address, kind = up.origin.address, up.backend.kind
+        served[endpoint] = Served(PROVIDERS.get(kind, kind), up.model, address.host, address.port)
+    return Telemetry(config.telemetry.otlp, served)
 
 
 def _kv_events(config: Config, fleet: Fleet) -> KvEvents | None:

@@ -43,6 +43,7 @@ class Upstream:
     model: str
     kv_events: bool = False  # the engine publishes them, and is to name our attempts in them
     priority: bool = False  # the engine takes what is due first
+    traced: bool = True  # it is told of the trace, where traces are on
 
 
 @value
@@ -233,12 +234,21 @@ class Dispatch:
         name = request.request_id
         if attempt.number > 1:
             name = f"{name}-{attempt.number}"  # an engine may refuse an id it still knows
+        traceparent, tracestate = self._trace(upstream, attempt)
         return Forward(
             request.operation, request.body, self._model(upstream), request.stream, job.route.limits.output_tokens,
-            name, request.traceparent,
+            name, traceparent,
             priority=priority_of(job) if upstream.priority else None,
             session_id=name if upstream.kv_events else "",
+            tracestate=tracestate,
         )  # fmt: skip
+
+    def _trace(self, upstream: Upstream, attempt: Attempt) -> tuple[str, str]:
+        """The attempt's own span; where there are no traces, what the caller sent."""
+        trace = self.job.life.record.trace
+        if trace is None:
+            return self.job.request.traceparent, ""
+        return (trace.sent_by(attempt.number), trace.state) if upstream.traced else ("", "")
 
     def _model(self, upstream: Upstream) -> str:
         return self.job.request.model if self.job.passthrough else upstream.model

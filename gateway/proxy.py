@@ -21,6 +21,7 @@ from gateway.keys import Keys, Tenant
 from gateway.line import HeldTooLong, Line
 from gateway.observe.record import End, Life, Record, Stage, landmarks
 from gateway.observe.recorder import Recorder
+from gateway.observe.tracecontext import Tracer
 from gateway.refusal import Refusal, internal, retry_later
 from gateway.relay import Relay
 from gateway.replyhead import gateway_headers
@@ -51,10 +52,10 @@ class Proxy:
 
     def __init__(
         self, keys: Keys, routes: Routes, decider: Decider, line: Line, dispatcher: Dispatcher, recorder: Recorder,
-        upkeep: Upkeep, limits: Limits,
+        upkeep: Upkeep, limits: Limits, tracer: Tracer | None = None,
     ) -> None:  # fmt: skip
         self.keys, self.routes, self.decider, self.line, self.dispatcher = keys, routes, decider, line, dispatcher
-        self.recorder, self.upkeep, self.limits = recorder, upkeep, limits
+        self.recorder, self.upkeep, self.limits, self.tracer = recorder, upkeep, limits, tracer
         self.draining = False
         self.gets: dict[str, Callable[[HttpRequest], None]] = {
             "/v1/models": self.models, "/health": self.health, "/ready": self.ready,
@@ -90,6 +91,9 @@ class Proxy:
         with self.recorder.life(http.arrival) as life:
             life.record.request_id = ingress.request_id(http.headers)
             life.record.operation = NAMES[http.path]
+            if self.tracer is not None:
+                life.record.trace = trace = self.tracer.trace(http.headers)
+                life.record.trace_id = trace.id
             try:
                 await self.live(http, operation, life)
             except HeldTooLong as refusal:
@@ -179,6 +183,7 @@ def identify(record: Record, request: InferenceRequest, route: Route, tenant: Te
         tenant.name,
         request.stream,
     )
+    record.max_tokens = request.max_tokens
     record.ttft_budget = route.ttft.budget if route.ttft else None
     record.tpot_budget = route.tpot_budget(request.tpot_budget)
     record.total_budget = route.total.budget if route.total else None

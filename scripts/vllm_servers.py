@@ -97,7 +97,8 @@ def command(model: str, name: str, port: int, events: int, replay: int) -> list[
     return [*module, *(f"--{k}={v}" for k, v in flags.items()), *(f"--{s}" for s in switches)]
 
 
-def start(model: str, name: str, core: int) -> tuple[subprocess.Popen[bytes], Server]:
+def start(model: str, name: str, core: int, *more: str) -> tuple[subprocess.Popen[bytes], Server]:
+    """`more`: flags."""
     port, events, replay = free_port(), free_port(), free_port()
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
@@ -108,7 +109,7 @@ def start(model: str, name: str, core: int) -> tuple[subprocess.Popen[bytes], Se
     }
     with (LOGS / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            ["taskset", "-c", str(core), *command(model, name, port, events, replay)],
+            ["taskset", "-c", str(core), *command(model, name, port, events, replay), *more],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -22,8 +22,9 @@ from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.config.schema import schema
 from gateway.dispatcher import WHOLE_ANSWER
-from gateway.observe import accesslog, recorder
+from gateway.observe import accesslog, otlp, recorder
 from gateway.observe.metrics import EndpointCollector, Metrics, QueueCollector
+from gateway.observe.telemetry import Telemetry
 from policies import attempts, breaker, tiers, waiting
 from policies.endpoint import API_EJECTION
 from policies.facts import Load
@@ -144,6 +145,7 @@ def test_the_metrics_page_lists_what_is_exported() -> None:
     Metrics(registry, [])
     registry.register(QueueCollector([], dict))
     registry.register(EndpointCollector(lambda: {"small/10.0.0.11:8000": Load()}))
+    registry.register(Telemetry("http://127.0.0.1:9", {}))
     exported = {
         f"{family.name}_total" if family.type == "counter" else family.name
         for family in registry.collect()
@@ -198,6 +200,11 @@ LIMITS = [  # how a line of the page begins, and what it says
     ("| endpoint that limits us", "{0:g} to {2:g} s; {1:g} s".format(*breaker.RATE_LIMIT)),
     ("| look at an engine's load", f"{monitor.PROBE_TIMEOUT:g} s to answer"),
     ("Access log: ", f"{accesslog.QUEUE:,} lines"),
+    ("A collector that is gone", f"Up to {otlp.QUEUE // 1_000_000} MB wait"),
+    ("spans are dropped", f"Each batch gets {otlp.TIMEOUT:g} s, and is tried again up to {otlp.TRIES} times"),
+    ("waits between grow", f"from {otlp.FIRST_WAIT:g} s to {otlp.LONGEST_WAIT:g} s"),
+    ("waits between grow", f"{otlp.LONGEST_ASKED:g} s at most"),
+    ("stops working and one", f"has {otlp.CLOSING:g} s to be sent"),
 ]
 
 

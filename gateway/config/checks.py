@@ -84,7 +84,26 @@ def kv_events(config: Config) -> Iterator[Problem]:
                 yield Problem(place, "needs a package that is not here: pip install 'firsttoken[kvevents]'")
 
 
-CHECKS: tuple[Check, ...] = (something_to_serve, route_names, tiers, models, kv_events, passthrough, keys, listening)
+def telemetry(config: Config) -> Iterator[Problem]:
+    place, otlp = ("telemetry", "otlp"), config.telemetry.otlp
+    if otlp is None:
+        return
+    if otlp.endswith(("/v1/traces", "/v1/metrics")):
+        yield Problem(place, f"the gateway adds the path of each signal itself; write {otlp.rpartition('/v1/')[0]}")
+    if not _installed("opentelemetry.sdk", "opentelemetry.proto"):
+        yield Problem(place, "needs packages that are not here: pip install 'firsttoken[otel]'")
+
+
+CHECKS: tuple[Check, ...] = (
+    something_to_serve, route_names, tiers, models, kv_events, passthrough, keys, listening, telemetry,
+)  # fmt: skip
+
+
+def _installed(*modules: str) -> bool:
+    try:
+        return all(find_spec(module) is not None for module in modules)
+    except ModuleNotFoundError:
+        return False
 
 
 def _known_pool(config: Config, name: str, path: Path) -> Iterator[Problem]:

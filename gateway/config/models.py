@@ -21,7 +21,7 @@ from gateway.config.pool import Endpoint, Pool, endpoint_id
 from gateway.config.values import AccessLog, Name, PoolName, Positive, RedisUrl, Section, Sha256, written
 from policies import facts, workloads
 from policies.route import Route, Workload
-from policies.units import Size
+from policies.units import Share, Size
 
 PASSTHROUGH = "passthrough"  # the name of the route that takes what is no route's
 
@@ -32,7 +32,6 @@ NOT_YET = (
     "state.redis",
     "keys.*.requests_per_minute",
     "keys.*.tokens_per_minute",
-    "telemetry.otlp",
 )
 
 
@@ -88,7 +87,11 @@ class Key(Section):
 
 class Telemetry(Section):
     otlp: HttpUrl | None = None
-    """An OpenTelemetry collector."""
+    """An OpenTelemetry collector that speaks OTLP over HTTP (usually port 4318): traces and GenAI metrics go there."""
+    traces: Share = Field(default=1.0, ge=0, le=1)
+    """Of the traces that begin here, how many are told; those of requests that missed or failed always are."""
+    trace_apis: bool = False
+    """Tell external APIs, too, which trace their request belongs to; engines are told."""
     access_log: AccessLog = "stdout"
     """stdout, stderr, off, or the path of a file: one JSON line per request."""
     prompts: Literal["never"] = "never"

@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from gateway.observe.looplag import LoopLag
+from gateway.observe.tracecontext import Trace
 from policies.facts import FOREVER, AttemptKind, Candidate, Decision, Ending, PrefixBlocks
 from policies.value import value
 
@@ -95,6 +96,7 @@ class Record:
     request_id: str = ""
     arrival: float = 0.0
     wall: float = 0.0  # arrival as Unix time, s
+    trace: Trace | None = None  # where traces are on
     route: str = "-"
     workload: str = "-"
     tenant: str = "-"
@@ -111,6 +113,7 @@ class Record:
     loop_lag: float = 0.0  # the longest stall of our event loop that it may have sat through before its first token
     total: float = 0.0
     tpot: float | None = None
+    max_tokens: int | None = None  # as the caller asked
     prompt_tokens_estimated: int | None = None
     prompt_tokens_reported: int | None = None
     cached_tokens_predicted: int | None = None
@@ -131,6 +134,7 @@ class Record:
     attempts: list[AttemptRecord] = field(default_factory=list)
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
+    trace_id: str = ""
 
     @property
     def stages(self) -> Mapping[Stage, float]:
@@ -177,6 +181,7 @@ class Record:
             "end": self.end,
             "status": self.status,
             "error": self.error,
+            "max_tokens": self.max_tokens,
             "prompt_tokens_estimated": self.prompt_tokens_estimated,
             "prompt_tokens_reported": self.prompt_tokens_reported,
             "cached_tokens_predicted": self.cached_tokens_predicted,
@@ -207,6 +212,7 @@ class Record:
             "total_met": self.total_met,
             "attempts": [attempt.as_json() for attempt in self.attempts],
             "prefix": b64encode(array("Q", self.prefix)).decode() if self.prefix else None,
+            "trace_id": self.trace_id,
         }
 
 

@@ -179,3 +179,39 @@ def test_without_events_their_package_is_not_loaded() -> None:
     """ZMQ is an extra."""
     code = "import sys, gateway.app, gateway.cli; assert 'zmq' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---------------------------------------------------------------------------- traces
+
+ROUTED = pool() + "routes: {r: {tiers: [p]}}\n"
+
+
+def test_a_collector_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is started, with the mend; whether all of OpenTelemetry or a part of it is missing."""
+    told = ["f.yaml:3: telemetry.otlp: needs packages that are not here: pip install 'firsttoken[otel]'"]
+    monkeypatch.setattr("gateway.config.checks.find_spec", lambda name: None)
+    assert refusal(ROUTED + "telemetry: {otlp: http://c:4318}") == told
+
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("gateway.config.checks.find_spec", absent)
+    assert refusal(ROUTED + "telemetry: {otlp: http://c:4318}") == told
+
+
+def test_a_collector_is_named_without_the_path_of_a_signal() -> None:
+    """There are two, and each has its own."""
+    assert refusal(ROUTED + "telemetry: {otlp: http://c:4318/base/v1/traces}") == [
+        "f.yaml:3: telemetry.otlp: the gateway adds the path of each signal itself; write http://c:4318/base"
+    ]
+
+
+def test_a_share_of_traces_is_a_share() -> None:
+    """1 is all of them."""
+    assert refusal(ROUTED + "telemetry: {traces: 100}") != []
+
+
+def test_without_a_collector_opentelemetry_is_not_loaded() -> None:
+    """It is an extra, and takes 0.2 s to load."""
+    code = "import sys, gateway.app, gateway.cli; assert not [m for m in sys.modules if m.startswith('opentelemetry')]"
+    subprocess.run([sys.executable, "-c", code], check=True)

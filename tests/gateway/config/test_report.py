@@ -23,10 +23,9 @@ def test_the_report_shows_what_callers_are_promised() -> None:
                     "ttft": {"budget": "800ms", "target": 0.95},
                     "tiers": ["large", {"pool": "small", "when": {"prompt_tokens": "<= 8000", "tools": False}}],
                 },
-                "night": {"workload": "batch", "tiers": ["small"]},
+                "night": {"workload": "batch", "tiers": ["small"], "rescue": "on"},
             },
             "passthrough": "small",
-            "telemetry": {"otlp": "http://localhost:4318"},
         }
     )
     assert report(config).splitlines() == [
@@ -35,7 +34,7 @@ def test_the_report_shows_what_callers_are_promised() -> None:
         "chat         chat      800ms at 95%  50ms  -      large > small (prompt_tokens <= 8000, tools false)",
         "night        batch     -             -     -      small",
         "(any other)  chat      1s at 90%     50ms  -      small",
-        "note: telemetry.otlp is accepted but not yet acted on by this version",
+        "note: routes.night.rescue: on is accepted but not yet acted on by this version",
     ]
 
 

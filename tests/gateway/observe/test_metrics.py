@@ -18,6 +18,7 @@ from gateway.app import Gateway
 from gateway.observe.metrics import BATCH, TTFT_BUCKETS, EndpointCollector, Metrics, QueueCollector, ttft_buckets
 from gateway.observe.record import AttemptRecord, End, Stage
 from gateway.observe.series import Counter, Histogram
+from gateway.observe.telemetry import Telemetry
 from policies.facts import AttemptKind, Ending, Health, Load
 from tests.gateway.builders import ANSWER, CHAT, calling, post, record, route
 from tests.kit.gateways import pool, running
@@ -64,6 +65,7 @@ def test_every_series_of_the_page_is_exported_with_its_labels() -> None:
     exported = Exported({})
     exported.registry.register(EndpointCollector(lambda: {"small/a": Load()}))
     exported.registry.register(QueueCollector([ROUTE], dict))
+    exported.registry.register(Telemetry("http://127.0.0.1:9", {}))
     hedge = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 1.0, Ending.CANCELLED)
     exported.metrics(record(attempts=[hedge, WON]))
     found = {
