@@ -2,7 +2,7 @@
 
 | route  | what happens to it |
 |--------|--------------------|
-| chat   | conversations that share prefixes, short and long, on a large engine first; some callers leave, some do not stream |
+| chat   | prompts that share prefixes, short and long; some callers leave, some do not stream |
 | code   | a caller's budget that nothing can meet: shed; a total budget |
 | raced  | engines that fall silent now and then: hedges that win, lose and fail |
 | hosted | an API that limits its rate: requests are held back, attempts are refused |
@@ -95,7 +95,9 @@ async def _session(stack: AsyncExitStack) -> aiohttp.ClientSession:
 def _callers(gateway: Gateway, session: aiohttp.ClientSession) -> list[Any]:
     url = f"{gateway.url}/v1/chat/completions"
 
-    async def ask(route: str, words: int, *, key: str = KEY, patience: float = 30.0, say: str = "", **more: Any) -> None:
+    async def ask(
+        route: str, words: int, *, key: str = KEY, patience: float = 30.0, say: str = "", **more: Any
+    ) -> None:
         headers = {"authorization": f"Bearer {key}", **more.pop("headers", {})}
         content = f"{say} " + " ".join(Random(say).choices(WORDS, k=words))
         body = {"model": route, "messages": [{"role": "user", "content": content}], "stream": True, "max_tokens": 6}

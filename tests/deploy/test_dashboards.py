@@ -11,7 +11,15 @@ import pytest
 
 from deploy.grafana import generate
 from tests.deploy.dashboards import (
-    DASHBOARDS, DEPLOY, RULES, Asked, of_annotations, of_panels, of_rules, of_variables, panels,
+    DASHBOARDS,
+    DEPLOY,
+    RULES,
+    Asked,
+    of_annotations,
+    of_panels,
+    of_rules,
+    of_variables,
+    panels,
 )  # fmt: skip
 
 PANELS = [

@@ -23,7 +23,7 @@ EVERY = "1s"  # scrapes and evaluations
 
 
 def program(name: str) -> Path:
-    """`prometheus` or `promtool`. Skips the test where there is none, unless FIRSTTOKEN_NO_SKIP says that there must be."""
+    """`prometheus` or `promtool`. Where there is none the test is skipped; with FIRSTTOKEN_NO_SKIP it fails."""
     found = prometheus_setup.found()
     if found is not None:
         return found[name]
