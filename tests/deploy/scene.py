@@ -1,4 +1,4 @@
-"""A gateway to which everything happens that a dashboard shows, over real sockets and in real time.
+"""A gateway to which everything happens that a dashboard shows: `firsttoken serve`, over real sockets, in real time.
 
 | route  | what happens to it |
 |--------|--------------------|
@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
@@ -23,8 +24,8 @@ from typing import Any
 
 import aiohttp
 
-from gateway.app import Gateway
-from tests.kit.gateways import pool, running
+from tests.kit.gateways import document, pool
+from tests.kit.served import Served, serving
 from tests.kit.simulated import engine_pool, engines
 
 NOBODY = "http://127.0.0.1:1"  # no port that anything listens on
@@ -42,8 +43,8 @@ WORDS = "latency budget route token prefix engine queue prompt stream cache mode
 
 
 @asynccontextmanager
-async def played(folder: Path) -> AsyncIterator[Gateway]:
-    """The gateway, with its callers, until the block ends."""
+async def played(folder: Path) -> AsyncIterator[Served]:
+    """The gateway, in a process of its own, with its callers, until the block ends."""
     async with AsyncExitStack() as stack:
         large = await stack.enter_async_context(engines(1, "70b-4xh100"))
         small = await stack.enter_async_context(engines(2))
@@ -62,7 +63,12 @@ async def played(folder: Path) -> AsyncIterator[Gateway]:
             "flaky": {**engine_pool(*flaky), "endpoints": [flaky[0].url, NOBODY]},
             "gone": pool(NOBODY),
         }
-        gateway = await stack.enter_async_context(running(pools, ROUTES, **_more(folder)))
+        config = folder / "firsttoken.yaml"
+        config.write_text(json.dumps(document(pools, ROUTES, **_more(folder))), "utf-8")  # JSON is YAML
+        gateway = await stack.enter_async_context(serving(config))
+        while not gateway.url:  # what it has to say of its configuration comes before
+            gateway = Served(gateway.process, await gateway.line())
+            assert gateway.said, "the gateway has ended"
         callers = [asyncio.create_task(call) for call in _callers(gateway, await _session(stack))]
         try:
             yield gateway
@@ -92,7 +98,7 @@ async def _session(stack: AsyncExitStack) -> aiohttp.ClientSession:
     )
 
 
-def _callers(gateway: Gateway, session: aiohttp.ClientSession) -> list[Any]:
+def _callers(gateway: Served, session: aiohttp.ClientSession) -> list[Any]:
     url = f"{gateway.url}/v1/chat/completions"
 
     async def ask(
