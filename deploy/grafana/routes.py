@@ -24,7 +24,9 @@ def burn(window: str) -> str:
 
 
 def quantiles(histogram: str, where: str, by: str) -> tuple[Query, ...]:
-    return tuple(Query(quantile(q, histogram, where, by), f"p{q * 100:g}") for q in (0.5, 0.95, 0.99))
+    return tuple(
+        Query(quantile(q, histogram, where, by), f"p{q * 100:g}", exemplars=q > 0.9) for q in (0.5, 0.95, 0.99)
+    )
 
 
 PROMISES = Row(
@@ -32,9 +34,8 @@ PROMISES = Row(
     (
         Panel(
             "Promises by route",
-            "What each route promises for the first token, and how it has kept it in the time shown: exact, "
-            "because each met or missed request is counted as such; whatever was refused or failed counts as "
-            "missed.",
+            "What each route promises for the first token, and how it has kept it in the time shown: counted "
+            "request by request, not read from buckets. Whatever was shed or failed counts as missed.",
             "Margin is attainment - target. Where it is negative, look below which pool answered and in which "
             "stage the time went.",
             (

@@ -138,7 +138,7 @@ WHICH = Row(
             "p95 of TTFT by the prompt's tokens.",
             "Only long prompts are slow: prefill. All are: queues, or something that has nothing to do with the "
             "prompt.",
-            (Query(quantile(0.95, BY_PROMPT, ROUTE, "prompt"), "{{prompt}}", exemplars=True),),
+            (Query(quantile(0.95, BY_PROMPT, ROUTE, "prompt"), "{{prompt}}"),),
             "s",
         ),
         Panel(
