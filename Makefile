@@ -8,10 +8,10 @@ CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench node vllm clean
+.PHONY: help setup demo test lint bench dashboards node vllm clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(DEV) ## install firsttoken and its development tools into .venv
 
@@ -19,6 +19,7 @@ demo: $(CORE) ## simulated engines, gateway, traffic, a live table: no GPU, no k
 	@$(BIN)/firsttoken demo $(ARGS)
 
 test: $(DEV) ## run the tests (PYTEST_ARGS="-k relay" to choose)
+	@$(BIN)/python scripts/prometheus_setup.py
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(DEV) ## ruff, mypy --strict and the layer contracts
@@ -31,6 +32,9 @@ bench: $(DEV) ## ours beside nginx and two routers in Rust, and beside the last 
 	@$(BIN)/python -m benchmarks.suite --write $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.truth
 	@$(BIN)/python -m benchmarks.cold_start
+
+dashboards: $(DEV) ## write deploy/grafana/dashboards from deploy/grafana/*.py
+	@$(BIN)/python -m deploy.grafana.generate
 
 node: $(DEV) ## the OpenAI SDK for Node against a gateway (needs node >= 20)
 	@$(BIN)/python scripts/node_sdk.py

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from gateway.config.loading import load
 from gateway.config.models import Config
+from tests.deploy.dashboards import PENDING, of_panels, of_rules, of_variables
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
@@ -90,21 +91,38 @@ def targets(job: dict[str, Any]) -> list[str]:
     return static + by_name
 
 
-def test_the_dashboards_query_only_series_that_exist() -> None:
+def test_prometheus_reads_the_rules() -> None:
+    """Its configuration names them by a path beside itself, and there they are mounted."""
+    config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text("utf-8"))
+    assert config["rule_files"] == ["rules/*.yml"]
+    mounts = dict(volume.split(":")[:2] for volume in SERVICES["prometheus"]["volumes"])
+    assert mounts["./deploy/prometheus/rules"] == "/etc/prometheus/rules"
+    assert mounts["./deploy/prometheus/prometheus.yml"] == "/etc/prometheus/prometheus.yml"
+    assert "--config.file=/etc/prometheus/prometheus.yml" in SERVICES["prometheus"]["command"]
+
+
+def test_dashboards_and_rules_ask_only_for_series_that_exist() -> None:
     """docs/metrics.md lists what is exported, and is itself checked against the code."""
     known = set(re.findall(r"^\| `(firsttoken_\w+)`", (ROOT / "docs/metrics.md").read_text("utf-8"), re.MULTILINE))
-    for path in (DEPLOY / "grafana/dashboards").glob("*.json"):
-        dashboard = json.loads(path.read_text("utf-8"))
-        queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-        used = {series for query in queries for series in re.findall(r"firsttoken_\w+", query)}
-        assert used
-        assert {re.sub(r"_(bucket|sum|count)$", "", series) for series in used} - known == set()
+    asked = [*of_panels(), *of_variables(), *of_rules("record"), *of_rules("alert")]
+    used = {name for query in asked for name in re.findall(r"(?<!:)\bfirsttoken_\w+", query.expr)}
+    assert {whole(name) for name in used} - known - {whole(name) for name in PENDING} == set()
+
+
+def whole(name: str) -> str:
+    """The metric of which a series is a part."""
+    return re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name)
 
 
 def test_grafana_is_given_the_data_source_that_dashboards_ask_for() -> None:
     """Provisioning names the service and port that Prometheus has."""
     provisioning = DEPLOY / "grafana/provisioning"
-    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text("utf-8"))["datasources"]
-    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    sources = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text("utf-8"))["datasources"]
+    assert [(source["type"], source["url"]) for source in sources] == [
+        ("prometheus", "http://prometheus:9090"), ("jaeger", "http://traces:16686"),
+    ]  # fmt: skip
+    assert {urlsplit(source["url"]).hostname for source in sources} <= set(SERVICES)
+    (examples,) = sources[0]["jsonData"]["exemplarTraceIdDestinations"]
+    assert examples["datasourceUid"] == sources[1]["uid"]
     (provider,) = yaml.safe_load((provisioning / "dashboards/firsttoken.yml").read_text("utf-8"))["providers"]
     assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]

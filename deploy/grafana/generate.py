@@ -1,0 +1,33 @@
+"""Writes the dashboards: python -m deploy.grafana.generate
+
+The JSON in `dashboards/` is what Grafana reads; these modules are what people change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.grafana import pools, routes, why_slow
+from deploy.grafana.panels import as_json
+
+FOLDER = Path(__file__).parent / "dashboards"
+DASHBOARDS = {"routes": routes.DASHBOARD, "pools": pools.DASHBOARD, "why-slow": why_slow.DASHBOARD}
+
+
+def files() -> Mapping[Path, str]:
+    """What is to be written where."""
+    return {
+        FOLDER / f"{name}.json": json.dumps(as_json(dashboard), indent=2, ensure_ascii=False) + "\n"
+        for name, dashboard in DASHBOARDS.items()
+    }
+
+
+def main() -> None:
+    for path, text in files().items():
+        path.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
