@@ -253,6 +253,7 @@ class Candidate:
     price: float  # expected USD
     score: float = 0.0  # the scorer's, smaller is better; its unit is the scorer's own
     reason: str = ""  # why it stands where it stands
+    load: Load = Load()  # what was ahead of it there
 
     @property
     def uncached(self) -> int:

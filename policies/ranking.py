@@ -54,6 +54,23 @@ class Ranking(Sequence[Candidate]):
             rows += self._others()
         return rows
 
+    def told(self) -> list[Row]:
+        """All of them, each of the group with what put it behind the first."""
+        rows = self.rows()
+        return [rows[0], *((p, score, self._behind(at)) for at, (p, score, _) in enumerate(rows[1:], 1))]
+
+    def _behind(self, at: int) -> str:
+        """Why the row there is not the first: what separates them in the eyes of the scorer, or of luck."""
+        (first, least, _), (prospect, score, reason) = self._row(0), self._row(at)
+        if not 0 < at < len(self._group):
+            return reason
+        if score == least:
+            return f"{reason}; as good as the first, which luck drew"
+        more = first.hit - prospect.hit
+        if (shown := f"{score:.4g}") == (best := f"{least:.4g}") and more > 0:
+            return f"{reason}; as good as the first, which holds {more} more tokens of the prompt"
+        return f"{reason}; score {shown}, the first has {best}"
+
     def _row(self, at: int) -> Row:
         rows = self._rows
         while len(rows) <= at and len(rows) < PICKED and len(rows) < len(self._group):
@@ -95,11 +112,13 @@ class Ranking(Sequence[Candidate]):
 
     def _make(self, at: int) -> Candidate:
         prospect, score, reason = self._row(at)
+        if at:
+            reason = self._behind(at)
         endpoint, tier, load, prompt, price, hit, center, ratios, prefill, samples = prospect
         chance = chance_of(center, ratios, self._left)
         forecast = Forecast(center, ratios, load.tpot, samples, prefill)
         reason %= (center * ratios[MEDIAN] * 1e3, chance)
-        return Candidate(endpoint, tier, prompt.tokens, hit, forecast, chance, price, score, reason)
+        return Candidate(endpoint, tier, prompt.tokens, hit, forecast, chance, price, score, reason, load)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

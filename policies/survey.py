@@ -4,6 +4,7 @@ Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever its load.
 - An endpoint is out while it is down, on trial with its one request, or limited by its provider.
 - An endpoint that is being given its cache back is taken only where its pool has no other.
+- Every endpoint of every tier is in a group or rejected with a reason (those of a pool that is out, as one).
 - What is not known filters nothing: no declared capabilities, no declared context window.
 - The beliefs are asked once for every tier, about the endpoints that are left.
 """
@@ -56,11 +57,20 @@ class Survey:
         elif reason := self._misfit(tier, pool, prompt.tokens):
             self.rejected.append(Rejection(tier.pool, "", number, reason))
             self.unfit += 1
-        elif not self.groups or all(group[0].endpoint.pool != pool.name for group in self.groups):
-            endpoints, loads = self._usable(number, pool)  # one pool may have two conditions: the first that holds
+        elif (taken := self._taken(pool.name)) is not None:
+            self.rejected.append(Rejection(tier.pool, "", number, f"its pool is looked at in tier {taken + 1}"))
+        else:
+            endpoints, loads = self._usable(number, pool)
             if endpoints:
                 price = pool.price.of(prompt.tokens, self.expected_tokens)
                 self.groups.append(self.beliefs.prospects(endpoints, loads, prompt, number, price, self.now))
+
+    def _taken(self, pool: str) -> int | None:
+        """The tier that has its endpoints: one pool may have two conditions, and the first that holds counts."""
+        for group in self.groups:
+            if group[0].endpoint.pool == pool:
+                return group[0].tier
+        return None
 
     def _misfit(self, tier: Tier, pool: Pool, tokens: int) -> str | None:
         """Why this tier can never take the request."""
@@ -85,7 +95,19 @@ class Survey:
             endpoints.append(endpoint)
             loads.append(load)
             warming = warming or load.warming
-        return _ready(endpoints, loads) if warming else (endpoints, loads)
+        return self._ready(number, endpoints, loads) if warming else (endpoints, loads)
+
+    def _ready(self, number: int, endpoints: list[Endpoint], loads: list[Load]) -> tuple[list[Endpoint], list[Load]]:
+        """Those that are not being warmed up; where all are, all."""
+        ready = [i for i, load in enumerate(loads) if not load.warming]
+        if not ready:
+            return endpoints, loads
+        self.rejected += [
+            Rejection(endpoint.pool, endpoint.id, number, "being warmed up: it is given its cache back")
+            for endpoint, load in zip(endpoints, loads, strict=True)
+            if load.warming
+        ]
+        return [endpoints[i] for i in ready], [loads[i] for i in ready]
 
 
 def survey(
@@ -106,9 +128,3 @@ def survey(
 def _out(load: Load, now: float) -> str:
     """Why an endpoint may not be sent to now."""
     return "down" if load.health is _DOWN else f"rate limited for {load.blocked_until - now:.1f} s more"
-
-
-def _ready(endpoints: list[Endpoint], loads: list[Load]) -> tuple[list[Endpoint], list[Load]]:
-    """Those that are not being warmed up; where all are, all."""
-    ready = [i for i, load in enumerate(loads) if not load.warming] or range(len(loads))
-    return [endpoints[i] for i in ready], [loads[i] for i in ready]

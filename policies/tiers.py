@@ -108,7 +108,7 @@ def _walk(found: Survey, able: list[Group], others: Group) -> Decision:
         behind += sum(map(len, able[1:]))
     ranked = _by_score(found, able[0], numbers, partial(_behind, found, able, others, numbers), behind)
     if not scatter(found.seed, "probe") % PROBE_EVERY and (unheard := _unheard(found, able[0])) is not None:
-        ranked = _probing(unheard, ranked.rows(), found.left)
+        ranked = _probing(unheard, ranked.told(), found.left)
     chosen = ranked[0]
     return _decision(found, _PLACE, ranked, f"tier {chosen.tier + 1}: {chosen.reason}")
 
@@ -125,7 +125,7 @@ def _behind(found: Survey, able: Sequence[Group], others: Group, numbers: str) -
     by, rows = "" if prefer == "quality" else f" by {prefer}", []
     for group in able[1:]:
         reason = f"qualifies in tier {group[0].tier + 1}; tier {chosen} preferred{by}: {numbers}"
-        rows += _by_score(found, group, reason).rows()
+        rows += _by_score(found, group, reason).told()
     return rows + _by_chance(found, others)
 
 
@@ -138,17 +138,21 @@ def _unheard(found: Survey, group: Group) -> Prospect | None:
 
 
 def _probing(unheard: Prospect, rows: list[Row], left: float) -> Ranking:
+    first = rows[0]
     rows.sort(key=lambda row: row[0] is not unheard)
     _, score, reason = rows[0]
     rows[0] = (unheard, score, f"probe, not heard of lately: {reason}")
+    if first[0] is not unheard:
+        rows[1] = (first[0], first[1], f"{first[2]}; the first but for a probe")
     return Ranking.of(rows, left)
 
 
 def _by_yardstick(found: Survey) -> Decision:
     rows: list[Row] = []
     for group in found.groups:
-        reason = f"{found.route.scorer} in tier {group[0].tier + 1}; not weighed: p50 %.0f ms, chance %.3f"
-        rows += _by_score(found, group, reason).rows()
+        after = f", after tier {rows[0][0].tier + 1}" if rows else ""
+        reason = f"{found.route.scorer} in tier {group[0].tier + 1}{after}; not weighed: p50 %.0f ms, chance %.3f"
+        rows += _by_score(found, group, reason).told()
     ranked = Ranking.of(rows, found.left)
     return _decision(found, Outcome.PLACE, ranked, ranked[0].reason)
 

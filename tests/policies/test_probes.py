@@ -61,4 +61,5 @@ def test_a_probe_that_fails_goes_on_in_the_usual_order() -> None:
     assert tried
     for one in tried:
         assert {c.endpoint.id for c in one.ranked[1:3]} == {"fast", "other"}
+        assert "; the first but for a probe" in one.ranked[1].reason
         assert one.ranked[3].endpoint.id == "late"

@@ -60,3 +60,28 @@ def test_rows_that_are_in_order_stay_so() -> None:
     assert ranked[-1].endpoint.id == "main/0"
     assert ranked == tuple(ranked) == ranked[:] == Ranking.of(rows, LEFT)
     assert ranked != Ranking.of(rows[:2], LEFT)
+
+
+def test_who_stands_behind_the_first_is_told_why() -> None:
+    """What separates them in the scorer's eyes; equals by what they hold of the prompt, or by luck."""
+    members = group(4)
+    members[3] = members[3]._replace(hit=16)
+    ranked = Ranking(SEED, LEFT, members, [0.18, 0.18, 0.25, 0.18 + 48e-9], NUMBERS, later, 1)
+    behind = {candidate.endpoint.id: candidate.reason.partition("; ")[2] for candidate in ranked}
+    drawn = ranked[0].endpoint.id
+    assert behind == {
+        drawn: "",
+        ({"main/0", "main/1"} - {drawn}).pop(): "as good as the first, which luck drew",
+        "main/3": "as good as the first, which holds 48 more tokens of the prompt",
+        "main/2": "score 0.25, the first has 0.18",
+        "other/0": "",
+    }
+    told = Ranking.of(Ranking(SEED, LEFT, members, [0.18, 0.18, 0.25, 0.18 + 48e-9], NUMBERS, later, 1).told(), LEFT)
+    assert told == ranked
+
+
+def test_a_candidate_tells_what_was_ahead_of_it() -> None:
+    """The load that it was weighed with, not one that is looked up later."""
+    loaded = prospect("main/0", 0.2)._replace(load=Load(ahead=1234.0, running=3, waiting=2))
+    (made,) = Ranking(SEED, LEFT, [loaded], [0.5], NUMBERS)
+    assert (made.load.ahead, made.load.running, made.load.waiting) == (1234.0, 3, 2)

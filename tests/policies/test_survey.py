@@ -115,6 +115,18 @@ def test_a_pool_that_stands_in_two_tiers_is_considered_once() -> None:
     world = World({"small": {"s": 0.1}, "large": {"L": 0.1}}, route={"tiers": tiers})
     assert [(c.endpoint.id, c.tier) for c in world.decide().ranked] == [("s", 0), ("L", 1)]
     assert [(c.endpoint.id, c.tier) for c in world.decide(Ask("r", 0.0, tools=True)).ranked] == [("L", 1), ("s", 2)]
+    assert [(r.pool, r.tier, r.reason) for r in world.decide().rejected] == [
+        ("small", 2, "its pool is looked at in tier 1")
+    ]
+
+
+def test_an_endpoint_that_is_passed_over_while_it_is_warmed_up_says_so() -> None:
+    """It is neither ranked nor forgotten; where its whole pool is, all are ranked."""
+    warming = World({"small": {"a": 0.1, "b": 0.1}}, loads={"a": Load(warming=True)})
+    assert order(warming.decide()) == ["b"]
+    assert rejections(warming.decide()) == {"a": "being warmed up: it is given its cache back"}
+    warming.loads = {"a": Load(warming=True), "b": Load(warming=True)}
+    assert (sorted(order(warming.decide())), rejections(warming.decide())) == (["a", "b"], {})
 
 
 def test_a_pool_without_an_estimate_is_not_guessed_at() -> None:
