@@ -28,7 +28,8 @@ from gateway.line import Line
 from gateway.monitor import Monitor
 from gateway.observe.accesslog import AccessLog
 from gateway.observe.admin import Admin
-from gateway.observe.metrics import EndpointCollector, Metrics, QueueCollector
+from gateway.observe.beacon import Beacons
+from gateway.observe.metrics import EndpointCollector, Metrics, QueueCollector, ttft_buckets
 from gateway.observe.recorder import Recorder
 from gateway.observe.tracecontext import Tracer
 from gateway.proxy import Limits, Proxy
@@ -96,7 +97,9 @@ class Gateway:
         self.proxy = Proxy(
             keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits, tracer
         )  # fmt: skip
-        self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, shown(config))
+        beacons = Beacons(self.recorder, ttft_buckets(every_route))
+        registry.register(beacons)
+        self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, shown(config), beacons)
         self.admin_app = self.admin.app()
         self.kv_events = _kv_events(config, fleet)
         self.front: FrontServer | None = None

@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
     explain.add_argument("--route", metavar="NAME", help="in place of the request's own model")
     explain.add_argument("--admin", metavar="URL", help="ask a running gateway, by its admin port")
+    explain.add_argument("--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as")
     explain.add_argument("--json", action="store_true", help="as POST /explain says it")
     _add_replay(command("replay", _replay, "try a configuration on recorded traffic, in virtual time"))
     command("schema", _schema, "print the JSON Schema of the configuration")

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from textwrap import wrap
 from time import monotonic
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -22,7 +23,6 @@ from gateway.app import tokenizers
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.config.problems import ConfigError
-from gateway.config.report import aligned
 from gateway.decider import Decider
 from gateway.estimate.encoders import EncoderError
 from gateway.estimate.estimator import Estimator
@@ -35,7 +35,8 @@ from gateway.strictjson import BadJson, decode, encode
 from policies.fleet import Fleet
 
 PATIENCE = 10.0  # s that a running gateway may take to answer
-HEADING = ("", "endpoint", "tier", "p50", "p90", "tpot", "chance", "hit", "price", "reason")
+WIDTH = 100  # columns of the table
+HEADING = ("", "endpoint", "tier", "p50", "p90", "chance", "hit", "ahead", "run+wait", "price")
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -45,7 +46,7 @@ def explain(args: argparse.Namespace) -> int:
     operation = Operation.COMPLETION if "prompt" in body and "messages" not in body else Operation.CHAT
     try:
         said = (
-            _asked(args.admin, operation, encode(body))
+            _asked(args.admin, operation, encode(body), _key(args.key_env))
             if args.admin
             else asyncio.run(_decided(load(files, os.environ), operation, encode(body)))
         )
@@ -65,6 +66,13 @@ def _request_file(args: argparse.Namespace) -> tuple[Path, list[Path]]:
     if not files:
         raise ConfigError(["firsttoken: name the file of the request (see firsttoken explain --help)"])
     return files.pop(), files
+
+
+def _key(variable: str | None) -> str | None:
+    """From the environment: what stands in a command is seen by everybody on the machine."""
+    if variable is not None and not os.environ.get(variable):
+        raise ConfigError([f"firsttoken: the environment variable {variable}, which --key-env names, is not set"])
+    return None if variable is None else os.environ[variable]
 
 
 def _read(path: Path, route: str | None) -> dict[str, Any]:
@@ -93,15 +101,16 @@ async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str
         request = ingress.parse(operation, raw, {}, monotonic(), "explain", decider.wanted_headers)
         route = routes.match(request.model)
         estimate = await decider.estimate(request, route, ANYONE)
-        return in_words(decider.decide(request, route, estimate, ANYONE, 1), estimate, {})
+        return in_words(decider.decide(request, route, estimate, ANYONE, 1), estimate, {}, decider.pools)
     finally:
         estimator.close()
 
 
-def _asked(admin: str, operation: Operation, raw: bytes) -> dict[str, Any]:
+def _asked(admin: str, operation: Operation, raw: bytes, key: str | None) -> dict[str, Any]:
     url = f"{admin.rstrip('/')}/explain?path={operation.value}"
+    headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
     try:
-        with urlopen(Request(url, raw, {"content-type": "application/json"}), timeout=PATIENCE) as reply:
+        with urlopen(Request(url, raw, headers), timeout=PATIENCE) as reply:
             said: dict[str, Any] = json.load(reply)
             return said
     except HTTPError as error:
@@ -123,31 +132,73 @@ def _reason(error: HTTPError) -> str:
 
 
 def table(said: dict[str, Any]) -> str:
-    """What POST /explain says, to be read."""
-    lines = [f"{said['outcome']}: {said['reason']}", _known(said)]
+    """What POST /explain says, to be read: a line of numbers and one of words for each endpoint."""
+    lines = [line for text in (f"{said['outcome']}: {said['reason']}", *_known(said)) for line in _wrapped(text, "")]
     if said["candidates"]:
-        lines += ["", *aligned([HEADING, *map(_row, said["candidates"])])]
+        lines += ["", *_ranked(said["candidates"])]
     if said["rejected"]:
-        lines += ["", *aligned([("rejected", "tier", "reason"), *map(_rejected, said["rejected"])])]
+        lines += ["", "rejected", *(line for found in said["rejected"] for line in _rejected(found))]
     return "\n".join(lines)
 
 
-def _known(said: dict[str, Any]) -> str:
-    prompts = ", ".join(f"{tokens} tokens ({pool})" for pool, tokens in said["prompt_tokens"].items())
+def _known(said: dict[str, Any]) -> list[str]:
+    """What was asked, and what is left to answer it in."""
+    pools: dict[int, list[str]] = {}
+    for pool, tokens in said["prompt_tokens"].items():
+        pools.setdefault(tokens, []).append(pool)
+    prompts = ", ".join(f"{tokens} tokens ({', '.join(names)})" for tokens, names in pools.items())
     left = said["budget_left_ms"]
     budget = "no TTFT budget" if left is None else f"{left:.0f} ms left for the first token"
     held = sum(said["held_now"].values())
     waiting = f"; {held} requests are held back" if held else ""
-    return f"prompt {prompts}; {said['expected_output_tokens']} tokens of answer expected; {budget}{waiting}"
+    return [
+        f"prompt: {prompts}; {said['expected_output_tokens']} tokens of answer expected",
+        f"budget: {budget}{waiting}",
+    ]
+
+
+def _ranked(candidates: list[dict[str, Any]]) -> list[str]:
+    """Names stand left, numbers right; a name gives way where a line would be too long."""
+    rows = [HEADING, *map(_row, candidates)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[1] = min(widths[1], WIDTH - sum(widths) + widths[1] - 2 * (len(widths) - 1))
+    lines = [_line(row, widths) for row in rows]
+    said = [[], *(_wrapped(_verdict(found), " " * (widths[0] + 2)) for found in candidates)]
+    return [line for first, more in zip(lines, said, strict=True) for line in (first, *more)]
 
 
 def _row(found: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(found["rank"]), found["endpoint"], str(found["tier"]), f"{found['ttft_p50_ms']:.0f} ms",
-        f"{found['ttft_p90_ms']:.0f} ms", f"{found['tpot_ms']:.1f} ms", f"{found['chance']:.3f}",
-        f"{found['hit_tokens']}/{found['prompt_tokens']}", f"${found['price_usd']:.6f}", found["reason"],
+        f"{found['ttft_p90_ms']:.0f} ms", f"{found['chance']:.3f}", f"{found['hit_tokens']}/{found['prompt_tokens']}",
+        str(found["tokens_ahead"]), f"{found['running']}+{found['waiting']}", f"${found['price_usd']:.6f}",
     )  # fmt: skip
 
 
-def _rejected(found: dict[str, Any]) -> tuple[str, ...]:
-    return found["endpoint"] or found["pool"], str(found["tier"]), found["reason"]
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    cells = [_shortened(cell, widths[at]) if at == 1 else cell for at, cell in enumerate(row)]
+    aligned = [
+        cell.ljust(width) if at == 1 else cell.rjust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(aligned).rstrip()
+
+
+def _shortened(name: str, width: int) -> str:
+    """Both its ends tell endpoints apart; what is between them seldom does."""
+    if len(name) <= width:
+        return name
+    front = (width - 1) // 2
+    return f"{name[:front]}…{name[len(name) - (width - 1 - front) :]}"
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    return f"{'chosen: ' if found['chosen'] else ''}{found['reason']}"
+
+
+def _rejected(found: dict[str, Any]) -> list[str]:
+    return _wrapped(f"{found['endpoint'] or found['pool']} (tier {found['tier']}): {found['reason']}", "   ")
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)

@@ -56,7 +56,7 @@ class Breaker:
 
     __slots__ = (
         "_closed_at", "_failures", "_longest", "_lost", "_probe", "_refusals", "_spoke_at",
-        "blocked_until", "openings", "state", "until",
+        "blocked_until", "openings", "state", "until", "why",
     )  # fmt: skip
 
     def __init__(self, longest: float = LONGEST_EJECTION) -> None:
@@ -64,6 +64,7 @@ class Breaker:
         self.until = NEVER  # the end of the ejection
         self.blocked_until = NEVER
         self.openings = 0  # that followed one another
+        self.why = ""  # it is not closed
         self._longest = longest
         self._failures = self._refusals = 0
         self._lost = False  # the last probe found nobody
@@ -106,6 +107,8 @@ class Breaker:
         """`key` was left without a token; `overdue`: after longer than its forecast can explain."""
         if overdue and self._spoke_at < sent_at:
             self._failures = FAILURES
+            if self.state is State.CLOSED:
+                self._move(Sign.TRIPPED, now, "a request stayed silent for longer than its forecast can explain")
         self.ended(key, Ending.SILENT, now)
 
     def limited(self, now: float, retry_after: float | None) -> None:
@@ -120,7 +123,7 @@ class Breaker:
         if self.state is State.OPEN:
             self.until = max(self.until, now + EJECTION)
         elif self._refusals >= REFUSALS:
-            self._move(Sign.TRIPPED, now)
+            self._move(Sign.TRIPPED, now, f"nobody answered {self._refusals} times in a row")
 
     def reachable(self, now: float) -> None:
         """A probe was answered."""
@@ -144,9 +147,16 @@ class Breaker:
         self._refusals = 0 if connected else self._refusals + 1
         tripped = self._failures >= FAILURES or self._refusals >= REFUSALS
         if key == self._probe if self.state is State.HALF_OPEN else tripped:
-            self._move(Sign.TRIPPED, now)
+            self._move(Sign.TRIPPED, now, self._what_failed())
 
-    def _move(self, sign: Sign, now: float) -> None:
+    def _what_failed(self) -> str:
+        if self.state is State.HALF_OPEN:
+            return "the request that tried it failed"
+        if self._refusals >= REFUSALS:
+            return f"{self._refusals} connections in a row were refused or reset"
+        return f"{self._failures} requests in a row failed"
+
+    def _move(self, sign: Sign, now: float, why: str = "") -> None:
         """Signs that the table does not name in this state change nothing."""
         after = TRANSITIONS.get((self.state, sign))
         if after is None:
@@ -155,8 +165,10 @@ class Breaker:
             lapsed = self.state is State.CLOSED and now - self._closed_at >= FORGIVEN
             self.openings = 1 if lapsed else self.openings + 1
             self.until = now + min(EJECTION * 2 ** (self.openings - 1), self._longest)
+            self.why = why
         elif after is State.CLOSED:
             self._closed_at = now
             self._failures = 0
+            self.why = ""
         self._probe = None
         self.state = after

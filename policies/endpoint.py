@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.breaker import LONGEST_EJECTION, Breaker
+from policies.calibration import Calibration, CalibrationStatistics
 from policies.facts import FOREVER, NEVER, Endpoint, EngineLoad, Load, Pool
 from policies.ledger import Ledger, Queue
 from policies.pace import Pace
@@ -33,7 +34,10 @@ class EndpointStatistics:
     endpoint: Endpoint
     load: Load
     breaker: str
+    why: str  # it is not closed
+    until: float  # when its ejection ends; NEVER, or in the past, where it is over
     openings: int  # that followed one another
+    calibration: CalibrationStatistics | None
     samples: int
     prefill_rate: float  # tokens/s, of prompts without context
     error: tuple[float, float, float]  # actual / predicted TTFT: p10, p50, p90
@@ -57,6 +61,7 @@ class EndpointState:
         "block_size",
         "block_tokens",
         "breaker",
+        "calibration",
         "context",
         "endpoint",
         "engine",
@@ -81,6 +86,7 @@ class EndpointState:
         self.endpoint, self.pool, self.local = endpoint, pool, pool.local
         self.ledger = Ledger()
         self.breaker = Breaker(LONGEST_EJECTION if pool.local else API_EJECTION)
+        self.calibration = Calibration()
         self.predictor: Predictor = EnginePredictor() if pool.local else ApiPredictor()
         self.pace = Pace()
         self.stall = Stall()
@@ -204,7 +210,10 @@ class EndpointState:
             endpoint=self.endpoint,
             load=load,
             breaker=self.breaker.state.value,
+            why=self.breaker.why,
+            until=self.breaker.until,
             openings=self.breaker.openings,
+            calibration=self.calibration.statistics(),
             samples=self.predictor.samples,
             prefill_rate=self.predictor.rate(0.0),
             error=(ratios[2], ratios[6], ratios[10]),

@@ -312,6 +312,7 @@ class Fleet:
     def _learn(self, flight: Flight, ttft: float, now: float) -> None:
         state, group = flight.state, self._groups.get(flight.state.pool.name)
         state.predictor.observe(flight.sample(ttft), now)
+        state.calibration.observe(ttft, flight.candidate.forecast)
         if group is not None and group.untaught:
             for taught in group.teach(state, now):
                 self._touch(taught)

@@ -1,8 +1,15 @@
-"""The admin port: what operators and Prometheus read. Nothing here is on the data port."""
+"""The admin port: what operators and Prometheus read. Nothing here is on the data port.
+
+It runs on the loop of those whom it shows: what takes long goes in parts, and what several look at is made once.
+No reply allows another origin to read it; the port is private.
+"""
 
 from __future__ import annotations
 
-from time import monotonic
+import asyncio
+import json
+from collections.abc import Iterable
+from time import monotonic, time
 from typing import Any
 
 from aiohttp import web
@@ -10,19 +17,26 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from backends.interface import Operation
-from gateway import ingress
 from gateway.decider import Decider
 from gateway.http import misframed
 from gateway.keys import ANYONE, Keys
 from gateway.line import Line
+from gateway.observe import fleet
+from gateway.observe.beacon import MAX_BEACON, Beacons
 from gateway.observe.explain import explain
+from gateway.observe.figures import figures
+from gateway.observe.record import Record
 from gateway.observe.recorder import Recorder
 from gateway.observe.replies import reply, respond
+from gateway.observe.wanted import wanted
 from gateway.refusal import Refusal
 from gateway.routes import Routes
 from gateway.strictjson import encode
+from gateway.views.page import dashboard
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained
+BATCH = 20  # Records that are written at once: half a millisecond
+FRESH = 0.5  # s that figures are shown to all who ask
 
 
 class Admin:
@@ -30,37 +44,55 @@ class Admin:
 
     def __init__(
         self, registry: CollectorRegistry, recorder: Recorder, decider: Decider, line: Line, keys: Keys, routes: Routes,
-        shown_config: dict[str, Any],
+        shown_config: dict[str, Any], beacons: Beacons,
     ) -> None:  # fmt: skip
         self.registry, self.recorder, self.decider, self.line = registry, recorder, decider, line
-        self.keys, self.routes, self.shown_config = keys, routes, shown_config
+        self.keys, self.routes, self.shown_config, self.beacons = keys, routes, shown_config, beacons
+        self._figures: tuple[float, bytes] = (0.0, b"")  # when they were made
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/requests", self.requests)
+        app.router.add_get("/routes", self.figures)
         app.router.add_get("/fleet", self.fleet)
         app.router.add_get("/config", self.config)
+        app.router.add_get("/dashboard", dashboard)
         app.router.add_post("/explain", self.explain)
+        app.router.add_post("/ttft", self.beacon)
         return app
 
     async def metrics(self, http: web.Request) -> web.StreamResponse:
         return exposed(self.registry, http)
 
     async def requests(self, http: web.Request) -> web.StreamResponse:
-        """Recent Records, newest last; `?last=N` for fewer."""
+        """Recent Records; which of them, `gateway.observe.wanted` says."""
+        routes = [*self.routes.by_name, *([self.routes.passthrough.name] if self.routes.passthrough else [])]
         try:
-            last = how_many(http)
+            found = wanted(single(http), routes, self.decider.pools).of(self.recorder.recent)
         except Refusal as refusal:
             return reply(refusal)
-        recent = list(self.recorder.recent)
-        return respond(200, encode([record.as_json() for record in recent[max(0, len(recent) - last) :]]))
+        return respond(200, await _written(found))
+
+    async def figures(self, http: web.Request) -> web.StreamResponse:
+        """What live views need of routes, counted since the start."""
+        made_at, page = self._figures
+        if (now := monotonic()) - made_at > FRESH:
+            every_route = [
+                *self.routes.by_name.values(),
+                *([self.routes.passthrough] if self.routes.passthrough else []),
+            ]
+            with self.recorder.lag.unread():
+                page = encode(figures(self.registry.collect(), every_route, time()))
+            self._figures = now, page
+        return respond(200, page)
 
     async def fleet(self, http: web.Request) -> web.StreamResponse:
-        """Every endpoint: its load and what was learned of it."""
+        """Every endpoint: its health and why, its load, and what was learned of it."""
         now = monotonic()
-        fleet = self.decider.monitor.fleet
-        return respond(200, encode([fleet.statistics(endpoint, now) for endpoint in fleet.snapshot(now).loads]))
+        known = self.decider.monitor.fleet
+        found = [fleet.shown(known.statistics(endpoint, now), now) for endpoint in known.snapshot(now).loads]
+        return respond(200, encode(found))
 
     async def config(self, http: web.Request) -> web.StreamResponse:
         return respond(200, encode(self.shown_config))
@@ -81,13 +113,21 @@ class Admin:
             if (fault := misframed(headers, True, http.content_length or 0, MAX_BODY)) is not None:
                 raise fault
             raw = await http.read()
-            request = ingress.parse(operations[path], raw, headers, monotonic(), "explain", self.decider.wanted_headers)
+            request = await self.decider.parse(operations[path], raw, headers, monotonic(), "explain")
             route = self.routes.match(request.model)
             estimate = await self.decider.estimate(request, route, tenant)
             decision = self.decider.decide(request, route, estimate, tenant, self.line.ordinal + 1)
-            return respond(200, encode(explain(decision, estimate, self.line.depth())))
+            return respond(200, encode(explain(decision, estimate, self.line.depth(), self.decider.pools)))
         except Refusal as refusal:
             return reply(refusal)
+
+    async def beacon(self, http: web.Request) -> web.StreamResponse:
+        """POST {request_id, ttft_ms}, as whatever type: `navigator.sendBeacon` says text/plain."""
+        try:
+            self.beacons.take(await beacon_of(http))
+        except Refusal as refusal:
+            return reply(refusal)
+        return web.Response(status=204)
 
 
 def exposed(registry: CollectorRegistry, http: web.Request) -> web.Response:
@@ -96,9 +136,39 @@ def exposed(registry: CollectorRegistry, http: web.Request) -> web.Response:
     return web.Response(body=encoder(registry), headers={"content-type": content_type})
 
 
-def how_many(http: web.Request) -> int:
-    """Raises Refusal."""
-    last = http.query.get("last", "200")
-    if not (last.isdecimal() and len(last) < 10):
-        raise Refusal(400, "last must be a whole number.", param="last")
-    return int(last)
+def single(http: web.Request) -> dict[str, str]:
+    """The query, each name once. Raises Refusal."""
+    query = dict(http.query)
+    if len(query) != len(http.query):
+        raise Refusal(400, "Give each filter once.")
+    return query
+
+
+async def beacon_of(http: web.Request) -> bytes:
+    """The body, which is small. Raises Refusal."""
+    headers = {name.lower(): value for name, value in http.headers.items()}
+    if (fault := misframed(headers, True, http.content_length or 0, MAX_BEACON)) is not None:
+        raise fault
+    body = b""
+    async for part in http.content.iter_any():
+        body += part
+        if len(body) > MAX_BEACON:
+            raise Refusal(413, f"A beacon is at most {MAX_BEACON} bytes.", close=True)
+    return body
+
+
+async def _written(records: Iterable[Record]) -> bytes:
+    """A JSON array; the loop gets its turn between its parts."""
+    shown, parts = list(records), []
+    for at in range(0, len(shown), BATCH):
+        parts.append(_joined([record.as_json() for record in shown[at : at + BATCH]]))
+        await asyncio.sleep(0)
+    return b"[" + b",".join(parts) + b"]"
+
+
+def _joined(shown: list[dict[str, Any]]) -> bytes:
+    """The members of an array."""
+    try:
+        return encode(shown)[1:-1]
+    except UnicodeEncodeError:  # a lone surrogate, in an error of a backend's
+        return json.dumps(shown).encode()[1:-1]

@@ -3,7 +3,8 @@
 Rules:
 - Stages are closed in order and never overlap, so they sum to the TTFT by construction; the
   time that follows the first token is the `stream` stage.
-- A request has exactly one Record, whatever happens to it. `Life` fills it and nobody else does.
+- A request has exactly one Record, whatever happens to it. `Life` fills it and nobody else does, but for `on_screen`,
+  which is a caller's word.
 - Seconds of the monotonic clock inside; milliseconds only where a Record is shown.
 - It is on the path of every request: a stage is a place in a list, and names are for readers.
 """
@@ -135,6 +136,7 @@ class Record:
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     trace_id: str = ""
+    on_screen: float | None = None  # s that the caller says its first token took (`gateway.observe.beacon`)
 
     @property
     def stages(self) -> Mapping[Stage, float]:
@@ -197,6 +199,7 @@ class Record:
             "cost_usd": self.cost_usd,
             "ttft_ms": _ms(self.ttft),
             "ttft_budget_ms": _ms(self.ttft_budget),
+            "on_screen_ms": _ms(self.on_screen),
             "total_ms": _ms(self.total),
             "tpot_ms": _ms(self.tpot),
             "loop_lag_ms": _ms(self.loop_lag),

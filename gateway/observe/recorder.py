@@ -30,6 +30,7 @@ class Recorder:
         self.sinks: list[Sink] = [self.recent.append, *sinks]
         self.lag = lag
         self.live = 0
+        self.lives: set[Life] = set()
 
     def life(self, arrival: float) -> _Living:
         return _Living(self, arrival)
@@ -53,12 +54,14 @@ class _Living(Life):
 
     def __enter__(self) -> Life:
         self._recorder.live += 1
+        self._recorder.lives.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._recorder.live -= 1
+        self._recorder.lives.discard(self)
         record = self.record
         if kind is not None and record.total == 0.0:
             gone = issubclass(kind, (asyncio.CancelledError, ConnectionError))

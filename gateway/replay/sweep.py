@@ -92,7 +92,7 @@ def _told(number: int, worst: Worst) -> dict[str, Any]:
         "upstream_ms": round((fate.upstream or 0.0) * 1e3, 1),
         "regret_ms": round(fate.regret * 1e3, 1),
         "cached_tokens": fate.cached,
-        **explain(worst.decision, worst.estimate, {}),
+        **explain(worst.decision, worst.estimate, {}, {}),
     }
 
 

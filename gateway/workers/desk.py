@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from shutil import rmtree
+from time import time
 from typing import Any
 
 import msgspec
@@ -25,21 +26,26 @@ from prometheus_client.registry import Collector
 
 from gateway.app import CUT, shown
 from gateway.config.models import Config
-from gateway.observe.admin import MAX_BODY, exposed, how_many
+from gateway.observe.admin import MAX_BODY, beacon_of, exposed, single
+from gateway.observe.figures import figures
 from gateway.observe.replies import reply, respond
+from gateway.observe.wanted import wanted
 from gateway.refusal import Refusal
 from gateway.serve import loop_factory
 from gateway.strictjson import encode
-from gateway.workers.merging import Families, buried, endpoints, kept, merged, requests
+from gateway.views.page import dashboard
+from gateway.workers.merging import Families, buried, endpoints, kept, merged
 from gateway.workers.register import Entry, Register, State
 from gateway.workers.retired import Retired
 from gateway.workers.sockets import BACKLOG
 from gateway.workers.worker import COUNTS, Orders, first
+from policies.route import Route
 
 log = logging.getLogger("firsttoken")
 
 LOOK = 1.0  # s between two looks at the workers' counts
 PATIENCE = 2.0  # s that a worker has to answer
+TAKEN, UNKNOWN = 204, 404  # what is said of a beacon by the worker whose request it was, and by the others
 OWN = ("host", "connection", "content-length", "transfer-encoding")  # headers of one connection
 
 
@@ -83,10 +89,13 @@ class Desk(Collector):
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/requests", self.requests)
+        app.router.add_get("/routes", self.figures)
         app.router.add_get("/fleet", self.fleet)
         app.router.add_get("/config", self.show_config)
         app.router.add_get("/ready", self.ready)
+        app.router.add_get("/dashboard", dashboard)
         app.router.add_post("/explain", self.explain)
+        app.router.add_post("/ttft", self.beacon)
         return app
 
     # -- what is asked --------------------------------------------------------------------
@@ -98,11 +107,16 @@ class Desk(Collector):
         return page
 
     async def requests(self, http: web.Request) -> web.StreamResponse:
+        """As one gateway would say it; every worker is asked for as many."""
         try:
-            last = how_many(http)
+            asked = wanted(single(http), [route.name for route in self.routes], self.config.pools)
         except Refusal as refusal:
             return reply(refusal)
-        return respond(200, encode(requests(await self._ask_all(http.path_qs), last)))
+        return respond(200, encode(asked.merged(await self._ask_all(http.path_qs))))
+
+    async def figures(self, http: web.Request) -> web.StreamResponse:
+        await self.look()
+        return respond(200, encode(figures(self.collect(), self.routes, time())))
 
     async def fleet(self, http: web.Request) -> web.StreamResponse:
         return respond(200, encode(endpoints(await self._ask_all(http.path_qs))))
@@ -126,6 +140,27 @@ class Desk(Collector):
                 async with self._session(number).post(where, data=body, headers=headers) as said:
                     return respond(said.status, await said.read())
         return reply(Refusal(503, "No worker serves now.", type="server_error", code="unavailable"))
+
+    async def beacon(self, http: web.Request) -> web.StreamResponse:
+        """Whose request it was nobody knows: all are told, and the one that knows it answers."""
+        try:
+            body = await beacon_of(http)
+        except Refusal as refusal:
+            return reply(refusal)
+        said = [
+            answer
+            for answer in await asyncio.gather(*map(self._tell(http.path_qs, body), range(len(self.paths))))
+            if answer
+        ]
+        if not said:
+            return reply(Refusal(503, "No worker serves now.", type="server_error", code="unavailable"))
+        status, page = min(said, key=lambda answer: (answer[0] == UNKNOWN, answer[0]))
+        return web.Response(status=status) if status == TAKEN else respond(status, page)
+
+    @property
+    def routes(self) -> list[Route]:
+        passthrough = self.config.passthrough_route
+        return [*self.config.routes.values(), *([passthrough] if passthrough else [])]
 
     def collect(self) -> Iterable[Metric]:
         """As of the last look."""
@@ -168,6 +203,17 @@ class Desk(Collector):
         except (ClientError, OSError, TimeoutError) as error:
             log.debug("worker %d does not answer: %s", number + 1, error)
             return None
+
+    def _tell(self, path: str, body: bytes) -> Callable[[int], Awaitable[tuple[int, bytes] | None]]:
+        async def tell(number: int) -> tuple[int, bytes] | None:
+            try:
+                async with self._session(number).post(f"http://worker{path}", data=body) as said:
+                    return said.status, await said.read()
+            except (ClientError, OSError, TimeoutError) as error:
+                log.debug("worker %d does not answer: %s", number + 1, error)
+                return None
+
+        return tell
 
     def _session(self, number: int) -> ClientSession:
         session = self.sessions.get(number)

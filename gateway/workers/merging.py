@@ -1,4 +1,4 @@
-"""What several workers say, as one: metrics, endpoints, recent requests. Pure.
+"""What several workers say, as one: metrics and endpoints. Pure. (Of recent requests: `gateway.observe.wanted`.)
 
 Rules for metrics:
 - Counters and histograms are added up, over the living and the dead: a total never goes back.
@@ -100,18 +100,13 @@ def counts(family: Mapping[str, Any]) -> bool:
 
 
 def endpoints(told: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Each as the worker sees it that has learned most of it."""
+    """Each as the worker sees it that has learned most of it, and its health to all of them: breakers differ."""
     best: dict[str, dict[str, Any]] = {}
+    health: dict[str, dict[str, str]] = {}
     for worker, entries in told.items():
         for entry in entries:
             name = entry["endpoint"]["id"]
+            health.setdefault(name, {})[str(worker)] = entry["load"]["health"]
             if name not in best or entry["samples"] > best[name]["samples"]:
                 best[name] = {**entry, "worker": worker}
-    return list(best.values())
-
-
-def requests(told: Mapping[int, Sequence[Mapping[str, Any]]], last: int) -> list[dict[str, Any]]:
-    """The last of all, in the order in which they ended."""
-    all_of_them = ({**record, "worker": worker} for worker, records in told.items() for record in records)
-    ordered = sorted(all_of_them, key=lambda record: record["wall"] + record["total_ms"] / 1e3)
-    return ordered[max(0, len(ordered) - last) :]
+    return [{**entry, "health_by_worker": health[name]} for name, entry in best.items()]

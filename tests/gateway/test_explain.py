@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -48,12 +49,24 @@ def test_a_decision_is_shown_as_a_table(arguments: tuple[str, ...], capsys: pyte
     lines = out.splitlines()
     assert (code, err) == (0, "")
     assert lines[0].startswith("place: tier 1: p50 ")
-    assert re.search(r"tokens of answer expected; (7\d\d|800) ms left for the first token$", lines[1])
-    heading, first, second = (line.split() for line in lines[3:6])
-    assert heading == ["endpoint", "tier", "p50", "p90", "tpot", "chance", "hit", "price", "reason"]
+    assert lines[1] == "prompt: 8 tokens (large, small); 256 tokens of answer expected"
+    assert re.fullmatch(r"budget: (7\d\d|800) ms left for the first token", lines[2])
+    heading, first, chosen, second, behind = (line.split() for line in lines[4:9])
+    assert heading == ["endpoint", "tier", "p50", "p90", "chance", "hit", "ahead", "run+wait", "price"]
     assert (first[0], second[0]) == ("1", "2")
     assert {first[1], second[1]} == {"large/10.0.0.1:8000", "large/10.0.0.2:8000"}
-    assert lines[-1].split(maxsplit=2) == ["small", "2", "prompt_tokens 8 is not <= 3"]
+    assert (chosen[0], behind[0]) == ("chosen:", "p50")
+    assert lines[8].endswith("as good as the first, which luck drew")
+    assert lines[-2:] == ["rejected", "   small/10.0.0.3:8000 (tier 2): prompt_tokens 8 is not <= 3"]
+
+
+def test_the_table_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A hundred columns, whatever endpoints are called; both ends of a name are kept."""
+    long = "vllm-large-0.vllm-large.inference.svc.cluster.local"
+    Path("f.yaml").write_text(CONFIG.replace("10.0.0.1", long).replace("prompt_tokens:", "tools: true, prompt_tokens:"))
+    code, out, _ = run(capsys, "--config", "f.yaml", "r.json")
+    assert (code, max(map(len, out.splitlines())) <= 100) == (0, True)
+    assert re.search(r"large/vllm-large-\S*…\S*cluster\.local:8000 ", out)
 
 
 def test_another_route_may_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,6 +111,21 @@ def test_what_is_wrong_is_said_in_one_line(
     """Exit code 2."""
     Path("list.json").write_text("[]")
     assert run(capsys, *arguments) == (2, "", f"{message}\n")
+
+
+async def test_it_may_ask_with_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the environment, never of the command line: whose caches are looked at is by key."""
+    key = {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest()}
+    monkeypatch.setenv("WEB", "sk-web")
+    monkeypatch.setenv("OTHER", "sk-other")
+    async with engines(1) as one, running({"only": engine_pool(*one)}, keys=[key]) as gateway:
+        found = [
+            await asyncio.to_thread(run, capsys, "r.json", "--admin", gateway.admin_url, "--key-env", name)
+            for name in ("WEB", "OTHER", "NONE")
+        ]
+    assert [code for code, _, _ in found] == [0, 2, 2]
+    assert found[1][2] == f"{gateway.admin_url}: The API key is not known here.\n"
+    assert found[2][2] == "firsttoken: the environment variable NONE, which --key-env names, is not set\n"
 
 
 async def test_a_running_gateway_is_asked_for_what_it_knows(capsys: pytest.CaptureFixture[str]) -> None:

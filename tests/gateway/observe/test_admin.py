@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from base64 import b64encode
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
 from gateway.app import Gateway
-from tests.gateway.builders import ANSWER, CHAT, calling, get, post
+from tests.gateway.builders import ANSWER, CHAT, TOKEN, calling, conversing, get, last, post
 from tests.kit.gateways import pool, running
-from tests.kit.simulated import engine_pool, engines
-from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
+from tests.kit.simulated import engine_pool, engines, eventually
+from tests.kit.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
 
 @pytest.fixture
@@ -104,13 +107,146 @@ async def test_the_configuration_is_shown_without_its_secrets(served: tuple[Gate
     assert shown["routes"]["chat"]["ttft"] == {"budget": 5.0, "target": 0.9}
 
 
+async def test_recent_requests_are_found_by_what_an_operator_knows(served: tuple[Gateway, Upstream]) -> None:
+    """A caller's request id, a route, a pool, an outcome, or that it was late; what is misspelt is refused."""
+    gateway, _ = served
+    for query, expected in (
+        ("id=id-1", ["id-1"]),
+        ("route=chat&pool=only&outcome=completed&last=1", ["id-2"]),
+        ("slow=1", []),
+        ("outcome=shed", []),
+    ):
+        assert [r["request_id"] for r in await asked(gateway, f"/requests?{query}")] == expected, query
+    slowest = [r["ttft_ms"] for r in await asked(gateway, "/requests?slowest=2")]
+    assert slowest == sorted((record.as_json()["ttft_ms"] for record in gateway.recorder.recent), reverse=True)[:2]
+    for query, param in (("route=chatt", "route"), ("outcome=late", "outcome"), ("lst=1", "lst"), ("id=", "id")):
+        status, _, body = await get(gateway.admin_url, f"/requests?{query}")
+        assert (status, json.loads(body)["error"]["param"]) == (400, param)
+    status, _, body = await get(gateway.admin_url, "/requests?last=1&last=2")
+    assert (status, json.loads(body)["error"]["message"]) == (400, "Give each filter once.")
+
+
+async def test_routes_are_counted_since_the_start(served: tuple[Gateway, Upstream]) -> None:
+    """Who looks twice knows what happened in between; the greatest lateness of the loop is left to Prometheus."""
+    gateway, _ = served
+    gateway.loop_lag.saw(3.0, 0.0)
+    said = await asked(gateway, "/routes")
+    (chat,) = said["routes"]
+    assert (chat["route"], chat["ttft_budget_ms"], chat["requests"]) == ("chat", 5000.0, {"completed": 3.0})
+    assert (sum(chat["ttft_ms"]["counts"]), chat["slo"]["ttft"], chat["held"]) == (3.0, {"true": 3.0}, 0.0)
+    assert len(chat["ttft_ms"]["counts"]) == len(chat["ttft_ms"]["le"]) + 1
+    assert 5000.0 in chat["ttft_ms"]["le"]
+    assert chat["stages_ms"]["upstream"] > 0
+    assert sum(said["gateway"]["loop_lag_ms"]["counts"]) >= 1
+    assert gateway.loop_lag._greatest == 3.0
+
+
+# --------------------------------------------------------------------------- beacons
+
+
+async def beaconed(gateway: Gateway, body: Any, *headers: str) -> tuple[int, str | None]:
+    async with calling(gateway.admin_url) as caller:
+        status, found = await caller.ask(post(body, *headers, path="/ttft"))
+        code = None if status == 204 else json.loads(await caller.body(found))["error"]["code"]
+        return status, code
+
+
+async def on_screen(gateway: Gateway) -> float:
+    """Beacons that were counted."""
+    return sum(
+        s.value for m in gateway.admin.beacons.collect() for s in m.samples if s.name.endswith("_count")
+    )  # fmt: skip
+
+
+async def test_a_beacon_is_joined_to_its_request(served: tuple[Gateway, Upstream]) -> None:
+    """As `navigator.sendBeacon` sends it, once; shown beside what was measured, and counted by route."""
+    gateway, _ = served
+    beacon = {"request_id": "id-1", "ttft_ms": 321.5}
+    assert await beaconed(gateway, beacon, "content-type: text/plain;charset=UTF-8") == (204, None)
+    assert await beaconed(gateway, beacon) == (409, "reported_before")
+    assert [r["on_screen_ms"] for r in await asked(gateway, "/requests")] == [None, 321.5, None]
+    page = (await get(gateway.admin_url, "/metrics"))[2]
+    assert b'firsttoken_ttft_on_screen_seconds_bucket{le="0.5",route="chat"} 1.0' in page
+    assert b'firsttoken_ttft_on_screen_seconds_sum{route="chat"} 0.3215' in page
+
+
+async def test_a_beacon_may_come_while_its_answer_is_still_written() -> None:
+    """Mostly it does: the first token is on screen long before the last."""
+    script: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(ANSWER) + LAST_CHUNK]
+    async with conversing(script) as (gateway, caller, upstream):
+        await caller.ask(post({**CHAT, "stream": True}, "x-request-id: now"))
+        assert await beaconed(gateway, {"request_id": "now", "ttft_ms": 40}) == (204, None)
+        upstream.proceed()
+        await caller.chunks()
+        await eventually(lambda: gateway.recorder.recent)
+        assert last(gateway).as_json()["on_screen_ms"] == 40.0
+    assert not gateway.recorder.lives
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"request_id": "nobody", "ttft_ms": 1}, (404, "unknown_request")),
+        ({"request_id": "id-1"}, (400, None)),
+        ({"request_id": "id-1", "ttft_ms": True}, (400, None)),
+        ({"request_id": "id-1", "ttft_ms": "1"}, (400, None)),
+        ({"request_id": "id-1", "ttft_ms": -1}, (400, None)),
+        ({"request_id": "id-1", "ttft_ms": 3_600_001}, (400, None)),
+        ({"request_id": 5, "ttft_ms": 1}, (400, None)),
+        ({"request_id": "x" * 129, "ttft_ms": 1}, (400, None)),
+        (b"[]", (400, None)),
+        (b'{"request_id":"id-1","ttft_ms":NaN}', (400, None)),
+        (b"", (400, None)),
+        (b" " * 5000, (413, None)),
+    ],
+)
+async def test_what_is_no_beacon_counts_nothing(
+    body: Any, expected: tuple[int, str | None], served: tuple[Gateway, Upstream]
+) -> None:
+    """Neither an id that nobody knows, nor a time that cannot be."""
+    gateway, _ = served
+    assert (await beaconed(gateway, body))[0] == expected[0]
+    assert await on_screen(gateway) == 0
+    assert [record.on_screen for record in gateway.recorder.recent] == [None] * 3
+
+
+async def test_a_request_without_a_first_token_has_none_on_screen() -> None:
+    """It was refused, or waits still."""
+    async with conversing() as (gateway, caller, _):
+        await caller.whole(post({**CHAT, "model": "nope"}, "x-request-id: refused"))
+        assert await beaconed(gateway, {"request_id": "refused", "ttft_ms": 1}) == (409, "no_first_token")
+
+
+async def test_no_other_origin_may_read_the_admin_port(served: tuple[Gateway, Upstream]) -> None:
+    """It has no key: a page elsewhere may not look through its visitor's browser."""
+    for path in ("/requests", "/routes", "/fleet", "/dashboard", "/metrics"):
+        _, headers, _ = await get(served[0].admin_url, path, "origin: http://elsewhere.example")
+        assert not [name for name in headers if name.startswith("access-control-")]
+
+
+async def test_the_dashboard_runs_its_own_script_and_nothing_else(served: tuple[Gateway, Upstream]) -> None:
+    """By its policy; and it names no other host."""
+    status, headers, body = await get(served[0].admin_url, "/dashboard")
+    policy, page = headers["content-security-policy"], body.decode()
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    for tag in ("style", "script"):
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        assert f"{tag}-src 'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" in policy
+    assert set(re.findall(r"https?://[^\s'\"<]+", page)) <= {"http://www.w3.org/2000/svg"}
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|style=", page)
+
+
 @pytest.mark.parametrize("path", ["/", "/v1/chat/completions", "/v1/models", "/health", "/debug", "/metrics/"])
 async def test_nothing_else_is_on_the_admin_port(path: str, served: tuple[Gateway, Upstream]) -> None:
     """It asks for no key, so it serves no model."""
     assert (await get(served[0].admin_url, path))[0] == 404
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/requests", "/fleet", "/config", "/explain"])
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/requests", "/routes", "/fleet", "/config", "/explain", "/ttft", "/dashboard"]
+)
 async def test_nothing_of_the_admin_port_is_on_the_data_port(path: str, served: tuple[Gateway, Upstream]) -> None:
     """Callers learn nothing of the fleet."""
     assert (await get(served[0].url, path))[0] == 404

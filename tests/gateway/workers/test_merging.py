@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from gateway.workers.merging import Families, buried, endpoints, families, kept, merged, requests
+from gateway.workers.merging import Families, buried, endpoints, families, kept, merged
 from gateway.workers.retired import Retired
 
 
@@ -92,19 +92,14 @@ def test_the_dead_outlast_who_buried_them() -> None:
 def test_an_endpoint_is_shown_by_the_worker_that_knows_most_of_it() -> None:
     """Load is the same to all; what was learned is not."""
     told = {
-        number: [{"endpoint": {"id": name}, "samples": samples} for name, samples in known.items()]
-        for number, known in {1: {"a": 5, "b": 1}, 2: {"a": 4, "b": 2}}.items()
+        number: [
+            {"endpoint": {"id": name}, "samples": samples, "load": {"health": health}}
+            for name, (samples, health) in known.items()
+        ]
+        for number, known in {1: {"a": (5, "up"), "b": (1, "up")}, 2: {"a": (4, "down"), "b": (2, "up")}}.items()
     }
     assert {entry["endpoint"]["id"]: entry["worker"] for entry in endpoints(told)} == {"a": 1, "b": 2}
-
-
-def test_recent_requests_are_in_the_order_of_their_ends() -> None:
-    """And say which worker had them."""
-    told = {
-        1: [{"request_id": "a", "wall": 100.0, "total_ms": 900.0}, {"request_id": "d", "wall": 102.0, "total_ms": 1.0}],
-        2: [{"request_id": "b", "wall": 100.5, "total_ms": 100.0}],
+    assert {entry["endpoint"]["id"]: entry["health_by_worker"] for entry in endpoints(told)} == {
+        "a": {"1": "up", "2": "down"},
+        "b": {"1": "up", "2": "up"},
     }
-    found = [(record["request_id"], record["worker"]) for record in requests(told, 9)]
-    assert found == [("b", 2), ("a", 1), ("d", 1)]
-    assert [record["request_id"] for record in requests(told, 1)] == ["d"]
-    assert requests(told, 0) == []
