@@ -15,7 +15,7 @@ from typing import NoReturn
 from gateway.config.problems import ConfigError, did_you_mean
 
 MOST_WORKERS = 256
-COMMANDS = ("serve", "check", "schema", "explain", "replay", "demo", "simulate")
+COMMANDS = ("serve", "check", "schema", "explain", "replay", "top", "demo", "simulate")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as")
     explain.add_argument("--json", action="store_true", help="as POST /explain says it")
     _add_replay(command("replay", _replay, "try a configuration on recorded traffic, in virtual time"))
+    top = command("top", _top, "a running gateway, live: routes, endpoints, the slowest requests")
+    top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
+    top.add_argument("--interval", type=_positive, default=2.0, metavar="S", help="seconds between two looks")
+    top.add_argument("--once", action="store_true", help="one frame, over one interval")
     command("schema", _schema, "print the JSON Schema of the configuration")
     demo = command("demo", _demo, "simulated engines, gateway, traffic and a live table: no GPU, no key")
     demo.add_argument("--port", type=_port, default=8080)
@@ -196,6 +200,12 @@ def _replay(args: argparse.Namespace) -> int:
     from gateway.replay.main import replay
 
     return replay(args)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from gateway.views.top import top
+
+    return top(args)
 
 
 def _schema(args: argparse.Namespace) -> int:
