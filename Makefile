@@ -8,7 +8,7 @@ CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench dashboards node vllm clean
+.PHONY: help setup demo test lint bench dashboards node browser vllm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ dashboards: $(DEV) ## write deploy/grafana/dashboards from deploy/grafana/*.py
 
 node: $(DEV) ## the OpenAI SDK for Node against a gateway (needs node >= 20)
 	@$(BIN)/python scripts/node_sdk.py
+
+browser: $(DEV) ## the dashboard in a real browser (needs chromium: apt install chromium)
+	@$(BIN)/python -m pytest tests/browser -o addopts="-q --strict-markers" -rs $(PYTEST_ARGS)
 
 vllm: $(DEV) ## the tests that need real vLLM servers, on CPU (installs 3.5 GB once)
 	@$(BIN)/python scripts/vllm_setup.py

@@ -65,11 +65,11 @@ class Ranking(Sequence[Candidate]):
         if not 0 < at < len(self._group):
             return reason
         if score == least:
-            return f"{reason}; as good as the first, which luck drew"
+            return f"{reason}; as good as the first of its tier, which luck drew"
         more = first.hit - prospect.hit
         if (shown := f"{score:.4g}") == (best := f"{least:.4g}") and more > 0:
-            return f"{reason}; as good as the first, which holds {more} more tokens of the prompt"
-        return f"{reason}; score {shown}, the first has {best}"
+            return f"{reason}; as good as the first of its tier, which holds {more} more tokens of the prompt"
+        return f"{reason}; score {shown}, the first of its tier has {best}"
 
     def _row(self, at: int) -> Row:
         rows = self._rows

@@ -71,9 +71,9 @@ def test_who_stands_behind_the_first_is_told_why() -> None:
     drawn = ranked[0].endpoint.id
     assert behind == {
         drawn: "",
-        ({"main/0", "main/1"} - {drawn}).pop(): "as good as the first, which luck drew",
-        "main/3": "as good as the first, which holds 48 more tokens of the prompt",
-        "main/2": "score 0.25, the first has 0.18",
+        ({"main/0", "main/1"} - {drawn}).pop(): "as good as the first of its tier, which luck drew",
+        "main/3": "as good as the first of its tier, which holds 48 more tokens of the prompt",
+        "main/2": "score 0.25, the first of its tier has 0.18",
         "other/0": "",
     }
     told = Ranking.of(Ranking(SEED, LEFT, members, [0.18, 0.18, 0.25, 0.18 + 48e-9], NUMBERS, later, 1).told(), LEFT)
