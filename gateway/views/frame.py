@@ -37,7 +37,7 @@ def said_of(whole: GatewayView) -> str:
     said = whole.said
     parts = [f"{said['in_progress']:.0f} in progress"] if "in_progress" in said else []
     if whole.lag is not None:
-        late = f"{whole.stalls} stalls" if whole.stalls else "no stall"
+        late = f"{whole.stalls} {'stall' if whole.stalls == 1 else 'stalls'}" if whole.stalls else "no stall"
         parts.append(f"loop lag {'over 1 s' if whole.lag == float('inf') else f'under {whole.lag:g} ms'}, {late}")
     parts += [f"{said[name]:.0f} {name}" for name in ("workers", "replicas") if name in said]
     if "redis_up" in said:
@@ -74,7 +74,8 @@ def _endpoint(entry: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     return (
         Text(entry["endpoint"]["id"]), Text(f"{state}{again}{otherwise}", STATES.get(state, "")),
         str(load["in_flight"]), f"{load['ahead']:.0f}", str(load["running"]), str(load["waiting"]),
-        f"{load['kv_usage']:.0%}", f"{middle:.2f} ({low:.2f} to {high:.2f})",
+        "–" if entry["scraped_s_ago"] is None else f"{load['kv_usage']:.0%}",
+        f"{middle:.2f} ({low:.2f} to {high:.2f})" if entry["samples"] else "–",
         share(calibration["under_p90"] if calibration else None), str(entry["samples"]),
     )  # fmt: skip
 

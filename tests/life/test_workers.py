@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cli import main
 from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, Caller, calling, get, post
 from tests.kit.served import Served, serving, written
 from tests.kit.simulated import engines
@@ -233,3 +234,44 @@ async def test_the_admin_port_speaks_for_all(tmp_path: Path) -> None:
         os.kill(desk, signal.SIGKILL)
         assert f"the admin port (pid {desk}) was ended by signal 9 (Killed); another" in await served.line()
         assert (await asked(served, "/ready"))["status"] == "ready"
+
+
+async def test_the_live_views_speak_for_all_workers(tmp_path: Path) -> None:
+    """What several have is added up; what one has is found, whichever it is; a beacon reaches whose request it was."""
+    async with (
+        engines(2) as two,
+        serving(
+            written(tmp_path / "f.yaml", ", ".join(engine.url for engine in two), "simulated"), "--workers", "2"
+        ) as served,
+    ):
+        ids = [f"id-{number}" for number in range(STREAMS)]
+        for name in ids:
+            async with calling(served.url) as caller:
+                await caller.ask(post({**STREAM, "max_tokens": 3}, f"x-request-id: {name}"))
+                assert await caller.chunks()
+        await completed(served, STREAMS)
+        (chat,) = (await asked(served, "/routes"))["routes"]
+        assert (chat["requests"], sum(chat["ttft_ms"]["counts"])) == ({"completed": STREAMS}, STREAMS)
+        assert len({record["worker"] for record in await asked(served, "/requests")}) == 2
+        assert [r["request_id"] for r in await asked(served, "/requests?id=id-3")] == ["id-3"]
+        assert [r["request_id"] for r in await asked(served, "/requests?last=2")] == ids[-2:]
+        slowest = [r["ttft_ms"] for r in await asked(served, "/requests?slowest=5")]
+        assert (slowest, len(slowest)) == (sorted(slowest, reverse=True), 5)
+        status, _, body = await get(served.admin, "/requests?route=chatt")
+        assert (status, json.loads(body)["error"]["param"]) == (400, "route")
+        for name, expected in ((ids[0], 204), (ids[0], 409), (ids[1], 204), ("nobody", 404)):
+            async with calling(served.admin) as caller:
+                found, _ = await caller.ask(post({"request_id": name, "ttft_ms": 77}, path="/ttft"))
+            assert (name, found) == (name, expected)
+        on_screen = {r["request_id"] for r in await asked(served, "/requests") if r["on_screen_ms"] == 77.0}
+        assert on_screen == set(ids[:2])
+        (chat,) = (await asked(served, "/routes"))["routes"]
+        assert sum(chat["on_screen_ms"]["counts"]) == 2
+        async with calling(served.admin) as caller:
+            status, _, said = await caller.whole(post(CHAT, path="/explain"))
+        explained = json.loads(said)
+        considered = [one["endpoint"] for one in (*explained["candidates"], *explained["rejected"])]
+        assert (status, sorted(considered)) == (200, sorted(f"only/{engine.host}:{engine.port}" for engine in two))
+        assert all(entry["health_by_worker"] == {"1": "up", "2": "up"} for entry in await asked(served, "/fleet"))
+        assert (await get(served.admin, "/dashboard"))[0] == 200
+        assert await asyncio.to_thread(main, ["top", "--once", "--interval", "0.2", "--admin", served.admin]) == 0
