@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from backends import catalog
 from backends.outbox import Outbox
@@ -31,6 +31,7 @@ from gateway.observe.admin import Admin
 from gateway.observe.beacon import Beacons
 from gateway.observe.metrics import EndpointCollector, Metrics, QueueCollector, ttft_buckets
 from gateway.observe.recorder import Recorder
+from gateway.observe.registry import Registry
 from gateway.observe.tracecontext import Tracer
 from gateway.proxy import Limits, Proxy
 from gateway.routes import Routes
@@ -250,8 +251,8 @@ def _keys(config: Config) -> Keys:
     )
 
 
-def _registry() -> CollectorRegistry:
-    registry = CollectorRegistry()
+def _registry() -> Registry:
+    registry = Registry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     return registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.facts import Forecast
+from policies.facts import MEDIAN, NINETIETH, TINY, Forecast
 
 MEMORY = 200  # samples that count in full; before them, a sample fades as one more comes
 
@@ -31,9 +31,10 @@ class Calibration:
         """A first token came after `ttft` s, of which this had been expected."""
         if self._samples < MEMORY:
             self._samples += 1
-        weight = 1 / self._samples
-        self._under_p50 += ((ttft <= forecast.p50) - self._under_p50) * weight
-        self._under_p90 += ((ttft <= forecast.p90) - self._under_p90) * weight
+        weight, ratios = 1 / self._samples, forecast.ratios
+        ratio = ttft / (forecast.center or TINY)
+        self._under_p50 += ((ratio <= ratios[MEDIAN]) - self._under_p50) * weight
+        self._under_p90 += ((ratio <= ratios[NINETIETH]) - self._under_p90) * weight
 
     def statistics(self) -> CalibrationStatistics | None:
         """None: there was no first token yet."""

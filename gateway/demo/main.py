@@ -29,6 +29,7 @@ HELLO = """[bold]firsttoken demo[/bold]: two small engines, one large, one exter
 
   base_url  {url}/v1      models: {models}
   metrics   {admin}/metrics   recent requests: {admin}/requests
+  live page {admin}/dashboard   in a terminal: firsttoken top --admin {admin}
 
   curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model":"chat","stream":true,"messages":[{{"role":"user","content":"hello"}}]}}'

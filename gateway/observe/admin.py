@@ -24,9 +24,10 @@ from gateway.line import Line
 from gateway.observe import fleet
 from gateway.observe.beacon import MAX_BEACON, Beacons
 from gateway.observe.explain import explain
-from gateway.observe.figures import figures
+from gateway.observe.figures import figures, kept
 from gateway.observe.record import Record
 from gateway.observe.recorder import Recorder
+from gateway.observe.registry import Registry
 from gateway.observe.replies import reply, respond
 from gateway.observe.wanted import wanted
 from gateway.refusal import Refusal
@@ -43,7 +44,7 @@ class Admin:
     """`shown_config`: the config as it may be shown, without secrets."""
 
     def __init__(
-        self, registry: CollectorRegistry, recorder: Recorder, decider: Decider, line: Line, keys: Keys, routes: Routes,
+        self, registry: Registry, recorder: Recorder, decider: Decider, line: Line, keys: Keys, routes: Routes,
         shown_config: dict[str, Any], beacons: Beacons,
     ) -> None:  # fmt: skip
         self.registry, self.recorder, self.decider, self.line = registry, recorder, decider, line
@@ -82,8 +83,8 @@ class Admin:
                 *self.routes.by_name.values(),
                 *([self.routes.passthrough] if self.routes.passthrough else []),
             ]
-            with self.recorder.lag.unread():
-                page = encode(figures(self.registry.collect(), every_route, time()))
+            known = kept(self.registry.collectors)
+            page = encode(figures(known, every_route, time()))
             self._figures = now, page
         return respond(200, page)
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from math import inf
 from time import monotonic
 
@@ -90,13 +89,6 @@ class LoopLag(Collector):
         if not ended or ended[-1] < moment:  # nearly always: requests are short, and ticks are rare
             return lasting if lasting > 0.0 else 0.0
         return max(self._late[bisect_left(ended, moment)], lasting)
-
-    @contextmanager
-    def unread(self) -> Iterator[None]:
-        """What is collected meanwhile was not a scrape: the greatest lateness is left to the next one."""
-        greatest = self._greatest
-        yield
-        self._greatest = greatest
 
     def collect(self) -> Iterable[Metric]:
         yield from self.seconds.collect()

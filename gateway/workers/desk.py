@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from gateway.app import CUT, shown
 from gateway.config.models import Config
 from gateway.observe.admin import MAX_BODY, beacon_of, exposed, single
-from gateway.observe.figures import figures
+from gateway.observe.figures import collected, figures
 from gateway.observe.replies import reply, respond
 from gateway.observe.wanted import wanted
 from gateway.refusal import Refusal
@@ -116,7 +116,7 @@ class Desk(Collector):
 
     async def figures(self, http: web.Request) -> web.StreamResponse:
         await self.look()
-        return respond(200, encode(figures(self.collect(), self.routes, time())))
+        return respond(200, encode(figures(collected(self.collect()), self.routes, time())))
 
     async def fleet(self, http: web.Request) -> web.StreamResponse:
         return respond(200, encode(endpoints(await self._ask_all(http.path_qs))))
