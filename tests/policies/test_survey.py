@@ -118,6 +118,8 @@ def test_a_pool_that_stands_in_two_tiers_is_considered_once() -> None:
     assert [(r.pool, r.tier, r.reason) for r in world.decide().rejected] == [
         ("small", 2, "its pool is looked at in tier 1")
     ]
+    world.route = {"tiers": ["large", {"pool": "small", "when": {"tools": False}}, "small"]}
+    assert [(r.tier, r.reason) for r in world.decide().rejected] == [(2, "its pool is looked at in tier 2")]
 
 
 def test_an_endpoint_that_is_passed_over_while_it_is_warmed_up_says_so() -> None:

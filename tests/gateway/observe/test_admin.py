@@ -210,6 +210,14 @@ async def test_what_is_no_beacon_counts_nothing(
     assert [record.on_screen for record in gateway.recorder.recent] == [None] * 3
 
 
+async def test_a_beacon_that_does_not_say_its_length_is_bounded_too(served: tuple[Gateway, Upstream]) -> None:
+    """It is read no further than a beacon may be long."""
+    async with calling(served[0].admin_url) as caller:
+        head = b"POST /ttft HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        status, headers = await caller.ask(head + chunk(b" " * 3000) + chunk(b" " * 3000))
+    assert (status, headers["connection"]) == (413, "close")
+
+
 async def test_a_request_without_a_first_token_has_none_on_screen() -> None:
     """It was refused, or waits still."""
     async with conversing() as (gateway, caller, _):
