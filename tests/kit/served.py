@@ -47,7 +47,8 @@ class Served:
         async with asyncio.timeout(20):
             out, err = await self.process.communicate()
         assert self.process.returncode is not None
-        return self.process.returncode, out.decode(), err.decode()
+        said = [line for line in err.decode().splitlines(keepends=True) if SLOW not in line]
+        return self.process.returncode, out.decode(), "".join(said)
 
 
 @asynccontextmanager
