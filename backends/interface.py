@@ -104,9 +104,14 @@ class Usage:
 class EngineTimes:
     """What the engine says of this request (vLLM --enable-per-request-metrics), seconds."""
 
-    queue: float | None = None
-    ttft: float | None = None
+    queue: float | None = None  # until the scheduler took it up
+    prefill: float | None = None  # from there to its first token
     mean_itl: float | None = None
+
+    @property
+    def ttft(self) -> float | None:
+        """From the engine's queue to its first token."""
+        return None if self.prefill is None else self.prefill + (self.queue or 0.0)
 
 
 class Tap(Protocol):

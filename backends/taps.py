@@ -275,10 +275,11 @@ def note_usage(usage: Usage, said: Any) -> int:
 
 
 def note_times(times: EngineTimes, said: Any) -> None:
-    """Take over vLLM's `metrics` (--enable-per-request-metrics), in milliseconds."""
+    """Take over vLLM's `metrics` (--enable-per-request-metrics), in milliseconds. What it calls the time to the first
+    token begins where the queue ends (vllm/entrypoints/generate/base/serving.py: first_token_ts - scheduled_ts)."""
     if isinstance(said, dict):
         times.queue = _milliseconds(said.get("queue_time_ms"), times.queue)
-        times.ttft = _milliseconds(said.get("time_to_first_token_ms"), times.ttft)
+        times.prefill = _milliseconds(said.get("time_to_first_token_ms"), times.prefill)
         times.mean_itl = _milliseconds(said.get("mean_itl_ms"), times.mean_itl)
 
 

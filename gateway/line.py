@@ -38,10 +38,11 @@ ELSEWHERE = 1.0  # s after which a caller of a gateway that goes away may ask an
 
 
 class HeldTooLong(Refusal):
-    """It found no place while it could be held."""
+    """It found no place while it could be held, for `limited` seconds of that because of a provider's rate limit."""
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    def __init__(self, message: str, retry_after: float, limited: float) -> None:
         super().__init__(503, message, type="server_error", code="unavailable", headers=retry_later(retry_after))
+        self.limited = limited
 
 
 class Entrant:
@@ -139,9 +140,10 @@ class Line:
 
     def close(self) -> None:
         """The gateway goes away: nobody is held any longer."""
+        now = monotonic()
         for ticket in tuple(self._inside):
-            self._turn_away(ticket, HeldTooLong("The gateway is being stopped; try again.", ELSEWHERE))
-        self._watch(monotonic())
+            self._turn_away(ticket, "The gateway is being stopped; try again.", ELSEWHERE, now)
+        self._watch(now)
 
     # -- one request ------------------------------------------------------------------------
 
@@ -159,9 +161,8 @@ class Line:
         entrant.answer.set_result(None)
         return True
 
-    def _turn_away(self, ticket: Hashable, refusal: HeldTooLong) -> None:
-        self.room.leave(ticket)
-        self._settle(ticket, refusal)
+    def _turn_away(self, ticket: Hashable, message: str, retry_after: float, now: float) -> None:
+        self._settle(ticket, HeldTooLong(message, retry_after, self.room.leave(ticket, now)))
 
     # -- all of them ------------------------------------------------------------------------
 
@@ -190,7 +191,7 @@ class Line:
         for ticket, entrant in tuple(self._inside.items()):
             if now >= entrant.until:
                 message = f"No server had time for this request within {entrant.until - entrant.entered:g} s."
-                self._turn_away(ticket, HeldTooLong(message, LONGEST_WAIT))
+                self._turn_away(ticket, message, LONGEST_WAIT, now)
         self._expires = min((entrant.until for entrant in self._inside.values()), default=FOREVER)
 
     def _start_over(self, now: float) -> None:

@@ -29,7 +29,7 @@ from gateway.routes import Routes, admit
 from gateway.run import Run
 from gateway.strictjson import encode
 from gateway.upkeep import Upkeep
-from policies.facts import Decision, Outcome, Price
+from policies.facts import FOREVER, Decision, Outcome, Price
 from policies.route import Route
 
 log = logging.getLogger("firsttoken")
@@ -97,7 +97,7 @@ class Proxy:
             try:
                 await self.live(http, operation, life)
             except HeldTooLong as refusal:
-                life.close(Stage.QUEUE, monotonic())
+                life.held(monotonic(), refusal.limited)
                 self.refuse(http, refusal, life, End.SHED)
             except Refusal as refusal:
                 self.refuse(http, refusal, life)
@@ -184,7 +184,8 @@ def identify(record: Record, request: InferenceRequest, route: Route, tenant: Te
         request.stream,
     )
     record.max_tokens = request.max_tokens
-    record.ttft_budget = route.ttft.budget if route.ttft else None
+    budget = route.ttft_budget(request.ttft_budget)
+    record.ttft_budget = None if budget == FOREVER else budget
     record.tpot_budget = route.tpot_budget(request.tpot_budget)
     record.total_budget = route.total.budget if route.total else None
     return route
@@ -227,7 +228,8 @@ def settle(run: Run, record: Record, price: Price) -> None:
     reported = run.report or run.reported()
     record.attempts.append(attempt_record(run, record.arrival))
     record.prompt_tokens_reported, record.cached_tokens_reported = reported.prompt_tokens, reported.cached_tokens
-    record.engine_ttft, record.engine_queue = reported.engine_ttft, run.tap.times.queue
+    record.engine_ttft, times = reported.engine_ttft, run.tap.times
+    record.engine_queue, record.engine_prefill = times.queue, times.prefill
     record.output_tokens, record.tpot = run.output_tokens, run.tpot()
     prompt = reported.prompt_tokens if reported.prompt_tokens is not None else record.prompt_tokens_estimated or 0
     record.cost_usd = price.of(prompt, run.output_tokens)

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from gateway.observe.looplag import STALL
-from gateway.observe.record import FAILOVER, RELAY, STAGE_NAMES, STAGES, Life
+from gateway.observe.record import FAILOVER, RATE_LIMIT, RELAY, STAGE_NAMES, STAGES, Life
 
 if TYPE_CHECKING:
     from gateway.run import Run
@@ -24,7 +24,7 @@ _WHO = (
     "x-firsttoken-attempts: %d\r\nx-firsttoken-ttft-ms: %.2f"
 )
 _DURATIONS = tuple(f"{name};dur=%.2f" for name in STAGE_NAMES)
-_USUAL = tuple(stage for stage in STAGES if stage < RELAY and stage is not FAILOVER)
+_USUAL = tuple(stage for stage in STAGES if stage < RELAY and stage not in (RATE_LIMIT, FAILOVER))
 _usual_of = itemgetter(*_USUAL)
 _USUAL_TIMING = "server-timing: " + ", ".join(_DURATIONS[stage] for stage in (*_USUAL, RELAY))
 
@@ -60,7 +60,7 @@ def server_timing(life: Life, now: float) -> str:
     said where it is one, beside the stages that it was part of."""
     spent, relay, lag = life.record.spent, max(now - life.mark, 0.0), life.stalled(now)
     usual = _usual_of(spent)
-    if spent[FAILOVER] is None and None not in usual:  # by far the most: one `%`, and no loop
+    if spent[FAILOVER] is spent[RATE_LIMIT] is None and None not in usual:  # by far the most: one `%`, and no loop
         read, parse, estimate, admit, queue, decide, connect, send, upstream = usual
         line = _USUAL_TIMING % (
             read * 1e3, parse * 1e3, estimate * 1e3, admit * 1e3, queue * 1e3, decide * 1e3, connect * 1e3,

@@ -292,6 +292,7 @@ class Decision:
     scorer: str = ""
     retry_after: float = 0.0  # s, for SHED and UNAVAILABLE
     reason: str = ""
+    limited: float = 0.0  # s that it was held back because of a provider's rate limit
 
     @property
     def chosen(self) -> Candidate | None:

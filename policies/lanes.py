@@ -30,6 +30,8 @@ class Held:
     seconds: float = 0.0  # of an engine's time, to prefill it
     leave_by: float = FOREVER  # when another tier could only just make its deadline
     looked_at: float = NEVER  # whether another tier should have it
+    limited: float = 0.0  # s that a provider's rate limit has kept it here
+    limited_at: float = FOREVER  # since when one does, beyond those; FOREVER: none
 
     def __lt__(self, other: Held) -> bool:
         return (self.deadline, self.seed) < (other.deadline, other.seed)
@@ -37,6 +39,12 @@ class Held:
     @property
     def tenant(self) -> str:
         return self.ask.cache_group
+
+    def wait_on(self, now: float, limited: bool = False) -> None:
+        """From `now` on it is a rate limit that keeps it, or not."""
+        if self.limited_at < now:
+            self.limited += now - self.limited_at
+        self.limited_at = now if limited else FOREVER
 
 
 class Lanes:
@@ -88,18 +96,19 @@ class Lanes:
     def send(self, ticket: Hashable, endpoint: Endpoint, seconds: float) -> None:
         self.leaving[ticket] = endpoint.id, seconds
 
-    def drop(self, ticket: Hashable) -> None:
+    def drop(self, ticket: Hashable) -> Held | None:
         """Out of all lanes, whichever it is in."""
         self.leaving.pop(ticket, None)
         for lane in (self.new, self.last):
             for held in lane:
                 if held.ticket == ticket:
                     lane.remove(held)
-                    return
+                    return held
         for held in chain.from_iterable(self.bound.values()):
             if held.ticket == ticket:
                 self.unbind(held)
-                return
+                return held
+        return None
 
     def waiting(self) -> Iterator[Held]:
         """Those that have their place."""

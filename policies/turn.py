@@ -89,6 +89,7 @@ class Turn:
     def _bind(self, held: Held, decision: Decision, chosen: Candidate) -> None:
         held.looked_at = self.now
         leave_by = self._later(self._leave_by(held, decision, chosen.endpoint.pool))
+        held.wait_on(self.now, held.route.prefer == "quality" and self._refused(decision, chosen.tier))
         self.lanes.bind(held, chosen.endpoint, chosen.forecast.prefill, leave_by)
 
     def _leave_by(self, held: Held, decision: Decision, pool: str) -> float:
@@ -105,6 +106,7 @@ class Turn:
         if not self.lanes.last and (free := self.free(soonest)) is not None:
             return first(decision, free)
         held.seconds = soonest[0].forecast.prefill
+        held.wait_on(self.now, self.is_kept(held, decision, soonest))
         self.lanes.put_last(held)
         return None
 
@@ -208,6 +210,22 @@ class Turn:
         if blocked_until > self.now:
             self.limited[endpoint] = blocked_until
         return self.now - self.limited.get(endpoint, NEVER) <= QUOTA
+
+    def is_kept(self, held: Held, decision: Decision, soonest: list[Candidate]) -> bool:
+        """Whether an API would have what waits last, but for its rate limit."""
+        if any(self.is_limited(c.endpoint.id) and not self.fleet.is_local(c.endpoint.id) for c in soonest):
+            return True
+        tier = decision.ranked[0].tier if held.deadline == FOREVER else len(held.route.tiers)
+        return self._refused(decision, tier)
+
+    def _refused(self, decision: Decision, tier: int) -> bool:
+        """Whether an API of a tier before this one was left out because it refuses for a while."""
+        loads = self.fleet.snapshot(self.now).loads
+        return any(
+            out.tier < tier and out.endpoint and not self.fleet.is_local(out.endpoint)
+            and loads[out.endpoint].blocked_until > self.now
+            for out in decision.rejected
+        )  # fmt: skip
 
     def free(self, candidates: list[Candidate]) -> Candidate | None:
         """The first that is idle."""

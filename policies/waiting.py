@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
-from policies.facts import FOREVER, Ask, Candidate, Decision, Outcome, PromptEstimate
+from policies.facts import FOREVER, NEVER, Ask, Candidate, Decision, Outcome, PromptEstimate
 from policies.fleet import Fleet
 from policies.lanes import Held, Lanes
 from policies.route import Route
@@ -73,11 +73,15 @@ class WaitingRoom:
         """What was released is known to the fleet."""
         self.lanes.leaving.pop(ticket, None)
 
-    def leave(self, ticket: Hashable) -> None:
-        """Its caller is gone."""
-        self.lanes.drop(ticket)
+    def leave(self, ticket: Hashable, now: float = NEVER) -> float:
+        """Its caller is gone. For how many seconds a rate limit had kept it."""
+        held = self.lanes.drop(ticket)
         if not len(self.lanes):
             self.wake_at = FOREVER
+        if held is None:
+            return 0.0
+        held.wait_on(now)
+        return held.limited
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Going]:
         """Who goes now, one at a time: the caller sends each before it asks for the next."""
@@ -143,6 +147,7 @@ class WaitingRoom:
         soonest = turn.soonest(held, decision)
         best = self._owing(soonest[0], turn) if owed else self._free(held, soonest, turn)
         if best is None:
+            held.wait_on(turn.now, turn.is_kept(held, decision, soonest))
             return None
         self._owed = max(self._owed - best.forecast.prefill, 0.0)
         return first(decision, best)
@@ -163,17 +168,23 @@ class WaitingRoom:
             seconds = chosen.forecast.prefill
             self.lanes.send(held.ticket, chosen.endpoint, seconds)
             self._owed = self._owed + SPARED * seconds if self.lanes.last else 0.0
-        yield held.ticket, decision
+        yield held.ticket, _waited(held, decision)
 
     def _refuse(self, turn: Turn) -> Going:
         held = self.lanes.most()
         self.lanes.drop(held.ticket)
         reason = f"{HELD} requests wait already"
-        return held.ticket, replace(turn.decide(held), outcome=Outcome.SHED, retry_after=REFUSED, reason=reason)
+        refused = replace(turn.decide(held), outcome=Outcome.SHED, retry_after=REFUSED, reason=reason)
+        return held.ticket, _waited(held, refused)
 
 
 def _held(ticket: Hashable, ask: Ask, estimate: PromptEstimate, route: Route, seed: int) -> Held:
     return Held(ticket, ask, estimate, route, seed, ask.arrival + route.ttft_budget(ask.ttft_budget))
+
+
+def _waited(held: Held, decision: Decision) -> Decision:
+    held.wait_on(decision.at)
+    return replace(decision, limited=held.limited) if held.limited else decision
 
 
 def _forced(held: Held, now: float) -> bool:

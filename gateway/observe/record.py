@@ -37,19 +37,21 @@ class Stage(IntEnum):
     ESTIMATE = 2
     ADMIT = 3  # keys, quotas
     QUEUE = 4  # the gateway's own
-    DECIDE = 5
-    FAILOVER = 6  # attempts that were lost before the one that won was opened
-    CONNECT = 7
-    SEND = 8
-    UPSTREAM = 9  # request sent to first token in
-    RELAY = 10  # first token in to first token out
-    STREAM = 11  # first token out to last byte out
+    RATE_LIMIT = 5  # held back, here or between two attempts, because a provider refuses for a while
+    DECIDE = 6
+    FAILOVER = 7  # attempts that were lost before the one that won was opened
+    CONNECT = 8
+    SEND = 9
+    UPSTREAM = 10  # request sent to first token in
+    RELAY = 11  # first token in to first token out
+    STREAM = 12  # first token out to last byte out
 
 
 STAGES = tuple(Stage)
 # `Stage.READ` is looked up in two classes each time: 60 ns, and a request names fifteen.
-READ, PARSE, ESTIMATE, ADMIT, QUEUE, DECIDE, FAILOVER, CONNECT, SEND, UPSTREAM, RELAY, STREAM = STAGES
+READ, PARSE, ESTIMATE, ADMIT, QUEUE, RATE_LIMIT, DECIDE, FAILOVER, CONNECT, SEND, UPSTREAM, RELAY, STREAM = STAGES
 STAGE_NAMES = tuple(stage.name.lower() for stage in STAGES)  # as they are shown
+RATE_LIMITED = Ending.RATE_LIMITED
 UNSPENT: list[float | None] = [None] * len(STAGES)
 UNWATCHED = LoopLag()  # of a loop that is not looked at
 
@@ -120,7 +122,8 @@ class Record:
     cached_tokens_predicted: int | None = None
     cached_tokens_reported: int | None = None
     output_tokens: int | None = None
-    engine_queue: float | None = None
+    engine_queue: float | None = None  # by the engine's own word: these two are parts of `upstream`
+    engine_prefill: float | None = None
     engine_ttft: float | None = None
     ttft_predicted_p50: float | None = None  # from arrival, like ttft
     ttft_predicted_p90: float | None = None
@@ -204,6 +207,7 @@ class Record:
             "tpot_ms": _ms(self.tpot),
             "loop_lag_ms": _ms(self.loop_lag),
             "engine_queue_ms": _ms(self.engine_queue),
+            "engine_prefill_ms": _ms(self.engine_prefill),
             "engine_ttft_ms": _ms(self.engine_ttft),
             "ttft_predicted_p50_ms": _ms(self.ttft_predicted_p50),
             "ttft_predicted_p90_ms": _ms(self.ttft_predicted_p90),
@@ -271,14 +275,20 @@ class Life:
 
     def decided(self, decision: Decision) -> Decision:
         """The decision, its deadline and the belief about its first choice; the wait for it is over."""
-        self.close(QUEUE, decision.at)
+        self.held(decision.at, decision.limited)
         record = self.record
         record.decision, record.scorer = decision, decision.scorer
-        if decision.deadline != FOREVER:
+        if record.ttft_budget is None and decision.deadline != FOREVER:
             record.ttft_budget = decision.deadline - record.arrival
         if (chosen := decision.chosen) is not None:
             self._believed(chosen, decision.at)
         return decision
+
+    def held(self, at: float, limited: float) -> None:
+        """It was held back until `at`, for so many seconds of that because of a rate limit."""
+        self.close(QUEUE, at - limited)
+        if limited:
+            self.close(RATE_LIMIT, at)
 
     def _believed(self, candidate: Candidate, at: float) -> None:
         """Predictions belong to the candidate that is sent, from the moment it is."""
@@ -295,10 +305,20 @@ class Life:
         if candidate.endpoint.id != self.record.endpoint:
             self._believed(candidate, opened)
         if self.record.attempts:
-            self.close(FAILOVER, opened)
+            self._failed_over(candidate.endpoint.id, opened)
         self.close(CONNECT, connected)
         self.close(SEND, sent)
         self.close(UPSTREAM, first_in)
+
+    def _failed_over(self, to: str, opened: float) -> None:
+        """An endpoint that is asked again after it refused had said for how long to leave it alone."""
+        record = self.record
+        lost = record.attempts[-1]
+        if lost.ending is RATE_LIMITED and lost.endpoint == to:
+            self.close(FAILOVER, record.arrival + lost.ended)
+            self.close(RATE_LIMIT, opened)
+        else:
+            self.close(FAILOVER, opened)
 
     def first_token_out(self, at: float) -> None:
         self.close(RELAY, at)

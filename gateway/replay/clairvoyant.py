@@ -91,8 +91,9 @@ class Clairvoyant:
     def departed(self, ticket: Hashable) -> None:
         """It was sent."""
 
-    def leave(self, ticket: Hashable) -> None:
+    def leave(self, ticket: Hashable) -> float:
         """In a replay no caller leaves."""
+        return 0.0
 
     def began(self, ticket: int, key: int, now: float) -> None:
         """Its first token is here; the engine calls it `key`."""

@@ -18,7 +18,7 @@ from gateway.ingress import InferenceRequest
 from gateway.keys import ANYONE, Tenant
 from gateway.line import NO_HURRY, HeldTooLong, Line
 from gateway.monitor import Monitor
-from policies.facts import FOREVER, Ask, Decision, Ending, PoolEstimate, PromptEstimate
+from policies.facts import FOREVER, NEVER, Ask, Decision, Ending, PoolEstimate, PromptEstimate
 from policies.fleet import Fleet, Reported
 from policies.route import Route, Ttft
 from policies.waiting import WaitingRoom
@@ -40,6 +40,7 @@ class Room(WaitingRoom):
         self.looks = 0
         self.told: list[tuple[str, Hashable]] = []
         self.bug: Exception | None = None
+        self.limited = 0.0
 
     def enter(self, ticket: Hashable, ask: Ask, *rest: Any) -> None:
         self.inside[ticket] = ask
@@ -60,9 +61,10 @@ class Room(WaitingRoom):
         if self.bug is not None and self.inside:
             raise self.bug
 
-    def leave(self, ticket: Hashable) -> None:
+    def leave(self, ticket: Hashable, now: float = NEVER) -> float:
         self.inside.pop(ticket, None)
         self.told.append(("leave", ticket))
+        return self.limited
 
     def departed(self, ticket: Hashable) -> None:
         self.told.append(("departed", ticket))
@@ -302,10 +304,11 @@ async def test_a_caller_that_leaves_as_it_is_let_go_leaves_too() -> None:
 async def test_a_request_is_not_held_for_ever() -> None:
     """503 with Retry-After once the limit of silence is over, room or no room."""
     stage = Stage(patience=0.02)
-    stage.room.wake_at = FOREVER
+    stage.room.wake_at, stage.room.limited = FOREVER, 0.01
     ((asked, task),) = await stage.held()
     with pytest.raises(HeldTooLong) as caught:
         await asyncio.wait_for(task, 1)
+    assert caught.value.limited == 0.01
     assert (caught.value.status, caught.value.type, caught.value.headers["retry-after"]) == (503, "server_error", "30")
     assert "within 0.02 s" in caught.value.message
     assert stage.room.told == [("leave", id(asked))]

@@ -339,9 +339,9 @@ def test_without_usage_tokens_are_counted_as_they_pass() -> None:
 
 def test_the_engines_own_times_are_preferred_to_ours() -> None:
     """It does not see the network between us."""
-    timed = b'data: {"choices":[],"usage":{"completion_tokens":3},"metrics":{"mean_itl_ms":12.5,"time_to_first_token_ms":80}}\n\n'  # noqa: E501
+    timed = b'data: {"choices":[],"usage":{"completion_tokens":3},"metrics":{"mean_itl_ms":12.5,"queue_time_ms":20,"time_to_first_token_ms":80}}\n\n'  # noqa: E501
     report = Stage().reads(TOKEN, TOKEN, FINISH, timed).ends().monitor.reports[0]
-    assert (report.mean_itl, report.engine_ttft) == (0.0125, 0.08)
+    assert (report.mean_itl, report.engine_ttft) == (0.0125, 0.1)
 
 
 def test_tpot_is_the_time_between_the_first_and_the_last_token() -> None:

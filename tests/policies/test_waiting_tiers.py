@@ -151,6 +151,57 @@ def test_an_api_at_its_limit_is_not_for_the_late() -> None:
     assert scene.went("r") == API.id
 
 
+# --------------------------------------------------------------------------- whose fault the wait is
+
+
+def test_what_would_have_gone_to_an_api_but_for_its_limit_waits_for_that() -> None:
+    """All of its time here, as long as the API refuses and for the minute after in which it is spared."""
+    scene = Scene((ONE, API))
+    scene.write()
+    limited(scene)
+    scene.enter("first", tokens=4000, budget=0.15, tiers=["small", "api"])
+    scene.look(later=1.0)
+    scene.enter("second", tokens=4000, budget=0.15, tiers=["small", "api"])
+    scene.look(later=119.0)
+    assert scene.look(later=1.0) == ["first", "second"]
+    assert [scene.gone[name].limited for name in ("first", "second")] == pytest.approx([121.0, 120.0])
+
+
+def test_what_an_engine_keeps_waiting_does_not_wait_for_a_limit() -> None:
+    """Though an API of its route refuses: it prefers the engine, and makes its deadline there."""
+    scene = Scene((ONE, API))
+    scene.write(token=0.0435)
+    limited(scene)
+    assert scene.enter("r", **MIXED) == []
+    assert scene.lane() == ["r"]
+    scene.look(later=1.0)
+    assert scene.room.leave("r", scene.now) == 0.0
+
+
+def test_what_waits_for_an_engine_because_its_first_choice_refuses_waits_for_that() -> None:
+    """And for the engine itself, once the API takes requests again: then it is there that it goes."""
+    scene = Scene((ONE, API))
+    scene.write(token=0.0435)
+    limited(scene)
+    assert scene.enter("r", **MIXED | {"tiers": ["api", "small"]}) == []
+    assert scene.lane() == ["r"]
+    scene.look(later=0.5)
+    assert scene.room.leave("r", scene.now) == pytest.approx(0.5)
+
+
+def test_batch_waits_for_the_limit_of_no_tier_but_the_one_that_it_prefers() -> None:
+    """Without a deadline nothing takes it elsewhere."""
+    waited = []
+    for tiers in (["small", "api"], ["api", "small"]):
+        scene = Scene((ONE, API))
+        scene.fill(ONE)
+        limited(scene)
+        assert scene.enter("r", tokens=4000, budget=None, tiers=tiers) == []
+        scene.look(later=0.05)
+        waited.append(scene.room.leave("r", scene.now))
+    assert waited == pytest.approx([0.0, 0.05])
+
+
 # --------------------------------------------------------------------------- at once
 
 asked = st.tuples(

@@ -229,6 +229,34 @@ def test_the_attempt_that_won_owns_the_prediction() -> None:
     }  # fmt: skip
 
 
+def test_what_a_rate_limit_kept_back_is_no_queue_of_ours() -> None:
+    """Of the time before the decision that part is its own stage; the sum stays what it was."""
+    life = Life(Record(arrival=100.0))
+    life.decided(replace(decided(candidate("small/a"), at=100.9), limited=0.5))
+    assert life.record.stages == {Stage.QUEUE: pytest.approx(0.4), Stage.RATE_LIMIT: pytest.approx(0.5)}
+
+
+@pytest.mark.parametrize(
+    ("ending", "endpoint", "limited"),
+    [
+        (Ending.RATE_LIMITED, "api/a", 0.4),
+        (Ending.RATE_LIMITED, "api/other", None),
+        (Ending.SILENT, "api/a", None),
+    ],
+)
+def test_the_wait_for_an_endpoint_that_refused_is_the_rate_limits(
+    ending: Ending, endpoint: str, limited: float | None
+) -> None:
+    """It had said for how long; what the refused attempt itself took is failover, as any other that was lost."""
+    life = Life(Record(arrival=100.0))
+    life.decided(decided(candidate("api/a"), at=100.0))
+    life.record.attempts.append(AttemptRecord(1, AttemptKind.PRIMARY, endpoint, "api", 0.0, 0.1, ending))
+    life.won(candidate("api/a"), opened=100.5, connected=100.5, sent=100.5, first_in=100.9)
+    stages = life.record.stages
+    assert stages.get(Stage.RATE_LIMIT) == (limited and pytest.approx(limited))
+    assert stages[Stage.FAILOVER] + stages.get(Stage.RATE_LIMIT, 0.0) == pytest.approx(0.5)
+
+
 def test_the_first_choice_keeps_its_first_prediction() -> None:
     """It was believed when it was decided, not when it had connected."""
     life = Life(Record(arrival=100.0))
