@@ -29,7 +29,8 @@ from gateway.monitor import Monitor
 from gateway.observe.accesslog import AccessLog
 from gateway.observe.admin import Admin
 from gateway.observe.beacon import Beacons
-from gateway.observe.metrics import EndpointCollector, Metrics, QueueCollector, ttft_buckets
+from gateway.observe.gauges import EndpointCollector, OwnCollector, QueueCollector, RouteCollector
+from gateway.observe.metrics import Metrics, budgets
 from gateway.observe.recorder import Recorder
 from gateway.observe.registry import Registry
 from gateway.observe.tracecontext import Tracer
@@ -82,7 +83,10 @@ class Gateway:
         if self.telemetry is not None:
             self.recorder.sinks.append(self.telemetry)
             registry.register(self.telemetry)
-        registry.register(EndpointCollector(self.monitor.loads))
+        registry.register(EndpointCollector(self.monitor.loads, self.monitor.told))
+        registry.register(RouteCollector(every_route))
+        lost = None if (log_ := self.access_log) is None else lambda: log_.lost
+        registry.register(OwnCollector(lambda: self.recorder.live, lost))
         first_token = config.defaults.first_token
         self.line = Line(self.monitor, first_token)
         registry.register(QueueCollector(every_route, self.line.depth))
@@ -98,7 +102,7 @@ class Gateway:
         self.proxy = Proxy(
             keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits, tracer
         )  # fmt: skip
-        beacons = Beacons(self.recorder, ttft_buckets(every_route))
+        beacons = Beacons(self.recorder, budgets(every_route))
         registry.register(beacons)
         self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, shown(config), beacons)
         self.admin_app = self.admin.app()

@@ -97,6 +97,10 @@ class Monitor:
         """By endpoint id, now."""
         return self.snapshot(monotonic()).loads
 
+    def told(self) -> Mapping[str, EngineLoad]:
+        """What engines said of themselves lately, by endpoint id."""
+        return self.fleet.told(monotonic())
+
     # -- probes and scrapes ----------------------------------------------------------------
 
     def watch(self, endpoints: Mapping[str, tuple[Origin, Backend]], interval: float) -> None:

@@ -186,6 +186,8 @@ def identify(record: Record, request: InferenceRequest, route: Route, tenant: Te
     record.max_tokens = request.max_tokens
     budget = route.ttft_budget(request.ttft_budget)
     record.ttft_budget = None if budget == FOREVER else budget
+    if request.traceparent:
+        record.trace_id = ingress.trace_id(request.traceparent)
     record.tpot_budget = route.tpot_budget(request.tpot_budget)
     record.total_budget = route.total.budget if route.total else None
     return route

@@ -10,10 +10,10 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from policies.caches import Caches, Sent
-from policies.endpoint import EndpointState, EndpointStatistics
+from policies.endpoint import STALE, EndpointState, EndpointStatistics
 from policies.facts import (
     NEVER,
     Candidate,
@@ -133,6 +133,10 @@ class Fleet:
     def expected_output(self, route: str, max_tokens: int | None = None) -> int:
         lengths = self._lengths.get(route)
         return (lengths or OutputLengths()).mean(max_tokens)
+
+    def told(self, now: float) -> Mapping[str, EngineLoad]:
+        """What engines said of themselves lately, by endpoint."""
+        return {name: state.engine for name, state in self._states.items() if now - state.scraped_at <= STALE}
 
     def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
         """For people: cheap enough to ask once a second."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS = {"us": (1, 1_000_000), "ms": (1, 1_000), "s": (1, 1), "m": (60, 1), "h": (3600, 1)}  # s, as a fraction
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*")
 
@@ -36,7 +36,8 @@ def seconds(value: Any) -> Any:
     number, unit = _split(value, "250ms, 2s or 5m")
     if unit not in _UNITS:
         raise ValueError(f"'{value}' has no unit of time; write it like 250ms, 2s or 5m")
-    return number * _UNITS[unit]
+    times, parts = _UNITS[unit]
+    return number * times / parts  # 700 * 0.001 is not 0.7
 
 
 def share(value: Any) -> Any:

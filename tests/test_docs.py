@@ -9,12 +9,12 @@ A ```yaml block says in the comment above it how it is to be read:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from gateway import app, caller, monitor, proxy, relay, serve, strictjson
 from gateway.cli import COMMANDS
@@ -23,13 +23,12 @@ from gateway.config.models import Config
 from gateway.config.schema import schema
 from gateway.dispatcher import WHOLE_ANSWER
 from gateway.observe import accesslog, otlp, recorder
-from gateway.observe.metrics import EndpointCollector, Metrics, QueueCollector
-from gateway.observe.telemetry import Telemetry
+from gateway.observe.catalog import CATALOG
 from policies import attempts, breaker, tiers, waiting
 from policies.endpoint import API_EJECTION
-from policies.facts import Load
 from policies.route import Workload
 from policies.workloads import PRESETS
+from scripts import metrics_page
 from tests.kit.gateways import document, pool
 
 ROOT = Path(__file__).parent.parent
@@ -139,20 +138,18 @@ def as_row(workload: Workload) -> tuple[str, ...]:
     return (*budgets, hedge, preset["on_miss"], preset["prefer"])
 
 
-def test_the_metrics_page_lists_what_is_exported() -> None:
-    """No series is unexplained, and none is explained that does not exist."""
-    registry = CollectorRegistry()
-    Metrics(registry, [])
-    registry.register(QueueCollector([], dict))
-    registry.register(EndpointCollector(lambda: {"small/10.0.0.11:8000": Load()}))
-    registry.register(Telemetry("http://127.0.0.1:9", {}))
-    exported = {
-        f"{family.name}_total" if family.type == "counter" else family.name
-        for family in registry.collect()
-        if family.name.startswith("firsttoken_")
-    }
+def test_the_metrics_page_is_what_the_table_of_metrics_says() -> None:
+    """`python scripts/metrics_page.py` writes it."""
+    assert (ROOT / "docs/metrics.md").read_text("utf-8") == metrics_page.page()
+
+
+def test_every_metric_has_its_row_on_the_page_twice() -> None:
+    """What it is; what moves it and what to do then. None is named that does not exist."""
     page = (ROOT / "docs/metrics.md").read_text("utf-8")
-    assert set(re.findall(r"^\| `(firsttoken_\w+)`", page, re.MULTILINE)) == exported
+    rows = Counter(re.findall(r"^\| `(firsttoken_\w+)`", page.partition("## Buckets")[0], re.MULTILINE))
+    assert rows == dict.fromkeys(CATALOG, 2)
+    named = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"firsttoken_\w+", page)}
+    assert named == CATALOG.keys()
 
 
 def test_every_make_target_that_the_pages_name_exists() -> None:

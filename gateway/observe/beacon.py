@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from gateway.observe.record import Record
 from gateway.observe.recorder import Recorder
-from gateway.observe.series import Histogram
+from gateway.observe.series import histogram
 from gateway.refusal import Refusal, bad_request
 from gateway.strictjson import BadJson, decode
 
@@ -28,15 +28,11 @@ LONGEST_ID = 128  # characters
 
 
 class Beacons(Collector):
-    """firsttoken_ttft_on_screen_seconds. `bounds`: its buckets."""
+    """firsttoken_ttft_on_screen_seconds. `bounds`: buckets beside the usual ones."""
 
     def __init__(self, recorder: Recorder, bounds: Iterable[float]) -> None:
         self.recorder = recorder
-        self.seconds = Histogram(
-            "firsttoken_ttft_on_screen_seconds",
-            "Sending of the request to its first token on screen, as callers report it",
-            "route", bounds=tuple(bounds),
-        )  # fmt: skip
+        self.seconds = histogram("firsttoken_ttft_on_screen_seconds", bounds)
 
     def collect(self) -> Iterable[Metric]:
         yield from self.seconds.collect()

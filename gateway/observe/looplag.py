@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from math import inf
 from time import monotonic
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.observe.series import Counter, Histogram
+from gateway.observe.series import counter, gauge, histogram
 
 log = logging.getLogger("firsttoken")
 
@@ -30,15 +30,14 @@ STALL = 0.005  # s of lateness that are counted, and said
 SAID_EVERY = 60.0  # s between two lines of the log
 BEFORE = 0.005  # s between the end of a stall and the reading of what came during it
 KEPT = 600.0  # s; longer than a first token may take
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
 class LoopLag(Collector):
     """`start`, then `close`. `seconds`, `stalls` and the greatest lateness since the last scrape are collected."""
 
     def __init__(self) -> None:
-        self.seconds = Histogram("firsttoken_loop_lag_seconds", "How late a timer of the loop was", bounds=BUCKETS)
-        self.stalls = Counter("firsttoken_loop_stalls", f"Times that it was late by {STALL * 1e3:g} ms or more")
+        self.seconds = histogram("firsttoken_loop_lag_seconds")
+        self.stalls = counter("firsttoken_loop_stalls_total")
         self._tally, self._stalled = self.seconds.of[()], self.stalls.of[()]
         self._greatest = 0.0  # since the last scrape
         self._due = inf
@@ -93,7 +92,5 @@ class LoopLag(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self.seconds.collect()
         yield from self.stalls.collect()
-        yield GaugeMetricFamily(
-            "firsttoken_loop_lag_max_seconds", "The greatest lateness since the last scrape", value=self._greatest
-        )
+        yield gauge("firsttoken_loop_lag_max_seconds", [((), self._greatest)])
         self._greatest = 0.0

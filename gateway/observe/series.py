@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Generic, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from gateway.observe.catalog import CATALOG
+from gateway.observe.family import Family, Kind
+
 Child = TypeVar("Child")
 Labels = tuple[str, ...]
+Example = tuple[str, float, float]  # a trace id, the value, its Unix time
 
 
 class Count:
@@ -30,18 +34,33 @@ class Count:
 
 
 class Tally:
-    """A histogram's buckets for one set of labels; `bounds` are upper and inclusive, +Inf is implied."""
+    """A histogram's buckets for one set of labels; `bounds` are upper and inclusive, +Inf is implied.
 
-    __slots__ = ("bounds", "counts", "sum")
+    `examples`: the latest of each bucket that somebody left there.
+    """
+
+    __slots__ = ("bounds", "counts", "examples", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
+        self.examples: dict[int, Example] = {}
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+
+    def refine(self, bounds: Sequence[float]) -> None:
+        """More bounds. Of what was counted before, nothing is known to be below the new ones."""
+        counts, examples = [0] * (len(bounds) + 1), {}
+        ends = [*self.bounds, float("inf")]
+        for place, end in enumerate(ends):
+            now_at = bisect_left(bounds, end)
+            counts[now_at] = self.counts[place]
+            if place in self.examples:
+                examples[now_at] = self.examples[place]
+        self.bounds, self.counts, self.examples = bounds, counts, examples
 
 
 class Children(dict[Labels, Child]):
@@ -81,14 +100,58 @@ class Histogram(Series[Tally]):
     """`bounds`: ascending upper bounds, in the metric's unit."""
 
     def __init__(self, name: str, doc: str, *labels: str, bounds: Sequence[float]) -> None:
-        super().__init__(name, doc, labels, lambda: Tally(bounds))
+        super().__init__(name, doc, labels, lambda: Tally(self.bounds))
         self.bounds = bounds
+
+    def refine(self, bounds: Sequence[float]) -> None:
+        """These as well, from now on."""
+        self.bounds = tuple(sorted({*self.bounds, *bounds}))
+        for tally in self.of.values():
+            tally.refine(self.bounds)
 
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(self.name, self.doc, labels=self.labels)
         bounds = [*map(floatToGoString, self.bounds), "+Inf"]
         for values, child in self.of.items():
             if any(child.counts):
-                buckets = list(zip(bounds, accumulate(child.counts), strict=True))
-                family.add_metric(values, buckets=buckets, sum_value=child.sum)
+                family.add_metric(values, buckets=list(_buckets(bounds, child)), sum_value=child.sum)
         yield family
+
+
+def _buckets(bounds: Sequence[str], tally: Tally) -> Iterable[tuple[str, float] | tuple[str, float, Exemplar]]:
+    for place, (bound, count) in enumerate(zip(bounds, accumulate(tally.counts), strict=True)):
+        if place in tally.examples:
+            trace_id, value, at = tally.examples[place]
+            yield bound, count, Exemplar({"trace_id": trace_id}, value, at)
+        else:
+            yield bound, count
+
+
+# -- of the catalogue ----------------------------------------------------------------------
+
+
+def counter(name: str) -> Counter:
+    """`name` as in the catalogue: with `_total`."""
+    row = _row(name, Kind.COUNTER)
+    return Counter(row.family, row.help, *row.labels)
+
+
+def histogram(name: str, bounds: Iterable[float] = ()) -> Histogram:
+    """`bounds`: more than the catalogue's."""
+    row = _row(name, Kind.HISTOGRAM)
+    return Histogram(row.family, row.help, *row.labels, bounds=tuple(sorted({*row.bounds, *bounds})))
+
+
+def gauge(name: str, values: Iterable[tuple[Labels, float]]) -> GaugeMetricFamily:
+    """As of now."""
+    row = _row(name, Kind.GAUGE)
+    family = GaugeMetricFamily(row.family, row.help, labels=row.labels)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
+
+
+def _row(name: str, kind: Kind) -> Family:
+    row = CATALOG[name]
+    assert row.kind is kind, f"{name} is a {row.kind}"
+    return row

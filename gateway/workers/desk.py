@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.app import CUT, shown
@@ -29,6 +29,7 @@ from gateway.config.models import Config
 from gateway.observe.admin import MAX_BODY, beacon_of, exposed, single
 from gateway.observe.figures import collected, figures
 from gateway.observe.replies import reply, respond
+from gateway.observe.series import counter, gauge
 from gateway.observe.wanted import wanted
 from gateway.refusal import Refusal
 from gateway.serve import loop_factory
@@ -166,11 +167,11 @@ class Desk(Collector):
         """As of the last look."""
         entries = self.register.all()
         serving = sum(entry.state is State.SERVING for entry in entries)
-        yield GaugeMetricFamily("firsttoken_workers", "Workers that serve", serving)
-        starts = CounterMetricFamily("firsttoken_worker_starts", "Processes started, by worker", labels=["worker"])
+        yield gauge("firsttoken_workers", [((), serving)])
+        starts = counter("firsttoken_worker_starts_total")
         for number, entry in enumerate(entries, 1):
-            starts.add_metric([str(number)], entry.starts)
-        yield starts
+            starts.of[(str(number),)].value = entry.starts
+        yield from starts.collect()
         yield from merged({None: self.dead, **{number + 1: told for number, told in self.last.items()}})
 
     # -- asking workers -------------------------------------------------------------------

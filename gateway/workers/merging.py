@@ -1,22 +1,29 @@
 """What several workers say, as one: metrics and endpoints. Pure. (Of recent requests: `gateway.observe.wanted`.)
 
 Rules for metrics:
-- Counters and histograms are added up, over the living and the dead: a total never goes back.
-- The queue is added up: every worker holds its own. Of endpoints every worker tells the load of all of them, some a
-  little later than others: the largest holds. Of their state the worst holds: one worker may have found out first.
+- Counters and histograms are added up, over the living and the dead: a total never goes back. Of a bucket's
+  exemplars the latest stays.
+- A gauge is joined as the catalogue says. The queue is added up: every worker holds its own. Of endpoints every worker
+  tells the load of all of them, some a little later than others: the largest holds. Of their state the worst holds: one
+  worker may have found out first.
 - What describes a process (`process_*`, `python_*`) stays apart, by worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import add
 from typing import Any
 
-from prometheus_client.core import Metric
+from prometheus_client.core import Exemplar, Metric
+from prometheus_client.samples import Sample
+
+from gateway.observe.catalog import BY_FAMILY
+from gateway.observe.family import Merge
 
 ADDED = ("counter", "histogram")
-QUEUE, STATE = "firsttoken_queue_depth", "firsttoken_endpoint_state"
 OF_PROCESS = ("process_", "python_")
+JOINED: Mapping[Merge, Callable[[float, float], float]] = {Merge.SUM: add, Merge.MAX: max, Merge.MIN: min}
 
 Labels = tuple[tuple[str, str], ...]
 Families = list[dict[str, Any]]
@@ -30,10 +37,17 @@ def families(metrics: Iterable[Metric]) -> Families:
             "name": metric.name,
             "help": metric.documentation,
             "type": metric.type,
-            "samples": [[sample.name, dict(sample.labels), sample.value] for sample in metric.samples],
+            "samples": [_told(sample) for sample in metric.samples],
         }
         for metric in metrics
     ]
+
+
+def _told(sample: Sample) -> list[Any]:
+    told = [sample.name, dict(sample.labels), sample.value]
+    if (example := sample.exemplar) is not None:
+        told.append([dict(example.labels), example.value, example.timestamp])
+    return told
 
 
 class Total:
@@ -42,25 +56,31 @@ class Total:
     def __init__(self, name: str, help: str, type: str) -> None:
         self.name, self.help, self.type = name, help, type
         self.values: Values = {}
+        self.examples: dict[tuple[str, Labels], Exemplar] = {}
+        row = BY_FAMILY.get(name)
+        self.merge = Merge.SUM if type in ADDED else Merge.MAX if row is None else row.merge
 
-    def add(self, samples: Iterable[tuple[str, Mapping[str, str], float]], worker: int | None) -> None:
+    def add(self, samples: Iterable[Sequence[Any]], worker: int | None) -> None:
         """`worker` None: of one that is no more."""
-        for name, labelled, value in samples:
+        for name, labelled, value, *example in samples:
             labels = tuple(labelled.items())
             if self.name.startswith(OF_PROCESS):
                 labels = (*labels, ("worker", str(worker)))
             known = self.values.get((name, labels))
-            self.values[name, labels] = value if known is None else self._join(known, value)
+            self.values[name, labels] = value if known is None else JOINED[self.merge](known, value)
+            if example:
+                self._show(name, labels, Exemplar(*example[0]))
 
-    def _join(self, one: float, other: float) -> float:
-        if self.type in ADDED or self.name == QUEUE:
-            return one + other
-        return min(one, other) if self.name == STATE else max(one, other)
+    def _show(self, name: str, labels: Labels, example: Exemplar) -> None:
+        """The latest."""
+        known = self.examples.get((name, labels))
+        if known is None or float(known.timestamp or 0.0) < float(example.timestamp or 0.0):
+            self.examples[name, labels] = example
 
     def metric(self) -> Metric:
         made = Metric(self.name, self.help, self.type)
         for (name, labels), value in self.values.items():
-            made.add_sample(name, dict(labels), value)
+            made.add_sample(name, dict(labels), value, exemplar=self.examples.get((name, labels)))
         return made
 
 

@@ -26,6 +26,12 @@ def test_a_duration_is_seconds(text: str, seconds: float) -> None:
     assert Written(duration=text).duration == pytest.approx(seconds)  # type: ignore[arg-type]
 
 
+def test_a_duration_is_the_number_that_one_would_write_in_seconds() -> None:
+    """A budget is a bucket's name: `le="0.7"`, not 0.7000000000000001."""
+    for millis in range(1, 10_000):
+        assert Written(duration=f"{millis}ms").duration == float(f"{millis}e-3")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("value", "mend"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Sequence
@@ -11,17 +12,24 @@ from typing import Any
 
 import prometheus_client
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from gateway.app import Gateway
-from gateway.observe.metrics import BATCH, TTFT_BUCKETS, EndpointCollector, Metrics, QueueCollector, ttft_buckets
+from gateway.observe.catalog import CATALOG, TTFT_BOUNDS
+from gateway.observe.gauges import EndpointCollector, OwnCollector, QueueCollector, RouteCollector
+from gateway.observe.metrics import BATCH, PROMPTS, Metrics
 from gateway.observe.record import AttemptRecord, End, Stage
 from gateway.observe.series import Counter, Histogram
-from gateway.observe.telemetry import Telemetry
-from policies.facts import AttemptKind, Ending, Health, Load
-from tests.gateway.builders import ANSWER, CHAT, calling, post, record, route
+from policies.facts import AttemptKind, Ending, EngineLoad, Health, Load
+from policies.route import Route
+from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route
 from tests.kit.gateways import pool, running
+from tests.kit.simulated import eventually
 from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
 
 
@@ -31,6 +39,7 @@ def spent(stages: dict[Stage, float]) -> list[float | None]:
 
 PAGE = Path(__file__).parents[3] / "docs/metrics.md"
 ROUTE = route(ttft={"budget": "800ms"})
+BUDGETS = {"chat": 700, "agent": 1_100, "autocomplete": 333}  # ms
 LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, Ending.SILENT)
 WON = AttemptRecord(2, AttemptKind.FALLBACK, "small/a", "small", 0.1, 1.0, Ending.COMPLETED)
 FULL: dict[str, Any] = {
@@ -43,9 +52,9 @@ FULL: dict[str, Any] = {
 class Exported:
     """Metrics, and what Prometheus would read of them."""
 
-    def __init__(self, *records: dict[str, Any]) -> None:
+    def __init__(self, *records: dict[str, Any], routes: Sequence[Route] = (ROUTE,)) -> None:
         self.registry = CollectorRegistry()
-        self.metrics = Metrics(self.registry, [ROUTE])
+        self.metrics = Metrics(self.registry, routes)
         for known in records:
             self.metrics(record(**{**FULL, **known}))
 
@@ -58,24 +67,6 @@ class Exported:
 
 
 # --------------------------------------------------------------------------- what a Record becomes
-
-
-def test_every_series_of_the_page_is_exported_with_its_labels() -> None:
-    """docs/metrics.md is what dashboards are written against."""
-    exported = Exported({})
-    exported.registry.register(EndpointCollector(lambda: {"small/a": Load()}))
-    exported.registry.register(QueueCollector([ROUTE], dict))
-    exported.registry.register(Telemetry("http://127.0.0.1:9", {}))
-    hedge = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 1.0, Ending.CANCELLED)
-    exported.metrics(record(attempts=[hedge, WON]))
-    found = {
-        (f"{family.name}_total" if family.type == "counter" else family.name, family.type): {
-            label for sample in family.samples for label in sample.labels if label != "le"
-        }
-        for family in exported.registry.collect()
-    }
-    rows = re.findall(r"^\| `(firsttoken_\w+)` \| (\w+) \|([^|]+)\|", PAGE.read_text("utf-8"), re.MULTILINE)
-    assert found == {(name, kind): set(re.findall(r"`(\w+)`", labels)) for name, kind, labels in rows}
 
 
 def test_one_record_counts_once_wherever_it_belongs() -> None:
@@ -178,7 +169,30 @@ def test_an_answer_that_comes_whole_says_nothing_about_the_prediction() -> None:
     """A first byte is not a first token: the engine sent it with the last."""
     exported = Exported({"stream": False})
     assert exported["ttft_seconds_count"] == {("chat", "small"): 1}
-    assert exported["ttft_prediction_error_seconds_count"] == {}
+    names = ("prediction_error_seconds_count", "prediction_covered_total", "predicted_seconds_count")
+    assert [exported[f"ttft_{name}"] for name in (*names, "by_prompt_seconds_count")] == [{}] * 4
+
+
+def test_predictions_are_shown_beside_what_came_of_them() -> None:
+    """How long, how far off, and whether within each quantile: the bound itself is."""
+    exported = Exported(
+        {"ttft_predicted_p50": 0.2, "ttft_predicted_p90": 0.3}, {"ttft_predicted_p50": 0.1, "ttft_predicted_p90": 0.15}
+    )
+    assert exported["ttft_predicted_seconds_sum"] == {("small",): pytest.approx(0.3)}
+    late = [s for s in exported.samples("ttft_prediction_error_seconds_bucket") if s.labels["le"] in ("0.0", "0.1")]
+    assert [s.value for s in late] == [1, 2]
+    assert exported["ttft_prediction_covered_total"] == {
+        ("small", quantile, covered): 1 for quantile in ("p50", "p90") for covered in ("true", "false")
+    }
+
+
+def test_an_engines_own_times_are_parts_beside_the_stages() -> None:
+    """They are within `upstream`: who adds up stages leaves them out."""
+    exported = Exported({"engine_queue": 0.02, "engine_prefill": 0.15})
+    assert exported["stage_seconds_sum"] == {
+        ("chat", "read"): 0.001, ("chat", "upstream"): 0.19, ("chat", "stream"): 0.8,
+        ("chat", "engine_queue"): 0.02, ("chat", "engine_prefill"): 0.15,
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------- buckets and labels
@@ -195,7 +209,101 @@ def test_a_routes_budget_is_a_bucket() -> None:
 def test_budgets_join_the_usual_buckets_in_order() -> None:
     """Each once, also one that is a usual bucket anyway; a route without a budget adds none."""
     routes = [ROUTE, route("a", ttft={"budget": "800ms"}), route("b", ttft={"budget": "1s"}), route("c")]
-    assert ttft_buckets(routes) == tuple(sorted({*TTFT_BUCKETS, 0.8}))
+    metrics = Metrics(CollectorRegistry(), routes)
+    assert metrics.ttft.bounds == metrics.by_prompt.bounds == tuple(sorted({*TTFT_BOUNDS, 0.8}))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.floats(0.0, 3.0), st.sampled_from([0.7, 0.8, 1.1, 0.7000000001, 1.0999999])),
+            st.booleans(),
+            st.sampled_from(["chat", "agent", "autocomplete"]),
+            st.sampled_from([10, 999, 1_000, 20_000, 90_000]),
+        ),
+        max_size=60,
+    )
+)
+def test_attainment_by_the_bucket_is_attainment_by_the_verdict(
+    answers: list[tuple[float, bool, str, int]],
+) -> None:
+    """Of the streams that were answered, exactly, on every route; answers that came whole are in neither."""
+    routes = [route(name, ttft={"budget": f"{ms}ms"}) for name, ms in BUDGETS.items()]
+    exported = Exported(routes=routes)
+    for ttft, stream, name, tokens in answers:
+        known = {"ttft": ttft, "stream": stream, "route": name, "prompt_tokens_reported": tokens}
+        exported.metrics(record(**FULL | known | {"ttft_budget": BUDGETS[name] / 1e3}))
+    slo, buckets = exported["slo_total"], exported.samples("ttft_by_prompt_seconds_bucket")
+    for name, ms in BUDGETS.items():
+        within = [s.value for s in buckets if (s.labels["route"], s.labels["le"]) == (name, f"{ms / 1e3:g}")]
+        all_of_them = [s.value for s in buckets if (s.labels["route"], s.labels["le"]) == (name, "+Inf")]
+        met, missed = (slo.get((name, "ttft", verdict), 0) for verdict in ("true", "false"))
+        assert (sum(within), sum(all_of_them)) == (met, met + missed)
+
+
+def test_on_a_route_of_streams_the_ttft_itself_says_it_too() -> None:
+    """By pool; and a request that was never answered is in no bucket, though it is a miss."""
+    exported = Exported(
+        {"ttft": 0.8},
+        {"ttft": 0.3, "pool": "large"},
+        {"ttft": 0.8000001},
+        {"ttft": None, "end": End.SHED, "tpot": None},
+    )
+    buckets = exported.samples("ttft_seconds_bucket")
+    assert (
+        sum(s.value for s in buckets if s.labels["le"] == "0.8") == exported["slo_total"]["chat", "ttft", "true"] == 2
+    )
+    assert sum(s.value for s in buckets if s.labels["le"] == "+Inf") == 3
+    assert exported["slo_total"]["chat", "ttft", "false"] == 2
+
+
+async def test_attainment_is_exact_over_sockets_too() -> None:
+    """A budget is the same number in the histogram and in the verdict, whatever was added to it and taken off."""
+    routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "137ms"}}}
+    async with Upstream(*[[STREAMED]] * 8) as upstream, running({"only": pool(upstream.url)}, routes) as gateway:
+        for _ in range(8):
+            async with calling(gateway.url) as caller:
+                await caller.ask(post({**CHAT, "stream": True}, "connection: close"))
+                await caller.rest()
+        assert [r.ttft_budget for r in gateway.recorder.recent] == [0.137] * 8
+        page = generate_latest(gateway.admin.registry).decode()
+    met = re.search(r'firsttoken_slo_total\{met="true",objective="ttft",route="chat"\} ([\d.]+)', page)
+    within = re.search(r'firsttoken_ttft_seconds_bucket\{le="0.137",pool="only",route="chat"\} ([\d.]+)', page)
+    assert within is not None
+    assert float(within[1]) == (float(met[1]) if met else 0.0)
+
+
+def test_other_budgets_are_buckets_from_then_on() -> None:
+    """What was counted before stays, and is not taken to be within a bound that was not looked at; none goes away."""
+    exported = Exported({"ttft": 0.6}, {"ttft": 0.1}, {"ttft": 0.6, "trace_id": "a" * 32})
+    exported.metrics.promise([route(ttft={"budget": "650ms"})])
+    exported.metrics(record(**FULL | {"ttft": 0.6}))
+    for name in ("ttft_seconds", "ttft_by_prompt_seconds"):
+        found = {s.labels["le"]: s.value for s in exported.samples(f"{name}_bucket")}
+        assert [found[le] for le in ("0.5", "0.65", "0.75", "0.8", "+Inf")] == [1, 2, 4, 4, 4]
+    (shown,) = [s for s in exported.samples("ttft_seconds_bucket") if s.exemplar]
+    assert shown.labels["le"] == "0.75"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size"),
+    [
+        (0, "<1k"),
+        (999, "<1k"),
+        (1_000, "1k-4k"),
+        (3_999, "1k-4k"),
+        (4_000, "4k-16k"),
+        (16_000, "16k-64k"),
+        (64_000, ">64k"),
+    ],
+)
+def test_ttft_is_shown_by_the_size_of_the_prompt(tokens: int, size: str) -> None:
+    """As the engine counted it, or as we did where it does not say."""
+    reported = {"prompt_tokens_reported": tokens, "prompt_tokens_estimated": 5}
+    for known in (reported, {"prompt_tokens_reported": None, "prompt_tokens_estimated": tokens}):
+        assert [*Exported(known)["ttft_by_prompt_seconds_count"]] == [("chat", size)]
+    assert size in PROMPTS
 
 
 def test_the_children_of_a_metric_are_made_once() -> None:
@@ -233,6 +341,56 @@ def _plain(page: bytes) -> list[bytes]:
     return [line for line in page.splitlines() if b"_created" not in line]
 
 
+async def test_two_hundred_odd_callers_leave_the_series_as_they_were() -> None:
+    """Models, request ids, headers, keys and traces, in every script and with control characters: counted all, and
+    not one of them is a label."""
+    odd = [f"{text}-{i}" for i in range(20) for text in ODD]
+    assert len(odd) == 200
+    async with Upstream(*[[STREAMED]] * 500) as upstream:
+        pools = {"only": pool(upstream.url)}
+        keys = [{"name": "k", "sha256": hashlib.sha256(b"sk-known").hexdigest()}]
+        async with running(pools, passthrough="only", keys=keys) as gateway:
+            counted = []
+            for names in (["plain"], odd):
+                for name in names:
+                    for key in (name, "sk-known"):
+                        await ask_as(gateway, name, key)
+                await eventually(lambda: not gateway.recorder.live)
+                for accept in ("text/plain", OPENMETRICS):
+                    page = (await get(gateway.admin_url, "/metrics", f"accept: {accept}"))[2].decode()
+                    counted.append({series(line) for line in page.splitlines() if line.startswith(CALLERS)})
+            assert [before ^ after for before, after in zip(counted[:2], counted[2:], strict=True)] == [set(), set()]
+            assert gateway.recorder.recent[-1].end is End.COMPLETED
+            total = sum(s.value for f in gateway.admin.registry.collect() for s in f.samples if s.name == REQUESTS)
+            assert total == 2 * 201
+
+
+REQUESTS = "firsttoken_requests_total"
+CHANCE = ("firsttoken_loop_", "firsttoken_ttft_prediction_covered_total")  # which of their series there are
+CALLERS = tuple(name for name in CATALOG if not name.startswith(CHANCE))
+ODD = (
+    "../../etc", "\u043c\u043e\u0434", "型", "a b", 'x"} 1\n', "\u202eevil", "{}", "\x7f", "<script>",
+    "firsttoken_ttft_seconds",
+)  # fmt: skip
+
+
+def series(line: str) -> str:
+    """Name and labels, without value and exemplar."""
+    return line.partition(" # ")[0].rpartition(" ")[0]
+
+
+async def ask_as(gateway: Gateway, name: str, key: str) -> None:
+    """Everything that a caller may say is this name."""
+    said, key = ("".join(c for c in text if c.isprintable()) for text in (name, key))
+    headers = [
+        f"{header}: {said}" for header in ("x-request-id", "x-session-id", "traceparent", "user-agent", "cookie")
+    ]
+    body = {**CHAT, "model": name, "user": name, "stream": True, "metadata": {name: name}}
+    async with calling(gateway.url) as caller:
+        caller.writer.write(post(body, f"authorization: Bearer {key}", *headers, "connection: close"))
+        await caller.rest()
+
+
 async def test_no_caller_can_mint_a_series() -> None:
     """Ten thousand names of models, ids, sessions and headers: as many series after them as after the first few."""
 
@@ -255,6 +413,61 @@ async def test_no_caller_can_mint_a_series() -> None:
     assert (len(refused), len(passed)) == (1, 1)
 
 
+# --------------------------------------------------------------------------- exemplars
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_a_bucket_names_the_latest_trace_that_fell_into_it() -> None:
+    """In OpenMetrics; a request without a trace leaves what was there."""
+    exported = Exported(
+        {"trace_id": "1" * 32, "ttft": 0.3, "wall": 100.0}, {"trace_id": TRACE, "ttft": 0.4, "wall": 200.0},
+        {"ttft": 0.45}, {"trace_id": "2" * 32, "ttft": 50.0, "wall": 300.0},
+    )  # fmt: skip
+    page = openmetrics.generate_latest(exported.registry).decode()
+    shown = {s.labels["le"]: s.exemplar for s in samples_of(page, "firsttoken_ttft_seconds_bucket") if s.exemplar}
+    assert {le: (e.labels, e.value, float(e.timestamp)) for le, e in shown.items()} == {
+        "0.5": ({"trace_id": TRACE}, 0.4, pytest.approx(200.4)), "+Inf": ({"trace_id": "2" * 32}, 50.0, 350.0),
+    }  # fmt: skip
+    assert page.count("# {") == 2
+
+
+def test_the_text_format_has_no_exemplars() -> None:
+    """It knows none, and a parser of it would stumble."""
+    assert b"# {" not in generate_latest(Exported({"trace_id": TRACE}).registry)
+
+
+def samples_of(page: str, name: str) -> list[Sample]:
+    return [s for family in text_string_to_metric_families(page) for s in family.samples if s.name == name]
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "known"),
+    [
+        (f"00-{TRACE}-b7ad6b7169203331-01", TRACE),
+        (f"00-{TRACE}-b7ad6b7169203331-00", TRACE),
+        (f"cc-{TRACE}-b7ad6b7169203331-01-what-the-future-will-be-like", TRACE),
+        (f"ff-{TRACE}-b7ad6b7169203331-01", ""),
+        (f"00-{'0' * 32}-b7ad6b7169203331-01", ""),
+        (f"00-{TRACE}-{'0' * 16}-01", ""),
+        (f"00-{TRACE.upper()}-b7ad6b7169203331-01", ""),
+        ('00-"} 1', ""),
+        ("", ""),
+    ],
+)
+async def test_the_trace_is_the_callers_where_it_names_one(traceparent: str, known: str) -> None:
+    """32 hex digits and nothing else gets into an exemplar."""
+    headers = f"traceparent: {traceparent}", "connection: close"
+    async with conversing([STREAMED]) as (gateway, caller, _):
+        await caller.ask(post({**CHAT, "stream": True}, *headers))
+        await caller.rest()
+        assert [r.trace_id for r in gateway.recorder.recent] == [known]
+        page = (await get(gateway.admin_url, "/metrics", f"accept: {OPENMETRICS}"))[2].decode()
+    shown = [s.exemplar for s in samples_of(page, "firsttoken_ttft_seconds_bucket") if s.exemplar]
+    assert [e.labels for e in shown] == ([{"trace_id": known}] if known else [])
+
+
 # --------------------------------------------------------------------------- the fleet
 
 
@@ -264,6 +477,42 @@ def test_the_queue_is_read_when_prometheus_asks() -> None:
     registry.register(QueueCollector([ROUTE, route("agent")], lambda: {"chat": 3}))
     depth = [registry.get_sample_value("firsttoken_queue_depth", {"route": name}) for name in ("chat", "agent")]
     assert depth == [3, 0]
+
+
+def test_routes_say_what_they_promise() -> None:
+    """The line that a dashboard draws; where nothing is promised there is none."""
+    registry = CollectorRegistry()
+    registry.register(RouteCollector([route("agent"), route(ttft={"budget": "800ms", "target": 0.9})]))
+    found = {s.name: (s.labels, s.value) for family in registry.collect() for s in family.samples}
+    assert found == {
+        "firsttoken_route_ttft_budget_seconds": ({"route": "chat"}, 0.8),
+        "firsttoken_route_ttft_target_ratio": ({"route": "chat"}, 0.9),
+    }
+
+
+def test_what_an_engine_says_of_itself_is_shown_as_it_says_it() -> None:
+    """Beside our own ledger; what it does not say is not there, which is not 0."""
+    registry = CollectorRegistry()
+    told = {"small/a": EngineLoad(running=4, waiting=2, kv_usage=0.5), "small/b": EngineLoad(running=0)}
+    registry.register(EndpointCollector(lambda: {name: Load() for name in told}, lambda: told))
+    found = {s.name.removeprefix("firsttoken_endpoint_"): [] for family in registry.collect() for s in family.samples}
+    for family in registry.collect():
+        for s in family.samples:
+            found[s.name.removeprefix("firsttoken_endpoint_")].append((s.labels["endpoint"], s.value))
+    assert found["running"] == [("small/a", 4.0), ("small/b", 0.0)]
+    assert (found["waiting"], found["kv_usage_ratio"]) == ([("small/a", 2.0)], [("small/a", 0.5)])
+
+
+def test_the_gateway_tells_of_itself() -> None:
+    """Its version, what it has under way, and what its log lost where it has one."""
+    for lost, lines in ((None, None), (lambda: 3, 3.0)):
+        registry = CollectorRegistry()
+        registry.register(OwnCollector(lambda: 7, lost))
+        assert registry.get_sample_value("firsttoken_requests_in_progress") == 7
+        assert registry.get_sample_value("firsttoken_access_log_lines_lost_total") == lines
+        (info,) = [s for family in registry.collect() for s in family.samples if s.name == "firsttoken_build_info"]
+        assert ([*info.labels], info.value) == (["version"], 1.0)
+        assert info.labels["version"]
 
 
 @pytest.mark.parametrize(("health", "state"), [(Health.UP, 1.0), (Health.PROBING, 0.5), (Health.DOWN, 0.0)])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import web
-from prometheus_client.core import CounterMetricFamily
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetricFamily, Metric
 
 from gateway.config.models import Config
 from gateway.workers import desk as desks
@@ -28,12 +29,20 @@ class Worker:
     def __init__(self, path: Path) -> None:
         self.path, self.life, self.requests = path, "first", 0
         self.silent = False
+        self.trace = ""  # of an exemplar; its time is its first letter
 
     async def counts(self, http: web.Request) -> web.Response:
         if self.silent:
             raise web.HTTPServiceUnavailable
         family = CounterMetricFamily("firsttoken_requests", "Requests", value=self.requests)
-        return web.json_response({"life": self.life, "families": families([family])})
+        return web.json_response({"life": self.life, "families": families([family, *self.timed()])})
+
+    def timed(self) -> Iterator[Metric]:
+        if self.trace:
+            family = HistogramMetricFamily("firsttoken_ttft_seconds", "TTFT", labels=[])
+            shown = Exemplar({"trace_id": self.trace}, 0.1, float(ord(self.trace[0])))
+            family.add_metric([], [("+Inf", 1.0, shown)], 0.1)
+            yield family
 
 
 @asynccontextmanager
@@ -86,6 +95,19 @@ async def test_another_desk_knows_of_the_dead(tmp_path: Path) -> None:
         successor = Desk(CONFIG, [str(one.path)], Register(1), retired)
         assert await total(successor) == 4
         await successor.close()
+
+
+async def test_exemplars_come_through_the_desk(tmp_path: Path) -> None:
+    """To whoever asks for OpenMetrics: the latest of all workers'."""
+    async with asking(tmp_path) as (desk, workers):
+        for worker, trace in zip(workers, ("a" * 32, "b" * 32), strict=True):
+            worker.trace = trace
+        async with TestClient(TestServer(desk.app())) as client:
+            plain = await (await client.get("/metrics")).text()
+            accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+            page = await (await client.get("/metrics", headers=accept)).text()
+    assert "# {" not in plain
+    assert f'le="+Inf"}} 2.0 # {{trace_id="{"b" * 32}"}} 0.1 ' in page
 
 
 async def test_a_worker_that_is_not_there_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

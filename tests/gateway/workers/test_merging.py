@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
 from gateway.workers.merging import Families, buried, endpoints, families, kept, merged
 from gateway.workers.retired import Retired
@@ -49,10 +54,45 @@ def test_histograms_are_added_up_bucket_by_bucket() -> None:
     assert found["firsttoken_ttft_seconds_sum", "chat"] == 4.5
 
 
+def exemplified(count: float, *told: tuple[str, str, float]) -> Families:
+    """A worker's histogram of one bucket; `told`: bucket, trace id and time of an exemplar each."""
+    shown = {le: Exemplar({"trace_id": trace}, 0.05, at) for le, trace, at in told}
+    family = HistogramMetricFamily("firsttoken_ttft_seconds", "TTFT", labels=["route"])
+    buckets = [(le, count, shown[le]) if le in shown else (le, count) for le in ("0.1", "+Inf")]
+    family.add_metric(["chat"], buckets, 0.5)
+    return families([family])
+
+
+def test_of_a_buckets_exemplars_the_latest_stays() -> None:
+    """Whichever worker had it, also one that is no more; through JSON and back, as they are told."""
+    told = [
+        exemplified(1, ("0.1", "b" * 32, 200.0)),
+        exemplified(2, ("0.1", "a" * 32, 100.0), ("+Inf", "c" * 32, 50.0)),
+        buried(exemplified(3), exemplified(4, ("+Inf", "d" * 32, 60.5))),
+    ]
+    told = msgspec.json.decode(msgspec.json.encode(told), type=list[Families])
+    registry = CollectorRegistry()
+    registry.register(Fixed(merged({1: told[0], 2: told[1], None: told[2]})))
+    page = openmetrics.generate_latest(registry).decode()
+    assert re.findall(r'le="([^"]+)",route="chat"} ([\d.]+) # {trace_id="(.)\3*"} 0.05 ([\d.]+)', page) == [
+        ("0.1", "10.0", "b", "200.0"), ("+Inf", "10.0", "d", "60.5"),
+    ]  # fmt: skip
+
+
+class Fixed(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self.metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self.metrics
+
+
 def test_each_gauge_is_merged_by_what_it_means() -> None:
     """Queues are each worker's own; load is told by all of all; trouble shows whoever sees it."""
     cases = {
-        "firsttoken_queue_depth": 5.0, "firsttoken_endpoint_in_flight": 3.0, "firsttoken_endpoint_state": 2.0,
+        "firsttoken_queue_depth": 5.0, "firsttoken_requests_in_progress": 5.0, "firsttoken_endpoint_in_flight": 3.0,
+        "firsttoken_endpoint_waiting": 3.0, "firsttoken_endpoint_state": 2.0, "firsttoken_redis_up": 2.0,
+        "firsttoken_config_loaded_timestamp_seconds": 2.0, "firsttoken_not_in_the_table": 3.0,
     }  # fmt: skip
     for name, expected in cases.items():
         assert values(merged({1: gauge(name, 2.0), 2: gauge(name, 3.0)})) == {(name,): expected}
