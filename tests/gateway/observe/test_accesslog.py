@@ -17,7 +17,7 @@ import pytest
 from gateway.observe import accesslog
 from gateway.observe.accesslog import BATCH, LINGER, AccessLog
 from gateway.observe.record import End, Record
-from tests.gateway.builders import ANSWER, CHAT, calling, post, record
+from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, get, post, record
 from tests.kit.gateways import pool, running
 from tests.kit.simulated import eventually
 from tests.kit.upstream import CLOSE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk
@@ -173,6 +173,53 @@ async def test_a_disk_that_refuses_is_said_once_and_the_writer_goes_on(caplog: p
     assert [entry.message for entry in caplog.records] == [
         "the access log cannot be written: [Errno 28] No space left on device"
     ]
+
+
+BREAKING = (
+    "\n", "\r\n", "\x1b[31mred", "\x9b31m", "\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\0", "\x7f", "\u202e",
+    '"}\n{"forged":"',
+)  # fmt: skip
+HEADERS = ("x-request-id", "traceparent", "x-session-id", "x-priority", "authorization", "x-slo-ttft-ms", "user-agent")
+
+
+@pytest.mark.parametrize("more", [{}, {"passthrough": "only"}], ids=["routes", "passthrough"])
+async def test_whatever_a_caller_sends_is_one_line(tmp_path: Path, more: dict[str, Any]) -> None:
+    """At the socket: line ends, terminals' commands and forged lines in ids, models, headers and fields. One line to
+    every reader, by whatever it is that it ends lines, and nothing in it but printable ASCII."""
+    path = tmp_path / "access.jsonl"
+    more = {**more, "telemetry": {"access_log": str(path)}}
+    async with Upstream(*[[STREAMED]] * 300) as upstream, running({"only": pool(upstream.url)}, **more) as gateway:
+        seen: list[Record] = []
+        gateway.recorder.sinks.append(seen.append)
+        for text in BREAKING:
+            for header in HEADERS:
+                for body in ({"model": f"a{text}b"}, {"user": text, "stop": text}, {"max_tokens": text}):
+                    await say(gateway.url, header, text, {**CHAT, "stream": True, **body})
+        await eventually(lambda: not gateway.recorder.live)
+    text = path.read_bytes()
+    assert len(text.split(b"\n")) - 1 == len(text.decode("ascii").splitlines()) == len(seen) > 200
+    assert not [byte for byte in set(text) if not 0x20 <= byte < 0x7F and byte != 0x0A]
+    assert {"forged"}.isdisjoint(key for line in lines(path) for key in line)
+
+
+async def say(url: str, header: str, text: str, body: dict[str, Any]) -> None:
+    """One request; the header's value as it is but for what would end the header, and once more in UTF-8."""
+    for raw in (text.encode("latin-1", "ignore"), text.encode()):
+        async with calling(url) as caller:
+            asked = post(body, "connection: close", f"{header}: PUT_HERE")
+            caller.writer.write(asked.replace(b"PUT_HERE", b"x" + raw.translate(None, b"\r\n\0")))
+            await caller.rest()
+
+
+async def test_what_is_lost_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """firsttoken_access_log_lines_lost_total, as a scrape finds it."""
+    async with running({"only": pool("http://127.0.0.1:9")}, telemetry={"access_log": "/dev/full"}) as gateway:
+        async with calling(gateway.url) as caller:
+            await caller.ask(post({**CHAT, "model": "nope"}, "connection: close"))
+        assert gateway.access_log is not None
+        await eventually(lambda: gateway.access_log.lost)
+        page = (await get(gateway.admin_url, "/metrics"))[2]
+    assert b"\nfirsttoken_access_log_lines_lost_total 1.0\n" in page
 
 
 async def test_no_prompt_or_answer_is_ever_in_it(tmp_path: Path) -> None:
