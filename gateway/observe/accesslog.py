@@ -54,7 +54,7 @@ class AccessLog:
     def _render(self) -> None:
         """Lines of all Records that wait; those that the queue would not hold are not made."""
         records, self._waiting = self._waiting, []
-        if self._given + len(self._lines) + len(records) - self._written - self._unwritten > QUEUE:
+        if self.behind + len(self._lines) + len(records) > QUEUE:
             self._dropped += len(records)
         else:
             self._lines += map(_line, records)
@@ -69,6 +69,11 @@ class AccessLog:
             lines, self._lines = self._lines, []
             self._given += len(lines)
             self._queue.put(lines)
+
+    @property
+    def behind(self) -> int:
+        """Lines that the writer was given and has yet to write."""
+        return self._given - self._written - self._unwritten
 
     @property
     def lost(self) -> int:

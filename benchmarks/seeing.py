@@ -1,0 +1,253 @@
+"""What it costs to see a request: `python -m benchmarks.seeing [RECORDS]` prints microseconds of CPU each.
+
+Rows: the Record itself (a Life from its beginning to its end, with all stages), metrics, the access log; and all three
+as they follow one another in a gateway, which must take BUDGET at most. Warm is a loop of nothing else. Cold: between two
+requests COLD bytes of other memory are read, so that nothing of the last one is left in the core's own caches. A gateway
+lies between the two.
+
+CPU is that of the thread, plus that of the log's own. A figure is the least of ROUNDS, each the median of groups of GROUP
+requests, which is what metrics and log take at a time: a busy machine only adds. The clock's own time is taken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import median
+from tempfile import NamedTemporaryFile
+from time import clock_gettime, monotonic, pthread_getcpuclockid, thread_time
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from gateway.observe.accesslog import AccessLog
+from gateway.observe.looplag import LoopLag
+from gateway.observe.metrics import Metrics
+from gateway.observe.record import ADMIT, DECIDE, ESTIMATE, PARSE, READ, AttemptRecord, End, Life, Record
+from gateway.observe.recorder import Recorder
+from policies.facts import AttemptKind, Candidate, Decision, Ending, Endpoint, Forecast, Outcome
+from policies.route import Route
+
+BUDGET = 40.0  # us
+RECORDS = 4_096
+ROUNDS = 5
+GROUP = 16  # requests
+LET_GO = 512  # requests after which the log is waited for
+COLD = 4 << 20  # bytes: more than a core's own caches hold
+LINE = 64  # bytes of a cache line
+ROUTES = ("chat", "agent", "task")
+ENDPOINTS = tuple(Endpoint(f"{pool}/10.0.0.{i}:8000", pool, "eu-west") for pool in ("small", "large") for i in range(4))
+
+Sink = Callable[[Record], None]
+Row = Callable[[int], None]  # does its part of the request with this number
+
+
+# -- a request -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """What happens to a request, decided beforehand."""
+
+    number: int
+    route: str
+    candidate: Candidate
+    decision: Decision
+    lost: AttemptRecord | None
+    ttft: float
+    tokens: int
+
+
+def lives(count: int) -> Sequence[Lived]:
+    """Chat and agents, a tenth of them after a failed attempt."""
+    random = Random(1)
+    return [_lived(number, random) for number in range(count)]
+
+
+def _lived(number: int, random: Random) -> Lived:
+    endpoint, ttft = random.choice(ENDPOINTS), random.lognormvariate(-1.5, 0.6)
+    prompt, lost = int(random.lognormvariate(7, 1)), random.random() < 0.1
+    forecast = Forecast(ttft * random.lognormvariate(0, 0.2), tpot=0.02, samples=100, prefill=ttft)
+    candidate = Candidate(endpoint, 0, prompt, prompt // 2, forecast, 0.97, 0.001, 0.2, "tier 1: p50 210 ms")
+    failed = AttemptRecord(1, AttemptKind.PRIMARY, "small/10.0.0.9:8000", "small", 0.001, 0.003, Ending.FAILED)
+    decision = Decision(Outcome.PLACE, 0.0, 1.0, (candidate,), scorer="predicted")
+    return Lived(
+        number, random.choice(ROUTES), candidate, decision, failed if lost else None, ttft, random.randint(2, 400)
+    )
+
+
+def live(recorder: Recorder, lived: Lived) -> None:
+    """All that the straight line, the dispatcher, the relay and the settlement ask of a Life."""
+    arrival = monotonic()
+    with recorder.life(arrival) as life:
+        record = life.record
+        record.request_id, record.operation = f"req_0123456789abcdef{lived.number:08x}", "chat"
+        life.note(READ, None)
+        life.note(PARSE, None)
+        record.route, record.workload, record.tenant, record.stream = lived.route, "chat", "web-app", True
+        record.ttft_budget, record.tpot_budget, record.total_budget = 0.8, 0.05, 30.0
+        record.trace_id = "0af7651916cd43dd8448eb211c80319c"
+        life.note(ESTIMATE, None)
+        life.note(ADMIT, None)
+        life.note(DECIDE, life.decided(lived.decision))
+        if lived.lost is not None:
+            record.attempts.append(lived.lost)
+        first_in = arrival + lived.ttft
+        record.model = "qwen3-8b"
+        life.won(lived.candidate, arrival + 0.002, arrival + 0.002, arrival + 0.0021, first_in)
+        record.status = 200
+        life.first_token_out(first_in + 0.00002)
+        settle(record, lived)
+        life.finished(End.COMPLETED, first_in + 0.02 * lived.tokens)
+
+
+def settle(record: Record, lived: Lived) -> None:
+    endpoint, prompt = lived.candidate.endpoint, lived.candidate.prompt_tokens
+    record.attempts.append(
+        AttemptRecord(
+            1 + (lived.lost is not None), AttemptKind.PRIMARY, endpoint.id, endpoint.pool, 0.002, lived.ttft + 1.0,
+            Ending.COMPLETED,
+        )
+    )  # fmt: skip
+    record.prompt_tokens_reported, record.cached_tokens_reported = prompt + 4, prompt // 2
+    record.engine_queue, record.engine_prefill = lived.ttft * 0.2, lived.ttft * 0.7
+    record.engine_ttft = lived.ttft * 0.9
+    record.output_tokens, record.tpot, record.cost_usd = lived.tokens, 0.02, 0.0004
+    record.prefix = (0x123456789ABCDEF0, 0x0FEDCBA987654321)
+
+
+def finished(count: int) -> Sequence[Record]:
+    """Their Records."""
+    records: list[Record] = []
+    recorder = Recorder([records.append], LoopLag())
+    for lived in lives(count):
+        live(recorder, lived)
+    return records
+
+
+# -- the rows ------------------------------------------------------------------------------
+
+
+def routes() -> Iterator[Route]:
+    for name in ROUTES:
+        yield Route.model_validate({"name": name, "tiers": ["small", "large"], "ttft": {"budget": "800ms"}})
+
+
+def record_row(count: int) -> Row:
+    recorder, requests = Recorder([], LoopLag()), lives(count)
+    return lambda number: live(recorder, requests[number])
+
+
+def metrics_row(count: int) -> Row:
+    metrics, records = Metrics(CollectorRegistry(), routes()), finished(count)
+    return lambda number: metrics(records[number])
+
+
+def log_row(count: int, log: AccessLog) -> Row:
+    records = finished(count)
+    return lambda number: log(records[number])
+
+
+def all_of_them(count: int, log: AccessLog) -> Row:
+    """As it is in a gateway: each Record is counted and written when it ends."""
+    recorder, requests = Recorder([Metrics(CollectorRegistry(), routes()), log], LoopLag()), lives(count)
+    return lambda number: live(recorder, requests[number])
+
+
+def rows(count: int, log: AccessLog) -> Mapping[str, Row]:
+    """By the name of the line in the table. Another sink is a line more: a function that makes its Row."""
+    return {
+        "Record": record_row(count),
+        "metrics": metrics_row(count),
+        "access log": log_row(count, log),
+        "all three": all_of_them(count, log),
+    }
+
+
+# -- measuring -----------------------------------------------------------------------------
+
+
+class Cold:
+    """Other memory, a byte of each line of which is read in one call; every time from another place."""
+
+    def __init__(self, size: int = COLD) -> None:
+        self.memory = memoryview(bytearray(size * 2))
+        self.size = size
+
+    def walk(self, number: int) -> None:
+        start = number * LINE % self.size
+        self.memory[start : start + self.size : LINE].tobytes()
+
+
+def nothing(number: int) -> None:
+    """What takes the clock's own time."""
+
+
+async def timed(row: Row, count: int, log: AccessLog, between: Row) -> float:
+    """Seconds of CPU for one, the log's thread included."""
+    writer, began = writer_clock(log), 0.0
+    before, groups = clock_gettime(writer), []
+    for start in range(0, count, GROUP):
+        spent = 0.0
+        for number in range(start, start + GROUP):
+            between(number)
+            began = thread_time()
+            row(number)
+            spent += thread_time() - began
+        groups.append(spent / GROUP)
+        if not start % LET_GO:
+            await written(log)
+    await written(log)
+    return median(groups) + (clock_gettime(writer) - before) / count
+
+
+async def written(log: AccessLog) -> None:
+    """All that waits, by its thread."""
+    log.flush()
+    while log.behind:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+def writer_clock(log: AccessLog) -> int:
+    ident = log._thread.ident
+    assert ident is not None
+    return pthread_getcpuclockid(ident)
+
+
+async def measure(count: int) -> Mapping[str, tuple[float, float]]:
+    """Microseconds each, warm and cold."""
+    found: dict[str, tuple[float, float]] = {}
+    with NamedTemporaryFile() as file:
+        log = AccessLog(file.name)
+        for name, row in rows(count, log).items():
+            await timed(row, count, log, nothing)
+            ways = (nothing, Cold().walk)
+            least = [min([await _each(row, count, log, between) for _ in range(ROUNDS)]) for between in ways]
+            found[name] = (least[0] * 1e6, least[1] * 1e6)
+        log.close()
+    return found
+
+
+async def _each(row: Row, count: int, log: AccessLog, between: Row) -> float:
+    clock = await timed(nothing, count, log, nothing)
+    return await timed(row, count, log, between) - clock
+
+
+def table(found: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    yield "| us of CPU per request | warm | cold |"
+    yield "|---|---:|---:|"
+    for name, (warmly, coldly) in found.items():
+        yield f"| {name} | {warmly:.1f} | {coldly:.1f} |"
+
+
+def main(arguments: Sequence[Any]) -> int:
+    found = asyncio.run(measure(int(arguments[0]) if arguments else RECORDS))
+    print("\n".join(table(found)))
+    return 0 if max(found["all three"]) <= BUDGET else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
