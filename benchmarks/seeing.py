@@ -6,7 +6,7 @@ between two requests COLD bytes of other memory are read, so that nothing of the
 caches. A gateway lies between the two.
 
 CPU is that of the thread, plus that of the log's own. A figure is the least of ROUNDS, each the median of groups of
-GROUP requests, which is what metrics and log take at a time: a busy machine only adds. The clock's own time is taken off.
+GROUP requests, which is what metrics and log take at a time: a busy machine only adds. The clock's own time is off.
 """
 
 from __future__ import annotations
