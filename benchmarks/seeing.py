@@ -1,4 +1,4 @@
-"""What it costs to see a request: `python -m benchmarks.seeing [RECORDS]` prints microseconds of CPU each.
+"""What it costs to see a request: `python -m benchmarks.seeing [RECORDS] [--traces]` prints microseconds of CPU each.
 
 Rows: the Record itself (a Life from its beginning to its end, with all stages), metrics, the access log; and all three
 as they follow one another in a gateway. Warm is a loop of nothing else, in which they must take BUDGET at most. Cold:
@@ -245,8 +245,13 @@ def table(found: Mapping[str, tuple[float, float]]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[Any]) -> int:
-    found = asyncio.run(measure(int(arguments[0]) if arguments else RECORDS))
+    numbers = [int(argument) for argument in arguments if argument != "--traces"]
+    found = asyncio.run(measure(*numbers or [RECORDS]))
     print("\n".join(table(found)))
+    if "--traces" in arguments:
+        from benchmarks.tracing_cost import traces  # needs the extra `otel`
+
+        print(f"| traces at 100%, paced | {traces():.1f} | |")
     return 0 if found["all three"][0] <= BUDGET else 1
 
 

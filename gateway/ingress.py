@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from itertools import count
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 _PROCESS = os.urandom(8).hex()  # what tells our ids from those of other gateways and other times
 _ordinals = count(1)
 _TTFT, _TPOT = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"), ("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _DECIDING = frozenset({"x-priority", "traceparent", "x-session-id", *_TTFT, *_TPOT})
 
 
@@ -110,12 +108,6 @@ def _budget(headers: Mapping[str, str], *names: str) -> float | None:
                 raise bad_request(f"The header {name} must be a positive number of milliseconds.", name)
             return millis / 1e3
     return None
-
-
-def trace_id(traceparent: str) -> str:
-    """32 hex digits (W3C Trace Context, 3.2); empty where it is none: it is shown to others as it is."""
-    found = _TRACEPARENT.fullmatch(traceparent)
-    return found[1] if found and found[1].strip("0") else ""
 
 
 def request_id(headers: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from gateway.keys import Keys, Tenant
 from gateway.line import HeldTooLong, Line
 from gateway.observe.record import End, Life, Record, Stage, landmarks
 from gateway.observe.recorder import Recorder
-from gateway.observe.tracecontext import Tracer
+from gateway.observe.tracecontext import Tracer, parent
 from gateway.refusal import Refusal, internal, retry_later
 from gateway.relay import Relay
 from gateway.replyhead import gateway_headers
@@ -186,8 +186,8 @@ def identify(record: Record, request: InferenceRequest, route: Route, tenant: Te
     record.max_tokens = request.max_tokens
     budget = route.ttft_budget(request.ttft_budget)
     record.ttft_budget = None if budget == FOREVER else budget
-    if request.traceparent:
-        record.trace_id = ingress.trace_id(request.traceparent)
+    if not record.trace_id and request.traceparent and (above := parent(request.traceparent)) is not None:
+        record.trace_id = above.id  # of the caller's trace, where we make none
     record.tpot_budget = route.tpot_budget(request.tpot_budget)
     record.total_budget = route.total.budget if route.total else None
     return route

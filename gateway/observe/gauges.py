@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.observe.series import counter, gauge
+from gateway.observe.series import gauge, total
 from policies.facts import EngineLoad, Health, Load
 from policies.route import Route
 
@@ -72,9 +72,7 @@ class OwnCollector(Collector):
         yield gauge("firsttoken_build_info", [((self.version,), 1)])
         yield gauge("firsttoken_requests_in_progress", [((), self.live())])
         if self.lost is not None:
-            lines = counter("firsttoken_access_log_lines_lost_total")
-            lines.of[()].value = self.lost()
-            yield from lines.collect()
+            yield from total("firsttoken_access_log_lines_lost_total", self.lost())
 
 
 def running_version() -> str:

@@ -128,7 +128,7 @@ class Metrics(Collector):
         bucket = bisect_left(tally.bounds, ttft)
         tally.counts[bucket] += 1
         tally.sum += ttft
-        if record.trace_id:
+        if record.trace_id and ((trace := record.trace) is None or trace.sampled or record.ttft_met is False):
             tally.examples[bucket] = record.trace_id, ttft, record.wall + ttft
         if record.tpot is not None:
             self.tpot.of[pair].observe(record.tpot)

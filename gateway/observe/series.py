@@ -142,6 +142,13 @@ def histogram(name: str, bounds: Iterable[float] = ()) -> Histogram:
     return Histogram(row.family, row.help, *row.labels, bounds=tuple(sorted({*row.bounds, *bounds})))
 
 
+def total(name: str, value: float) -> Iterable[Metric]:
+    """A counter without labels that is kept elsewhere, as of now."""
+    series = counter(name)
+    series.of[()].value = value
+    return series.collect()
+
+
 def gauge(name: str, values: Iterable[tuple[Labels, float]]) -> GaugeMetricFamily:
     """As of now."""
     row = _row(name, Kind.GAUGE)

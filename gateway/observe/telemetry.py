@@ -18,13 +18,14 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.metrics.v1.metrics_pb2 import ResourceMetrics, ScopeMetrics
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.observe import collector, semconv
 from gateway.observe.genai import GenAi
 from gateway.observe.otlp import Post, Reports, SpanQueue
 from gateway.observe.record import STAGES, End, Record
+from gateway.observe.series import total
 from gateway.observe.spans import Served, Spans
 
 log = logging.getLogger("firsttoken")
@@ -145,8 +146,8 @@ class Telemetry(Collector):
 
     def collect(self) -> Iterable[Metric]:
         exported, lost = (0, 0) if self._queue is None else (self._queue.exported, self._queue.lost)
-        yield CounterMetricFamily("firsttoken_spans_exported", "Spans that the collector took", value=exported)
-        yield CounterMetricFamily("firsttoken_spans_lost", "Spans that were dropped, or not taken", value=lost)
+        yield from total("firsttoken_spans_exported_total", exported)
+        yield from total("firsttoken_spans_lost_total", lost)
 
 
 def rejected(reply: bytes) -> tuple[int, str]:

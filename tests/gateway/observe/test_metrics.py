@@ -25,6 +25,7 @@ from gateway.observe.gauges import EndpointCollector, OwnCollector, QueueCollect
 from gateway.observe.metrics import BATCH, PROMPTS, Metrics
 from gateway.observe.record import AttemptRecord, End, Stage
 from gateway.observe.series import Counter, Histogram
+from gateway.observe.tracecontext import Trace
 from policies.facts import AttemptKind, Ending, EngineLoad, Health, Load
 from policies.route import Route
 from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route
@@ -431,6 +432,13 @@ def test_a_bucket_names_the_latest_trace_that_fell_into_it() -> None:
         "0.5": ({"trace_id": TRACE}, 0.4, pytest.approx(200.4)), "+Inf": ({"trace_id": "2" * 32}, 50.0, 350.0),
     }  # fmt: skip
     assert page.count("# {") == 2
+
+
+@pytest.mark.parametrize(("sampled", "ttft", "shown"), [(True, 0.4, 1), (False, 0.4, 0), (False, 0.9, 1)])
+def test_no_exemplar_leads_to_a_trace_that_the_collector_is_not_told_of(sampled: bool, ttft: float, shown: int) -> None:
+    """What is not sampled is told of all the same when it is late."""
+    exported = Exported({"trace_id": TRACE, "trace": Trace(TRACE, 1, sampled), "ttft": ttft})
+    assert openmetrics.generate_latest(exported.registry).count(b"# {") == shown
 
 
 def test_the_text_format_has_no_exemplars() -> None:
