@@ -51,6 +51,9 @@ async def test_what_a_live_gateway_exposes_is_what_the_table_says(tmp_path: Path
         gateway.recorder.emit(record(attempts=[hedge, WON]))
         await eventually(lambda: len(gateway.monitor.told()) == 1 and gateway.recorder.live == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)
+        async with calling(gateway.admin_url) as caller:
+            beacon = {"request_id": gateway.recorder.recent[0].request_id, "ttft_ms": 250}
+            assert (await caller.ask(post(beacon, path="/ttft")))[0] == 204
         found = await exposed(gateway)
     assert found.keys() - BY_FAMILY.keys() == set()
     for name, metric in found.items():

@@ -7,7 +7,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.observe.figures import collected, figures, kept
-from gateway.observe.metrics import Metrics, QueueCollector
+from gateway.observe.gauges import QueueCollector
+from gateway.observe.metrics import Metrics
 from gateway.observe.record import End
 from gateway.observe.registry import Registry
 from tests.gateway.builders import record, route
