@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 from backends.interface import Operation
@@ -64,7 +65,7 @@ class Admin:
         return app
 
     async def metrics(self, http: web.Request) -> web.StreamResponse:
-        return exposed(self.registry, http)
+        return await exposed(self.registry, http)
 
     async def requests(self, http: web.Request) -> web.StreamResponse:
         """Recent Records; which of them, `gateway.observe.wanted` says."""
@@ -131,10 +132,22 @@ class Admin:
         return web.Response(status=204)
 
 
-def exposed(registry: CollectorRegistry, http: web.Request) -> web.Response:
-    """In Prometheus' text format, or OpenMetrics for those that say so."""
+class Page:
+    """What a registry's collectors say now, for an encoder."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._found = list(registry.collect())
+
+    def collect(self) -> list[Metric]:
+        return self._found
+
+
+async def exposed(registry: CollectorRegistry, http: web.Request) -> web.Response:
+    """In Prometheus' text format, or OpenMetrics for those that say so; written in a thread, since a page of ten routes
+    and five pools takes 30 ms."""
     encoder, content_type = choose_encoder(http.headers.get("accept", ""))
-    return web.Response(body=encoder(registry), headers={"content-type": content_type})
+    body = await asyncio.get_running_loop().run_in_executor(None, encoder, Page(registry))
+    return web.Response(body=body, headers={"content-type": content_type})
 
 
 def single(http: web.Request) -> dict[str, str]:

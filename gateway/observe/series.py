@@ -1,19 +1,23 @@
 """Counters and histograms of one thread: a dictionary look-up and an addition, without a lock.
 
 The library's own take a lock for each addition and walk the buckets: 23 us a Record. These are
-written on the event loop alone and handed to the library as they are when Prometheus asks, which
-is on the event loop too. What was never counted is not shown.
+written on the event loop alone. What was never counted is not shown.
+
+When Prometheus asks, the numbers are copied there and then (0.3 ms for a thousand series); the library's samples, which
+take a hundred times as long, are made of the copy when somebody looks at them: in a thread.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from gateway.observe.catalog import CATALOG
@@ -51,6 +55,11 @@ class Tally:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def copy(self) -> Tally:
+        made = Tally(self.bounds)
+        made.counts, made.examples, made.sum = self.counts.copy(), self.examples.copy(), self.sum
+        return made
+
     def refine(self, bounds: Sequence[float]) -> None:
         """More bounds. Of what was counted before, nothing is known to be below the new ones."""
         counts, examples = [0] * (len(bounds) + 1), {}
@@ -61,6 +70,26 @@ class Tally:
             if place in self.examples:
                 examples[now_at] = self.examples[place]
         self.bounds, self.counts, self.examples = bounds, counts, examples
+
+
+class Taken(Metric):
+    """A family as it was when it was collected. Its samples may be asked for in any thread."""
+
+    def __init__(self, name: str, doc: str, type: str, made: Callable[[], Metric]) -> None:
+        self._made = made
+        super().__init__(name, doc, type)
+
+    @property
+    def samples(self) -> list[Sample]:
+        return self._samples
+
+    @samples.setter
+    def samples(self, _: object) -> None:
+        """The library's own constructor begins with none."""
+
+    @cached_property
+    def _samples(self) -> list[Sample]:
+        return self._made().samples
 
 
 class Children(dict[Labels, Child]):
@@ -90,10 +119,15 @@ class Counter(Series[Count]):
         super().__init__(name, doc, labels, Count)
 
     def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily(self.name, self.doc, labels=self.labels)
-        for values, child in self.of.items():
-            family.add_metric(values, child.value)
-        yield family
+        counts = [(values, child.value) for values, child in self.of.items()]
+
+        def made() -> Metric:
+            family = CounterMetricFamily(self.name, self.doc, labels=self.labels)
+            for values, count in counts:
+                family.add_metric(values, count)
+            return family
+
+        yield Taken(self.name, self.doc, "counter", made)
 
 
 class Histogram(Series[Tally]):
@@ -110,12 +144,17 @@ class Histogram(Series[Tally]):
             tally.refine(self.bounds)
 
     def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(self.name, self.doc, labels=self.labels)
-        bounds = [*map(floatToGoString, self.bounds), "+Inf"]
-        for values, child in self.of.items():
-            if any(child.counts):
-                family.add_metric(values, buckets=list(_buckets(bounds, child)), sum_value=child.sum)
-        yield family
+        upper = self.bounds
+        tallies = [(values, child.copy()) for values, child in self.of.items() if any(child.counts)]
+
+        def made() -> Metric:
+            family = HistogramMetricFamily(self.name, self.doc, labels=self.labels)
+            bounds = [*map(floatToGoString, upper), "+Inf"]
+            for values, tally in tallies:
+                family.add_metric(values, buckets=list(_buckets(bounds, tally)), sum_value=tally.sum)
+            return family
+
+        yield Taken(self.name, self.doc, "histogram", made)
 
 
 def _buckets(bounds: Sequence[str], tally: Tally) -> Iterable[tuple[str, float] | tuple[str, float, Exemplar]]:

@@ -103,7 +103,7 @@ class Desk(Collector):
 
     async def metrics(self, http: web.Request) -> web.StreamResponse:
         await self.look()
-        page = exposed(self.registry, http)
+        page = await exposed(self.registry, http)
         self.shown = True
         return page
 
