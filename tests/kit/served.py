@@ -35,12 +35,10 @@ class Served:
         self.url, self.admin = (found["url"], found["admin"]) if found else ("", "")
 
     async def line(self) -> str:
-        """The next one on standard error, but for those that a slow machine makes it say."""
+        """The next one on standard error."""
         assert self.process.stderr is not None
         async with asyncio.timeout(20):
-            while SLOW in (line := (await self.process.stderr.readline()).decode()):
-                pass
-            return line
+            return await spoken(self.process.stderr)
 
     async def ends(self) -> tuple[int, str, str]:
         """Exit code, and what was on standard output and error beyond the lines that were read."""
@@ -51,6 +49,13 @@ class Served:
         return self.process.returncode, out.decode(), "".join(said)
 
 
+async def spoken(stderr: asyncio.StreamReader) -> str:
+    """The next line, but for those that a slow machine makes it say."""
+    while SLOW in (line := (await stderr.readline()).decode()):
+        pass
+    return line
+
+
 @asynccontextmanager
 async def serving(config: Path, *more: str) -> AsyncIterator[Served]:
     command = (sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), *more)
@@ -58,7 +63,7 @@ async def serving(config: Path, *more: str) -> AsyncIterator[Served]:
     assert process.stderr is not None
     try:
         async with asyncio.timeout(30):
-            served = Served(process, (await process.stderr.readline()).decode())
+            served = Served(process, await spoken(process.stderr))
         yield served
     finally:
         if process.returncode is None:
