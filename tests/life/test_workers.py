@@ -140,7 +140,7 @@ async def test_a_drain_under_load_loses_nothing(tmp_path: Path) -> None:
         served.process.send_signal(signal.SIGTERM)
         assert (await served.line()).startswith("firsttoken: draining")
         async with asyncio.timeout(5):  # until both have heard
-            while (await idle.whole(READY))[0] == 200:
+            while (await idle.whole(READY))[0] == 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             while await lets_in(served):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
