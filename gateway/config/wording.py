@@ -18,7 +18,7 @@ from gateway.config.document import Document
 from gateway.config.problems import Path, Problem, did_you_mean, nearest
 from gateway.config.schema import BARE, keys_at, schema, words_at
 
-_SECRETS = frozenset({"api_key", "headers", "sha256", "redis"})
+_SECRETS = frozenset({"api_key", "headers", "sha256", "redis", "cache_secret"})
 _SECRET_LENGTH = 8  # characters: no key is shorter
 _EXPECTED = {
     "int_type": "an integer",
