@@ -135,6 +135,7 @@ class Backend(Protocol):
 
     kind: str
     local: bool  # an engine whose queue and cache can be modelled, as opposed to an API
+    secret: bytes  # our key: not to be passed on to callers; empty: there is none
     salted: bool  # keeps the caches of different `cache_salt`s apart
 
     def call(self, forward: Forward) -> HttpCall: ...

@@ -33,7 +33,7 @@ class OpenAI:
 
     def __init__(self, config: BackendConfig) -> None:
         self.kind = config.kind
-        self._secret = config.api_key
+        self._secret, self.secret = config.api_key, config.api_key.encode()
         headers = _headers(config)
         self._headers = {
             stream: lines({"accept": accept, **headers}.items())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-from backends.cached import CountHider
+from backends.hiding import CountHider, KeyMask
 from backends.interface import Failure, FailureKind
 from backends.sse import UsageStripper
 from gateway.http import HttpRequest
@@ -57,7 +57,9 @@ class Relay:
     def begin(self, run: Run) -> None:
         """This attempt has won: head and everything held so far, in one write."""
         self.run, self.begun = run, True
-        self.stripper: UsageStripper | CountHider | None = UsageStripper() if self.strip_usage else None
+        self.stripper: UsageStripper | KeyMask | CountHider | None = UsageStripper() if self.strip_usage else None
+        if not run.tap_streams and run.backend.secret:
+            self.stripper = KeyMask(run.backend.secret)
         if self.private and not run.backend.salted:
             self.stripper = CountHider(self.stripper)
         self.length = None if self.strip_usage or run.tap_streams else run.headers.get("content-length")

@@ -25,6 +25,14 @@ _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tupl
 class Formatter(logging.Formatter):
     """Of every line on stderr."""
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Another handler may have left its own text of the exception in the record."""
+        others, record.exc_text = record.exc_text, None
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = others
+
     def formatException(self, ei: _Raised) -> str:
         return super().formatException(ei) if DEBUG or ei[1] is None else described(ei[1])
 

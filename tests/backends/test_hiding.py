@@ -1,4 +1,4 @@
-"""What of a prompt was cached is taken out of an answer, and nothing else is touched."""
+"""What of a prompt was cached is taken out of an answer, and our key; nothing else is touched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.cached import CountHider
+from backends.hiding import CountHider, KeyMask
 from backends.sse import UsageStripper
 from tests.gateway.builders import DONE, FINISH, TOKEN, USAGE
 
@@ -28,7 +28,7 @@ SAYING_ALL = {
 }
 
 
-def read(hider: CountHider, *reads: bytes) -> bytes:
+def read(hider: CountHider | KeyMask, *reads: bytes) -> bytes:
     return b"".join(map(hider.feed, reads)) + hider.close()
 
 
@@ -68,3 +68,22 @@ def test_a_usage_that_was_not_asked_for_is_still_taken_out_whole() -> None:
     torn = USAGE[:100], USAGE[100:] + DONE
     assert read(CountHider(UsageStripper()), *torn) == DONE
     assert b'"cached_tokens":0}' in read(CountHider(), *torn)
+
+
+KEY = b"sk-sk-backend-0123"
+QUOTING = b'{"error":{"message":"wrong key sk-sk-sk-backend-0123, or sk-backend"}}'
+
+
+@given(st.lists(st.integers(1, len(QUOTING) - 1), max_size=6, unique=True))
+def test_our_key_is_hidden_wherever_the_bytes_were_torn(cuts: list[int]) -> None:
+    """What only looks like its beginning is left alone."""
+    places = [0, *sorted(cuts), len(QUOTING)]
+    hidden = read(KeyMask(KEY), *[QUOTING[start:end] for start, end in pairwise(places)])
+    assert hidden == QUOTING.replace(KEY, b"*" * len(KEY))
+
+
+def test_an_answer_in_one_read_is_not_held_back() -> None:
+    """The usual one ends with its object."""
+    mask = KeyMask(KEY)
+    assert mask.feed(b'{"choices":[]}') == b'{"choices":[]}'
+    assert mask.idle
