@@ -18,7 +18,7 @@ from gateway.estimate.encoders import encoder
 WELL = Faults()
 TEMPERS: dict[str, tuple[Faults, ...]] = {
     "good": (WELL, WELL),
-    "flaky": (Faults(status=500, status_share=0.4), WELL),
+    "flaky": (Faults(status=500, status_share=0.3), Faults(status=500, status_share=0.2)),
     "stalling": (Faults(stall_share=0.3), Faults(stall_share=0.1)),
     "cut": (Faults(cut_after_tokens=3),),
     "erring": (Faults(error_after_tokens=3),),
