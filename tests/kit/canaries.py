@@ -17,6 +17,7 @@ from typing import Any
 from gateway.app import Gateway
 from gateway.observe.logs import Formatter
 from tests.gateway.builders import calling, get, post
+from tests.kit.collector import Collector
 from tests.kit.gateways import pool, running
 from tests.kit.upstream import Script, Upstream
 
@@ -48,6 +49,7 @@ class World:
 
     gateway: Gateway
     upstream: Upstream
+    collector: Collector
     folder: Path
     logged: io.StringIO = field(default_factory=io.StringIO)
 
@@ -89,6 +91,7 @@ async def _explained(world: World) -> str:
 PLACES: Mapping[str, Callable[[World], Awaitable[str]]] = {
     "/metrics": lambda world: _page(world, "/metrics"),
     "/requests": lambda world: _page(world, "/requests"),
+    "/routes": lambda world: _page(world, "/routes"),
     "/fleet": lambda world: _page(world, "/fleet"),
     "/config": lambda world: _page(world, "/config"),
     "/explain": _explained,
@@ -96,18 +99,19 @@ PLACES: Mapping[str, Callable[[World], Awaitable[str]]] = {
 }
 LEFT: Mapping[str, Callable[[World], str]] = {
     "log lines": lambda world: world.logged.getvalue(),
+    "the collector": lambda world: f"{world.collector.spans} {world.collector.metrics} {world.collector.resources}",
     "the access log": lambda world: (world.folder / "access.jsonl").read_text(),
 }
 
 
-def configured(upstream: Upstream, folder: Path, **more: Any) -> dict[str, Any]:
+def configured(folder: Path, otlp: str = "", **more: Any) -> dict[str, Any]:
     """All but pools and routes."""
     known = {"caller": CALLER, "other": OTHER}
     keys = [{"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()} for name, key in known.items()]
     given = {
         "keys": keys,
         "state": {"redis": f"redis://:{REDIS}@127.0.0.1:1/0", "cache_secret": CACHE},
-        "telemetry": {"access_log": str(folder / "access.jsonl")},
+        "telemetry": {"access_log": str(folder / "access.jsonl"), **({"otlp": otlp} if otlp else {})},
     }
     return {**given, **more}
 
@@ -124,10 +128,10 @@ async def watched(folder: Path, *scripts: Script, found: list[str], **more: Any)
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
     try:
-        async with Upstream(*scripts) as upstream:
+        async with Upstream(*scripts) as upstream, Collector() as collector:
             pools = {"only": pool(upstream.url, **secrets)}
-            async with running(pools, routes, **configured(upstream, folder, **more)) as gateway:
-                world = World(gateway, upstream, folder, logged)
+            async with running(pools, routes, **configured(folder, collector.url, **more)) as gateway:
+                world = World(gateway, upstream, collector, folder, logged)
                 yield world
                 for place, look in PLACES.items():
                     found += seen(place, await look(world))

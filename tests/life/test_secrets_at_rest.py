@@ -106,7 +106,7 @@ async def test_a_death_and_a_stop_tell_no_secret(workers: int, tmp_path: Path) -
     async with Upstream([STREAM_HEAD + chunk(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'), HANG]) as upstream:
         config = document(
             {"only": pool(upstream.url, api_key=BACKEND, headers={"x-pool-secret": POOL_HEADER})},
-            **configured(upstream, tmp_path, telemetry={"access_log": "stdout"}),
+            **configured(tmp_path, telemetry={"access_log": "stdout"}),
         )
         file = Path(written(tmp_path, json.dumps(config)))
         async with serving(file, "--workers", str(workers)) as served:
