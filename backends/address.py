@@ -40,7 +40,7 @@ class Address:
         if not host or any(character <= " " or character == "\x7f" for character in url):
             raise ValueError(f"{url!r} is not a server's URL; write it like http://10.0.0.11:8000")
         if parts.query or parts.fragment:
-            raise ValueError(f"'{url}' has a query or a fragment; end it with the path of the API, like /v1")
+            raise ValueError("the URL has a query or a fragment; end it with the path of the API, like /v1")
         path = parts.path.rstrip("/") or "/v1"
         return cls(host, port, parts.scheme == "https", parts.netloc, path, path.removesuffix("/v1"))
 

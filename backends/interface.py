@@ -31,7 +31,7 @@ class Forward(NamedTuple):
     max_tokens: int | None = None  # the route's cap or default, to be set where the caller's is absent or larger
     request_id: str = ""
     traceparent: str = ""
-    cache_salt: str = ""
+    cache_salt: str = ""  # whose prompts may be found in each other's cache; the caller's own is never sent
     priority: int | None = None
     session_id: str = ""  # by which the engine's cache events name the request
     tracestate: str = ""
@@ -135,6 +135,8 @@ class Backend(Protocol):
 
     kind: str
     local: bool  # an engine whose queue and cache can be modelled, as opposed to an API
+    secret: bytes  # our key: not to be passed on to callers; empty: there is none
+    salted: bool  # keeps the caches of different `cache_salt`s apart
 
     def call(self, forward: Forward) -> HttpCall: ...
 

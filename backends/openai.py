@@ -2,8 +2,8 @@
 
 What is sent on is what was parsed: the body's members encoded anew, and within arrays and objects JSON that was
 found to be strict, as it was written. Never bytes that somebody else may read differently. Changed are the model, the
-stream's usage (the gateway meters by it) and the cap on output; whatever else the caller wrote, known or not, goes
-through.
+stream's usage (the gateway meters by it), the cap on output and whose caches are used; whatever else the caller wrote,
+known or not, goes through.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ class OpenAI:
     """A `Backend`. Subclasses are dialects of this dialect."""
 
     local: bool = False
+    salted: bool = False
     limit_name: str = "max_completion_tokens"  # what bounds a chat's output if the caller did not say
     asks_usage: bool = True  # knows stream_options
 
     def __init__(self, config: BackendConfig) -> None:
         self.kind = config.kind
-        self._secret = config.api_key
+        self._secret, self.secret = config.api_key, config.api_key.encode()
         headers = _headers(config)
         self._headers = {
             stream: lines({"accept": accept, **headers}.items())
@@ -52,6 +53,7 @@ class OpenAI:
 
     def _body(self, forward: Forward) -> dict[str, Any]:
         body = {**forward.body, "model": forward.model}
+        body.pop("cache_salt", None)  # whose caches are whose is not the caller's to say
         if forward.stream:
             body["stream"] = True
             options = body.get("stream_options") or {}

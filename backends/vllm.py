@@ -14,6 +14,8 @@ class Vllm(OpenAI):
     """vLLM's OpenAI server."""
 
     local = True
+    salted = True
+    reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache
     limit_name = "max_tokens"
     metrics = LoadMetrics(
         running=(b"vllm:num_requests_running",),
@@ -31,6 +33,10 @@ class Vllm(OpenAI):
         body = super()._body(forward)
         if forward.cache_salt:
             body["cache_salt"] = forward.cache_salt
+            for name in self.reaching:
+                body.pop(name, None)
+        if forward.session_id:
+            body.pop("session_id", None)  # it would go before the header, and events would name another's prompt
         if forward.priority is not None:
             body["priority"] = forward.priority
         return body
@@ -46,8 +52,10 @@ class Vllm(OpenAI):
 
 
 class SGLang(Vllm):
-    """SGLang's OpenAI server (load needs --enable-metrics). It knows `priority` and `cache_salt` too."""
+    """SGLang's OpenAI server (load needs --enable-metrics). It knows `priority` and `cache_salt` too; to the salt it
+    joins the caller's `extra_key`, which can only divide what is the caller's."""
 
+    reaching = ("session_params", "rid", "bootstrap_host", "bootstrap_port", "bootstrap_room")
     metrics = LoadMetrics(
         running=(b"sglang:num_running_reqs",),
         waiting=(b"sglang:num_queue_reqs",),

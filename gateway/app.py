@@ -18,6 +18,7 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from backends import catalog
 from backends.outbox import Outbox
 from backends.transport import Origin
+from gateway.cachegroups import CacheGroups, Member
 from gateway.config.models import Config
 from gateway.decider import Decider
 from gateway.dispatcher import Dispatcher, Upstream
@@ -244,12 +245,15 @@ def shown(config: Config) -> dict[str, Any]:
 
 
 def _keys(config: Config) -> Keys:
+    members = {key.name: Member(key.name, bytes.fromhex(key.sha256), key.cache_group) for key in config.keys}
+    secret = config.state.cache_secret
+    groups = CacheGroups("" if secret is None else secret.get_secret_value(), members.values())
     return Keys(
         Tenant(
             key.name,
-            bytes.fromhex(key.sha256),
+            members[key.name].digest,
             None if key.routes is None else frozenset(key.routes),
-            key.cache_group or key.name,
+            groups.name(members[key.name]),
         )
         for key in config.keys
     )

@@ -56,6 +56,7 @@ class Job:
     decision: Decision
     life: Life
     passthrough: bool = False  # the caller's model name is the backend's
+    cache_group: str = ""  # the name of its tenant's caches
 
 
 class Dispatcher:
@@ -237,7 +238,7 @@ class Dispatch:
         traceparent, tracestate = self._trace(upstream, attempt)
         return Forward(
             request.operation, request.body, self._model(upstream), request.stream, job.route.limits.output_tokens,
-            name, traceparent,
+            name, traceparent, job.cache_group,
             priority=priority_of(job) if upstream.priority else None,
             session_id=name if upstream.kv_events else "",
             tracestate=tracestate,

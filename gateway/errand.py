@@ -58,6 +58,7 @@ class Errand:
     body: Mapping[str, Any]
     model: str
     estimate: PoolEstimate
+    cache_group: str = ""  # whose caches are to hold it
 
     async def run(self, monitor: Monitor, upstream: Upstream, endpoint: Endpoint, patience: float) -> Run:
         """The attempt, ended: `ending` says how. `patience`: s that it may take."""
@@ -79,7 +80,7 @@ class Errand:
         name = ingress.request_id({})
         return Forward(
             self.operation, self.body, self.model, stream=True, max_tokens=1, request_id=name,
-            session_id=name if upstream.kv_events else "",
+            cache_salt=self.cache_group, session_id=name if upstream.kv_events else "",
         )  # fmt: skip
 
     def _attempt(

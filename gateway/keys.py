@@ -15,7 +15,8 @@ from gateway.refusal import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A key's owner. `routes` None: every route. `cache_group`: with whom prefix hits are shared."""
+    """A key's owner. `routes` None: every route. `cache_group`: the name of its caches (`gateway.cachegroups`), which
+    engines are given as salt; empty: one cache for everybody."""
 
     name: str
     digest: bytes = b""

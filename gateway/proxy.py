@@ -116,8 +116,9 @@ class Proxy:
         route = life.note(Stage.ADMIT, admit(tenant, wanted, request.model))
         decision = life.note(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
         refuse_unplaced(decision)
-        job = Job(request, route, estimate, decision, life, route is self.routes.passthrough)
-        relay = Relay(http, life, strip_usage=strips(request), idle=self.limits.stream_idle)
+        job = Job(request, route, estimate, decision, life, route is self.routes.passthrough, tenant.cache_group)
+        idle, private = self.limits.stream_idle, bool(tenant.cache_group)
+        relay = Relay(http, life, strip_usage=strips(request), idle=idle, private=private)
         try:
             await self.dispatcher.carry(job, relay)
         finally:
@@ -125,7 +126,7 @@ class Proxy:
                 run = relay.run
                 settle(run, life.record, self.decider.price(run))
                 life.record.prefix = landmarks(estimate.pools[run.attempt.candidate.endpoint.pool].blocks)
-                self.upkeep.answered(run, job, raw, tenant.cache_group)
+                self.upkeep.answered(run, job, raw)
 
     def refuse(self, http: HttpRequest, refusal: Refusal, life: Life, end: End | None = None) -> None:
         """An error reply, with the same headers as an answer."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
+from backends.hiding import CountHider, KeyMask
 from backends.interface import Failure, FailureKind
 from backends.sse import UsageStripper
 from gateway.http import HttpRequest
@@ -30,22 +31,23 @@ SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle
 class Relay:
     """One answer on its way to one client. `done` is resolved at its end, or refused by whoever finds no answer.
 
-    `idle`: seconds without a byte after which it is given up.
+    `idle`: seconds without a byte after which it is given up. `private`: there are other tenants, and what of the
+    prompt was cached may be told only by a backend that keeps their caches apart.
     """
 
     __slots__ = (
-        "begun", "chunked", "clean", "connection", "done", "http", "idle", "length", "life", "loop", "run", "stalled",
-        "strip_usage", "stripper", "transport", "watchdog", "write_on",
+        "begun", "chunked", "clean", "connection", "done", "http", "idle", "length", "life", "loop", "private", "run",
+        "stalled", "strip_usage", "stripper", "transport", "watchdog", "write_on",
     )  # fmt: skip
 
-    def __init__(self, http: HttpRequest, life: Life, *, strip_usage: bool, idle: float) -> None:
+    def __init__(self, http: HttpRequest, life: Life, *, strip_usage: bool, idle: float, private: bool = False) -> None:
         self.loop = loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = loop.create_future()
         self.http, self.life, self.idle = http, life, idle
         connection = http.connection
         assert connection.transport is not None
         self.connection, self.transport, self.write_on = connection, connection.transport, connection.write_on
-        self.strip_usage = strip_usage
+        self.strip_usage, self.private = strip_usage, private
         self.begun = False
         self.run: Run  # that has won, once it has begun
         self.clean = True  # the bytes sent so far end between two events
@@ -55,7 +57,11 @@ class Relay:
     def begin(self, run: Run) -> None:
         """This attempt has won: head and everything held so far, in one write."""
         self.run, self.begun = run, True
-        self.stripper = UsageStripper() if self.strip_usage else None
+        self.stripper: UsageStripper | KeyMask | CountHider | None = UsageStripper() if self.strip_usage else None
+        if not run.tap_streams and run.backend.secret:
+            self.stripper = KeyMask(run.backend.secret)
+        if self.private and not run.backend.salted:
+            self.stripper = CountHider(self.stripper)
         self.length = None if self.strip_usage or run.tap_streams else run.headers.get("content-length")
         self.chunked = self.http.http11 and self.length is None
         if not self.http.http11:
@@ -105,13 +111,13 @@ class Relay:
 
     def end(self) -> None:
         """The body is complete; whether the answer is, only the tap knows."""
+        tail = self.stripper.close() if self.stripper is not None else b""
         if self.run.answered:
-            tail = self.stripper.close() if self.stripper is not None else b""
             self._finish(self._last(tail), End.COMPLETED)
         elif self.run.tap_streams:
             self.broke(TRUNCATED)
         else:  # a 200 that holds an error: it is all there, and the caller's to read
-            self._finish(self._last(b""), End.UPSTREAM_BROKE, _kind(self.run.tap.failure or TRUNCATED))
+            self._finish(self._last(tail), End.UPSTREAM_BROKE, _kind(self.run.tap.failure or TRUNCATED))
 
     def said_error(self, data: bytes, failure: Failure) -> None:
         """The backend has said it itself: its event is the explicit end."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from backends.hiding import masked
 from backends.interface import Failure, FailureKind, HttpCall, Signal
 from backends.transport import Exchange, Origin
 from gateway.monitor import Monitor
@@ -224,7 +225,7 @@ class Run:
     def _broken_by_event(self, data: bytes) -> None:
         """An error in mid-stream is the answer's end. vLLM sends [DONE] after it, as if all were well."""
         self.stop(Ending.BROKEN)
-        data = data.partition(DONE)[0]
+        data = masked(data.partition(DONE)[0], self.backend.secret)
         self._end_in_error(data, data)
 
     def _end_in_error(self, left: bytes, data: bytes) -> None:
@@ -272,7 +273,7 @@ class Run:
         held, self.held = self.held, []
         data = held[0] if len(held) == 1 else b"".join(held)
         if self.tap_streams and self.tap.failure is not None:
-            return data.partition(DONE)[0]
+            return masked(data.partition(DONE)[0], self.backend.secret)
         return data
 
     def attach(self, receiver: Receiver) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 
 from gateway.app import Gateway, tune_gc
 from gateway.config.models import Config
+from gateway.observe.logs import to_stderr, unhandled
 
 DRAIN = 30.0  # s that running requests get after SIGTERM
 SWITCH = 0.0005  # s that a thread may keep the interpreter while the loop waits: of Python's own 5 ms tokens are late
@@ -16,7 +16,7 @@ SWITCH = 0.0005  # s that a thread may keep the interpreter while the loop waits
 
 def serve(config: Config) -> int:
     """Runs until SIGINT or SIGTERM. Exit code: 0, or 2 where a port cannot be had."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    to_stderr()
     sys.setswitchinterval(SWITCH)
     if config.server.workers > 1:
         from gateway.workers.supervisor import supervise
@@ -36,6 +36,7 @@ def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(config: Config) -> int:
+    asyncio.get_running_loop().set_exception_handler(unhandled)
     gateway, stop = Gateway(config), asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, _signalled, stop, gateway)

@@ -59,14 +59,14 @@ class Upkeep:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def answered(self, run: Run, job: Job, raw: bytes, cache_group: str) -> None:
+    def answered(self, run: Run, job: Job, raw: bytes) -> None:
         """An endpoint has computed this prompt. Its siblings may need it."""
         pool = run.attempt.candidate.endpoint.pool
         hot = self.hot.get(pool)
         if hot is None or run.first_in is None:
             return
         model = job.request.model if job.passthrough else self.upstreams[run.attempt.candidate.endpoint.id].model
-        prompt = KeptPrompt(job.request.operation, raw, model, pool, cache_group, job.estimate.pools[pool])
+        prompt = KeptPrompt(job.request.operation, raw, model, pool, job.cache_group, job.estimate.pools[pool])
         hot.record(prompt.estimate.blocks.hashes, prompt, prompt.size, run.first_in)
 
     # ----------------------------------------------------------------- looking after all
@@ -153,7 +153,7 @@ class Upkeep:
         while (prefix := plan.next(self.monitor.loads()[endpoint.id].in_flight, monotonic())) is not None:
             prompt = prefix.text
             body, estimate = await prompt.beginning(prefix.blocks, self.estimator)
-            errand = Errand(prompt.operation, body, prompt.model, estimate)
+            errand = Errand(prompt.operation, body, prompt.model, estimate, prompt.cache_group)
             run = await errand.run(self.monitor, upstream, endpoint, self.patience)
             plan.ended(run.ending is Ending.COMPLETED, run.attempt.candidate.uncached)
 

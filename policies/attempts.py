@@ -150,8 +150,8 @@ class AttemptMachine:
 
     def _first_token(self, number: int) -> None:
         if self.pending.pop(number, None) is not None:
+            self._end(_COMMITTED)  # those that lost are ended first: by then it is known what they cost
             self._actions.append(Commit(number))
-            self._end(_COMMITTED)
 
     def _failed(self, failure: Failed, now: float, may_retry: bool) -> None:
         pending = self.pending.pop(failure.number, None)

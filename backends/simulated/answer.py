@@ -72,7 +72,8 @@ class Answer:
     def _write(self, data: bytes) -> None:
         if self._held is not None:
             self._held.append(data)
-        elif data and self._transport is not None and not self.broken:
+        elif data and self._transport is not None and not self.broken and not self._transport.is_closing():
+            # uvloop raises where asyncio only warns, and the engine's one task would end of it
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def _suffer(self, fault: StreamFault) -> None:

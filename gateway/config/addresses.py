@@ -61,6 +61,8 @@ def authority(url: str) -> str:
 
 def tcp_url(value: str) -> str:
     """Where an engine publishes its events."""
+    if "@" in value:
+        raise ValueError("a URL of events holds credentials, which ZMQ knows nothing of")
     if not _TCP.fullmatch(value):
         raise ValueError(f"'{value}' is not where events come from; write it like tcp://10.0.0.12:5557")
     return value

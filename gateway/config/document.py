@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from yaml.reader import ReaderError
 
-from gateway.config.problems import ConfigError, Path, Place, Problem
+from gateway.config.problems import SECRET_LENGTH, ConfigError, Path, Place, Problem, quoted
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
@@ -28,6 +28,7 @@ _SCALARS: Mapping[str, Callable[[str], Any]] = {
     _TAG + "float": float,
     _TAG + "str": str,
 }
+_QUOTED = re.compile(rf"'[^'<][^']{{{SECRET_LENGTH - 1},}}'")  # but for the names of YAML's tokens: '<stream end>'
 # A dollar sign, or a reference; the last branch catches what was meant as one and is not.
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|(\{[^}]*\}?))")
 
@@ -111,7 +112,11 @@ def _syntax(file: str, error: yaml.MarkedYAMLError) -> str:
         text = "a tab; indent with spaces"
     elif "but found another document" in text:
         text = "a second document; write one per file"
-    return f"{where}: not YAML: {text}"
+    return f"{where}: not YAML: {_QUOTED.sub('what stands here', text)}"
+
+
+def _shown(tag: str) -> str:
+    return tag.replace(_TAG, "!!") if tag.startswith(_TAG) or len(tag) < SECRET_LENGTH else "that stands here"
 
 
 class _Builder:
@@ -155,7 +160,7 @@ class _Builder:
             return [self._item(item, (*path, i)) for i, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
             return self._scalar(node, path)
-        return self._problem(node, path, f"the tag {node.tag.replace(_TAG, '!!')} has no meaning here")
+        return self._problem(node, path, f"the tag {_shown(node.tag)} has no meaning here")
 
     def _item(self, node: yaml.Node, path: Path) -> Any:
         self.places[path] = self._place(node)
@@ -202,13 +207,14 @@ class _Builder:
         try:
             return _SCALARS[node.tag](node.value)
         except ValueError:
-            return self._problem(node, path, f"{node.value!r} is not of the tag {node.tag.replace(_TAG, '!!')}")
+            return self._problem(node, path, f"{quoted(node.value)} is not of the tag {_shown(node.tag)}")
 
     def _replaced(self, node: yaml.ScalarNode, path: Path) -> str:
         def variable(match: re.Match[str]) -> str:
             dollar, name, default, broken = match.groups()
             if broken:
-                self._problem(node, path, f"{match[0]!r} is not ${{NAME}} or ${{NAME:-default}}; $$ is a dollar sign")
+                mend = "is not ${NAME} or ${NAME:-default}; $$ is a dollar sign"
+                self._problem(node, path, f"{quoted(match[0])} {mend}")
             if dollar or broken:
                 return "$"
             self.raw[path] = node.value

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from backends.interface import BackendConfig
 from gateway.config.addresses import HttpUrl, Listen
 from gateway.config.pool import Endpoint, Pool, endpoint_id
-from gateway.config.values import AccessLog, Name, PoolName, Positive, RedisUrl, Section, Sha256, written
+from gateway.config.values import AccessLog, CacheSecret, Name, PoolName, Positive, RedisUrl, Section, Sha256, written
 from policies import facts, workloads
 from policies.route import Route, Workload
 from policies.units import Share, Size
@@ -69,6 +69,8 @@ class Defaults(Section):
 class State(Section):
     redis: RedisUrl | None = None
     """What replicas share; absent: everything is kept in this process."""
+    cache_secret: CacheSecret | None = None
+    """What the names of caches are made with: the same for all replicas. Absent: the digests of `keys`."""
 
 
 class Key(Section):
@@ -82,7 +84,7 @@ class Key(Section):
     requests_per_minute: int | None = Field(default=None, gt=0)
     tokens_per_minute: int | None = Field(default=None, gt=0)
     cache_group: Name | None = None
-    """Keys of one group share prefix caches; absent: the key has its own."""
+    """Keys of one group share prefix caches, and can tell what the others asked; absent: the key has its own."""
 
 
 class Telemetry(Section):

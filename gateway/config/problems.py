@@ -3,6 +3,8 @@
 Rules:
 - One line per problem: where, what, and the mend. All problems of a stage at once, not the first alone.
 - A value that came from the environment is never shown: the `${NAME}` that was written is.
+- A key or a password that was written out is not shown either, nor what is as long as one and was read as YAML's own
+  signs: an alias, a tag, a reference.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from difflib import get_close_matches
 
 Path = tuple[str | int, ...]
 
+SECRET_LENGTH = 8  # characters: no key is shorter
 _PLAIN = re.compile(r"[A-Za-z0-9_/-]+")
 
 
@@ -56,6 +59,11 @@ def dotted(path: Path) -> str:
         else:
             text += ("." if text else "") + (part if _PLAIN.fullmatch(part) else f'"{part}"')
     return text
+
+
+def quoted(text: str) -> str:
+    """In quotes, unless it is long enough to be a secret."""
+    return repr(text) if len(text) < SECRET_LENGTH else "what stands here"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ _NAME = re.compile(r"[!-~]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
 _FIELD = re.compile(r"[\t -~]*")
+_LEAST_SECRET = 16  # characters
 _TRANSPORT = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 
@@ -72,6 +73,12 @@ def _redis(value: SecretStr) -> SecretStr:
     return value
 
 
+def _cache_secret(value: SecretStr) -> SecretStr:
+    if len(value.get_secret_value()) < _LEAST_SECRET:
+        raise ValueError(f"a secret takes at least {_LEAST_SECRET} characters: openssl rand -hex 32")
+    return value
+
+
 def _access_log(value: str) -> str:
     if value not in ("stdout", "stderr", "off") and not re.search(r"[/.]", value):
         raise ValueError(f"'{value}' is not stdout, stderr, off or a path such as ./access.jsonl")
@@ -95,5 +102,6 @@ Sha256 = Annotated[str, AfterValidator(_digest), _text(r"^[0-9a-fA-F]{64}$")]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 HeaderValue = Annotated[SecretStr, AfterValidator(_header_value)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis), _text(r"^(redis|rediss|unix)://")]
+CacheSecret = Annotated[SecretStr, AfterValidator(_cache_secret)]
 ProfileName = Annotated[str | None, AfterValidator(_profile)]
 AccessLog = Annotated[str, AfterValidator(_access_log), _text(r"^(stdout|stderr|off|.*[/.].*)$")]

@@ -15,11 +15,11 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from gateway.config.document import Document
-from gateway.config.problems import Path, Problem, did_you_mean, nearest
+from gateway.config.problems import SECRET_LENGTH, Path, Problem, did_you_mean, nearest
 from gateway.config.schema import BARE, keys_at, schema, words_at
 
-_SECRETS = frozenset({"api_key", "headers", "sha256", "redis"})
-_SECRET_LENGTH = 8  # characters: no key is shorter
+_SECRETS = frozenset({"api_key", "headers", "sha256", "redis", "cache_secret"})
+_HOLDING = frozenset({"keys", "state", "pools"})  # where text in the place of a mapping is likely to be a secret
 _EXPECTED = {
     "int_type": "an integer",
     "int_parsing": "an integer",
@@ -156,6 +156,8 @@ def _got(path: Path, document: Document, seen: Any) -> str:
         return "a mapping"
     if isinstance(value, (list, tuple)):
         return "a list"
+    if len(path) <= 2 and path[0] in _HOLDING:
+        return "something else"
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
@@ -164,7 +166,7 @@ def _masked(text: str, path: Path, document: Document) -> str:
     for at, written in document.raw.items():
         value = _at(document.data, at)
         if at[: len(path)] == path and value:
-            quote = "" if len(value) >= _SECRET_LENGTH else "'"  # a short one would be found inside words
+            quote = "" if len(value) >= SECRET_LENGTH else "'"  # a short one would be found inside words
             text = text.replace(f"{quote}{value}{quote}", f"{quote}{written}{quote}")
     return text
 

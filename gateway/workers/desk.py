@@ -28,6 +28,7 @@ from gateway.app import CUT, shown
 from gateway.config.models import Config
 from gateway.observe.admin import MAX_BODY, beacon_of, exposed, single
 from gateway.observe.figures import collected, figures
+from gateway.observe.logs import unhandled
 from gateway.observe.replies import reply, respond
 from gateway.observe.series import counter, gauge
 from gateway.observe.wanted import wanted
@@ -58,6 +59,7 @@ def serve_desk(desk: Desk, admin: socket.socket, line: socket.socket) -> int:
 
 
 async def _live(desk: Desk, admin: socket.socket, line: socket.socket) -> None:
+    asyncio.get_running_loop().set_exception_handler(unhandled)
     orders = Orders()
     await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
     runner = web.AppRunner(desk.app(), access_log=None, shutdown_timeout=CUT, auto_decompress=False)

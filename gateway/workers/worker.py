@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 
@@ -13,6 +12,7 @@ from prometheus_client.core import Metric
 from gateway.app import Gateway, tune_gc
 from gateway.config.models import Config
 from gateway.observe.admin import Admin
+from gateway.observe.logs import to_stderr, unhandled
 from gateway.observe.replies import respond
 from gateway.serve import DRAIN as GRACE
 from gateway.serve import loop_factory
@@ -26,8 +26,7 @@ COUNTS = "/counts"  # of the private port: metrics, to be added up
 
 def serve_worker(config: Config, seat: Seat, line: socket.socket) -> int:
     """Returns the exit code."""
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {seat.number + 1}: %(message)s"))
+    to_stderr(f"worker {seat.number + 1}: ")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_live(config, seat, line))
 
@@ -48,6 +47,7 @@ class Orders(asyncio.Protocol):
 
 
 async def _live(config: Config, seat: Seat, line: socket.socket) -> int:
+    asyncio.get_running_loop().set_exception_handler(unhandled)
     orders = Orders()
     transport, _ = await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
     gateway = Gateway(config, seat)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.catalog import KINDS, build
 from backends.interface import BackendConfig, Forward, HttpCall, Operation
 from backends.vllm import SGLang, Vllm
 
@@ -32,7 +33,34 @@ def test_the_gateways_salt_and_priority_overwrite_the_callers() -> None:
     """A caller who could choose a salt could look into another tenant's cache."""
     call = sent(VLLM, cache_salt="ab12", priority=0)
     assert (call["cache_salt"], call["priority"]) == ("ab12", 0)
-    assert sent(VLLM)["cache_salt"] == "the caller's"
+    assert "cache_salt" not in sent(VLLM)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_no_backend_is_given_a_callers_salt_and_only_those_that_know_one_the_gateways(kind: str) -> None:
+    """OpenAI refuses fields that it does not know."""
+    backend = build(BackendConfig(kind, "m", api_key="sk-backend"))
+    forward = Forward(Operation.CHAT, {"messages": [], "cache_salt": "the caller's"}, "m", stream=False)
+    salts = [
+        json.loads(backend.call(one).body).get("cache_salt") for one in (forward, forward._replace(cache_salt="ab"))
+    ]
+    assert salts == [None, "ab" if kind in ("vllm", "sglang", "simulated") else None]
+    assert backend.salted is (salts[1] is not None)
+
+
+@pytest.mark.parametrize(("backend", "field"), [(VLLM, "kv_transfer_params"), (SGLANG, "session_params")])
+def test_what_reaches_into_anothers_cache_is_left_out_where_caches_are_kept_apart(backend: Vllm, field: str) -> None:
+    """Blocks of another engine, or a session, that the caller would name. Where one cache is for all, it passes."""
+    body = {"messages": [], field: {"remote_block_ids": [1]}}
+    assert field not in sent(backend, body=body, cache_salt="ab12")
+    assert sent(backend, body=body)[field] == {"remote_block_ids": [1]}
+
+
+def test_a_caller_cannot_name_anothers_attempt_in_the_engines_events() -> None:
+    """vLLM takes the body's `session_id` before the header's."""
+    body = {"messages": [], "session_id": "req-of-another"}
+    assert "session_id" not in sent(VLLM, body=body, session_id="req-mine")
+    assert sent(VLLM, body=body)["session_id"] == "req-of-another"
 
 
 def test_an_engine_is_told_by_which_name_its_events_are_read() -> None:

@@ -30,6 +30,7 @@ from tests.gateway.builders import (
 from tests.kit.upstream import GATE, STREAM_HEAD, Upstream, chunk, turn_until
 
 EMPTY_DELTA = b'data: {"choices":[{"index":0,"delta":{"content":""}}]}\n\n'
+QUOTING = b'data: {"error":{"message":"wrong key sk-backend","type":"server_error","code":500}}\n\n'
 COMMENT = b": keep-alive\n\n"
 RESET = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
 REFUSED = Failure(FailureKind.CONNECT, "The backend refused the connection.")
@@ -241,6 +242,15 @@ def test_a_connection_that_dies_under_a_committed_stream_breaks_it() -> None:
     stage = Stage().reads(TOKEN)
     stage.run.on_failure(RESET)
     assert (stage.monitor.endings, stage.reader.ends, stage.owner.failures) == ([Ending.BROKEN], [RESET], [])
+
+
+@pytest.mark.parametrize("reads", [(TOKEN, QUOTING), (TOKEN + QUOTING,)], ids=["behind a token", "with it"])
+def test_our_key_in_a_backends_error_event_is_masked(reads: tuple[bytes, ...]) -> None:
+    """Some quote it. All else goes on as it was said."""
+    stage = Stage()
+    for read in reads:
+        stage.run.on_body(read)
+    assert b"".join(stage.reader.reads) == TOKEN + QUOTING.replace(b"sk-backend", b"*" * 10)
 
 
 def test_an_error_event_in_mid_stream_is_the_answers_end() -> None:

@@ -62,7 +62,7 @@ def test_a_token_of_an_attempt_that_was_left_is_late_news() -> None:
 def test_the_first_content_wins_and_the_loser_is_cancelled(winner: int, loser: int) -> None:
     """At the engine, at once."""
     race, now = hedged(A, B)
-    assert told(race.on(FirstToken(winner), now + 0.1)) == [f"commit {winner}", f"cancel {loser} cancelled"]
+    assert told(race.on(FirstToken(winner), now + 0.1)) == [f"cancel {loser} cancelled", f"commit {winner}"]
 
 
 @pytest.mark.parametrize(("failed", "winner"), [(1, 2), (2, 1)])
@@ -88,7 +88,7 @@ def test_no_more_than_two_race() -> None:
     race, now = hedged(A, B, C, deadline=2.0)
     step, later = silence(race, race.on(Wake(), now))
     assert told(step) == ["cancel 2 silent", "open 3 fallback c"]
-    assert told(race.on(FirstToken(1), later + 0.1)) == ["commit 1", "cancel 3 cancelled"]
+    assert told(race.on(FirstToken(1), later + 0.1)) == ["cancel 3 cancelled", "commit 1"]
 
 
 def test_without_a_hedge_budget_the_silent_attempt_is_left() -> None:

@@ -107,10 +107,10 @@ def test_an_authorization_header_is_as_good_as_a_key() -> None:
 
 def test_secrets_are_in_no_dump_and_no_repr() -> None:
     """The admin port shows the configuration."""
-    secret = "sk-canary"
+    secret = "sk-canary-0123456789"
     shown = config(
         pools={"api": {"backend": "openai", "api_key": secret, "headers": {"x-key": secret}}},
-        state={"redis": f"redis://:{secret}@localhost"},
+        state={"redis": f"redis://:{secret}@localhost", "cache_secret": secret},
     )
     assert secret not in shown.model_dump_json() + repr(shown)
     assert shown.backend("api").api_key == secret

@@ -15,6 +15,9 @@ from tests.kit.contract import CONTRACT
 # ---------------------------------------------------------------------------- values of a section
 
 
+SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -165,6 +168,8 @@ from tests.kit.contract import CONTRACT
         # the rest
         ("defaults: {connect: 0s}", "defaults.connect: must be more than 0, got '0s'"),
         ("defaults: {max_body: 32 apples}", "defaults.max_body: '32 apples' has no unit of size; write it like 32MB"),
+        ("state: {cache_secret: short}", f"state.cache_secret: {SHORT}"),
+        ('state: {cache_secret: ""}', f"state.cache_secret: {SHORT}"),
         ("state: {redis: localhost}", "state.redis: not a Redis URL; write it like redis://127.0.0.1:6379/0"),
         ("keys: [{name: a}]", "keys[0]: 'sha256' is missing"),
         (

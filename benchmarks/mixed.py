@@ -1,0 +1,244 @@
+"""Whether what the gateway says of itself is true: `python -m benchmarks.mixed [REQUESTS]`.
+
+So many requests of every kind, 64 at a time, over real sockets against simulated engines: streams and whole answers,
+failed and late primaries, shed and refused ones, callers who leave, backends that break off. Then, for every request:
+
+- it has exactly one Record, and one line in the access log, and both say what its caller saw;
+- its stages sum to its TTFT, and with the `stream` stage to its total, within 1 ms, and what lost attempts took is in
+  the stage of that name;
+
+and nothing is left: gauges are zero, no connection, task or file is open that was not before. Exit code 1 where
+anything of this does not hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from backends.simulated.engine import Engine
+from backends.simulated.server import SimulatedServer
+from benchmarks.mixture.fleet import fleet
+from benchmarks.mixture.requests import KINDS, MEANT, Asked, ask
+from gateway.app import Gateway
+from gateway.observe.record import CONNECT, STREAM, Record
+from gateway.serve import loop_factory
+from policies.facts import AttemptKind
+
+AT_ONCE = 64
+WITHIN = 1e-3  # s
+SETTLING = 10.0  # s until all that was abandoned is over
+GAUGES = ("firsttoken_endpoint_in_flight", "firsttoken_endpoint_uncached_tokens_ahead", "firsttoken_queue_depth")
+
+
+@dataclass
+class Truth:
+    """What was found. `wrong` is empty where all of it holds."""
+
+    asked: Sequence[Asked]
+    records: Sequence[Record]
+    seconds: float = 0.0
+    worst: float = 0.0  # s between the sum of stages and the TTFT
+    worst_total: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+    def tell(self) -> str:
+        ends = Counter(f"{asked.kind.name}: {asked.seen}" for asked in self.asked)
+        kinds = Counter(attempt.kind.value for record in self.records for attempt in record.attempts)
+        lines = [f"{count:6} {name}" for name, count in sorted(ends.items())]
+        lines += [f"{count:6} attempts: {name}" for name, count in sorted(kinds.items())]
+        lines += [
+            f"{len(self.asked)} requests in {self.seconds:.1f} s, {len(self.records)} Records",
+            f"stages against TTFT: {self.worst * 1e6:.1f} us at worst; against total: {self.worst_total * 1e6:.1f} us",
+            *(f"WRONG: {wrong}" for wrong in self.wrong[:50]),
+            f"{len(self.wrong)} wrong",
+        ]
+        return "\n".join(lines)
+
+
+async def measure(count: int, seed: int = 0) -> Truth:
+    """Everything, from an empty process to an empty process."""
+    gc.collect()
+    before = asyncio.all_tasks(), files()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "access.jsonl"
+        async with fleet(str(log)) as (gateway, servers):
+            records: list[Record] = []
+            gateway.recorder.sinks.append(records.append)
+            truth = Truth(await traffic(gateway, count, seed), records)
+            truth.seconds = max(record.arrival + record.total for record in records) - records[0].arrival
+            await settled(gateway, servers)
+            truth.wrong += [*left_open(gateway, servers), *miscounted(gateway, records)]
+        told = [json.loads(line) for line in log.read_text().splitlines()]
+    truth.wrong += [*unaccounted(truth.asked, records), *untold(truth.asked, told), *unsummed(truth)]
+    await asyncio.sleep(0.1)  # closed sockets are told so by the loop
+    gc.collect()
+    truth.wrong += left_over(*before)
+    return truth
+
+
+async def traffic(gateway: Gateway, count: int, seed: int) -> list[Asked]:
+    random = Random(seed)
+    kinds = random.choices(KINDS, [kind.weight for kind in KINDS], k=count)
+    asked = [Asked(f"mixed-{seed}-{number}", kind) for number, kind in enumerate(kinds)]
+    port, turns = int(gateway.url.rpartition(":")[2]), iter(asked)
+
+    async def caller(number: int) -> None:
+        own = Random(f"{seed} {number}")
+        for one in turns:
+            await ask(port, one, own)
+
+    await asyncio.gather(*(caller(number) for number in range(AT_ONCE)))
+    return asked
+
+
+# --------------------------------------------------------------------------- one by one
+
+
+def unaccounted(asked: Sequence[Asked], records: Sequence[Record]) -> list[str]:
+    """Requests without exactly one Record, and Records that say what their callers did not see."""
+    by_id: dict[str, list[Record]] = {}
+    for record in records:
+        by_id.setdefault(record.request_id, []).append(record)
+    wrong = [f"a Record of nobody: {name}" for name in by_id.keys() - {one.id for one in asked}]
+    for one in asked:
+        found = by_id.get(one.id, [])
+        if len(found) != 1:
+            wrong.append(f"{one.id} ({one.kind.name}) has {len(found)} Records")
+        else:
+            wrong += [f"{one.id} ({one.kind.name}): {what}" for what in _disagreements(one, found[0])]
+    return wrong
+
+
+def _disagreements(asked: Asked, record: Record) -> list[str]:
+    wrong = []
+    if record.end not in MEANT[asked.seen]:
+        wrong.append(f"its caller saw {asked.seen} ({asked.status}); the Record says {record.end}: {record.error}")
+    if asked.status and record.status != asked.status:
+        wrong.append(f"status {asked.status}, Record {record.status}")
+    if asked.status and asked.headers.get("x-request-id") != asked.id:
+        wrong.append("its answer has another's id")
+    if asked.status == 200 and int(asked.headers["x-firsttoken-attempts"]) != len(record.attempts):
+        wrong.append(f"{asked.headers['x-firsttoken-attempts']} attempts, Record {len(record.attempts)}")
+    return wrong
+
+
+def untold(asked: Sequence[Asked], told: Sequence[dict[str, object]]) -> list[str]:
+    """The access log says the same, once each."""
+    lines = Counter(line["request_id"] for line in told)
+    return [f"{one.id} ({one.kind.name}) has {lines[one.id]} lines" for one in asked if lines[one.id] != 1]
+
+
+def unsummed(truth: Truth) -> list[str]:
+    wrong = []
+    for record in truth.records:
+        spent = sum(seconds for seconds in record.spent if seconds is not None)
+        if record.ttft is not None:
+            off = abs(spent - (record.spent[STREAM] or 0.0) - record.ttft)
+            off_total = abs(spent - record.total)
+            truth.worst, truth.worst_total = max(truth.worst, off), max(truth.worst_total, off_total)
+            wrong += misplaced(record)
+            if off > WITHIN or off_total > WITHIN:
+                wrong.append(f"{record.request_id}: stages are off by {off * 1e3:.3f} and {off_total * 1e3:.3f} ms")
+        elif spent > record.total + WITHIN:
+            wrong.append(f"{record.request_id}: {spent} s in stages, {record.total} s in total")
+    return wrong
+
+
+def misplaced(record: Record) -> list[str]:
+    """What lost attempts took is the `failover` stage, which ends where the one that won was opened."""
+    if len(record.attempts) < 2:
+        return []
+    opened, before = record.attempts[-1].opened, sum(seconds or 0.0 for seconds in record.spent[:CONNECT])
+    return [] if abs(opened - before) < WITHIN else [f"{record.request_id}: {before} s until {opened} s after arrival"]
+
+
+# --------------------------------------------------------------------------- what is left
+
+
+async def settled(gateway: Gateway, servers: Sequence[SimulatedServer]) -> None:
+    """Until nothing is under way, or it should not be any more."""
+    ends = monotonic() + SETTLING
+    while monotonic() < ends and left_open(gateway, servers):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
+def left_open(gateway: Gateway, servers: Sequence[SimulatedServer]) -> list[str]:
+    assert gateway.front is not None
+    dispatcher = gateway.proxy.dispatcher
+    counts = {
+        "lives": gateway.recorder.live,
+        "callers' connections": len(gateway.front.connections),
+        "requests held back": sum(gateway.line.depth().values()),
+        "connections being made": len(dispatcher.connecting),
+        "requests that may still be retried": dispatcher.retries.active,
+        "retries not given back": dispatcher.retries.retrying,
+        **{f"requests on {up.origin}": up.origin.active for up in gateway.upstreams.values()},
+        **{f"requests in {server.url}": unfinished(server) for server in servers},
+    }
+    wrong = [f"{count} {what} left" for what, count in counts.items() if count]
+    for family in text_string_to_metric_families(page(gateway)):
+        wrong += [f"{s.name} {s.labels} is {s.value}" for s in family.samples if s.name in GAUGES and s.value]
+    return wrong
+
+
+def unfinished(server: SimulatedServer) -> int:
+    assert isinstance(server.engine, Engine)
+    return server.engine.unfinished
+
+
+def page(gateway: Gateway) -> str:
+    return generate_latest(gateway.admin.registry).decode()
+
+
+def miscounted(gateway: Gateway, records: Sequence[Record]) -> list[str]:
+    """firsttoken_requests_total is the Records, by how they ended."""
+    counted: Counter[str] = Counter()
+    for family in text_string_to_metric_families(page(gateway)):
+        for sample in family.samples:
+            if sample.name == "firsttoken_requests_total":
+                counted[sample.labels["outcome"]] += int(sample.value)
+    ended = Counter(record.end.value for record in records)
+    return [] if counted == ended else [f"metrics count {dict(counted)}, Records {dict(ended)}"]
+
+
+def files() -> set[str]:
+    """What is open, but for what the interpreter opens for itself."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+        except OSError:
+            continue
+    return found
+
+
+def left_over(tasks: set[asyncio.Task[object]], open_before: set[str]) -> list[str]:
+    more = asyncio.all_tasks() - tasks
+    opened = {name for name in files() - open_before if "socket:" in name}
+    return [f"a task is left: {task}" for task in more] + [f"a socket is left: {name}" for name in opened]
+
+
+def main(count: int) -> int:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        truth = runner.run(measure(count))
+    print(truth.tell())
+    hedged = sum(attempt.kind is AttemptKind.HEDGE for record in truth.records for attempt in record.attempts)
+    return 1 if truth.wrong or (count >= 1000 and not hedged) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000))

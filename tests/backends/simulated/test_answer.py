@@ -1,0 +1,30 @@
+"""Tokens of one answer, on their way to a caller who may have gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+from backends.simulated.answer import Answer
+from backends.simulated.reply import Wish, write_text
+from backends.simulated.wire import ReplyWriter, Style
+
+
+class Closed(asyncio.Transport):
+    """As uvloop's, which raises where asyncio's own only warns."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: object) -> None:
+        raise RuntimeError("the handler is closed")
+
+
+async def test_a_token_for_a_caller_who_has_left_is_dropped():
+    """The engine's one task delivers to all: it must not end of it."""
+    answer = Answer(8, 0.0)
+    reply = write_text(0, Wish(3, 0, False), "")
+    answer.stream_to(Closed(), ReplyWriter(reply, id="x", model="m", created=0, style=Style(True, True, False, True)))
+    answer.begin(0.1, 0.0, 0)
+    answer.token(0.1)
+    answer.finish()
+    assert answer.done.is_set()

@@ -1,0 +1,106 @@
+"""Two tenants before one engine: what one has asked is not found by the other. vLLM's own counts are the witness.
+
+One engine, so that nobody misses a hit for having been sent elsewhere; its cache events are heard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from gateway.cachegroups import CacheGroups, Member
+from tests.vllm import fleet
+from tests.vllm.figures import Figures
+from tests.vllm.fleet import Gateway, Server
+from tests.vllm.talks import BLOCK
+from tests.vllm.traffic import text, user
+
+PROMPTS, TOKENS = 12, 600
+A, B, MATE = "sk-isolation-a", "sk-isolation-b", "sk-isolation-mate"
+MEMBERS = [
+    Member(name, hashlib.sha256(key.encode()).digest(), group)
+    for name, key, group in (("a", A, "team"), ("b", B, None), ("mate", MATE, "team"))
+]
+ROUTES = {"chat": {"tiers": ["small"], "ttft": {"budget": "30s"}}}
+
+
+def config(engines: list[Server], keys: list[Member]) -> dict[str, Any]:
+    plain = [{"name": m.name, "sha256": m.digest.hex(), "cache_group": m.group} for m in keys]
+    return {**fleet.config({"small": engines[:1]}, ROUTES, events=True), "keys": plain}
+
+
+@pytest.fixture(scope="module")
+def shared(engines: list[Server]) -> Iterator[Gateway]:
+    """A gateway with tenants: `a` and `mate` share, `b` has said nothing."""
+    with fleet.serving(config(engines, MEMBERS)) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def open_to_all(engines: list[Server]) -> Iterator[Gateway]:
+    """Without keys."""
+    with fleet.serving(config(engines, [])) as gateway:
+        yield gateway
+
+
+async def cached(gateway: Gateway, key: str, prompt: str, salt: str = "") -> int:
+    """Tokens that vLLM found, by its answer's usage; the gateway believed the same, within a block."""
+    async with AsyncOpenAI(base_url=gateway.base_url, api_key=key, max_retries=0, timeout=120) as sdk:
+        forged: Any = {"extra_headers": {"x-cache-salt": salt}, "extra_body": {"cache_salt": salt}} if salt else {}
+        raw = await sdk.chat.completions.with_raw_response.create(
+            model="chat", messages=[user(prompt)], max_tokens=2, **forged
+        )
+        usage = raw.parse().usage
+    (record,) = await gateway.records_of([raw.headers["x-request-id"]])
+    told = usage.prompt_tokens_details.cached_tokens or 0
+    assert told == record["cached_tokens_reported"]
+    assert abs(record["cached_tokens_predicted"] - told) <= BLOCK
+    return int(told)
+
+
+async def test_two_tenants_with_the_same_prompt_share_no_hit(shared: Gateway, figures: Figures) -> None:
+    """The same tenant finds its own, and so does a key of its group: else nothing would have been shown."""
+    await shared.looked(BLOCK)
+    found: dict[str, list[int]] = {"other": [], "same": [], "group": []}
+    for i in range(PROMPTS):
+        prompt = text(TOKENS, f"isolation-{i}")
+        assert await cached(shared, A, prompt) == 0
+        found["other"].append(await cached(shared, B, prompt))
+        found["same"] += [await cached(shared, A, prompt), await cached(shared, B, prompt)]
+        found["group"].append(await cached(shared, MATE, prompt))
+    figures.at_most(f"isolation: tokens found of another tenant's {PROMPTS} prompts", sum(found["other"]), "", 0)
+    figures.at_least("isolation: least found of one's own prompt", min(found["same"]), "tokens", TOKENS * 0.8)
+    figures.at_least("isolation: least found of one's group's", min(found["group"]), "tokens", TOKENS * 0.8)
+
+
+async def test_a_forged_salt_changes_nothing(shared: Gateway, figures: Figures) -> None:
+    """Not even the victim's own, as the engine knows it, in the body and in the header."""
+    groups = CacheGroups("", MEMBERS)
+    victims, own = groups.name(MEMBERS[0]), groups.name(MEMBERS[1])
+    found = []
+    for i in range(PROMPTS):
+        prompt = text(TOKENS, f"forged-{i}")
+        assert await cached(shared, A, prompt, salt="attacker") == 0
+        found.append(await cached(shared, B, prompt, salt=victims))
+        assert await cached(shared, A, prompt, salt=own) >= TOKENS * 0.8
+    figures.at_most(f"isolation: tokens found with the victim's salt, {PROMPTS} prompts", sum(found), "", 0)
+
+
+async def test_salted_prompts_are_tied_to_their_chains(shared: Gateway, figures: Figures) -> None:
+    """The engine's events name blocks whose hashes have the salt in them; which, is nothing to us."""
+    [known] = [endpoint["resident"] for endpoint in shared.endpoints()]
+    assert known["anchored"] + known["unanchored"] >= PROMPTS
+    share = 100 * known["anchored"] / (known["anchored"] + known["unanchored"])
+    figures.at_least("isolation: salted prompts tied to the engine's own chain", share, "%", 99)
+
+
+async def test_without_keys_there_is_one_cache_for_all(open_to_all: Gateway, figures: Figures) -> None:
+    """Which shows that the tenants' caches are apart because of the salt."""
+    await open_to_all.looked(BLOCK)
+    prompt = text(TOKENS, "open")
+    await cached(open_to_all, A, prompt)
+    figures.at_least("without keys: found of another caller's prompt", await cached(open_to_all, B, prompt), "", 480)
