@@ -111,12 +111,13 @@ class Proxy:
         raw = life.note(Stage.READ, body_of(http))
         parsed = await self.decider.parse(operation, raw, http.headers, http.arrival, life.record.request_id)
         request = life.note(Stage.PARSE, parsed)
-        wanted = identify(life.record, request, self.routes.match(request.model), tenant)
+        routes = self.routes  # a reload may put others in their place on the way
+        wanted = identify(life.record, request, routes.match(request.model), tenant)
         estimate = life.note(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
         route = life.note(Stage.ADMIT, admit(tenant, wanted, request.model))
         decision = life.note(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
         refuse_unplaced(decision)
-        job = Job(request, route, estimate, decision, life, route is self.routes.passthrough)
+        job = Job(request, route, estimate, decision, life, route is routes.passthrough)
         relay = Relay(http, life, strip_usage=strips(request), idle=self.limits.stream_idle)
         try:
             await self.dispatcher.carry(job, relay)
