@@ -115,7 +115,7 @@ class Dispatch:
 
     def __init__(self, shared: Dispatcher, job: Job, hedges: HedgeBudget, relay: Relay) -> None:
         self.shared, self.job, self.hedges, self.relay = shared, job, hedges, relay
-        self.upstreams = shared.upstreams  # those that were decided on: a reload replaces the mapping, not what is in it
+        self.upstreams = shared.upstreams  # as they were decided on: a reload puts another mapping in its place
         self.retries = 0  # taken from the shared budget
         self.settled = False  # it has come to an answer, or to none
         self.loop = relay.loop

@@ -9,21 +9,24 @@ import sys
 
 from gateway.app import Gateway, tune_gc
 from gateway.config.models import Config
+from gateway.reloading import Reloader, Source
 
 DRAIN = 30.0  # s that running requests get after SIGTERM
 SWITCH = 0.0005  # s that a thread may keep the interpreter while the loop waits: of Python's own 5 ms tokens are late
 
 
-def serve(config: Config) -> int:
-    """Runs until SIGINT or SIGTERM. Exit code: 0, or 2 where a port cannot be had."""
+def serve(config: Config, source: Source | None = None) -> int:
+    """Runs until SIGINT or SIGTERM. Exit code: 0, or 2 where a port cannot be had. `source`: where another
+    configuration would come from."""
+    source = source or Source(lambda: config)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     sys.setswitchinterval(SWITCH)
     if config.server.workers > 1:
         from gateway.workers.supervisor import supervise
 
-        return supervise(config)
+        return supervise(config, source)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(config))
+        return runner.run(_serve(config, source))
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -35,18 +38,24 @@ def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop
 
 
-async def _serve(config: Config) -> int:
-    gateway, stop = Gateway(config), asyncio.Event()
+async def _serve(config: Config, source: Source) -> int:
+    gateway, stop, loop = Gateway(config), asyncio.Event(), asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(name, _signalled, stop, gateway)
+        loop.add_signal_handler(name, _signalled, stop, gateway)
+    reloader = Reloader(config, source, gateway.take)
+    gateway.admin.registry.register(reloader.reloads)
+    gateway.admin_app.router.add_post("/reload", reloader.posted)
+    loop.add_signal_handler(signal.SIGHUP, reloader.soon, "SIGHUP")
     try:
         await gateway.start(tune_gc)
     except OSError as error:
         await gateway.stop()
         print(f"firsttoken: cannot listen: {error.strerror or error}", file=sys.stderr)
         return 2
+    reloader.start()
     print(f"firsttoken: serving {gateway.url}/v1, admin {gateway.admin_url}", file=sys.stderr, flush=True)
     await stop.wait()
+    await reloader.close()
     print(f"firsttoken: draining, {DRAIN:g} s at most; a second signal ends it", file=sys.stderr, flush=True)
     await gateway.stop(DRAIN)
     return 0

@@ -282,7 +282,7 @@ class Fleet:
         """Siblings, of what we have under way where that has changed."""
         untold, self._untold = self._untold, {}
         for state in untold:
-            if self.siblings is not None and self._states.get(state.endpoint.id) is state:
+            if self.siblings is not None and self._is_member(state):
                 self.siblings.publish(state.endpoint.id, state.burden)
 
     # ----------------------------------------------------------------- what follows from it

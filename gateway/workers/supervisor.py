@@ -31,6 +31,7 @@ from gateway.app import tune_gc
 from gateway.config.addresses import Address
 from gateway.config.models import Config
 from gateway.estimate.encoders import encoder
+from gateway.reloading import Source
 from gateway.serve import DRAIN as GRACE
 from gateway.workers.child import DRAIN, GO, HANDLED, HURRY, PREPARED, SERVING, fork, told
 from gateway.workers.desk import Desk, serve_desk
@@ -54,7 +55,7 @@ class Phase(Enum):
     ENDING = "ending"
 
 
-def supervise(config: Config) -> int:
+def supervise(config: Config, source: Source) -> int:
     """Until a signal says stop. Exit code: 0; 2 where a port cannot be had; 1 where a worker cannot start."""
     for tokenizer in {pool.tokenizer for pool in config.pools.values()}:
         encoder(tokenizer)  # here, so that all share its memory
