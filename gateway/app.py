@@ -187,18 +187,18 @@ class Gateway:
             self.kv_events = found
             found.start()
 
-    async def stop(self, grace: float = 0.0) -> None:
-        """Not ready at once, no new connection, `grace` seconds for what runs, then the rest is cut."""
+    async def stop(self, grace: float = 0.0, wait: float = 0.0) -> None:
+        """Not ready at once; after `wait` seconds no new connection; `grace` seconds for what runs then, and the rest
+        is cut."""
         self.proxy.draining = True
+        await self._until(lambda: False, wait)
         if self._server is not None:
             self._server.close()
-        ends = monotonic() + grace
-        while self.recorder.live and monotonic() < ends and not self.hurried:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await self._until(lambda: not self.recorder.live, grace)
         self.line.close()
         self.loop_lag.close()
         if self.front is not None:
-            await self.front.shutdown(CUT)
+            await self._cut(self.front)
         if self._admin is not None:
             await self._admin.cleanup()
         await self.upkeep.close()
@@ -212,6 +212,19 @@ class Gateway:
             await self.telemetry.close()
         if self.access_log is not None:
             self.access_log.close()
+
+    async def _until(self, over: Callable[[], bool], seconds: float) -> None:
+        ends = monotonic() + seconds
+        while not over() and monotonic() < ends and not self.hurried:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    async def _cut(self, front: FrontServer) -> None:
+        """Who was not answered is told why."""
+        await asyncio.sleep(0)  # those that were held are on their way out
+        if self.recorder.live:
+            log.warning("%d requests had not ended in time, and are cut", self.recorder.live)
+        self.proxy.stopping = True
+        await front.shutdown(CUT)
 
 
 def tune_gc() -> None:

@@ -6,6 +6,7 @@ comes. Whatever happens, the caller gets one answer and the operator one Record.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from gateway.line import HeldTooLong, Line
 from gateway.observe.record import End, Life, Record, Stage, landmarks
 from gateway.observe.recorder import Recorder
 from gateway.observe.tracecontext import Tracer, parent
-from gateway.refusal import Refusal, internal, retry_later
+from gateway.refusal import Refusal, internal, retry_later, stopped
 from gateway.relay import Relay
 from gateway.replyhead import gateway_headers
 from gateway.routes import Routes, admit
@@ -57,6 +58,7 @@ class Proxy:
         self.keys, self.routes, self.decider, self.line, self.dispatcher = keys, routes, decider, line, dispatcher
         self.recorder, self.upkeep, self.limits, self.tracer = recorder, upkeep, limits, tracer
         self.draining = False
+        self.stopping = False  # what is cancelled now, we cancel
         self.gets: dict[str, Callable[[HttpRequest], None]] = {
             "/v1/models": self.models, "/health": self.health, "/ready": self.ready,
         }  # fmt: skip
@@ -101,6 +103,10 @@ class Proxy:
                 self.refuse(http, refusal, life, End.SHED)
             except Refusal as refusal:
                 self.refuse(http, refusal, life)
+            except asyncio.CancelledError:
+                if http.begun or not self.stopping:
+                    raise
+                self.refuse(http, stopped(), life, End.CUT)
             except Exception:
                 log.exception("internal error on request %s", life.record.request_id)
                 self.apologise(http, life)

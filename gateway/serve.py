@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import sys
+from contextlib import suppress
 
 from gateway.app import Gateway, tune_gc
-from gateway.config.models import Config
+from gateway.config.models import Config, Drain
 from gateway.reloading import Reloader, Source
 
-DRAIN = 30.0  # s that running requests get after SIGTERM
 SWITCH = 0.0005  # s that a thread may keep the interpreter while the loop waits: of Python's own 5 ms tokens are late
+FILES = 1 << 20  # that may be open, where the system allows as many
 
 
 def serve(config: Config, source: Source | None = None) -> int:
     """Runs until SIGINT or SIGTERM. Exit code: 0, or 2 where a port cannot be had. `source`: where another
     configuration would come from."""
     source = source or Source(lambda: config)
+    raise_limit()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     sys.setswitchinterval(SWITCH)
     if config.server.workers > 1:
@@ -27,6 +30,15 @@ def serve(config: Config, source: Source | None = None) -> int:
         return supervise(config, source)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(config, source))
+
+
+def raise_limit() -> None:
+    """A stream is two open files, and what a shell allows by default is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -44,7 +56,7 @@ async def _serve(config: Config, source: Source) -> int:
         loop.add_signal_handler(name, _signalled, stop, gateway)
     reloader = Reloader(config, source, gateway.take)
     gateway.admin.registry.register(reloader.reloads)
-    gateway.admin_app.router.add_post("/reload", reloader.posted)
+    gateway.admin.reloading = reloader.posted
     loop.add_signal_handler(signal.SIGHUP, reloader.soon, "SIGHUP")
     try:
         await gateway.start(tune_gc)
@@ -56,9 +68,15 @@ async def _serve(config: Config, source: Source) -> int:
     print(f"firsttoken: serving {gateway.url}/v1, admin {gateway.admin_url}", file=sys.stderr, flush=True)
     await stop.wait()
     await reloader.close()
-    print(f"firsttoken: draining, {DRAIN:g} s at most; a second signal ends it", file=sys.stderr, flush=True)
-    await gateway.stop(DRAIN)
+    drain = config.server.drain
+    print(draining(drain), file=sys.stderr, flush=True)
+    await gateway.stop(drain.grace, drain.wait)
     return 0
+
+
+def draining(drain: Drain) -> str:
+    waiting = f"in {drain.wait:g} s, " if drain.wait else ""
+    return f"firsttoken: draining, {waiting}{drain.grace:g} s at most; a second signal ends it"
 
 
 def _signalled(stop: asyncio.Event, gateway: Gateway) -> None:

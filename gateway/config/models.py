@@ -21,7 +21,7 @@ from gateway.config.pool import Endpoint, Pool, endpoint_id
 from gateway.config.values import AccessLog, Name, PoolName, Positive, RedisUrl, Section, Sha256, written
 from policies import facts, workloads
 from policies.route import Route, Workload
-from policies.units import Share, Size
+from policies.units import Duration, Share, Size
 
 PASSTHROUGH = "passthrough"  # the name of the route that takes what is no route's
 
@@ -38,6 +38,15 @@ NOT_YET = (
 MOST_WORKERS = 256
 
 
+class Drain(Section):
+    """How a gateway that is told to stop does so."""
+
+    wait: Annotated[Duration, Field(ge=0)] = written("0s")
+    """Serve on, new connections too, while `/ready` says 503: as long as a balancer needs to hear of it."""
+    grace: Annotated[Duration, Field(ge=0)] = written("30s")
+    """For what still runs after that; then it is cut."""
+
+
 class Server(Section):
     listen: Listen = written("127.0.0.1:8080")
     """Where callers connect, host:port."""
@@ -47,6 +56,7 @@ class Server(Section):
     """Processes that share the listening port, and what they know of load and caches."""
     open: bool = False
     """Serve callers without a key beyond loopback; for a gateway behind its own authentication."""
+    drain: Drain = Drain()
 
 
 class Defaults(Section):

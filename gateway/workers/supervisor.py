@@ -32,7 +32,7 @@ from gateway.config.addresses import Address
 from gateway.config.models import Config
 from gateway.estimate.encoders import encoder
 from gateway.reloading import Source
-from gateway.serve import DRAIN as GRACE
+from gateway.serve import draining
 from gateway.workers.child import DRAIN, GO, HANDLED, HURRY, PREPARED, SERVING, fork, told
 from gateway.workers.desk import Desk, serve_desk
 from gateway.workers.memory import Memory
@@ -46,7 +46,6 @@ from gateway.workers.worker import serve_worker
 log = logging.getLogger("firsttoken")
 
 LATE = 5.0  # s beyond its grace that a process has to end
-DRAINING = f"firsttoken: draining, {GRACE:g} s at most; a second signal ends it"
 
 
 class Phase(Enum):
@@ -192,8 +191,9 @@ class Supervisor:
             if number == signal.SIGCHLD:
                 self._reap()
             elif self.phase is not Phase.ENDING:
-                print(DRAINING, file=sys.stderr, flush=True)
-                self._end(DRAIN, GRACE + LATE)
+                drain = self.config.server.drain
+                print(draining(drain), file=sys.stderr, flush=True)
+                self._end(DRAIN, drain.wait + drain.grace + LATE)
             else:
                 self._end(HURRY, LATE)
 

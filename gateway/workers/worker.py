@@ -14,7 +14,6 @@ from gateway.app import Gateway, tune_gc
 from gateway.config.models import Config
 from gateway.observe.admin import Admin
 from gateway.observe.replies import respond
-from gateway.serve import DRAIN as GRACE
 from gateway.serve import loop_factory
 from gateway.strictjson import encode
 from gateway.workers.child import DRAIN, GO, HURRY, PREPARED, SERVING
@@ -70,7 +69,8 @@ async def _stop(gateway: Gateway, orders: Orders) -> None:
         gateway.hurried = True
 
     hastening = asyncio.create_task(hasten())
-    await gateway.stop(GRACE)
+    drain = gateway.config.server.drain
+    await gateway.stop(drain.grace, drain.wait)
     hastening.cancel()
 
 
