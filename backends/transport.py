@@ -58,8 +58,10 @@ class Origin:
         max_idle: int = 256,
         receive_buffer: int | None = None,
         outbox: Outbox | None = None,
+        at: str = "",
     ) -> None:
         self.address = Address.parse(url)
+        self._at = at or self.address.host  # one address of that name: to the server we ask for the name all the same
         self.outbox = outbox or Outbox()  # several origins may have one
         self.stale_retries = 0
         self._connect_timeout = connect_timeout
@@ -159,7 +161,7 @@ class Origin:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 transport, _ = await loop.create_connection(
-                    lambda: connection, address.host, address.port, ssl=self._tls, server_hostname=name
+                    lambda: connection, self._at, address.port, ssl=self._tls, server_hostname=name
                 )
             if not connection.usable:
                 raise ConnectionAbortedError  # it hung up, or spoke first, before we could

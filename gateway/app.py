@@ -27,6 +27,7 @@ from gateway.frontend import FrontServer
 from gateway.keys import Keys, Tenant
 from gateway.line import Line
 from gateway.monitor import Monitor
+from gateway.names import Names
 from gateway.observe.accesslog import AccessLog
 from gateway.observe.admin import Admin
 from gateway.observe.beacon import Beacons
@@ -62,7 +63,8 @@ class Gateway:
     """One gateway: `start`, then `url` and `admin_url` are served until `stop`. `seat`: where it is one of several."""
 
     def __init__(self, config: Config, seat: Seat | None = None) -> None:
-        self.config, self.parts = config, parts(config)
+        self.config = config = config.at({})
+        self.parts = parts(config)
         self.url = self.admin_url = ""
         self.hurried = False  # whoever stops it will not wait
         pools, routes, every_route = self.parts.pools, self.parts.routes, self.parts.every_route
@@ -110,7 +112,8 @@ class Gateway:
         self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, shown(config), beacons)
         self.admin_app = self.admin.app()
         self.kv_events = _kv_events(config, fleet)
-        self._taking = asyncio.Lock()
+        self._taking, self.names = asyncio.Lock(), Names()
+        self._following: asyncio.Task[None] | None = None
         self.front: FrontServer | None = None
         self._server: asyncio.Server | None = None
         self._admin: web.AppRunner | None = None
@@ -139,6 +142,9 @@ class Gateway:
         self.upkeep.start()
         if self.telemetry is not None:
             self.telemetry.start()
+        if self.config.names():
+            await self.take(self.config)
+        self._following = asyncio.create_task(self._follow())
 
     async def open(self, data: socket) -> None:
         """Let callers in."""
@@ -150,13 +156,28 @@ class Gateway:
     async def take(self, config: Config) -> None:
         """Another configuration. What is built for it is built aside, and put in place in one turn of the loop."""
         async with self._taking:
-            new = await aside(lambda: parts(config, self.parts))
-            while self.line.going:  # noqa: ASYNC110 - somebody is on the way to where the fleet of now has sent them
-                await asyncio.sleep(0)
-            gone = {up.origin for up in self.upstreams.values()} - {up.origin for up in new.upstreams.values()}
-            self._put(config, new)
-            for origin in gone:
-                await origin.close()
+            await self.names.follow(config.names())
+            await self._take(config)
+
+    async def _follow(self) -> None:
+        """The same configuration, when a name in it has other addresses."""
+        while True:
+            await self.names.changed()
+            try:
+                async with self._taking:
+                    await self._take(self.config)
+            except Exception:
+                log.exception("the new addresses of a name could not be taken")
+
+    async def _take(self, wanted: Config) -> None:
+        config = wanted.at(self.names.addresses)
+        new = await aside(lambda: parts(config, self.parts))
+        while self.line.going:  # noqa: ASYNC110 - somebody is on the way to where the fleet of now has sent them
+            await asyncio.sleep(0)
+        gone = {up.origin for up in self.upstreams.values()} - {up.origin for up in new.upstreams.values()}
+        self._put(config, new)
+        for origin in gone:
+            await origin.close()
 
     def _put(self, config: Config, new: Parts) -> None:
         """A request that has begun keeps its route, its tenant and the ways upstream that it was decided on."""
@@ -201,6 +222,9 @@ class Gateway:
             await self._cut(self.front)
         if self._admin is not None:
             await self._admin.cleanup()
+        if self._following is not None:
+            self._following.cancel()
+        await self.names.close()
         await self.upkeep.close()
         await self.monitor.close()
         if self.kv_events is not None:
@@ -257,6 +281,7 @@ class Way:
     """To one endpoint: whoever goes it can share its connections."""
 
     url: str
+    at: str
     connect: float
 
 
@@ -265,8 +290,8 @@ def parts(config: Config, before: Parts | None = None) -> Parts:
     routes = Routes(config.routes, config.passthrough_route, open=not config.keys)
     every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
     backends = {name: _backend(name, config, before) for name in config.pools}
-    urls, connect, known = config.urls(), config.defaults.connect, {} if before is None else before.origins
-    ways = {endpoint: Way(url, connect) for endpoint, url in urls.items()}
+    connect, known = config.defaults.connect, {} if before is None else before.origins
+    ways = {endpoint: Way(server.url, server.at, connect) for endpoint, server in config.sites().items()}
     outbox = Outbox() if before is None else before.outbox
     origins = {way: known.get(way) or _origin(way, outbox) for way in ways.values()}
     upstreams = _upstreams(config, {endpoint: origins[way] for endpoint, way in ways.items()}, backends)
@@ -284,7 +309,8 @@ def _backend(pool: str, config: Config, before: Parts | None) -> tuple[BackendCo
 
 def _origin(way: Way, outbox: Outbox) -> Origin:
     return Origin(
-        way.url, connect_timeout=way.connect, idle_timeout=IDLE, receive_buffer=RECEIVE_BUFFER, outbox=outbox
+        way.url, at=way.at, connect_timeout=way.connect, idle_timeout=IDLE, receive_buffer=RECEIVE_BUFFER,
+        outbox=outbox,
     )  # fmt: skip
 
 
