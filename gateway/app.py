@@ -22,6 +22,7 @@ from backends.transport import Origin
 from gateway.config.models import Config
 from gateway.decider import Decider
 from gateway.dispatcher import Dispatcher, Upstream
+from gateway.estimate.encoders import encoder
 from gateway.estimate.estimator import Estimator, PoolTokenizer
 from gateway.frontend import FrontServer
 from gateway.keys import Keys, Tenant
@@ -67,6 +68,7 @@ class Gateway:
         self.parts = parts(config)
         self.url = self.admin_url = ""
         self.hurried = False  # whoever stops it will not wait
+        self.seat, self.first = seat, seat is None or seat.first  # the first does what is to be done once
         pools, routes, every_route = self.parts.pools, self.parts.routes, self.parts.every_route
         fleet = Fleet(pools)
         fleet.siblings = None if seat is None else seat.siblings
@@ -99,7 +101,6 @@ class Gateway:
             self.upstreams, self.monitor, RetryBudget(), first_token_limit=first_token, on_departed=self.line.departed,
             saturated=lambda: self.line.saturated,
         )  # fmt: skip
-        self.first = seat is None or seat.first  # it does what is to be done once
         kept = pools if self.first else ()
         self.upkeep = Upkeep(self.monitor, self.estimator, self.upstreams, kept, config.keep_warm(), first_token)
         limits, keys = limits_of(config), self.parts.keys
@@ -171,7 +172,7 @@ class Gateway:
 
     async def _take(self, wanted: Config) -> None:
         config = wanted.at(self.names.addresses)
-        new = await aside(lambda: parts(config, self.parts))
+        new = await aside(lambda: warmed(config, self.parts))
         while self.line.going:  # noqa: ASYNC110 - somebody is on the way to where the fleet of now has sent them
             await asyncio.sleep(0)
         gone = {up.origin for up in self.upstreams.values()} - {up.origin for up in new.upstreams.values()}
@@ -184,6 +185,8 @@ class Gateway:
         defaults, proxy, admin = config.defaults, self.proxy, self.admin
         self.config, self.parts, self.upstreams = config, new, new.upstreams
         self.monitor.fleet.reload(new.pools)
+        if self.seat is not None:
+            self.seat.siblings.share(new.upstreams)
         self.estimator.reload(tokenizers(config))
         self.decider.reload(new.pools, new.every_route)
         proxy.dispatcher.reload(new.upstreams, new.every_route, defaults.first_token)
@@ -296,6 +299,13 @@ def parts(config: Config, before: Parts | None = None) -> Parts:
     origins = {way: known.get(way) or _origin(way, outbox) for way in ways.values()}
     upstreams = _upstreams(config, {endpoint: origins[way] for endpoint, way in ways.items()}, backends)
     return Parts(config.fleet(), routes, every_route, upstreams, _keys(config), backends, origins, outbox)
+
+
+def warmed(config: Config, before: Parts) -> Parts:
+    """The same, with all that its requests need in memory."""
+    for pool in config.pools.values():
+        encoder(pool.tokenizer)
+    return parts(config, before)
 
 
 def limits_of(config: Config) -> Limits:

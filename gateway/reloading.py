@@ -79,25 +79,27 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
 
 
 class Reloads(Collector):
-    """How often, and since when."""
+    """How often, and since when. `cells`: where it is counted, three numbers; `keep`: as
+    they are."""
 
-    def __init__(self) -> None:
-        self.applied = self.refused = 0
-        self.loaded_at = time()
+    def __init__(self, cells: memoryview[float] | None = None, keep: bool = False) -> None:
+        self._cells = memoryview(bytearray(24)).cast("d") if cells is None else cells
+        if not keep:
+            self._cells[2] = time()
 
     def count(self, applied: bool) -> None:
-        self.applied, self.refused = self.applied + applied, self.refused + (not applied)
+        self._cells[0 if applied else 1] += 1
         if applied:
-            self.loaded_at = time()
+            self._cells[2] = time()
 
     def collect(self) -> Iterable[Metric]:
         counts = CounterMetricFamily("firsttoken_config_reloads", "Configurations read while it ran", labels=["result"])
-        counts.add_metric(["applied"], self.applied)
-        counts.add_metric(["refused"], self.refused)
+        counts.add_metric(["applied"], self._cells[0])
+        counts.add_metric(["refused"], self._cells[1])
         yield counts
         yield GaugeMetricFamily(
             "firsttoken_config_loaded_timestamp_seconds", "Unix time at which the one in force was read",
-            value=self.loaded_at,
+            value=self._cells[2],
         )  # fmt: skip
 
 

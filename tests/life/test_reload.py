@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,61 @@ async def test_a_file_that_changes_and_a_hangup_reload_it_too(tmp_path: Path) ->
             served.process.send_signal(signal.SIGHUP)
             await says(served, "was reloaded (SIGHUP): routes.talk, routes.chat")
             assert await asked(served) == 200
+
+
+# --------------------------------------------------------------------------- several workers
+
+
+def children(served: Served) -> list[int]:
+    pid = served.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def everywhere(ask: Callable[[], Awaitable[int]]) -> None:
+    """Until all workers serve it: the log is written when they are told."""
+    async with asyncio.timeout(10):
+        while {await ask() for _ in range(8)} != {200}:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_all_workers_take_a_reload_and_so_does_one_that_comes_later(tmp_path: Path) -> None:
+    """The answer comes when each has taken it; a bad file is in force nowhere; endpoints come and go."""
+    async with Upstream([STREAMED]) as old, Upstream([STREAMED]) as new:
+        config = written(tmp_path / "f.yaml", old.url)
+        text = config.read_text()
+        async with serving(config, "--workers", "2") as served:
+            config.write_text(text.replace("tiers: [only]", "tiers: [onyl]"))
+            status, said = await reload(served)
+            assert (status, said["error"]["code"]) == (400, "invalid_config")
+            assert [await asked(served) for _ in range(12)] == [200] * 12
+            config.write_text(text.replace("chat:", "talk:").replace(old.url, new.url))
+            status, said = await reload(served)
+            assert (status, said["result"]) == (200, "applied")
+            assert said["changed"] == ["pools.only.endpoints", "routes.chat", "routes.talk"]
+            assert [await asked(served) for _ in range(12)] == [404] * 12
+            assert [await asked(served, model="talk") for _ in range(12)] == [200] * 12
+            assert (len(old.requests), len(new.requests)) == (12, 12)
+            assert [*json.loads((await get(served.admin, "/config"))[2])["routes"]] == ["talk"]
+            os.kill(children(served)[0], signal.SIGKILL)
+            await says(served, "worker 1 serves again")
+            assert [await asked(served, model="talk") for _ in range(12)] == [200] * 12
+            page = (await get(served.admin, "/metrics"))[2].decode()
+            assert 'firsttoken_config_reloads_total{result="applied"} 1.0' in page
+            assert 'firsttoken_config_reloads_total{result="refused"} 1.0' in page
+
+
+async def test_several_workers_reload_on_a_hangup_and_when_a_file_changes(tmp_path: Path) -> None:
+    """A terminal that hangs up tells all processes of a service: for workers that is no order."""
+    async with Upstream([STREAMED]) as upstream:
+        config = written(tmp_path / "f.yaml", upstream.url)
+        text = config.read_text()
+        async with serving(config, "--workers", "2") as served:
+            for child in children(served):
+                os.kill(child, signal.SIGHUP)
+            config.write_text(text.replace("chat:", "talk:"))
+            await says(served, "was reloaded (a file changed): routes.chat, routes.talk")
+            await everywhere(lambda: asked(served, model="talk"))
+            config.write_text(text)
+            served.process.send_signal(signal.SIGHUP)
+            await says(served, "was reloaded (SIGHUP): routes.talk, routes.chat")
+            await everywhere(lambda: asked(served))

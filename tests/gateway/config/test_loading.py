@@ -64,7 +64,8 @@ from tests.kit.contract import CONTRACT
         (pool(capabilities="tools"), "pools.p.capabilities: expected a list, got 'tools'"),
         (
             pool(endpoints="[7]"),
-            "pools.p.endpoints[0]: expected the URL of a server or {url, region, kv_events, kv_replay, profile, resolve}, got 7",
+            "pools.p.endpoints[0]: expected the URL of a server or "
+            "{url, region, kv_events, kv_replay, profile, resolve}, got 7",
         ),
         (route(tiers="[3]"), "routes.r.tiers[0]: expected the name of a pool or {pool, when}, got 3"),
         (route(tiers="[]"), "routes.r.tiers: is empty; name at least one"),
