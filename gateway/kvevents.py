@@ -108,7 +108,9 @@ class Listener:
         self.tasks = asyncio.create_task(self.listen()), asyncio.create_task(self.watch())
 
     def hears(self, source: Source | None) -> bool:
-        return source is not None and (source.kv_events, source.kv_replay) == (self.url, self.replay_url)
+        """This one, for the endpoint that it began with: another model behind the same address is another."""
+        same = source is not None and (source.kv_events, source.kv_replay) == (self.url, self.replay_url)
+        return same and self.fleet.caches.engine(self.endpoint) is not None
 
     def end(self) -> None:
         """What it was told of is void, unless the endpoint is gone with it."""
