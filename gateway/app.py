@@ -202,7 +202,7 @@ class Gateway:
         if self.front is not None:
             self.front.max_body = defaults.max_body
         self._listen(config)
-        self.line.reload(defaults.first_token)
+        self.line.patience = defaults.first_token  # who waits for what is gone is placed anew at the room's next look
 
     def _listen(self, config: Config) -> None:
         if self.kv_events is not None:

@@ -143,13 +143,6 @@ class Line:
         """One was let go and has not been sent yet: its decision stands, so the fleet must."""
         return self._going
 
-    def reload(self, patience: float) -> None:
-        """Another configuration: who waits for what is gone has another place found for it, or is told that there is
-        none."""
-        self.patience = patience
-        if self._inside:
-            self._look_soon()
-
     def close(self) -> None:
         """The gateway goes away: nobody is held any longer."""
         now = monotonic()

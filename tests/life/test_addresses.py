@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from gateway.app import Gateway
@@ -13,6 +14,7 @@ from gateway.config.models import Config
 from gateway.observe.record import End
 from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, calling, get, last, post
 from tests.kit.gateways import document, pool
+from tests.kit.served import serving, written
 from tests.kit.simulated import eventually
 from tests.kit.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
@@ -124,3 +126,22 @@ async def test_a_reload_keeps_what_a_name_stands_for() -> None:
             assert last(gateway).region == "here"
             await asyncio.sleep(0.03)
             assert await ask(gateway) == 200
+
+
+async def test_workers_ask_the_system_each_for_itself_and_share_what_they_find(tmp_path: Path) -> None:
+    """A name of this machine, through real processes: what one has under way at its address, the others know."""
+    slow: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
+    async with Upstream(slow) as engine:
+        port = engine.url.rpartition(":")[2]
+        config = written(tmp_path / "f.yaml", f"{{url: http://localhost:{port}, resolve: 1s}}")
+        async with serving(config, "--workers", "2") as served, AsyncExitStack() as stack:
+            for _ in range(8):
+                caller = await stack.enter_async_context(calling(served.url))
+                assert (await caller.ask(STREAM))[0] == 200
+            async with asyncio.timeout(10):
+                while True:
+                    [shown] = json.loads((await get(served.admin, "/fleet"))[2])
+                    if shown["load"]["in_flight"] == 8:
+                        break
+                    await asyncio.sleep(0.05)
+            assert shown["endpoint"]["id"] == f"only/127.0.0.1:{port}"

@@ -19,7 +19,7 @@ from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, 
 from tests.kit.gateways import document, pool, running
 from tests.kit.served import Served, serving, written
 from tests.kit.simulated import eventually
-from tests.kit.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+from tests.kit.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
 STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
@@ -133,6 +133,36 @@ async def test_routes_keys_and_budgets_are_those_of_the_new_configuration() -> N
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
         assert 'firsttoken_ttft_seconds_bucket{le="0.777",pool="only",route="chat"} 2.0' in page
         assert json.loads((await get(gateway.admin_url, "/config"))[2])["routes"]["chat"]["ttft"]["budget"] == 0.777
+
+
+async def test_a_model_that_is_passed_through_is_so_after_a_reload_too() -> None:
+    """Of a request that was held meanwhile: its name is the caller's, not the pool's."""
+    async with Upstream([GATE, STREAMED]) as upstream:
+        pools = {"a": {"backend": "vllm", "endpoints": [upstream.url]}}
+        config = {"routes": {}, "passthrough": "a"}
+        async with running(pools, **config) as gateway, calling(gateway.url) as one, calling(gateway.url) as two:
+            long = {**STREAM, "model": "first", "messages": [{"role": "user", "content": "word " * 20_000}]}
+            asking = [asyncio.create_task(one.ask(post(long)))]
+            await upstream.until(lambda seen: any(request.method == "POST" for request in seen.requests))
+            asking.append(asyncio.create_task(two.ask(post({**STREAM, "model": "second"}))))
+            await eventually(lambda: gateway.line.depth() == {"passthrough": 1})
+            await gateway.take(configured(pools, **config, defaults={"stream_idle": "31s"}))
+            for _ in range(10):
+                upstream.proceed()
+            assert [status for status, _ in await asyncio.gather(*asking)] == [200, 200]
+    sent = [json.loads(request.body)["model"] for request in upstream.requests if request.method == "POST"]
+    assert sent == ["first", "second"]
+
+
+async def test_what_the_gateway_does_for_an_endpoint_ends_when_that_is_gone() -> None:
+    """A ping that keeps it warm, say: nobody is left who would wait for it."""
+    async with Upstream([HANG]) as upstream, Upstream([STREAMED]) as other:
+        warm = pool(upstream.url, keep_warm={"idle": "10ms"})
+        async with running({"only": warm}) as gateway:
+            await upstream.until(lambda seen: len(seen.requests) == 1)
+            await gateway.take(configured({"only": pool(other.url)}))
+            await upstream.until(lambda seen: seen.hangups == 1)
+            assert (await answer(gateway))[0] == 200
 
 
 # --------------------------------------------------------------------------- how it is asked for
