@@ -38,7 +38,6 @@ from gateway.observe.recorder import Recorder
 from gateway.observe.registry import Registry
 from gateway.observe.tracecontext import Tracer
 from gateway.proxy import Limits, Proxy
-from gateway.reloading import aside
 from gateway.routes import Routes
 from gateway.upkeep import Upkeep
 from gateway.workers.lines import SharedAccessLog
@@ -172,7 +171,7 @@ class Gateway:
 
     async def _take(self, wanted: Config) -> None:
         config = wanted.at(self.names.addresses)
-        new = await aside(lambda: warmed(config, self.parts))
+        new = await asyncio.to_thread(warmed, config, self.parts)
         while self.line.going:  # noqa: ASYNC110 - somebody is on the way to where the fleet of now has sent them
             await asyncio.sleep(0)
         gone = {up.origin for up in self.upstreams.values()} - {up.origin for up in new.upstreams.values()}

@@ -3,7 +3,7 @@
 Rules:
 - All that can be wrong is found before anything is touched: what is refused leaves the one before in force, and says
   why, in the lines of `firsttoken check`.
-- Reading, checking and building are done in a thread, and the loop is not kept waiting for it: the swap is one turn.
+- Reading, checking and building are done in a thread: the swap is one turn of the loop.
 - A file that changed is read when two looks in a row find the same: it may have been half written at the first. Each
   version of it is tried once.
 """
@@ -13,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from time import time
-from typing import TypeVar
 
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,10 +31,7 @@ from gateway.strictjson import encode
 
 log = logging.getLogger("firsttoken")
 
-T = TypeVar("T")
-
 LOOK = 1.0  # s between two looks at the files
-TURN = 0.0005  # s after which a thread leaves the loop its turn; the interpreter's own 5 ms would be a stall
 KEPT = "the configuration was not reloaded (%s), the one before stays in force:\n%s"
 
 Signature = tuple[tuple[int, int, int] | None, ...]
@@ -129,7 +124,7 @@ class Reloader:
         """Raises ConfigError; the configuration before is then still in force."""
         async with self._turn:
             try:
-                found = await aside(lambda: self.source.next(self.config))
+                found = await asyncio.to_thread(self.source.next, self.config)
                 if found.changed:
                     await self._take(found.config)
             except ConfigError as error:
@@ -185,13 +180,3 @@ def told(found: Change, why: str) -> None:
         log.warning("these changes need a restart, and have no effect until then: %s", ", ".join(found.restart))
     if not (found.changed or found.restart):
         log.info("the configuration was reloaded (%s): nothing has changed", why)
-
-
-async def aside(work: Callable[[], T]) -> T:
-    """In a thread that keeps nobody waiting."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(TURN)
-    try:
-        return await asyncio.to_thread(work)
-    finally:
-        sys.setswitchinterval(before)

@@ -58,7 +58,10 @@ async def serving(config: Path, *more: str) -> AsyncIterator[Served]:
     assert process.stderr is not None
     try:
         async with asyncio.timeout(30):
-            served = Served(process, (await process.stderr.readline()).decode())
+            said = first = (await process.stderr.readline()).decode()
+            while said and not SERVING.match(said):  # of what goes wrong, the first line says what
+                said = (await process.stderr.readline()).decode()
+            served = Served(process, said or first)
         yield served
     finally:
         if process.returncode is None:
