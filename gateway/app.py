@@ -50,6 +50,7 @@ from policies.route import Route
 
 if TYPE_CHECKING:
     from gateway.kvevents import KvEvents
+    from gateway.observe.spans import Served
     from gateway.observe.telemetry import Telemetry
 
 log = logging.getLogger("firsttoken")
@@ -195,6 +196,8 @@ class Gateway:
         self.monitor.watch(_watched(new.upstreams), defaults.scrape)
         self.metrics.reload(new.every_route)
         self.queue.reload(new.every_route)
+        if self.telemetry is not None:
+            self.telemetry.reload(_served(new.upstreams))
         proxy.keys = admin.keys = new.keys
         proxy.routes = admin.routes = new.routes
         proxy.limits, admin.shown_config = limits_of(config), shown(config)
@@ -355,15 +358,21 @@ def _telemetry(config: Config, upstreams: Mapping[str, Upstream]) -> Telemetry |
     """OpenTelemetry is loaded where it is needed."""
     if config.telemetry.otlp is None:
         return None
+    from gateway.observe.telemetry import Telemetry
+
+    return Telemetry(config.telemetry.otlp, _served(upstreams))
+
+
+def _served(upstreams: Mapping[str, Upstream]) -> dict[str, Served]:
+    """What spans say of endpoints."""
     from gateway.observe.semconv import PROVIDERS
     from gateway.observe.spans import Served
-    from gateway.observe.telemetry import Telemetry
 
     served = {}
     for endpoint, up in upstreams.items():
         address, kind = up.origin.address, up.backend.kind
         served[endpoint] = Served(PROVIDERS.get(kind, kind), up.model, address.host, address.port)
-    return Telemetry(config.telemetry.otlp, served)
+    return served
 
 
 def _kv_events(config: Config, fleet: Fleet) -> KvEvents | None:
