@@ -196,6 +196,7 @@ class Gateway:
         self.monitor.watch(_watched(new.upstreams), defaults.scrape)
         self.metrics.reload(new.every_route)
         self.queue.reload(new.every_route)
+        admin.beacons.seconds.refine(ttft_buckets(new.every_route))
         if self.telemetry is not None:
             self.telemetry.reload(_served(new.upstreams))
         proxy.keys = admin.keys = new.keys
