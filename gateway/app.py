@@ -90,7 +90,8 @@ class Gateway:
             self.recorder.sinks.append(self.telemetry)
             registry.register(self.telemetry)
         registry.register(EndpointCollector(self.monitor.loads, self.monitor.told))
-        registry.register(RouteCollector(every_route))
+        self.promised = RouteCollector(every_route)
+        registry.register(self.promised)
         lost = None if (log_ := self.access_log) is None else lambda: log_.lost
         registry.register(OwnCollector(lambda: self.recorder.live, lost))
         first_token = config.defaults.first_token
@@ -194,9 +195,9 @@ class Gateway:
             new.upstreams, new.pools if self.first else (), config.keep_warm(), defaults.first_token
         )  # fmt: skip
         self.monitor.watch(_watched(new.upstreams), defaults.scrape)
-        self.metrics.reload(new.every_route)
-        self.queue.reload(new.every_route)
-        admin.beacons.seconds.refine(ttft_buckets(new.every_route))
+        self.metrics.promise(new.every_route)
+        self.queue.routes = self.promised.routes = tuple(new.every_route)
+        admin.beacons.seconds.refine(budgets(new.every_route))
         if self.telemetry is not None:
             self.telemetry.reload(_served(new.upstreams))
         proxy.keys = admin.keys = new.keys

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import time
 
 from aiohttp import web
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.config.changes import Change, change
@@ -26,6 +26,7 @@ from gateway.config.models import Config
 from gateway.config.problems import ConfigError
 from gateway.estimate.encoders import EncoderError, encoder
 from gateway.observe.replies import reply, respond
+from gateway.observe.series import counter, gauge
 from gateway.refusal import Refusal
 from gateway.strictjson import encode
 
@@ -88,14 +89,10 @@ class Reloads(Collector):
             self._cells[2] = time()
 
     def collect(self) -> Iterable[Metric]:
-        counts = CounterMetricFamily("firsttoken_config_reloads", "Configurations read while it ran", labels=["result"])
-        counts.add_metric(["applied"], self._cells[0])
-        counts.add_metric(["refused"], self._cells[1])
-        yield counts
-        yield GaugeMetricFamily(
-            "firsttoken_config_loaded_timestamp_seconds", "Unix time at which the one in force was read",
-            value=self._cells[2],
-        )  # fmt: skip
+        counts = counter("firsttoken_config_reloads_total")
+        counts.of[("applied",)].value, counts.of[("refused",)].value = self._cells[0], self._cells[1]
+        yield from counts.collect()
+        yield gauge("firsttoken_config_loaded_timestamp_seconds", [((), self._cells[2])])
 
 
 class Reloader:
