@@ -145,12 +145,14 @@ class Connection(asyncio.Protocol):
         "_status",
         "_told",
         "_transport",
+        "born",
         "on_body",
         "on_header",
     )
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.born = monotonic()
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._paused = False

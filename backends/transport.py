@@ -7,6 +7,8 @@ Rules:
   Where it was quicker, and a reused connection dies soon after the request and before any byte of a reply,
   the request is sent once more on a fresh connection, and nobody notices.
 - NODELAY is on, as both event loops have it: else a small write on a reused connection waits 40 ms for an ACK.
+- A name is resolved anew with every connection, and a connection to one is not used for ever: where the name has
+  moved, traffic follows.
 - Redirects are never followed. The URL comes from configuration alone.
 """
 
@@ -17,6 +19,8 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from ipaddress import ip_address
+from math import inf
 from socket import SO_RCVBUF, SOL_SOCKET
 from time import monotonic
 
@@ -33,6 +37,7 @@ __all__ = ["Exchange", "Origin", "Reply", "Sink", "TransportError"]
 # A lost race with the server's idle timeout shows within a round trip. What dies later died at work:
 # the request may have been billed, and another endpoint is the better bet.
 _RACE = 1.0  # s
+LONGEST = 300.0  # s that a connection to a name is used: the name may have another address by then
 _TICK = 1e-3  # s, the grain of the loop's clock
 
 
@@ -58,10 +63,13 @@ class Origin:
         max_idle: int = 256,
         receive_buffer: int | None = None,
         outbox: Outbox | None = None,
+        at: str = "",
     ) -> None:
         self.address = Address.parse(url)
+        self._at = at or self.address.host  # one address of that name: to the server we ask for the name all the same
         self.outbox = outbox or Outbox()  # several origins may have one
         self.stale_retries = 0
+        self._longest = inf if _is_address(self._at) else LONGEST
         self._connect_timeout = connect_timeout
         self._idle_timeout = idle_timeout
         self._tls = (tls or _default_tls()) if self.address.tls else None
@@ -159,7 +167,7 @@ class Origin:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 transport, _ = await loop.create_connection(
-                    lambda: connection, address.host, address.port, ssl=self._tls, server_hostname=name
+                    lambda: connection, self._at, address.port, ssl=self._tls, server_hostname=name
                 )
             if not connection.usable:
                 raise ConnectionAbortedError  # it hung up, or spoke first, before we could
@@ -196,10 +204,11 @@ class Origin:
         self._open += 1
 
     def release(self, connection: Connection) -> None:
-        if self._closed or len(self._idle) >= self._max_idle:
+        now = monotonic()
+        if self._closed or len(self._idle) >= self._max_idle or now - connection.born > self._longest:
             connection.abandon()
             return
-        self._idle[connection] = monotonic()
+        self._idle[connection] = now
         if self._timer is None:
             self._watch()
 
@@ -226,6 +235,14 @@ class Origin:
             return
         exchange.reused, exchange.connect_seconds = False, monotonic() - began
         connection.send(exchange)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class _Collector:

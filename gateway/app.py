@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import ssl
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from socket import socket
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -16,17 +16,20 @@ from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from backends import catalog
+from backends.interface import Backend, BackendConfig
 from backends.outbox import Outbox
 from backends.transport import Origin
 from gateway.cachegroups import CacheGroups, Member
 from gateway.config.models import Config
 from gateway.decider import Decider
 from gateway.dispatcher import Dispatcher, Upstream
+from gateway.estimate.encoders import encoder
 from gateway.estimate.estimator import Estimator, PoolTokenizer
 from gateway.frontend import FrontServer
 from gateway.keys import Keys, Tenant
 from gateway.line import Line
 from gateway.monitor import Monitor
+from gateway.names import Names
 from gateway.observe.accesslog import AccessLog
 from gateway.observe.admin import Admin
 from gateway.observe.beacon import Beacons
@@ -41,11 +44,14 @@ from gateway.upkeep import Upkeep
 from gateway.workers.lines import SharedAccessLog
 from gateway.workers.seat import Seat
 from gateway.workers.sockets import BACKLOG, bound, url
+from policies.facts import Pool
 from policies.fleet import Fleet
 from policies.retries import RetryBudget
+from policies.route import Route
 
 if TYPE_CHECKING:
     from gateway.kvevents import KvEvents
+    from gateway.observe.spans import Served
     from gateway.observe.telemetry import Telemetry
 
 log = logging.getLogger("firsttoken")
@@ -59,12 +65,12 @@ class Gateway:
     """One gateway: `start`, then `url` and `admin_url` are served until `stop`. `seat`: where it is one of several."""
 
     def __init__(self, config: Config, seat: Seat | None = None) -> None:
-        self.config = config
+        self.config = config = config.at({})
+        self.parts = parts(config)
         self.url = self.admin_url = ""
         self.hurried = False  # whoever stops it will not wait
-        pools = config.fleet()
-        routes = Routes(config.routes, config.passthrough_route, open=not config.keys)
-        every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
+        self.seat, self.first = seat, seat is None or seat.first  # the first does what is to be done once
+        pools, routes, every_route = self.parts.pools, self.parts.routes, self.parts.every_route
         fleet = Fleet(pools)
         fleet.siblings = None if seat is None else seat.siblings
         self.estimator = Estimator(tokenizers(config), lambda pool: fleet.token_scale(pool))
@@ -72,12 +78,12 @@ class Gateway:
         if fleet.siblings is not None:
             fleet.on_untold = self.monitor.tell_soon
         self.decider = Decider(self.estimator, self.monitor, pools, every_route)
-        self.upstreams = _upstreams(config)
+        self.upstreams = self.parts.upstreams
         self.access_log = _access_log(config.telemetry.access_log, seat)
         registry = _registry()
-        metrics = Metrics(registry, every_route)
-        self.loop_lag = metrics.loop_lag
-        self.recorder = Recorder([metrics, self.decider.learn], self.loop_lag)
+        self.metrics = Metrics(registry, every_route)
+        self.loop_lag = self.metrics.loop_lag
+        self.recorder = Recorder([self.metrics, self.decider.learn], self.loop_lag)
         if self.access_log is not None:
             self.recorder.sinks.append(self.access_log)
         self.telemetry = _telemetry(config, self.upstreams)
@@ -85,20 +91,21 @@ class Gateway:
             self.recorder.sinks.append(self.telemetry)
             registry.register(self.telemetry)
         registry.register(EndpointCollector(self.monitor.loads, self.monitor.told))
-        registry.register(RouteCollector(every_route))
+        self.promised = RouteCollector(every_route)
+        registry.register(self.promised)
         lost = None if (log_ := self.access_log) is None else lambda: log_.lost
         registry.register(OwnCollector(lambda: self.recorder.live, lost))
         first_token = config.defaults.first_token
         self.line = Line(self.monitor, first_token)
-        registry.register(QueueCollector(every_route, self.line.depth))
+        self.queue = QueueCollector(every_route, self.line.depth)
+        registry.register(self.queue)
         dispatcher = Dispatcher(
             self.upstreams, self.monitor, RetryBudget(), first_token_limit=first_token, on_departed=self.line.departed,
             saturated=lambda: self.line.saturated,
         )  # fmt: skip
-        kept = pools if seat is None or seat.first else ()
+        kept = pools if self.first else ()
         self.upkeep = Upkeep(self.monitor, self.estimator, self.upstreams, kept, config.keep_warm(), first_token)
-        limits = Limits(config.defaults.max_body, config.defaults.stream_idle)
-        keys = _keys(config)
+        limits, keys = limits_of(config), self.parts.keys
         tracer = None if self.telemetry is None else Tracer(config.telemetry.traces)
         self.proxy = Proxy(
             keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits, tracer
@@ -108,6 +115,8 @@ class Gateway:
         self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, shown(config), beacons)
         self.admin_app = self.admin.app()
         self.kv_events = _kv_events(config, fleet)
+        self._taking, self.names = asyncio.Lock(), Names()
+        self._following: asyncio.Task[None] | None = None
         self.front: FrontServer | None = None
         self._server: asyncio.Server | None = None
         self._admin: web.AppRunner | None = None
@@ -130,13 +139,15 @@ class Gateway:
         self._admin = web.AppRunner(self.admin_app, access_log=None, shutdown_timeout=CUT)
         await self._admin.setup()
         await web.SockSite(self._admin, admin, backlog=BACKLOG).start()
-        watched = {key: (up.origin, up.backend) for key, up in self.upstreams.items()}
-        self.monitor.watch(watched, self.config.defaults.scrape)
+        self.monitor.watch(_watched(self.upstreams), self.config.defaults.scrape)
         if self.kv_events is not None:
             self.kv_events.start()
         self.upkeep.start()
         if self.telemetry is not None:
             self.telemetry.start()
+        if self.config.names():
+            await self.take(self.config)
+        self._following = asyncio.create_task(self._follow())
 
     async def open(self, data: socket) -> None:
         """Let callers in."""
@@ -145,20 +156,83 @@ class Gateway:
         self.front = FrontServer(self.proxy.handle, max_body=max_body, screen=self.proxy.screen)
         self._server = await loop.create_server(self.front, sock=data, backlog=BACKLOG)
 
-    async def stop(self, grace: float = 0.0) -> None:
-        """Not ready at once, no new connection, `grace` seconds for what runs, then the rest is cut."""
+    async def take(self, config: Config) -> None:
+        """Another configuration. What is built for it is built aside, and put in place in one turn of the loop."""
+        async with self._taking:
+            await self.names.follow(config.names())
+            await self._take(config)
+
+    async def _follow(self) -> None:
+        """The same configuration, when a name in it has other addresses."""
+        while True:
+            await self.names.changed()
+            try:
+                async with self._taking:
+                    await self._take(self.config)
+            except Exception:
+                log.exception("the new addresses of a name could not be taken")
+
+    async def _take(self, wanted: Config) -> None:
+        config = wanted.at(self.names.addresses)
+        new = await asyncio.to_thread(warmed, config, self.parts)
+        while self.line.going:  # noqa: ASYNC110 - somebody is on the way to where the fleet of now has sent them
+            await asyncio.sleep(0)
+        gone = {up.origin for up in self.upstreams.values()} - {up.origin for up in new.upstreams.values()}
+        self._put(config, new)
+        for origin in gone:
+            await origin.close()
+
+    def _put(self, config: Config, new: Parts) -> None:
+        """A request that has begun keeps its route, its tenant and the ways upstream that it was decided on."""
+        defaults, proxy, admin = config.defaults, self.proxy, self.admin
+        self.config, self.parts, self.upstreams = config, new, new.upstreams
+        self.monitor.fleet.reload(new.pools)
+        if self.seat is not None:
+            self.seat.siblings.share(new.upstreams)
+        self.estimator.reload(tokenizers(config))
+        self.decider.reload(new.pools, new.every_route)
+        proxy.dispatcher.reload(new.upstreams, new.every_route, defaults.first_token)
+        self.upkeep.reload(
+            new.upstreams, new.pools if self.first else (), config.keep_warm(), defaults.first_token
+        )  # fmt: skip
+        self.monitor.watch(_watched(new.upstreams), defaults.scrape)
+        self.metrics.promise(new.every_route)
+        self.queue.routes = self.promised.routes = tuple(new.every_route)
+        admin.beacons.seconds.refine(budgets(new.every_route))
+        if self.telemetry is not None:
+            self.telemetry.reload(_served(new.upstreams))
+        proxy.keys = admin.keys = new.keys
+        proxy.routes = admin.routes = new.routes
+        proxy.limits, admin.shown_config = limits_of(config), shown(config)
+        if self.front is not None:
+            self.front.max_body = defaults.max_body
+        self._listen(config)
+        self.line.patience = defaults.first_token  # who waits for what is gone is placed anew at the room's next look
+
+    def _listen(self, config: Config) -> None:
+        if self.kv_events is not None:
+            self.kv_events.listen(config.kv_events())
+        elif (found := _kv_events(config, self.monitor.fleet)) is not None:
+            self.kv_events = found
+            found.start()
+
+    async def stop(self, grace: float = 0.0, wait: float = 0.0) -> None:
+        """Not ready at once; after `wait` seconds no new connection; `grace` seconds for what runs then, and the rest
+        is cut."""
         self.proxy.draining = True
+        await self._until(lambda: False, wait)
         if self._server is not None:
             self._server.close()
-        ends = monotonic() + grace
-        while self.recorder.live and monotonic() < ends and not self.hurried:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await self._until(lambda: not self.recorder.live, grace)
         self.line.close()
         self.loop_lag.close()
         if self.front is not None:
-            await self.front.shutdown(CUT)
+            await self._cut(self.front)
         if self._admin is not None:
             await self._admin.cleanup()
+        if self._following is not None:
+            self._following.cancel()
+        await self.names.close()
         await self.upkeep.close()
         await self.monitor.close()
         if self.kv_events is not None:
@@ -170,6 +244,19 @@ class Gateway:
             await self.telemetry.close()
         if self.access_log is not None:
             self.access_log.close()
+
+    async def _until(self, over: Callable[[], bool], seconds: float) -> None:
+        ends = monotonic() + seconds
+        while not over() and monotonic() < ends and not self.hurried:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    async def _cut(self, front: FrontServer) -> None:
+        """Who was not answered is told why."""
+        await asyncio.sleep(0)  # those that were held are on their way out
+        if self.recorder.live:
+            log.warning("%d requests had not ended in time, and are cut", self.recorder.live)
+        self.proxy.stopping = True
+        await front.shutdown(CUT)
 
 
 def tune_gc() -> None:
@@ -183,22 +270,77 @@ def tokenizers(config: Config) -> list[PoolTokenizer]:
     return [PoolTokenizer(name, pool.tokenizer, pool.block_size) for name, pool in config.pools.items()]
 
 
-def _upstreams(config: Config) -> Mapping[str, Upstream]:
-    tls = ssl.create_default_context()
-    backends = {name: catalog.build(config.backend(name)) for name in config.pools}
-    connect, urls, publishing = config.defaults.connect, config.urls(), config.kv_events()
-    outbox = Outbox()
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a configuration comes to, as far as it can be built beside one that is in force."""
+
+    pools: tuple[Pool, ...]
+    routes: Routes
+    every_route: list[Route]
+    upstreams: Mapping[str, Upstream]
+    keys: Keys
+    backends: Mapping[str, tuple[BackendConfig, Backend]]  # by pool
+    origins: Mapping[Way, Origin]
+    outbox: Outbox  # of them all
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """To one endpoint: whoever goes it can share its connections."""
+
+    url: str
+    at: str
+    connect: float
+
+
+def parts(config: Config, before: Parts | None = None) -> Parts:
+    """Of those before it keeps what is the same: connections, most of all."""
+    routes = Routes(config.routes, config.passthrough_route, open=not config.keys)
+    every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
+    backends = {name: _backend(name, config, before) for name in config.pools}
+    connect, known = config.defaults.connect, {} if before is None else before.origins
+    ways = {endpoint: Way(server.url, server.at, connect) for endpoint, server in config.sites().items()}
+    outbox = Outbox() if before is None else before.outbox
+    origins = {way: known.get(way) or _origin(way, outbox) for way in ways.values()}
+    upstreams = _upstreams(config, {endpoint: origins[way] for endpoint, way in ways.items()}, backends)
+    return Parts(config.fleet(), routes, every_route, upstreams, _keys(config), backends, origins, outbox)
+
+
+def warmed(config: Config, before: Parts) -> Parts:
+    """The same, with all that its requests need in memory."""
+    for pool in config.pools.values():
+        encoder(pool.tokenizer)
+    return parts(config, before)
+
+
+def limits_of(config: Config) -> Limits:
+    return Limits(config.defaults.max_body, config.defaults.stream_idle)
+
+
+def _backend(pool: str, config: Config, before: Parts | None) -> tuple[BackendConfig, Backend]:
+    wanted, known = config.backend(pool), None if before is None else before.backends.get(pool)
+    return known if known is not None and known[0] == wanted else (wanted, catalog.build(wanted))
+
+
+def _origin(way: Way, outbox: Outbox) -> Origin:
+    return Origin(
+        way.url, at=way.at, connect_timeout=way.connect, idle_timeout=IDLE, receive_buffer=RECEIVE_BUFFER,
+        outbox=outbox,
+    )  # fmt: skip
+
+
+def _watched(upstreams: Mapping[str, Upstream]) -> Mapping[str, tuple[Origin, Backend]]:
+    return {endpoint: (up.origin, up.backend) for endpoint, up in upstreams.items()}
+
+
+def _upstreams(
+    config: Config, origins: Mapping[str, Origin], backends: Mapping[str, tuple[BackendConfig, Backend]]
+) -> Mapping[str, Upstream]:
+    publishing = config.kv_events()
     return {
         endpoint.id: Upstream(
-            Origin(
-                urls[endpoint.id],
-                connect_timeout=connect,
-                idle_timeout=IDLE,
-                tls=tls,
-                receive_buffer=RECEIVE_BUFFER,
-                outbox=outbox,
-            ),
-            backends[pool.name],
+            origins[endpoint.id],
+            backends[pool.name][1],
             pool.model,
             kv_events=endpoint.id in publishing,
             priority=config.pools[pool.name].priority_scheduling,
@@ -219,15 +361,21 @@ def _telemetry(config: Config, upstreams: Mapping[str, Upstream]) -> Telemetry |
     """OpenTelemetry is loaded where it is needed."""
     if config.telemetry.otlp is None:
         return None
+    from gateway.observe.telemetry import Telemetry
+
+    return Telemetry(config.telemetry.otlp, _served(upstreams))
+
+
+def _served(upstreams: Mapping[str, Upstream]) -> dict[str, Served]:
+    """What spans say of endpoints."""
     from gateway.observe.semconv import PROVIDERS
     from gateway.observe.spans import Served
-    from gateway.observe.telemetry import Telemetry
 
     served = {}
     for endpoint, up in upstreams.items():
         address, kind = up.origin.address, up.backend.kind
         served[endpoint] = Served(PROVIDERS.get(kind, kind), up.model, address.host, address.port)
-    return Telemetry(config.telemetry.otlp, served)
+    return served
 
 
 def _kv_events(config: Config, fleet: Fleet) -> KvEvents | None:

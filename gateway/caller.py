@@ -46,6 +46,8 @@ class Reader(Protocol):
 
     def client_drained(self) -> None: ...
 
+    def gateway_stops(self) -> None: ...
+
 
 class Server(Protocol):
     """What connections share."""
@@ -303,6 +305,11 @@ class ClientConnection(asyncio.Protocol):
     def task(self) -> asyncio.Task[None] | None:
         """The request in hand."""
         return self._task
+
+    def end_answer(self) -> None:
+        """Of the request in hand, if it has begun."""
+        if self.reader is not None:
+            self.reader.gateway_stops()
 
     def close_if_idle(self) -> None:
         """Once what was written is sent."""

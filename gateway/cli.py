@@ -10,9 +10,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gateway.config.problems import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from gateway.config.models import Config
 
 MOST_WORKERS = 256
 COMMANDS = ("serve", "check", "schema", "explain", "replay", "top", "demo", "simulate")
@@ -169,15 +172,19 @@ def _serve(args: argparse.Namespace) -> int:
     from gateway.config.loading import load
     from gateway.config.report import notes
     from gateway.estimate.encoders import EncoderError
+    from gateway.reloading import Source
     from gateway.serve import serve
 
-    config = load(args.files, os.environ)
-    if args.workers is not None:
-        config = config.with_workers(args.workers)
+    def read() -> Config:
+        config = load(args.files, os.environ)
+        return config if args.workers is None else config.with_workers(args.workers)
+
+    source = Source(read, args.files)
+    config = read()
     for note in notes(config):
         print(f"firsttoken: {note}", file=sys.stderr)
     try:
-        return serve(config)
+        return serve(config, source)
     except EncoderError as error:
         raise ConfigError([str(error)]) from None
 

@@ -26,7 +26,12 @@ class Decider:
 
     def __init__(self, estimator: Estimator, monitor: Monitor, pools: Iterable[Pool], routes: Iterable[Route]) -> None:
         self.estimator, self.monitor = estimator, monitor
-        self.pools: Mapping[str, Pool] = {pool.name: pool for pool in pools}
+        self.pools: dict[str, Pool] = {}
+        self.reload(pools, routes)
+
+    def reload(self, pools: Iterable[Pool], routes: Iterable[Route]) -> None:
+        """Another configuration. What a pool that is gone still answers has its price."""
+        self.pools.update((pool.name, pool) for pool in pools)
         self.wanted_headers = wanted_headers(routes)
 
     async def parse(

@@ -8,7 +8,7 @@ cancels the await, and with it every attempt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -74,6 +74,12 @@ class Dispatcher:
         self.hedges: dict[str, HedgeBudget] = {}
         self.connecting: set[asyncio.Task[None]] = set()
 
+    def reload(self, upstreams: Mapping[str, Upstream], routes: Iterable[Route], first_token_limit: float) -> None:
+        """Another configuration, for those that have not begun. What a route saved up for hedges it keeps."""
+        self.upstreams, self.first_token_limit = upstreams, first_token_limit
+        budgets = ((route.name, HedgeBudget(_share(route)), self.hedges.get(route.name)) for route in routes)
+        self.hedges = {name: old for name, new, old in budgets if old is not None and old.share == new.share}
+
     async def carry(self, job: Job, relay: Relay) -> None:
         """Raises Refusal when every attempt has failed before its first token."""
         dispatch = Dispatch(self, job, self.hedges_of(job.route), relay)
@@ -91,9 +97,13 @@ class Dispatcher:
     def hedges_of(self, route: Route) -> HedgeBudget:
         budget = self.hedges.get(route.name)
         if budget is None:
-            share = 0.0 if route.hedge == "off" else route.hedge.max_extra
-            budget = self.hedges[route.name] = HedgeBudget(share)
+            budget = self.hedges[route.name] = HedgeBudget(_share(route))
         return budget
+
+
+def _share(route: Route) -> float:
+    """Of its requests, that may be sent twice."""
+    return 0.0 if route.hedge == "off" else route.hedge.max_extra
 
 
 class Dispatch:
@@ -101,11 +111,12 @@ class Dispatch:
 
     __slots__ = (
         "alarm", "failure", "hedges", "job", "loop", "machine", "pace", "relay", "retries", "runs",
-        "settled", "shared",
+        "settled", "shared", "upstreams",
     )  # fmt: skip
 
     def __init__(self, shared: Dispatcher, job: Job, hedges: HedgeBudget, relay: Relay) -> None:
         self.shared, self.job, self.hedges, self.relay = shared, job, hedges, relay
+        self.upstreams = shared.upstreams  # as they were decided on: a reload puts another mapping in its place
         self.retries = 0  # taken from the shared budget
         self.settled = False  # it has come to an answer, or to none
         self.loop = relay.loop
@@ -197,7 +208,7 @@ class Dispatch:
 
     def _open(self, attempt: Attempt) -> None:
         job, endpoint = self.job, attempt.candidate.endpoint
-        upstream = self.shared.upstreams[endpoint.id]
+        upstream = self.upstreams[endpoint.id]
         forward = self._forward(upstream, attempt)
         backend = upstream.backend
         run = Run(
@@ -263,7 +274,7 @@ class Dispatch:
         if not self.settled:
             candidate = run.attempt.candidate
             self.settle()
-            model = self._model(self.shared.upstreams[candidate.endpoint.id])
+            model = self._model(self.upstreams[candidate.endpoint.id])
             self.job.life.record.model = header_safe(model) if self.job.passthrough else model
             self.job.life.won(candidate, run.opened, run.connected, run.sent, run.first_in or run.sent)
             try:

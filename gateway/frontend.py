@@ -48,9 +48,10 @@ class FrontServer:
         self._sweep_later()
 
     async def shutdown(self, timeout: float) -> None:
-        """Requests in hand, and answers that are not read yet, get `timeout` seconds; then everything is cut."""
+        """Answers end here. Requests in hand, and what is not read yet, get `timeout` seconds; then all is cut."""
         self._sweeping.cancel()
         for connection in tuple(self.connections):
+            connection.end_answer()
             connection.close_if_idle()
         tasks = [connection.task for connection in self.connections if connection.task is not None]
         late = (await asyncio.wait(tasks, timeout=timeout))[1] if tasks else set()

@@ -57,21 +57,29 @@ class KvEvents:
         self._fleet, self._sources = fleet, sources
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         self.listeners: list[Listener] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._turn = Turn()
 
     def start(self) -> None:
-        turn = Turn()
-        for endpoint, source in self._sources.items():
-            listener = Listener(self._context, self._fleet, endpoint, source, turn)
-            self.listeners.append(listener)
-            self._tasks += (asyncio.create_task(listener.listen()), asyncio.create_task(listener.watch()))
+        self.listen(self._sources)
+
+    def listen(self, sources: Mapping[str, Source]) -> None:
+        """To these. To be called again when they are others: who stays is listened to on."""
+        known = {listener.endpoint: listener for listener in self.listeners}
+        for listener in self.listeners:
+            if not listener.hears(sources.get(listener.endpoint)):
+                listener.end()
+                del known[listener.endpoint]
+        for endpoint, source in sources.items():
+            if endpoint not in known:
+                known[endpoint] = listener = Listener(self._context, self._fleet, endpoint, source, self._turn)
+                listener.begin()
+        self._sources, self.listeners = sources, [*known.values()]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        tasks = [task for listener in self.listeners for task in listener.tasks]
         for listener in self.listeners:
-            listener.close()
+            listener.end()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._context.destroy(linger=0)
 
 
@@ -86,6 +94,7 @@ class Listener:
         self._ill = False  # sent what is no event
         self._context = context
         self._turn = turn
+        self.tasks: tuple[asyncio.Task[None], ...] = ()
         fleet.caches.listen(endpoint)
         self._socket = context.socket(zmq.SUB)
         for option, value in (
@@ -94,6 +103,21 @@ class Listener:
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
         self._states = self._socket.get_monitor_socket(sum(STATES))
+
+    def begin(self) -> None:
+        self.tasks = asyncio.create_task(self.listen()), asyncio.create_task(self.watch())
+
+    def hears(self, source: Source | None) -> bool:
+        """This one, for the endpoint that it began with: another model behind the same address is another."""
+        same = source is not None and (source.kv_events, source.kv_replay) == (self.url, self.replay_url)
+        return same and self.fleet.caches.engine(self.endpoint) is not None
+
+    def end(self) -> None:
+        """What it was told of is void, unless the endpoint is gone with it."""
+        for task in self.tasks:
+            task.cancel()
+        self.close()
+        self.fleet.caches.unlisten(self.endpoint)
 
     async def listen(self) -> None:
         self._socket.connect(self.url or "")

@@ -138,6 +138,11 @@ class Line:
         """The fleet knows of its first attempt, or there will be none."""
         self.room.departed(id(request))
 
+    @property
+    def going(self) -> bool:
+        """One was let go and has not been sent yet: its decision stands, so the fleet must."""
+        return self._going
+
     def close(self) -> None:
         """The gateway goes away: nobody is held any longer."""
         now = monotonic()

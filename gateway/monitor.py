@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from backends.interface import Backend
 from backends.transport import Origin, TransportError
@@ -37,13 +37,20 @@ class Answering(Hashable, Protocol):
     def output_tokens(self) -> int: ...
 
 
+class _Asked(NamedTuple):
+    """An endpoint that is asked: how, how often, and by which task."""
+
+    what: tuple[Origin, Backend, float]
+    task: asyncio.Task[None]
+
+
 class Monitor:
     """One per process."""
 
     def __init__(self, fleet: Fleet, *, on_block_size: Callable[[str, int], None] | None = None) -> None:
         self.fleet = fleet
         self._on_block_size = on_block_size
-        self._tasks: list[asyncio.Task[None]] = []
+        self._asked: dict[str, _Asked] = {}
         self._health: dict[str, Health] = {}
         self._odd: set[str] = set()
         self.on_news: Callable[[], None] | None = None  # told of what may have made room, while somebody waits for it
@@ -104,20 +111,31 @@ class Monitor:
     # -- probes and scrapes ----------------------------------------------------------------
 
     def watch(self, endpoints: Mapping[str, tuple[Origin, Backend]], interval: float) -> None:
-        """Start asking every endpoint that has something to say, each `interval` seconds, spread evenly."""
+        """Ask every endpoint that has something to say, each `interval` seconds, spread evenly. To be called again when
+        they are others: who stays is asked on."""
         self._loop = loop = asyncio.get_running_loop()
-        asked = [(key, *value) for key, value in endpoints.items() if value[1].load() or value[1].probe()]
-        for i, (endpoint, origin, backend) in enumerate(asked):
-            offset = interval * i / len(asked)
-            self._tasks.append(loop.create_task(self._ask_forever(endpoint, origin, backend, interval, offset)))
+        wanted = {key: (*way, interval) for key, way in endpoints.items() if way[1].load() or way[1].probe()}
+        for key, asked in [*self._asked.items()]:
+            if wanted.get(key) != asked.what:
+                self._forget(key)
+        for i, (key, what) in enumerate(wanted.items()):
+            if key not in self._asked:
+                offset = interval * i / len(wanted)
+                self._asked[key] = _Asked(what, loop.create_task(self._ask_forever(key, *what, offset)))
+
+    def _forget(self, endpoint: str) -> None:
+        self._asked.pop(endpoint).task.cancel()
+        self._health.pop(endpoint, None)
+        self._odd.discard(endpoint)
 
     async def close(self) -> None:
         self._loop = None
         if self._count is not None:
             self._count.cancel()
-        for task in self._tasks:
+        tasks = [asked.task for asked in self._asked.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask_forever(
         self, endpoint: str, origin: Origin, backend: Backend, interval: float, offset: float

@@ -6,6 +6,7 @@ comes. Whatever happens, the caller gets one answer and the operator one Record.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from gateway.line import HeldTooLong, Line
 from gateway.observe.record import End, Life, Record, Stage, landmarks
 from gateway.observe.recorder import Recorder
 from gateway.observe.tracecontext import Tracer, parent
-from gateway.refusal import Refusal, internal, retry_later
+from gateway.refusal import Refusal, internal, retry_later, stopped
 from gateway.relay import Relay
 from gateway.replyhead import gateway_headers
 from gateway.routes import Routes, admit
@@ -57,6 +58,7 @@ class Proxy:
         self.keys, self.routes, self.decider, self.line, self.dispatcher = keys, routes, decider, line, dispatcher
         self.recorder, self.upkeep, self.limits, self.tracer = recorder, upkeep, limits, tracer
         self.draining = False
+        self.stopping = False  # what is cancelled now, we cancel
         self.gets: dict[str, Callable[[HttpRequest], None]] = {
             "/v1/models": self.models, "/health": self.health, "/ready": self.ready,
         }  # fmt: skip
@@ -101,6 +103,10 @@ class Proxy:
                 self.refuse(http, refusal, life, End.SHED)
             except Refusal as refusal:
                 self.refuse(http, refusal, life)
+            except asyncio.CancelledError:
+                if http.begun or not self.stopping:
+                    raise
+                self.refuse(http, stopped(), life, End.CUT)
             except Exception:
                 log.exception("internal error on request %s", life.record.request_id)
                 self.apologise(http, life)
@@ -111,12 +117,13 @@ class Proxy:
         raw = life.note(Stage.READ, body_of(http))
         parsed = await self.decider.parse(operation, raw, http.headers, http.arrival, life.record.request_id)
         request = life.note(Stage.PARSE, parsed)
-        wanted = identify(life.record, request, self.routes.match(request.model), tenant)
+        routes = self.routes  # a reload may put others in their place on the way
+        wanted = identify(life.record, request, routes.match(request.model), tenant)
         estimate = life.note(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
         route = life.note(Stage.ADMIT, admit(tenant, wanted, request.model))
         decision = life.note(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
         refuse_unplaced(decision)
-        job = Job(request, route, estimate, decision, life, route is self.routes.passthrough, tenant.cache_group)
+        job = Job(request, route, estimate, decision, life, route is routes.passthrough, tenant.cache_group)
         idle, private = self.limits.stream_idle, bool(tenant.cache_group)
         relay = Relay(http, life, strip_usage=strips(request), idle=idle, private=private)
         try:

@@ -70,6 +70,12 @@ def bad_request(message: str, param: str | None = None, code: str | None = None,
     return Refusal(400, message, param=param, code=code, logged=logged)
 
 
+def stopped() -> Refusal:
+    """Another gateway may serve it at once."""
+    message = "The gateway is being stopped; try again."
+    return Refusal(503, message, type="server_error", code="unavailable", headers=retry_later(1.0), close=True)
+
+
 def internal(request_id: str) -> Refusal:
     return Refusal(
         500,

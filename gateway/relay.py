@@ -26,6 +26,7 @@ from policies.facts import Ending
 STALL = 60.0  # s that a reader may leave a full buffer unread
 TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
 SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
+STOPPED = Failure(FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.")
 
 
 class Relay:
@@ -124,15 +125,15 @@ class Relay:
         self.http.keep_alive = False
         self._finish(self._last(self._strip(data)), End.UPSTREAM_BROKE, _kind(failure))
 
-    def broke(self, failure: Failure) -> None:
+    def broke(self, failure: Failure, ending: End = End.UPSTREAM_BROKE) -> None:
         """The upstream died after its first token: say so, in the stream, at once."""
         self.http.keep_alive = False
         if self.run.tap_streams:
             event = b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
             event = event if self.clean else b"\n\n" + event
-            self._finish(self._last(event), End.UPSTREAM_BROKE, failure.message)
+            self._finish(self._last(event), ending, failure.message)
         else:  # an unfinished body is the only honest sign that JSON leaves
-            self._finish(b"", End.UPSTREAM_BROKE, failure.message)
+            self._finish(b"", ending, failure.message)
             self.connection.flush()
             self.transport.abort()
 
@@ -143,6 +144,11 @@ class Relay:
             self.connection.write(last)
         self.life.finished(end, monotonic(), error)
         self.done.set_result(None)
+
+    def gateway_stops(self) -> None:
+        """No time is left: an explicit end, as for any stream that breaks off."""
+        self.run.cancel()
+        self.broke(STOPPED, End.CUT)
 
     # -- from the client's socket --------------------------------------------------------
 

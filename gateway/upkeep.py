@@ -41,14 +41,26 @@ class Upkeep:
         self, monitor: Monitor, estimator: Estimator, upstreams: Mapping[str, Upstream], pools: Sequence[Pool],
         keep_warm: Mapping[str, float], patience: float,
     ) -> None:  # fmt: skip
-        self.monitor, self.fleet, self.estimator, self.upstreams = monitor, monitor.fleet, estimator, upstreams
-        self.pools, self.keep_warm, self.patience = pools, keep_warm, patience
-        shared = [pool.name for pool in pools if pool.local and len(pool.endpoints) > 1]
-        self.hot = {name: HotPrefixes[KeptPrompt](KEPT // len(shared)) for name in shared}
-        self._busy: set[str] = set()
+        self.monitor, self.fleet, self.estimator = monitor, monitor.fleet, estimator
+        self.hot: dict[str, HotPrefixes[KeptPrompt]] = {}
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self.upstreams: Mapping[str, Upstream] = {}
+        self.reload(upstreams, pools, keep_warm, patience)
         self._warmed_at: dict[str, float] = {}
         self._began = 0.0
         self._task: asyncio.Task[None] | None = None
+
+    def reload(
+        self, upstreams: Mapping[str, Upstream], pools: Sequence[Pool], keep_warm: Mapping[str, float], patience: float
+    ) -> None:
+        """Another configuration. What is being done for an endpoint that is gone ends."""
+        self.upstreams, self.pools, self.keep_warm, self.patience = upstreams, pools, keep_warm, patience
+        for endpoint, task in self._busy.items():
+            if endpoint not in upstreams:
+                task.cancel()
+        shared = [pool.name for pool in pools if pool.local and len(pool.endpoints) > 1]
+        if shared != [*self.hot]:  # they have other shares of the memory now
+            self.hot = {name: HotPrefixes[KeptPrompt](KEPT // len(shared)) for name in shared}
 
     def start(self) -> None:
         self._began = monotonic()
@@ -62,10 +74,10 @@ class Upkeep:
     def answered(self, run: Run, job: Job, raw: bytes) -> None:
         """An endpoint has computed this prompt. Its siblings may need it."""
         pool = run.attempt.candidate.endpoint.pool
-        hot = self.hot.get(pool)
-        if hot is None or run.first_in is None:
+        hot, upstream = self.hot.get(pool), self.upstreams.get(run.attempt.candidate.endpoint.id)
+        if hot is None or upstream is None or run.first_in is None:
             return
-        model = job.request.model if job.passthrough else self.upstreams[run.attempt.candidate.endpoint.id].model
+        model = job.request.model if job.passthrough else upstream.model
         prompt = KeptPrompt(job.request.operation, raw, model, pool, job.cache_group, job.estimate.pools[pool])
         hot.record(prompt.estimate.blocks.hashes, prompt, prompt.size, run.first_in)
 
@@ -88,19 +100,27 @@ class Upkeep:
         if endpoint.id in self.fleet.cold and load.health is not Health.DOWN:
             self.fleet.cold.discard(endpoint.id)
             self.fleet.warming(endpoint.id, True)  # now: no request is to come before it begins
-            children.create_task(self._safely(endpoint, self._warm_up(pool, endpoint, loads, now)))
+            self._do(endpoint, self._warm_up(pool, endpoint, loads, now), children)
         elif idle and is_idle(endpoint.id, load, max(self.fleet.used_at(endpoint.id), self._began), idle, now):
-            children.create_task(self._safely(endpoint, self._ping(endpoint)))
+            self._do(endpoint, self._ping(endpoint), children)
+
+    def _do(self, endpoint: Endpoint, work: Coroutine[None, None, None], children: asyncio.TaskGroup) -> None:
+        self._busy[endpoint.id] = task = children.create_task(self._safely(endpoint, work))
+        task.add_done_callback(lambda _: self._done(endpoint, work))
 
     async def _safely(self, endpoint: Endpoint, work: Coroutine[None, None, None]) -> None:
-        self._busy.add(endpoint.id)
         try:
             await work
         except Exception:
             log.exception("upkeep of endpoint %s failed", endpoint.id)
         finally:
             self.fleet.warming(endpoint.id, False)
-            self._busy.discard(endpoint.id)
+
+    def _done(self, endpoint: Endpoint, work: Coroutine[None, None, None]) -> None:
+        """Also where it was given up before it began."""
+        work.close()
+        self.fleet.warming(endpoint.id, False)
+        del self._busy[endpoint.id]
 
     # ----------------------------------------------------------------- keeping warm
 

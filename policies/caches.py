@@ -110,6 +110,12 @@ class Caches:
         engine = self._engines[endpoint_id] = Residency()
         return engine
 
+    def unlisten(self, endpoint_id: str) -> None:
+        """It does so no longer: what was sent there stands."""
+        if self._engines.pop(endpoint_id, None) is not None:
+            del self._late[endpoint_id], self._echoes[endpoint_id]
+            self.index.untie(endpoint_id)
+
     def engine(self, endpoint_id: str) -> Residency | None:
         """Of an endpoint that publishes events."""
         return self._engines.get(endpoint_id)

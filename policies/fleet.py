@@ -124,7 +124,9 @@ class Fleet:
         return self._states[endpoint_id].local
 
     def token_scale(self, pool: str) -> TokenScale:
-        return self._groups[pool].scale
+        """Of a pool that a reload has just removed: what is expected of any."""
+        group = self._groups.get(pool)
+        return TokenScale() if group is None else group.scale
 
     def used_at(self, endpoint_id: str) -> float:
         """When an attempt was last sent there."""
@@ -280,7 +282,7 @@ class Fleet:
         """Siblings, of what we have under way where that has changed."""
         untold, self._untold = self._untold, {}
         for state in untold:
-            if self.siblings is not None and self._states.get(state.endpoint.id) is state:
+            if self.siblings is not None and self._is_member(state):
                 self.siblings.publish(state.endpoint.id, state.burden)
 
     # ----------------------------------------------------------------- what follows from it
@@ -335,13 +337,19 @@ class Fleet:
             group.scale.observe(prompt.text_tokens, prompt.messages, reported.prompt_tokens)
         if reported.mean_itl is not None:
             flight.learn_pace(reported.mean_itl, reported.completion_tokens or 0)
-        if reported.cached_tokens is not None and state.local and not accounted:
+        if reported.cached_tokens is not None and state.local and not accounted and self._is_member(state):
             confirmed = flight.confirmed(reported.cached_tokens)
             if confirmed is not None:
                 self.caches.index.confirm(state.endpoint.id, flight.candidate.hit, confirmed)
 
+    def _is_member(self, state: EndpointState) -> bool:
+        """Of one that a reload removed, attempts may still end; another may have its name by then."""
+        return self._states.get(state.endpoint.id) is state
+
     def _lost_its_cache(self, state: EndpointState) -> None:
         """It is another engine, or nobody is there: whoever comes back has an empty one."""
+        if not self._is_member(state):
+            return
         self.caches.forget(state.endpoint.id)
         self.cold.add(state.endpoint.id)
 

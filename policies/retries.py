@@ -49,18 +49,18 @@ class HedgeBudget:
     millionths, because ten times 0.1 is less than one in floating point.
     """
 
-    __slots__ = ("_burst", "_share", "_tokens")
+    __slots__ = ("_burst", "_tokens", "share")
 
     _HEDGE = 1_000_000
 
     def __init__(self, max_extra: float, burst: int = 10) -> None:
-        self._share = round(max_extra * self._HEDGE)
+        self.share = round(max_extra * self._HEDGE)
         self._burst = burst * self._HEDGE
         self._tokens = 0
 
     def began(self) -> None:
         """A request of the route entered: it earns its share."""
-        self._tokens = min(self._tokens + self._share, self._burst)
+        self._tokens = min(self._tokens + self.share, self._burst)
 
     def try_take(self) -> bool:
         """Whether a hedge may be sent now."""

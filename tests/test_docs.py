@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import app, caller, monitor, proxy, relay, serve, strictjson
+from gateway import app, caller, monitor, proxy, relay, strictjson
 from gateway.cli import COMMANDS
 from gateway.config.loading import load
 from gateway.config.models import Config
@@ -176,7 +176,6 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
 
 LIMITS = [  # how a line of the page begins, and what it says
     ("| `GET /requests", f"{recorder.RECENT} are kept"),
-    ("| SIGTERM", f"after {serve.DRAIN:g} s"),
     ("| time for a body to arrive", f"{caller.BODY_TIMEOUT:g} s"),
     ("| head of a request", f"{caller.MAX_HEAD // 1024} KiB"),
     ("| nesting of a body", f"{strictjson.MAX_DEPTH} levels"),

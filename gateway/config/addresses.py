@@ -53,10 +53,32 @@ def http_url(value: str) -> str:
     return value.rstrip("/")
 
 
-def authority(url: str) -> str:
-    """The `host:port` of a base URL, the port always written out."""
+def authority(url: str, at: str = "") -> str:
+    """The `host:port` of a base URL, the port always written out; `at`: of one of its host's addresses."""
     server = backends.address.Address.parse(url)
-    return str(Address(server.host, server.port))
+    return str(Address(at or server.host, server.port))
+
+
+def host_of(url: str) -> str:
+    return backends.address.Address.parse(url).host
+
+
+def is_address(host: str) -> bool:
+    """As opposed to a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def tcp_host(url: str) -> str:
+    return url.removeprefix("tcp://").rpartition(":")[0]
+
+
+def tcp_at(url: str, address: str) -> str:
+    """The same port there."""
+    return f"tcp://{Address(address, int(url.rpartition(':')[2]))}"
 
 
 def tcp_url(value: str) -> str:

@@ -17,11 +17,11 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from backends.interface import BackendConfig
 from gateway.config.addresses import HttpUrl, Listen
-from gateway.config.pool import Endpoint, Pool, endpoint_id
+from gateway.config.pool import Addresses, Pool, Site
 from gateway.config.values import AccessLog, CacheSecret, Name, PoolName, Positive, RedisUrl, Section, Sha256, written
 from policies import facts, workloads
 from policies.route import Route, Workload
-from policies.units import Share, Size
+from policies.units import Duration, Share, Size
 
 PASSTHROUGH = "passthrough"  # the name of the route that takes what is no route's
 
@@ -38,6 +38,15 @@ NOT_YET = (
 MOST_WORKERS = 256
 
 
+class Drain(Section):
+    """How a gateway that is told to stop does so."""
+
+    wait: Annotated[Duration, Field(ge=0)] = written("0s")
+    """Serve on, new connections too, while `/ready` says 503: as long as a balancer needs to hear of it."""
+    grace: Annotated[Duration, Field(ge=0)] = written("30s")
+    """For what still runs after that; then it is cut."""
+
+
 class Server(Section):
     listen: Listen = written("127.0.0.1:8080")
     """Where callers connect, host:port."""
@@ -47,6 +56,7 @@ class Server(Section):
     """Processes that share the listening port, and what they know of load and caches."""
     open: bool = False
     """Serve callers without a key beyond loopback; for a gateway behind its own authentication."""
+    drain: Drain = Drain()
 
 
 class Defaults(Section):
@@ -115,6 +125,7 @@ class Config(Section):
     keys: tuple[Key, ...] = ()
     """Who may call; absent: anybody on this machine."""
     telemetry: Telemetry = Telemetry()
+    _addresses: Addresses | None = None  # of names that are to be resolved; None: nobody has asked yet
 
     @field_validator("routes", mode="before")
     @classmethod
@@ -128,22 +139,37 @@ class Config(Section):
         """The same with so many processes."""
         return self.model_copy(update={"server": self.server.model_copy(update={"workers": count})})
 
+    def names(self) -> Mapping[str, float]:
+        """Those whose addresses are endpoints of their own, and how often to ask for them, in seconds."""
+        found: dict[str, float] = {}
+        for pool in self.pools.values():
+            for endpoint in pool.endpoints:
+                if endpoint.resolve is not None:
+                    found[endpoint.host] = min(endpoint.resolve, found.get(endpoint.host, endpoint.resolve))
+        return found
+
+    def at(self, addresses: Addresses) -> Config:
+        """The same, in which those names have these addresses."""
+        copied = self.model_copy()
+        copied._addresses = addresses
+        return copied
+
     def fleet(self) -> tuple[facts.Pool, ...]:
         """The pools as decisions see them."""
-        return tuple(pool.as_facts(name) for name, pool in self.pools.items())
+        return tuple(pool.as_facts(name, self._addresses) for name, pool in self.pools.items())
+
+    def sites(self) -> Mapping[str, Site]:
+        """By endpoint id."""
+        every = (pool.sites(name, self._addresses) for name, pool in self.pools.items())
+        return {id: site for sites in every for id, site in sites.items()}
 
     def urls(self) -> Mapping[str, str]:
         """Endpoint id -> base URL."""
-        return {endpoint_id(name, url): url for name, pool in self.pools.items() for url in pool.urls}
+        return {id: server.url for id, server in self.sites().items()}
 
-    def kv_events(self) -> Mapping[str, Endpoint]:
+    def kv_events(self) -> Mapping[str, Site]:
         """The endpoints that publish their cache events, by id."""
-        return {
-            endpoint_id(name, endpoint.url): endpoint
-            for name, pool in self.pools.items()
-            for endpoint in pool.endpoints
-            if endpoint.kv_events is not None
-        }
+        return {id: server for id, server in self.sites().items() if server.kv_events is not None}
 
     def keep_warm(self) -> Mapping[str, float]:
         """Seconds without a request, by pool, after which an endpoint is sent one."""

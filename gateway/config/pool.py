@@ -5,7 +5,8 @@ A pool is the same to callers whether it is one API or forty engines: endpoints 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,14 +14,30 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SecretStr, WithJsonSchema, field_validator, model_validator
 
 from backends.catalog import KINDS, Kind
-from gateway.config.addresses import HttpUrl, TcpUrl, authority
+from gateway.config.addresses import HttpUrl, TcpUrl, authority, host_of, is_address, tcp_at, tcp_host
 from gateway.config.problems import did_you_mean
 from gateway.config.values import HeaderName, HeaderValue, Positive, ProfileName, Section
 from policies import facts
 
 PRIORITY = ("vllm", "simulated")  # backends whose servers can be told to take the smallest number first
+Addresses = Mapping[str, Sequence[str]]  # by name
 # Those of gateway.estimate.encoders, which is slow to import.
 ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a request is sent to. `at`: the one of its name's addresses; else whichever that has at the moment."""
+
+    url: str
+    at: str = ""
+    region: str = ""
+    kv_events: str | None = None
+    kv_replay: str | None = None
+
+    @property
+    def authority(self) -> str:
+        return authority(self.url, self.at)
 
 
 class Endpoint(Section):
@@ -35,6 +52,8 @@ class Endpoint(Section):
     """Where it sends those again that were missed."""
     profile: ProfileName = None
     """What `replay` takes this server for, where it differs from its pool's."""
+    resolve: Positive | None = None
+    """Every address that its name has is an endpoint of its own; how often they are asked for, such as 10s."""
 
     @model_validator(mode="before")
     @classmethod
@@ -46,6 +65,31 @@ class Endpoint(Section):
         if self.kv_replay and not self.kv_events:
             raise ValueError("kv_replay without kv_events: add kv_events, or leave it out")
         return self
+
+    @model_validator(mode="after")
+    def _a_name_to_resolve(self) -> Self:
+        if self.resolve is None:
+            return self
+        if is_address(self.host):
+            raise ValueError(f"{self.host} is an address already, not a name; leave resolve out")
+        for key, url in (("kv_events", self.kv_events), ("kv_replay", self.kv_replay)):
+            if url is not None and tcp_host(url) != self.host:
+                raise ValueError(f"{key} must name {self.host} too: with resolve it stands for each of its addresses")
+        return self
+
+    @property
+    def host(self) -> str:
+        return host_of(self.url)
+
+    def sites(self, names: Addresses | None) -> tuple[Site, ...]:
+        """Those that it stands for: one, or as many as its name has addresses, once these are asked for."""
+        if self.resolve is None or names is None:
+            return (Site(self.url, "", self.region, self.kv_events, self.kv_replay),)
+        return tuple(self._at(address) for address in names.get(self.host, ()))
+
+    def _at(self, address: str) -> Site:
+        events, replay = (url and tcp_at(url, address) for url in (self.kv_events, self.kv_replay))
+        return Site(self.url, address, self.region, events, replay)
 
 
 class Price(Section):
@@ -68,7 +112,7 @@ class Pool(Section):
     model: str = ""
     """The name its servers know."""
     endpoints: tuple[Endpoint, ...] = ()
-    """Its servers: URLs, or {url, region, kv_events, kv_replay}."""
+    """Its servers: URLs, or {url, region, kv_events, kv_replay, resolve}."""
     base_url: HttpUrl | None = None
     """In place of endpoints, for an API; each API backend has a default."""
     api_key: SecretStr = SecretStr("")
@@ -151,16 +195,20 @@ class Pool(Section):
         base = self.base_url or self.kind.base_url
         return (base,) if base else ()
 
-    def as_facts(self, name: str) -> facts.Pool:
+    def sites(self, name: str, names: Addresses | None = None) -> Mapping[str, Site]:
+        """By endpoint id. `names`: the addresses of those that are to be resolved; None: each stands for itself."""
+        if self.endpoints:
+            found = [server for endpoint in self.endpoints for server in endpoint.sites(names)]
+        else:
+            found = [Site(url) for url in self.urls]
+        return {f"{name}/{server.authority}": server for server in found}
+
+    def as_facts(self, name: str, names: Addresses | None = None) -> facts.Pool:
         """This pool as decisions see it."""
-        regions = [endpoint.region for endpoint in self.endpoints] or [""]
         return facts.Pool(
             name=name,
             model=self.model,
-            endpoints=tuple(
-                facts.Endpoint(endpoint_id(name, url), name, region)
-                for url, region in zip(self.urls, regions, strict=True)
-            ),
+            endpoints=tuple(facts.Endpoint(id, name, server.region) for id, server in self.sites(name, names).items()),
             local=self.kind.local,
             context_window=self.context_window,
             capabilities=self.capabilities,

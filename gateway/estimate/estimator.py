@@ -91,13 +91,23 @@ class Estimator:
         cache_bytes: int = CACHE,
         executor: Executor | None = None,
     ) -> None:
-        self._lanes = {pool.name: lane_of(pool.tokenizer, pool.block_size, pool.template) for pool in pools}
+        self._pools: dict[str, PoolTokenizer] = {}
+        self._lanes: dict[str, Lane] = {}
+        self.reload(pools)
         self._scale = scale
         self._encoders = encoders
         self._offload_bytes, self._open_bytes = offload_bytes, open_bytes
         self._prefixes: Lru[Prefix] = Lru(cache_bytes // 2, _prefix_bytes)
         self._tokens: Lru[bytes] = Lru(cache_bytes // 2, _tokens_bytes)
         self.executor = executor or ThreadPoolExecutor(WORKERS, "estimator")
+
+    def reload(self, pools: Iterable[PoolTokenizer]) -> None:
+        """Another configuration. A pool that is told the same keeps the block size that its engines said; one that is
+        gone is still known to whoever has chosen its route already."""
+        for pool in pools:
+            if self._pools.get(pool.name) != pool:
+                self._pools[pool.name] = pool
+                self._lanes[pool.name] = lane_of(pool.tokenizer, pool.block_size, pool.template)
 
     def warm(self) -> None:
         """Load every tokenizer (0.2 s for o200k_base), so that no request has to."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from time import monotonic, time
 from typing import Any
 
@@ -51,6 +51,7 @@ class Admin:
         self.registry, self.recorder, self.decider, self.line = registry, recorder, decider, line
         self.keys, self.routes, self.shown_config, self.beacons = keys, routes, shown_config, beacons
         self._figures: tuple[float, bytes] = (0.0, b"")  # when they were made
+        self.reloading: Callable[[web.Request], Awaitable[web.StreamResponse]] = read_once
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY)
@@ -62,7 +63,12 @@ class Admin:
         app.router.add_get("/dashboard", dashboard)
         app.router.add_post("/explain", self.explain)
         app.router.add_post("/ttft", self.beacon)
+        app.router.add_post("/reload", self.reload)
         return app
+
+    async def reload(self, http: web.Request) -> web.StreamResponse:
+        """Read the configuration again: what changed, or why it stays as it is."""
+        return await self.reloading(http)
 
     async def metrics(self, http: web.Request) -> web.StreamResponse:
         return await exposed(self.registry, http)
@@ -130,6 +136,10 @@ class Admin:
         except Refusal as refusal:
             return reply(refusal)
         return web.Response(status=204)
+
+
+async def read_once(http: web.Request) -> web.StreamResponse:
+    return reply(Refusal(409, "This gateway was not told where its configuration comes from.", code="no_source"))
 
 
 class Page:

@@ -455,7 +455,7 @@ OURSELVES = (
         "result",
         help="Configurations that were read again",
         more="`applied` or `refused`.",
-        moves="A changed file, or `POST /reload`.",
+        moves="A changed file, SIGHUP, or `POST /reload`.",
         act="`refused`: the old one is still in force; the log says why.",
     ),
     gauge(

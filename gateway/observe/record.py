@@ -67,6 +67,7 @@ class End(StrEnum):
     CLIENT_GONE = "client_gone"
     UPSTREAM_BROKE = "upstream_broke"  # died after the first token
     INTERNAL = "internal"  # our bug
+    CUT = "cut"  # the gateway was stopped before it had ended
 
 
 @value

@@ -55,8 +55,9 @@ class Telemetry(Collector):
         self.url, self.environ = url, environ
         self.resource, self.scope = collector.resource(environ), collector.scope()
         self.tls = collector.tls(environ) if url.startswith("https:") else True
-        self.spans = Spans(self.resource, self.scope, served)
-        self.metrics = GenAi(semconv.names(environ), served)
+        self._served = {**served}
+        self.spans = Spans(self.resource, self.scope, self._served)
+        self.metrics = GenAi(semconv.names(environ), self._served)
         self.since = _now()
         self._waiting: list[Record] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -66,6 +67,10 @@ class Telemetry(Collector):
         self._reports: Reports | None = None
 
     # -- its life -------------------------------------------------------------------------
+
+    def reload(self, served: Mapping[str, Served]) -> None:
+        """Other endpoints. Attempts at those that are gone may still end."""
+        self._served.update(served)
 
     def start(self) -> None:
         """On the loop that requests live on."""

@@ -73,7 +73,7 @@ def setting_of(config: Config) -> Setting:
 
 def _profiles(name: str, pool: PoolConfig) -> Iterable[tuple[str, Profile]]:
     """An endpoint's own profile, else its pool's, else by kind."""
-    own = {endpoint.url: endpoint.profile for endpoint in pool.endpoints}
+    own = {endpoint.url: endpoint.profile for endpoint in pool.endpoints}  # a name that has several counts as one
     for url in pool.urls:
         chosen = own.get(url) or pool.profile or (ENGINE if pool.kind.local else API)
         yield endpoint_id(name, url), PROFILES[chosen]

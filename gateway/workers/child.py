@@ -2,8 +2,8 @@
 
 Rules:
 - It is forked by a process without threads and without a loop: nothing that either needs is copied half done.
-- It takes its orders from the line alone and ignores SIGINT and SIGTERM. A terminal, a container and systemd send
-  those to all processes of a service at once, and a second one means haste: so the supervisor alone counts them.
+- It takes its orders from the line alone and ignores SIGINT, SIGTERM and SIGHUP. A terminal, a container and systemd
+  send those to all processes of a service at once, and a second one means haste: so the supervisor alone counts them.
 - The end of the line is an order too: a process whose supervisor is gone drains and ends.
 """
 
@@ -20,9 +20,11 @@ from time import monotonic
 
 log = logging.getLogger("firsttoken")
 
-GO, DRAIN, HURRY = b"g", b"d", b"h"  # orders
-PREPARED, SERVING = b"p", b"s"  # reports
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+GO, DRAIN, HURRY = b"g", b"d", b"h"  # orders; and
+RELOAD, TOLD = b"r", b"t"  # there is something on the shelf: a configuration; for the desk, what became of one
+PREPARED, SERVING, RELOADED = b"p", b"s", b"r"  # reports
+ASKED = b"a"  # the desk's: somebody wants a reload
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ def _live(work: Callable[[socket.socket], int], ours: socket.socket, theirs: soc
 
 def _forget_signals() -> None:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)

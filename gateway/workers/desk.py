@@ -33,12 +33,15 @@ from gateway.observe.replies import reply, respond
 from gateway.observe.series import counter, gauge
 from gateway.observe.wanted import wanted
 from gateway.refusal import Refusal
+from gateway.reloading import Reloads, refused
 from gateway.serve import loop_factory
 from gateway.strictjson import encode
 from gateway.views.page import dashboard
+from gateway.workers.child import ASKED
 from gateway.workers.merging import Families, buried, endpoints, kept, merged
 from gateway.workers.register import Entry, Register, State
 from gateway.workers.retired import Retired
+from gateway.workers.shelf import Shelf
 from gateway.workers.sockets import BACKLOG
 from gateway.workers.worker import COUNTS, Orders, first
 from policies.route import Route
@@ -48,6 +51,7 @@ log = logging.getLogger("firsttoken")
 LOOK = 1.0  # s between two looks at the workers' counts
 PATIENCE = 2.0  # s that a worker has to answer
 TAKEN, UNKNOWN = 204, 404  # what is said of a beacon by the worker whose request it was, and by the others
+TAKING = 30.0  # s that all of them have to take a configuration
 OWN = ("host", "connection", "content-length", "transfer-encoding")  # headers of one connection
 
 
@@ -60,14 +64,16 @@ def serve_desk(desk: Desk, admin: socket.socket, line: socket.socket) -> int:
 
 async def _live(desk: Desk, admin: socket.socket, line: socket.socket) -> None:
     asyncio.get_running_loop().set_exception_handler(unhandled)
-    orders = Orders()
-    await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
+    orders = desk.orders
+    transport, _ = await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
+    desk.ask = lambda: transport.write(ASKED)
     runner = web.AppRunner(desk.app(), access_log=None, shutdown_timeout=CUT, auto_decompress=False)
     await runner.setup()
     await web.SockSite(runner, admin, backlog=BACKLOG).start()
-    looking = asyncio.create_task(desk.look_forever())
+    tasks = [asyncio.create_task(work) for work in (desk.look_forever(), desk.take_forever())]
     await first(orders.drain, orders.hurry)
-    looking.cancel()
+    for task in tasks:
+        task.cancel()
     await runner.cleanup()
     await desk.close()
     if not orders.hurry.is_set():  # the supervisor is gone, and has left what it would have taken along
@@ -77,8 +83,14 @@ async def _live(desk: Desk, admin: socket.socket, line: socket.socket) -> None:
 class Desk(Collector):
     """`paths`: of the workers' private sockets."""
 
-    def __init__(self, config: Config, paths: Sequence[str], register: Register, retired: Retired) -> None:
+    def __init__(
+        self, config: Config, paths: Sequence[str], register: Register, retired: Retired, configs: Shelf,
+        answers: Shelf,
+    ) -> None:  # fmt: skip
         self.config, self.paths, self.register, self.retired = config, paths, register, retired
+        self.configs, self.answers, self.orders = configs, answers, Orders()
+        self.ask: Callable[[], None] = lambda: None  # the supervisor for a reload
+        self._reloading = asyncio.Lock()
         self.home = Path(paths[0]).parent
         self.lives: dict[int, str] = {}  # by worker: the process that was looked at last
         self.last: dict[int, Families] = {}  # and its counts
@@ -87,6 +99,7 @@ class Desk(Collector):
         self.sessions: dict[int, ClientSession] = {}
         self.registry = CollectorRegistry()
         self.registry.register(self)
+        self.registry.register(Reloads(register.reloads, keep=True))
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY)
@@ -99,6 +112,7 @@ class Desk(Collector):
         app.router.add_get("/dashboard", dashboard)
         app.router.add_post("/explain", self.explain)
         app.router.add_post("/ttft", self.beacon)
+        app.router.add_post("/reload", self.reload)
         return app
 
     # -- what is asked --------------------------------------------------------------------
@@ -126,6 +140,26 @@ class Desk(Collector):
 
     async def show_config(self, http: web.Request) -> web.StreamResponse:
         return respond(200, encode(shown(self.config)))
+
+    async def reload(self, http: web.Request) -> web.StreamResponse:
+        """The supervisor reads the configuration; the answer comes when every worker has taken it."""
+        async with self._reloading:
+            self.orders.told.clear()
+            self.ask()
+            try:
+                async with asyncio.timeout(TAKING):
+                    await self.orders.told.wait()
+            except TimeoutError:
+                return reply(Refusal(504, f"Not every worker has taken it within {TAKING:g} s.", type="server_error"))
+            said = self.answers.get()
+        return reply(refused(said)) if isinstance(said, str) else respond(200, encode(said))
+
+    async def take_forever(self) -> None:
+        """What is in force, to be shown."""
+        while True:
+            await self.orders.reload.wait()
+            self.orders.reload.clear()
+            self.config = self.configs.get()
 
     async def ready(self, http: web.Request) -> web.StreamResponse:
         """200 when all workers serve."""

@@ -7,6 +7,7 @@ Rules:
 - Prefixes lie in a ring, newest over oldest. Who comes too late has missed some. What a reader finds there that was
   half written over names no prompt: it is noise, not error.
 - Fields are 8 bytes and aligned, so that no reader sees half of one.
+- Which slot is whose endpoint's is agreed upon in a table (`gateway.workers.table`): endpoints come and go.
 - What a dead worker had under way is wiped by its supervisor. Its successor reads the ring, its own too, from the last
   time it began anew: it knows what is cached where.
 
@@ -15,17 +16,21 @@ A look without news costs 0.1 us per sibling; one burden 4 us to tell and 5 us t
 
 from __future__ import annotations
 
+import logging
 import mmap
 from array import array
 from collections.abc import Iterable, Sequence
 from struct import Struct
 
+from gateway.workers.table import Table, tag
 from policies.facts import NEVER
 from policies.siblings import NOTHING, Burden, Reader, together
 from policies.stall import GRID, HARMLESS
 
+log = logging.getLogger("firsttoken")
+
 BURDEN = Struct(f"<7q{len(Burden._fields) - 8}d{len(GRID)}d")
-HEAD = Struct("<QII")  # of a prompt in the ring: where it lies, its endpoint, its blocks
+HEAD = Struct("<QII")  # of a prompt in the ring: where it lies, its endpoint's tag, its blocks
 RING = 4 << 20  # bytes per worker
 EVERY = 0.005  # s between two looks at the others: what they do meanwhile is one change, worked out once
 LONGEST = 16_384  # blocks of one prompt: half a million tokens in blocks of 32
@@ -33,22 +38,26 @@ CALM = (0.0,) * len(GRID)
 
 
 class Memory:
-    """To be made before the processes are forked that share it. `endpoints`: ids, the same to all."""
+    """To be made before the processes are forked that share it. `endpoints`: ids, the same to all; so many more can
+    come as are `spare`."""
 
-    def __init__(self, endpoints: Iterable[str], workers: int) -> None:
+    def __init__(self, endpoints: Iterable[str], workers: int, spare: int = 0) -> None:
         self.endpoints, self.workers = list(endpoints), workers
-        count = len(self.endpoints)
-        self.burdens = 8 * (2 + count)  # from here on; before: news, the ring's head, a version per endpoint
-        self.ring = self.burdens + BURDEN.size * count
+        self.slots = slots = len(self.endpoints) + spare
+        self.burdens = 8 * (2 + slots)  # from here on; before: news, the ring's head, a version per slot
+        self.ring = self.burdens + BURDEN.size * slots
         self.part = self.ring + RING
         self.bytes = mmap.mmap(-1, self.part * workers)
+        self.table = Table(slots, workers)
 
     def member(self, number: int) -> Member:
-        return Member(self, number)
+        member = Member(self, number)
+        member.share(self.endpoints)
+        return member
 
     def wipe(self, number: int) -> None:
         """That worker has nothing under way."""
-        for at in range(len(self.endpoints)):
+        for at in range(self.slots):
             Part(self, number).write(at, NOTHING)
 
 
@@ -124,7 +133,7 @@ class Part:
         if room < HEAD.size:
             return None
         where, at, blocks = HEAD.unpack_from(self._bytes, place)
-        if where != seen or HEAD.size + 8 * blocks > room or at >= len(self._memory.endpoints):
+        if where != seen or HEAD.size + 8 * blocks > room:
             return None
         hashes = array("Q")
         hashes.frombytes(self._bytes[place + HEAD.size : place + HEAD.size + 8 * blocks])
@@ -135,13 +144,28 @@ class Member:
     """Implements `policies.siblings.Siblings` for one worker."""
 
     def __init__(self, memory: Memory, number: int) -> None:
-        self._names = memory.endpoints
-        self._at = {name: at for at, name in enumerate(memory.endpoints)}
+        self._table, self._number = memory.table, number
+        self._names: dict[int, str] = {}  # by slot
+        self._tags: dict[int, str] = {}  # by the tag of a prompt in a ring
+        self._at: dict[str, int] = {}
         self._own = Part(memory, number)
         self._others = [_Sibling(Part(memory, other)) for other in range(memory.workers) if other != number]
         self._before: _Sibling | None = _Sibling(self._own)  # what our predecessor knew
         self._due = NEVER  # when to look again
         memory.wipe(number)
+
+    def share(self, endpoints: Iterable[str]) -> None:
+        """These from now on. One that finds no slot is known to each worker by itself alone."""
+        wanted = [*endpoints]
+        for gone in self._at.keys() - {*wanted}:
+            self._own.write(self._at[gone], NOTHING)
+        self._at = self._table.take(self._number, wanted)
+        self._names = {at: name for name, at in self._at.items()}
+        self._tags = {tag(at, name): name for name, at in self._at.items()}
+        for sibling in self._others:  # what was read of another endpoint's slot says nothing of this one
+            sibling.look_anew()
+        if len(self._at) < len(wanted):
+            log.warning("%d endpoints are too many for workers to share", len(wanted) - len(self._at))
 
     def publish(self, endpoint_id: str, burden: Burden) -> None:
         if (at := self._at.get(endpoint_id)) is not None:
@@ -149,7 +173,7 @@ class Member:
 
     def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         if (at := self._at.get(endpoint_id)) is not None:
-            self._own.append(at, hashes)
+            self._own.append(tag(at, endpoint_id), hashes)
 
     def merge(self, reader: Reader, now: float) -> None:
         if now < self._due:
@@ -160,7 +184,7 @@ class Member:
             if sibling.words[0] != sibling.news:
                 changed.update(sibling.look())
                 self._hint(sibling, reader)
-        for at in changed:
+        for at in changed & self._names.keys():
             burdens = [sibling.burdens[at] for sibling in self._others if at in sibling.burdens]
             reader.burdened(self._names[at], together(burdens), now)
         if self._before is not None:
@@ -168,8 +192,9 @@ class Member:
             self._before = None
 
     def _hint(self, sibling: _Sibling, reader: Reader) -> None:
-        for at, hashes in sibling.prompts():
-            reader.hinted(self._names[at], hashes)
+        for tagged, hashes in sibling.prompts():
+            if (name := self._tags.get(tagged)) is not None:
+                reader.hinted(name, hashes)
 
 
 class _Sibling:
@@ -181,6 +206,10 @@ class _Sibling:
         self.burdens: dict[int, Burden] = {}
         self._versions = [0] * len(part.versions())
         self._seen = part.head // RING * RING  # here a prompt begins
+
+    def look_anew(self) -> None:
+        self.news, self.burdens = -1, {}
+        self._versions = [0] * len(self._versions)  # of a slot that was never written
 
     def look(self) -> list[int]:
         """Which of its burdens have changed. One that is just being written is looked at again."""

@@ -33,6 +33,7 @@ class Register:
     def __init__(self, places: int) -> None:
         self.places = places
         self._cells = memoryview(mmap.mmap(-1, max(places * FIELDS * 8, 1))).cast("q")
+        self.reloads = memoryview(mmap.mmap(-1, 24)).cast("d")  # of the configuration, as `Reloads` counts them
 
     def set(self, place: int, entry: Entry) -> None:
         self._cells[place * FIELDS], self._cells[place * FIELDS + 1] = entry.state.value, entry.starts

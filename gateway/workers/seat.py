@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from policies.siblings import Siblings
+
+
+class Sharing(Siblings, Protocol):
+    """Siblings that know the same endpoints by the same places."""
+
+    def share(self, endpoints: Iterable[str]) -> None:
+        """These, from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +26,7 @@ class Seat:
     number: int
     data: socket.socket
     admin: socket.socket
-    siblings: Siblings
+    siblings: Sharing
     lock: Path
 
     @property

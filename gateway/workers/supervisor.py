@@ -9,6 +9,7 @@ Rules:
 - A worker that dies is replaced at once; one that dies young again and again later each time, and meanwhile its socket
   is closed, so that the others get its connections.
 - The first signal drains, the second does not wait. What is left when the time for it is over is killed.
+- Another configuration is read and checked here, once; workers are told of it when it is good.
 - Each of these is one line on stderr.
 """
 
@@ -31,8 +32,10 @@ from gateway.app import tune_gc
 from gateway.config.addresses import Address
 from gateway.config.models import Config
 from gateway.estimate.encoders import encoder
-from gateway.serve import DRAIN as GRACE
-from gateway.workers.child import DRAIN, GO, HANDLED, HURRY, PREPARED, SERVING, fork, told
+from gateway.reloading import Reloads, Source
+from gateway.serve import draining
+from gateway.workers.changing import POSTED, Changing
+from gateway.workers.child import ASKED, DRAIN, GO, HANDLED, HURRY, PREPARED, RELOADED, SERVING, fork, told
 from gateway.workers.desk import Desk, serve_desk
 from gateway.workers.memory import Memory
 from gateway.workers.place import Place
@@ -44,8 +47,8 @@ from gateway.workers.worker import serve_worker
 
 log = logging.getLogger("firsttoken")
 
+SPARE = 64  # endpoints that workers can share beyond twice those that they began with: all may be exchanged at once
 LATE = 5.0  # s beyond its grace that a process has to end
-DRAINING = f"firsttoken: draining, {GRACE:g} s at most; a second signal ends it"
 
 
 class Phase(Enum):
@@ -54,7 +57,7 @@ class Phase(Enum):
     ENDING = "ending"
 
 
-def supervise(config: Config) -> int:
+def supervise(config: Config, source: Source) -> int:
     """Until a signal says stop. Exit code: 0; 2 where a port cannot be had; 1 where a worker cannot start."""
     for tokenizer in {pool.tokenizer for pool in config.pools.values()}:
         encoder(tokenizer)  # here, so that all share its memory
@@ -67,19 +70,23 @@ def supervise(config: Config) -> int:
         except OSError as error:
             print(f"firsttoken: cannot listen: {error.strerror or error}", file=sys.stderr)
             return 2
-        return Supervisor(config, held, admin, home).run()
+        return Supervisor(config, source, held, admin, home).run()
 
 
 class Supervisor:
     """`held` has the shared port and never listens, `admin` is the admin port's, `home` a directory of our own."""
 
-    def __init__(self, config: Config, held: socket.socket, admin: socket.socket, home: Path) -> None:
+    def __init__(
+        self, config: Config, source: Source, held: socket.socket, admin: socket.socket, home: Path
+    ) -> None:  # fmt: skip
         count = config.server.workers
         self.config, self.held, self.admin = config, held, admin
         self.listening: list[socket.socket | None] = [None] * count
         self.asked = [private(home / f"{number}.sock") for number in range(count)]
         self.lock = home / "lines.lock"
-        self.memory, self.register, self.retired = Memory(config.urls(), count), Register(count), Retired()
+        self.memory = Memory(config.urls(), count, len(config.urls()) + SPARE)
+        self.register, self.retired = Register(count), Retired()
+        self.change = Changing(config, source, Reloads(self.register.reloads))
         self.workers = [Place(f"worker {number + 1}", self._work_of(number)) for number in range(count)]
         self.desk = Place("the admin port", self._run_desk)
         self.places = (*self.workers, self.desk)
@@ -98,7 +105,7 @@ class Supervisor:
 
     def _turn(self) -> None:
         """What happened, and what is due."""
-        due = [at for at in (self.kill_at, *(place.due for place in self.places)) if at is not None]
+        due = [at for at in (self.kill_at, self.change.due, *(p.due for p in self.places)) if at is not None]
         for key, _ in self.selector.select(max(min(due) - monotonic(), 0.0) if due else None):
             key.data()
         now = monotonic()
@@ -107,6 +114,13 @@ class Supervisor:
                 self._start(place)
         if self.kill_at is not None and self.kill_at <= now:
             self._kill()
+        if self.phase is not Phase.ENDING and self.change.look(now):
+            self._reload("a file changed")
+
+    def _reload(self, why: str) -> None:
+        if self.phase is not Phase.ENDING:
+            self.change.begin(why, self.workers, self.desk)
+            self.config = self.change.config
 
     # -- beginning ------------------------------------------------------------------------
 
@@ -132,14 +146,16 @@ class Supervisor:
             assert data is not None
             self._leave(data, self.asked[number])
             seat = Seat(number, data, self.asked[number], self.memory.member(number), self.lock)
-            return serve_worker(self.config, seat, line)
+            return serve_worker(self.config, seat, self.change.configs, line)
 
         return work
 
     def _run_desk(self, line: socket.socket) -> int:
         paths = [one.getsockname() for one in self.asked]
         self._leave(self.admin)
-        return serve_desk(Desk(self.config, paths, self.register, self.retired), self.admin, line)
+        change = self.change
+        desk = Desk(self.config, paths, self.register, self.retired, change.configs, change.answers)
+        return serve_desk(desk, self.admin, line)
 
     def _leave(self, *kept: socket.socket) -> None:
         """In a child: a socket listens, and a line is open, as long as any process has it."""
@@ -164,6 +180,16 @@ class Supervisor:
         if SERVING in said:
             place.serving = True
             self._serves(place)
+        if ASKED in said and place is self.desk:
+            self._reload(POSTED)
+        if RELOADED in said:
+            self.change.taken(place, self.desk)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """With a reload that was asked for while another was not over."""
+        if (why := self.change.next()) is not None:
+            self._reload(why)
 
     def _let_in(self, place: Place) -> None:
         if self.phase is Phase.STARTING and all(worker.prepared for worker in self.workers):
@@ -190,14 +216,17 @@ class Supervisor:
         for number in numbers:
             if number == signal.SIGCHLD:
                 self._reap()
+            elif number == signal.SIGHUP:
+                self._reload("SIGHUP")
             elif self.phase is not Phase.ENDING:
-                print(DRAINING, file=sys.stderr, flush=True)
-                self._end(DRAIN, GRACE + LATE)
+                drain = self.config.server.drain
+                print(draining(drain), file=sys.stderr, flush=True)
+                self._end(DRAIN, drain.wait + drain.grace + LATE)
             else:
                 self._end(HURRY, LATE)
 
     def _end(self, order: bytes, within: float) -> None:
-        self.phase, self.kill_at = Phase.ENDING, monotonic() + within
+        self.phase, self.kill_at, self.change.due = Phase.ENDING, monotonic() + within, None
         for place in self.places:
             place.due = None
         for listening in (self.held, *self.listening):
@@ -226,6 +255,8 @@ class Supervisor:
         if place.child.line in self.selector.get_map():
             self.selector.unregister(place.child.line)
         wait = place.ended(monotonic())
+        self.change.taken(place, self.desk)
+        self._go_on()
         if place in self.workers:
             number = self.workers.index(place)
             self.register.set(number, Entry(State.ENDED, place.starts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 
@@ -14,21 +15,23 @@ from gateway.config.models import Config
 from gateway.observe.admin import Admin
 from gateway.observe.logs import to_stderr, unhandled
 from gateway.observe.replies import respond
-from gateway.serve import DRAIN as GRACE
 from gateway.serve import loop_factory
 from gateway.strictjson import encode
-from gateway.workers.child import DRAIN, GO, HURRY, PREPARED, SERVING
+from gateway.workers.child import DRAIN, GO, HURRY, PREPARED, RELOAD, RELOADED, SERVING, TOLD
 from gateway.workers.merging import families
 from gateway.workers.seat import Seat
+from gateway.workers.shelf import Shelf
+
+log = logging.getLogger("firsttoken")
 
 COUNTS = "/counts"  # of the private port: metrics, to be added up
 
 
-def serve_worker(config: Config, seat: Seat, line: socket.socket) -> int:
+def serve_worker(config: Config, seat: Seat, shelf: Shelf, line: socket.socket) -> int:
     """Returns the exit code."""
     to_stderr(f"worker {seat.number + 1}: ")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_live(config, seat, line))
+        return runner.run(_live(config, seat, shelf, line))
 
 
 class Orders(asyncio.Protocol):
@@ -36,9 +39,11 @@ class Orders(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.go, self.drain, self.hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.reload, self.told = asyncio.Event(), asyncio.Event()
+        self._events = {GO: self.go, DRAIN: self.drain, HURRY: self.hurry, RELOAD: self.reload, TOLD: self.told}
 
     def data_received(self, data: bytes) -> None:
-        for order, event in ((GO, self.go), (DRAIN, self.drain), (HURRY, self.hurry)):
+        for order, event in self._events.items():
             if order in data:
                 event.set()
 
@@ -46,7 +51,7 @@ class Orders(asyncio.Protocol):
         self.drain.set()
 
 
-async def _live(config: Config, seat: Seat, line: socket.socket) -> int:
+async def _live(config: Config, seat: Seat, shelf: Shelf, line: socket.socket) -> int:
     asyncio.get_running_loop().set_exception_handler(unhandled)
     orders = Orders()
     transport, _ = await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
@@ -55,13 +60,29 @@ async def _live(config: Config, seat: Seat, line: socket.socket) -> int:
     await gateway.prepare(seat.admin)
     tune_gc()
     transport.write(PREPARED)
+    reloading = asyncio.create_task(_reload(gateway, orders, shelf, transport))
     await first(orders.go, orders.drain, orders.hurry)
     if orders.go.is_set():
         await gateway.open(seat.data)
         transport.write(SERVING)
         await first(orders.drain, orders.hurry)
+    reloading.cancel()
     await _stop(gateway, orders)
     return 0
+
+
+async def _reload(gateway: Gateway, orders: Orders, shelf: Shelf, line: asyncio.WriteTransport) -> None:
+    """What the supervisor has found good. Who cannot take it all the same drains, and is replaced by one that begins
+    with it: after a reload no two workers are of two minds."""
+    while True:
+        await orders.reload.wait()
+        orders.reload.clear()
+        try:
+            await gateway.take(shelf.get())
+        except Exception:
+            log.exception("the configuration could not be taken; another worker takes its place")
+            orders.drain.set()
+        line.write(RELOADED)
 
 
 async def _stop(gateway: Gateway, orders: Orders) -> None:
@@ -70,7 +91,8 @@ async def _stop(gateway: Gateway, orders: Orders) -> None:
         gateway.hurried = True
 
     hastening = asyncio.create_task(hasten())
-    await gateway.stop(GRACE)
+    drain = gateway.config.server.drain
+    await gateway.stop(drain.grace, drain.wait)
     hastening.cancel()
 
 

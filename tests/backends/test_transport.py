@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from backends import transport
 from backends.interface import Failure, FailureKind, HttpCall
 from backends.transport import Origin, TransportError
 from tests.backends.test_connection import POST, ask, played
@@ -122,6 +123,19 @@ async def test_a_connection_past_its_time_is_not_used_even_before_the_timer() ->
         await origin.open(POST, listener := Eager())
         await listener.ended()
     assert seen == [1, None, 0]
+
+
+async def test_a_connection_to_a_name_is_not_used_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name may have moved; an address cannot, and a connection to it is as good as it ever was."""
+    monkeypatch.setattr(transport, "LONGEST", 0.0)
+    async with Upstream([reply(b"one")], [reply(b"two")]) as upstream:
+        named = Origin(upstream.url.replace("127.0.0.1", "localhost"), connect_timeout=2)
+        at = Origin(upstream.url.replace("127.0.0.1", "engines.svc"), connect_timeout=2, at="127.0.0.1")
+        for origin, kept in ((named, 0), (Origin(upstream.url, connect_timeout=2), 1), (at, 1)):
+            await ask(origin)
+            assert origin.idle == kept
+            await origin.close()
+    assert upstream.requests[-1].headers["host"].startswith("engines.svc:")
 
 
 async def test_a_connection_that_the_server_closes_while_idle_is_forgotten() -> None:

@@ -32,8 +32,6 @@ PENDING = (
     "firsttoken_redis_up",
     "firsttoken_redis_errors_total",
     "firsttoken_replicas",
-    "firsttoken_config_reloads_total",
-    "firsttoken_config_loaded_timestamp_seconds",
 )
 
 

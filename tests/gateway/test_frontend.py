@@ -317,6 +317,9 @@ async def test_a_reader_is_told_when_its_socket_fills_and_drains() -> None:
         def client_drained(self) -> None:
             heard.append("drained")
 
+        def gateway_stops(self) -> None:
+            heard.append("stops")
+
     async def handler(http: HttpRequest) -> None:
         connection = http.connection
         assert connection.transport is not None

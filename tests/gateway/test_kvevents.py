@@ -92,6 +92,7 @@ class Wired:
     context: zmq.asyncio.Context
     engine: Engine
     fleet: Fleet
+    events: KvEvents
     listener: Listener
 
     @property
@@ -122,7 +123,7 @@ async def wired(replays: bool = True) -> AsyncIterator[Wired]:
     events = KvEvents(fleet, {E: Source(engine.url, engine.replay_url)})
     events.start()
     replay = asyncio.create_task(engine.replay())
-    there = Wired(context, engine, fleet, events.listeners[0])
+    there = Wired(context, engine, fleet, events, events.listeners[0])
     try:
         await there.until(lambda: there.listener.connected)
         yield there
@@ -248,6 +249,47 @@ async def test_a_replay_of_garbage_is_survived(caplog: pytest.LogCaptureFixture)
         await there.engine.publish(stored(6))
         await there.until(lambda: there.blocks() == 1)
     assert "what came is none" in caplog.records[0].message
+
+
+async def test_who_is_told_of_the_same_source_again_listens_on() -> None:
+    """What was heard stands: no event is missed, and none is asked for again."""
+    async with wired() as there:
+        await there.engine.publish(stored(1, 2))
+        await there.applied()
+        there.events.listen({E: Source(there.engine.url, there.engine.replay_url)})
+        assert there.events.listeners == [there.listener]
+        await there.engine.publish(stored(3, parent=2))
+        await there.applied()
+        assert (there.blocks(), there.engine.asked) == (3, [])
+
+
+async def test_a_source_that_is_gone_is_heard_no_more_and_its_word_is_void() -> None:
+    """What was sent there still counts. It may come back."""
+    async with wired() as there:
+        await there.engine.publish(stored(1, 2))
+        await there.applied()
+        there.events.listen({})
+        assert there.fleet.caches.engine(E) is None
+        there.events.listen({E: Source(there.engine.url, there.engine.replay_url)})
+        [there.listener] = there.events.listeners
+        await there.until(lambda: there.listener.connected)
+        await there.engine.publish(stored(3, parent=2))
+        await there.applied()
+        assert there.blocks() == 3  # with what it was sent again
+
+
+async def test_another_model_behind_the_same_source_begins_anew() -> None:
+    """The fleet has forgotten the one before, and so must whoever listens."""
+    async with wired() as there:
+        await there.engine.publish(stored(1, 2))
+        await there.applied()
+        there.fleet.reload([Pool("p", "other", (Endpoint(E, "p"),))])
+        there.events.listen({E: Source(there.engine.url, there.engine.replay_url)})
+        [listener] = there.events.listeners
+        assert listener is not there.listener
+        there.listener = listener
+        await there.until(lambda: listener.connected)
+        assert there.blocks() == 0
 
 
 async def test_much_at_once_does_not_hold_up_the_loop() -> None:

@@ -72,7 +72,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         code, out, _ = await served.ends()
     assert code == 0
     assert out.count("\n") == 1
-    assert '"end":"client_gone"' in out
+    assert '"end":"cut"' in out
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -108,8 +108,43 @@ async def test_what_outlasts_its_grace_is_cut_and_recorded() -> None:
             await caller.ask(post(STREAM))
             await gateway.stop(grace=0.1)
             await upstream.until(lambda seen: seen.hangups == 1)
-            assert await caller.rest() in (b"", chunk(TOKEN))
-    assert (last(gateway).end, gateway.recorder.live) == (End.CLIENT_GONE, 0)
+            said = await caller.rest()
+    assert said.startswith(chunk(TOKEN))
+    assert b'data: {"error":{"message":"The gateway was stopped in the middle of the answer; try again."' in said
+    assert said.endswith(LAST_CHUNK)
+    assert (last(gateway).end, gateway.recorder.live) == (End.CUT, 0)
+
+
+async def test_what_has_no_answer_yet_when_its_grace_is_over_is_told_to_go_elsewhere() -> None:
+    """503 with retry-after: nothing was said to its caller that could not be said again by another gateway."""
+    async with Upstream([HANG]) as upstream:
+        gateway = await started(upstream)
+        async with calling(gateway.url) as caller:
+            asking = asyncio.create_task(caller.whole(post(STREAM)))
+            await upstream.until(lambda seen: len(seen.requests) == 1)
+            await gateway.stop(grace=0.05)
+            status, headers, _ = await asking
+            assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+            await upstream.until(lambda seen: seen.hangups == 1)
+    assert last(gateway).end is End.CUT
+
+
+async def test_nobody_is_refused_while_the_balancer_has_not_heard_of_it() -> None:
+    """For `wait` seconds it is not ready, and serves whoever comes; a second signal ends the wait too."""
+    async with Upstream([STREAM_HEAD + chunk(TOKEN + FINISH + DONE) + LAST_CHUNK]) as upstream:
+        gateway = await started(upstream)
+        stopping = asyncio.create_task(gateway.stop(grace=60, wait=60))
+        await eventually(lambda: gateway.proxy.draining)
+        assert (await get(gateway.url, "/ready"))[0] == 503
+        async with calling(gateway.url) as caller:
+            status, headers = await caller.ask(post(STREAM))
+            assert (status, headers["connection"]) == (200, "close")
+            assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
+        gateway.hurried = True
+        async with asyncio.timeout(5):
+            await stopping
+        with pytest.raises(ConnectionRefusedError):
+            await get(gateway.url, "/ready")
 
 
 async def test_stopping_waits_no_longer_than_it_has_to() -> None:

@@ -63,7 +63,10 @@ async def serving(config: Path, *more: str) -> AsyncIterator[Served]:
     assert process.stderr is not None
     try:
         async with asyncio.timeout(30):
-            served = Served(process, await spoken(process.stderr))
+            said = first = await spoken(process.stderr)
+            while said and not SERVING.match(said):  # of what goes wrong, the first line says what
+                said = await spoken(process.stderr)
+            served = Served(process, said or first)
         yield served
     finally:
         if process.returncode is None:

@@ -60,7 +60,10 @@ class _Over(Exception):
 class Upstream:
     """An async context manager. `banner` is written to every new connection, unasked."""
 
-    def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None, banner: Script = ()) -> None:
+    def __init__(
+        self, *scripts: Script, tls: ssl.SSLContext | None = None, banner: Script = (), host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:  # fmt: skip
         self.requests: list[Received] = []
         self.connections = 0  # accepted
         self.hangups = 0  # ended by the peer
@@ -68,12 +71,13 @@ class Upstream:
         self._scripts = scripts
         self._banner = banner
         self._tls = tls
+        self._where = host, port
         self._changed = asyncio.Condition()
         self._gates = asyncio.Semaphore(0)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Upstream:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        self._server = await asyncio.start_server(self._serve, *self._where, ssl=self._tls)
         host, port = self._server.sockets[0].getsockname()[:2]
         self.url = f"http{'s' if self._tls else ''}://{'localhost' if self._tls else host}:{port}"
         return self

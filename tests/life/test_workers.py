@@ -166,7 +166,7 @@ async def test_a_second_signal_does_not_wait_for_any_worker(tmp_path: Path) -> N
         code, out, _ = await served.ends()
         assert not any([await is_whole(caller) for caller in callers])
     assert code == 0
-    assert [json.loads(line)["end"] for line in out.splitlines()] == ["client_gone"] * STREAMS
+    assert [json.loads(line)["end"] for line in out.splitlines()] == ["cut"] * STREAMS
 
 
 async def test_no_worker_outlives_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

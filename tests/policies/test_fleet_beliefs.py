@@ -174,6 +174,21 @@ def test_another_model_behind_the_same_address_is_a_stranger() -> None:
     assert median_ttft(to, now=100.0) < 0.5
 
 
+def test_an_attempt_that_outlives_its_endpoint_says_nothing_of_the_one_that_has_its_name_now() -> None:
+    """Nobody at the old address: the cache that is lost is not the new one's."""
+    to = fleet()
+    flying = [send(to, endpoint=ONE, now=9.0) for _ in range(3)]
+    to.reload([replace(SMALL, model="other", endpoints=(ONE,))])
+    to.cold.clear()
+    to.ended(
+        send(to, prompt(1000, blocks=62), endpoint=ONE, now=9.0), Ending.COMPLETED, 9.5, Reported(1000, 0, 10, 0.02)
+    )
+    for key in flying:
+        to.ended(key, Ending.FAILED, 10.0, Reported(connected=False))
+    assert (to.hit(ONE, prompt(1000, blocks=62)), to.cold) == (992, set())
+    assert load(to, 10.0).health is Health.UP
+
+
 @pytest.mark.parametrize("profile", [H100, A100, CPU], ids=["H100", "A100", "CPU"])
 @pytest.mark.parametrize(("busy", "most"), [(0.1, 0.08), (0.5, 0.10), (0.8, 0.15)])
 def test_after_fifty_requests_ttft_is_predicted_within_a_tenth(profile: Profile, busy: float, most: float) -> None:

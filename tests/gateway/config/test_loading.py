@@ -24,7 +24,7 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
         # keys
         ("servr: {}", "servr: unknown key; did you mean 'server'?"),
         ("server: {lisen: x}", "server.lisen: unknown key; did you mean 'listen'?"),
-        ("server: {zzz: x}", "server.zzz: unknown key; known: listen, admin, workers, open"),
+        ("server: {zzz: x}", "server.zzz: unknown key; known: listen, admin, workers, open, drain"),
         (
             "pools: {p: {backend: vllm, endpoints: [http://a], modle: m}}",
             "pools.p.modle: unknown key; did you mean 'model'?",
@@ -43,8 +43,8 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
         ("server: {workers: 1.5}", "server.workers: expected an integer, got 1.5"),
         ("server: {workers: [1]}", "server.workers: expected an integer, got a list"),
         ("server: {open: maybe}", "server.open: expected true or false, got 'maybe'"),
-        ("server: 8080", "server: expected {listen, admin, workers, open}, got 8080"),
-        ("server:", "server: expected {listen, admin, workers, open}, got nothing"),
+        ("server: 8080", "server: expected {listen, admin, workers, open, drain}, got 8080"),
+        ("server:", "server: expected {listen, admin, workers, open, drain}, got nothing"),
         ("pools:", "pools: expected a mapping, got nothing"),
         ("pools: [a]", "pools: expected a mapping, got a list"),
         ("keys: {}", "keys: expected a list, got a mapping"),
@@ -67,7 +67,8 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
         (pool(capabilities="tools"), "pools.p.capabilities: expected a list, got 'tools'"),
         (
             pool(endpoints="[7]"),
-            "pools.p.endpoints[0]: expected the URL of a server or {url, region, kv_events, kv_replay, profile}, got 7",
+            "pools.p.endpoints[0]: expected the URL of a server or "
+            "{url, region, kv_events, kv_replay, profile, resolve}, got 7",
         ),
         (route(tiers="[3]"), "routes.r.tiers[0]: expected the name of a pool or {pool, when}, got 3"),
         (route(tiers="[]"), "routes.r.tiers: is empty; name at least one"),
@@ -141,6 +142,15 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
             pool(endpoints="[{url: http://a, kv_replay: tcp://a:1}]"),
             "pools.p.endpoints[0]: kv_replay without kv_events: add kv_events, or leave it out",
         ),
+        (
+            pool(endpoints="[{url: http://10.0.0.11:8000, resolve: 10s}]"),
+            "pools.p.endpoints[0]: 10.0.0.11 is an address already, not a name; leave resolve out",
+        ),
+        (
+            pool(endpoints="[{url: http://a.svc:8000, resolve: 10s, kv_events: tcp://b.svc:5557}]"),
+            "pools.p.endpoints[0]: kv_events must name a.svc too: with resolve it stands for each of its addresses",
+        ),
+        ("server: {drain: {wait: 5}}", "server.drain.wait: 5 has no unit; write '5ms' or '5s'"),
         # pools
         (pool(backend="vlm"), "pools.p.backend: no backend 'vlm'; did you mean 'vllm'?"),
         (

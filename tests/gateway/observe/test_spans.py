@@ -163,6 +163,7 @@ ENDS = {  # status of the span, error.type
     End.FAILED: (502, Status.STATUS_CODE_ERROR, "failed"),
     End.UPSTREAM_BROKE: (200, Status.STATUS_CODE_ERROR, "upstream_broke"),
     End.INTERNAL: (500, Status.STATUS_CODE_ERROR, "internal"),
+    End.CUT: (200, Status.STATUS_CODE_ERROR, "cut"),
 }
 
 

@@ -17,6 +17,7 @@ from gateway.workers.desk import Desk, readiness
 from gateway.workers.merging import families
 from gateway.workers.register import Entry, Register, State
 from gateway.workers.retired import Retired
+from gateway.workers.shelf import Shelf
 from gateway.workers.worker import COUNTS
 from tests.kit.gateways import document, pool
 
@@ -55,7 +56,7 @@ async def asking(tmp_path: Path, retired: Retired | None = None) -> AsyncIterato
         await runner.setup()
         await web.UnixSite(runner, str(worker.path)).start()
         runners.append(runner)
-    desk = Desk(CONFIG, [str(worker.path) for worker in workers], Register(2), retired or Retired())
+    desk = Desk(CONFIG, [str(worker.path) for worker in workers], Register(2), retired or Retired(), Shelf(), Shelf())
     try:
         yield desk, workers
     finally:
@@ -92,7 +93,7 @@ async def test_another_desk_knows_of_the_dead(tmp_path: Path) -> None:
         await desk.look()
         one.life, one.requests = "second", 1
         assert await total(desk) == 4
-        successor = Desk(CONFIG, [str(one.path)], Register(1), retired)
+        successor = Desk(CONFIG, [str(one.path)], Register(1), retired, Shelf(), Shelf())
         assert await total(successor) == 4
         await successor.close()
 

@@ -105,6 +105,28 @@ def test_the_dead_have_nothing_under_way() -> None:
     assert heard[1].look().burdens[NAMES[0]] == NOTHING
 
 
+def test_endpoints_come_and_go_while_it_is_shared() -> None:
+    """What was told of one that is gone is no other's, wherever that one lies; what is under way at one that stays is
+    heard again by who has begun anew to look."""
+    memory = Memory(NAMES, 2, spare=4)
+    members = [memory.member(number) for number in range(2)]
+    heard = [Heard(member).look() for member in members]
+    for name in NAMES:
+        members[0].publish(name, BUSY)
+        members[0].sent(name, [1, 2, 3])
+    heard[1].look()
+    for turn in range(5):
+        names = [NAMES[0], f"small/{turn}", f"small/{turn}-too"]
+        for member in members:
+            member.share(names)
+        busy = {name for name, burden in heard[1].look().burdens.items() if burden.in_flight}
+        assert (busy, heard[1].hints) == ({NAMES[0]}, [])
+        members[0].publish(names[1], BUSY)
+        members[0].sent(names[1], [turn])
+        assert heard[1].look().burdens == {names[1]: BUSY}
+        assert heard[1].hints == [(names[1], [turn])]
+
+
 def test_an_endpoint_that_is_not_shared_is_kept_to_oneself() -> None:
     """Nothing to tell, nothing to fail."""
     _, members, heard = sharing()

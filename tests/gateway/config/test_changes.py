@@ -1,0 +1,57 @@
+"""What may change in a gateway that runs, and how it is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.config.changes import change
+from gateway.config.models import Config
+from gateway.config.problems import ConfigError
+from tests.kit.gateways import document, pool
+
+DIGEST = "0" * 64
+
+
+def config(**more: Any) -> Config:
+    return Config.model_validate({**document({"a": pool("http://10.0.0.1:8000")}), **more})
+
+
+def test_the_same_configuration_changes_nothing() -> None:
+    found = change(config(), config())
+    assert (found.changed, found.restart) == ((), ())
+
+
+def test_each_place_that_differs_is_named_once_and_no_value_is() -> None:
+    """As deep as it has a name: a list is one place, and so is what is there in one of them alone."""
+    before = config(routes={"chat": {"tiers": ["a"], "ttft": {"budget": "1s"}}, "old": {"tiers": ["a"]}})
+    after = config(
+        pools={"a": pool("http://10.0.0.1:8000", "http://10.0.0.2:8000", api_key="sk-another-secret")},
+        routes={"chat": {"tiers": ["a"], "ttft": {"budget": "2s"}}, "new-1.5": {"tiers": ["a"]}},
+        keys=[{"name": "app", "sha256": DIGEST}],
+    )
+    assert change(before, after).changed == (
+        "pools.a.endpoints", "pools.a.api_key", "routes.chat.ttft.budget", "routes.old", 'routes."new-1.5"', "keys",
+    )  # fmt: skip
+
+
+def test_what_is_given_at_the_start_stays_and_is_said_to_need_a_restart() -> None:
+    """Whatever else is in the same file comes into force."""
+    after = config(
+        server={"listen": "127.0.0.1:1", "admin": "127.0.0.1:0"},
+        telemetry={"access_log": "stdout"},
+        defaults={"connect": "7s"},
+    )
+    found = change(config(), after)
+    assert (found.changed, found.restart) == (("defaults.connect",), ("server.listen", "telemetry.access_log"))
+    assert (found.config.server, found.config.defaults.connect) == (config().server, 7.0)
+
+
+def test_what_no_file_says_is_checked_as_well() -> None:
+    """The keys go with a port that only the next start would close: until then anybody could call."""
+    public = {"listen": "0.0.0.0:8080", "admin": "127.0.0.1:0"}
+    before = config(server=public, keys=[{"name": "app", "sha256": DIGEST}])
+    with pytest.raises(ConfigError) as refused:
+        change(before, config())
+    assert "open mode is for loopback only" in str(refused.value)
