@@ -31,6 +31,7 @@ lint: $(DEV) ## ruff, mypy --strict and the layer contracts
 bench: $(DEV) ## ours beside nginx and two routers in Rust, and beside the last committed result (BENCH_ARGS="--rounds 1")
 	@$(BIN)/python -m benchmarks.suite --write $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.truth
+	@$(BIN)/python -m benchmarks.mixed
 	@$(BIN)/python -m benchmarks.cold_start
 
 dashboards: $(DEV) ## write deploy/grafana/dashboards from deploy/grafana/*.py
