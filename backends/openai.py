@@ -53,7 +53,8 @@ class OpenAI:
 
     def _body(self, forward: Forward) -> dict[str, Any]:
         body = {**forward.body, "model": forward.model}
-        body.pop("cache_salt", None)  # whose caches are whose is not the caller's to say
+        if not self.salted:
+            body.pop("cache_salt", None)  # it knows no such field, and may refuse it
         if forward.stream:
             body["stream"] = True
             options = body.get("stream_options") or {}

@@ -104,11 +104,12 @@ async def test_a_forged_salt_changes_nothing() -> None:
 
 
 async def test_an_open_gateway_has_one_cache_for_all() -> None:
-    """Without keys nobody is told apart, and no engine is given a salt, whatever callers send."""
+    """Without keys nobody is told apart. A salt of the caller's own divides it: who stands before us may know its users."""
     async with engines() as [engine], running({"only": engine_pool(engine)}) as gateway:
         assert await cached(gateway, prompt("x"), A) == 0
-        assert await cached(gateway, prompt("x"), B, cache_salt="mine") > 500
-        assert ["cache_salt" in received.body for received in engine.requests] == [False, False]
+        assert await cached(gateway, prompt("x"), B) > 500
+        assert await cached(gateway, prompt("x"), B, cache_salt="mine") == 0
+        assert [received.body.get("cache_salt") for received in engine.requests] == [None, None, "mine"]
 
 
 async def test_our_own_index_is_no_oracle() -> None:

@@ -238,7 +238,7 @@ async def test_a_stop_in_the_middle_of_a_stream_leaves_nothing(
         await world.gateway.stop()
         await caller.rest()
         await eventually(lambda: world.gateway.recorder.recent)
-        assert last(world.gateway).end is End.CLIENT_GONE
+        assert last(world.gateway).end is End.CUT
         await world.gateway.start()  # so that it can be looked at
     assert_nothing(found, capfd)
 
