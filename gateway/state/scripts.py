@@ -104,16 +104,18 @@ return {refused, longest, sum.r, sum.t, reset('r'), reset('t'), second, string.f
 """
 )
 
-# `let_in` 0: elsewhere, so long `ago`, and is only now told. `again`: it may have been told before; if it was, its
-# lease is gone.
+# `let_in` 0: elsewhere, so long `ago`, and is only now told; unless it was let in here too, and that was heard too late.
+# `again`: it may have been told before; if it was, its lease is gone.
 SETTLE = (
     _NOW
     + """
 local lease, month, let_in, ago = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local reserved, tokens, cost, again = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8] == '1'
-local was = redis.call('ZREM', KEYS[2], lease)
-redis.call('HDEL', KEYS[3], lease)
-if again and was == 0 then return 0 end
+local counted = redis.call('ZREM', KEYS[2], lease)
+local told = redis.call('ZREM', KEYS[2], lease .. '~')
+redis.call('HDEL', KEYS[3], lease, lease .. '~')
+if again and counted + told == 0 then return 0 end
+if let_in == 0 and counted == 1 then let_in = second - ago end
 local function count(at, requests, more)
   if requests > 0 then redis.call('HINCRBY', KEYS[1], 'r' .. at, requests) end
   redis.call('HINCRBY', KEYS[1], 't' .. at, more)
@@ -134,13 +136,15 @@ return 1
 """
 )
 
-# Pairs of a lease and what it holds: they live on, or live again.
+# Pairs of a lease and what it holds: they live on. What we do not know is marked: it has not been counted here.
 RENEW = (
     _NOW
     + """
 for i = 1, #ARGV, 2 do
-  redis.call('ZADD', KEYS[2], now + LEASE, ARGV[i])
-  if ARGV[i + 1] ~= '0' then redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
+  local lease = ARGV[i]
+  if not redis.call('ZSCORE', KEYS[2], lease) then lease = lease .. '~' end
+  redis.call('ZADD', KEYS[2], now + LEASE, lease)
+  if ARGV[i + 1] ~= '0' then redis.call('HSET', KEYS[3], lease, ARGV[i + 1]) end
 end
 redis.call('PEXPIRE', KEYS[2], 2 * LEASE)
 redis.call('PEXPIRE', KEYS[3], 2 * LEASE)

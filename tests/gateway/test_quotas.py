@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from gateway.config.models import Config
 from gateway.observe.record import End, Record
 from gateway.quotas import claim_of, duration, quota_headers, refusal, tokens_of
 from gateway.state.quotas import Reservation
 from policies.facts import PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from policies.limits import NANO, Claim, KeyLimits, Limit, Verdict
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
-from tests.kit.gateways import pool, running
+from tests.kit.gateways import document, pool, running
 from tests.kit.simulated import eventually
 from tests.kit.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
 
@@ -166,3 +167,15 @@ async def test_a_key_without_limits_pays_nothing() -> None:
         assert not [name for name in headers if name.startswith("x-ratelimit")]
         assert len(gateway.recorder.sinks) == sinks
         assert gateway.recorder.recent[0].quota is None
+
+
+async def test_a_reload_changes_limits_and_what_was_used_still_counts() -> None:
+    async with Upstream([reply(WHOLE)]) as upstream:
+        pools = {"only": pool(upstream.url)}
+        async with running(pools, keys=key()) as gateway, calling(gateway.url) as caller:
+            await gateway.take(Config.model_validate(document(pools, keys=key(requests_per_minute=3))))
+            assert [(await caller.whole(post(CHAT, WEB)))[0] for _ in range(2)] == [200, 200]
+            await gateway.take(Config.model_validate(document(pools, keys=key(requests_per_minute=2))))
+            assert (await caller.whole(post(CHAT, WEB)))[0] == 429
+            await gateway.take(Config.model_validate(document(pools, keys=key())))
+            assert (await caller.whole(post(CHAT, WEB)))[0] == 200

@@ -100,6 +100,8 @@ async def test_a_gateway_lets_in_who_has_a_key_in_redis_and_nobody_else() -> Non
             await eventually(lambda: gateway.proxy.keys.tenants, SEEN)
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             assert gateway.proxy.keys.tenants[0].limits is not None
+            await gateway.take(gateway.config)  # a reload keeps them
+            assert (await status("lab"), await status("sk-web")) == (200, 401)
             server.kill()
             await eventually(lambda: not gateway.link.up)  # type: ignore[union-attr]
             assert await status("lab") == 200

@@ -355,3 +355,33 @@ async def test_scripts_that_redis_has_forgotten_are_loaded_again() -> None:
         assert [one.verdict.limit for one in asked] == [None] * 3
         assert redis.link.errors == 0
         assert all(one.second for one in asked)  # Redis itself let them in
+
+
+async def test_what_redis_let_in_and_was_not_heard_counts_once() -> None:
+    """Its answer came too late: we decided alone. Settled, it is one request, and one that ended."""
+    async with in_redis() as place:
+        limits = KeyLimits(requests=10, tokens=100, concurrent=1)
+        redis: Any = place.quotas[0]
+        first = await place.ask(limits, 30)
+        redis.local.settle(first.beside, 30, 0)
+        alone = redis._alone("web", limits, Claim(30), first.lease)
+        assert alone.verdict.limit is None
+        await redis._renew_all()
+        await place.settle(alone, 10)
+        verdict = (await place.ask(limits, 90, turn=1)).verdict
+        assert (verdict.limit, verdict.requests_left, verdict.tokens_left) == (None, 8, 0)
+
+
+async def test_what_was_let_in_without_redis_is_counted_when_it_is_told() -> None:
+    """Also one that is renewed before it ends: it holds a place, and counts once."""
+    async with in_redis() as place:
+        limits = KeyLimits(requests=10, tokens=100, concurrent=1)
+        redis: Any = place.quotas[0]
+        await place.pass_time(1)
+        alone = redis._alone("web", limits, Claim(30), "unheard")
+        await redis._renew_all()
+        assert (await place.ask(limits, turn=1)).verdict.limit is Limit.CONCURRENT
+        await place.pass_time(10)
+        await place.settle(alone, 10)
+        verdict = (await place.ask(limits, 90, turn=1)).verdict
+        assert (verdict.limit, verdict.requests_left, verdict.tokens_left) == (None, 8, 0)
