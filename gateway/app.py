@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from socket import socket
@@ -20,7 +20,7 @@ from backends.interface import Backend, BackendConfig
 from backends.outbox import Outbox
 from backends.transport import Origin
 from gateway.cachegroups import CacheGroups, Member
-from gateway.config.models import Config
+from gateway.config.models import Config, Key
 from gateway.decider import Decider
 from gateway.dispatcher import Dispatcher, Upstream
 from gateway.estimate.encoders import encoder
@@ -39,12 +39,15 @@ from gateway.observe.recorder import Recorder
 from gateway.observe.registry import Registry
 from gateway.observe.tracecontext import Tracer
 from gateway.proxy import Limits, Proxy
+from gateway.quotas import Admission
 from gateway.routes import Routes
+from gateway.state.memory import LocalQuotas
+from gateway.state.quotas import Quotas
 from gateway.upkeep import Upkeep
 from gateway.workers.lines import SharedAccessLog
 from gateway.workers.seat import Seat
 from gateway.workers.sockets import BACKLOG, bound, url
-from policies.facts import Pool
+from policies.facts import Pool, Price
 from policies.fleet import Fleet
 from policies.retries import RetryBudget
 from policies.route import Route
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
     from gateway.kvevents import KvEvents
     from gateway.observe.spans import Served
     from gateway.observe.telemetry import Telemetry
+    from gateway.state.keyring import Keyring
+    from gateway.state.link import Link
+    from gateway.state.redis import RedisQuotas
 
 log = logging.getLogger("firsttoken")
 
@@ -106,9 +112,14 @@ class Gateway:
         kept = pools if self.first else ()
         self.upkeep = Upkeep(self.monitor, self.estimator, self.upstreams, kept, config.keep_warm(), first_token)
         limits, keys = limits_of(config), self.parts.keys
+        self.link = _link(config, registry)
+        self.shared_quotas = _shared_quotas(config, self.link)
+        self.keyring = _keyring(config, self.link, self._found)
+        quotas: Quotas = self.shared_quotas or (seat.quotas if seat is not None else LocalQuotas())
+        admission = Admission(quotas, prices(pools), self.recorder, registry)
         tracer = None if self.telemetry is None else Tracer(config.telemetry.traces)
         self.proxy = Proxy(
-            keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits, tracer
+            keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits, admission, tracer
         )  # fmt: skip
         beacons = Beacons(self.recorder, budgets(every_route))
         registry.register(beacons)
@@ -145,6 +156,9 @@ class Gateway:
         self.upkeep.start()
         if self.telemetry is not None:
             self.telemetry.start()
+        for shared in (self.link, self.shared_quotas, self.keyring):
+            if shared is not None:
+                shared.start()
         if self.config.names():
             await self.take(self.config)
         self._following = asyncio.create_task(self._follow())
@@ -207,7 +221,14 @@ class Gateway:
         if self.front is not None:
             self.front.max_body = defaults.max_body
         self._listen(config)
+        proxy.admission.prices = prices(new.pools)
+        self._found()
         self.line.patience = defaults.first_token  # who waits for what is gone is placed anew at the room's next look
+
+    def _found(self) -> None:
+        """Keys in Redis, beside those of the file."""
+        if self.keyring is not None:
+            self.parts.keys.tenants = tenants(self.config, self.keyring.known)
 
     def _listen(self, config: Config) -> None:
         if self.kv_events is not None:
@@ -237,6 +258,9 @@ class Gateway:
         await self.monitor.close()
         if self.kv_events is not None:
             await self.kv_events.close()
+        for shared in (self.keyring, self.shared_quotas, self.link):
+            if shared is not None:
+                await shared.close()
         for upstream in self.upstreams.values():
             await upstream.origin.close()
         self.estimator.close()
@@ -295,7 +319,7 @@ class Way:
 
 def parts(config: Config, before: Parts | None = None) -> Parts:
     """Of those before it keeps what is the same: connections, most of all."""
-    routes = Routes(config.routes, config.passthrough_route, open=not config.keys)
+    routes = Routes(config.routes, config.passthrough_route, open=not config.keyed)
     every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
     backends = {name: _backend(name, config, before) for name in config.pools}
     connect, known = config.defaults.connect, {} if before is None else before.origins
@@ -303,7 +327,8 @@ def parts(config: Config, before: Parts | None = None) -> Parts:
     outbox = Outbox() if before is None else before.outbox
     origins = {way: known.get(way) or _origin(way, outbox) for way in ways.values()}
     upstreams = _upstreams(config, {endpoint: origins[way] for endpoint, way in ways.items()}, backends)
-    return Parts(config.fleet(), routes, every_route, upstreams, _keys(config), backends, origins, outbox)
+    keys = Keys(tenants(config), closed=config.keyed)
+    return Parts(config.fleet(), routes, every_route, upstreams, keys, backends, origins, outbox)
 
 
 def warmed(config: Config, before: Parts) -> Parts:
@@ -311,6 +336,10 @@ def warmed(config: Config, before: Parts) -> Parts:
     for pool in config.pools.values():
         encoder(pool.tokenizer)
     return parts(config, before)
+
+
+def prices(pools: Iterable[Pool]) -> Mapping[str, Price]:
+    return {pool.name: pool.price for pool in pools}
 
 
 def limits_of(config: Config) -> Limits:
@@ -387,23 +416,53 @@ def _kv_events(config: Config, fleet: Fleet) -> KvEvents | None:
     return KvEvents(fleet, sources)
 
 
+def _link(config: Config, registry: Registry) -> Link | None:
+    """Redis is loaded where it is needed."""
+    if config.state.redis is None:
+        return None
+    from gateway.state.link import Link
+
+    link = Link(config.state.redis.get_secret_value())
+    registry.register(link)
+    return link
+
+
 def shown(config: Config) -> dict[str, Any]:
     """The config without secrets. A digest is one: weak keys could be guessed from it."""
     return config.model_dump(mode="json", exclude={"keys": {"__all__": {"sha256"}}})
 
 
-def _keys(config: Config) -> Keys:
-    members = {key.name: Member(key.name, bytes.fromhex(key.sha256), key.cache_group) for key in config.keys}
+def _shared_quotas(config: Config, link: Link | None) -> RedisQuotas | None:
+    if link is None:
+        return None
+    from gateway.state.redis import RedisQuotas
+
+    return RedisQuotas(link, config.server.workers)
+
+
+def _keyring(config: Config, link: Link | None, changed: Callable[[], None]) -> Keyring | None:
+    if link is None or config.state.keys != "redis":
+        return None
+    from gateway.state.keyring import Keyring
+
+    return Keyring(link, changed)
+
+
+def tenants(config: Config, found: Iterable[Key] = ()) -> tuple[Tenant, ...]:
+    """The keys of the file, and those that were found elsewhere. Of one name that of the file stands."""
+    by_name = {key.name: key for key in (*found, *config.keys)}
+    members = {key.name: Member(key.name, bytes.fromhex(key.sha256), key.cache_group) for key in by_name.values()}
     secret = config.state.cache_secret
     groups = CacheGroups("" if secret is None else secret.get_secret_value(), members.values())
-    return Keys(
+    return tuple(
         Tenant(
             key.name,
             members[key.name].digest,
             None if key.routes is None else frozenset(key.routes),
             groups.name(members[key.name]),
+            key.limits,
         )
-        for key in config.keys
+        for key in by_name.values()
     )
 
 

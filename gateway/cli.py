@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.config.models import Config
 
 MOST_WORKERS = 256
-COMMANDS = ("serve", "check", "schema", "explain", "replay", "top", "demo", "simulate")
+COMMANDS = ("serve", "check", "schema", "explain", "keys", "replay", "top", "demo", "simulate")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--admin", metavar="URL", help="ask a running gateway, by its admin port")
     explain.add_argument("--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as")
     explain.add_argument("--json", action="store_true", help="as POST /explain says it")
+    _add_keys(command("keys", _keys, "callers' keys that are kept in Redis: add, revoke, list"))
     _add_replay(command("replay", _replay, "try a configuration on recorded traffic, in virtual time"))
     top = command("top", _top, "a running gateway, live: routes, endpoints, the slowest requests")
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
@@ -102,6 +103,23 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("--model", help="the name of the model it serves; the profile's name, if absent")
     simulate.add_argument("--speed", type=_positive, default=1.0, help="2 is twice as fast as the real engine")
     return parser
+
+
+def _add_keys(keys: argparse.ArgumentParser) -> None:
+    acts = keys.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=_Parser)
+    for name, text in (
+        ("add", "make a key and print it, once"), ("revoke", "let nobody in with it any more"), ("list", "all of them"),
+    ):  # fmt: skip
+        act = acts.add_parser(name, help=text, description=text)
+        if name != "list":
+            act.add_argument("name", metavar="NAME")
+        if name == "add":
+            act.add_argument("--routes", metavar="ROUTE,...", help="which it may ask for; all, if absent")
+            for option in ("requests-per-minute", "tokens-per-minute", "concurrent-requests"):
+                act.add_argument(f"--{option}", type=_count, metavar="N")
+            act.add_argument("--monthly-cost-usd", type=_positive, metavar="USD")
+            act.add_argument("--cache-group", metavar="NAME", help="keys of one group share prefix caches")
+        act.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
 
 
 def _add_replay(replay: argparse.ArgumentParser) -> None:
@@ -201,6 +219,12 @@ def _explain(args: argparse.Namespace) -> int:
     from gateway.explain import explain
 
     return explain(args)
+
+
+def _keys(args: argparse.Namespace) -> int:
+    from gateway.keycommand import keys
+
+    return keys(args)
 
 
 def _replay(args: argparse.Namespace) -> int:

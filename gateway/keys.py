@@ -1,6 +1,6 @@
-"""Who is asking: API keys as SHA-256 digests from the config, compared in constant time.
+"""Who is asking: API keys as SHA-256 digests from the config or from Redis, compared in constant time.
 
-With no keys configured the port is open, which the config allows on loopback only.
+With no keys configured the port is open, which the config allows on loopback only. Where keys are in Redis it never is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gateway.refusal import Refusal
+from policies.limits import KeyLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Tenant:
     digest: bytes = b""
     routes: frozenset[str] | None = None
     cache_group: str = ""
+    limits: KeyLimits | None = None
 
     def may_use(self, route: str) -> bool:
         return self.routes is None or route in self.routes
@@ -31,14 +33,14 @@ ANYONE = Tenant("-")
 
 
 class Keys:
-    """Turns an authorization header into a Tenant."""
+    """Turns an authorization header into a Tenant. `closed`: nobody gets in where there are no keys yet."""
 
-    def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
-        self.tenants = tuple(tenants)
+    def __init__(self, tenants: Iterable[Tenant] = (), closed: bool = False) -> None:
+        self.tenants, self.closed = tuple(tenants), closed
 
     def tenant(self, authorization: str | None) -> Tenant:
         """Raises Refusal (401) that says nothing about which keys exist."""
-        if not self.tenants:
+        if not (self.tenants or self.closed):
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:

@@ -23,6 +23,7 @@ from gateway.line import HeldTooLong, Line
 from gateway.observe.record import End, Life, Record, Stage, landmarks
 from gateway.observe.recorder import Recorder
 from gateway.observe.tracecontext import Tracer, parent
+from gateway.quotas import Admission
 from gateway.refusal import Refusal, internal, retry_later, stopped
 from gateway.relay import Relay
 from gateway.replyhead import gateway_headers
@@ -53,10 +54,11 @@ class Proxy:
 
     def __init__(
         self, keys: Keys, routes: Routes, decider: Decider, line: Line, dispatcher: Dispatcher, recorder: Recorder,
-        upkeep: Upkeep, limits: Limits, tracer: Tracer | None = None,
+        upkeep: Upkeep, limits: Limits, admission: Admission, tracer: Tracer | None = None,
     ) -> None:  # fmt: skip
         self.keys, self.routes, self.decider, self.line, self.dispatcher = keys, routes, decider, line, dispatcher
         self.recorder, self.upkeep, self.limits, self.tracer = recorder, upkeep, limits, tracer
+        self.admission = admission
         self.draining = False
         self.stopping = False  # what is cancelled now, we cancel
         self.gets: dict[str, Callable[[HttpRequest], None]] = {
@@ -120,7 +122,10 @@ class Proxy:
         routes = self.routes  # a reload may put others in their place on the way
         wanted = identify(life.record, request, routes.match(request.model), tenant)
         estimate = life.note(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
-        route = life.note(Stage.ADMIT, admit(tenant, wanted, request.model))
+        route = admit(tenant, wanted, request.model)
+        if tenant.limits is not None:
+            await self.admission.reserve(tenant, tenant.limits, estimate, life.record)
+        life.note(Stage.ADMIT, route)
         decision = life.note(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
         refuse_unplaced(decision)
         job = Job(request, route, estimate, decision, life, route is routes.passthrough, tenant.cache_group)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gateway.observe.looplag import STALL
 from gateway.observe.record import FAILOVER, RATE_LIMIT, RELAY, STAGE_NAMES, STAGES, Life
+from gateway.quotas import quota_headers
 
 if TYPE_CHECKING:
     from gateway.run import Run
@@ -51,6 +52,8 @@ def gateway_headers(life: Life, now: float, won: int = 0) -> list[str]:
         lines.append("x-firsttoken-ttft-budget-ms: %.0f" % (record.ttft_budget * 1e3))
     if record.ttft_predicted_p50 is not None:
         lines.append("x-firsttoken-ttft-predicted-ms: %.1f" % (record.ttft_predicted_p50 * 1e3))
+    if record.quota is not None:
+        lines += quota_headers(record.quota)
     lines.append(server_timing(life, now))
     return lines
 

