@@ -104,7 +104,7 @@ return {refused, longest, sum.r, sum.t, reset('r'), reset('t'), second, string.f
 """
 )
 
-# `let_in` 0: elsewhere, so long `ago`, and is only now told; unless it was let in here too, and that was heard too late.
+# `let_in` 0: elsewhere, so long `ago`, and is only now told; unless it was let in here too, and heard of too late.
 # `again`: it may have been told before; if it was, its lease is gone.
 SETTLE = (
     _NOW

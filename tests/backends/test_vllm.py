@@ -30,8 +30,8 @@ def page(*lines: str) -> bytes:
 
 
 def test_the_gateways_salt_and_priority_overwrite_the_callers() -> None:
-    """A caller who could choose a salt could look into another tenant's cache. Where there are no tenants, one that comes
-    from a caller's own front end divides what is shared, and passes."""
+    """A caller who could choose a salt could look into another tenant's cache. Where there are no tenants, its own only
+    divides what is shared, and passes."""
     call = sent(VLLM, cache_salt="ab12", priority=0)
     assert (call["cache_salt"], call["priority"]) == ("ab12", 0)
     assert sent(VLLM)["cache_salt"] == "the caller's"

@@ -27,12 +27,7 @@ LABEL_VALUES = re.compile(r"label_values\((.+), (\w+)\)")
 EVERYTHING = {"job": "firsttoken", "route": ".*", "pool": ".*", "__rate_interval": "10s", "__range": "30s"}
 
 # What is asked for and is not exported yet, as it is written in queries. Empty this list.
-PENDING = (
-    "firsttoken_quota_refused_total",
-    "firsttoken_redis_up",
-    "firsttoken_redis_errors_total",
-    "firsttoken_replicas",
-)
+PENDING = ("firsttoken_replicas",)
 
 
 @dataclass(frozen=True)

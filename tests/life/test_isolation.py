@@ -104,7 +104,7 @@ async def test_a_forged_salt_changes_nothing() -> None:
 
 
 async def test_an_open_gateway_has_one_cache_for_all() -> None:
-    """Without keys nobody is told apart. A salt of the caller's own divides it: who stands before us may know its users."""
+    """Without keys nobody is told apart. A caller's own salt divides it: a front end may know its users."""
     async with engines() as [engine], running({"only": engine_pool(engine)}) as gateway:
         assert await cached(gateway, prompt("x"), A) == 0
         assert await cached(gateway, prompt("x"), B) > 500
