@@ -4,7 +4,9 @@ Rules:
 - Each tells of its own share alone. What is heard is added when it is read and never told on: nothing counts twice.
 - What waits at an engine is one queue, whoever sent it: tokens add up, and the time at which the engine began with it
   is that of the first that was sent, or of the latest first token that anybody saw.
-- What was learned (predictors, scales, lengths, breakers) stays with whoever learned it.
+- What was learned (predictors, scales, lengths) stays with whoever learned it.
+- That an endpoint is down is hearsay to all but who found it (policies.breaker): it is never told on, and not at all by
+  one that finds most of a pool down, who may have lost its own network; nor does it take the last endpoint of a pool.
 - A prefix that one sent is believed held by all, as if each had sent it itself. That it may have failed there is left
   to the engine's next answers.
 
@@ -36,6 +38,7 @@ class Burden(NamedTuple):
     heard_at: float = NEVER  # the latest first token
     used_at: float = NEVER  # the latest attempt
     blocked_until: float = NEVER  # a provider's rate limit
+    down_at: float = NEVER  # since when it finds the endpoint down; NEVER: it does not
     spent: float = 0.0  # s of prefill sent there since it began
     time: float = 0.0  # of the answers being written there, lately: s,
     written: float = 0.0  # tokens written in them,
@@ -107,6 +110,7 @@ def _plus(a: Burden, b: Burden) -> Burden:
         max(a.heard_at, b.heard_at),
         max(a.used_at, b.used_at),
         max(a.blocked_until, b.blocked_until),
+        max(a.down_at, b.down_at),
         a.spent + b.spent,
         a.time + b.time,
         a.written + b.written,
