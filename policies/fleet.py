@@ -32,7 +32,7 @@ from policies.flight import Flight, Reported
 from policies.lengths import OutputLengths
 from policies.members import Members
 from policies.scorers.interface import Prospect
-from policies.siblings import Burden, Siblings
+from policies.siblings import NOTHING, Burden, Siblings
 from policies.stall import Answer
 from policies.tokens import TokenScale
 
@@ -62,9 +62,13 @@ class Fleet:
 
     def reload(self, pools: Iterable[Pool]) -> None:
         """Another configuration: what stays keeps what was learned of it."""
+        before = self._members.states.keys()
         joined = self._members.reload(pools)
         self._states, self._groups = self._members.states, self._members.groups
         self.cold = (self.cold | joined) & self._states.keys()
+        if self.siblings is not None:
+            for gone in before - self._states.keys():
+                self.siblings.publish(gone, NOTHING)
         self._changed = dict.fromkeys(self._states.values())  # in the order in which they did
         self._snapshot = FleetSnapshot(NEVER, {name: group.pool for name, group in self._groups.items()}, {})
 
@@ -120,6 +124,9 @@ class Fleet:
 
     def pool(self, name: str) -> Pool:
         return self._groups[name].pool
+
+    def knows(self, endpoint_id: str) -> bool:
+        return endpoint_id in self._states
 
     def is_local(self, endpoint_id: str) -> bool:
         return self._states[endpoint_id].local

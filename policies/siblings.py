@@ -15,7 +15,7 @@ Times are of the clock that decisions are made on: who brings burdens from elsew
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import add
 from typing import NamedTuple, Protocol
 
@@ -124,3 +124,52 @@ def added(one: Harm, other: Harm) -> Harm:
     if not (one and other):
         return one or other
     return tuple(map(add, one, other))
+
+
+class Both:
+    """Several ways to others, who are not the same on any two of them: what all tell adds up."""
+
+    def __init__(self, *ways: Siblings) -> None:
+        self._ways = [_Way(way) for way in ways]
+
+    def publish(self, endpoint_id: str, burden: Burden) -> None:
+        for one in self._ways:
+            one.way.publish(endpoint_id, burden)
+
+    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        for one in self._ways:
+            one.way.sent(endpoint_id, hashes)
+
+    def merge(self, reader: Reader, now: float) -> None:
+        changed: dict[str, None] = {}
+        for one in self._ways:
+            changed |= one.news(reader, now)
+        for name in changed:
+            told = [one.burdens[name] for one in self._ways if name in one.burdens]
+            reader.burdened(name, together(told), now)
+
+
+class _Way:
+    """A Reader that keeps burdens, and passes prompts on."""
+
+    def __init__(self, way: Siblings) -> None:
+        self.way = way
+        self.burdens: dict[str, Burden] = {}
+        self._changed: dict[str, None] = {}
+        self.hinted: Callable[[str, Sequence[int]], None] = _to_nobody
+
+    def burdened(self, endpoint_id: str, burden: Burden, now: float) -> None:
+        self.burdens[endpoint_id] = burden
+        self._changed[endpoint_id] = None
+
+    def news(self, reader: Reader, now: float) -> dict[str, None]:
+        """The endpoints whose burden has changed."""
+        self.hinted = reader.hinted
+        self.way.merge(self, now)
+        if not self._changed:
+            return self._changed
+        changed, self._changed = self._changed, {}
+        return changed
+
+
+def _to_nobody(endpoint_id: str, hashes: Sequence[int]) -> None: ...

@@ -154,6 +154,15 @@ def test_an_endpoint_that_a_sibling_warms_up_or_that_refused_it_is_left_alone_by
     assert load(ours, 1.0, TWO).blocked_until == pytest.approx(21.0)
 
 
+def test_what_is_under_way_at_an_endpoint_that_is_ours_no_longer_is_not_told() -> None:
+    """After a reload. Others may still have it, and would believe it for ever."""
+    ours, theirs = fleets()
+    send(theirs)
+    assert load(ours).in_flight == 1
+    theirs.reload([HOSTED])
+    assert load(ours).in_flight == 0
+
+
 # --------------------------------------------------------------------------- health
 
 
