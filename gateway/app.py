@@ -33,7 +33,7 @@ from gateway.names import Names
 from gateway.observe.accesslog import AccessLog
 from gateway.observe.admin import Admin
 from gateway.observe.beacon import Beacons
-from gateway.observe.gauges import EndpointCollector, OwnCollector, QueueCollector, RouteCollector
+from gateway.observe.gauges import EndpointCollector, OwnCollector, QueueCollector, ReplicasCollector, RouteCollector
 from gateway.observe.metrics import Metrics, budgets
 from gateway.observe.recorder import Recorder
 from gateway.observe.registry import Registry
@@ -42,6 +42,7 @@ from gateway.proxy import Limits, Proxy
 from gateway.quotas import Admission
 from gateway.routes import Routes
 from gateway.state.memory import LocalQuotas
+from gateway.state.outbox import new_group
 from gateway.state.quotas import Quotas
 from gateway.upkeep import Upkeep
 from gateway.workers.lines import SharedAccessLog
@@ -51,6 +52,7 @@ from policies.facts import Pool, Price
 from policies.fleet import Fleet
 from policies.retries import RetryBudget
 from policies.route import Route
+from policies.siblings import Both
 
 if TYPE_CHECKING:
     from gateway.kvevents import KvEvents
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from gateway.state.keyring import Keyring
     from gateway.state.link import Link
     from gateway.state.redis import RedisQuotas
+    from gateway.state.replicas import Replicas
 
 log = logging.getLogger("firsttoken")
 
@@ -128,6 +131,11 @@ class Gateway:
         self.kv_events = _kv_events(config, fleet)
         self._taking, self.names = asyncio.Lock(), Names()
         self._following: asyncio.Task[None] | None = None
+        self.replicas = _replicas(config, self.link, fleet, seat)
+        if self.replicas is not None:
+            fleet.siblings = self.replicas if seat is None else Both(seat.siblings, self.replicas)
+            fleet.on_untold = self.monitor.tell_soon
+        registry.register(ReplicasCollector(self.replicas.count if self.replicas is not None else lambda: 1))
         self.front: FrontServer | None = None
         self._server: asyncio.Server | None = None
         self._admin: web.AppRunner | None = None
@@ -156,7 +164,7 @@ class Gateway:
         self.upkeep.start()
         if self.telemetry is not None:
             self.telemetry.start()
-        for shared in (self.link, self.shared_quotas, self.keyring):
+        for shared in (self.link, self.shared_quotas, self.keyring, self.replicas):
             if shared is not None:
                 shared.start()
         if self.config.names():
@@ -258,7 +266,7 @@ class Gateway:
         await self.monitor.close()
         if self.kv_events is not None:
             await self.kv_events.close()
-        for shared in (self.keyring, self.shared_quotas, self.link):
+        for shared in (self.replicas, self.keyring, self.shared_quotas, self.link):
             if shared is not None:
                 await shared.close()
         for upstream in self.upstreams.values():
@@ -425,6 +433,14 @@ def _link(config: Config, registry: Registry) -> Link | None:
     link = Link(config.state.redis.get_secret_value())
     registry.register(link)
     return link
+
+
+def _replicas(config: Config, link: Link | None, fleet: Fleet, seat: Seat | None) -> Replicas | None:
+    if link is None:
+        return None
+    from gateway.state.replicas import Replicas
+
+    return Replicas(link, config.state.namespace, new_group() if seat is None else seat.group, fleet.knows)
 
 
 def shown(config: Config) -> dict[str, Any]:

@@ -140,6 +140,8 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     replay.add_argument("--scorers", default="all", help="yardsticks, separated by commas; all, or none")
     replay.add_argument("--no-reference", action="store_true", help="leave out what was possible")
     replay.add_argument("--workers", type=_workers, metavar="N", help="processes of the gateway; server.workers")
+    replay.add_argument("--replicas", type=_workers, metavar="N", help="gateways that share what they know over Redis")
+    replay.add_argument("--news", default="2ms", metavar="TIME", help="how long that takes from one to another, or off")
     replay.add_argument("--worst", type=_count, default=0, metavar="N", help="show the decisions with the most regret")
     replay.add_argument(
         "--fault", nargs="+", action="extend", default=[], metavar="ENDPOINT@TIME=WHAT",

@@ -9,6 +9,9 @@ Rules (transitions are the table below):
 - A server that a probe had lost and finds again half-opens at once, and so does a sign of life from an older
   attempt. (That a probe is answered while attempts fail proves nothing.)
 - A rate limit is not ill health: it only says until when to wait.
+- It opens on hearsay too, when another process has found the endpoint down since we last saw it alive. That ends with
+  our own first sign of life, when it is taken back or its teller falls silent, and after EJECTION seconds at latest:
+  then one attempt may try. Hearsay that proved wrong is not listened to again for DEAF seconds, and none is told on.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ REFUSALS = 2  # in a row: not connected, or reset before a byte
 EJECTION = 5.0  # s, the first
 LONGEST_EJECTION = 300.0  # s
 FORGIVEN = 60.0  # s closed, after which an opening counts as the first again
+DEAF = 30.0  # s
 RATE_LIMIT = (0.1, 1.0, 60.0)  # s: least, where the provider names none, most
 
 
@@ -36,11 +40,13 @@ class Sign(Enum):
     TRIPPED = "tripped"  # too much went wrong; half open: the one attempt failed
     COOLED = "cooled"  # the ejection is over
     ALIVE = "alive"  # somebody is there
+    RUMOURED = "rumoured"  # others found it down
     PROVED = "proved"  # the one attempt was answered
 
 
 TRANSITIONS: dict[tuple[State, Sign], State] = {
     (State.CLOSED, Sign.TRIPPED): State.OPEN,
+    (State.CLOSED, Sign.RUMOURED): State.OPEN,
     (State.OPEN, Sign.COOLED): State.HALF_OPEN,
     (State.OPEN, Sign.ALIVE): State.HALF_OPEN,
     (State.HALF_OPEN, Sign.PROVED): State.CLOSED,
@@ -55,8 +61,8 @@ class Breaker:
     """`longest`: the longest ejection, s. Short where no probe tells of a recovery."""
 
     __slots__ = (
-        "_closed_at", "_failures", "_longest", "_lost", "_probe", "_refusals", "_spoke_at",
-        "blocked_until", "openings", "state", "until", "why",
+        "_closed_at", "_deaf_until", "_failures", "_longest", "_lost", "_probe", "_refusals", "_seen_at", "_spoke_at",
+        "blocked_until", "down_at", "hearsay", "openings", "state", "until", "why",
     )  # fmt: skip
 
     def __init__(self, longest: float = LONGEST_EJECTION) -> None:
@@ -65,11 +71,14 @@ class Breaker:
         self.blocked_until = NEVER
         self.openings = 0  # that followed one another
         self.why = ""  # it is not closed
+        self.down_at = NEVER  # since when it is not well, by what we saw; NEVER: it is, or others alone say so
+        self.hearsay = False  # open because others alone say so
         self._longest = longest
         self._failures = self._refusals = 0
         self._lost = False  # the last probe found nobody
         self._probe: Hashable = None
         self._spoke_at = self._closed_at = NEVER
+        self._seen_at = self._deaf_until = NEVER  # the latest sign of life
 
     def health(self, now: float) -> Health:
         if self.state is _CLOSED:
@@ -88,9 +97,10 @@ class Breaker:
 
     def spoke(self, key: Hashable, now: float) -> None:
         """`key` got its first token, or an answer."""
-        self._spoke_at = now
+        self._spoke_at = self._seen_at = now
         self._refusals = 0
         if self.state is not _CLOSED:
+            self._disprove(now)
             self._alive(key, now)
 
     def ended(self, key: Hashable, ending: Ending, now: float, connected: bool = True) -> None:
@@ -121,15 +131,37 @@ class Breaker:
         self._lost = True
         self._refusals += 1
         if self.state is State.OPEN:
+            self._confirm(now)
             self.until = max(self.until, now + EJECTION)
         elif self._refusals >= REFUSALS:
             self._move(Sign.TRIPPED, now, f"nobody answered {self._refusals} times in a row")
 
     def reachable(self, now: float) -> None:
         """A probe was answered."""
-        found, self._lost, self._refusals = self._lost, False, 0
+        found, self._lost, self._refusals = self._lost or self.hearsay, False, 0
+        self._seen_at = now
+        self._disprove(now)
         if found:
             self._move(Sign.ALIVE, now)
+
+    def rumoured(self, down_at: float, now: float) -> None:
+        """Others find it down, since then; NEVER: they do not, or not any more."""
+        if self.hearsay and down_at == NEVER:
+            self.hearsay = False
+            self._move(Sign.ALIVE, now)
+        elif down_at > self._seen_at and now >= self._deaf_until:
+            self._move(Sign.RUMOURED, now, "another process finds it down")
+
+    def _disprove(self, now: float) -> None:
+        if self.hearsay:
+            self.hearsay, self._deaf_until = False, now + DEAF
+
+    def _confirm(self, now: float) -> None:
+        """We have seen it ourselves."""
+        if self.hearsay:
+            self.hearsay, self.down_at = False, now
+            self.why = "another process found it down, and so do we"
+            self.openings += 1
 
     @property
     def gone(self) -> bool:
@@ -144,6 +176,8 @@ class Breaker:
 
     def _failed(self, key: Hashable, now: float, connected: bool) -> None:
         self._failures += 1
+        if self.state is State.OPEN:
+            self._confirm(now)
         self._refusals = 0 if connected else self._refusals + 1
         tripped = self._failures >= FAILURES or self._refusals >= REFUSALS
         if key == self._probe if self.state is State.HALF_OPEN else tripped:
@@ -162,13 +196,23 @@ class Breaker:
         if after is None:
             return
         if after is State.OPEN:
-            lapsed = self.state is State.CLOSED and now - self._closed_at >= FORGIVEN
-            self.openings = 1 if lapsed else self.openings + 1
-            self.until = now + min(EJECTION * 2 ** (self.openings - 1), self._longest)
+            self._open(sign is Sign.RUMOURED, now)
             self.why = why
         elif after is State.CLOSED:
-            self._closed_at = now
+            self._closed_at, self.down_at = now, NEVER
             self._failures = 0
             self.why = ""
         self._probe = None
         self.state = after
+
+    def _open(self, hearsay: bool, now: float) -> None:
+        if self.state is State.CLOSED and now - self._closed_at >= FORGIVEN:
+            self.openings = 0
+        self.hearsay = hearsay
+        if hearsay:
+            self.until = now + EJECTION
+            return
+        self.openings += 1
+        self.until = now + min(EJECTION * 2 ** (self.openings - 1), self._longest)
+        if self.down_at == NEVER:
+            self.down_at = now

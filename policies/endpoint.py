@@ -131,12 +131,12 @@ class EndpointState:
     @property
     def burden(self) -> Burden:
         """What we have under way there, for siblings."""
-        ledger, stall = self.ledger, self.stall
+        ledger, stall, breaker = self.ledger, self.stall, self.breaker
         tokens, pairs, remainder, since = ledger.queue
         waiting = ledger.prefilling
         return Burden(
             ledger.in_flight, waiting, tokens, pairs, remainder, stall.context, int(self.warming),
-            since if waiting else FOREVER, self.heard_at, self.used_at, self.breaker.blocked_until,
+            since if waiting else FOREVER, self.heard_at, self.used_at, breaker.blocked_until, breaker.down_at,
             stall.spent - self._told, *(stall.writing if stall.answers else NOBODY), stall.harm,
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+from policies.breaker import State
 from policies.caches import Caches, Sent
 from policies.endpoint import STALE, EndpointState, EndpointStatistics
 from policies.facts import (
@@ -31,7 +32,7 @@ from policies.flight import Flight, Reported
 from policies.lengths import OutputLengths
 from policies.members import Members
 from policies.scorers.interface import Prospect
-from policies.siblings import Burden, Siblings
+from policies.siblings import NOTHING, Burden, Siblings
 from policies.stall import Answer
 from policies.tokens import TokenScale
 
@@ -61,9 +62,13 @@ class Fleet:
 
     def reload(self, pools: Iterable[Pool]) -> None:
         """Another configuration: what stays keeps what was learned of it."""
+        before = self._members.states.keys()
         joined = self._members.reload(pools)
         self._states, self._groups = self._members.states, self._members.groups
         self.cold = (self.cold | joined) & self._states.keys()
+        if self.siblings is not None:
+            for gone in before - self._states.keys():
+                self.siblings.publish(gone, NOTHING)
         self._changed = dict.fromkeys(self._states.values())  # in the order in which they did
         self._snapshot = FleetSnapshot(NEVER, {name: group.pool for name, group in self._groups.items()}, {})
 
@@ -119,6 +124,9 @@ class Fleet:
 
     def pool(self, name: str) -> Pool:
         return self._groups[name].pool
+
+    def knows(self, endpoint_id: str) -> bool:
+        return endpoint_id in self._states
 
     def is_local(self, endpoint_id: str) -> bool:
         return self._states[endpoint_id].local
@@ -271,6 +279,8 @@ class Fleet:
         """All of them together have this under way there."""
         if (state := self._states.get(endpoint_id)) is not None:
             state.hear(burden, now)
+            if burden.down_at > NEVER or state.breaker.hearsay:
+                state.breaker.rumoured(burden.down_at if self._is_spared(state) else NEVER, now)
             self._changed[state] = None
 
     def hinted(self, endpoint_id: str, hashes: Sequence[int]) -> None:
@@ -283,7 +293,10 @@ class Fleet:
         untold, self._untold = self._untold, {}
         for state in untold:
             if self.siblings is not None and self._is_member(state):
-                self.siblings.publish(state.endpoint.id, state.burden)
+                burden = state.burden
+                if burden.down_at > NEVER and self._finds_most_down(state):
+                    burden = burden._replace(down_at=NEVER)
+                self.siblings.publish(state.endpoint.id, burden)
 
     # ----------------------------------------------------------------- what follows from it
 
@@ -294,6 +307,16 @@ class Fleet:
             self._untold[state] = None
             if first:
                 self.on_untold()
+
+    def _is_spared(self, state: EndpointState) -> bool:
+        """Another one of its pool is up, so that hearsay may take it."""
+        members = self._groups[state.pool.name].members
+        return any(one.breaker.state is State.CLOSED for one in members if one is not state)
+
+    def _finds_most_down(self, state: EndpointState) -> bool:
+        """Of its pool."""
+        members = self._groups[state.pool.name].members
+        return 2 * sum(one.breaker.down_at > NEVER for one in members) > len(members)
 
     def _record(self, key: Hashable, state: EndpointState, prompt: PoolEstimate, session: str) -> Sent | None:
         """Takes this prompt for held there."""

@@ -4,7 +4,9 @@ Rules:
 - Each tells of its own share alone. What is heard is added when it is read and never told on: nothing counts twice.
 - What waits at an engine is one queue, whoever sent it: tokens add up, and the time at which the engine began with it
   is that of the first that was sent, or of the latest first token that anybody saw.
-- What was learned (predictors, scales, lengths, breakers) stays with whoever learned it.
+- What was learned (predictors, scales, lengths) stays with whoever learned it.
+- That an endpoint is down is hearsay to all but who found it (policies.breaker): it is never told on, and not at all by
+  one that finds most of a pool down, who may have lost its own network; nor does it take the last endpoint of a pool.
 - A prefix that one sent is believed held by all, as if each had sent it itself. That it may have failed there is left
   to the engine's next answers.
 
@@ -13,7 +15,7 @@ Times are of the clock that decisions are made on: who brings burdens from elsew
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import add
 from typing import NamedTuple, Protocol
 
@@ -36,6 +38,7 @@ class Burden(NamedTuple):
     heard_at: float = NEVER  # the latest first token
     used_at: float = NEVER  # the latest attempt
     blocked_until: float = NEVER  # a provider's rate limit
+    down_at: float = NEVER  # since when it finds the endpoint down; NEVER: it does not
     spent: float = 0.0  # s of prefill sent there since it began
     time: float = 0.0  # of the answers being written there, lately: s,
     written: float = 0.0  # tokens written in them,
@@ -107,6 +110,7 @@ def _plus(a: Burden, b: Burden) -> Burden:
         max(a.heard_at, b.heard_at),
         max(a.used_at, b.used_at),
         max(a.blocked_until, b.blocked_until),
+        max(a.down_at, b.down_at),
         a.spent + b.spent,
         a.time + b.time,
         a.written + b.written,
@@ -120,3 +124,52 @@ def added(one: Harm, other: Harm) -> Harm:
     if not (one and other):
         return one or other
     return tuple(map(add, one, other))
+
+
+class Both:
+    """Several ways to others, who are not the same on any two of them: what all tell adds up."""
+
+    def __init__(self, *ways: Siblings) -> None:
+        self._ways = [_Way(way) for way in ways]
+
+    def publish(self, endpoint_id: str, burden: Burden) -> None:
+        for one in self._ways:
+            one.way.publish(endpoint_id, burden)
+
+    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        for one in self._ways:
+            one.way.sent(endpoint_id, hashes)
+
+    def merge(self, reader: Reader, now: float) -> None:
+        changed: dict[str, None] = {}
+        for one in self._ways:
+            changed |= one.news(reader, now)
+        for name in changed:
+            told = [one.burdens[name] for one in self._ways if name in one.burdens]
+            reader.burdened(name, together(told), now)
+
+
+class _Way:
+    """A Reader that keeps burdens, and passes prompts on."""
+
+    def __init__(self, way: Siblings) -> None:
+        self.way = way
+        self.burdens: dict[str, Burden] = {}
+        self._changed: dict[str, None] = {}
+        self.hinted: Callable[[str, Sequence[int]], None] = _to_nobody
+
+    def burdened(self, endpoint_id: str, burden: Burden, now: float) -> None:
+        self.burdens[endpoint_id] = burden
+        self._changed[endpoint_id] = None
+
+    def news(self, reader: Reader, now: float) -> dict[str, None]:
+        """The endpoints whose burden has changed."""
+        self.hinted = reader.hinted
+        self.way.merge(self, now)
+        if not self._changed:
+            return self._changed
+        changed, self._changed = self._changed, {}
+        return changed
+
+
+def _to_nobody(endpoint_id: str, hashes: Sequence[int]) -> None: ...

@@ -18,7 +18,18 @@ from pydantic import Field, ValidationInfo, field_validator
 from backends.interface import BackendConfig
 from gateway.config.addresses import HttpUrl, Listen
 from gateway.config.pool import Addresses, Pool, Site
-from gateway.config.values import AccessLog, CacheSecret, Name, PoolName, Positive, RedisUrl, Section, Sha256, written
+from gateway.config.values import (
+    AccessLog,
+    CacheSecret,
+    Name,
+    Namespace,
+    PoolName,
+    Positive,
+    RedisUrl,
+    Section,
+    Sha256,
+    written,
+)
 from policies import facts, workloads
 from policies.limits import NANO, KeyLimits
 from policies.route import Route, Workload
@@ -80,6 +91,8 @@ class State(Section):
     """What the names of caches are made with: the same for all replicas. Absent: the digests of `keys`."""
     keys: Literal["config", "redis"] = "config"
     """redis: callers' keys are those of this file and those that `firsttoken keys` keeps there."""
+    namespace: Namespace = "firsttoken"
+    """Replicas of one namespace share what they know; two fleets on one Redis need two."""
 
 
 class Key(Section):

@@ -39,6 +39,12 @@ def _pool_name(value: str) -> str:
     return value
 
 
+def _namespace(value: str) -> str:
+    if not _POOL.fullmatch(value):
+        raise ValueError("a namespace takes letters, digits and . _ : - only: it begins every key")
+    return value
+
+
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError("a name goes into a header: visible ASCII without spaces only")
@@ -96,6 +102,7 @@ def _text(pattern: str) -> WithJsonSchema:
 Positive = Annotated[Duration, Field(gt=0)]
 PoolName = Annotated[str, AfterValidator(_pool_name)]
 Name = Annotated[str, AfterValidator(_name)]
+Namespace = Annotated[str, AfterValidator(_namespace)]
 Sha256 = Annotated[str, AfterValidator(_digest), _text(r"^[0-9a-fA-F]{64}$")]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 HeaderValue = Annotated[SecretStr, AfterValidator(_header_value)]

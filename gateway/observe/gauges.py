@@ -75,6 +75,16 @@ class OwnCollector(Collector):
             yield from total("firsttoken_access_log_lines_lost_total", self.lost())
 
 
+class ReplicasCollector(Collector):
+    """Gateways that are heard of now; one, where nothing is shared."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self.count = count
+
+    def collect(self) -> Iterable[Metric]:
+        yield gauge("firsttoken_replicas", [((), self.count())])
+
+
 def running_version() -> str:
     """As installed; run from its sources there is none."""
     try:

@@ -72,11 +72,22 @@ def _setting(files: Sequence[Path], args: argparse.Namespace) -> Setting:
     if args.workers is not None:
         config = config.with_workers(args.workers)
     setting = setting_of(config)
+    if args.replicas is not None:
+        if args.workers is not None and args.workers > 1:
+            raise _wrong("--replicas: of one process each; leave --workers out")
+        setting = replace(setting, workers=1, replicas=args.replicas, news=_news(args.news))
     if not setting.routes:
         raise _wrong("the configuration has no routes to replay on")
     for pool, profile in without_profile(config).items():
         print(f"firsttoken: pool {pool} has no `profile`: taken for {profile}", file=sys.stderr)
     return replace(setting, faults=tuple(_fault(text, setting) for text in args.fault))
+
+
+def _news(text: str) -> float | None:
+    try:
+        return None if text == "off" else seconds(text)
+    except ValueError as error:
+        raise _wrong(f"--news {text}: {error}; or off") from None
 
 
 def _wrong(message: str) -> ConfigError:

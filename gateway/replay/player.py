@@ -3,7 +3,8 @@
 What is pure here is what serves: `policies.tiers`, `policies.waiting`, `policies.attempts`, `policies.fleet`
 and the budgets for trying again. The player stands in for the sockets and for the clock alone, and is
 deterministic: one seed, one outcome. Of several workers each is a brain of its own; requests are spread over them
-at random, as the kernel does with connections, and they share what workers share, through the same memory.
+at random, as the kernel does with connections, and they share what workers share, through the same memory. Of several
+replicas too, which share it by the same messages as over Redis.
 
 Time goes from one moment at which something could be decided to the next. While nobody waits and nobody
 races those are the arrivals and the timers; else any event could be one, and the machines are run no further
@@ -22,10 +23,12 @@ from gateway.replay.sender import ATTEMPTS, Live
 from gateway.replay.setting import Setting
 from gateway.replay.tally import Fate, Tally
 from gateway.replay.traces import BLOCK, Arrival
+from gateway.replay.wire import Wire
 from gateway.replay.world import Fault, World
 from gateway.workers.memory import Memory
 from policies.facts import FOREVER, PoolEstimate, PrefixBlocks, PromptEstimate
 from policies.route import Route
+from policies.siblings import Siblings
 
 PROGRESS = 0.2  # s between two counts of the tokens that answers have
 SCRAPE = 0.5  # s between two looks at an engine
@@ -39,16 +42,23 @@ class Player:
         self.setting, self.arrivals, self.clock = setting, arrivals, Clock()
         self.world = World(setting.profiles, seed, 0.0 if setting.clairvoyant else setting.hung)
         self.tally = Tally(setting.routes, max(arrivals[-1].at, 1e-9) if arrivals else 1.0, keep)
-        workers = 1 if setting.clairvoyant else setting.workers
-        memory, random = Memory(setting.profiles, workers), Random(seed)
-        self.brains = [
-            Brain(setting, self.clock, self.world, self.tally, arrivals, memory.member(i) if workers > 1 else None)
-            for i in range(workers)
-        ]
-        self._whose = [self.brains[random.randrange(workers)] for _ in range(len(arrivals) + 1)]  # by number
+        ways, random = self._ways(), Random(seed)
+        self.brains = [Brain(setting, self.clock, self.world, self.tally, arrivals, way) for way in ways]
+        self._whose = [self.brains[random.randrange(len(ways))] for _ in range(len(arrivals) + 1)]  # by number
         self._local = {endpoint.id for pool in setting.pools if pool.local for endpoint in pool.endpoints}
         self._born = dict.fromkeys(setting.profiles, 0.0)
         self._next = 0  # of the arrivals
+
+    def _ways(self) -> list[Siblings | None]:
+        """One for each process of the gateway, to the others."""
+        setting = self.setting
+        if setting.clairvoyant or max(setting.workers, setting.replicas) == 1:
+            return [None]
+        if setting.replicas > 1:
+            wire = Wire(self.clock, setting.news)
+            return [wire.join(setting.profiles.__contains__) for _ in range(setting.replicas)]
+        memory = Memory(setting.profiles, setting.workers)
+        return [memory.member(number) for number in range(setting.workers)]
 
     def play(self) -> Tally:
         """Everything until the last answer, or DRAIN seconds after the last arrival."""

@@ -33,6 +33,8 @@ class Setting:
     first_token: float = 120.0  # s that an attempt may be silent, and that a request may be held
     scorer: str = OURS
     workers: int = 1  # processes of the gateway
+    replicas: int = 1  # gateways on several machines, of one process each
+    news: float | None = 0.002  # s that what they tell each other is on its way; None: they do not
 
     @property
     def clairvoyant(self) -> bool:

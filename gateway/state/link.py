@@ -64,13 +64,14 @@ class Link(Collector):
         self._on_up: list[Callable[[], None]] = []
         self._opened = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
+        self._closed = False  # before 3.12, `wait_for` in redis-py may lose a cancellation (python/cpython#86296)
 
     def start(self) -> None:
         self._watch = asyncio.get_running_loop().create_task(self._keep())
 
     async def close(self) -> None:
         """What is under way is cut."""
-        self.up = False
+        self.up, self._closed = False, True
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
@@ -137,7 +138,7 @@ class Link(Collector):
 
     async def _keep(self) -> None:
         pause = FIRST_PAUSE
-        while True:
+        while not self._closed:
             if self.up:
                 try:
                     async with asyncio.timeout(EVERY):
@@ -148,7 +149,8 @@ class Link(Collector):
                 pause = LONGEST_PAUSE if monotonic() - self._since < SOON else FIRST_PAUSE
                 await asyncio.sleep(pause)
             if await self._answers():
-                self._turn(True)
+                if not self._closed:
+                    self._turn(True)
             else:
                 self._tell()
                 await asyncio.sleep(pause)

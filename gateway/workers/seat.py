@@ -22,12 +22,14 @@ class Sharing(Siblings, Protocol):
 @dataclass(frozen=True, slots=True)
 class Seat:
     """`data` listens for callers, `admin` (a Unix socket) for the desk. `siblings`: the way to the other workers.
-    `lock`: a file to be locked by whoever writes where all write. `quotas`: one for all of them."""
+    `group`: what they all are called among replicas. `lock`: a file to be locked by whoever writes where all write.
+    `quotas`: one for all of them."""
 
     number: int
     data: socket.socket
     admin: socket.socket
     siblings: Sharing
+    group: bytes
     lock: Path
     quotas: LocalQuotas
 

@@ -35,6 +35,7 @@ from gateway.estimate.encoders import encoder
 from gateway.reloading import Reloads, Source
 from gateway.serve import draining
 from gateway.state.memory import Shared
+from gateway.state.outbox import new_group
 from gateway.workers.changing import POSTED, Changing
 from gateway.workers.child import ASKED, DRAIN, GO, HANDLED, HURRY, PREPARED, RELOADED, SERVING, fork, told
 from gateway.workers.desk import Desk, serve_desk
@@ -84,7 +85,7 @@ class Supervisor:
         self.config, self.held, self.admin = config, held, admin
         self.listening: list[socket.socket | None] = [None] * count
         self.asked = [private(home / f"{number}.sock") for number in range(count)]
-        self.lock = home / "lines.lock"
+        self.lock, self.group = home / "lines.lock", new_group()
         self.memory = Memory(config.urls(), count, len(config.urls()) + SPARE)
         self.quotas = Shared((key.name for key in config.keys), count)
         self.register, self.retired = Register(count), Retired()
@@ -148,7 +149,7 @@ class Supervisor:
             assert data is not None
             self._leave(data, self.asked[number])
             siblings, quotas = self.memory.member(number), self.quotas.member(number)
-            seat = Seat(number, data, self.asked[number], siblings, self.lock, quotas)
+            seat = Seat(number, data, self.asked[number], siblings, self.group, self.lock, quotas)
             return serve_worker(self.config, seat, self.change.configs, line)
 
         return work

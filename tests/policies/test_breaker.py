@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.breaker import TRANSITIONS, Breaker, Sign, State
-from policies.facts import Ending, Health
+from policies.breaker import DEAF, TRANSITIONS, Breaker, Sign, State
+from policies.facts import NEVER, Ending, Health
 
 
 def failed(times: int, connected: bool = True, now: float = 0.0) -> Breaker:
@@ -178,8 +178,83 @@ def test_a_rate_limit_says_until_when_and_nothing_of_health() -> None:
     assert waits == [1.0, 7.0, 0.1, 60.0]
 
 
+# --------------------------------------------------------------------------- hearsay
+
+
+def heard(down_at: float = 1.0, now: float = 1.0) -> Breaker:
+    breaker = Breaker()
+    breaker.rumoured(down_at, now)
+    return breaker
+
+
+def test_hearsay_opens_it_and_is_not_told_on() -> None:
+    """Until one attempt may try."""
+    breaker = heard()
+    assert (breaker.health(1.0), breaker.health(5.9), breaker.health(6.0)) == (Health.DOWN, Health.DOWN, Health.PROBING)
+    assert breaker.down_at == NEVER
+
+
+def test_what_we_saw_alive_since_is_not_down() -> None:
+    """An answer or a probe, at that time or later."""
+    for sign in ("spoke", "reachable"):
+        breaker = Breaker()
+        breaker.spoke("a", 2.0) if sign == "spoke" else breaker.reachable(2.0)
+        breaker.rumoured(2.0, 2.1)
+        assert breaker.health(2.1) is Health.UP
+        breaker.rumoured(2.05, 2.1)
+        assert breaker.health(2.1) is Health.DOWN
+
+
+def test_a_sign_of_life_disproves_hearsay_and_its_like_for_a_while() -> None:
+    """A probe, or a token of an attempt that was sent before. One attempt tries; then all may."""
+    for sign in ("spoke", "reachable"):
+        breaker = heard()
+        breaker.spoke("old", 1.2) if sign == "spoke" else breaker.reachable(1.2)
+        assert breaker.health(1.2) is Health.PROBING
+        breaker.sent("trial", 1.3)
+        breaker.spoke("trial", 1.4)
+        breaker.rumoured(20.0, 20.0)
+        assert breaker.health(20.0) is Health.UP
+        breaker.rumoured(1.2 + DEAF, 1.2 + DEAF)
+        assert breaker.health(1.2 + DEAF) is Health.DOWN
+
+
+def test_what_we_see_ourselves_is_hearsay_no_more() -> None:
+    """A probe in vain, an attempt that fails: it stays open whatever others say, and is told on."""
+    for sign in ("unreachable", "failed", "trial"):
+        breaker = heard()
+        if sign == "unreachable":
+            breaker.unreachable(2.0)
+        else:
+            breaker.sent("a", 6.5 if sign == "trial" else 0.5)
+            breaker.ended("a", Ending.FAILED, 2.0 if sign == "failed" else 7.0)
+        assert breaker.down_at in (2.0, 7.0), sign
+        breaker.rumoured(NEVER, 7.1)
+        assert (breaker.state, breaker.openings) == (State.OPEN, 1), sign
+
+
+def test_hearsay_that_is_taken_back_is_worth_a_try() -> None:
+    """Whoever said it found it again, or is gone."""
+    breaker = heard()
+    breaker.rumoured(NEVER, 2.0)
+    assert breaker.health(2.0) is Health.PROBING
+
+
+def test_since_when_it_is_down_does_not_move_while_it_is() -> None:
+    """An opinion that was disproved is not renewed by an attempt that failed as well."""
+    breaker = failed(5, now=1.0)
+    refused_probe(breaker, 6.0)
+    assert breaker.down_at == 1.0
+    breaker.sent("trial", 30.0)
+    breaker.spoke("trial", 30.0)
+    assert breaker.down_at == NEVER
+
+
 signs = st.tuples(
-    st.sampled_from(["sent", "spoke", "fail", "refuse", "silent", "done", "cancel", "lost", "found"]), st.integers(0, 3)
+    st.sampled_from(
+        ["sent", "spoke", "fail", "refuse", "silent", "done", "cancel", "lost", "found", "rumoured", "taken back"]
+    ),
+    st.integers(0, 3),
 )
 
 
@@ -199,6 +274,8 @@ def test_whatever_happens_it_gives_another_chance_within_five_minutes(history: l
             breaker.unreachable(now)
         elif what == "found":
             breaker.reachable(now)
+        elif what in ("rumoured", "taken back"):
+            breaker.rumoured(now if what == "rumoured" else NEVER, now)
         else:
             ending = {"done": Ending.COMPLETED, "cancel": Ending.CANCELLED}.get(what, Ending.FAILED)
             breaker.ended(key, ending, now, connected=what != "refuse")

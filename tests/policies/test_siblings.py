@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.facts import FOREVER, NEVER, Ending, EngineLoad
+from policies.breaker import EJECTION
+from policies.facts import FOREVER, NEVER, Ending, Endpoint, EngineLoad, Health
 from policies.fleet import Fleet, Reported
 from policies.ledger import Queue
 from policies.siblings import NOTHING, Burden, Reader, together
 from policies.stall import GRID
-from tests.policies.fleets import HOSTED, ONE, SMALL, TWO, load, prompt, send
+from tests.policies.fleets import API, HOSTED, ONE, SMALL, TWO, answer, load, prompt, send
 
 HARMS = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(GRID))
 COUNTS = st.integers(0, 1 << 20)
 TIMES = st.sampled_from([NEVER, 0.0, 1.0, 2.5])
 BURDENS = st.builds(
-    Burden, *[COUNTS] * 6, st.integers(0, 1), st.sampled_from([0.0, 1.0, FOREVER]), *[TIMES] * 3,
+    Burden, *[COUNTS] * 6, st.integers(0, 1), st.sampled_from([0.0, 1.0, FOREVER]), *[TIMES] * 4,
     *[COUNTS.map(float)] * 3, st.sampled_from([0.02, FOREVER]), HARMS,
 )  # fmt: skip
 
@@ -151,6 +152,77 @@ def test_an_endpoint_that_a_sibling_warms_up_or_that_refused_it_is_left_alone_by
     theirs.ended(key, Ending.RATE_LIMITED, 1.0, Reported(retry_after=20.0))
     assert load(ours).warming
     assert load(ours, 1.0, TWO).blocked_until == pytest.approx(21.0)
+
+
+def test_what_is_under_way_at_an_endpoint_that_is_ours_no_longer_is_not_told() -> None:
+    """After a reload. Others may still have it, and would believe it for ever."""
+    ours, theirs = fleets()
+    send(theirs)
+    assert load(ours).in_flight == 1
+    theirs.reload([HOSTED])
+    assert load(ours).in_flight == 0
+
+
+# --------------------------------------------------------------------------- health
+
+
+def lose(endpoint: Endpoint, now: float, *finders: Fleet) -> None:
+    """Two probes of theirs find nobody."""
+    for finder in finders:
+        finder.unreachable(endpoint.id, now - 0.5)
+        finder.unreachable(endpoint.id, now)
+
+
+def test_what_one_finds_down_is_down_to_all_at_once() -> None:
+    """A request of theirs would have to find it out again. What they know from each other is not told on."""
+    ours, theirs, third = fleets(3)
+    lose(ONE, 1.0, theirs)
+    assert [load(of, 1.0).health for of in (ours, third)] == [Health.DOWN] * 2
+    assert load(ours, 1.0, TWO).health is Health.UP
+    assert load(ours, 1.0 + EJECTION).health is Health.PROBING  # and nobody keeps another's opinion alive
+
+
+def test_our_own_probe_brings_back_what_others_cannot_reach() -> None:
+    """One of several whose network is broken: it is tried, proves itself, and is not lost again to the same opinion."""
+    ours, theirs = fleets()
+    lose(ONE, 1.0, theirs)
+    assert load(ours, 1.0).health is Health.DOWN
+    ours.reachable(ONE.id, 1.3)
+    assert load(ours, 1.3).health is Health.PROBING
+    answer(ours, now=1.3)
+    lose(ONE, 7.0, theirs)
+    assert load(ours, 7.0).health is Health.UP
+    assert load(theirs, 7.0).health is Health.DOWN
+
+
+def test_an_opinion_ends_with_its_teller() -> None:
+    """And is then worth a try, no more."""
+    ours, theirs = fleets()
+    lose(ONE, 1.0, theirs)
+    assert load(ours, 1.0).health is Health.DOWN
+    ours.burdened(ONE.id, NOTHING, 2.0)
+    assert load(ours, 2.0).health is Health.PROBING
+
+
+def test_one_that_finds_most_of_a_pool_down_is_not_believed() -> None:
+    """It has lost its own network: of two endpoints both, of one the only one."""
+    ours, theirs = fleets()
+    lose(API, 1.0, theirs)
+    assert load(ours, 1.0, API).health is Health.UP
+    lose(ONE, 1.0, theirs)
+    assert load(ours, 1.0).health is Health.DOWN
+    lose(TWO, 2.0, theirs)
+    theirs.unreachable(ONE.id, 2.1)  # the next look at the other
+    assert [load(ours, 2.1, endpoint).health for endpoint in (ONE, TWO)] == [Health.PROBING, Health.UP]
+
+
+def test_the_last_endpoint_of_a_pool_is_not_left_for_hearsay() -> None:
+    """Two that each find another half down would leave nothing."""
+    ours, theirs, third = fleets(3)
+    lose(ONE, 1.0, theirs)
+    load(ours, 1.0)
+    lose(TWO, 1.1, third)
+    assert [load(ours, 1.1, endpoint).health for endpoint in (ONE, TWO)] == [Health.DOWN, Health.UP]
 
 
 # --------------------------------------------------------------------------- prefixes

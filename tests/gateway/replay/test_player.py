@@ -154,3 +154,25 @@ def test_what_was_possible_needs_one_worker() -> None:
     """The reference stays what it was, however many there are."""
     reference = setting().with_scorer("reference")
     assert play(replace(reference, workers=3), BUSY).fates == play(reference, BUSY).fates
+
+
+@pytest.mark.parametrize("news", [0.002, 0.1])
+def test_replicas_decide_together_about_as_well_as_one(news: float) -> None:
+    """With news that is batched, and on its way for a while."""
+    one, offered = setting(3), arrivals(400, rate=13.0)
+    four = replace(one, replicas=4, news=news)
+    together, alone = (play(chosen, offered).overall().good for chosen in (four, one))
+    assert together >= alone - 0.03
+
+
+def test_replicas_that_hear_nothing_decide_worse() -> None:
+    """As without Redis."""
+    offered = arrivals(400, rate=16.0)
+    hearing, deaf = (play(replace(setting(3), replicas=4, news=news), offered).overall().good for news in (0.002, None))
+    assert hearing > deaf + 0.05
+
+
+def test_one_seed_is_one_outcome_for_replicas_too() -> None:
+    """Their messages have no names of their own."""
+    four = replace(setting(), replicas=4)
+    assert play(four, BUSY, 1).fates == play(four, BUSY, 1).fates

