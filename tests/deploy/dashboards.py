@@ -26,9 +26,6 @@ RULES: list[dict[str, Any]] = [
 LABEL_VALUES = re.compile(r"label_values\((.+), (\w+)\)")
 EVERYTHING = {"job": "firsttoken", "route": ".*", "pool": ".*", "__rate_interval": "10s", "__range": "30s"}
 
-# What is asked for and is not exported yet, as it is written in queries. Empty this list.
-PENDING = ("firsttoken_replicas",)
-
 
 @dataclass(frozen=True)
 class Asked:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.dashboards import DEPLOY, PENDING, RULES, Asked, of_panels, of_rules, of_variables
+from tests.deploy.dashboards import DEPLOY, RULES, Asked, of_panels, of_rules, of_variables
 from tests.deploy.scene import ROUTES, played
 from tests.kit.prometheus import Prometheus, program, scraping
 
@@ -27,7 +27,6 @@ class Seen:
     """What Prometheus said in the end."""
 
     answers: Mapping[str, Found]
-    pending: Mapping[str, Found]
     rules: Mapping[str, str]  # name -> health
     targets: list[str]  # health
 
@@ -46,7 +45,6 @@ async def _watched(folder: Path) -> Seen:
         targets = (await prometheus.get("targets"))["activeTargets"]
         return Seen(
             answers,
-            {name: await prometheus.values(name) for name in PENDING},
             {rule["name"]: rule["health"] for group in rules for rule in group["rules"]},
             [target["health"] for target in targets],
         )
@@ -62,8 +60,6 @@ async def _answered(prometheus: Prometheus) -> dict[str, Found]:
         for expr in sorted(open_):
             answers[expr] = await prometheus.values(expr)
         open_ = {expr for expr in open_ if not _enough(expr, answers[expr])}
-        if all(is_pending(expr) for expr in open_):
-            break
     return answers
 
 
@@ -76,27 +72,13 @@ def _finite(found: Found) -> Found:
     return [(labels, value) for labels, value in found if math.isfinite(value)]
 
 
-def is_pending(expr: str) -> bool:
-    """Whether it asks for something that is not exported yet, if only by way of what a rule records of it."""
-    if any(name in expr for name in PENDING):
-        return True
-    return any(rule["record"] in expr and is_pending(rule["expr"]) for rule in RULES if "record" in rule)
-
-
 @pytest.mark.parametrize("asked", EXPECTED, ids=str)
 def test_every_query_returns_data(seen: Seen, asked: Asked) -> None:
     """Not a number is what a quantile of nothing is; for all else, nothing but numbers will do."""
     found = seen.answers[asked.expr]
-    if not found and is_pending(asked.expr):
-        pytest.skip("asks for what is not exported yet")
     assert _finite(found)
     if "histogram_quantile" not in asked.expr:
         assert _finite(found) == found
-
-
-def test_what_is_pending_is_not_there(seen: Seen) -> None:
-    """Whoever exports it takes it off the list, and its queries are then held to."""
-    assert {name for name, found in seen.pending.items() if found} == set()
 
 
 def test_prometheus_evaluates_every_rule(seen: Seen) -> None:
