@@ -49,7 +49,7 @@ class Keyring:
         self._link, self._changed = link, changed
         self.known: Sequence[Key] = ()
         self._seen: bytes | None = None
-        self._lost = False
+        self._lost = self._closed = False
         self._looking: asyncio.Task[None] | None = None
         self._now = asyncio.Event()
         link.on_up(self._now.set)
@@ -59,11 +59,12 @@ class Keyring:
 
     async def close(self) -> None:
         if self._looking is not None:
+            self._closed = True
             self._looking.cancel()
             await asyncio.wait([self._looking])
 
     async def _look_forever(self) -> None:
-        while True:
+        while not self._closed:  # a cancellation may be lost within redis-py (python/cpython#86296)
             try:
                 await self._look()
             except Unavailable:

@@ -198,7 +198,8 @@ class Member:
 
 
 class _Sibling:
-    """What was read last of another worker's part."""
+    """What was read last of another worker's part. What it had spent before we came is nothing to us: heard of all at
+    once, it would be an engine that does nothing but prefill."""
 
     def __init__(self, part: Part) -> None:
         self.part, self.words = part, part.words
@@ -206,6 +207,8 @@ class _Sibling:
         self.burdens: dict[int, Burden] = {}
         self._versions = [0] * len(part.versions())
         self._seen = part.head // RING * RING  # here a prompt begins
+        before = {at: part.read(at) for at in range(len(self._versions))}
+        self._before = {at: found[1].spent for at, found in before.items() if found is not None and found[1].spent}
 
     def look_anew(self) -> None:
         self.news, self.burdens = -1, {}
@@ -219,10 +222,18 @@ class _Sibling:
                 if (found := self.part.read(at)) is None:
                     news = -1
                 else:
-                    self._versions[at], self.burdens[at] = found
+                    self._versions[at], burden = found
+                    self.burdens[at] = self._since(at, burden) if at in self._before else burden
                     changed.append(at)
         self.news = news
         return changed
+
+    def _since(self, at: int, burden: Burden) -> Burden:
+        """Less: it has begun anew."""
+        if burden.spent < self._before[at]:
+            del self._before[at]
+            return burden
+        return burden._replace(spent=burden.spent - self._before[at])
 
     def prompts(self) -> list[tuple[int, array[int]]]:
         """Those that it has sent since."""

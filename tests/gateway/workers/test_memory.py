@@ -71,6 +71,18 @@ def test_burdens_of_several_are_heard_as_one() -> None:
     assert (found.in_flight, found.tokens, found.spent, found.since) == (6, 1000, 5.0, 1.5)
 
 
+def test_what_others_had_spent_before_a_worker_came_is_nothing_to_it() -> None:
+    """Hours of prefill, heard of at once, would leave an engine no moment for answers. Who begins anew counts anew."""
+    memory, members, _ = sharing()
+    members[0].publish(NAMES[0], BUSY._replace(spent=3600.0))
+    late = Heard(memory.member(1))
+    assert late.look().burdens[NAMES[0]].spent == 0
+    members[0].publish(NAMES[0], BUSY._replace(spent=3601.5))
+    assert late.look().burdens[NAMES[0]].spent == 1.5
+    members[0].publish(NAMES[0], BUSY._replace(spent=2.0))
+    assert late.look().burdens[NAMES[0]].spent == 2.0
+
+
 def test_many_changes_in_little_time_are_heard_as_the_last() -> None:
     """Looking is not free: what siblings did within EVERY seconds is worked out once."""
     _, members, heard = sharing()
