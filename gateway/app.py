@@ -1,36 +1,28 @@
-"""Composition root: the only file that names concrete classes and joins them into a gateway."""
+"""Composition root: joins concrete classes into a gateway. What a configuration alone comes to is made in
+`gateway.parts`, what not every gateway has in `gateway.optional`."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from socket import socket
 from time import monotonic
-from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
-from backends import catalog
-from backends.interface import Backend, BackendConfig
-from backends.outbox import Outbox
-from backends.transport import Origin
-from gateway.cachegroups import CacheGroups, Member
-from gateway.config.models import Config, Key
+from gateway import optional
+from gateway.config.models import Config
 from gateway.decider import Decider
-from gateway.dispatcher import Dispatcher, Upstream
-from gateway.estimate.encoders import encoder
-from gateway.estimate.estimator import Estimator, PoolTokenizer
+from gateway.dispatcher import Dispatcher
+from gateway.estimate.estimator import Estimator
 from gateway.frontend import FrontServer
-from gateway.keys import Keys, Tenant
 from gateway.line import Line
 from gateway.monitor import Monitor
 from gateway.names import Names
-from gateway.observe.accesslog import AccessLog
 from gateway.observe.admin import Admin
 from gateway.observe.beacon import Beacons
 from gateway.observe.gauges import EndpointCollector, OwnCollector, QueueCollector, ReplicasCollector, RouteCollector
@@ -38,35 +30,20 @@ from gateway.observe.metrics import Metrics, budgets
 from gateway.observe.recorder import Recorder
 from gateway.observe.registry import Registry
 from gateway.observe.tracecontext import Tracer
-from gateway.proxy import Limits, Proxy
+from gateway.parts import Parts, limits_of, parts, prices, shown, tenants, tokenizers, warmed, watched
+from gateway.proxy import Proxy
 from gateway.quotas import Admission
-from gateway.routes import Routes
 from gateway.state.memory import LocalQuotas
-from gateway.state.outbox import new_group
 from gateway.state.quotas import Quotas
 from gateway.upkeep import Upkeep
-from gateway.workers.lines import SharedAccessLog
 from gateway.workers.seat import Seat
 from gateway.workers.sockets import BACKLOG, bound, url
-from policies.facts import Pool, Price
 from policies.fleet import Fleet
 from policies.retries import RetryBudget
-from policies.route import Route
 from policies.siblings import Both
-
-if TYPE_CHECKING:
-    from gateway.kvevents import KvEvents
-    from gateway.observe.spans import Served
-    from gateway.observe.telemetry import Telemetry
-    from gateway.state.keyring import Keyring
-    from gateway.state.link import Link
-    from gateway.state.redis import RedisQuotas
-    from gateway.state.replicas import Replicas
 
 log = logging.getLogger("firsttoken")
 
-IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
-RECEIVE_BUFFER = 16 * 1024  # bytes the kernel may hold of one upstream that its reader has not taken
 CUT = 0.1  # s that a handler gets to end once it has been cut
 
 
@@ -88,14 +65,14 @@ class Gateway:
             fleet.on_untold = self.monitor.tell_soon
         self.decider = Decider(self.estimator, self.monitor, pools, every_route)
         self.upstreams = self.parts.upstreams
-        self.access_log = _access_log(config.telemetry.access_log, seat)
+        self.access_log = optional.access_log(config.telemetry.access_log, seat)
         registry = _registry()
         self.metrics = Metrics(registry, every_route)
         self.loop_lag = self.metrics.loop_lag
         self.recorder = Recorder([self.metrics, self.decider.learn], self.loop_lag)
         if self.access_log is not None:
             self.recorder.sinks.append(self.access_log)
-        self.telemetry = _telemetry(config, self.upstreams)
+        self.telemetry = optional.telemetry(config, self.upstreams)
         if self.telemetry is not None:
             self.recorder.sinks.append(self.telemetry)
             registry.register(self.telemetry)
@@ -115,9 +92,9 @@ class Gateway:
         kept = pools if self.first else ()
         self.upkeep = Upkeep(self.monitor, self.estimator, self.upstreams, kept, config.keep_warm(), first_token)
         limits, keys = limits_of(config), self.parts.keys
-        self.link = _link(config, registry)
-        self.shared_quotas = _shared_quotas(config, self.link)
-        self.keyring = _keyring(config, self.link, self._found)
+        self.link = optional.link(config, registry)
+        self.shared_quotas = optional.shared_quotas(config, self.link)
+        self.keyring = optional.keyring(config, self.link, self._found)
         quotas: Quotas = self.shared_quotas or (seat.quotas if seat is not None else LocalQuotas())
         admission = Admission(quotas, prices(pools), self.recorder, registry)
         tracer = None if self.telemetry is None else Tracer(config.telemetry.traces)
@@ -128,10 +105,10 @@ class Gateway:
         registry.register(beacons)
         self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, shown(config), beacons)
         self.admin_app = self.admin.app()
-        self.kv_events = _kv_events(config, fleet)
+        self.kv_events = optional.kv_events(config, fleet)
         self._taking, self.names = asyncio.Lock(), Names()
         self._following: asyncio.Task[None] | None = None
-        self.replicas = _replicas(config, self.link, fleet, seat)
+        self.replicas = optional.replicas(config, self.link, fleet, seat)
         if self.replicas is not None:
             fleet.siblings = self.replicas if seat is None else Both(seat.siblings, self.replicas)
             fleet.on_untold = self.monitor.tell_soon
@@ -158,7 +135,7 @@ class Gateway:
         self._admin = web.AppRunner(self.admin_app, access_log=None, shutdown_timeout=CUT)
         await self._admin.setup()
         await web.SockSite(self._admin, admin, backlog=BACKLOG).start()
-        self.monitor.watch(_watched(self.upstreams), self.config.defaults.scrape)
+        self.monitor.watch(watched(self.upstreams), self.config.defaults.scrape)
         if self.kv_events is not None:
             self.kv_events.start()
         self.upkeep.start()
@@ -217,12 +194,12 @@ class Gateway:
         self.upkeep.reload(
             new.upstreams, new.pools if self.first else (), config.keep_warm(), defaults.first_token
         )  # fmt: skip
-        self.monitor.watch(_watched(new.upstreams), defaults.scrape)
+        self.monitor.watch(watched(new.upstreams), defaults.scrape)
         self.metrics.promise(new.every_route)
         self.queue.routes = self.promised.routes = tuple(new.every_route)
         admin.beacons.seconds.refine(budgets(new.every_route))
         if self.telemetry is not None:
-            self.telemetry.reload(_served(new.upstreams))
+            self.telemetry.reload(optional.served(new.upstreams))
         proxy.keys = admin.keys = new.keys
         proxy.routes = admin.routes = new.routes
         proxy.limits, admin.shown_config = limits_of(config), shown(config)
@@ -241,7 +218,7 @@ class Gateway:
     def _listen(self, config: Config) -> None:
         if self.kv_events is not None:
             self.kv_events.listen(config.kv_events())
-        elif (found := _kv_events(config, self.monitor.fleet)) is not None:
+        elif (found := optional.kv_events(config, self.monitor.fleet)) is not None:
             self.kv_events = found
             found.start()
 
@@ -296,190 +273,6 @@ def tune_gc() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-
-
-def tokenizers(config: Config) -> list[PoolTokenizer]:
-    return [PoolTokenizer(name, pool.tokenizer, pool.block_size) for name, pool in config.pools.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a configuration comes to, as far as it can be built beside one that is in force."""
-
-    pools: tuple[Pool, ...]
-    routes: Routes
-    every_route: list[Route]
-    upstreams: Mapping[str, Upstream]
-    keys: Keys
-    backends: Mapping[str, tuple[BackendConfig, Backend]]  # by pool
-    origins: Mapping[Way, Origin]
-    outbox: Outbox  # of them all
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """To one endpoint: whoever goes it can share its connections."""
-
-    url: str
-    at: str
-    connect: float
-
-
-def parts(config: Config, before: Parts | None = None) -> Parts:
-    """Of those before it keeps what is the same: connections, most of all."""
-    routes = Routes(config.routes, config.passthrough_route, open=not config.keyed)
-    every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
-    backends = {name: _backend(name, config, before) for name in config.pools}
-    connect, known = config.defaults.connect, {} if before is None else before.origins
-    ways = {endpoint: Way(server.url, server.at, connect) for endpoint, server in config.sites().items()}
-    outbox = Outbox() if before is None else before.outbox
-    origins = {way: known.get(way) or _origin(way, outbox) for way in ways.values()}
-    upstreams = _upstreams(config, {endpoint: origins[way] for endpoint, way in ways.items()}, backends)
-    keys = Keys(tenants(config), closed=config.keyed)
-    return Parts(config.fleet(), routes, every_route, upstreams, keys, backends, origins, outbox)
-
-
-def warmed(config: Config, before: Parts) -> Parts:
-    """The same, with all that its requests need in memory."""
-    for pool in config.pools.values():
-        encoder(pool.tokenizer)
-    return parts(config, before)
-
-
-def prices(pools: Iterable[Pool]) -> Mapping[str, Price]:
-    return {pool.name: pool.price for pool in pools}
-
-
-def limits_of(config: Config) -> Limits:
-    return Limits(config.defaults.max_body, config.defaults.stream_idle)
-
-
-def _backend(pool: str, config: Config, before: Parts | None) -> tuple[BackendConfig, Backend]:
-    wanted, known = config.backend(pool), None if before is None else before.backends.get(pool)
-    return known if known is not None and known[0] == wanted else (wanted, catalog.build(wanted))
-
-
-def _origin(way: Way, outbox: Outbox) -> Origin:
-    return Origin(
-        way.url, at=way.at, connect_timeout=way.connect, idle_timeout=IDLE, receive_buffer=RECEIVE_BUFFER,
-        outbox=outbox,
-    )  # fmt: skip
-
-
-def _watched(upstreams: Mapping[str, Upstream]) -> Mapping[str, tuple[Origin, Backend]]:
-    return {endpoint: (up.origin, up.backend) for endpoint, up in upstreams.items()}
-
-
-def _upstreams(
-    config: Config, origins: Mapping[str, Origin], backends: Mapping[str, tuple[BackendConfig, Backend]]
-) -> Mapping[str, Upstream]:
-    publishing = config.kv_events()
-    return {
-        endpoint.id: Upstream(
-            origins[endpoint.id],
-            backends[pool.name][1],
-            pool.model,
-            kv_events=endpoint.id in publishing,
-            priority=config.pools[pool.name].priority_scheduling,
-            traced=config.telemetry.trace_apis or not catalog.kind(config.pools[pool.name].backend).needs_key,
-        )
-        for pool in config.fleet()
-        for endpoint in pool.endpoints
-    }
-
-
-def _access_log(target: str, seat: Seat | None) -> AccessLog | None:
-    if target == "off":
-        return None
-    return AccessLog(target) if seat is None else SharedAccessLog(target, seat.lock)
-
-
-def _telemetry(config: Config, upstreams: Mapping[str, Upstream]) -> Telemetry | None:
-    """OpenTelemetry is loaded where it is needed."""
-    if config.telemetry.otlp is None:
-        return None
-    from gateway.observe.telemetry import Telemetry
-
-    return Telemetry(config.telemetry.otlp, _served(upstreams))
-
-
-def _served(upstreams: Mapping[str, Upstream]) -> dict[str, Served]:
-    """What spans say of endpoints."""
-    from gateway.observe.semconv import PROVIDERS
-    from gateway.observe.spans import Served
-
-    served = {}
-    for endpoint, up in upstreams.items():
-        address, kind = up.origin.address, up.backend.kind
-        served[endpoint] = Served(PROVIDERS.get(kind, kind), up.model, address.host, address.port)
-    return served
-
-
-def _kv_events(config: Config, fleet: Fleet) -> KvEvents | None:
-    """ZMQ is loaded where it is needed."""
-    if not (sources := config.kv_events()):
-        return None
-    from gateway.kvevents import KvEvents
-
-    return KvEvents(fleet, sources)
-
-
-def _link(config: Config, registry: Registry) -> Link | None:
-    """Redis is loaded where it is needed."""
-    if config.state.redis is None:
-        return None
-    from gateway.state.link import Link
-
-    link = Link(config.state.redis.get_secret_value())
-    registry.register(link)
-    return link
-
-
-def _replicas(config: Config, link: Link | None, fleet: Fleet, seat: Seat | None) -> Replicas | None:
-    if link is None:
-        return None
-    from gateway.state.replicas import Replicas
-
-    return Replicas(link, config.state.namespace, new_group() if seat is None else seat.group, fleet.knows)
-
-
-def shown(config: Config) -> dict[str, Any]:
-    """The config without secrets. A digest is one: weak keys could be guessed from it."""
-    return config.model_dump(mode="json", exclude={"keys": {"__all__": {"sha256"}}})
-
-
-def _shared_quotas(config: Config, link: Link | None) -> RedisQuotas | None:
-    if link is None:
-        return None
-    from gateway.state.redis import RedisQuotas
-
-    return RedisQuotas(link, config.server.workers)
-
-
-def _keyring(config: Config, link: Link | None, changed: Callable[[], None]) -> Keyring | None:
-    if link is None or config.state.keys != "redis":
-        return None
-    from gateway.state.keyring import Keyring
-
-    return Keyring(link, changed)
-
-
-def tenants(config: Config, found: Iterable[Key] = ()) -> tuple[Tenant, ...]:
-    """The keys of the file, and those that were found elsewhere. Of one name that of the file stands."""
-    by_name = {key.name: key for key in (*found, *config.keys)}
-    members = {key.name: Member(key.name, bytes.fromhex(key.sha256), key.cache_group) for key in by_name.values()}
-    secret = config.state.cache_secret
-    groups = CacheGroups("" if secret is None else secret.get_secret_value(), members.values())
-    return tuple(
-        Tenant(
-            key.name,
-            members[key.name].digest,
-            None if key.routes is None else frozenset(key.routes),
-            groups.name(members[key.name]),
-            key.limits,
-        )
-        for key in by_name.values()
-    )
 
 
 def _registry() -> Registry:

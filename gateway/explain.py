@@ -19,7 +19,6 @@ from urllib.request import Request, urlopen
 
 from backends.interface import Operation
 from gateway import ingress
-from gateway.app import tokenizers
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.config.problems import ConfigError
@@ -29,6 +28,7 @@ from gateway.estimate.estimator import Estimator
 from gateway.keys import ANYONE
 from gateway.monitor import Monitor
 from gateway.observe.explain import explain as in_words
+from gateway.parts import tokenizers
 from gateway.refusal import Refusal
 from gateway.routes import Routes
 from gateway.strictjson import BadJson, decode, encode

@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.app import CUT, shown
+from gateway.app import CUT
 from gateway.config.models import Config
 from gateway.observe.admin import MAX_BODY, beacon_of, exposed, single
 from gateway.observe.figures import collected, figures
@@ -32,6 +32,7 @@ from gateway.observe.logs import unhandled
 from gateway.observe.replies import reply, respond
 from gateway.observe.series import counter, gauge
 from gateway.observe.wanted import wanted
+from gateway.parts import shown
 from gateway.refusal import Refusal
 from gateway.reloading import Reloads, refused
 from gateway.serve import loop_factory
