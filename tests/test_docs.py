@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import app, caller, monitor, proxy, relay, strictjson
+from gateway import app, caller, monitor, parts, proxy, relay, strictjson
 from gateway.cli import COMMANDS
 from gateway.config.loading import load
 from gateway.config.models import Config
@@ -182,7 +182,7 @@ LIMITS = [  # how a line of the page begins, and what it says
     ("| caller that does not read", f"paused at {caller.HIGH_WATER // 1024} KiB"),
     ("| caller that does not read", f"cut after {relay.STALL:g} s"),
     ("| idle connection of a caller", f"{caller.KEEP_ALIVE:g} s"),
-    ("| idle connection to an endpoint", f"{app.IDLE:g} s"),
+    ("| idle connection to an endpoint", f"{parts.IDLE:g} s"),
     ("| `retry-after` of a shed request", f"{tiers.SHORTEST_WAIT:g} to {tiers.LONGEST_WAIT:g} s"),
     ("| requests held back", f"| {waiting.HELD}; beyond"),
     ("| endpoints that may die of one request", f"| {attempts.DEATHS} |"),
