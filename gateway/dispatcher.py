@@ -16,7 +16,8 @@ from backends.interface import Backend, Failure, FailureKind, Forward
 from backends.transport import Origin, TransportError
 from gateway.ingress import InferenceRequest
 from gateway.monitor import Monitor
-from gateway.observe.record import AttemptRecord, Life
+from gateway.observe.life import Life
+from gateway.observe.record import AttemptRecord
 from gateway.refusal import Refusal, retry_later
 from gateway.relay import Relay
 from gateway.run import Run

@@ -20,7 +20,8 @@ from gateway.http import HttpRequest
 from gateway.ingress import InferenceRequest
 from gateway.keys import Keys, Tenant
 from gateway.line import HeldTooLong, Line
-from gateway.observe.record import End, Life, Record, Stage, landmarks
+from gateway.observe.life import Life
+from gateway.observe.record import End, Record, Stage, landmarks
 from gateway.observe.recorder import Recorder
 from gateway.observe.tracecontext import Tracer, parent
 from gateway.quotas import Admission

@@ -16,7 +16,8 @@ from backends.hiding import CountHider, KeyMask
 from backends.interface import Failure, FailureKind
 from backends.sse import UsageStripper
 from gateway.http import HttpRequest
-from gateway.observe.record import End, Life
+from gateway.observe.life import Life
+from gateway.observe.record import End
 from gateway.refusal import REASONS, envelope
 from gateway.replyhead import response_headers
 from gateway.run import Run

@@ -10,8 +10,9 @@ from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from gateway.observe.life import Life
 from gateway.observe.looplag import STALL
-from gateway.observe.record import FAILOVER, RATE_LIMIT, RELAY, STAGE_NAMES, STAGES, Life
+from gateway.observe.record import FAILOVER, RATE_LIMIT, RELAY, STAGE_NAMES, STAGES
 from gateway.quotas import quota_headers
 
 if TYPE_CHECKING:

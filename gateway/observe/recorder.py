@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from time import monotonic, time
 from types import TracebackType
 
+from gateway.observe.life import UNWATCHED, Life
 from gateway.observe.looplag import LoopLag
-from gateway.observe.record import UNWATCHED, End, Life, Record
+from gateway.observe.record import End, Record
 
 log = logging.getLogger("firsttoken")
 

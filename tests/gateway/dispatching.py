@@ -15,7 +15,8 @@ import pytest
 from backends.interface import Failure, FailureKind
 from backends.transport import Origin
 from gateway.dispatcher import Dispatcher, Job, Upstream
-from gateway.observe.record import Life, Record
+from gateway.observe.life import Life
+from gateway.observe.record import Record
 from gateway.refusal import Refusal
 from gateway.run import Run
 from policies import facts

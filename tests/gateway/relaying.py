@@ -12,7 +12,8 @@ from typing import Any
 from backends.interface import Failure, FailureKind
 from gateway.frontend import FrontServer
 from gateway.http import HttpRequest
-from gateway.observe.record import End, Life
+from gateway.observe.life import Life
+from gateway.observe.record import End
 from gateway.relay import Relay
 from gateway.run import Run
 from tests.gateway.builders import (

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.observe.life import Life
 from gateway.observe.looplag import STALL, LoopLag
-from gateway.observe.record import AttemptRecord, Life, Stage
+from gateway.observe.record import AttemptRecord, Stage
 from gateway.replyhead import gateway_headers, response_headers, server_timing
 from policies.facts import AttemptKind, Ending
 from tests.gateway.builders import Hearing, Owner, candidate, decided, record, run
