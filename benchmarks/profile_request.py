@@ -36,7 +36,7 @@ ROWS = (  # the first that fits: by the beginning of a file's path from the root
     ("http", ("gateway/frontend", "gateway/caller", "gateway/http")),
     ("ingress", ("gateway/ingress", "gateway/strictjson", "gateway/keys", "gateway/routes")),
     ("estimate", ("gateway/estimate/",)),
-    ("dispatch", ("gateway/proxy", "gateway/dispatcher", "policies/attempts", "policies/retries")),
+    ("dispatch", ("gateway/proxy", "gateway/dispatcher", "gateway/job", "policies/attempts", "policies/retries")),
     ("relay", ("gateway/relay", "backends/sse", "backends/taps")),
     ("upstream", ("gateway/run", "backends/")),
     ("record", ("gateway/observe/", "gateway/replyhead", "gateway/refusal")),

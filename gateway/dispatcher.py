@@ -15,23 +15,19 @@ from time import monotonic
 from backends.interface import Backend, Failure, FailureKind, Forward
 from backends.transport import Origin, TransportError
 from gateway.ingress import InferenceRequest
+from gateway.job import Job, attempt_record, header_safe, priority_of, refusal_of
 from gateway.monitor import Monitor
-from gateway.observe.life import Life
-from gateway.observe.record import AttemptRecord
-from gateway.refusal import Refusal, retry_later
 from gateway.relay import Relay
 from gateway.run import Run
 from policies.attempts import AttemptMachine
-from policies.facts import FOREVER, Attempt, AttemptKind, Decision, Ending, PromptEstimate
+from policies.facts import Attempt, AttemptKind, Ending
 from policies.retries import HedgeBudget, RetryBudget
 from policies.route import Route
 from policies.steps import Begin, Cancel, ClientGone, Commit, Event, Failed, FirstToken, Open, Wake
-from policies.value import value
 
 OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)
 WHOLE_ANSWER = 600.0  # s that an answer which arrives whole may take: the SDKs' own default timeout
 STALL, READ_FIRST = 0.005, 0.01  # s that an alarm may be late; s that sockets then get
-NO_DEADLINE = 2**53 - 1  # ms; behind every deadline, and still exact where JSON numbers are doubles
 DEATH = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
 
 
@@ -45,19 +41,6 @@ class Upstream:
     kv_events: bool = False  # the engine publishes them, and is to name our attempts in them
     priority: bool = False  # the engine takes what is due first
     traced: bool = True  # it is told of the trace, where traces are on
-
-
-@value
-class Job:
-    """A decided request: all that its attempts need."""
-
-    request: InferenceRequest
-    route: Route
-    estimate: PromptEstimate
-    decision: Decision
-    life: Life
-    passthrough: bool = False  # the caller's model name is the backend's
-    cache_group: str = ""  # the name of its tenant's caches
 
 
 class Dispatcher:
@@ -310,48 +293,3 @@ class Dispatch:
         """Lost attempts go into the Record at once; the one that won is added at the end."""
         record = self.job.life.record
         record.attempts.append(attempt_record(run, record.arrival))
-
-
-def priority_of(job: Job) -> int:
-    """The deadline as Unix time in ms, so that the requests of several gateways stand in one order: vLLM takes the
-    smallest first, and any 64-bit integer."""
-    if job.decision.deadline == FOREVER:
-        return NO_DEADLINE
-    record = job.life.record
-    return int((record.wall + job.decision.deadline - record.arrival) * 1e3)
-
-
-def header_safe(model: str) -> str:
-    """Where a caller names the model (passthrough) it must not be able to write headers."""
-    return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"
-
-
-def attempt_record(run: Run, arrival: float) -> AttemptRecord:
-    attempt = run.attempt
-    endpoint = attempt.candidate.endpoint
-    ending = run.ending or Ending.CANCELLED
-    return AttemptRecord(
-        attempt.number, attempt.kind, endpoint.id, endpoint.pool, run.opened - arrival, run.ended_at - arrival, ending
-    )
-
-
-def refusal_of(failure: Failure | None, reason: str) -> Refusal:
-    """The last failure, as the caller should see it. Ours to have tried: an SDK need not try again at once."""
-    if failure is None:
-        return Refusal(504, f"No backend answered in time: {reason}.", type="server_error", code="timeout")
-    headers: dict[str, str] = {}
-    if failure.kind is FailureKind.CLIENT:
-        pass
-    elif failure.kind in (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED):
-        headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), 60.0))
-    else:
-        headers = {"x-should-retry": "false"}
-    return Refusal(
-        failure.status,
-        failure.message,
-        type=failure.type,
-        code=failure.code,
-        param=failure.param,
-        headers=headers,
-        logged=f"the backend's {failure.kind.value}",
-    )

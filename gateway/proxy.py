@@ -15,9 +15,10 @@ from time import monotonic
 from backends.interface import Operation
 from gateway import ingress
 from gateway.decider import Decider
-from gateway.dispatcher import Dispatcher, Job, attempt_record
+from gateway.dispatcher import Dispatcher
 from gateway.http import HttpRequest
 from gateway.ingress import InferenceRequest
+from gateway.job import Job, attempt_record
 from gateway.keys import Keys, Tenant
 from gateway.line import HeldTooLong, Line
 from gateway.observe.life import Life

@@ -1,0 +1,76 @@
+"""What the attempts of a request are given, and how they are told of: to the engine, to the caller, in the Record.
+
+Values, and functions of values: to open, cancel and give up is the dispatcher's (`gateway.dispatcher`).
+"""
+
+from __future__ import annotations
+
+from backends.interface import Failure, FailureKind
+from gateway.ingress import InferenceRequest
+from gateway.observe.life import Life
+from gateway.observe.record import AttemptRecord
+from gateway.refusal import Refusal, retry_later
+from gateway.run import Run
+from policies.facts import FOREVER, Decision, Ending, PromptEstimate
+from policies.route import Route
+from policies.value import value
+
+NO_DEADLINE = 2**53 - 1  # ms; behind every deadline, and still exact where JSON numbers are doubles
+
+
+@value
+class Job:
+    """A decided request: all that its attempts need."""
+
+    request: InferenceRequest
+    route: Route
+    estimate: PromptEstimate
+    decision: Decision
+    life: Life
+    passthrough: bool = False  # the caller's model name is the backend's
+    cache_group: str = ""  # the name of its tenant's caches
+
+
+def priority_of(job: Job) -> int:
+    """The deadline as Unix time in ms, so that the requests of several gateways stand in one order: vLLM takes the
+    smallest first, and any 64-bit integer."""
+    if job.decision.deadline == FOREVER:
+        return NO_DEADLINE
+    record = job.life.record
+    return int((record.wall + job.decision.deadline - record.arrival) * 1e3)
+
+
+def header_safe(model: str) -> str:
+    """Where a caller names the model (passthrough) it must not be able to write headers."""
+    return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"
+
+
+def attempt_record(run: Run, arrival: float) -> AttemptRecord:
+    attempt = run.attempt
+    endpoint = attempt.candidate.endpoint
+    ending = run.ending or Ending.CANCELLED
+    return AttemptRecord(
+        attempt.number, attempt.kind, endpoint.id, endpoint.pool, run.opened - arrival, run.ended_at - arrival, ending
+    )
+
+
+def refusal_of(failure: Failure | None, reason: str) -> Refusal:
+    """The last failure, as the caller should see it. Ours to have tried: an SDK need not try again at once."""
+    if failure is None:
+        return Refusal(504, f"No backend answered in time: {reason}.", type="server_error", code="timeout")
+    headers: dict[str, str] = {}
+    if failure.kind is FailureKind.CLIENT:
+        pass
+    elif failure.kind in (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED):
+        headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), 60.0))
+    else:
+        headers = {"x-should-retry": "false"}
+    return Refusal(
+        failure.status,
+        failure.message,
+        type=failure.type,
+        code=failure.code,
+        param=failure.param,
+        headers=headers,
+        logged=f"the backend's {failure.kind.value}",
+    )
