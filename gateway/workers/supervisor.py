@@ -21,8 +21,8 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,13 +37,14 @@ from gateway.serve import draining
 from gateway.state.memory import Shared
 from gateway.state.outbox import new_group
 from gateway.workers.changing import POSTED, Changing
-from gateway.workers.child import ASKED, DRAIN, GO, HANDLED, HURRY, PREPARED, RELOADED, SERVING, fork, told
+from gateway.workers.child import ASKED, DRAIN, GO, HURRY, PREPARED, RELOADED, SERVING, fork, told
 from gateway.workers.desk import Desk, serve_desk
 from gateway.workers.memory import Memory
 from gateway.workers.place import Place
 from gateway.workers.register import Entry, Register, State
 from gateway.workers.retired import Retired
 from gateway.workers.seat import Seat
+from gateway.workers.signals import heard
 from gateway.workers.sockets import BACKLOG, bound, private, reserved, url
 from gateway.workers.worker import serve_worker
 
@@ -98,7 +99,7 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
 
     def run(self) -> int:
-        with _signals() as wake:
+        with heard() as wake:
             self.selector.register(wake, selectors.EVENT_READ, lambda: self._signalled(wake.recv(64)))
             for place in self.places:
                 self._start(place)
@@ -292,20 +293,3 @@ class Supervisor:
             if place.child is not None:
                 log.error("%s (pid %d) does not end; it is killed", place.name, place.child.pid)
                 os.kill(place.child.pid, signal.SIGKILL)
-
-
-@contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """Their numbers, as bytes to be read; while the block runs they do nothing else."""
-    read, write = socket.socketpair()
-    with read, write:
-        for end in (read, write):
-            end.setblocking(False)
-        before = {number: signal.signal(number, lambda *_: None) for number in HANDLED}
-        fd = signal.set_wakeup_fd(write.fileno())
-        try:
-            yield read
-        finally:
-            signal.set_wakeup_fd(fd)
-            for number, handler in before.items():
-                signal.signal(number, handler)
