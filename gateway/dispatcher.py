@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from time import monotonic
 
-from backends.interface import Backend, Failure, FailureKind, Forward
-from backends.transport import Origin, TransportError
+from backends.interface import Failure, FailureKind, Forward
+from backends.transport import TransportError
 from gateway.ingress import InferenceRequest
-from gateway.job import Job, attempt_record, header_safe, priority_of, refusal_of
+from gateway.job import Job, Upstream, attempt_record, header_safe, priority_of, refusal_of
 from gateway.monitor import Monitor
 from gateway.relay import Relay
 from gateway.run import Run
@@ -29,18 +28,6 @@ OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER
 WHOLE_ANSWER = 600.0  # s that an answer which arrives whole may take: the SDKs' own default timeout
 STALL, READ_FIRST = 0.005, 0.01  # s that an alarm may be late; s that sockets then get
 DEATH = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
-
-
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """How to reach and speak to one endpoint."""
-
-    origin: Origin
-    backend: Backend
-    model: str
-    kv_events: bool = False  # the engine publishes them, and is to name our attempts in them
-    priority: bool = False  # the engine takes what is due first
-    traced: bool = True  # it is told of the trace, where traces are on
 
 
 class Dispatcher:

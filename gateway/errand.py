@@ -15,7 +15,7 @@ from typing import Any
 from backends.interface import Failure, Forward, Operation
 from backends.transport import TransportError
 from gateway import ingress
-from gateway.dispatcher import Upstream
+from gateway.job import Upstream
 from gateway.monitor import Monitor
 from gateway.run import Run
 from policies.facts import Attempt, AttemptKind, Candidate, Ending, Endpoint, PoolEstimate

@@ -5,7 +5,10 @@ Values, and functions of values: to open, cancel and give up is the dispatcher's
 
 from __future__ import annotations
 
-from backends.interface import Failure, FailureKind
+from dataclasses import dataclass
+
+from backends.interface import Backend, Failure, FailureKind
+from backends.transport import Origin
 from gateway.ingress import InferenceRequest
 from gateway.observe.life import Life
 from gateway.observe.record import AttemptRecord
@@ -16,6 +19,18 @@ from policies.route import Route
 from policies.value import value
 
 NO_DEADLINE = 2**53 - 1  # ms; behind every deadline, and still exact where JSON numbers are doubles
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """How to reach and speak to one endpoint."""
+
+    origin: Origin
+    backend: Backend
+    model: str
+    kv_events: bool = False  # the engine publishes them, and is to name our attempts in them
+    priority: bool = False  # the engine takes what is due first
+    traced: bool = True  # it is told of the trace, where traces are on
 
 
 @value

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gateway.config.models import Config
-from gateway.dispatcher import Upstream
+from gateway.job import Upstream
 from gateway.observe.accesslog import AccessLog
 from gateway.observe.registry import Registry
 from gateway.state.outbox import new_group

@@ -16,9 +16,9 @@ from backends.outbox import Outbox
 from backends.transport import Origin
 from gateway.cachegroups import CacheGroups, Member
 from gateway.config.models import Config, Key
-from gateway.dispatcher import Upstream
 from gateway.estimate.encoders import encoder
 from gateway.estimate.estimator import PoolTokenizer
+from gateway.job import Upstream
 from gateway.keys import Keys, Tenant
 from gateway.proxy import Limits
 from gateway.routes import Routes

@@ -13,10 +13,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from time import monotonic
 
 from backends.interface import Operation
-from gateway.dispatcher import Upstream
 from gateway.errand import Errand
 from gateway.estimate.estimator import Estimator, prompt_of
-from gateway.job import Job
+from gateway.job import Job, Upstream
 from gateway.kept import KeptPrompt
 from gateway.monitor import Monitor
 from gateway.run import Run

@@ -14,8 +14,8 @@ import pytest
 
 from backends.interface import Failure, FailureKind
 from backends.transport import Origin
-from gateway.dispatcher import Dispatcher, Upstream
-from gateway.job import Job
+from gateway.dispatcher import Dispatcher
+from gateway.job import Job, Upstream
 from gateway.observe.life import Life
 from gateway.observe.record import Record
 from gateway.refusal import Refusal
