@@ -1,9 +1,7 @@
-"""One HTTP/1.1 connection to a backend, and the exchange that it carries.
+"""One HTTP/1.1 connection to a backend.
 
 Rules:
 - Nothing is awaited, queued or scheduled per chunk: bytes go from `data_received` to the sink in one call.
-- A sink hears `on_head`, `on_body` ..., then exactly one of `on_end` and `on_failure`; nothing after that,
-  and nothing after `cancel`.
 - A connection carries one exchange at a time. It goes back to its pool only if the reply was complete, the
   server means to keep it, nothing came after the reply, and the request was read to its end.
 - A read that is one whole chunk, behind another whole chunk, tells the parser nothing: it is passed on as it is framed.
@@ -23,77 +21,15 @@ from typing import Protocol, cast
 from httptools import HttpParserError, HttpResponseParser
 
 from backends import failures
+from backends.exchange import Exchange
 from backends.headers import readable
-from backends.interface import Failure
 from backends.outbox import Outbox
 
 SIZES = 65536  # of chunks, that are remembered as they are written: reading one costs 1 us
 HEX = re.compile(rb"[0-9a-fA-F]{1,4}")
 HEAD_LIMIT = 64 * 1024  # bytes of headers, of trailers, of anything that is not body
-_JOIN_LIMIT = 64 * 1024  # bytes up to which copying a body behind its head is cheaper than a second buffer
-
 
 _sizes: dict[bytes, int] = {}
-
-
-class Sink(Protocol):
-    """Where a reply goes. Header names are lower case; interim (1xx) replies are not told."""
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None: ...
-
-    def on_body(self, data: bytes) -> None:
-        """Body bytes without their framing: one call per read of the socket."""
-        ...
-
-    def on_chunk(self, data: bytes, framed: bytes) -> None:
-        """The same, of a read that was one chunk: `framed` is the read, with the chunk's size and line ends."""
-        ...
-
-    def on_end(self) -> None: ...
-
-    def on_failure(self, failure: Failure) -> None: ...
-
-
-class Request:
-    """A rendered request, ready to be written, perhaps twice."""
-
-    __slots__ = ("bodyless", "data")
-
-    def __init__(self, head: bytes, body: bytes, bodyless: bool) -> None:
-        self.data = (head + body,) if len(body) <= _JOIN_LIMIT else (head, body)
-        self.bodyless = bodyless  # a reply to HEAD has no body, whatever its headers say
-
-
-class Exchange:
-    """One request and its reply: the handle by which who asked steers it."""
-
-    __slots__ = ("bytes_in", "carrier", "connect_seconds", "request", "reused", "sent_at", "sink")
-
-    def __init__(self, request: Request, sink: Sink, reused: bool, connect_seconds: float = 0.0) -> None:
-        self.sink = sink
-        self.reused = reused  # on a connection that had carried others
-        self.connect_seconds = connect_seconds
-        self.sent_at = 0.0  # time.monotonic() after the request was written
-        self.bytes_in = 0  # head and framing included
-        self.request: Request | None = request  # kept until it can no longer be needed again
-        self.carrier: Connection | asyncio.Task[None] | None = None  # a task: connecting once more
-
-    def pause(self) -> None:
-        """Stop reading: the server stops sending when the kernel's buffers are full."""
-        if isinstance(self.carrier, Connection):
-            self.carrier.pause()
-
-    def resume(self) -> None:
-        if isinstance(self.carrier, Connection):
-            self.carrier.resume()
-
-    def cancel(self) -> None:
-        """Close the connection at once, so that the server sees it; after the end, nothing."""
-        carrier, self.carrier = self.carrier, None
-        if isinstance(carrier, Connection):
-            carrier.abandon()
-        elif carrier is not None:
-            carrier.cancel()
 
 
 class Pool(Protocol):

@@ -26,13 +26,14 @@ from time import monotonic
 
 from backends import failures
 from backends.address import Address
-from backends.connection import Connection, Exchange, Request, Sink
+from backends.connection import Connection
+from backends.exchange import Exchange, Request, Sink
 from backends.failures import TransportError
 from backends.headers import lines
 from backends.interface import Failure, HttpCall
 from backends.outbox import Outbox
 
-__all__ = ["Exchange", "Origin", "Reply", "Sink", "TransportError"]
+__all__ = ["Origin", "Reply", "TransportError"]
 
 # A lost race with the server's idle timeout shows within a round trip. What dies later died at work:
 # the request may have been billed, and another endpoint is the better bet.

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from backends.exchange import Exchange
 from backends.hiding import masked
 from backends.interface import Failure, FailureKind, HttpCall, Signal
-from backends.transport import Exchange, Origin
+from backends.transport import Origin
 from gateway.monitor import Monitor
 from policies.facts import Attempt, Ending
 from policies.fleet import Reported

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.connection import Connection, Exchange, Request
+from backends.connection import Connection
+from backends.exchange import Exchange, Request
 from backends.outbox import Outbox
 from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Listener, chunk
 

@@ -10,8 +10,9 @@ from time import monotonic
 from typing import Any
 
 from backends import catalog
+from backends.exchange import Exchange
 from backends.interface import Backend, BackendConfig, Failure, Forward, Operation
-from backends.transport import Exchange, Origin
+from backends.transport import Origin
 from gateway import ingress
 from gateway.app import Gateway
 from gateway.ingress import InferenceRequest
