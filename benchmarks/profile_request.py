@@ -38,7 +38,7 @@ ROWS = (  # the first that fits: by the beginning of a file's path from the root
     ("estimate", ("gateway/estimate/",)),
     ("dispatch", ("gateway/proxy", "gateway/dispatcher", "gateway/job", "policies/attempts", "policies/retries")),
     ("relay", ("gateway/relay", "backends/sse", "backends/taps")),
-    ("upstream", ("gateway/run", "backends/")),
+    ("upstream", ("gateway/run", "gateway/hearers", "backends/")),
     ("record", ("gateway/observe/", "gateway/replyhead", "gateway/refusal")),
     ("upkeep", ("gateway/upkeep", "gateway/kept", "gateway/errand")),
     ("decide", ("gateway/decider", "gateway/line", "gateway/monitor", "policies/")),

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from backends.exchange import Exchange
 from backends.hiding import masked
 from backends.interface import Failure, FailureKind, HttpCall, Signal
 from backends.transport import Origin
+from gateway.hearers import NOBODY, Owner, Receiver
 from gateway.monitor import Monitor
 from policies.facts import Attempt, Ending
 from policies.fleet import Reported
@@ -28,11 +29,8 @@ MAX_ERROR = 64 * 1024  # bytes of an error reply that are read for its meaning
 
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
 
-CONTENT, NOTHING, ERROR = (
-    Signal.CONTENT,
-    Signal.NOTHING,
-    Signal.ERROR,
-)  # by identity: a flag's `&` costs more than a tap
+# By identity: a flag's `&` costs more than a tap.
+CONTENT, NOTHING, ERROR = Signal.CONTENT, Signal.NOTHING, Signal.ERROR
 
 DONE = b"data: [DONE]"
 ERROR_EVENT = re.compile(rb'"error"\s*:')  # the member, not a finish_reason of that name
@@ -44,75 +42,14 @@ ENDINGS = {
 }
 
 
-class Receiver(Protocol):
-    """Where a committed answer goes."""
-
-    def body(self, data: bytes) -> None: ...
-
-    def chunk(self, data: bytes, framed: bytes) -> None:
-        """Content and nothing else, that was read as one chunk: `framed` as it was."""
-        ...
-
-    def end(self) -> None: ...
-
-    def broke(self, failure: Failure) -> None: ...
-
-    def said_error(self, data: bytes, failure: Failure) -> None:
-        """The backend's own error event is in `data`; nothing follows."""
-        ...
-
-
-class Owner(Protocol):
-    """Told what an attempt comes to, before any of it reaches the client."""
-
-    def first_token(self, run: Run) -> None: ...
-
-    def failed(self, run: Run, failure: Failure) -> None: ...
-
-
-class _Nobody:
-    """The owner of an attempt that is over."""
-
-    def first_token(self, run: Run) -> None:
-        """It came too late for anybody."""
-
-    def failed(self, run: Run, failure: Failure) -> None:
-        """So did this."""
-
-
-_NOBODY = _Nobody()
-
-
 class Run:
     """One attempt. `opened`, `connected`, `sent`, `first_in`, `ended_at`: monotonic seconds."""
 
     __slots__ = (
-        "attempt",
-        "backend",
-        "call",
-        "connected",
-        "ended_at",
-        "ending",
-        "exchange",
-        "first_in",
-        "headers",
-        "held",
-        "held_bytes",
-        "last_byte",
-        "last_token",
-        "monitor",
-        "opened",
-        "origin",
-        "over",
-        "owner",
-        "reached",
-        "receiver",
-        "report",
-        "sent",
-        "status",
-        "tap",
-        "tap_streams",
-    )
+        "attempt", "backend", "call", "connected", "ended_at", "ending", "exchange", "first_in", "headers", "held",
+        "held_bytes", "last_byte", "last_token", "monitor", "opened", "origin", "over", "owner", "reached", "receiver",
+        "report", "sent", "status", "tap", "tap_streams",
+    )  # fmt: skip
 
     def __init__(
         self, attempt: Attempt, origin: Origin, backend: Backend, call: HttpCall, tap: Tap, *, streams: bool,
@@ -297,7 +234,7 @@ class Run:
         """Nobody is told anything more. Whoever leaves without an end (a bug of ours, say) still frees the engine."""
         self.stop_if_open()
         self.receiver = self.exchange = None
-        self.owner = _NOBODY
+        self.owner = NOBODY
 
     def stop_if_open(self) -> None:
         """In a ledger it counts until then."""
