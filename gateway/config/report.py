@@ -22,6 +22,11 @@ def notes(config: Config) -> list[str]:
     lines = [f"note: {path} is accepted but not yet acted on by this version" for path in config.not_yet()]
     if not config.server.admin.loopback:
         lines.append(f"note: server.admin {config.server.admin} asks for no key; keep it on a private network")
+    if config.state.keys == "redis" and config.state.cache_secret is None:
+        lines.append(
+            "note: keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
+            " leaves the group empties its caches"
+        )
     return lines
 
 

@@ -51,6 +51,25 @@ def test_an_open_admin_port_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"keys": "redis"}, True),
+        ({"keys": "redis", "cache_secret": "a configured secret"}, False),
+        ({"keys": "config"}, False),
+    ],
+)
+def test_keys_in_redis_are_told_what_sharing_caches_needs(state: dict[str, str], told: bool) -> None:
+    """Who is in a group is nothing that a file can tell there: it changes while gateways run, and the caches' name
+    with it, unless that is made with a secret."""
+    config = Config.model_validate({"state": {"redis": "redis://127.0.0.1/0", **state}})
+    expected = (
+        "note: keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
+        " leaves the group empties its caches"
+    )
+    assert notes(config) == ([expected] if told else [])
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [
         (0.8, "800ms"),
