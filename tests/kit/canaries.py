@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from gateway.app import Gateway
+from gateway.config.models import Key
 from gateway.observe.logs import Formatter
+from gateway.state import keyring
 from tests.gateway.builders import calling, get, post
 from tests.kit.collector import Collector
 from tests.kit.gateways import pool, running
+from tests.kit.redis import Overheard, RedisServer, redis_server
+from tests.kit.simulated import eventually
 from tests.kit.upstream import Script, Upstream
 
 CALLER, UNKNOWN, BACKEND = "wombatcallerkey", "numbatunknownkey", "quokkabackendkey"
@@ -28,6 +32,14 @@ REDIS, CACHE = "axolotlredispassword", "pangolincachesecret"
 OTHER = "sk-other"
 
 CANARIES = (CALLER, UNKNOWN, BACKEND, HEADER, POOL_HEADER, COOKIE, PROMPT, ANSWER, TOOL, REDIS, CACHE)
+ABSENT = f"redis://:{REDIS}@127.0.0.1:1/0"
+LIMITS = {
+    "requests_per_minute": 10_000,
+    "tokens_per_minute": 10**9,
+    "concurrent_requests": 100,
+    "monthly_cost_usd": 1e3,
+}
+PRICE = {"input": 1.0, "output": 1.0}
 BACKENDS = (BACKEND, POOL_HEADER)  # what a backend is to be told of the configuration
 OWN = (PROMPT, ANSWER, TOOL, HEADER)  # a backend's words about a request may be told to its caller
 
@@ -50,6 +62,7 @@ class World:
     gateway: Gateway
     upstream: Upstream
     collector: Collector
+    redis: Overheard
     folder: Path
     logged: io.StringIO = field(default_factory=io.StringIO)
 
@@ -104,16 +117,36 @@ LEFT: Mapping[str, Callable[[World], str]] = {
 }
 
 
-def configured(folder: Path, otlp: str = "", **more: Any) -> dict[str, Any]:
-    """All but pools and routes."""
-    known = {"caller": CALLER, "other": OTHER}
-    keys = [{"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()} for name, key in known.items()]
+def key(name: str, text: str) -> dict[str, Any]:
+    return {"name": name, "sha256": hashlib.sha256(text.encode()).hexdigest(), **LIMITS}
+
+
+def configured(folder: Path, otlp: str = "", redis: str = ABSENT, **more: Any) -> dict[str, Any]:
+    """All but pools and routes. With a Redis that is there, the caller's key is kept in it."""
+    kept = redis != ABSENT
+    keys = [key("other", OTHER)] if kept else [key("caller", CALLER), key("other", OTHER)]
     given = {
         "keys": keys,
-        "state": {"redis": f"redis://:{REDIS}@127.0.0.1:1/0", "cache_secret": CACHE},
+        "state": {"redis": redis, "keys": "redis" if kept else "config", "cache_secret": CACHE},
         "telemetry": {"access_log": str(folder / "access.jsonl"), **({"otlp": otlp} if otlp else {})},
     }
     return {**given, **more}
+
+
+@asynccontextmanager
+async def overheard() -> AsyncIterator[tuple[RedisServer, Overheard]]:
+    """A real Redis that asks for its password, with the caller's key in it."""
+    async with redis_server("--requirepass", REDIS) as server:
+        url = server.url.replace("redis://", f"redis://:{REDIS}@")
+        async with Overheard(url) as ear:
+            assert await keyring.add(ear.client, Key.model_validate(key("caller", CALLER)))
+            yield server, ear
+
+
+async def acquainted(gateway: Gateway) -> None:
+    """It has Redis, and the key that is there."""
+    await eventually(lambda: gateway.link is not None and gateway.link.up)
+    await eventually(lambda: gateway.keyring is not None and gateway.keyring.known)
 
 
 @asynccontextmanager
@@ -128,16 +161,18 @@ async def watched(folder: Path, *scripts: Script, found: list[str], **more: Any)
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
     try:
-        async with Upstream(*scripts) as upstream, Collector() as collector:
-            pools = {"only": pool(upstream.url, **secrets)}
-            async with running(pools, routes, **configured(folder, collector.url, **more)) as gateway:
-                world = World(gateway, upstream, collector, folder, logged)
+        async with Upstream(*scripts) as upstream, Collector() as collector, overheard() as (_, redis):
+            pools = {"only": pool(upstream.url, price=PRICE, **secrets)}
+            async with running(pools, routes, **configured(folder, collector.url, redis.url, **more)) as gateway:
+                world = World(gateway, upstream, collector, redis, folder, logged)
+                await acquainted(gateway)
                 yield world
                 for place, look in PLACES.items():
                     found += seen(place, await look(world))
             found += seen("what the backend was sent", world.sent, set(CANARIES) - {PROMPT, TOOL, *BACKENDS})
             for place, read in LEFT.items():
                 found += seen(place, read(world))
+            found += seen("what Redis was told", await redis.told()) + seen("Redis", await redis.kept())
     finally:
         root.removeHandler(handler)
         root.setLevel(level)

@@ -1,7 +1,7 @@
 """Keys, prompts and passwords turn up nowhere, however a request or the gateway fails.
 
 Every secret here is a canary (tests/kit/canaries.py): the caller's key and headers, prompt and answer, the backend's
-key, Redis' password, the cache secret. After each failure all that the gateway writes or shows is searched for them.
+key, Redis' password, the cache secret. The caller's key is in a real Redis, with quotas and replicas. After each failure all that the gateway writes or shows is searched for them.
 What a backend says of a request may be told to that request's own caller: it is about their own words. Nothing that is
 ours or another's is.
 """
@@ -9,6 +9,7 @@ ours or another's is.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -93,9 +94,23 @@ async def test_the_canaries_are_really_there(
         _, said = await told(world, asking())
         assert ANSWER in said
         assert all(secret in world.sent for secret in (PROMPT, TOOL, BACKEND))
+        await redis_was_told(world)
     assert (tmp_path / "access.jsonl").read_text().count('"end":"completed"') == 1
     assert world.collector.spans
     assert_nothing(found, capfd)
+
+
+async def redis_was_told(world: World) -> None:
+    """Of the key, its quota, and of what is under way: it was listened to."""
+    digest = hashlib.sha256(CALLER.encode()).hexdigest()
+    async with asyncio.timeout(10):
+        while '"PUBLISH" "firsttoken:replicas:1"' not in await world.redis.told():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        while "firsttoken:{caller}:spent" not in (kept := await world.redis.kept()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert digest in kept
+    assert "firsttoken:{caller}:minute" in kept
+    assert "lua" in await world.redis.told()
 
 
 # --------------------------------------------------------------------------- callers who leave
