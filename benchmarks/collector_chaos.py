@@ -15,7 +15,7 @@ Held up beside the promise, the last column says `ok` or which part was missed:
     Python needs around it is not allowed for. With `absent`, `before` is after the fault: a young gateway still grows;
     spans: after the fault, when all that waited is gone, made = exported + lost. How many a request makes is counted in
     the undisturbed time before. The collector has taken as many as were exported, or more: a batch whose reply was lost
-    is told again. To lose some is allowed, as each batch is tried ten times only; to miscount them is not.
+    is told again. To lose some is allowed, as each batch is tried a dozen times only; to miscount them is not.
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ QUEUE = 16_000_000  # bytes that may wait: five thousand requests
 BATCH = 500_000  # bytes that are sent at once; collectors take 20 MB
 LINGER = 1.0  # s that spans wait for others
 TIMEOUT = 10.0  # s for one batch, to the end of its reply
-FIRST_WAIT, LONGEST_WAIT, LONGEST_ASKED = 0.5, 5.0, 60.0  # s before another try; the last where the collector says
-TRIES = 10  # of one batch
+FIRST_WAIT, LONGEST_WAIT, LONGEST_ASKED = 0.5, 4.0, 60.0  # s before another try, give or take a fifth: it is back
+# for us within 5 s of its return; the last where the collector says
+TRIES = 12  # of one batch
 CLOSING = 2.0  # s that what waits gets at the end
 MAX_REPLY = 65_536  # bytes that are read of one
 LATER = (429, 502, 503, 504)
