@@ -134,7 +134,7 @@ class Server(Protocol):
 
 
 class Story(Protocol):
-    """`room`: bytes by which the gateway may have grown, known once it was told; `fullest`: those it was seen to have."""
+    """`room`: bytes by which the gateway may have grown, known once it was told; `fullest`: the most it had."""
 
     server: Server
     room: float
