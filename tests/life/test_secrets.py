@@ -1,7 +1,8 @@
 """Keys, prompts and passwords turn up nowhere, however a request or the gateway fails.
 
 Every secret here is a canary (tests/kit/canaries.py): the caller's key and headers, prompt and answer, the backend's
-key, Redis' password, the cache secret. The caller's key is in a real Redis, with quotas and replicas. After each failure all that the gateway writes or shows is searched for them.
+key, Redis' password, the cache secret. After each failure all that the gateway writes or shows is searched for them,
+and all that a real Redis was told, which keeps the caller's key and its quota, and carries what replicas tell others.
 What a backend says of a request may be told to that request's own caller: it is about their own words. Nothing that is
 ours or another's is.
 """

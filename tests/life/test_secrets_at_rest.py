@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.builders import calling
+from tests.gateway.builders import calling, get
 from tests.kit.canaries import BACKEND, CACHE, CANARIES, POOL_HEADER, REDIS, asking, configured, seen
 from tests.kit.gateways import document, pool
 from tests.kit.served import ROOT, Served, serving
@@ -93,6 +93,46 @@ def test_check_tells_no_secret_of_a_configuration_that_holds(tmp_path: Path) -> 
     text = FINE + f"state: {{redis: 'redis://:{REDIS}@h/0', cache_secret: {CACHE}}}\n"
     code, said = run("check", written(tmp_path, text))
     assert (code, seen("check", said)) == (0, [])
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_reload_of_a_bad_file_tells_no_secret(workers: str, tmp_path: Path) -> None:
+    """Nor the one that asked for it, nor the log, nor the page that shows what is in force: of every mistake, and of a
+    file whose secrets are others."""
+    async with serving(Path(written(tmp_path, bound(FINE))), "--workers", workers) as served:
+        told = ""
+        for name, text in MISTAKES.items():
+            written(tmp_path, text)
+            status, said = await reloaded(served)
+            assert (status, bool(re.search(r"secret\.yaml:\d", said))) == (400, True), name
+            told += said
+            while "stays in force" not in (line := await served.line()):
+                assert line, "it has ended"
+                told += line
+        secret = bound(FINE).replace("vllm", f"vllm, api_key: {BACKEND}, headers: {{x-pool-secret: {POOL_HEADER}}}")
+        for more in ("", f"state: {{redis: 'redis://:{REDIS}@127.0.0.1:1/0', cache_secret: {CACHE}}}\n"):
+            written(tmp_path, secret + more)
+            status, said = await reloaded(served)
+            assert (status, "pools.p" in said or "state" in said) == (200, True)
+            told += said
+        for page in ("/config", "/fleet", "/metrics"):
+            told += str(await get(served.admin, page))
+        served.process.send_signal(signal.SIGTERM)
+        code, out, err = await served.ends()
+    assert code == 0
+    assert "the configuration was reloaded (POST /reload)" in err
+    assert seen("the process", told + out + err) == []
+
+
+def bound(text: str) -> str:
+    """On ports of its own."""
+    return "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\ntelemetry: {access_log: off}\n" + text
+
+
+async def reloaded(served: Served) -> tuple[int, str]:
+    async with calling(served.admin) as caller:
+        status, headers, body = await caller.whole(b"POST /reload HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+    return status, f"{headers} {body.decode()}"
 
 
 def victim(pid: int) -> int:
