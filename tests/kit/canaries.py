@@ -134,12 +134,12 @@ def configured(folder: Path, otlp: str = "", redis: str = ABSENT, **more: Any) -
 
 
 @asynccontextmanager
-async def overheard() -> AsyncIterator[tuple[RedisServer, Overheard]]:
+async def overheard(**limits: Any) -> AsyncIterator[tuple[RedisServer, Overheard]]:
     """A real Redis that asks for its password, with the caller's key in it."""
     async with redis_server("--requirepass", REDIS) as server:
         url = server.url.replace("redis://", f"redis://:{REDIS}@")
         async with Overheard(url) as ear:
-            assert await keyring.add(ear.client, Key.model_validate(key("caller", CALLER)))
+            assert await keyring.add(ear.client, Key.model_validate({**key("caller", CALLER), **limits}))
             yield server, ear
 
 
