@@ -64,7 +64,7 @@ class ClientConnection(asyncio.Protocol):
     """One connection of a caller. Names beginning with `on_` are the parser's callbacks."""
 
     __slots__ = (
-        "_arrival", "_ends_at", "_head_whole", "_idle_since", "_parser", "_pieces", "_queue", "_quiet", "_raw",
+        "_arrival", "_ends_at", "_head_whole", "_idle_since", "_much", "_parser", "_pieces", "_queue", "_quiet", "_raw",
         "_reading", "_screened", "_server", "_shut", "_target", "_task", "full", "on_body", "on_header", "reader",
         "transport", "write", "write_on",
     )  # fmt: skip
@@ -81,6 +81,7 @@ class ClientConnection(asyncio.Protocol):
         self._target = b""
         self._reading = self._head_whole = self._screened = False  # of the request that is being read
         self._quiet = 0  # bytes of it that were not body
+        self._much = False  # the last read may have held a head that is too long
         self._shut = False  # nothing more is read
         self.transport: asyncio.Transport | None = None
         self.reader: Reader | None = None
@@ -116,7 +117,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._arrival is None and self._task is None:
             self._arrival = monotonic()
-        held = len(self._pieces)
+        held, self._much = len(self._pieces), len(data) > MAX_HEAD
         self._feed(data)
         if self._reading:
             self._quiet += 0 if len(self._pieces) > held else len(data)
@@ -186,6 +187,8 @@ class ClientConnection(asyncio.Protocol):
             monotonic() if arrival is None else arrival, parser.get_http_version() != "1.0", parser.should_keep_alive(),
         )  # fmt: skip
         request.fault = fault or misframed(headers, request.http11, len(body), self._server.max_body)
+        if self._much and sum(map(len, (self._target, *self._raw, *self._raw.values()))) > MAX_HEAD:
+            request.fault = _too_long()
         request.keep_alive = request.keep_alive and request.fault is None
         return request
 
@@ -238,7 +241,7 @@ class ClientConnection(asyncio.Protocol):
     def _look_at_part(self) -> None:
         """Of a request that is not all there: is the rest worth waiting for?"""
         if self._quiet > MAX_HEAD:
-            self._give_up(Refusal(431, f"Head, or framing, of more than {MAX_HEAD // 1024} KiB.", close=True))
+            self._give_up(_too_long())
         elif self._head_whole and not self._screened:
             self._screen()
         elif sum(map(len, self._pieces)) > self._server.max_body:
@@ -320,6 +323,10 @@ class ClientConnection(asyncio.Protocol):
     def cut(self) -> None:
         if self.transport is not None:
             self.transport.abort()
+
+
+def _too_long() -> Refusal:
+    return Refusal(431, f"Head, or framing, of more than {MAX_HEAD // 1024} KiB.", close=True)
 
 
 def _malformed(error: HttpParserError) -> Refusal:

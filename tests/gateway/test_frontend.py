@@ -249,6 +249,14 @@ async def test_a_head_without_end_is_refused(endless: bytes) -> None:
     assert status == 431
 
 
+@pytest.mark.parametrize("headers", [1, 100])
+async def test_a_head_that_is_too_long_is_refused_though_it_came_whole(headers: int) -> None:
+    """In one read or many: how the network cuts a request decides nothing. As much of body is nothing unusual."""
+    async with serving(Echo()) as caller:
+        status, *_ = await caller.whole(post(b"x", *(f"x-{n}: {'x' * (MAX_HEAD // headers)}" for n in range(headers))))
+        assert status == 431
+
+
 async def test_garbage_behind_a_request_does_not_harm_its_answer() -> None:
     """The answer was earned; then the connection ends, for nobody knows where the next request begins."""
     async with serving(Clock(takes=0.05)) as caller:
