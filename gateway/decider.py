@@ -19,6 +19,7 @@ from policies.tiers import decide
 
 LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing in it is known
 MANY, SUSPECT = 400, 15_000  # messages: 1 ms to parse if none is known; bytes of body that may hold as many
+LOOK = 2_048  # bytes in which messages are counted, in three places: in all of 100 KB it would take 56 us
 
 
 class Decider:
@@ -39,7 +40,7 @@ class Decider:
     ) -> InferenceRequest:
         """`ingress.parse`, in a thread where it would hold up the loop. Raises Refusal."""
         asked = operation, raw, headers, arrival, request_id, self.wanted_headers
-        if len(raw) <= LARGE and (len(raw) <= SUSPECT or raw.count(b'"role"') <= MANY):
+        if len(raw) <= LARGE and (len(raw) <= SUSPECT or messages_in(raw) <= MANY):
             return parse(*asked)
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, parse, *asked)
 
@@ -66,6 +67,12 @@ class Decider:
 
     def any_usable(self, now: float) -> bool:
         return any(load.health is not Health.DOWN for load in self.monitor.snapshot(now).loads.values())
+
+
+def messages_in(raw: bytes) -> float:
+    """About as many as a body has, if they are spread as in the places where it is looked at."""
+    places = 0, len(raw) // 2, len(raw) - LOOK
+    return sum(raw.count(b'"role"', at, at + LOOK) for at in places) * len(raw) / (3 * LOOK)
 
 
 def ask_of(request: InferenceRequest, route: Route, cache_group: str = "") -> Ask:

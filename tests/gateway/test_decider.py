@@ -44,7 +44,9 @@ def down(decider: Decider, *endpoints: str) -> None:
 # --------------------------------------------------------------------------- the request
 
 
-@pytest.mark.parametrize(("size", "messages", "threads"), [(10, 1, 0), (10, MANY, 0), (LARGE, 1, 1), (10, MANY + 1, 1)])
+@pytest.mark.parametrize(
+    ("size", "messages", "threads"), [(10, 1, 0), (100, MANY // 2, 0), (LARGE, 1, 1), (10, 2 * MANY, 1)]
+)
 async def test_what_takes_long_to_parse_is_parsed_in_a_thread(
     decider: Decider, size: int, messages: int, threads: int
 ) -> None:
