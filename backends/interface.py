@@ -44,7 +44,7 @@ class HttpCall(NamedTuple):
     path: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    fixed: str = ""  # header lines that are the same for every call, as `backends.headers.lines` writes them
+    fixed: str = ""  # header lines that are the same for every call, as `backends.http.headers.lines` writes them
 
 
 class FailureKind(Enum):
@@ -155,7 +155,7 @@ class Backend(Protocol):
         ...
 
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
-        """Fields of policies.facts.EngineLoad by name (the packages do not know each other)."""
+        """Fields of policies.types.EngineLoad by name (the packages do not know each other)."""
         ...
 
 

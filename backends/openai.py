@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from backends import failures
-from backends.headers import lines
+from backends.http.headers import lines
 from backends.interface import BackendConfig, Failure, Forward, HttpCall, Operation, Tap
-from backends.taps import BodyTap, StreamTap
+from backends.stream.taps import BodyTap, StreamTap
 
 _LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old one
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})

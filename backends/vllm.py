@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from backends.engine_metrics import LoadMetrics
 from backends.interface import Forward, HttpCall
-from backends.load import LoadMetrics
 from backends.openai import OpenAI
 
 

@@ -22,14 +22,14 @@ from unittest.mock import patch
 from benchmarks.routing import floats
 from benchmarks.scenarios import SCENARIOS, arrivals, setting
 from gateway.replay.player import play
-from gateway.replay.setting import Setting
-from policies import endpoint
-from policies.facts import FOREVER, Decision
-from policies.fleet import Fleet
-from policies.lanes import Held
-from policies.route import Route
+from gateway.replay.scenario import Setting
+from policies.fleet.fleet import Fleet
+from policies.fleet.fleet import endpoint_state as endpoint
+from policies.queue.endpoint_queues import Held
+from policies.queue.placement_round import Turn, first
+from policies.routes.route import Route
 from policies.scorers import predicted
-from policies.turn import Turn, first
+from policies.types import FOREVER, Decision
 
 LOADS = (0.9, 1.25)
 ANY = 1e-9  # a chance that every endpoint offers

@@ -24,16 +24,16 @@ import uvloop
 
 from backends.interface import BackendConfig, Forward, Operation
 from backends.vllm import Vllm
+from gateway.admission.auth import ANYONE
+from gateway.api.inference_request import InferenceRequest, parse
 from gateway.app import tune_gc
 from gateway.decider import Decider
-from gateway.estimate.encoders import Encoder, encoder
-from gateway.estimate.estimator import Estimator, PoolTokenizer
-from gateway.ingress import InferenceRequest, parse
-from gateway.keys import ANYONE
-from gateway.monitor import Monitor
-from policies.facts import Endpoint, Pool
-from policies.fleet import Fleet
-from policies.route import Route
+from gateway.fleet.monitor import Monitor
+from gateway.tokenize.estimator import Estimator, PoolTokenizer
+from gateway.tokenize.tokenizers import Encoder, encoder
+from policies.fleet.fleet import Fleet
+from policies.routes.route import Route
+from policies.types import Endpoint, Pool
 
 ROUNDS = 60
 TICK = 0.001  # s

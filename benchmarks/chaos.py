@@ -29,7 +29,7 @@ import aiohttp
 
 from benchmarks.client import HOST, Connection, request
 from benchmarks.processes import ROOT, child, cpu_seconds, free_port, resident, wait_for
-from tests.kit.redis import Between
+from tests.support.redis import Between
 
 FAULTS = ("killed", "frozen", "slow", "absent")
 SLOWER = 0.1  # s each way

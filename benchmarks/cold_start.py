@@ -20,12 +20,12 @@ from typing import Any
 import aiohttp
 
 from backends.simulated.profiles import profile_named
-from backends.simulated.server import SimulatedServer
+from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway
 from gateway.config.models import Config
-from gateway.estimate.encoders import encoder
 from gateway.observe.record import Record
 from gateway.serve import loop_factory
+from gateway.tokenize.tokenizers import encoder
 
 PROFILE = "8b-a100"
 ENGINES = 3

@@ -33,7 +33,7 @@ from aiohttp import web
 from benchmarks.chaos import BACK, Gateway, Load, Seen, main
 from benchmarks.client import HOST
 from benchmarks.processes import ROOT, free_port, resident, wait_for
-from gateway.observe.otlp import QUEUE
+from gateway.observe.otel.otlp import QUEUE
 
 EXPORTED, LOST = "firsttoken_spans_exported_total", "firsttoken_spans_lost_total"
 STILL = 3.0  # s without a span: a batch waits for 1 s at most while the collector is well

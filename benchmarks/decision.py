@@ -22,9 +22,14 @@ from random import Random
 from statistics import median
 from time import perf_counter
 
-from policies import workloads
-from policies.attempts import AttemptMachine
-from policies.facts import (
+from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.attempt_steps import Begin, FirstToken, Open
+from policies.fleet.fleet import Fleet, Reported
+from policies.queue.queue_scheduler import WaitingRoom
+from policies.routes import workloads
+from policies.routes.route import Route
+from policies.routing.tiers import decide
+from policies.types import (
     Ask,
     Candidate,
     Ending,
@@ -35,11 +40,6 @@ from policies.facts import (
     PrefixBlocks,
     PromptEstimate,
 )
-from policies.fleet import Fleet, Reported
-from policies.route import Route
-from policies.steps import Begin, FirstToken, Open
-from policies.tiers import decide
-from policies.waiting import WaitingRoom
 
 BLOCKS = 1_000_000  # indexed, over all endpoints
 PROMPT, BLOCK = 8_192, 16  # tokens

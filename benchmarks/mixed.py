@@ -30,13 +30,13 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from backends.simulated.engine import Engine
-from backends.simulated.server import SimulatedServer
+from backends.simulated.simulated_server import SimulatedServer
 from benchmarks.mixture.fleet import fleet
 from benchmarks.mixture.requests import KINDS, MEANT, Asked, ask
 from gateway.app import Gateway
 from gateway.observe.record import CONNECT, STREAM, Record
 from gateway.serve import loop_factory
-from policies.facts import AttemptKind
+from policies.types import AttemptKind
 
 AT_ONCE = 64
 WITHIN = 1e-3  # s

@@ -33,15 +33,18 @@ from benchmarks.suite import engines
 
 SHOWN = 30  # functions
 ROWS = (  # the first that fits: by the beginning of a file's path from the root of the repository
-    ("http", ("gateway/frontend", "gateway/caller", "gateway/http")),
-    ("ingress", ("gateway/ingress", "gateway/strictjson", "gateway/keys", "gateway/routes")),
-    ("estimate", ("gateway/estimate/",)),
-    ("dispatch", ("gateway/proxy", "gateway/dispatcher", "gateway/job", "policies/attempts", "policies/retries")),
-    ("relay", ("gateway/relay", "backends/sse", "backends/taps")),
-    ("upstream", ("gateway/run", "gateway/hearers", "backends/")),
-    ("record", ("gateway/observe/", "gateway/replyhead", "gateway/refusal")),
-    ("upkeep", ("gateway/upkeep", "gateway/kept", "gateway/errand")),
-    ("decide", ("gateway/decider", "gateway/line", "gateway/monitor", "policies/")),
+    ("downstream", ("gateway/downstream/",)),
+    ("api", ("gateway/api/", "gateway/admission/")),
+    ("tokenize", ("gateway/tokenize/",)),
+    (
+        "attempts",
+        ("gateway/proxy", "gateway/upstream/dispatcher", "gateway/upstream/routed_request", "policies/attempts/"),
+    ),
+    ("relay", ("gateway/upstream/relay", "backends/stream/")),
+    ("upstream", ("gateway/upstream/", "backends/")),
+    ("observe", ("gateway/observe/",)),
+    ("cache warming", ("gateway/fleet/cache_warming", "gateway/fleet/saved_prompt", "gateway/fleet/synthetic_request")),
+    ("decide", ("gateway/decider", "gateway/scheduler", "gateway/fleet/monitor", "policies/")),
 )
 LOOP, THREADS = "loop", "threads"
 WRITING = 10.0  # s

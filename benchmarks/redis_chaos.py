@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from benchmarks.chaos import Gateway, Load, Seen, main
-from tests.kit.redis import RedisServer
+from tests.support.redis import RedisServer
 
 KEY = "sk-bench-0123456789abcdef"  # what the load sends
 

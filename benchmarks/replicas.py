@@ -37,7 +37,7 @@ from benchmarks.client import WORDS
 from benchmarks.processes import child, cpu_seconds, free_port
 from gateway.config.models import Config
 from gateway.replay.player import play
-from gateway.replay.setting import Setting, setting_of
+from gateway.replay.scenario import Setting, setting_of
 from gateway.replay.synthetic import Agents, agents
 from gateway.replay.traces import BLOCK, Arrival
 

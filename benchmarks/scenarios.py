@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.config.loading import load
-from gateway.replay.setting import COMPARABLE, OURS, POOLED, REFERENCE, YARDSTICKS, Setting, setting_of
+from gateway.replay.scenario import COMPARABLE, OURS, POOLED, REFERENCE, YARDSTICKS, Setting, setting_of
+from gateway.replay.sim_fleet import Fault
 from gateway.replay.synthetic import Agents, agents
 from gateway.replay.traces import Arrival, at_load, read_trace, spread
-from gateway.replay.world import Fault
 
 HERE = Path(__file__).parent / "scenarios"
 SECONDS = 400.0  # of virtual time that one replay plays

@@ -23,13 +23,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from gateway.observe.accesslog import AccessLog
-from gateway.observe.looplag import LoopLag
-from gateway.observe.metrics import Metrics
+from gateway.observe.access_log import AccessLog
+from gateway.observe.loop_lag import LoopLag
+from gateway.observe.metrics.request_metrics import Metrics
 from gateway.observe.record import ADMIT, DECIDE, ESTIMATE, PARSE, READ, AttemptRecord, End, Record
 from gateway.observe.recorder import Recorder
-from policies.facts import AttemptKind, Candidate, Decision, Ending, Endpoint, Forecast, Outcome
-from policies.route import Route
+from policies.routes.route import Route
+from policies.types import AttemptKind, Candidate, Decision, Ending, Endpoint, Forecast, Outcome
 
 BUDGET = 40.0  # us
 RECORDS = 4_096

@@ -17,12 +17,12 @@ from aiohttp import web
 
 from benchmarks.processes import child, free_port
 from gateway.app import tune_gc
+from gateway.observe.otel.spans import Served
+from gateway.observe.otel.telemetry import Telemetry
+from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.record import STAGES, AttemptRecord, End, Record
-from gateway.observe.spans import Served
-from gateway.observe.telemetry import Telemetry
-from gateway.observe.tracecontext import Tracer
 from gateway.serve import loop_factory
-from policies.facts import AttemptKind, Ending
+from policies.types import AttemptKind, Ending
 
 PACE = 1000  # requests per second
 BURST = 4  # requests between two turns of the loop

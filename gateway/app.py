@@ -1,5 +1,5 @@
 """Composition root: joins concrete classes into a gateway. What a configuration alone comes to is made in
-`gateway.parts`, what not every gateway has in `gateway.optional`."""
+`gateway.runtime`, what not every gateway has in `gateway.wiring`."""
 
 from __future__ import annotations
 
@@ -14,33 +14,39 @@ from time import monotonic
 from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
-from gateway import optional
+from gateway import wiring as optional
+from gateway.admin.admin_server import Admin
+from gateway.admin.client_ttft import Beacons
+from gateway.admission.local_quotas import LocalQuotas
+from gateway.admission.quotas import Admission
+from gateway.admission.reservations import Quotas
 from gateway.config.models import Config
 from gateway.decider import Decider
-from gateway.dispatcher import Dispatcher
-from gateway.estimate.estimator import Estimator
-from gateway.frontend import FrontServer
-from gateway.line import Line
-from gateway.monitor import Monitor
-from gateway.names import Names
-from gateway.observe.admin import Admin
-from gateway.observe.beacon import Beacons
-from gateway.observe.gauges import EndpointCollector, OwnCollector, QueueCollector, ReplicasCollector, RouteCollector
-from gateway.observe.metrics import Metrics, budgets
+from gateway.downstream.http_server import FrontServer
+from gateway.fleet.cache_warming import Upkeep
+from gateway.fleet.dns_discovery import Names
+from gateway.fleet.monitor import Monitor
+from gateway.observe.metrics.registry import Registry
+from gateway.observe.metrics.request_metrics import Metrics, budgets
+from gateway.observe.metrics.scrape_collectors import (
+    EndpointCollector,
+    OwnCollector,
+    QueueCollector,
+    ReplicasCollector,
+    RouteCollector,
+)
+from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.recorder import Recorder
-from gateway.observe.registry import Registry
-from gateway.observe.tracecontext import Tracer
-from gateway.parts import Parts, limits_of, parts, prices, shown, tenants, tokenizers, warmed, watched
 from gateway.proxy import Proxy
-from gateway.quotas import Admission
-from gateway.state.memory import LocalQuotas
-from gateway.state.quotas import Quotas
-from gateway.upkeep import Upkeep
-from gateway.workers.seat import Seat
-from gateway.workers.sockets import BACKLOG, bound, url
-from policies.fleet import Fleet
-from policies.retries import RetryBudget
-from policies.siblings import Both
+from gateway.runtime import Parts, limits_of, parts, prices, shown, tenants, tokenizers, warmed, watched
+from gateway.scheduler import Line
+from gateway.tokenize.estimator import Estimator
+from gateway.upstream.dispatcher import Dispatcher
+from gateway.workers.listen_sockets import BACKLOG, bound, url
+from gateway.workers.worker_context import Seat
+from policies.attempts.retry_budgets import RetryBudget
+from policies.fleet.fleet import Fleet
+from policies.fleet.peers import Both
 
 log = logging.getLogger("firsttoken")
 

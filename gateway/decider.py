@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from time import monotonic
 
 from backends.interface import Operation
-from gateway.estimate.estimator import Estimator
-from gateway.ingress import InferenceRequest, parse
-from gateway.keys import Tenant
-from gateway.monitor import Monitor
+from gateway.admission.auth import Tenant
+from gateway.api.inference_request import InferenceRequest, parse
+from gateway.fleet.monitor import Monitor
 from gateway.observe.record import End, Record
-from gateway.run import Run
-from policies.facts import Ask, Decision, Health, Pool, Price, PromptEstimate
-from policies.route import Route
-from policies.tiers import decide
+from gateway.tokenize.estimator import Estimator
+from gateway.upstream.upstream_request import Run
+from policies.routes.route import Route
+from policies.routing.tiers import decide
+from policies.types import Ask, Decision, Health, Pool, Price, PromptEstimate
 
 LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing in it is known
 MANY, SUSPECT = 400, 15_000  # messages: 1 ms to parse if none is known; bytes of body that may hold as many

@@ -13,28 +13,28 @@ from dataclasses import dataclass
 from time import monotonic
 
 from backends.interface import Operation
-from gateway import ingress
+from gateway.admission.auth import Keys, Tenant
+from gateway.admission.quotas import Admission
+from gateway.admission.route_table import Routes, admit
+from gateway.api import inference_request as ingress
+from gateway.api.api_error import Refusal, internal, retry_later, stopped
+from gateway.api.inference_request import InferenceRequest
+from gateway.api.response_headers import gateway_headers
+from gateway.api.strict_json import encode
 from gateway.decider import Decider
-from gateway.dispatcher import Dispatcher
-from gateway.http import HttpRequest
-from gateway.ingress import InferenceRequest
-from gateway.job import Job, attempt_record
-from gateway.keys import Keys, Tenant
-from gateway.line import HeldTooLong, Line
-from gateway.observe.life import Life
+from gateway.downstream.http_request import HttpRequest
+from gateway.fleet.cache_warming import Upkeep
+from gateway.observe.otel.trace_context import Tracer, parent
 from gateway.observe.record import End, Record, Stage, landmarks
 from gateway.observe.recorder import Recorder
-from gateway.observe.tracecontext import Tracer, parent
-from gateway.quotas import Admission
-from gateway.refusal import Refusal, internal, retry_later, stopped
-from gateway.relay import Relay
-from gateway.replyhead import gateway_headers
-from gateway.routes import Routes, admit
-from gateway.run import Run
-from gateway.strictjson import encode
-from gateway.upkeep import Upkeep
-from policies.facts import FOREVER, Decision, Outcome, Price
-from policies.route import Route
+from gateway.observe.timeline import Life
+from gateway.scheduler import HeldTooLong, Line
+from gateway.upstream.dispatcher import Dispatcher
+from gateway.upstream.relay import Relay
+from gateway.upstream.routed_request import Job, attempt_record
+from gateway.upstream.upstream_request import Run
+from policies.routes.route import Route
+from policies.types import FOREVER, Decision, Outcome, Price
 
 log = logging.getLogger("firsttoken")
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from gateway.app import Gateway, tune_gc
 from gateway.config.models import Config, Drain
-from gateway.observe.logs import to_stderr, unhandled
-from gateway.reloading import Reloader, Source
+from gateway.observe.log_format import to_stderr, unhandled
+from gateway.reload import Reloader, Source
 
 SWITCH = 0.0005  # s that a thread may keep the interpreter while the loop waits: of Python's own 5 ms tokens are late
 FILES = 1 << 20  # that may be open, where the system allows as many

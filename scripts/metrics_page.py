@@ -1,4 +1,5 @@
-"""Writes docs/metrics.md from `gateway.observe.catalog`: `python scripts/metrics_page.py`, or `--check` to be told
+"""Writes docs/metrics.md from `gateway.observe.metrics.metric_table`: `python scripts/metrics_page.py`, or `--check`
+to be told
 whether it is up to date (exit code 1: it is not). What is not in the table is in metrics_page.md beside this file."""
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.observe.catalog import CATALOG, GROUPS  # noqa: E402
-from gateway.observe.family import Family, Kind  # noqa: E402
+from gateway.observe.metrics.metric_family import Family, Kind  # noqa: E402
+from gateway.observe.metrics.metric_table import CATALOG, GROUPS  # noqa: E402
 
 PAGE = ROOT / "docs/metrics.md"
 TEMPLATE = Path(__file__).with_suffix(".md")

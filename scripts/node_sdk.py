@@ -18,8 +18,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from backends.simulated.profiles import profile_named
-from backends.simulated.server import SimulatedServer
-from gateway.estimate.encoders import encoder
+from backends.simulated.simulated_server import SimulatedServer
+from gateway.tokenize.tokenizers import encoder
 
 ROOT = Path(__file__).parent.parent
 SUITE = ROOT / "tests/node"

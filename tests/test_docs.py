@@ -16,20 +16,30 @@ from pathlib import Path
 
 import pytest
 
-from gateway import app, caller, monitor, parts, proxy, relay, strictjson
-from gateway.cli import COMMANDS
+from gateway import app, proxy
+from gateway import runtime as parts
+from gateway.api import strict_json as strictjson
+from gateway.cli.main import COMMANDS
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.config.schema import schema
-from gateway.dispatcher import WHOLE_ANSWER
-from gateway.observe import accesslog, otlp, recorder
-from gateway.observe.catalog import CATALOG
-from policies import attempts, breaker, tiers, waiting
-from policies.endpoint import API_EJECTION
-from policies.route import Workload
-from policies.workloads import PRESETS
+from gateway.downstream import downstream_connection as caller
+from gateway.fleet import monitor
+from gateway.observe import access_log as accesslog
+from gateway.observe import recorder
+from gateway.observe.metrics.metric_table import CATALOG
+from gateway.observe.otel import otlp
+from gateway.upstream import relay
+from gateway.upstream.dispatcher import WHOLE_ANSWER
+from policies.attempts.attempt_machine import attempt_machine as attempts
+from policies.fleet.endpoint_state import API_EJECTION
+from policies.fleet.fleet import circuit_breaker as breaker
+from policies.queue import queue_scheduler as waiting
+from policies.routes.route import Workload
+from policies.routes.workloads import PRESETS
+from policies.routing import tiers
 from scripts import metrics_page
-from tests.kit.gateways import document, pool
+from tests.support.gateways import document, pool
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
@@ -125,7 +135,7 @@ def test_every_key_of_the_configuration_is_explained() -> None:
 
 
 def test_the_table_of_workloads_is_what_they_set() -> None:
-    """docs/policies.md repeats policies.workloads, so it has to agree with it."""
+    """docs/policies.md repeats policies.routes.workloads, so it has to agree with it."""
     page = (ROOT / "docs/policies.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)`[^|]*\|" + r" ([^|]+) \|" * 6, page, re.MULTILINE)
     assert {row[0]: row[1:] for row in rows if row[0] in PRESETS} == {name: as_row(name) for name in PRESETS}

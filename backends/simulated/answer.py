@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from backends.simulated.errors import error_event
+from backends.simulated.error_replies import error_event
 from backends.simulated.faults import StreamFault
-from backends.simulated.wire import DONE, GARBAGE, ReplyWriter, Timing, usage
+from backends.simulated.reply_writer import DONE, GARBAGE, ReplyWriter, Timing, usage
 
 
 class Answer:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from backends.simulated.errors import Rejected
+from backends.simulated.error_replies import Rejected
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -24,8 +24,8 @@ from math import exp, inf
 from random import Random
 
 from backends.simulated.batch import DecodeBatch, LiveRequest, State
-from backends.simulated.cache import PrefixCache
 from backends.simulated.events import EngineRequest, Finished, FirstToken, Refused, RequestId, StepResult
+from backends.simulated.kv_cache import PrefixCache
 from backends.simulated.profiles import EngineProfile
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from backends.simulated.faults import Faults
 from backends.simulated.profiles import profile_named
-from backends.simulated.server import SimulatedServer
+from backends.simulated.simulated_server import SimulatedServer
 from benchmarks.mixture.requests import KEY
 from gateway.app import Gateway
 from gateway.config.models import Config
-from gateway.estimate.encoders import encoder
+from gateway.tokenize.tokenizers import encoder
 
 WELL = Faults()
 TEMPERS: dict[str, tuple[Faults, ...]] = {

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
-import backends.address
+import backends.http.address
 
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]]+)):([0-9]{1,5})")
 _TCP = re.compile(r"tcp://[^/@\s]+:[0-9]{1,5}")
@@ -49,18 +49,18 @@ def address(value: Any) -> Address:
 
 def http_url(value: str) -> str:
     """A backend's base URL, without a closing slash."""
-    backends.address.Address.parse(value)
+    backends.http.address.Address.parse(value)
     return value.rstrip("/")
 
 
 def authority(url: str, at: str = "") -> str:
     """The `host:port` of a base URL, the port always written out; `at`: of one of its host's addresses."""
-    server = backends.address.Address.parse(url)
+    server = backends.http.address.Address.parse(url)
     return str(Address(at or server.host, server.port))
 
 
 def host_of(url: str) -> str:
-    return backends.address.Address.parse(url).host
+    return backends.http.address.Address.parse(url).host
 
 
 def is_address(host: str) -> bool:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from gateway.config import checks
+from gateway.config.config_errors import ConfigError, Path, Place, dotted
 from gateway.config.models import Config
-from gateway.config.problems import ConfigError, Path, Place, dotted
 
 AT_THE_START = ("server", "state", "telemetry")
 NOW = "config, its server, state and telemetry as they were at the start"  # the place of what no file says

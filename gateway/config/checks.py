@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 
+from gateway.config.config_errors import Path, Problem, did_you_mean
 from gateway.config.models import PASSTHROUGH, Config
-from gateway.config.problems import Path, Problem, did_you_mean
 
 Check = Callable[[Config], Iterator[Problem]]
 

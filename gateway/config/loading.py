@@ -12,11 +12,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gateway.config import checks, wording
-from gateway.config.document import Document, merge, parse
+from gateway.config import checks
+from gateway.config import error_messages as wording
+from gateway.config.config_errors import ConfigError, Problem
+from gateway.config.env_config import environment
 from gateway.config.models import Config
-from gateway.config.problems import ConfigError, Problem
-from gateway.config.zero import environment
+from gateway.config.yaml_source import Document, merge, parse
 
 __all__ = ["ConfigError", "load", "validated"]
 

@@ -17,8 +17,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from backends.interface import BackendConfig
 from gateway.config.addresses import HttpUrl, Listen
-from gateway.config.pool import Addresses, Pool, Site
-from gateway.config.values import (
+from gateway.config.pool_section import Addresses, Pool, Site
+from gateway.config.sections import (
     AccessLog,
     CacheSecret,
     Name,
@@ -30,10 +30,11 @@ from gateway.config.values import (
     Sha256,
     written,
 )
-from policies import facts, workloads
-from policies.limits import NANO, KeyLimits
-from policies.route import Route, Workload
-from policies.units import Duration, Share, Size
+from policies import types as facts
+from policies.quota.key_limits import NANO, KeyLimits
+from policies.routes import workloads
+from policies.routes.route import Route, Workload
+from policies.routes.units import Duration, Share, Size
 
 PASSTHROUGH = "passthrough"  # the name of the route that takes what is no route's
 

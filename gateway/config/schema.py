@@ -12,8 +12,8 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from gateway.config.config_errors import Path
 from gateway.config.models import Config
-from gateway.config.problems import Path
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${NAME:-default}, from the environment"}
 # Models that a bare text stands for.

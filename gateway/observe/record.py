@@ -2,7 +2,7 @@
 
 Rules:
 - Stages sum to the TTFT; the time that follows the first token is the `stream` stage.
-- A request has exactly one Record, whatever happens to it. A Life (`gateway.observe.life`) fills it and nobody else
+- A request has exactly one Record, whatever happens to it. A Life (`gateway.observe.timeline`) fills it and nobody else
   does, but for `on_screen`, which is a caller's word.
 - Seconds of the monotonic clock inside; milliseconds only where a Record is shown.
 - It is on the path of every request: a stage is a place in a list, and names are for readers.
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any
 
-from gateway.observe.tracecontext import Trace
-from policies.facts import AttemptKind, Decision, Ending, PrefixBlocks
+from gateway.observe.otel.trace_context import Trace
+from policies.types import AttemptKind, Decision, Ending, PrefixBlocks
 from policies.value import value
 
 if TYPE_CHECKING:
-    from gateway.state.quotas import Reservation
+    from gateway.admission.reservations import Reservation
 
 LANDMARK = 512  # tokens
 
@@ -136,7 +136,7 @@ class Record:
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     trace_id: str = ""
-    on_screen: float | None = None  # s that the caller says its first token took (`gateway.observe.beacon`)
+    on_screen: float | None = None  # s that the caller says its first token took (`gateway.admin.client_ttft`)
     quota: Reservation | None = None  # what was claimed of the key's limits, until it is settled
 
     @property

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from time import monotonic, time
 from types import TracebackType
 
-from gateway.observe.life import UNWATCHED, Life
-from gateway.observe.looplag import LoopLag
+from gateway.observe.loop_lag import LoopLag
 from gateway.observe.record import End, Record
+from gateway.observe.timeline import UNWATCHED, Life
 
 log = logging.getLogger("firsttoken")
 

@@ -30,16 +30,16 @@ from bisect import insort
 from collections.abc import Hashable, Iterator, Sequence
 
 from backends.simulated.hosted import HostedApi
-from backends.simulated.virtual import VirtualEngine
+from backends.simulated.virtual_engine import VirtualEngine
+from gateway.replay.clairvoyant_plan import Group, Job
 from gateway.replay.demand import AHEAD
-from gateway.replay.exact import Answer, Machine
-from gateway.replay.plan import Group, Job
-from gateway.replay.setting import Setting
+from gateway.replay.exact_engine import Answer, Machine
+from gateway.replay.scenario import Setting
+from gateway.replay.sim_fleet import World
 from gateway.replay.traces import Arrival
-from gateway.replay.world import World
-from policies.facts import FOREVER, Ask, Candidate, Decision, Endpoint, Forecast, Outcome, PromptEstimate
-from policies.fleet import Fleet
-from policies.route import Route, Tier
+from policies.fleet.fleet import Fleet
+from policies.routes.route import Route, Tier
+from policies.types import FOREVER, Ask, Candidate, Decision, Endpoint, Forecast, Outcome, PromptEstimate
 
 TICK, IDLE_TICK = 0.015, 0.25  # s between two looks; the latter where only what is late or in no hurry waits
 SURE, LUCKY = 1.6, 0.5  # times an API's median TTFT: nine of ten make the one, one of forty the other
@@ -48,7 +48,7 @@ Placed = tuple[Hashable, Decision]
 
 
 class Clairvoyant:
-    """Has the methods of `policies.waiting.WaitingRoom`, and is told of first tokens and endings."""
+    """Has the methods of `policies.queue.queue_scheduler.WaitingRoom`, and is told of first tokens and endings."""
 
     def __init__(self, world: World, setting: Setting, arrivals: Sequence[Arrival]) -> None:
         self.wake_at = FOREVER

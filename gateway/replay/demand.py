@@ -11,10 +11,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.replay.exact import Machine
+from gateway.replay.exact_engine import Machine
 from gateway.replay.traces import BLOCK, Arrival
-from policies.facts import FOREVER
-from policies.route import Route
+from policies.routes.route import Route
+from policies.types import FOREVER
 
 AHEAD = 10.0  # s that are foreseen: as long as answers take
 OFTEN = 0.5  # s between two looks

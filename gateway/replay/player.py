@@ -1,6 +1,7 @@
 """A trace through the gateway's own decision code, in virtual time, against simulated engines.
 
-What is pure here is what serves: `policies.tiers`, `policies.waiting`, `policies.attempts`, `policies.fleet`
+What is pure here is what serves: `policies.routing.tiers`, `policies.queue.queue_scheduler`,
+`policies.attempts.attempt_machine`, `policies.fleet.fleet`
 and the budgets for trying again. The player stands in for the sockets and for the clock alone, and is
 deterministic: one seed, one outcome. Of several workers each is a brain of its own; requests are spread over them
 at random, as the kernel does with connections, and they share what workers share, through the same memory. Of several
@@ -17,18 +18,18 @@ from array import array
 from collections.abc import Sequence
 from random import Random
 
-from gateway.replay.brain import Brain
-from gateway.replay.clock import Clock
-from gateway.replay.sender import ATTEMPTS, Live
-from gateway.replay.setting import Setting
-from gateway.replay.tally import Fate, Tally
+from gateway.replay.results import Fate, Tally
+from gateway.replay.scenario import Setting
+from gateway.replay.sim_dispatcher import ATTEMPTS, Live
+from gateway.replay.sim_fleet import Fault, World
+from gateway.replay.sim_gateway import Brain
+from gateway.replay.sim_network import Wire
 from gateway.replay.traces import BLOCK, Arrival
-from gateway.replay.wire import Wire
-from gateway.replay.world import Fault, World
-from gateway.workers.memory import Memory
-from policies.facts import FOREVER, PoolEstimate, PrefixBlocks, PromptEstimate
-from policies.route import Route
-from policies.siblings import Siblings
+from gateway.replay.virtual_clock import Clock
+from gateway.workers.shared_memory import Memory
+from policies.fleet.peers import Siblings
+from policies.routes.route import Route
+from policies.types import FOREVER, PoolEstimate, PrefixBlocks, PromptEstimate
 
 PROGRESS = 0.2  # s between two counts of the tokens that answers have
 SCRAPE = 0.5  # s between two looks at an engine

@@ -10,11 +10,11 @@ from statistics import fmean
 from time import process_time
 from typing import Any
 
-from gateway.observe.explain import explain
+from gateway.admin.decision_view import explain
 from gateway.replay.player import play
-from gateway.replay.setting import Setting
-from gateway.replay.sources import Traffic
-from gateway.replay.tally import Calibration, Row, Worst
+from gateway.replay.results import Calibration, Row, Worst
+from gateway.replay.scenario import Setting
+from gateway.replay.traffic_sources import Traffic
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,25 +28,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
+from gateway.admission.local_quotas import Shared
 from gateway.app import tune_gc
+from gateway.cluster.pending_updates import new_group
 from gateway.config.addresses import Address
 from gateway.config.models import Config
-from gateway.estimate.encoders import encoder
-from gateway.reloading import Reloads, Source
+from gateway.reload import Reloads, Source
 from gateway.serve import draining
-from gateway.state.memory import Shared
-from gateway.state.outbox import new_group
-from gateway.workers.changing import POSTED, Changing
-from gateway.workers.child import ASKED, DRAIN, GO, HURRY, PREPARED, RELOADED, SERVING, fork, told
-from gateway.workers.desk import Desk, serve_desk
-from gateway.workers.memory import Memory
-from gateway.workers.place import Place
-from gateway.workers.register import Entry, Register, State
-from gateway.workers.retired import Retired
-from gateway.workers.seat import Seat
-from gateway.workers.signals import heard
-from gateway.workers.sockets import BACKLOG, bound, private, reserved, url
+from gateway.tokenize.tokenizers import encoder
+from gateway.workers.admin_aggregator import Desk, serve_desk
+from gateway.workers.child_process import ASKED, DRAIN, GO, HURRY, PREPARED, RELOADED, SERVING, fork, told
+from gateway.workers.coordinated_reload import POSTED, Changing
+from gateway.workers.listen_sockets import BACKLOG, bound, private, reserved, url
+from gateway.workers.retired_counters import Retired
+from gateway.workers.shared_memory import Memory
+from gateway.workers.signal_selector import heard
 from gateway.workers.worker import serve_worker
+from gateway.workers.worker_context import Seat
+from gateway.workers.worker_register import Entry, Register, State
+from gateway.workers.worker_slot import Place
 
 log = logging.getLogger("firsttoken")
 

@@ -10,17 +10,17 @@ import socket
 from aiohttp import web
 from prometheus_client.core import Metric
 
+from gateway.admin.admin_server import Admin
+from gateway.admin.replies import respond
+from gateway.api.strict_json import encode
 from gateway.app import Gateway, tune_gc
 from gateway.config.models import Config
-from gateway.observe.admin import Admin
-from gateway.observe.logs import to_stderr, unhandled
-from gateway.observe.replies import respond
+from gateway.observe.log_format import to_stderr, unhandled
 from gateway.serve import loop_factory
-from gateway.strictjson import encode
-from gateway.workers.child import DRAIN, GO, HURRY, PREPARED, RELOAD, RELOADED, SERVING, TOLD
-from gateway.workers.merging import families
-from gateway.workers.seat import Seat
-from gateway.workers.shelf import Shelf
+from gateway.workers.child_process import DRAIN, GO, HURRY, PREPARED, RELOAD, RELOADED, SERVING, TOLD
+from gateway.workers.merged_stats import families
+from gateway.workers.shared_value import Shelf
+from gateway.workers.worker_context import Seat
 
 log = logging.getLogger("firsttoken")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.scorers.interface import Context, Prospect
+from policies.scorers.scorer import Context, Prospect
 
 
 def score(prospects: Sequence[Prospect], context: Context) -> list[float]:

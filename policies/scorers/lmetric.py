@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.facts import Load
-from policies.scorers.interface import Context, Prospect
+from policies.scorers.scorer import Context, Prospect
+from policies.types import Load
 
 
 def score(prospects: Sequence[Prospect], context: Context) -> list[float]:

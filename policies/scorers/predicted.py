@@ -4,7 +4,7 @@ The median prediction holds everything that delays this request: queue, uncached
 engine's pace. What it does not hold is the harm to others: a prefill stalls each answer that shares its
 steps, and with a perfect prediction alone a fleet met TTFT for 87 % of requests and was good for only
 58 %, because answers under way lost their pace. So the answers that its prefill would cost their
-pace there (`policies.stall`: expected losses, a number) are priced at WORTH seconds each.
+pace there (`policies.fleet.decode_interference`: expected losses, a number) are priced at WORTH seconds each.
 
 Affinity has no price of its own: a hit is worth the seconds it saves to this request, what its prefill
 would cost the others, and EFFORT for the engine's time, which whoever comes next will want. Without the
@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.facts import MEDIAN
-from policies.scorers.interface import Context, Prospect
-from policies.stall import harm
+from policies.fleet.decode_interference import harm
+from policies.scorers.scorer import Context, Prospect
+from policies.types import MEDIAN
 
 WORTH = 3.0  # s of this request's delay that one answer's pace is worth: an agent's whole budget
 EFFORT = 0.3  # s of this request's delay that a second of an engine's time is worth

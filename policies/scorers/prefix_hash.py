@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from policies.facts import PrefixBlocks
-from policies.scorers.interface import Context, Prospect, scatter
+from policies.scorers.scorer import Context, Prospect, scatter
+from policies.types import PrefixBlocks
 
 PREFIX = 256  # tokens that decide: a system prompt's worth; SGLang's default
 LOAD_FACTOR = 1.25  # of the mean number of requests in flight

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.scorers.interface import Context, Prospect
+from policies.scorers.scorer import Context, Prospect
 
 STICKY = 0.8  # share of the prompt that is cached
 PATIENCE = 18.0  # s of predicted TTFT that affinity is worth

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from backends.http.connection_pool import Origin
 from backends.interface import HttpCall
-from backends.transport import Origin
-from tests.kit.upstream import (
+from tests.support.upstream import (
     Listener,
     Script,
     Upstream,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends.address import Address
 from backends.catalog import KINDS, Kind, build
+from backends.http.address import Address
 from backends.interface import Backend, BackendConfig, HttpCall
 
 

@@ -13,7 +13,7 @@ from msgspec import Raw
 from backends.compatible import Compatible, Mistral
 from backends.interface import BackendConfig, FailureKind, Forward, HttpCall, Operation
 from backends.openai import OpenAI
-from backends.taps import BodyTap, StreamTap
+from backends.stream.taps import BodyTap, StreamTap
 
 MESSAGES = [{"role": "user", "content": "hé"}]
 

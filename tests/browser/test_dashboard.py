@@ -15,11 +15,11 @@ import pytest
 from aiohttp import ClientError, ClientSession
 
 from gateway.app import Gateway
-from gateway.views.between import quantile
+from gateway.cli.top_deltas import quantile
 from tests.browser.chromium import BINARY, Page, browsing
 from tests.gateway.builders import CHAT
-from tests.kit.gateways import running
-from tests.kit.simulated import engine_pool, engines
+from tests.support.gateways import running
+from tests.support.simulated import engine_pool, engines
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium here (Debian and Ubuntu: apt install chromium)")
 

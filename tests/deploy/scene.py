@@ -24,9 +24,9 @@ from typing import Any
 
 import aiohttp
 
-from tests.kit.gateways import document, pool
-from tests.kit.served import Served, serving
-from tests.kit.simulated import engine_pool, engines
+from tests.support.gateways import document, pool
+from tests.support.served import Served, serving
+from tests.support.simulated import engine_pool, engines
 
 NOBODY = "http://127.0.0.1:1"  # no port that anything listens on
 KEY, SMALL_KEY = "a-key-for-all", "a-key-with-a-small-quota"

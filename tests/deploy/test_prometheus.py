@@ -13,7 +13,7 @@ import pytest
 
 from tests.deploy.dashboards import DEPLOY, RULES, Asked, of_panels, of_rules, of_variables
 from tests.deploy.scene import ROUTES, played
-from tests.kit.prometheus import Prometheus, program, scraping
+from tests.support.prometheus import Prometheus, program, scraping
 
 WITHIN = 30.0  # s, until every query has had an answer
 Found = list[tuple[dict[str, str], float]]

@@ -10,21 +10,21 @@ from time import monotonic
 from typing import Any
 
 from backends import catalog
-from backends.exchange import Exchange
+from backends.http.connection_pool import Origin
+from backends.http.exchange import Exchange
 from backends.interface import Backend, BackendConfig, Failure, Forward, Operation
-from backends.transport import Origin
-from gateway import ingress
+from gateway.api import inference_request as ingress
+from gateway.api.inference_request import InferenceRequest
 from gateway.app import Gateway
-from gateway.ingress import InferenceRequest
-from gateway.monitor import Monitor
+from gateway.fleet.monitor import Monitor
 from gateway.observe.record import End, Record
-from gateway.run import Run
-from policies import facts
-from policies.facts import Attempt, AttemptKind, Candidate, Decision, Ending, Endpoint, Forecast, Outcome, PoolEstimate
-from policies.fleet import Fleet, Reported
-from policies.route import Route
-from tests.kit.gateways import pool, running
-from tests.kit.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+from gateway.upstream.upstream_request import Run
+from policies import types as facts
+from policies.fleet.fleet import Fleet, Reported
+from policies.routes.route import Route
+from policies.types import Attempt, AttemptKind, Candidate, Decision, Ending, Endpoint, Forecast, Outcome, PoolEstimate
+from tests.support.gateways import pool, running
+from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
 PREAMBLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'

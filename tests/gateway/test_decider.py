@@ -8,16 +8,16 @@ from time import monotonic
 import pytest
 
 from backends.interface import Operation
+from gateway.admission.auth import ANYONE, Tenant
+from gateway.api.api_error import Refusal
+from gateway.api.strict_json import decode, encode
 from gateway.decider import LARGE, MANY, Decider, ask_of, wanted_headers
-from gateway.estimate.estimator import Estimator, PoolTokenizer
-from gateway.keys import ANYONE, Tenant
-from gateway.monitor import Monitor
+from gateway.fleet.monitor import Monitor
 from gateway.observe.record import End
-from gateway.refusal import Refusal
-from gateway.strictjson import decode, encode
-from policies.facts import Ending, Endpoint, Outcome, Pool, PoolEstimate, Price
-from policies.fleet import Fleet, Reported
-from policies.route import Route
+from gateway.tokenize.estimator import Estimator, PoolTokenizer
+from policies.fleet.fleet import Fleet, Reported
+from policies.routes.route import Route
+from policies.types import Ending, Endpoint, Outcome, Pool, PoolEstimate, Price
 from tests.gateway.builders import Owner, candidate, record, request, route, run
 
 PRICE = Price(1.0, 2.0)

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from gateway import relay
-from gateway.keys import ANYONE, Tenant
+from gateway.admission.auth import ANYONE, Tenant
+from gateway.api.api_error import Refusal, bad_request, internal
 from gateway.observe.record import End, Stage
 from gateway.proxy import end_of, identify, refuse_unplaced, settle, strips
-from gateway.refusal import Refusal, bad_request, internal
-from gateway.run import Run
-from policies.facts import FOREVER, Decision, Ending, Outcome, Price
+from gateway.upstream import relay
+from gateway.upstream.upstream_request import Run
+from policies.types import FOREVER, Decision, Ending, Outcome, Price
 from tests.gateway.builders import (
     ANSWER,
     CHAT,
@@ -41,9 +41,9 @@ from tests.gateway.builders import (
     route,
     run,
 )
-from tests.kit.gateways import pool, running
-from tests.kit.simulated import eventually
-from tests.kit.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
+from tests.support.gateways import pool, running
+from tests.support.simulated import eventually
+from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
 
 STREAM = {**CHAT, "stream": True}
 KEYS = [

@@ -15,12 +15,12 @@ from gateway.config.addresses import Address
 from gateway.config.models import Config
 from gateway.observe.record import End
 from gateway.serve import serve
-from gateway.workers.sockets import bound
+from gateway.workers.listen_sockets import bound
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
-from tests.kit.gateways import document, pool, running
-from tests.kit.served import serving, written
-from tests.kit.simulated import eventually
-from tests.kit.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+from tests.support.gateways import document, pool, running
+from tests.support.served import serving, written
+from tests.support.simulated import eventually
+from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
 STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]

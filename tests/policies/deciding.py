@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies import workloads
-from policies.facts import (
+from policies.routes import workloads
+from policies.routes.route import Route
+from policies.routing.tiers import decide
+from policies.scorers.scorer import Prospect
+from policies.types import (
     Ask,
     Candidate,
     Decision,
@@ -21,9 +24,6 @@ from policies.facts import (
     Price,
     PromptEstimate,
 )
-from policies.route import Route
-from policies.scorers.interface import Prospect
-from policies.tiers import decide
 
 RATE = 20_000.0  # prefill, tokens per second
 # One in ten takes more than 1.4 times the median, one in a hundred about 2.7 times.

@@ -7,8 +7,8 @@ from statistics import median
 
 from hypothesis import strategies as st
 
-from policies.facts import Candidate, Ending, Endpoint, Load, Pool, PoolEstimate, PrefixBlocks
-from policies.fleet import Fleet, Reported
+from policies.fleet.fleet import Fleet, Reported
+from policies.types import Candidate, Ending, Endpoint, Load, Pool, PoolEstimate, PrefixBlocks
 from tests.policies.virtual_engine import Request
 
 ONE, TWO, API = Endpoint("small/1", "small"), Endpoint("small/2", "small"), Endpoint("api/1", "api")

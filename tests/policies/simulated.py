@@ -10,9 +10,9 @@ from random import Random
 from backends.simulated.engine import Engine
 from backends.simulated.events import EngineRequest, FirstToken
 from backends.simulated.profiles import EngineProfile, profile_named
-from backends.simulated.virtual import VirtualEngine
-from policies.facts import Candidate, Ending, Endpoint, Forecast, Pool, PoolEstimate
-from policies.fleet import Fleet, Reported
+from backends.simulated.virtual_engine import VirtualEngine
+from policies.fleet.fleet import Fleet, Reported
+from policies.types import Candidate, Ending, Endpoint, Forecast, Pool, PoolEstimate
 
 ONE = Endpoint("main/1", "main")
 

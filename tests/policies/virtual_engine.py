@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
-from policies.facts import Candidate, Ending, Endpoint, Forecast, Pool, PoolEstimate, PrefixBlocks
-from policies.fleet import Fleet, Reported
+from policies.fleet.fleet import Fleet, Reported
+from policies.types import Candidate, Ending, Endpoint, Forecast, Pool, PoolEstimate, PrefixBlocks
 
 BLOCK = 16  # tokens
 

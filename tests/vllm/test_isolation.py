@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.cachegroups import CacheGroups, Member
+from gateway.admission.cache_salts import CacheGroups, Member
 from tests.vllm import fleet
 from tests.vllm.figures import Figures
 from tests.vllm.fleet import Gateway, Server

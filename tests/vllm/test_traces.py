@@ -14,9 +14,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from scripts import vllm_servers
 from scripts.vllm_servers import Server
-from tests.kit.collector import Collector, read
-from tests.kit.gateways import running
-from tests.kit.simulated import eventually
+from tests.support.collector import Collector, read
+from tests.support.gateways import running
+from tests.support.simulated import eventually
 from tests.vllm.figures import Figures
 
 NEEDED = "import opentelemetry.sdk.trace, opentelemetry.exporter.otlp.proto.http.trace_exporter"

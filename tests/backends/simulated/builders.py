@@ -10,7 +10,7 @@ from zlib import crc32
 from backends.simulated.engine import Engine
 from backends.simulated.events import EngineRequest, RequestId
 from backends.simulated.profiles import EngineProfile, profile_named
-from backends.simulated.virtual import VirtualEngine
+from backends.simulated.virtual_engine import VirtualEngine
 
 _TOKEN = re.compile(r" ?[^ ]+| ")
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from backends.simulated.profiles import profile_named
-from backends.simulated.server import SimulatedServer
+from backends.simulated.simulated_server import SimulatedServer
 from tests.backends.simulated.builders import encode
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]

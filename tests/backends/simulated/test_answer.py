@@ -6,7 +6,7 @@ import asyncio
 
 from backends.simulated.answer import Answer
 from backends.simulated.reply import Wish, write_text
-from backends.simulated.wire import ReplyWriter, Style
+from backends.simulated.reply_writer import ReplyWriter, Style
 
 
 class Closed(asyncio.Transport):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from backends.simulated.engine import Engine
 from backends.simulated.events import Finished, FirstToken, Refused, StepResult
-from backends.simulated.virtual import VirtualEngine
+from backends.simulated.virtual_engine import VirtualEngine
 from tests.backends.simulated.builders import ask, engine, quiet, seconds, virtual
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.config.changes import change
+from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
-from gateway.config.problems import ConfigError
-from tests.kit.gateways import document, pool
+from tests.support.gateways import document, pool
 
 DIGEST = "0" * 64
 

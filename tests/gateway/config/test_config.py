@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config.models import NOT_YET, Config
-from gateway.config.pool import ENCODINGS
-from gateway.estimate.encoders import ALIASES, PATTERNS
-from policies import facts
-from policies.route import Route
+from gateway.config.pool_section import ENCODINGS
+from gateway.tokenize.tokenizers import ALIASES, PATTERNS
+from policies import types as facts
+from policies.routes.route import Route
 
 VLLM = {"backend": "vllm", "model": "qwen3-8b", "endpoints": ["http://10.0.0.11:8000"]}
 

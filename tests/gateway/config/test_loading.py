@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config.document import parse
 from gateway.config.loading import ConfigError, validated
+from gateway.config.yaml_source import parse
 from tests.gateway.config.loading_cases import DIGEST, POOLS, ROUTES, loaded, places, pool, refusal, route, spoilt
-from tests.kit.contract import CONTRACT
+from tests.support.contract import CONTRACT
 
 # ---------------------------------------------------------------------------- values of a section
 

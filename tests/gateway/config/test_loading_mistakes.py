@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config.loading import ConfigError, load
 from tests.gateway.config.loading_cases import POOLS, PRESETS, ROUTES, loaded, pool, refusal
-from tests.kit.contract import CONTRACT
+from tests.support.contract import CONTRACT
 
 # ---------------------------------------------------------------------------- files and environment
 
@@ -177,7 +177,7 @@ def test_events_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_without_events_their_package_is_not_loaded() -> None:
     """ZMQ is an extra."""
-    code = "import sys, gateway.app, gateway.cli; assert 'zmq' not in sys.modules"
+    code = "import sys, gateway.app, gateway.cli.main; assert 'zmq' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from gateway.config.document import parse
 from gateway.config.schema import keys_at, schema, words_at
-from tests.kit.contract import CONTRACT
+from gateway.config.yaml_source import parse
+from tests.support.contract import CONTRACT
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted([*ROOT.glob("policies/presets/*.yaml"), *ROOT.glob("deploy/config/*.yaml")])

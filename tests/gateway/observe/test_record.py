@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import pytest
 
+from gateway.api.strict_json import encode
 from gateway.observe.record import UNSPENT, AttemptRecord, End, Record
-from gateway.strictjson import encode
-from policies.facts import AttemptKind, Ending
+from policies.types import AttemptKind, Ending
 from tests.gateway.builders import record
 
 # --------------------------------------------------------------------------- the verdict

@@ -9,10 +9,10 @@ from time import monotonic, time
 
 import pytest
 
+from gateway.api.api_error import bad_request
 from gateway.observe import recorder
 from gateway.observe.record import End, Record
 from gateway.observe.recorder import Recorder
-from gateway.refusal import bad_request
 from tests.gateway.builders import decided
 
 

@@ -9,11 +9,11 @@ from random import Random
 from typing import Any
 
 from backends.simulated.profiles import PROFILES, Profile
-from gateway.replay.setting import Setting
+from gateway.replay.scenario import Setting
 from gateway.replay.traces import BLOCK, Arrival
-from policies.facts import Endpoint, Pool, Price
-from policies.route import Route
-from policies.workloads import apply
+from policies.routes.route import Route
+from policies.routes.workloads import apply
+from policies.types import Endpoint, Pool, Price
 
 CONFIG = """\
 pools:

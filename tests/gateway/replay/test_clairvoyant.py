@@ -8,13 +8,13 @@ import pytest
 
 from backends.simulated.events import EngineRequest, Finished, FirstToken
 from backends.simulated.profiles import PROFILES, EngineProfile
-from gateway.replay.exact import Answer, Machine
+from gateway.replay.exact_engine import Answer, Machine
 from gateway.replay.player import play
-from gateway.replay.setting import YARDSTICKS, Setting
-from gateway.replay.tally import End, Tally
+from gateway.replay.results import End, Tally
+from gateway.replay.scenario import YARDSTICKS, Setting
+from gateway.replay.sim_fleet import World
 from gateway.replay.traces import BLOCK, Arrival
-from gateway.replay.world import World
-from policies.facts import Endpoint
+from policies.types import Endpoint
 from tests.gateway.replay.builders import arrivals, pool, route, setting
 
 QUIET = replace(PROFILES["8b-h100"], sigma=0.0)  # type: ignore[type-var]

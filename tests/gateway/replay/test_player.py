@@ -9,13 +9,13 @@ import pytest
 
 from backends.simulated.profiles import PROFILES
 from gateway.replay.player import Player, play
-from gateway.replay.sender import Live
-from gateway.replay.setting import COMPARABLE, POOLED, YARDSTICKS, Setting
-from gateway.replay.tally import End
+from gateway.replay.results import End
+from gateway.replay.scenario import COMPARABLE, POOLED, YARDSTICKS, Setting
+from gateway.replay.sim_dispatcher import Live
+from gateway.replay.sim_fleet import Fault
 from gateway.replay.traces import Arrival
-from gateway.replay.world import Fault
-from policies.facts import Ask, Decision, Price
-from policies.tiers import decide
+from policies.routing.tiers import decide
+from policies.types import Ask, Decision, Price
 from tests.gateway.replay.builders import arrivals, pool, route, setting
 
 BUSY = arrivals(80, rate=8.0)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.replay.sources import AGENTS, Source, Traffic
 from gateway.replay.synthetic import agents
 from gateway.replay.traces import TraceError, at_load, read_trace, spread
+from gateway.replay.traffic_sources import AGENTS, Source, Traffic
 from tests.gateway.builders import record
 from tests.gateway.replay.builders import mooncake, route, setting
 

@@ -1,0 +1,102 @@
+"""What an engine says of its load, read from its Prometheus page.
+
+The page may be 100 KB of histograms of which eight lines matter, so it is searched, never parsed: series of one
+name lie together (text format 0.0.4), and only they are looked at. Engines and ranks of one server are added up.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Names = tuple[bytes, ...]  # of one meaning, over versions: the first that is there counts
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMetrics:
+    """Which series say what. The fields of what is read are those of policies.types.EngineLoad."""
+
+    running: Names = ()
+    waiting: Names = ()
+    kv_usage: Names = ()
+    prefix_queries: Names = ()
+    prefix_hits: Names = ()
+    started_at: Names = (b"process_start_time_seconds",)
+    info: bytes = b""  # an info series that has block size and count in labels
+    block_size: bytes = b"block_size"  # its label
+    blocks: bytes = b"num_gpu_blocks"  # its label
+    block_size_gauge: Names = ()  # or a gauge each
+    tokens_gauge: Names = ()
+
+    def read(self, page: bytes) -> Mapping[str, float | None]:
+        page = b"\n" + page + b"\n"
+        usage = _values(page, self.kv_usage)
+        block_size, blocks = self._cache(page)
+        return {
+            "running": _whole(_total(page, self.running)),
+            "waiting": _whole(_total(page, self.waiting)),
+            "kv_usage": sum(usage) / len(usage) if usage else None,
+            "block_size": block_size,
+            "kv_blocks": blocks,
+            "started_at": max(_values(page, self.started_at), default=None),
+            "prefix_queries": _total(page, self.prefix_queries),
+            "prefix_hits": _total(page, self.prefix_hits),
+        }
+
+    def _cache(self, page: bytes) -> tuple[int | None, int | None]:
+        infos = [labels for labels, _ in samples(page, self.info)] if self.info else []
+        sizes = [size for labels in infos if (size := _label(labels, self.block_size))]
+        counts = [count for labels in infos if (count := _label(labels, self.blocks))]
+        if sizes:
+            return sizes[0], sum(counts) or None
+        gauge = _whole(max(_values(page, self.block_size_gauge), default=None))
+        tokens = _total(page, self.tokens_gauge)
+        return gauge, int(tokens / gauge) if gauge and tokens else None
+
+
+def samples(page: bytes, name: bytes) -> list[tuple[bytes, float]]:
+    """Labels and value of each series of that name; what is no number is left out. `page` is between line feeds."""
+    found: list[tuple[bytes, float]] = []
+    prefix = b"\n" + name
+    start = page.find(prefix)
+    while start >= 0:
+        end = page.find(b"\n", start + 1)
+        line = page[start + len(prefix) : end]
+        if line.startswith((b"{", b" ")):  # not a longer name
+            labels, _, value = line.rpartition(b"}")
+            found += [(labels, number) for number in _number(value)]
+        start = -1 if found and not page.startswith(prefix, end) else page.find(prefix, end)
+    return found
+
+
+def _number(text: bytes) -> tuple[float, ...]:
+    """Of `value [timestamp]`; none if it is not finite."""
+    try:
+        value = float(text.split()[0])
+    except (ValueError, IndexError):
+        return ()
+    return (value,) if math.isfinite(value) else ()
+
+
+def _values(page: bytes, names: Names) -> list[float]:
+    for name in names:
+        if found := samples(page, name):
+            return [value for _, value in found]
+    return []
+
+
+def _total(page: bytes, names: Names) -> float | None:
+    values = _values(page, names)
+    return sum(values) if values else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _label(labels: bytes, name: bytes) -> int:
+    """A label's whole number; 0 if it has none."""
+    match = re.search(rb"[{,]" + name + rb'="(\d+)"', labels)
+    return int(match[1]) if match else 0

@@ -1,0 +1,126 @@
+"""Callers' quotas on the way of a request: what it claims, how a refusal reads, and the settling of what was let in.
+
+Rules:
+- Only keys with limits come here; a request of any other pays one comparison.
+- Claimed are the estimated prompt, as the pool counts it that counts most, the answer that the route usually gives
+  (the caller's own bound, if that is less), and what both cost where they cost most. The Record settles it.
+- A request counts, whatever becomes of it; its tokens if there was an answer, its prompt if the caller left before.
+- Refused is the caller's own doing: outcome `refused`, which no objective counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry
+
+from gateway.admission.auth import Tenant
+from gateway.admission.reservations import Quotas, Reservation
+from gateway.api.api_error import Refusal, retry_later
+from gateway.observe.metrics.series import counter
+from gateway.observe.record import End, Record
+from gateway.observe.recorder import Recorder
+from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit
+from policies.types import Price, PromptEstimate
+
+FREE = Price()  # a pool that a reload has taken away
+NO_RETRY = {"x-should-retry": "false"}  # which the SDKs of OpenAI obey
+
+
+class Admission:
+    """`prices`: by pool."""
+
+    def __init__(
+        self, quotas: Quotas, prices: Mapping[str, Price], recorder: Recorder, registry: CollectorRegistry
+    ) -> None:
+        self._quotas, self.prices, self._recorder, self._registry = quotas, prices, recorder, registry
+        self._settling = False
+        self.refused = counter("firsttoken_quota_refused_total")
+
+    async def reserve(self, tenant: Tenant, limits: KeyLimits, estimate: PromptEstimate, record: Record) -> None:
+        """Raises Refusal (429)."""
+        if not self._settling:  # nobody has paid for this sink until now
+            self._settling = True
+            self._recorder.sinks.append(self.settle)
+            self._registry.register(self.refused)
+        claim = claim_of(estimate, None if limits.cost is None else self.prices)
+        record.quota = made = await self._quotas.reserve(tenant.name, limits, claim)
+        if (limit := made.verdict.limit) is not None:
+            self.refused.of[tenant.name, limit.value].value += 1
+            raise refusal(made, limit)
+
+    def settle(self, record: Record) -> None:
+        """A sink of Records."""
+        reservation, record.quota = record.quota, None
+        if reservation is not None and reservation.verdict.limit is None:
+            self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
+
+
+def claim_of(estimate: PromptEstimate, prices: Mapping[str, Price] | None) -> Claim:
+    """`prices` None: nobody asks what it costs."""
+    pools, output = estimate.pools, estimate.output_tokens
+    tokens = max([pool.tokens for pool in pools.values()])
+    if prices is None:
+        return Claim(tokens + output)
+    cost = max([prices.get(name, FREE).of(pool.tokens, output) for name, pool in pools.items()])
+    return Claim(tokens + output, round(cost * NANO))
+
+
+def tokens_of(record: Record) -> int:
+    """What a request took in truth."""
+    if record.ttft is None and record.end is not End.CLIENT_GONE:
+        return 0
+    prompt = record.prompt_tokens_reported
+    return (record.prompt_tokens_estimated or 0 if prompt is None else prompt) + (record.output_tokens or 0)
+
+
+def refusal(made: Reservation, limit: Limit) -> Refusal:
+    """In OpenAI's dialect: which limit, how much of it, and when there is room again."""
+    limits, verdict = made.limits, made.verdict
+    if limit is Limit.COST:
+        return Refusal(
+            429, f"This key has used its {usd(limits.cost)} of this calendar month (UTC).",
+            type="insufficient_quota", code="insufficient_quota", headers=NO_RETRY,
+        )  # fmt: skip
+    if verdict.wait is None:
+        said = f"may take {made.claim.tokens} tokens, and this key has {limits.tokens} per minute"
+        return Refusal(
+            429, f"The request is too large: it {said}. Shorten it, or bound its answer by max_tokens.",
+            type="tokens", code="rate_limit_exceeded", headers=NO_RETRY,
+        )  # fmt: skip
+    most, of = {
+        Limit.REQUESTS: (limits.requests, "requests per minute"),
+        Limit.TOKENS: (limits.tokens, "tokens per minute"),
+        Limit.CONCURRENT: (limits.concurrent, "requests at a time"),
+    }[limit]
+    return Refusal(
+        429, f"This key has reached its limit of {most} {of}. Try again in {duration(verdict.wait)}.",
+        type="tokens" if limit is Limit.TOKENS else "requests", code="rate_limit_exceeded",
+        headers=retry_later(verdict.wait),
+    )  # fmt: skip
+
+
+def quota_headers(made: Reservation) -> Iterable[str]:
+    """Header lines for the limits that there are."""
+    limits, verdict = made.limits, made.verdict
+    for of, most, left, reset in (
+        ("requests", limits.requests, verdict.requests_left, verdict.requests_reset),
+        ("tokens", limits.tokens, verdict.tokens_left, verdict.tokens_reset),
+    ):
+        if most is not None:
+            yield (
+                f"x-ratelimit-limit-{of}: {most}\r\nx-ratelimit-remaining-{of}: {left}\r\n"
+                f"x-ratelimit-reset-{of}: {duration(reset)}"
+            )
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: 12ms, 8.64s, 1m30s."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f}ms"
+    minutes, rest = divmod(round(seconds, 2), 60)
+    return f"{minutes:.0f}m{rest:.4g}s" if minutes else f"{rest:.4g}s"
+
+
+def usd(nano: int | None) -> str:
+    return f"{(nano or 0) / NANO:.2f} USD"

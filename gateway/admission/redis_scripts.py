@@ -1,0 +1,185 @@
+"""What Redis does for quotas: one script per step, each whole or not at all, on Redis' own clock.
+
+Keys, all of one caller's key in one slot of a cluster; each expires:
+    firsttoken:{NAME}:minute    hash: `r<second>`, `t<second>`: requests and tokens let in in that second
+    firsttoken:{NAME}:running   sorted set: reservations that are not settled, by when they lapse, ms
+    firsttoken:{NAME}:held      hash: what each of these may cost at most, billionths of a USD
+    firsttoken:{NAME}:spent     hash: by month, billionths of a USD
+    firsttoken:members          sorted set: who enforces quotas, by when it lapses
+
+The rules are those of `policies.quota.key_limits` and `policies.quota.sliding_window`; the tests hold both to the same.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha1
+from urllib.parse import quote
+
+from gateway.cluster.redis_client import PREFIX
+from policies.quota.sliding_window import SPAN
+
+LEASE = 60_000  # ms that a reservation lives without a sign of whoever made it
+MEMBER = 15_000  # ms
+MONTHS = 40 * 86_400_000  # ms that a month's costs are kept after the last
+NONE = -1  # no limit
+
+CLOCK = "redis.call('TIME')"
+
+_NOW = """
+local time = CLOCK
+local second = tonumber(time[1])
+local now = second * 1000 + math.floor(tonumber(time[2]) / 1000)
+"""
+
+# Gives: which limit refuses (0: none), ms to wait (-1: not by waiting), requests and tokens that count, ms until they
+# no longer do, the second, what is spent.
+RESERVE = (
+    _NOW
+    + """
+local lease, month = ARGV[1], ARGV[2]
+local tokens, cost = tonumber(ARGV[3]), tonumber(ARGV[4])
+local most_requests, most_tokens = tonumber(ARGV[5]), tonumber(ARGV[6])
+local most_running, most_cost = tonumber(ARGV[7]), tonumber(ARGV[8])
+
+for _, lapsed in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do
+  redis.call('ZREM', KEYS[2], lapsed)
+  redis.call('HDEL', KEYS[3], lapsed)
+end
+
+local by = {r = {}, t = {}}
+local sum, last, old = {r = 0, t = 0}, {r = 0, t = 0}, {}
+local fields = redis.call('HGETALL', KEYS[1])
+for i = 1, #fields, 2 do
+  local kind, at, count = string.sub(fields[i], 1, 1), tonumber(string.sub(fields[i], 2)), tonumber(fields[i + 1])
+  if at < second - SPAN then
+    old[#old + 1] = fields[i]
+  else
+    by[kind][at] = count
+    sum[kind] = sum[kind] + count
+    if count > 0 and at > last[kind] then last[kind] = at end
+  end
+end
+if #old > 0 then redis.call('HDEL', KEYS[1], unpack(old)) end
+
+local function wait(kind, excess)
+  for at = second - SPAN, second do
+    excess = excess - (by[kind][at] or 0)
+    if excess <= 0 then return (at + SPAN + 1) * 1000 - now end
+  end
+  return (SPAN + 1) * 1000
+end
+
+local spent = tonumber(redis.call('HGET', KEYS[4], month) or '0')
+local refused, longest = 0, -1
+local function refuse(limit, ms)
+  if ms < 0 then ms = 1e15 end
+  if ms > longest then refused, longest = limit, ms end
+end
+if most_cost >= 0 then
+  local held = 0
+  for _, one in ipairs(redis.call('HVALS', KEYS[3])) do held = held + tonumber(one) end
+  if spent + held + cost > most_cost then refuse(4, -1) end
+end
+if most_running >= 0 and redis.call('ZCARD', KEYS[2]) >= most_running then refuse(3, 1000) end
+if most_requests >= 0 and sum.r >= most_requests then refuse(1, wait('r', sum.r + 1 - most_requests)) end
+if most_tokens >= 0 and sum.t + tokens > most_tokens then
+  if tokens > most_tokens then refuse(2, -1) else refuse(2, wait('t', sum.t + tokens - most_tokens)) end
+end
+
+if refused == 0 then
+  redis.call('HINCRBY', KEYS[1], 'r' .. second, 1)
+  redis.call('HINCRBY', KEYS[1], 't' .. second, tokens)
+  redis.call('PEXPIRE', KEYS[1], (SPAN + 2) * 1000)
+  redis.call('ZADD', KEYS[2], now + LEASE, lease)
+  redis.call('PEXPIRE', KEYS[2], 2 * LEASE)
+  if cost > 0 then
+    redis.call('HSET', KEYS[3], lease, string.format('%.0f', cost))
+    redis.call('PEXPIRE', KEYS[3], 2 * LEASE)
+  end
+  sum.r, sum.t, last.r, last.t = sum.r + 1, sum.t + tokens, second, second
+end
+if longest == 1e15 then longest = -1 end
+local function reset(kind) if last[kind] == 0 then return 0 end return (last[kind] + SPAN + 1) * 1000 - now end
+return {refused, longest, sum.r, sum.t, reset('r'), reset('t'), second, string.format('%.0f', spent)}
+"""
+)
+
+# `let_in` 0: elsewhere, so long `ago`, and is only now told; unless it was let in here too, and heard of too late.
+# `again`: it may have been told before; if it was, its lease is gone.
+SETTLE = (
+    _NOW
+    + """
+local lease, month, let_in, ago = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local reserved, tokens, cost, again = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8] == '1'
+local counted = redis.call('ZREM', KEYS[2], lease)
+local told = redis.call('ZREM', KEYS[2], lease .. '~')
+redis.call('HDEL', KEYS[3], lease, lease .. '~')
+if again and counted + told == 0 then return 0 end
+if let_in == 0 and counted == 1 then let_in = second - ago end
+local function count(at, requests, more)
+  if requests > 0 then redis.call('HINCRBY', KEYS[1], 'r' .. at, requests) end
+  redis.call('HINCRBY', KEYS[1], 't' .. at, more)
+  redis.call('PEXPIRE', KEYS[1], (SPAN + 2) * 1000)
+end
+if let_in == 0 then
+  if ago <= SPAN then count(second - ago, 1, tokens) end
+elseif tokens > reserved then
+  count(second, 0, tokens - reserved)
+elseif tokens < reserved and let_in >= second - SPAN and redis.call('HEXISTS', KEYS[1], 't' .. let_in) == 1 then
+  count(let_in, 0, tokens - reserved)
+end
+if cost ~= '0' then
+  redis.call('HINCRBY', KEYS[4], month, cost)
+  redis.call('PEXPIRE', KEYS[4], MONTHS)
+end
+return 1
+"""
+)
+
+# Pairs of a lease and what it holds: they live on. What we do not know is marked: it has not been counted here.
+RENEW = (
+    _NOW
+    + """
+for i = 1, #ARGV, 2 do
+  local lease = ARGV[i]
+  if not redis.call('ZSCORE', KEYS[2], lease) then lease = lease .. '~' end
+  redis.call('ZADD', KEYS[2], now + LEASE, lease)
+  if ARGV[i + 1] ~= '0' then redis.call('HSET', KEYS[3], lease, ARGV[i + 1]) end
+end
+redis.call('PEXPIRE', KEYS[2], 2 * LEASE)
+redis.call('PEXPIRE', KEYS[3], 2 * LEASE)
+return 1
+"""
+)
+
+# Gives how many there are. `leaving`: one fewer.
+MEMBERS = (
+    _NOW
+    + """
+if ARGV[2] == '1' then redis.call('ZREM', KEYS[1], ARGV[1]) else redis.call('ZADD', KEYS[1], now + MEMBER, ARGV[1]) end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+redis.call('PEXPIRE', KEYS[1], MEMBER)
+return redis.call('ZCARD', KEYS[1])
+"""
+)
+
+
+class Script:
+    """Known to Redis by its digest once it was loaded."""
+
+    __slots__ = ("sha", "text")
+
+    def __init__(self, text: str, clock: str = CLOCK) -> None:
+        for name, number in (("SPAN", SPAN), ("LEASE", LEASE), ("MEMBER", MEMBER), ("MONTHS", MONTHS)):
+            text = text.replace(name, str(number))
+        self.text = text.replace("CLOCK", clock)
+        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+def keys_of(name: str) -> list[str]:
+    """In the order in which the scripts take them."""
+    tagged = f"{PREFIX}{{{quote(name, safe='')}}}"
+    return [f"{tagged}:minute", f"{tagged}:running", f"{tagged}:held", f"{tagged}:spent"]
+
+
+MEMBERS_KEY = PREFIX + "members"

@@ -1,0 +1,85 @@
+"""Errors that a caller sees, in the OpenAI dialect.
+
+A `Refusal` is an answer, not an accident: it says whose fault it is and what would mend it.
+Our own bugs are another class (`INTERNAL`), so that they are never blamed on the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.api.strict_json import encode
+
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    409: "Conflict",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    422: "Unprocessable Content",
+    429: "Too Many Requests",
+    500: "Internal Server Error",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+
+
+class Refusal(Exception):
+    """An error reply. `type`, `code` and `param` are OpenAI's; `close` ends the connection after it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        close: bool = False,
+        logged: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.type, self.code, self.param = status, message, type, code, param
+        self.headers = dict(headers or {})
+        self.close = close
+        self.logged = logged or message  # for Records: never what a caller or a backend wrote
+
+    def body(self) -> bytes:
+        """The OpenAI error envelope."""
+        return encode(envelope(self.message, self.type, self.code, self.param))
+
+
+def envelope(message: str, type: str, code: str | None, param: str | None) -> dict[str, object]:
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def retry_later(seconds: float) -> dict[str, str]:
+    """Headers that both SDKs honour; whole seconds are rounded up, so that no client is early."""
+    millis = max(1, round(seconds * 1000))
+    return {"retry-after": str(-(-millis // 1000)), "retry-after-ms": str(millis)}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None, logged: str = "") -> Refusal:
+    return Refusal(400, message, param=param, code=code, logged=logged)
+
+
+def stopped() -> Refusal:
+    """Another gateway may serve it at once."""
+    message = "The gateway is being stopped; try again."
+    return Refusal(503, message, type="server_error", code="unavailable", headers=retry_later(1.0), close=True)
+
+
+def internal(request_id: str) -> Refusal:
+    return Refusal(
+        500,
+        f"The gateway failed on this request (id {request_id}); the fault is ours.",
+        type="server_error",
+        close=True,
+    )

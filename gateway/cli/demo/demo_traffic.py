@@ -1,0 +1,84 @@
+"""The demo's callers, in a process of their own: conversations on every route until standard input ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+from typing import Any
+
+import aiohttp
+
+from gateway.cli.demo.scene import CALLERS, Callers
+from gateway.serve import loop_factory
+
+WORDS = """
+    latency budget route token prefix engine queue prompt stream cache model answer tier window batch step
+    the a of to in and is for with that it on as by from at this have can will when more less first last
+""".split()
+
+
+def words(count: int, rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=count))
+
+
+class Crowd:
+    """All callers of one route."""
+
+    def __init__(self, base_url: str, callers: Callers, session: aiohttp.ClientSession, rng: random.Random) -> None:
+        self.url, self.callers, self.session, self.rng = f"{base_url}/chat/completions", callers, session, rng
+        self.system = words(callers.system_words, rng)
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def arrive_forever(self) -> None:
+        """Poisson arrivals, with bursts."""
+        loop, callers = asyncio.get_running_loop(), self.callers
+        start = loop.time()
+        while True:
+            in_burst = (loop.time() - start) % callers.burst_every > callers.burst_every - callers.burst_for
+            rate = callers.rate * (callers.burst if in_burst else 1.0)
+            await asyncio.sleep(self.rng.expovariate(rate))
+            task = asyncio.create_task(self.converse())
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def converse(self) -> None:
+        """One conversation; a refusal ends it."""
+        messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}]
+        for turn in range(self.callers.turns):
+            count = self.callers.new_words + (self.callers.opening_words if turn == 0 else 0)
+            messages.append({"role": "user", "content": words(count, self.rng)})
+            answer = await self.ask(messages)
+            if answer is None:
+                return
+            messages.append({"role": "assistant", "content": answer})
+            await asyncio.sleep(self.rng.expovariate(1.0) * self.callers.pause)
+
+    async def ask(self, messages: list[dict[str, Any]]) -> str | None:
+        body = {
+            "model": self.callers.route, "messages": messages, "stream": True, "max_tokens": self.callers.max_tokens,
+        }  # fmt: skip
+        try:
+            async with self.session.post(self.url, json=body) as reply:
+                text = await reply.text()
+                return words(self.callers.max_tokens // 2, self.rng) if reply.status == 200 and text else None
+        except aiohttp.ClientError:
+            return None
+
+
+async def crowd(base_url: str) -> None:
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        arriving = [
+            asyncio.create_task(Crowd(base_url, callers, session, random.Random(i)).arrive_forever())
+            for i, callers in enumerate(CALLERS)
+        ]
+        await asyncio.to_thread(sys.stdin.read)
+        for task in arriving:
+            task.cancel()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=loop_factory()) as runner, contextlib.suppress(KeyboardInterrupt):
+        runner.run(crowd(sys.argv[1]))

@@ -1,0 +1,204 @@
+"""`firsttoken explain`: where a request would go, and why, as a table. Nothing is sent to any server of the fleet.
+
+With a configuration alone, it is decided on a fleet of which nothing is known yet; with the admin port of a running
+gateway, on what that has learned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from pathlib import Path
+from textwrap import wrap
+from time import monotonic
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from backends.interface import Operation
+from gateway.admin.decision_view import explain as in_words
+from gateway.admission.auth import ANYONE
+from gateway.admission.route_table import Routes
+from gateway.api import inference_request as ingress
+from gateway.api.api_error import Refusal
+from gateway.api.strict_json import BadJson, decode, encode
+from gateway.config.config_errors import ConfigError
+from gateway.config.loading import load
+from gateway.config.models import Config
+from gateway.decider import Decider
+from gateway.fleet.monitor import Monitor
+from gateway.runtime import tokenizers
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.tokenizers import EncoderError
+from policies.fleet.fleet import Fleet
+
+PATIENCE = 10.0  # s that a running gateway may take to answer
+WIDTH = 100  # columns of the table
+HEADING = ("", "endpoint", "tier", "p50", "p90", "chance", "hit", "ahead", "run+wait", "price")
+
+
+def explain(args: argparse.Namespace) -> int:
+    """Exit code 0; raises ConfigError where the request or the configuration is wrong."""
+    path, files = _request_file(args)
+    body = _read(path, args.route)
+    operation = Operation.COMPLETION if "prompt" in body and "messages" not in body else Operation.CHAT
+    try:
+        said = (
+            _asked(args.admin, operation, encode(body), _key(args.key_env))
+            if args.admin
+            else asyncio.run(_decided(load(files, os.environ), operation, encode(body)))
+        )
+    except Refusal as refusal:
+        raise ConfigError([f"{path}: {refusal.message}"]) from None
+    except EncoderError as error:
+        raise ConfigError([str(error)]) from None
+    print(json.dumps(said, indent=2) if args.json else table(said))
+    return 0
+
+
+def _request_file(args: argparse.Namespace) -> tuple[Path, list[Path]]:
+    """`--config` takes what follows it, and the request with it: the last file is the request."""
+    files = list(args.files)
+    if args.request is not None:
+        return args.request, files
+    if not files:
+        raise ConfigError(["firsttoken: name the file of the request (see firsttoken explain --help)"])
+    return files.pop(), files
+
+
+def _key(variable: str | None) -> str | None:
+    """From the environment: what stands in a command is seen by everybody on the machine."""
+    if variable is not None and not os.environ.get(variable):
+        raise ConfigError([f"firsttoken: the environment variable {variable}, which --key-env names, is not set"])
+    return None if variable is None else os.environ[variable]
+
+
+def _read(path: Path, route: str | None) -> dict[str, Any]:
+    try:
+        body = decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
+    except BadJson as error:
+        raise ConfigError([f"{path}: not valid JSON: {error}"]) from None
+    if not isinstance(body, dict):
+        raise ConfigError([f"{path}: not a JSON object, which the body of a request is"])
+    return body if route is None else {**body, "model": route}
+
+
+# -- two ways to an answer ------------------------------------------------------------------
+
+
+async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str, Any]:
+    pools, fleet = config.fleet(), Fleet(config.fleet())
+    estimator = Estimator(tokenizers(config), fleet.token_scale)
+    try:
+        routes = Routes(config.routes, config.passthrough_route)
+        every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
+        decider = Decider(estimator, Monitor(fleet), pools, every_route)
+        estimator.warm()  # the clock starts with a gateway that is ready
+        request = ingress.parse(operation, raw, {}, monotonic(), "explain", decider.wanted_headers)
+        route = routes.match(request.model)
+        estimate = await decider.estimate(request, route, ANYONE)
+        return in_words(decider.decide(request, route, estimate, ANYONE, 1), estimate, {}, decider.pools)
+    finally:
+        estimator.close()
+
+
+def _asked(admin: str, operation: Operation, raw: bytes, key: str | None) -> dict[str, Any]:
+    url = f"{admin.rstrip('/')}/explain?path={operation.value}"
+    headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+    try:
+        with urlopen(Request(url, raw, headers), timeout=PATIENCE) as reply:
+            said: dict[str, Any] = json.load(reply)
+            return said
+    except HTTPError as error:
+        raise ConfigError([f"{admin}: {_reason(error)}"]) from None
+    except (URLError, OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        raise ConfigError([f"{admin}: this is not the admin port of a running gateway: {reason}"]) from None
+
+
+def _reason(error: HTTPError) -> str:
+    """In the gateway's own words, where it is one."""
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {error.code}"
+
+
+# -- for people -----------------------------------------------------------------------------
+
+
+def table(said: dict[str, Any]) -> str:
+    """What POST /explain says, to be read: a line of numbers and one of words for each endpoint."""
+    lines = [line for text in (f"{said['outcome']}: {said['reason']}", *_known(said)) for line in _wrapped(text, "")]
+    if said["candidates"]:
+        lines += ["", *_ranked(said["candidates"])]
+    if said["rejected"]:
+        lines += ["", "rejected", *(line for found in said["rejected"] for line in _rejected(found))]
+    return "\n".join(lines)
+
+
+def _known(said: dict[str, Any]) -> list[str]:
+    """What was asked, and what is left to answer it in."""
+    pools: dict[int, list[str]] = {}
+    for pool, tokens in said["prompt_tokens"].items():
+        pools.setdefault(tokens, []).append(pool)
+    prompts = ", ".join(f"{tokens} tokens ({', '.join(names)})" for tokens, names in pools.items())
+    left = said["budget_left_ms"]
+    budget = "no TTFT budget" if left is None else f"{left:.0f} ms left for the first token"
+    held = sum(said["held_now"].values())
+    waiting = f"; {held} requests are held back" if held else ""
+    return [
+        f"prompt: {prompts}; {said['expected_output_tokens']} tokens of answer expected",
+        f"budget: {budget}{waiting}",
+    ]
+
+
+def _ranked(candidates: list[dict[str, Any]]) -> list[str]:
+    """Names stand left, numbers right; a name gives way where a line would be too long."""
+    rows = [HEADING, *map(_row, candidates)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[1] = min(widths[1], WIDTH - sum(widths) + widths[1] - 2 * (len(widths) - 1))
+    lines = [_line(row, widths) for row in rows]
+    said = [[], *(_wrapped(_verdict(found), " " * (widths[0] + 2)) for found in candidates)]
+    return [line for first, more in zip(lines, said, strict=True) for line in (first, *more)]
+
+
+def _row(found: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(found["rank"]), found["endpoint"], str(found["tier"]), f"{found['ttft_p50_ms']:.0f} ms",
+        f"{found['ttft_p90_ms']:.0f} ms", f"{found['chance']:.3f}", f"{found['hit_tokens']}/{found['prompt_tokens']}",
+        str(found["tokens_ahead"]), f"{found['running']}+{found['waiting']}", f"${found['price_usd']:.6f}",
+    )  # fmt: skip
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    cells = [_shortened(cell, widths[at]) if at == 1 else cell for at, cell in enumerate(row)]
+    aligned = [
+        cell.ljust(width) if at == 1 else cell.rjust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(aligned).rstrip()
+
+
+def _shortened(name: str, width: int) -> str:
+    """Both its ends tell endpoints apart; what is between them seldom does."""
+    if len(name) <= width:
+        return name
+    front = (width - 1) // 2
+    return f"{name[:front]}…{name[len(name) - (width - 1 - front) :]}"
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    return f"{'chosen: ' if found['chosen'] else ''}{found['reason']}"
+
+
+def _rejected(found: dict[str, Any]) -> list[str]:
+    return _wrapped(f"{found['endpoint'] or found['pool']} (tier {found['tier']}): {found['reason']}", "   ")
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)

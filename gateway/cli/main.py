@@ -1,0 +1,266 @@
+"""The commands. Exit codes: 0 fine, 2 the input or the configuration is wrong, 1 our fault.
+
+What a command needs is imported when it runs, so that `--help` and `check` start at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from gateway.config.config_errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from gateway.config.models import Config
+
+MOST_WORKERS = 256
+COMMANDS = ("serve", "check", "schema", "explain", "keys", "replay", "top", "demo", "simulate")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line: the whole usage is a `--help` away."""
+        print(f"firsttoken: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parse(arguments)
+        return int(args.run(args))
+    except SystemExit as stop:  # argparse: help was shown, or the arguments are wrong
+        return int(stop.code or 0)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 0
+    except Exception as error:
+        return _our_fault(error)
+
+
+def _our_fault(error: Exception) -> int:
+    if os.environ.get("FIRSTTOKEN_DEBUG") == "1":
+        raise error
+    text = f"{type(error).__name__}: {error}".replace("\n", " ")
+    print(f"firsttoken: internal error: {text} (our fault; please report)", file=sys.stderr)
+    return 1
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = _parser()
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        parser.error(f"no command '{arguments[0]}'{did_you_mean(arguments[0], COMMANDS)}")
+    args = parser.parse_args(arguments)
+    if args.run is None:
+        parser.error(f"name a command: {', '.join(COMMANDS)}")
+    return args
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser("firsttoken", description="A latency-aware LLM routing gateway.")
+    parser.set_defaults(run=None)
+    parser.add_argument("--version", dest="run", action="store_const", const=_version, help="print the version")
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    serve = command("serve", _serve, "run the gateway; without a file, from the API keys in the environment")
+    serve.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
+    serve.add_argument("--workers", type=_workers, metavar="N", help="processes that share the port; server.workers")
+    check = command("check", _check, "validate a configuration without starting anything")
+    check.add_argument("files", metavar="FILE", type=Path, nargs="*")
+    explain = command("explain", _explain, "where a request would go, and why; nothing is sent")
+    explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
+    explain.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
+    explain.add_argument("--route", metavar="NAME", help="in place of the request's own model")
+    explain.add_argument("--admin", metavar="URL", help="ask a running gateway, by its admin port")
+    explain.add_argument("--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as")
+    explain.add_argument("--json", action="store_true", help="as POST /explain says it")
+    _add_keys(command("keys", _keys, "callers' keys that are kept in Redis: add, revoke, list"))
+    _add_replay(command("replay", _replay, "try a configuration on recorded traffic, in virtual time"))
+    top = command("top", _top, "a running gateway, live: routes, endpoints, the slowest requests")
+    top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
+    top.add_argument("--interval", type=_positive, default=2.0, metavar="S", help="seconds between two looks")
+    top.add_argument("--once", action="store_true", help="one frame, over one interval")
+    command("schema", _schema, "print the JSON Schema of the configuration")
+    demo = command("demo", _demo, "simulated engines, gateway, traffic and a live table: no GPU, no key")
+    demo.add_argument("--port", type=_port, default=8080)
+    demo.add_argument("--admin-port", type=_port, default=9090)
+    demo.add_argument("--seconds", type=_positive, help="end by itself after this long")
+    simulate = command("simulate", _simulate, "run a simulated engine that speaks as vLLM does")
+    simulate.add_argument("--profile", required=True, help="what it simulates, such as 8b-h100")
+    simulate.add_argument("--port", type=_port, required=True, help="0 takes any free one")
+    simulate.add_argument("--host", default="127.0.0.1")
+    simulate.add_argument("--model", help="the name of the model it serves; the profile's name, if absent")
+    simulate.add_argument("--speed", type=_positive, default=1.0, help="2 is twice as fast as the real engine")
+    return parser
+
+
+def _add_keys(keys: argparse.ArgumentParser) -> None:
+    acts = keys.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=_Parser)
+    for name, text in (
+        ("add", "make a key and print it, once"), ("revoke", "let nobody in with it any more"), ("list", "all of them"),
+    ):  # fmt: skip
+        act = acts.add_parser(name, help=text, description=text)
+        if name != "list":
+            act.add_argument("name", metavar="NAME")
+        if name == "add":
+            act.add_argument("--routes", metavar="ROUTE,...", help="which it may ask for; all, if absent")
+            for option in ("requests-per-minute", "tokens-per-minute", "concurrent-requests"):
+                act.add_argument(f"--{option}", type=_count, metavar="N")
+            act.add_argument("--monthly-cost-usd", type=_positive, metavar="USD")
+            act.add_argument("--cache-group", metavar="NAME", help="keys of one group share prefix caches")
+        act.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
+
+
+def _add_replay(replay: argparse.ArgumentParser) -> None:
+    replay.add_argument(
+        "traces", metavar="[ROUTE=]TRACE", nargs="+",
+        help="Mooncake JSON lines, an Azure CSV, our own access log, or synthetic:agents",
+    )  # fmt: skip
+    for option, dest, text in (("--config", "files", "the policy to try"), ("--config-b", "files_b", "another one")):
+        replay.add_argument(
+            option, metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest=dest, help=text,
+            required=option == "--config",
+        )  # fmt: skip
+    replay.add_argument("--load", default="1", help="times the trace's own pace: 1, 0.6,1,1.4 or 0.6..1.4")
+    replay.add_argument("--seed", type=_count, default=0, help="one seed, one outcome")
+    replay.add_argument("--seeds", type=_count, default=1, metavar="K", help="so many, from --seed on")
+    replay.add_argument("--limit", type=_count, metavar="N", help="the first requests of each trace alone")
+    replay.add_argument("--seconds", type=_positive, metavar="S", help="the first seconds of the replay alone")
+    replay.add_argument("--scorers", default="all", help="yardsticks, separated by commas; all, or none")
+    replay.add_argument("--no-reference", action="store_true", help="leave out what was possible")
+    replay.add_argument("--workers", type=_workers, metavar="N", help="processes of the gateway; server.workers")
+    replay.add_argument("--replicas", type=_workers, metavar="N", help="gateways that share what they know over Redis")
+    replay.add_argument("--news", default="2ms", metavar="TIME", help="how long that takes from one to another, or off")
+    replay.add_argument("--worst", type=_count, default=0, metavar="N", help="show the decisions with the most regret")
+    replay.add_argument(
+        "--fault", nargs="+", action="extend", default=[], metavar="ENDPOINT@TIME=WHAT",
+        help="slow:FACTOR, kill or restart, such as main/h1:8000@90s=slow:5",
+    )  # fmt: skip
+    replay.add_argument("--json", action="store_true", help="every replay by itself")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
+    return int(text)
+
+
+def _workers(text: str) -> int:
+    if not (text.isdecimal() and 1 <= int(text) <= MOST_WORKERS):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of workers, 1 to {MOST_WORKERS}")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a port, 0 to 65535")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+    return number
+
+
+def _version(args: argparse.Namespace) -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        print(f"firsttoken {version('firsttoken')}")
+    except PackageNotFoundError:
+        print("firsttoken, not installed: run from its sources")
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from gateway.config.check_report import notes
+    from gateway.config.loading import load
+    from gateway.reload import Source
+    from gateway.serve import serve
+    from gateway.tokenize.tokenizers import EncoderError
+
+    def read() -> Config:
+        config = load(args.files, os.environ)
+        return config if args.workers is None else config.with_workers(args.workers)
+
+    source = Source(read, args.files)
+    config = read()
+    for note in notes(config):
+        print(f"firsttoken: {note}", file=sys.stderr)
+    try:
+        return serve(config, source)
+    except EncoderError as error:
+        raise ConfigError([str(error)]) from None
+
+
+def _check(args: argparse.Namespace) -> int:
+    from gateway.config.check_report import report
+    from gateway.config.loading import load
+
+    print(report(load(args.files, os.environ)))
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from gateway.cli.explain import explain
+
+    return explain(args)
+
+
+def _keys(args: argparse.Namespace) -> int:
+    from gateway.cli.keys import keys
+
+    return keys(args)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from gateway.replay.replay_command import replay
+
+    return replay(args)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from gateway.cli.top import top
+
+    return top(args)
+
+
+def _schema(args: argparse.Namespace) -> int:
+    import json
+
+    from gateway.config.schema import schema
+
+    print(json.dumps(schema(), indent=2))
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from gateway.cli.demo.demo import demo
+
+    return demo(args)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from gateway.cli.simulate import simulate
+
+    return simulate(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

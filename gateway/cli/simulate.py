@@ -1,0 +1,55 @@
+"""`firsttoken simulate`: one simulated engine, or API, that speaks as the real one does, until a signal says stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+
+from backends.simulated.profiles import PROFILES
+from backends.simulated.simulated_server import SimulatedServer, serve
+from gateway.config.addresses import Address
+from gateway.config.config_errors import ConfigError, did_you_mean
+from gateway.serve import loop_factory
+from gateway.tokenize.tokenizers import encoder
+
+TOKENIZER = "o200k_base"
+
+
+def simulate(args: argparse.Namespace) -> int:
+    """`args`: profile, host, port (0: any free one), model (None: the profile's name), speed."""
+    if args.profile not in PROFILES:
+        raise ConfigError([f"firsttoken: no profile '{args.profile}'{did_you_mean(args.profile, PROFILES)}"])
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_simulate(args))
+
+
+async def _simulate(args: argparse.Namespace) -> int:
+    serving = asyncio.create_task(
+        serve(
+            args.profile,
+            host=args.host,
+            port=args.port,
+            model=args.model or args.profile,
+            encode=encoder(TOKENIZER).encode,
+            speed=args.speed,
+            on_ready=_announce,
+        )
+    )
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, serving.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        return 0
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else error
+        raise ConfigError([f"firsttoken: cannot listen on {Address(args.host, args.port)}: {why}"]) from None
+    return 0
+
+
+def _announce(server: SimulatedServer) -> None:
+    where = Address(server.host, server.port)
+    print(f"firsttoken: {server.profile.name} serves {server.model} at http://{where}/v1", file=sys.stderr, flush=True)

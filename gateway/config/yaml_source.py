@@ -1,0 +1,227 @@
+"""YAML -> plain data that remembers where each value was written.
+
+Rules:
+- The YAML 1.2 core schema, as editors read it: `off`, `on`, `yes` and `no` are text, `010` is ten.
+- A key given twice is an error, not a silent choice of the last.
+- `${NAME}` and `${NAME:-default}` are replaced in text values, `$$` is a dollar sign.
+- Nothing is constructed but mappings, lists and scalars; every other tag is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from yaml.reader import ReaderError
+
+from gateway.config.config_errors import SECRET_LENGTH, ConfigError, Path, Place, Problem, quoted
+
+_TAG = "tag:yaml.org,2002:"
+_MERGE = _TAG + "merge"
+_SCALARS: Mapping[str, Callable[[str], Any]] = {
+    _TAG + "null": lambda text: None,
+    _TAG + "bool": lambda text: text.lower() == "true",
+    _TAG + "int": int,
+    _TAG + "float": float,
+    _TAG + "str": str,
+}
+_QUOTED = re.compile(rf"'[^'<][^']{{{SECRET_LENGTH - 1},}}'")  # but for the names of YAML's tokens: '<stream end>'
+# A dollar sign, or a reference; the last branch catches what was meant as one and is not.
+_REFERENCE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|(\{[^}]*\}?))")
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes; scalars are told apart by the YAML 1.2 core schema."""
+
+    yaml_implicit_resolvers = {}
+
+
+for _tag, _pattern, _first in (
+    (_MERGE, r"<<", "<"),
+    (_TAG + "null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    (_TAG + "bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    (_TAG + "int", r"[-+]?[0-9]{1,18}", "-+0123456789"),
+    (_TAG + "float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), list(_first))
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """`raw` holds, as written, the text values in which a variable was replaced."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    places: dict[Path, Place] = field(default_factory=dict)
+    raw: dict[Path, str] = field(default_factory=dict)
+
+    def place(self, path: Path) -> Place:
+        """Where the value at `path` was written, or the nearest thing around it."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, Place("config"))
+
+
+def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
+    """The one YAML document in `text`, or ConfigError with every problem of the file."""
+    try:
+        node = yaml.compose(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError([_syntax(file, error)]) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError([f"{file}:{line}: not YAML: the character U+{error.character:04X}"]) from None
+    builder = _Builder(file, environ)
+    data = {} if node is None else builder.root(node)
+    if builder.problems:
+        raise ConfigError(builder.problems)
+    return Document(data, builder.places, builder.raw)
+
+
+def merge(under: Document, over: Document) -> Document:
+    """`over` laid upon `under`: mappings are merged key by key, everything else is replaced."""
+    replaced: list[Path] = []
+    data = _overlay((), under.data, over.data, replaced)
+    kept = {path: place for path, place in under.places.items() if not _within(path, replaced)}
+    raw = {path: text for path, text in under.raw.items() if not _within(path, replaced)}
+    return Document(data, kept | over.places, raw | over.raw)
+
+
+def _overlay(path: Path, under: dict[str, Any], over: dict[str, Any], replaced: list[Path]) -> dict[str, Any]:
+    data = dict(under)
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(under.get(key), dict):
+            data[key] = _overlay((*path, key), under[key], value, replaced)
+        else:
+            data[key] = value
+            replaced.append((*path, key))
+    return data
+
+
+def _within(path: Path, roots: list[Path]) -> bool:
+    return any(path[: len(root)] == root for root in roots)
+
+
+def _syntax(file: str, error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
+    text = " ".join(str(error.problem or error.context).split())
+    if "'\\t'" in text:
+        text = "a tab; indent with spaces"
+    elif "but found another document" in text:
+        text = "a second document; write one per file"
+    return f"{where}: not YAML: {_QUOTED.sub('what stands here', text)}"
+
+
+def _shown(tag: str) -> str:
+    return tag.replace(_TAG, "!!") if tag.startswith(_TAG) or len(tag) < SECRET_LENGTH else "that stands here"
+
+
+class _Builder:
+    """Walks a node graph once; what it builds is plain data, what it notes is by path."""
+
+    def __init__(self, file: str, environ: Mapping[str, str]) -> None:
+        self.places: dict[Path, Place] = {}
+        self.raw: dict[Path, str] = {}
+        self.problems: list[str] = []
+        self._file = file
+        self._environ = environ
+        self._open: set[int] = set()  # nodes being walked: an alias to one of them is a cycle
+
+    def root(self, node: yaml.Node) -> dict[str, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            self._problem(node, (), "expected sections such as pools: and routes:")
+            return {}
+        self.places[()] = Place(self._file)
+        value = self._value(node, ())
+        return value if isinstance(value, dict) else {}
+
+    def _problem(self, node: yaml.Node, path: Path, text: str) -> None:
+        self.problems.append(Problem(path, text).at(self._place(node)))
+
+    def _place(self, node: yaml.Node) -> Place:
+        return Place(self._file, node.start_mark.line + 1)
+
+    def _value(self, node: yaml.Node, path: Path) -> Any:
+        if id(node) in self._open:
+            return self._problem(node, path, "an alias that holds itself")
+        self._open.add(id(node))
+        try:
+            return self._build(node, path)
+        finally:
+            self._open.discard(id(node))
+
+    def _build(self, node: yaml.Node, path: Path) -> Any:
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self._item(item, (*path, i)) for i, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
+            return self._scalar(node, path)
+        return self._problem(node, path, f"the tag {_shown(node.tag)} has no meaning here")
+
+    def _item(self, node: yaml.Node, path: Path) -> Any:
+        self.places[path] = self._place(node)
+        return self._value(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                data = self._merged(value, path) | data
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if key.tag != _MERGE and self._fresh(key, path, lines):
+                at = (*path, key.value)
+                self.places[at] = self._place(key)
+                data[key.value] = self._value(value, at)
+        return data
+
+    def _merged(self, node: yaml.Node, path: Path) -> dict[str, Any]:
+        """What `<<:` brings: one mapping, or several of which the first wins."""
+        data: dict[str, Any] = {}
+        for source in reversed(node.value) if isinstance(node, yaml.SequenceNode) else [node]:
+            value = self._value(source, path)
+            if isinstance(value, dict):
+                data |= value
+            else:
+                self._problem(source, path, "<< takes a mapping, or a list of them")
+        return data
+
+    def _fresh(self, key: yaml.Node, path: Path, lines: dict[str, int]) -> bool:
+        """Whether `key` is a name, and the first of its kind in this mapping."""
+        if not isinstance(key, yaml.ScalarNode):
+            self._problem(key, path, "a key must be a name")
+            return False
+        if key.value in lines:
+            self._problem(key, (*path, key.value), f"given twice, first on line {lines[key.value]}")
+            return False
+        lines[key.value] = key.start_mark.line + 1
+        return True
+
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        if node.tag == _TAG + "str" and "$" in node.value:
+            return self._replaced(node, path)
+        try:
+            return _SCALARS[node.tag](node.value)
+        except ValueError:
+            return self._problem(node, path, f"{quoted(node.value)} is not of the tag {_shown(node.tag)}")
+
+    def _replaced(self, node: yaml.ScalarNode, path: Path) -> str:
+        def variable(match: re.Match[str]) -> str:
+            dollar, name, default, broken = match.groups()
+            if broken:
+                mend = "is not ${NAME} or ${NAME:-default}; $$ is a dollar sign"
+                self._problem(node, path, f"{quoted(match[0])} {mend}")
+            if dollar or broken:
+                return "$"
+            self.raw[path] = node.value
+            value = self._environ.get(name)
+            if value is None and default is None:
+                text = f"the environment variable {name} is not set; set it, or write ${{{name}:-default}}"
+                self._problem(node, path, text)
+            return value or default or ""
+
+        return _REFERENCE.sub(variable, node.value)

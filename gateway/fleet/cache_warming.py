@@ -1,0 +1,183 @@
+"""What the gateway does for its endpoints unasked: warm up an engine that lost its cache, keep warm what would go cold.
+
+When, and with how much, `policies.fleet.warm_up` says; with what, `policies.prefix_cache.hot_prefixes`. This is the
+clock and the wire: one task,
+which looks at the fleet every TICK and has a child for each endpoint that it is busy with. Its failures harm nobody:
+what cannot be warmed up takes its share cold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from time import monotonic
+
+from backends.interface import Operation
+from gateway.fleet.monitor import Monitor
+from gateway.fleet.saved_prompt import KeptPrompt
+from gateway.fleet.synthetic_request import Errand
+from gateway.tokenize.estimator import Estimator, prompt_of
+from gateway.upstream.routed_request import Job, Upstream
+from gateway.upstream.upstream_request import Run
+from policies.fleet.warm_up import AT_ONCE, REST, WarmUp, is_idle, room
+from policies.prefix_cache.hot_prefixes import HotPrefix, HotPrefixes
+from policies.types import NEVER, Ending, Endpoint, Health, Load, Pool
+
+log = logging.getLogger("firsttoken")
+
+TICK = 0.05  # s
+KEPT = 16_000_000  # bytes of prompts, of all pools together
+SIBLINGS = 8  # that are asked for what they hold
+WARMED_UP = "endpoint %s was warmed up: %d prefixes of %d, %d tokens, %.0f ms"
+PING = {"messages": [{"role": "user", "content": "hi"}]}
+
+Prefixes = Sequence[HotPrefix[KeptPrompt]]
+
+
+class Upkeep:
+    """`start`, then `close`. `keep_warm`: s by pool. `patience`: s that a first token may take."""
+
+    def __init__(
+        self, monitor: Monitor, estimator: Estimator, upstreams: Mapping[str, Upstream], pools: Sequence[Pool],
+        keep_warm: Mapping[str, float], patience: float,
+    ) -> None:  # fmt: skip
+        self.monitor, self.fleet, self.estimator = monitor, monitor.fleet, estimator
+        self.hot: dict[str, HotPrefixes[KeptPrompt]] = {}
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self.upstreams: Mapping[str, Upstream] = {}
+        self.reload(upstreams, pools, keep_warm, patience)
+        self._warmed_at: dict[str, float] = {}
+        self._began = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def reload(
+        self, upstreams: Mapping[str, Upstream], pools: Sequence[Pool], keep_warm: Mapping[str, float], patience: float
+    ) -> None:
+        """Another configuration. What is being done for an endpoint that is gone ends."""
+        self.upstreams, self.pools, self.keep_warm, self.patience = upstreams, pools, keep_warm, patience
+        for endpoint, task in self._busy.items():
+            if endpoint not in upstreams:
+                task.cancel()
+        shared = [pool.name for pool in pools if pool.local and len(pool.endpoints) > 1]
+        if shared != [*self.hot]:  # they have other shares of the memory now
+            self.hot = {name: HotPrefixes[KeptPrompt](KEPT // len(shared)) for name in shared}
+
+    def start(self) -> None:
+        self._began = monotonic()
+        self._task = asyncio.get_running_loop().create_task(self._look_forever())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def answered(self, run: Run, job: Job, raw: bytes) -> None:
+        """An endpoint has computed this prompt. Its siblings may need it."""
+        pool = run.attempt.candidate.endpoint.pool
+        hot, upstream = self.hot.get(pool), self.upstreams.get(run.attempt.candidate.endpoint.id)
+        if hot is None or upstream is None or run.first_in is None:
+            return
+        model = job.request.model if job.passthrough else upstream.model
+        prompt = KeptPrompt(job.request.operation, raw, model, pool, job.cache_group, job.estimate.pools[pool])
+        hot.record(prompt.estimate.blocks.hashes, prompt, prompt.size, run.first_in)
+
+    # ----------------------------------------------------------------- looking after all
+
+    async def _look_forever(self) -> None:
+        async with asyncio.TaskGroup() as children:
+            while True:
+                await asyncio.sleep(TICK)
+                now, loads = monotonic(), self.monitor.loads()
+                for pool in self.pools:
+                    for endpoint in pool.endpoints:
+                        if endpoint.id not in self._busy:
+                            self._look(pool, endpoint, loads, now, children)
+
+    def _look(
+        self, pool: Pool, endpoint: Endpoint, loads: Mapping[str, Load], now: float, children: asyncio.TaskGroup
+    ) -> None:
+        load, idle = loads[endpoint.id], self.keep_warm.get(pool.name)
+        if endpoint.id in self.fleet.cold and load.health is not Health.DOWN:
+            self.fleet.cold.discard(endpoint.id)
+            self.fleet.warming(endpoint.id, True)  # now: no request is to come before it begins
+            self._do(endpoint, self._warm_up(pool, endpoint, loads, now), children)
+        elif idle and is_idle(endpoint.id, load, max(self.fleet.used_at(endpoint.id), self._began), idle, now):
+            self._do(endpoint, self._ping(endpoint), children)
+
+    def _do(self, endpoint: Endpoint, work: Coroutine[None, None, None], children: asyncio.TaskGroup) -> None:
+        self._busy[endpoint.id] = task = children.create_task(self._safely(endpoint, work))
+        task.add_done_callback(lambda _: self._done(endpoint, work))
+
+    async def _safely(self, endpoint: Endpoint, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except Exception:
+            log.exception("upkeep of endpoint %s failed", endpoint.id)
+        finally:
+            self.fleet.warming(endpoint.id, False)
+
+    def _done(self, endpoint: Endpoint, work: Coroutine[None, None, None]) -> None:
+        """Also where it was given up before it began."""
+        work.close()
+        self.fleet.warming(endpoint.id, False)
+        del self._busy[endpoint.id]
+
+    # ----------------------------------------------------------------- keeping warm
+
+    async def _ping(self, endpoint: Endpoint) -> None:
+        upstream = self.upstreams[endpoint.id]
+        found = await self.estimator.estimate(prompt_of(Operation.CHAT, PING), [endpoint.pool], "", 1)
+        errand = Errand(Operation.CHAT, PING, upstream.model, found.pools[endpoint.pool])
+        await errand.run(self.monitor, upstream, endpoint, self.patience)
+
+    # ----------------------------------------------------------------- warming up
+
+    def _needed(self, pool: Pool, endpoint: Endpoint, loads: Mapping[str, Load], now: float) -> Prefixes:
+        """What to warm it up with: nothing where nobody else could take the traffic meanwhile, nor soon again."""
+        hot, siblings = self.hot.get(pool.name), [e for e in pool.endpoints if _serves(loads[e.id]) and e != endpoint]
+        if hot is None or not siblings or now - self._warmed_at.get(endpoint.id, NEVER) < REST:
+            return ()
+        known = self.fleet.statistics(endpoint.id, now)
+        tokens = room(known.prefix_capacity * known.block_size, known.prefill_rate)
+        return hot.hottest(tokens // known.block_size, now, self._copies(siblings[:SIBLINGS]))
+
+    def _copies(self, siblings: Sequence[Endpoint]) -> Callable[[KeptPrompt, int], int]:
+        """On how many of them the first blocks of a prompt are."""
+        held: dict[int, list[float]] = {}
+
+        def copies(prompt: KeptPrompt, blocks: int) -> int:
+            if (depths := held.get(id(prompt))) is None:
+                step = prompt.estimate.blocks.size * prompt.estimate.blocks.scale
+                depths = [self.fleet.hit(sibling, prompt.estimate) / step + 1 for sibling in siblings]
+                held[id(prompt)] = depths
+            return sum(depth >= blocks for depth in depths)
+
+        return copies
+
+    async def _warm_up(self, pool: Pool, endpoint: Endpoint, loads: Mapping[str, Load], began: float) -> None:
+        prefixes = self._needed(pool, endpoint, loads, began)
+        if not prefixes:
+            return
+        plan = WarmUp(prefixes, loads[endpoint.id].in_flight, began)
+        async with asyncio.TaskGroup() as senders:
+            for _ in range(AT_ONCE):
+                senders.create_task(self._send(endpoint, plan))
+        if plan.prefixes:
+            self._warmed_at[endpoint.id] = began
+        took = (monotonic() - began) * 1e3
+        log.info(WARMED_UP, endpoint.id, plan.prefixes, len(prefixes), plan.tokens, took)
+
+    async def _send(self, endpoint: Endpoint, plan: WarmUp[HotPrefix[KeptPrompt]]) -> None:
+        """One after the other, until it is over."""
+        upstream = self.upstreams[endpoint.id]
+        while (prefix := plan.next(self.monitor.loads()[endpoint.id].in_flight, monotonic())) is not None:
+            prompt = prefix.text
+            body, estimate = await prompt.beginning(prefix.blocks, self.estimator)
+            errand = Errand(prompt.operation, body, prompt.model, estimate, prompt.cache_group)
+            run = await errand.run(self.monitor, upstream, endpoint, self.patience)
+            plan.ended(run.ending is Ending.COMPLETED, run.attempt.candidate.uncached)
+
+
+def _serves(load: Load) -> bool:
+    return load.health is Health.UP and not load.warming

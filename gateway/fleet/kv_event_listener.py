@@ -1,0 +1,246 @@
+"""Hears engines tell of their prefix caches, over ZMQ, and keeps `policies.prefix_cache.prefix_caches` in step.
+
+Rules:
+- What is applied is a gapless sequence. A gap is asked for again where the engine replays; what stays missing
+  voids what was known.
+- A sequence that goes back, at a later time of the engine's clock, is another engine's: the cache is empty.
+- ZMQ connects again by itself. What was missed meanwhile shows as a gap, or as a restart.
+- Events are applied for 2 ms at most before others get their turn: first tokens do not wait for bookkeeping.
+- Each change of an engine's state is one line in the log.
+
+ZMQ is an extra (`firsttoken[kvevents]`): this module is imported where some endpoint has `kv_events`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import Protocol
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from backends import kv_events as kvevents
+from backends.kv_events import GPU, Batch, Cleared, Malformed, Removed, Stored
+from policies.fleet.fleet import Fleet
+from policies.prefix_cache.residency import Residency
+
+log = logging.getLogger("firsttoken")
+
+TURN = 0.002  # s
+LOOK = 32  # events between two looks at the clock: some 0.1 ms
+WAITING = 100_000  # messages that may wait to be read: vLLM's own mark for those it has not sent
+REPLAY_WITHIN = 2.0  # s between two messages of a replay
+RECONNECT, RECONNECT_MOST = 100, 2_000  # ms
+HEARTBEAT, DEAD = 2_000, 6_000  # ms between two signs of life; without one until the engine counts as gone
+STATES: Mapping[int, bool] = {zmq.EVENT_HANDSHAKE_SUCCEEDED: True, zmq.EVENT_DISCONNECTED: False}
+
+
+class Source(Protocol):
+    """Where an endpoint's events come from."""
+
+    @property
+    def kv_events(self) -> str | None: ...
+
+    @property
+    def kv_replay(self) -> str | None: ...
+
+
+class KvEvents:
+    """The engines of one gateway."""
+
+    def __init__(self, fleet: Fleet, sources: Mapping[str, Source]) -> None:
+        self._fleet, self._sources = fleet, sources
+        self._context: zmq.asyncio.Context = zmq.asyncio.Context()
+        self.listeners: list[Listener] = []
+        self._turn = Turn()
+
+    def start(self) -> None:
+        self.listen(self._sources)
+
+    def listen(self, sources: Mapping[str, Source]) -> None:
+        """To these. To be called again when they are others: who stays is listened to on."""
+        known = {listener.endpoint: listener for listener in self.listeners}
+        for listener in self.listeners:
+            if not listener.hears(sources.get(listener.endpoint)):
+                listener.end()
+                del known[listener.endpoint]
+        for endpoint, source in sources.items():
+            if endpoint not in known:
+                known[endpoint] = listener = Listener(self._context, self._fleet, endpoint, source, self._turn)
+                listener.begin()
+        self._sources, self.listeners = sources, [*known.values()]
+
+    async def close(self) -> None:
+        tasks = [task for listener in self.listeners for task in listener.tasks]
+        for listener in self.listeners:
+            listener.end()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+
+class Listener:
+    """One engine."""
+
+    def __init__(self, context: zmq.asyncio.Context, fleet: Fleet, endpoint: str, source: Source, turn: Turn) -> None:
+        self.endpoint, self.fleet, self.url, self.replay_url = endpoint, fleet, source.kv_events, source.kv_replay
+        self.connected = False
+        self.expected: int | None = None  # the next sequence number; None: nothing has come yet
+        self._at = 0.0  # of the last batch, the engine's clock
+        self._ill = False  # sent what is no event
+        self._context = context
+        self._turn = turn
+        self.tasks: tuple[asyncio.Task[None], ...] = ()
+        fleet.caches.listen(endpoint)
+        self._socket = context.socket(zmq.SUB)
+        for option, value in (
+            (zmq.RCVHWM, WAITING), (zmq.RECONNECT_IVL, RECONNECT), (zmq.RECONNECT_IVL_MAX, RECONNECT_MOST),
+            (zmq.HEARTBEAT_IVL, HEARTBEAT), (zmq.HEARTBEAT_TIMEOUT, DEAD), (zmq.SUBSCRIBE, b""), (zmq.LINGER, 0),
+        ):  # fmt: skip
+            self._socket.setsockopt(option, value)
+        self._states = self._socket.get_monitor_socket(sum(STATES))
+
+    def begin(self) -> None:
+        self.tasks = asyncio.create_task(self.listen()), asyncio.create_task(self.watch())
+
+    def hears(self, source: Source | None) -> bool:
+        """This one, for the endpoint that it began with: another model behind the same address is another."""
+        same = source is not None and (source.kv_events, source.kv_replay) == (self.url, self.replay_url)
+        return same and self.fleet.caches.engine(self.endpoint) is not None
+
+    def end(self) -> None:
+        """What it was told of is void, unless the endpoint is gone with it."""
+        for task in self.tasks:
+            task.cancel()
+        self.close()
+        self.fleet.caches.unlisten(self.endpoint)
+
+    async def listen(self) -> None:
+        self._socket.connect(self.url or "")
+        while True:
+            message = asyncio.ensure_future(self._socket.recv_multipart())
+            idle = not message.done()
+            frames = await message
+            if idle:
+                self._turn.began = perf_counter()
+            await self.hear(frames)
+
+    async def watch(self) -> None:
+        """Says when the engine comes and goes."""
+        while True:
+            event = parse_monitor_message(await self._states.recv_multipart())["event"]
+            connected = STATES.get(event, self.connected)
+            if connected != self.connected:
+                self.connected = connected
+                log.info("cache events of %s: %s", self.endpoint, "connected" if connected else "the engine is gone")
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._states.close(linger=0)
+        self._socket.close(linger=0)
+
+    async def hear(self, frames: list[bytes]) -> None:
+        """One message, in whatever order it comes."""
+        try:
+            batch = kvevents.decode(frames)
+            await self._in_order(batch)
+            self._ill = False
+        except Malformed as error:
+            self.fleet.caches.gap(self.endpoint)
+            if not self._ill:
+                log.warning("cache events of %s: what came is none: %s", self.endpoint, error)
+            self._ill = True
+
+    async def _in_order(self, batch: Batch) -> None:
+        if self.expected is not None and batch.sequence < self.expected:
+            if batch.at <= self._at:
+                return  # had it from a replay
+            log.info("cache events of %s: the engine has restarted", self.endpoint)
+            self.fleet.emptied(self.endpoint)
+            self.expected = 0
+        if batch.sequence > (self.expected or 0) and self.replay_url is not None:
+            await self._replay()
+        await self._next(batch, begun=self.expected is not None)
+
+    async def _replay(self) -> None:
+        """All that the engine still has of what is missing here."""
+        begun = self.expected is not None
+        async with self._asking(self.expected or 0) as socket:
+            while await socket.poll(REPLAY_WITHIN * 1e3):
+                frames = await socket.recv_multipart()
+                if len(frames) < 3:
+                    raise Malformed(f"{len(frames)} frames in a replay")
+                if kvevents.sequence_of(frames[-2]) == kvevents.END:
+                    break
+                await self._next(kvevents.decode([b"", *frames[-2:]]), begun)
+                begun = True
+
+    async def _next(self, batch: Batch, begun: bool) -> None:
+        """What an engine did before we came is not missing: nothing was built on it."""
+        missing = batch.sequence - (self.expected or 0)
+        if missing < 0:
+            return
+        if missing and begun:
+            self.fleet.caches.gap(self.endpoint)
+            log.warning("cache events of %s: %d batches are lost", self.endpoint, missing)
+        await self._apply(batch)
+
+    @asynccontextmanager
+    async def _asking(self, since: int) -> AsyncIterator[zmq.asyncio.Socket]:
+        """As a REQ socket would, which may be answered once only."""
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        try:
+            socket.connect(self.replay_url or "")
+            await socket.send_multipart([b"", since.to_bytes(8, "big")])
+            yield socket
+        finally:
+            socket.close(linger=0)
+
+    async def _apply(self, batch: Batch) -> None:
+        self.expected, self._at = batch.sequence + 1, batch.at
+        caches = self.fleet.caches
+        async with self._turn as turn:
+            for number, event in enumerate(batch.events()):
+                if number % LOOK == 0:
+                    await turn.share()
+                if isinstance(event, Cleared):
+                    self.fleet.emptied(self.endpoint)
+                elif event.medium == GPU and (engine := caches.engine(self.endpoint)) is not None:
+                    _tell(engine, event)
+            caches.heard(self.endpoint)
+
+
+class Turn:
+    """Bookkeeping's share of the event loop: one engine at a time, and 2 ms of it."""
+
+    def __init__(self) -> None:
+        self._engine = asyncio.Lock()
+        self.began = 0.0
+
+    async def __aenter__(self) -> Turn:
+        waited = self._engine.locked()
+        await self._engine.acquire()
+        if waited:
+            self.began = perf_counter()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._engine.release()
+
+    async def share(self) -> None:
+        """Others get their turn, if this one is over."""
+        if perf_counter() - self.began > TURN:
+            await asyncio.sleep(0)
+            self.began = perf_counter()
+
+
+def _tell(engine: Residency, event: Stored | Removed) -> None:
+    if isinstance(event, Stored):
+        engine.stored(event.hashes, event.parent, event.block_size, event.group, event.kind, event.session)
+    else:
+        engine.removed(event.hashes, event.group)

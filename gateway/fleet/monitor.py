@@ -1,0 +1,199 @@
+"""Sole writer of the fleet's state, but for what engines publish of their caches (`gateway.fleet.kv_event_listener`).
+
+Attempts, Records, probes and scrapes go in, snapshots come out.
+
+The learning itself is pure and lives in `policies.fleet.fleet`; this shell gives it the clock, the
+endpoint's answers to GET /metrics, and word of every attempt as it opens, answers and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import fields
+from time import monotonic
+from typing import NamedTuple, Protocol
+
+from backends.http.connection_pool import Origin, TransportError
+from backends.interface import Backend
+from policies.fleet.fleet import Fleet, Reported
+from policies.types import Candidate, Ending, EngineLoad, FleetSnapshot, Health, Load, PoolEstimate
+
+log = logging.getLogger("firsttoken")
+
+PROBE_TIMEOUT = 2.0  # s
+PROGRESS = 0.2  # s between two counts of the tokens that answers have
+TELL = 0.002  # s in which what changes is one piece of news to siblings: 7 us each otherwise, three times a request
+_LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
+_COUNTS = frozenset({"running", "waiting", "block_size", "kv_blocks"})
+_MOST = 1e9  # of a count: what says more counts nothing
+
+
+class Answering(Hashable, Protocol):
+    """An attempt whose answer is being relayed."""
+
+    @property
+    def output_tokens(self) -> int: ...
+
+
+class _Asked(NamedTuple):
+    """An endpoint that is asked: how, how often, and by which task."""
+
+    what: tuple[Origin, Backend, float]
+    task: asyncio.Task[None]
+
+
+class Monitor:
+    """One per process."""
+
+    def __init__(self, fleet: Fleet, *, on_block_size: Callable[[str, int], None] | None = None) -> None:
+        self.fleet = fleet
+        self._on_block_size = on_block_size
+        self._asked: dict[str, _Asked] = {}
+        self._health: dict[str, Health] = {}
+        self._odd: set[str] = set()
+        self.on_news: Callable[[], None] | None = None  # told of what may have made room, while somebody waits for it
+        self._answering: dict[Hashable, Answering] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._count: asyncio.TimerHandle | None = None
+
+    # -- attempts -------------------------------------------------------------------------
+
+    def sent(
+        self, attempt: Hashable, candidate: Candidate, prompt: PoolEstimate, now: float, stream: bool,
+        session: str = "", pace: float | None = None, output: int = 256,
+    ) -> None:  # fmt: skip
+        """Counts at once: otherwise a burst herds onto one engine. `pace`: s per token that its caller was promised;
+        `output`: tokens expected."""
+        self.fleet.sent(attempt, candidate, prompt, now, stream, pace, output, session)
+
+    def first_token(self, attempt: Answering, now: float) -> None:
+        self.fleet.first_token(attempt, now)
+        self._answering[attempt] = attempt
+        self._count_on()
+        self._news()
+
+    def ended(self, attempt: Hashable, ending: Ending, now: float, reported: Reported) -> None:
+        self.fleet.ended(attempt, ending, now, reported)
+        self._answering.pop(attempt, None)
+        self._news()
+
+    def _news(self) -> None:
+        if self.on_news is not None:
+            self.on_news()
+
+    def _count_on(self) -> None:
+        """While answers are written, the fleet is told how far each has come."""
+        if self._count is None and self._answering and self._loop is not None:
+            self._count = self._loop.call_later(PROGRESS, self._progress)
+
+    def _progress(self) -> None:
+        self._count = None
+        self._count_on()
+        self.fleet.progress([(attempt, attempt.output_tokens) for attempt in self._answering.values()], monotonic())
+
+    def tell_soon(self) -> None:
+        """There is something to tell siblings."""
+        asyncio.get_running_loop().call_later(TELL, self.fleet.tell)
+
+    def snapshot(self, now: float) -> FleetSnapshot:
+        return self.fleet.snapshot(now)
+
+    def loads(self) -> Mapping[str, Load]:
+        """By endpoint id, now."""
+        return self.snapshot(monotonic()).loads
+
+    def told(self) -> Mapping[str, EngineLoad]:
+        """What engines said of themselves lately, by endpoint id."""
+        return self.fleet.told(monotonic())
+
+    # -- probes and scrapes ----------------------------------------------------------------
+
+    def watch(self, endpoints: Mapping[str, tuple[Origin, Backend]], interval: float) -> None:
+        """Ask every endpoint that has something to say, each `interval` seconds, spread evenly. To be called again when
+        they are others: who stays is asked on."""
+        self._loop = loop = asyncio.get_running_loop()
+        wanted = {key: (*way, interval) for key, way in endpoints.items() if way[1].load() or way[1].probe()}
+        for key, asked in [*self._asked.items()]:
+            if wanted.get(key) != asked.what:
+                self._forget(key)
+        for i, (key, what) in enumerate(wanted.items()):
+            if key not in self._asked:
+                offset = interval * i / len(wanted)
+                self._asked[key] = _Asked(what, loop.create_task(self._ask_forever(key, *what, offset)))
+
+    def _forget(self, endpoint: str) -> None:
+        self._asked.pop(endpoint).task.cancel()
+        self._health.pop(endpoint, None)
+        self._odd.discard(endpoint)
+
+    async def close(self) -> None:
+        self._loop = None
+        if self._count is not None:
+            self._count.cancel()
+        tasks = [asked.task for asked in self._asked.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask_forever(
+        self, endpoint: str, origin: Origin, backend: Backend, interval: float, offset: float
+    ) -> None:
+        await self._ask_safely(endpoint, origin, backend)  # at once: a dead endpoint must not wait for its turn
+        await asyncio.sleep(offset)
+        while True:
+            await asyncio.sleep(interval)
+            await self._ask_safely(endpoint, origin, backend)
+
+    async def _ask_safely(self, endpoint: str, origin: Origin, backend: Backend) -> None:
+        """A page that our reading of it fails on must not be the last one that is read. Said once."""
+        try:
+            await self.ask(endpoint, origin, backend)
+        except Exception:
+            if endpoint not in self._odd:
+                log.exception("the load of endpoint %s could not be read", endpoint)
+            self._odd.add(endpoint)
+
+    async def ask(self, endpoint: str, origin: Origin, backend: Backend) -> None:
+        """One question to one endpoint, and what follows from the answer."""
+        call = backend.load() or backend.probe()
+        assert call is not None
+        try:
+            reply = await origin.fetch(call, PROBE_TIMEOUT)
+        except TransportError:
+            self.fleet.unreachable(endpoint, monotonic())
+        else:
+            self._answered(endpoint, backend, reply.status, reply.body)
+        self._log_change(endpoint)
+        self._news()
+
+    def _answered(self, endpoint: str, backend: Backend, status: int, body: bytes) -> None:
+        now = monotonic()
+        if status >= 500:
+            self.fleet.unreachable(endpoint, now)
+            return
+        self.fleet.reachable(endpoint, now)
+        if status == 200 and backend.load() is not None:
+            load = engine_load(backend.read_load(body))
+            self.fleet.scraped(endpoint, load, now)
+            if load.block_size and self._on_block_size is not None:
+                self._on_block_size(endpoint.partition("/")[0], load.block_size)
+
+    def _log_change(self, endpoint: str) -> None:
+        """One line per change of state."""
+        health = self.snapshot(monotonic()).loads[endpoint].health
+        if health is not self._health.get(endpoint, Health.UP):
+            log.warning("endpoint %s is %s", endpoint, health.value)
+        self._health[endpoint] = health
+
+
+def engine_load(said: Mapping[str, float | None]) -> EngineLoad:
+    """The fields that the backend understood; counts are whole numbers, and what cannot be one is not said."""
+    known = {name: value for name, value in said.items() if name in _LOAD_FIELDS and value is not None}
+    for name in _COUNTS & known.keys():
+        if 0 <= known[name] <= _MOST:
+            known[name] = int(known[name])
+        else:
+            del known[name]
+    return EngineLoad(**known)  # type: ignore[arg-type]

@@ -1,0 +1,133 @@
+"""Fills the Record of one request while it is under way.
+
+Rules:
+- Stages are closed in order and never overlap, so they sum to the TTFT by construction.
+- It only notes: what a Record means is said in `gateway.observe.record`.
+- It is on the path of every request: to close a stage is to write one number into a list.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TypeVar
+
+from gateway.observe.loop_lag import LoopLag
+from gateway.observe.record import (
+    CONNECT,
+    FAILOVER,
+    QUEUE,
+    RATE_LIMIT,
+    RELAY,
+    SEND,
+    STREAM,
+    UPSTREAM,
+    End,
+    Record,
+    Stage,
+)
+from policies.types import FOREVER, Candidate, Decision, Ending
+
+T = TypeVar("T")
+
+RATE_LIMITED = Ending.RATE_LIMITED
+UNWATCHED = LoopLag()  # of a loop that is not looked at
+
+
+class Life:
+    """Fills one Record as a request moves forward. `note` closes a stage and passes the value on.
+
+    `mark`: when the last stage was closed; the next one begins there.
+    """
+
+    __slots__ = ("_lag", "_spent", "mark", "record")
+
+    def __init__(self, record: Record, lag: LoopLag = UNWATCHED) -> None:
+        self.record, self._lag = record, lag
+        self.mark, self._spent = record.arrival, record.spent
+
+    def note(self, stage: Stage, value: T) -> T:
+        """Close `stage` now."""
+        now = monotonic()
+        self._spent[stage] = (self._spent[stage] or 0.0) + now - self.mark
+        self.mark = now
+        return value
+
+    def close(self, stage: Stage, at: float) -> None:
+        """Close `stage` at a time that was taken earlier; a time before the last mark counts as no time.
+
+        A stage that is closed more than once adds up.
+        """
+        mark, spent = self.mark, self._spent
+        if at > mark:
+            spent[stage] = (spent[stage] or 0.0) + at - mark
+            self.mark = at
+        elif spent[stage] is None:
+            spent[stage] = 0.0
+
+    def stalled(self, now: float) -> float:
+        """The longest stall of our event loop that the request may have sat through so far."""
+        lag = self.record.loop_lag = self._lag.since(self.record.arrival, now)
+        return lag
+
+    def decided(self, decision: Decision) -> Decision:
+        """The decision, its deadline and the belief about its first choice; the wait for it is over."""
+        self.held(decision.at, decision.limited)
+        record = self.record
+        record.decision, record.scorer = decision, decision.scorer
+        if record.ttft_budget is None and decision.deadline != FOREVER:
+            record.ttft_budget = decision.deadline - record.arrival
+        if (chosen := decision.chosen) is not None:
+            self._believed(chosen, decision.at)
+        return decision
+
+    def held(self, at: float, limited: float) -> None:
+        """It was held back until `at`, for so many seconds of that because of a rate limit."""
+        self.close(QUEUE, at - limited)
+        if limited:
+            self.close(RATE_LIMIT, at)
+
+    def _believed(self, candidate: Candidate, at: float) -> None:
+        """Predictions belong to the candidate that is sent, from the moment it is."""
+        record, endpoint, forecast = self.record, candidate.endpoint, candidate.forecast
+        waited = at - record.arrival
+        record.pool, record.endpoint, record.region = endpoint.pool, endpoint.id, endpoint.region
+        record.tier, record.chance = candidate.tier, candidate.chance
+        record.prompt_tokens_estimated, record.cached_tokens_predicted = candidate.prompt_tokens, candidate.hit
+        record.ttft_predicted_p50 = waited + forecast.p50
+        record.ttft_predicted_p90 = waited + forecast.p90
+
+    def won(self, candidate: Candidate, opened: float, connected: float, sent: float, first_in: float) -> None:
+        """The attempt that answered; what came before it was lost to others."""
+        if candidate.endpoint.id != self.record.endpoint:
+            self._believed(candidate, opened)
+        if self.record.attempts:
+            self._failed_over(candidate.endpoint.id, opened)
+        self.close(CONNECT, connected)
+        self.close(SEND, sent)
+        self.close(UPSTREAM, first_in)
+
+    def _failed_over(self, to: str, opened: float) -> None:
+        """An endpoint that is asked again after it refused had said for how long to leave it alone."""
+        record = self.record
+        lost = record.attempts[-1]
+        if lost.ending is RATE_LIMITED and lost.endpoint == to:
+            self.close(FAILOVER, record.arrival + lost.ended)
+            self.close(RATE_LIMIT, opened)
+        else:
+            self.close(FAILOVER, opened)
+
+    def first_token_out(self, at: float) -> None:
+        self.close(RELAY, at)
+        self.stalled(at)
+        self.record.ttft = at - self.record.arrival
+
+    def finished(self, end: End, at: float, error: str = "") -> None:
+        """The last byte is out, or nothing more will be."""
+        record = self.record
+        if record.ttft is not None:
+            self.close(STREAM, at)
+        else:
+            self.stalled(at)
+        record.end, record.total = end, at - record.arrival
+        if error:
+            record.error = error

@@ -1,0 +1,273 @@
+"""The admin port of several workers: it asks each of them, on a private Unix socket, and answers for all.
+
+Rules:
+- It is a process of its own: what it costs to add up metrics no caller waits for, and no worker's end takes it along.
+- It looks at the workers' counts once a second. What one counted after the last look is lost with it; what was shown
+  once is not: the last counts of a process that is gone are kept, and added to those of its successor.
+- One that does not answer in time is left out, of counts with the last that is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from shutil import rmtree
+from time import time
+from typing import Any
+
+import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.admin.admin_server import MAX_BODY, beacon_of, exposed, single
+from gateway.admin.dashboard_page import dashboard
+from gateway.admin.replies import reply, respond
+from gateway.admin.request_query import wanted
+from gateway.api.api_error import Refusal
+from gateway.api.strict_json import encode
+from gateway.app import CUT
+from gateway.config.models import Config
+from gateway.observe.log_format import unhandled
+from gateway.observe.metrics.route_stats import collected, figures
+from gateway.observe.metrics.series import counter, gauge
+from gateway.reload import Reloads, refused
+from gateway.runtime import shown
+from gateway.serve import loop_factory
+from gateway.workers.child_process import ASKED
+from gateway.workers.listen_sockets import BACKLOG
+from gateway.workers.merged_stats import Families, buried, endpoints, kept, merged
+from gateway.workers.retired_counters import Retired
+from gateway.workers.shared_value import Shelf
+from gateway.workers.worker import COUNTS, Orders, first
+from gateway.workers.worker_register import Entry, Register, State
+from policies.routes.route import Route
+
+log = logging.getLogger("firsttoken")
+
+LOOK = 1.0  # s between two looks at the workers' counts
+PATIENCE = 2.0  # s that a worker has to answer
+TAKEN, UNKNOWN = 204, 404  # what is said of a beacon by the worker whose request it was, and by the others
+TAKING = 30.0  # s that all of them have to take a configuration
+OWN = ("host", "connection", "content-length", "transfer-encoding")  # headers of one connection
+
+
+def serve_desk(desk: Desk, admin: socket.socket, line: socket.socket) -> int:
+    """Returns the exit code."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_live(desk, admin, line))
+    return 0
+
+
+async def _live(desk: Desk, admin: socket.socket, line: socket.socket) -> None:
+    asyncio.get_running_loop().set_exception_handler(unhandled)
+    orders = desk.orders
+    transport, _ = await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
+    desk.ask = lambda: transport.write(ASKED)
+    runner = web.AppRunner(desk.app(), access_log=None, shutdown_timeout=CUT, auto_decompress=False)
+    await runner.setup()
+    await web.SockSite(runner, admin, backlog=BACKLOG).start()
+    tasks = [asyncio.create_task(work) for work in (desk.look_forever(), desk.take_forever())]
+    await first(orders.drain, orders.hurry)
+    for task in tasks:
+        task.cancel()
+    await runner.cleanup()
+    await desk.close()
+    if not orders.hurry.is_set():  # the supervisor is gone, and has left what it would have taken along
+        rmtree(desk.home, ignore_errors=True)
+
+
+class Desk(Collector):
+    """`paths`: of the workers' private sockets."""
+
+    def __init__(
+        self, config: Config, paths: Sequence[str], register: Register, retired: Retired, configs: Shelf,
+        answers: Shelf,
+    ) -> None:  # fmt: skip
+        self.config, self.paths, self.register, self.retired = config, paths, register, retired
+        self.configs, self.answers, self.orders = configs, answers, Orders()
+        self.ask: Callable[[], None] = lambda: None  # the supervisor for a reload
+        self._reloading = asyncio.Lock()
+        self.home = Path(paths[0]).parent
+        self.lives: dict[int, str] = {}  # by worker: the process that was looked at last
+        self.last: dict[int, Families] = {}  # and its counts
+        self.shown = False  # since the last look
+        self.dead = retired.read()
+        self.sessions: dict[int, ClientSession] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.registry.register(Reloads(register.reloads, keep=True))
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/requests", self.requests)
+        app.router.add_get("/routes", self.figures)
+        app.router.add_get("/fleet", self.fleet)
+        app.router.add_get("/config", self.show_config)
+        app.router.add_get("/ready", self.ready)
+        app.router.add_get("/dashboard", dashboard)
+        app.router.add_post("/explain", self.explain)
+        app.router.add_post("/ttft", self.beacon)
+        app.router.add_post("/reload", self.reload)
+        return app
+
+    # -- what is asked --------------------------------------------------------------------
+
+    async def metrics(self, http: web.Request) -> web.StreamResponse:
+        await self.look()
+        page = await exposed(self.registry, http)
+        self.shown = True
+        return page
+
+    async def requests(self, http: web.Request) -> web.StreamResponse:
+        """As one gateway would say it; every worker is asked for as many."""
+        try:
+            asked = wanted(single(http), [route.name for route in self.routes], self.config.pools)
+        except Refusal as refusal:
+            return reply(refusal)
+        return respond(200, encode(asked.merged(await self._ask_all(http.path_qs))))
+
+    async def figures(self, http: web.Request) -> web.StreamResponse:
+        await self.look()
+        return respond(200, encode(figures(collected(self.collect()), self.routes, time())))
+
+    async def fleet(self, http: web.Request) -> web.StreamResponse:
+        return respond(200, encode(endpoints(await self._ask_all(http.path_qs))))
+
+    async def show_config(self, http: web.Request) -> web.StreamResponse:
+        return respond(200, encode(shown(self.config)))
+
+    async def reload(self, http: web.Request) -> web.StreamResponse:
+        """The supervisor reads the configuration; the answer comes when every worker has taken it."""
+        async with self._reloading:
+            self.orders.told.clear()
+            self.ask()
+            try:
+                async with asyncio.timeout(TAKING):
+                    await self.orders.told.wait()
+            except TimeoutError:
+                return reply(Refusal(504, f"Not every worker has taken it within {TAKING:g} s.", type="server_error"))
+            said = self.answers.get()
+        return reply(refused(said)) if isinstance(said, str) else respond(200, encode(said))
+
+    async def take_forever(self) -> None:
+        """What is in force, to be shown."""
+        while True:
+            await self.orders.reload.wait()
+            self.orders.reload.clear()
+            self.config = self.configs.get()
+
+    async def ready(self, http: web.Request) -> web.StreamResponse:
+        """200 when all workers serve."""
+        entries = self.register.all()
+        status = readiness(entries)
+        said = {"status": status, "workers": [entry.state.name.lower() for entry in entries]}
+        return respond(200 if status == "ready" else 503, encode(said))
+
+    async def explain(self, http: web.Request) -> web.StreamResponse:
+        """The first that serves answers: it sees the others' load as its own."""
+        headers = {name: value for name, value in http.headers.items() if name.lower() not in OWN}
+        for number, entry in enumerate(self.register.all()):
+            if entry.state is State.SERVING:
+                body, where = await http.read(), f"http://worker{http.path_qs}"
+                async with self._session(number).post(where, data=body, headers=headers) as said:
+                    return respond(said.status, await said.read())
+        return reply(Refusal(503, "No worker serves now.", type="server_error", code="unavailable"))
+
+    async def beacon(self, http: web.Request) -> web.StreamResponse:
+        """Whose request it was nobody knows: all are told, and the one that knows it answers."""
+        try:
+            body = await beacon_of(http)
+        except Refusal as refusal:
+            return reply(refusal)
+        said = [
+            answer
+            for answer in await asyncio.gather(*map(self._tell(http.path_qs, body), range(len(self.paths))))
+            if answer
+        ]
+        if not said:
+            return reply(Refusal(503, "No worker serves now.", type="server_error", code="unavailable"))
+        status, page = min(said, key=lambda answer: (answer[0] == UNKNOWN, answer[0]))
+        return web.Response(status=status) if status == TAKEN else respond(status, page)
+
+    @property
+    def routes(self) -> list[Route]:
+        passthrough = self.config.passthrough_route
+        return [*self.config.routes.values(), *([passthrough] if passthrough else [])]
+
+    def collect(self) -> Iterable[Metric]:
+        """As of the last look."""
+        entries = self.register.all()
+        serving = sum(entry.state is State.SERVING for entry in entries)
+        yield gauge("firsttoken_workers", [((), serving)])
+        starts = counter("firsttoken_worker_starts_total")
+        for number, entry in enumerate(entries, 1):
+            starts.of[(str(number),)].value = entry.starts
+        yield from starts.collect()
+        yield from merged({None: self.dead, **{number + 1: told for number, told in self.last.items()}})
+
+    # -- asking workers -------------------------------------------------------------------
+
+    async def look_forever(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK)
+
+    async def look(self) -> None:
+        """At the counts of all."""
+        for number, told in (await self._ask_all(COUNTS)).items():
+            worker = number - 1
+            if self.lives.get(worker, told["life"]) != told["life"]:
+                self.dead = buried(self.dead, self.last[worker])
+                self.retired.write(self.dead)
+            before = [] if self.shown else self.last.get(worker, [])
+            self.lives[worker], self.last[worker] = told["life"], kept(before, told["families"])
+        self.shown = False
+
+    async def _ask_all(self, path: str) -> Mapping[int, Any]:
+        """What each of them says that answers, by its number from 1."""
+        answers = await asyncio.gather(*(self._ask(number, path) for number in range(len(self.paths))))
+        return {number: answer for number, answer in enumerate(answers, 1) if answer is not None}
+
+    async def _ask(self, number: int, path: str) -> Any:
+        try:
+            async with self._session(number).get(f"http://worker{path}") as said:
+                return msgspec.json.decode(await said.read()) if said.status == 200 else None
+        except (ClientError, OSError, TimeoutError) as error:
+            log.debug("worker %d does not answer: %s", number + 1, error)
+            return None
+
+    def _tell(self, path: str, body: bytes) -> Callable[[int], Awaitable[tuple[int, bytes] | None]]:
+        async def tell(number: int) -> tuple[int, bytes] | None:
+            try:
+                async with self._session(number).post(f"http://worker{path}", data=body) as said:
+                    return said.status, await said.read()
+            except (ClientError, OSError, TimeoutError) as error:
+                log.debug("worker %d does not answer: %s", number + 1, error)
+                return None
+
+        return tell
+
+    def _session(self, number: int) -> ClientSession:
+        session = self.sessions.get(number)
+        if session is None:
+            connector = UnixConnector(self.paths[number])
+            timeout = ClientTimeout(PATIENCE)
+            session = self.sessions[number] = ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        return session
+
+    async def close(self) -> None:
+        for session in self.sessions.values():
+            await session.close()
+
+
+def readiness(entries: Sequence[Entry]) -> str:
+    states = {entry.state for entry in entries}
+    if State.DRAINING in states:
+        return "draining"
+    return "ready" if states == {State.SERVING} else "starting"

@@ -1,0 +1,207 @@
+"""`when`: the conditions under which a tier may be used.
+
+    - {pool: small, when: {prompt_tokens: "<= 8000", tools: false, header.x-team: web}}
+
+Rules:
+- All conditions must hold; an empty `when` always does.
+- A count is compared: `<= 8000`, `> 2`, `== 3`, a bare number (equals), or `1000..8000` (both ends included).
+- A feature is `true` or `false`: the request has it, or not.
+- A header is compared as text (`web`), as a number (`>= 2`), or as a flag (`true`: it says true, 1, yes or on;
+  `false`: it says anything else, or is absent). An absent header fails the other comparisons.
+- A count that the caller did not give (`output_tokens` is its own max_tokens) fails its comparison.
+- A refusal names the condition and the value, but never a header's value: that text is the caller's.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
+
+from policies.types import Ask
+
+_NUMBER = r"-?\d+(?:\.\d+)?"
+_NUMERIC = re.compile(rf"\s*{_NUMBER}\s*")
+_COMPARISON = re.compile(rf"\s*(<=|>=|==|<|>)\s*({_NUMBER})\s*")
+_RANGE = re.compile(rf"\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s*")
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_HEADER = "header."
+_HEADER_NAME = re.compile(r"[a-z0-9_-]+")
+_FLAGS = frozenset({"true", "1", "yes", "on"})
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Bounds that a number must keep; `text` is how they are written."""
+
+    text: str
+    bounds: tuple[tuple[str, float], ...]
+
+    def holds(self, value: float) -> bool:
+        return all(_OPERATORS[sign](value, bound) for sign, bound in self.bounds)
+
+
+def comparison(value: Any) -> Comparison:
+    """`<= 8000`, `1000..8000` or a bare number, understood."""
+    if isinstance(value, Comparison):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError("write a comparison like '<= 8000', '1000..8000' or 3")
+    text = str(value)
+    if match := _COMPARISON.fullmatch(text):
+        return Comparison(f"{match[1]} {match[2]}", ((match[1], float(match[2])),))
+    if match := _RANGE.fullmatch(text):
+        return _range(match[1], match[2])
+    if _NUMERIC.fullmatch(text):
+        return Comparison(f"== {text.strip()}", (("==", float(text)),))
+    raise ValueError(f"'{text}' is not a comparison; write it like '<= 8000', '1000..8000' or 3")
+
+
+def _range(low: str, high: str) -> Comparison:
+    if float(low) > float(high):
+        raise ValueError(f"{low}..{high} holds for no number; write {high}..{low}")
+    return Comparison(f"{low}..{high}", ((">=", float(low)), ("<=", float(high))))
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("true", "false"):  # out of an environment variable
+        return bool(value == "true")
+    raise ValueError("write true or false")
+
+
+def _header_test(value: Any) -> Comparison | str | bool:
+    """A header's condition: a comparison where it looks like one, else the text itself."""
+    if isinstance(value, (bool, Comparison)):
+        return value
+    if isinstance(value, str) and not (value.lstrip().startswith(("<", ">", "=")) or _RANGE.fullmatch(value)):
+        return value
+    if not isinstance(value, (str, int, float)):
+        raise ValueError("write the text it must equal, a comparison like '>= 2', or true or false")
+    return comparison(value)
+
+
+_COUNT_SCHEMA = {
+    "anyOf": [
+        {"type": "number"},
+        {"type": "string", "pattern": rf"^\s*((<=|>=|==|<|>)?\s*{_NUMBER}|{_NUMBER}\s*\.\.\s*{_NUMBER})\s*$"},
+    ],
+    "description": "a comparison: '<= 8000', '1000..8000', 3",
+}
+_HEADER_SCHEMA = {
+    "type": ["string", "number", "boolean"],
+    "description": "the text it must equal, a comparison ('>= 2'), or whether it says true",
+}
+
+# Optional inside the annotation: a condition may be left out, but not left empty.
+Count = Annotated[Comparison | None, PlainValidator(comparison), WithJsonSchema(_COUNT_SCHEMA)]
+Flag = Annotated[bool | None, PlainValidator(_flag), WithJsonSchema({"type": "boolean"})]
+HeaderTest = Annotated[Comparison | str | bool, PlainValidator(_header_test), WithJsonSchema(_HEADER_SCHEMA)]
+
+
+def _as_in_yaml(schema: dict[str, Any]) -> None:
+    """Headers are keys of their own in the YAML; no condition has a default."""
+    schema["properties"].pop("header")
+    schema["patternProperties"] = {r"^header\.[A-Za-z0-9_-]+$": _HEADER_SCHEMA}
+    for condition in schema["properties"].values():
+        condition.pop("default", None)
+
+
+class When(BaseModel):
+    """Conditions on a request; all must hold."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_as_in_yaml)
+
+    prompt_tokens: Count = None
+    output_tokens: Count = None
+    turns: Count = None
+    priority: Count = None
+    tools: Flag = None
+    images: Flag = None
+    json_schema: Flag = None
+    stream: Flag = None
+    header: Mapping[str, HeaderTest] = Field(default_factory=dict)  # by lower-case name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_headers(cls, value: Any) -> Any:
+        """`header.<name>: x` is kept as `header: {<name>: x}`."""
+        if not isinstance(value, Mapping):
+            return value
+        if "header" in value:
+            raise ValueError("name the header: write header.x-team: web")
+        known = {key: wanted for key, wanted in value.items() if not str(key).startswith(_HEADER)}
+        headers = {_header_name(key): wanted for key, wanted in value.items() if key not in known}
+        return known | {"header": headers}
+
+    @model_serializer
+    def _as_written(self) -> dict[str, Any]:
+        tests = [*self._conditions, *((_HEADER + name, test) for name, test in self.header.items())]
+        return {name: test.text if isinstance(test, Comparison) else test for name, test in tests}
+
+    @cached_property
+    def _conditions(self) -> tuple[tuple[str, Comparison | bool], ...]:
+        named = ((name, getattr(self, name)) for name in type(self).model_fields if name != "header")
+        return tuple((name, test) for name, test in named if test is not None)
+
+    def headers(self) -> set[str]:
+        """The lower-case names of the headers that it reads: no others need be collected."""
+        return set(self.header)
+
+    def refuses(self, ask: Ask, prompt_tokens: int) -> str | None:
+        """Why it does not hold, or None if it does."""
+        for name, test in self._conditions:
+            if reason := _refusal(name, test, _value(name, ask, prompt_tokens)):
+                return reason
+        for name, wanted in self.header.items():
+            if reason := _header_refusal(_HEADER + name, wanted, ask.headers.get(name)):
+                return reason
+        return None
+
+
+def _header_name(key: str) -> str:
+    name = key.removeprefix(_HEADER).lower()
+    if not _HEADER_NAME.fullmatch(name):
+        raise ValueError(f"'{key}' names no header; write it like header.x-team")
+    return name
+
+
+def _value(name: str, ask: Ask, prompt_tokens: int) -> float | bool | None:
+    if name == "prompt_tokens":
+        return prompt_tokens
+    if name == "output_tokens":
+        return ask.max_tokens
+    value: float | bool = getattr(ask, name)
+    return value
+
+
+def _refusal(name: str, test: Comparison | bool, value: float | bool | None) -> str | None:
+    if isinstance(test, bool):
+        return None if value is test else f"{name} is {'false' if test else 'true'}"
+    if value is None:
+        return f"{name} is not given, and must be {test.text}"
+    return None if test.holds(value) else f"{name} {value} is not {test.text}"
+
+
+def _header_refusal(name: str, test: Comparison | str | bool, value: str | None) -> str | None:
+    if isinstance(test, bool):
+        says = value is not None and value.strip().lower() in _FLAGS
+        return None if says is test else f"{name} is {'not ' if test else ''}true"
+    if value is None:
+        return f"{name} is absent"
+    if isinstance(test, str):
+        return None if value == test else f"{name} is not '{test}'"
+    holds = _NUMERIC.fullmatch(value) is not None and test.holds(float(value))
+    return None if holds else f"{name} is not {test.text}"

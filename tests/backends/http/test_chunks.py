@@ -1,0 +1,98 @@
+"""Chunks that are passed on as they are framed."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.http.connection import Connection
+from backends.http.exchange import Exchange, Request
+from backends.http.write_coalescer import Outbox
+from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Listener, chunk
+
+
+class Wire(asyncio.Transport):
+    """The server's end, of which nothing is asked."""
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        """It knows what it will say."""
+
+    def abort(self) -> None:
+        """Nothing to be seen."""
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Idle:
+    """The pool of one connection."""
+
+    def made(self) -> None: ...
+
+    outbox = Outbox()
+
+    def release(self, connection: Connection) -> None: ...
+
+    def lost(self, connection: Connection) -> None: ...
+
+    def resend(self, exchange: Exchange) -> bool:
+        return False
+
+
+async def read(*reads: bytes) -> Listener:
+    """What a sink hears of a reply that comes in these reads."""
+    connection, listener = Connection(Idle()), Listener()
+    connection.connection_made(Wire())
+    connection.send(Exchange(Request(b"", b"", bodyless=False), listener, reused=False))
+    for data in reads:
+        connection.data_received(data)
+    return listener
+
+
+async def test_a_read_of_one_whole_chunk_is_also_told_as_it_is_framed() -> None:
+    """Behind the first, which says where chunks begin; so a relay need not frame it anew."""
+    heard = await read(STREAM_HEAD + chunk(b"one"), chunk(b"two"), b"A\r\n" + b"x" * 10 + b"\r\n", LAST_CHUNK)
+    assert heard.framed == [chunk(b"two"), b"A\r\n" + b"x" * 10 + b"\r\n"]
+    assert (heard.body, heard.calls[-1]) == (b"onetwo" + b"x" * 10, "end")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        chunk(b"a") + chunk(b"b"),  # two
+        chunk(b"abc")[:-1],  # not all of one
+        chunk(b"3\r\nabc\r\n")[:-2],  # one that looks like two
+        b"3;name=value\r\nabc\r\n",  # an extension
+        b"03\r\nabc\r\n",  # odd, but a number
+        b"5\r\nab\r\nc\r\n"[:-1],
+    ],
+)
+async def test_any_other_read_goes_through_the_parser(data: bytes) -> None:
+    """And what it makes of it is what counts."""
+    plain = await read(STREAM_HEAD + chunk(b"x"), *(data[i : i + 1] for i in range(len(data))))
+    heard = await read(STREAM_HEAD + chunk(b"x"), data)
+    assert (heard.body, heard.calls[-1]) == (plain.body, plain.calls[-1])
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=8), st.data())
+async def test_chunks_torn_anywhere_are_the_same_body(parts: list[bytes], data: st.DataObject) -> None:
+    """Wherever reads end: in a size, between CR and LF, behind a whole chunk, in data that looks like a chunk."""
+    stream = STREAM_HEAD + b"".join(map(chunk, parts)) + LAST_CHUNK
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=12)))
+    heard = await read(*(stream[start:end] for start, end in pairwise([0, *cuts, len(stream)])))
+    assert (heard.body, heard.calls[-1]) == (b"".join(parts), "end")
+
+
+@given(st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=8))
+async def test_chunks_in_reads_of_their_own_are_the_same_body(parts: list[bytes]) -> None:
+    """The usual way, with any data, line ends among it."""
+    heard = await read(STREAM_HEAD, *map(chunk, parts), LAST_CHUNK)
+    assert (heard.body, heard.calls[-1]) == (b"".join(parts), "end")
+    assert heard.framed == [chunk(part) for part in parts[1:]]

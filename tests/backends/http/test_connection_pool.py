@@ -1,0 +1,422 @@
+"""The connections to one backend."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from backends.http import connection_pool as transport
+from backends.http.connection_pool import Origin, TransportError
+from backends.interface import Failure, FailureKind, HttpCall
+from tests.backends.http.test_connection import POST, ask, played
+from tests.support.upstream import (
+    CLOSE,
+    GATE,
+    HANG,
+    RESET,
+    STREAM_HEAD,
+    Act,
+    Listener,
+    Pause,
+    Script,
+    Upstream,
+    chunk,
+    reply,
+    turn_until,
+)
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+
+GET = HttpCall("GET", "/health")
+
+
+def closed_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+async def refused(origin: Origin) -> Failure:
+    with pytest.raises(TransportError) as raised:
+        await origin.open(POST, Listener())
+    return raised.value.failure
+
+
+# --------------------------------------------------------------------------- reuse
+
+
+async def test_a_connection_is_reused_and_starts_without_waiting() -> None:
+    """The second request goes out in the same call."""
+    async with played([reply(b"one")], [reply(b"two")]) as (origin, upstream):
+        assert origin.start(POST, Listener()) is None
+        first = await origin.open(POST, listener := Listener())
+        await listener.ended()
+        second = origin.start(POST, listener := Listener())
+        assert second is not None
+        assert (await listener.ended(), listener.body, upstream.connections) == (None, b"two", 1)
+        assert (first.reused, second.reused, second.connect_seconds) == (False, True, 0.0)
+        assert 0 < first.connect_seconds < 2
+        assert first.sent_at < second.sent_at
+
+
+async def test_requests_at_once_have_connections_of_their_own() -> None:
+    """And all of them are kept, up to `max_idle`."""
+    async with Upstream([GATE, reply()]) as upstream:
+        origin = Origin(upstream.url, connect_timeout=2, max_idle=2)
+        listeners = [Listener() for _ in range(3)]
+        for listener in listeners:
+            await origin.open(POST, listener)
+        assert repr(origin).endswith("idle=0 active=3>")
+        for listener in listeners:
+            upstream.proceed()
+            assert await listener.ended() is None
+        await upstream.until(lambda up: up.hangups == 1)
+        assert repr(origin).endswith("idle=2 active=0>")
+        await origin.close()
+
+
+async def test_the_most_recently_used_connection_is_taken_first() -> None:
+    """So that the others may age."""
+    async with played([GATE, reply()]) as (origin, upstream):
+        first, second = Listener(), Listener()
+        await origin.open(POST, first)
+        await upstream.until(lambda up: len(up.requests) == 1)
+        await origin.open(POST, second)
+        await upstream.until(lambda up: len(up.requests) == 2)
+        for listener in (first, second):
+            upstream.proceed()
+            await listener.ended()
+        upstream.proceed()
+        await ask(origin)
+        assert [request.connection for request in upstream.requests] == [1, 2, 2]
+
+
+async def test_idle_connections_are_closed_before_the_server_does_it() -> None:
+    """By one timer, each in its turn."""
+    async with Upstream([reply()], [Pause(0.01), reply()]) as upstream:
+        origin = Origin(upstream.url, connect_timeout=2, idle_timeout=0.02)
+        await asyncio.gather(*(ask(origin) for _ in range(3)))
+        assert origin.idle == upstream.connections == 3
+        await upstream.until(lambda up: up.hangups == 3)
+        assert repr(origin).endswith("idle=0 active=0>")
+
+
+async def test_a_connection_past_its_time_is_not_used_even_before_the_timer() -> None:
+    """A busy loop runs timers late."""
+    seen: list[object] = []
+
+    class Eager(Listener):
+        def on_end(self) -> None:
+            seen.extend([origin.idle, origin.start(POST, Listener()), origin.idle])
+            super().on_end()
+
+    async with Upstream([reply()]) as upstream:
+        origin = Origin(upstream.url, connect_timeout=2, idle_timeout=0.0)
+        await origin.open(POST, listener := Eager())
+        await listener.ended()
+    assert seen == [1, None, 0]
+
+
+async def test_a_connection_to_a_name_is_not_used_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name may have moved; an address cannot, and a connection to it is as good as it ever was."""
+    monkeypatch.setattr(transport, "LONGEST", 0.0)
+    async with Upstream([reply(b"one")], [reply(b"two")]) as upstream:
+        named = Origin(upstream.url.replace("127.0.0.1", "localhost"), connect_timeout=2)
+        at = Origin(upstream.url.replace("127.0.0.1", "engines.svc"), connect_timeout=2, at="127.0.0.1")
+        for origin, kept in ((named, 0), (Origin(upstream.url, connect_timeout=2), 1), (at, 1)):
+            await ask(origin)
+            assert origin.idle == kept
+            await origin.close()
+    assert upstream.requests[-1].headers["host"].startswith("engines.svc:")
+
+
+async def test_a_connection_that_the_server_closes_while_idle_is_forgotten() -> None:
+    """Nobody notices."""
+    async with played([reply(b"one"), CLOSE], [reply(b"two")]) as (origin, _):
+        await ask(origin)
+        await turn_until(lambda: not origin.idle)
+        assert ((await ask(origin)).body, origin.stale_retries) == (b"two", 0)
+
+
+# --------------------------------------------------------------------------- the race for an idle connection
+
+
+@pytest.mark.parametrize("act", [RESET, CLOSE])
+async def test_a_request_on_a_stale_connection_is_sent_again(act: Act) -> None:
+    """The server closed it as we wrote: once more, on a fresh one, and the sink hears only the reply."""
+    async with played([reply(b"one")], [act], [reply(b"two")]) as (origin, upstream):
+        await ask(origin)
+        listener = Listener()
+        exchange = origin.start(POST, listener)
+        assert exchange is not None
+        assert (await listener.ended(), listener.calls, listener.body) == (None, ["head", "body", "end"], b"two")
+        assert (exchange.reused, exchange.connect_seconds > 0, origin.stale_retries) == (False, True, 1)
+        assert [request.body for request in upstream.requests] == [POST.body] * 3
+
+
+async def test_a_request_is_sent_again_once_only() -> None:
+    """A server that resets everything is not stale but sick."""
+    async with played([reply(b"one")], [RESET]) as (origin, upstream):
+        await ask(origin)
+        failure = (await ask(origin)).done.result()
+        assert failure is not None
+        assert (failure.kind, len(upstream.requests)) == (FailureKind.RESET, 3)
+
+
+async def test_a_fresh_connection_is_not_retried() -> None:
+    """It cannot be stale."""
+    async with played([RESET]) as (origin, upstream):
+        failure = (await ask(origin)).done.result()
+        assert failure == Failure(FailureKind.RESET, "The backend closed the connection without an answer.")
+        assert len(upstream.requests) == 1
+
+
+async def test_after_the_first_byte_of_a_reply_nothing_is_sent_again() -> None:
+    """The request may have been served."""
+    async with played([reply(b"one")], [b"H", RESET]) as (origin, upstream):
+        await ask(origin)
+        assert (await ask(origin)).calls == ["failure"]
+        assert (len(upstream.requests), origin.stale_retries) == (2, 0)
+
+
+async def test_a_connection_that_dies_at_work_is_not_stale() -> None:
+    """A lost race shows within a round trip; later, the request was being served and may be billed."""
+    async with played([reply(b"one")], [GATE, CLOSE]) as (origin, upstream):
+        await ask(origin)
+        exchange = origin.start(POST, listener := Listener())
+        assert exchange is not None
+        exchange.sent_at -= 2.0
+        upstream.proceed()
+        await listener.ended()
+        assert (listener.calls, len(upstream.requests), origin.stale_retries) == (["failure"], 2, 0)
+
+
+async def test_a_retry_that_cannot_connect_is_a_failure() -> None:
+    """The server has gone."""
+    async with Upstream([reply(b"one")], [GATE, RESET]) as upstream:
+        origin = Origin(upstream.url, connect_timeout=2)
+        await ask(origin)
+        listener = Listener()
+        await origin.open(POST, listener)
+        await upstream.until(lambda up: len(up.requests) == 2)
+        upstream._server.close()
+        upstream.proceed()
+        failure = await listener.ended()
+        assert failure is not None
+        assert failure.kind is FailureKind.CONNECT
+
+
+async def test_cancel_while_sending_again_is_the_last_word() -> None:
+    """Neither a reply nor a connection is left."""
+    async with Upstream([reply(b"one")], [GATE, RESET], [HANG]) as upstream:
+        origin = Origin(upstream.url, connect_timeout=2)
+        await ask(origin)
+        listener = Listener()
+        exchange = await origin.open(POST, listener)
+        await upstream.until(lambda up: len(up.requests) == 2)
+        upstream.proceed()
+        await turn_until(lambda: origin.stale_retries)
+        exchange.cancel()
+        await turn_until(lambda: not origin.active and not origin._resends)
+        assert listener.calls == []
+
+
+# --------------------------------------------------------------------------- connecting
+
+
+async def test_a_refused_connection_is_named_without_its_address() -> None:
+    """The caller learns that, not where."""
+    origin = Origin(f"http://127.0.0.1:{closed_port()}", connect_timeout=2)
+    assert await refused(origin) == Failure(FailureKind.CONNECT, "The backend refused the connection.")
+    assert origin.active == 0
+
+
+async def test_a_name_that_does_not_exist_is_named_as_such() -> None:
+    """RFC 6761 keeps `.invalid` for this."""
+    failure = await refused(Origin("http://nowhere.invalid:8000", connect_timeout=2))
+    assert failure == Failure(FailureKind.CONNECT, "The backend's name could not be resolved.")
+
+
+async def test_connecting_is_bounded() -> None:
+    """A listener whose backlog is full lets a SYN wait."""
+    with socket.socket() as listening, socket.socket() as filler:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        filler.connect(listening.getsockname())
+        origin = Origin(f"http://127.0.0.1:{listening.getsockname()[1]}", connect_timeout=0.05)
+        failure = await refused(origin)
+    assert failure == Failure(FailureKind.CONNECT, "The backend did not accept a connection in time.")
+
+
+async def test_sockets_do_not_delay_small_writes_and_hold_what_they_are_told() -> None:
+    """NODELAY on every connection; a receive buffer bounds what a stalled reader costs."""
+    async with Upstream([reply()]) as upstream:
+        origin = Origin(upstream.url, connect_timeout=2, receive_buffer=16384)
+        await ask(origin)
+        sock = next(iter(origin._idle))._transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * 16384  # Linux counts its own overhead
+        await origin.close()
+
+
+# --------------------------------------------------------------------------- TLS
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate for localhost, with its key."""
+    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", path, "-out", f"{path}.crt"],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
+    return path
+
+
+def server_tls(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+async def test_tls_carries_streams_and_reuses_connections(certificate: Path) -> None:
+    """The same rules behind a handshake."""
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    stream = [STREAM_HEAD, chunk(b"one"), chunk(b"two"), b"0\r\n\r\n"]
+    async with Upstream(stream, [reply(b"three")], tls=server_tls(certificate)) as upstream:
+        origin = Origin(upstream.url, connect_timeout=2, tls=trusted)
+        assert [(await ask(origin)).body for _ in range(2)] == [b"onetwo", b"three"]
+        assert upstream.connections == 1
+        await origin.close()
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: Path) -> None:
+    """Before a byte of the request, or of the key, is sent."""
+    async with Upstream([reply()], tls=server_tls(certificate)) as upstream:
+        failure = await refused(Origin(upstream.url, connect_timeout=2))
+        assert failure == Failure(FailureKind.CONNECT, "The backend's certificate could not be verified.")
+        assert upstream.requests == []
+
+
+async def test_a_server_without_tls_is_a_failed_handshake() -> None:
+    """`https` in the configuration, `http` on the wire."""
+    async with Upstream(banner=[reply(), CLOSE]) as upstream:
+        failure = await refused(Origin(upstream.url.replace("http:", "https:"), connect_timeout=2))
+        assert failure == Failure(FailureKind.CONNECT, "The TLS handshake with the backend failed.")
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("greeting", [[RESET], [CLOSE], [b"220 ready\r\n", HANG], [b"220 ready\r\n", CLOSE]])
+async def test_a_server_that_hangs_up_or_speaks_first_is_a_failure(
+    certificate: Path, greeting: Script, secure: bool
+) -> None:
+    """Whichever of us is quicker: before the request it is one of connecting, after it one of the reply."""
+    async with Upstream([HANG], tls=server_tls(certificate) if secure else None, banner=greeting) as upstream:
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        origin = Origin(upstream.url, connect_timeout=2, tls=trusted)
+        try:
+            failure = (await ask(origin)).done.result()
+        except TransportError as error:
+            failure = error.failure
+        assert failure is not None
+        assert failure.kind in (FailureKind.CONNECT, FailureKind.RESET, FailureKind.PROTOCOL)
+        await turn_until(lambda: not origin.active)
+
+
+async def test_cancel_closes_a_tls_connection_too(certificate: Path) -> None:
+    """At once, without waiting for the server's close_notify."""
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    async with Upstream([STREAM_HEAD, HANG], tls=server_tls(certificate)) as upstream:
+        exchange = await Origin(upstream.url, connect_timeout=2, tls=trusted).open(POST, Listener())
+        await upstream.until(lambda up: len(up.requests) == 1)
+        exchange.cancel()
+        await upstream.until(lambda up: up.hangups == 1)
+
+
+# --------------------------------------------------------------------------- whole replies
+
+
+async def test_a_fetch_is_a_whole_reply() -> None:
+    """Any status is one."""
+    async with played([reply(b"no", "503 Service Unavailable", "Retry-After: 1")]) as (origin, _):
+        answer = await origin.fetch(GET, 1)
+        assert (answer.status, answer.headers["retry-after"], answer.body) == (503, "1", b"no")
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        ([HANG], FailureKind.TIMEOUT),
+        ([STREAM_HEAD + chunk(b"a"), HANG], FailureKind.TIMEOUT),
+        ([STREAM_HEAD, *[chunk(b"a" * 1000)] * 20, HANG], FailureKind.PROTOCOL),
+        ([b"garbage"], FailureKind.PROTOCOL),
+        ([RESET], FailureKind.RESET),
+    ],
+)
+async def test_a_fetch_that_fails_leaves_nothing_behind(script: Script, kind: FailureKind) -> None:
+    """Silence, too much, garbage, a reset: one error, and the connection is closed."""
+    async with played(script) as (origin, _):
+        with pytest.raises(TransportError) as raised:
+            await origin.fetch(GET, 0.1 if kind is FailureKind.TIMEOUT else 5.0, limit=10_000)
+        assert raised.value.failure.kind is kind
+        await turn_until(lambda: not origin.active)
+        assert origin.idle == 0
+
+
+async def test_a_fetch_is_bounded_while_connecting_too() -> None:
+    """The timeout is for all of it; a refused connection is told as such."""
+    with pytest.raises(TransportError) as raised:
+        await Origin(f"http://127.0.0.1:{closed_port()}", connect_timeout=2).fetch(GET, 1)
+    assert raised.value.failure.kind is FailureKind.CONNECT
+
+
+async def test_a_cancelled_fetch_closes_its_connection() -> None:
+    """A monitor that is stopped leaves no probe behind."""
+    async with played([HANG]) as (origin, upstream):
+        task = asyncio.create_task(origin.fetch(GET, 5))
+        await upstream.until(lambda up: len(up.requests) == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await upstream.until(lambda up: up.hangups == 1)
+
+
+# --------------------------------------------------------------------------- closing
+
+
+async def test_closing_breaks_no_stream() -> None:
+    """What is idle is closed now; what is busy as it ends; what comes late is served and not kept."""
+    async with played([reply()], [GATE, reply(b"late")]) as (origin, upstream):
+        await asyncio.gather(ask(origin))
+        busy = Listener()
+        await origin.open(POST, busy)
+        await origin.close()
+        upstream.proceed()
+        assert (await busy.ended(), busy.body) == (None, b"late")
+        upstream.proceed()
+        assert (await ask(origin)).body == b"late"
+        await upstream.until(lambda up: up.hangups == 2)
+        assert repr(origin).endswith("idle=0 active=0>")
+
+
+async def test_a_connection_that_is_made_as_its_caller_gives_up_is_not_counted() -> None:
+    """Both come in one turn of the loop where that stood still; the loop may then never say that it was lost."""
+    for _ in range(20):
+        async with played([HANG]) as (origin, _):
+            task = asyncio.create_task(origin.fetch(GET, 0.05))
+            await asyncio.sleep(0)
+            asyncio.get_running_loop().call_soon(time.sleep, 0.06)
+            with pytest.raises(TransportError):
+                await task
+            await turn_until(lambda: not origin.active)

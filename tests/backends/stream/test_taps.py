@@ -1,0 +1,370 @@
+"""What a reply says, read as it passes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.interface import EngineTimes, FailureKind, Signal, Usage
+from backends.stream.sse import LINE_LIMIT
+from backends.stream.taps import BodyTap, StreamTap
+
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+
+
+def transcript(name: str) -> bytes:
+    return (TRANSCRIPTS / name).read_bytes()
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def delta(finish: Any = None, **fields: Any) -> bytes:
+    return event({"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]})
+
+
+def read(parts: Sequence[bytes], choices: int = 1) -> StreamTap:
+    tap = StreamTap(choices)
+    for part in parts:
+        tap.feed(part)
+    tap.close()
+    return tap
+
+
+def state(tap: StreamTap | BodyTap) -> tuple[object, ...]:
+    return tap.tokens, tap.usage, tap.times, tap.ended, tap.failure
+
+
+# --------------------------------------------------------------------------- real streams
+
+
+def test_a_real_stream_tells_its_tokens_usage_and_times() -> None:
+    """Six content chunks, of which the last carries the finish reason; the usage chunk has the engine's own times."""
+    tap = read([transcript("vllm_chat_stream.sse")])
+    assert (tap.tokens, tap.ended, tap.failure) == (6, True, None)
+    assert tap.usage == Usage(prompt=20, completion=6, cached=0)
+    assert tap.times == EngineTimes(2.5777999780984828e-05, 0.009018358000048465, 0.006448477200046909)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "cached"),
+    [
+        ("vllm_chat_stream_cached.sse", 3, 64),
+        ("vllm_completion_stream.sse", 4, 0),
+        ("vllm_chat_stream_without_usage.sse", 3, None),
+    ],
+)
+def test_chats_completions_and_cached_tokens_are_read(name: str, tokens: int, cached: int | None) -> None:
+    """`prompt_tokens_details.cached_tokens` is the truth about the prefix cache."""
+    tap = read([transcript(name)])
+    assert (tap.tokens, tap.usage.cached, tap.ended) == (tokens, cached, True)
+
+
+@pytest.mark.parametrize("name", ["vllm_chat_tool_stream.sse", "vllm_chat_named_tool_stream.sse"])
+def test_tool_calls_are_tokens_though_their_content_is_null(name: str) -> None:
+    """Each delta with a name or arguments counts, and the role preamble does not."""
+    stream = transcript(name)
+    calls = sum(stream.count(key) for key in (b'"name":', b'"arguments":'))
+    assert read([stream]).tokens == calls
+
+
+def test_signals_come_with_the_read_that_brings_them() -> None:
+    """The preamble is nothing; the last content is the end; the usage comes after it."""
+    tap = StreamTap()
+    events = transcript("vllm_chat_stream.sse").split(b"\n\n")[:9]
+    none, content = Signal.NOTHING, Signal.CONTENT
+    assert [tap.feed(each + b"\n\n") for each in events] == [
+        none, content, content, content, content, content, content | Signal.END, Signal.USAGE, Signal.END,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("vllm_engine_died_before_token.sse", 0), ("vllm_engine_died_mid_stream.sse", 2)]
+)
+def test_a_done_after_an_error_is_no_success(name: str, tokens: int) -> None:
+    """vLLM sends `[DONE]` after its error event all the same."""
+    tap = read([transcript(name)])
+    assert (tap.tokens, tap.ended) == (tokens, False)
+    assert tap.failure is not None
+    assert (tap.failure.kind, tap.failure.message) == (FailureKind.SERVER, "The backend failed.")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm_chat_stream.sse",
+        "vllm_chat_tool_stream.sse",
+        "vllm_completion_stream.sse",
+        "vllm_engine_died_mid_stream.sse",
+    ],
+)
+def test_a_stream_torn_at_any_byte_is_read_the_same(name: str) -> None:
+    """Every split in two, and byte by byte."""
+    stream = transcript(name)
+    whole = state(read([stream]))
+    for cut in range(len(stream) + 1):
+        assert state(read([stream[:cut], stream[cut:]])) == whole
+    assert state(read([stream[i : i + 1] for i in range(len(stream))])) == whole
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b'event: error\ndata: {"message":"m","code":400}\n\n',
+        b'data: {"choices":[{"delta":\ndata: {"content":"a"}}]}\n\n',
+        b'\xef\xbb\xbfdata: {"choices":[{"text":"a"}]}\n\n',
+    ],
+)
+def test_an_event_of_several_lines_is_read_the_same_at_any_split(stream: bytes) -> None:
+    """A read that looks like a whole event may be the rest of one."""
+    whole = state(read([stream]))
+    assert whole != state(StreamTap())
+    for cut in range(len(stream) + 1):
+        assert state(read([stream[:cut], stream[cut:]])) == whole
+
+
+@given(st.lists(st.integers(0, 2200), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]))
+def test_any_splits_and_line_ends_read_the_same(cuts: list[int], end: bytes) -> None:
+    """And any number of events in one read."""
+    stream = transcript("vllm_chat_stream.sse")
+    whole = state(read([stream]))
+    stream = stream.replace(b"\n", end)
+    bounds = [0, *sorted(cuts), len(stream)]
+    assert state(read([stream[a:b] for a, b in pairwise(bounds)])) == whole
+
+
+# --------------------------------------------------------------------------- what is a token
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": "a"},
+        {"content": " "},
+        {"content": [{"type": "text", "text": "a"}]},
+        {"reasoning": "a"},
+        {"reasoning_content": "a"},
+        {"refusal": "a"},
+        {"tool_calls": [{"index": 0, "function": {"name": "f"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+        {"function_call": {"name": "f"}},
+        {"role": "assistant", "content": "a"},
+    ],
+)
+def test_what_somebody_can_see_is_content(fields: dict[str, Any]) -> None:
+    """Content, reasoning, a refusal, a tool call."""
+    assert StreamTap().feed(delta(**fields)) is Signal.CONTENT
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        delta(role="assistant", content=""),
+        delta(role="assistant", content=None),
+        delta(),
+        delta(tool_calls=[]),
+        delta(tool_calls=[{"index": 0, "id": "call_1", "type": "function", "function": {"arguments": ""}}]),
+        delta(tool_calls=[None, {"function": None}]),
+        delta(tool_calls={"name": "f"}),
+        delta(function_call={}),
+        event({"choices": [{"index": 0, "text": "", "finish_reason": None}]}),
+        event({"choices": []}),
+        event({"choices": None}),
+        event({"choices": [{"delta": None}]}),
+        event({"error": None}),
+        event({}),
+        event([]),
+        event("ping"),
+        event(1),
+        b": OPENROUTER PROCESSING\n\n",
+        b"event: ping\n\n",
+        b"\n\n",
+        b"",
+    ],
+)
+def test_what_nobody_can_see_is_nothing(data: bytes) -> None:
+    """Preambles, empty deltas, comments, pings, and JSON that is no chunk."""
+    tap = StreamTap()
+    assert (tap.feed(data), tap.tokens, tap.failure) == (Signal.NOTHING, 0, None)
+
+
+def test_words_that_look_like_fields_are_words() -> None:
+    """A model that writes about this protocol does not end its own stream."""
+    words = 'data: [DONE]\n\n{"error": 1, "finish_reason": "stop", "usage": {}}'
+    tap = StreamTap()
+    assert tap.feed(delta(content=words)) is Signal.CONTENT
+    assert (tap.ended, tap.failure, tap.usage) == (False, None, Usage())
+
+
+def test_each_choice_of_several_is_a_token_and_all_must_end() -> None:
+    """With `n` of two, the stream ends with the second finish reason."""
+    tap = StreamTap(choices=2)
+    both = {"choices": [{"index": i, "delta": {"content": "a"}} for i in (0, 1)]}
+    assert (tap.feed(event(both)), tap.tokens) == (Signal.CONTENT, 2)
+    assert (tap.feed(delta("stop")), tap.ended) == (Signal.NOTHING, False)
+    assert (tap.feed(delta("length")), tap.ended) == (Signal.END, True)
+
+
+# --------------------------------------------------------------------------- ends and errors
+
+
+@pytest.mark.parametrize("data", [delta("stop"), delta("tool_calls"), b"data: [DONE]\n\n", b"data: [DONE]"])
+def test_a_finish_reason_or_done_ends_a_stream(data: bytes) -> None:
+    """Either will do: not all servers send both, and the last blank line may be missing."""
+    tap = StreamTap()
+    assert tap.feed(data) | tap.close() == Signal.END
+    assert tap.ended
+
+
+def test_an_error_after_the_end_is_not_one() -> None:
+    """Everything was said already."""
+    tap = read([delta("stop"), event({"error": {"message": "m"}}), b"data: {broken\n\n"])
+    assert (tap.ended, tap.failure) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (event({"error": {"message": "m", "code": 429}}), FailureKind.RATE_LIMITED),
+        (event({"error": "m"}), FailureKind.SERVER),
+        (b'event: error\ndata: {"message":"m","code":400}\n\n', FailureKind.CLIENT),
+        (b'event: error\ndata: {"error":{"message":"m","code":503}}\n\n', FailureKind.OVERLOADED),
+        (b"event: error\ndata: it broke\n\n", FailureKind.SERVER),
+        (delta("error"), FailureKind.SERVER),
+        (
+            event({"error": {"message": "m", "code": 400}, "choices": [{"delta": {}, "finish_reason": "error"}]}),
+            FailureKind.CLIENT,
+        ),
+        (b"data: {broken\n\n", FailureKind.PROTOCOL),
+        (b"data: {broken}\n\n", FailureKind.PROTOCOL),
+        (b"data: <html>\n\n", FailureKind.PROTOCOL),
+        (b"data: \xff\xfe\n\n", FailureKind.PROTOCOL),
+        (b"data: {" + b'"a":{' * 100_000 + b"}\n\n", FailureKind.PROTOCOL),
+    ],
+)
+def test_errors_inside_a_stream_are_failures(data: bytes, kind: FailureKind) -> None:
+    """Error objects, error events, finish reason `error`, and events that nobody could read."""
+    tap = StreamTap()
+    assert tap.feed(data) is Signal.ERROR
+    assert tap.failure is not None
+    assert tap.failure.kind is kind
+
+
+def test_the_first_failure_stands() -> None:
+    """And is signalled once."""
+    tap = StreamTap()
+    bad = event({"error": {"message": "m", "code": 400}})
+    assert [tap.feed(bad), tap.feed(bad), tap.feed(delta("stop"))] == [Signal.ERROR, Signal.NOTHING, Signal.NOTHING]
+    assert tap.ended is False
+
+
+def test_nan_is_read_as_python_clients_read_it() -> None:
+    """What an SDK takes is no failure."""
+    data = b'data: {"choices":[{"delta":{"content":"a"},"logprobs":NaN}],"usage":{"prompt_tokens":3}}\n\n'
+    tap = StreamTap()
+    assert (tap.feed(data), tap.usage.prompt) == (Signal.CONTENT | Signal.USAGE, 3)
+
+
+def test_an_endless_line_is_a_failure_and_is_not_kept() -> None:
+    """Ten megabytes on one line: one failure, bounded memory."""
+    tap = StreamTap()
+    signals = [tap.feed(b"data: " + b"x" * 65536) for _ in range(160)]
+    assert signals.count(Signal.ERROR) == 1
+    assert tap._decoder._tail_size <= LINE_LIMIT
+
+
+@given(st.lists(st.binary(max_size=40) | st.sampled_from([b"data: ", b"\n\n", b'{"choices":[{', b"[DONE]", b"error"])))
+def test_no_bytes_break_a_tap(parts: list[bytes]) -> None:
+    """Garbage is at most a failure; both kinds of tap hold still."""
+    read(parts)
+    body = BodyTap()
+    for part in parts:
+        body.feed(part)
+    body.close()
+
+
+# --------------------------------------------------------------------------- usage
+
+
+@pytest.mark.parametrize(
+    ("said", "usage"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}, Usage(3, 2, 1)),
+        ({"prompt_tokens": 3, "prompt_tokens_details": None}, Usage(3, None, None)),
+        ({"prompt_tokens": 3, "prompt_cache_hit_tokens": 2}, Usage(3, None, 2)),
+        ({"prompt_tokens": "3", "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": True}}, Usage()),
+        ("none", Usage()),
+    ],
+)
+def test_usage_is_what_servers_say_if_it_makes_sense(said: Any, usage: Usage) -> None:
+    """OpenAI's details, DeepSeek's own name, and junk."""
+    assert read([event({"choices": [], "usage": said})]).usage == usage
+
+
+def test_the_last_usage_stands() -> None:
+    """With continuous usage every chunk has one."""
+    tap = read([event({"usage": {"prompt_tokens": 5, "completion_tokens": i}}) for i in (1, 2, 3)])
+    assert tap.usage == Usage(5, 3, None)
+
+
+@pytest.mark.parametrize("said", ["x", {"queue_time_ms": "1", "mean_itl_ms": -1, "time_to_first_token_ms": None}])
+def test_times_that_make_no_sense_are_none(said: Any) -> None:
+    """The engine's times are a bonus."""
+    assert read([event({"usage": {}, "metrics": said})]).times == EngineTimes()
+
+
+# --------------------------------------------------------------------------- bodies
+
+
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("vllm_chat.json", Usage(20, 6, 0)),
+        ("vllm_chat_tool.json", Usage(104, 59, 96)),
+        ("vllm_completion.json", Usage(2, 4, 0)),
+    ],
+)
+def test_a_whole_reply_is_content_at_once_and_read_at_its_end(name: str, usage: Usage) -> None:
+    """Usage and times as in a stream."""
+    body = transcript(name)
+    tap = BodyTap()
+    signals = [tap.feed(body[:1]), tap.feed(body[1:]), tap.close()]
+    assert signals == [Signal.CONTENT, Signal.NOTHING, Signal.END | Signal.USAGE]
+    assert (tap.usage, tap.ended, tap.failure) == (usage, True, None)
+    assert tap.times.ttft is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'{"error":{"message":"m","code":503}}', FailureKind.OVERLOADED),
+        (transcript("vllm_500_engine_died.json"), FailureKind.SERVER),
+        (b'{"choices":[', FailureKind.PROTOCOL),
+        (b"[1]", FailureKind.PROTOCOL),
+        (b"", FailureKind.PROTOCOL),
+    ],
+)
+def test_a_whole_reply_that_is_none_is_a_failure(body: bytes, kind: FailureKind) -> None:
+    """An error under a 200, and what is cut short."""
+    tap = BodyTap()
+    tap.feed(body)
+    assert (tap.close(), tap.ended) == (Signal.ERROR, False)
+    assert tap.failure is not None
+    assert tap.failure.kind is kind
+
+
+def test_a_reply_too_large_to_look_into_is_taken_on_trust() -> None:
+    """It is relayed all the same; only its usage stays unknown, and nothing of it is kept."""
+    tap = BodyTap()
+    for _ in range(6):
+        tap.feed(b"x" * (1 << 20))
+    assert tap._pieces == []
+    assert (tap.close(), tap.ended, tap.usage) == (Signal.END, True, Usage())

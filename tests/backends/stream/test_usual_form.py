@@ -1,0 +1,76 @@
+"""Events of the form that a server writes all its tokens in are known without being decoded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.interface import Signal
+from backends.stream.taps import StreamTap
+
+FORM = '{"id":"c","choices":[{"index":0,"delta":{"content":%s},"logprobs":null,"finish_reason":%s}]%s}'
+
+
+def event(content: object = "hi", reason: str = "null", more: str = "") -> bytes:
+    return f"data: {FORM % (json.dumps(content, ensure_ascii=False), reason, more)}\n\n".encode()
+
+
+def heard(*events: bytes) -> tuple[list[Signal], int, bool, bool]:
+    tap = StreamTap()
+    signals = [tap.feed(one) for one in events]
+    return signals, tap.tokens, tap.ended, tap.failure is not None
+
+
+ODD = {
+    "an empty content": event(""),
+    "no content": event(None),
+    "a finish reason": event("x", '"stop"'),
+    "usage": event("x", more=',"usage":{"prompt_tokens":7,"completion_tokens":2}'),
+    "an error": b'data: {"error":{"message":"boom","code":500}}\n\n',
+    "its end": b"data: [DONE]\n\n",
+    "a comment": b": x\n\n",
+    "two events": event("x") + event("y"),
+    "an event and usage": event("x") + event("y", more=',"usage":{"prompt_tokens":7}'),
+    "half an event": event("x")[:30],
+    "a quote in it": event('say "x"'),
+    "the form's end in it": event('"},"logprobs":null,"finish_reason":null}]}'),
+    "a backslash at its end": event("x\\"),
+    "what is no JSON": b"data: {nonsense\n\n",
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_whatever_is_not_of_the_usual_form_is_read_as_ever(odd: bytes) -> None:
+    """Whether the form was learned before or not."""
+    signals, tokens, *ends = heard(event(), event("there"), odd)
+    (signal,), alone, *alone_ends = heard(odd)
+    assert (signals[:2], signals[2]) == ([Signal.CONTENT] * 2, signal)
+    assert (tokens, ends) == (2 + alone, alone_ends)
+
+
+def test_an_event_behind_half_of_one_is_its_end() -> None:
+    """However usual it looks."""
+    tap = StreamTap()
+    for data in (event(), b"data: {\n"):
+        tap.feed(data)
+    before = tap.tokens
+    tap.feed(event())
+    assert tap.tokens == before
+
+
+@given(st.lists(st.text(max_size=12), max_size=12))
+def test_any_text_is_counted_as_if_each_event_were_decoded(contents: list[str]) -> None:
+    """Quotes, backslashes, line ends and nothing at all among it."""
+    events = [event(content) for content in contents]
+    signals, tokens, *_ = heard(*events)
+    assert signals == [Signal.CONTENT if content else Signal.NOTHING for content in contents]
+    assert tokens == sum(map(bool, contents))
+
+
+def test_a_server_that_changes_its_form_is_followed() -> None:
+    """The last decoded one is the usual."""
+    other = event("x").replace(b'"id":"c"', b'"id":"d"')
+    assert heard(event(), other, other, event())[0] == [Signal.CONTENT] * 4

@@ -1,0 +1,102 @@
+"""Messages of engines' cache events, as vLLM's publisher writes them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.kv_events import END, Cleared, Malformed, Removed, Stored, decode, sequence_of
+
+pack = msgspec.msgpack.Encoder().encode
+
+
+def message(*events: Any, sequence: int = 7, at: float = 12.5) -> list[bytes]:
+    return [b"kv@a", sequence.to_bytes(8, "big"), pack([at, events, 0])]
+
+
+def one(event: Any) -> Any:
+    (found,) = decode(message(event)).events()
+    return found
+
+
+# As vLLM 0.32 sent it, but for the length of its lists.
+FROM_VLLM = {
+    "type": "BlockStored", "block_hashes": [3, 4], "parent_block_hash": 2, "token_ids": [9] * 64, "block_size": 32,
+    "lora_id": None, "medium": "GPU", "lora_name": None, "extra_keys": [["salt"], None], "group_idx": 0,
+    "kv_cache_spec_kind": "full_attention", "session_id": "req_1",
+}  # fmt: skip
+
+
+def test_a_batch_has_a_number_and_a_time() -> None:
+    """The number is the publisher's, the time the engine's."""
+    batch = decode(message(FROM_VLLM, sequence=7, at=12.5))
+    assert (batch.sequence, batch.at) == (7, 12.5)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (FROM_VLLM, Stored([3, 4], 2, 32, "GPU", 0, "full_attention", "req_1")),
+        ({"type": "BlockRemoved", "block_hashes": [4], "medium": "CPU", "group_idx": 1}, Removed([4], "CPU", 1)),
+        ({"type": "AllBlocksCleared"}, Cleared()),
+        (["BlockStored", [3], None, [1] * 16, 16, None], Stored([3], None, 16)),
+        (["BlockStored", [3], 2, [1] * 16, 16, None, "CPU", None, None, 1], Stored([3], 2, 16, "CPU", 1)),
+        (["BlockRemoved", [3]], Removed([3])),
+        (["AllBlocksCleared"], Cleared()),
+    ],
+)
+def test_maps_and_arrays_say_the_same(event: Any, expected: Any) -> None:
+    """vLLM wrote arrays before it wrote maps."""
+    assert one(event) == expected
+
+
+def test_a_name_is_the_low_64_bits() -> None:
+    """Of a number, of a negative one, of 32 bytes: the same block by any of them. 0 would be no name."""
+    low = 0xFBCD_EF01_2345_6789
+    for written in (low, low - 2**64, b"\1" * 24 + low.to_bytes(8, "big")):
+        assert one({"type": "BlockRemoved", "block_hashes": [written]}) == Removed([low])
+    assert one({"type": "BlockRemoved", "block_hashes": [0]}) == Removed([1])
+
+
+def test_what_a_newer_engine_adds_is_skipped() -> None:
+    """Fields of events, kinds of events, fields of the batch."""
+    newer = {"type": "BlockMoved", "block_hashes": "elsewhere"}
+    frames = message(newer, ["BlockMoved", 1], FROM_VLLM | {"temperature": "hot"})
+    frames[2] = pack([*msgspec.msgpack.decode(frames[2]), "more"])
+    assert [event.block_size for event in decode(frames).events() if isinstance(event, Stored)] == [32]
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        ([b"kv", bytes(8)], "2 frames instead of topic, sequence number and events"),
+        ([b"kv", b"12", b""], "a sequence number of 2 bytes instead of 8"),
+        ([b"kv", bytes(8), b"\xc1"], "batch 0: "),
+        (message({"type": "BlockStored"}), "batch 7: "),
+        (message({"type": "BlockRemoved", "block_hashes": ["x"]}), "batch 7: "),
+        (message(FROM_VLLM | {"block_size": 0}), "batch 7: a block of 0 tokens"),
+        (message(3), "batch 7: "),
+    ],
+)
+def test_what_is_no_event_is_said(frames: list[bytes], said: str) -> None:
+    """One kind of error, that names the batch."""
+    with pytest.raises(Malformed) as raised:
+        list(decode(frames).events())
+    assert str(raised.value).startswith(said)
+
+
+@given(st.lists(st.binary(max_size=60), min_size=3, max_size=3) | st.binary().map(lambda b: [b"", bytes(8), b]))
+def test_any_bytes_are_events_or_malformed(frames: list[bytes]) -> None:
+    """A stranger on the port cannot end the listener."""
+    with suppress(Malformed):
+        assert all(isinstance(event, Stored | Removed | Cleared) for event in decode(frames).events())
+
+
+def test_a_replay_ends_with_minus_one() -> None:
+    """Eight bytes, signed."""
+    assert sequence_of(b"\xff" * 8) == END

@@ -1,0 +1,147 @@
+"""A name with several addresses: each is an endpoint, that comes and goes while requests run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.app import Gateway
+from gateway.config.models import Config
+from gateway.observe.record import End
+from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, calling, get, last, post
+from tests.support.gateways import document, pool
+from tests.support.served import serving, written
+from tests.support.simulated import eventually
+from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+
+STREAM = post({**CHAT, "stream": True})
+SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
+
+
+class Dns:
+    def __init__(self, *addresses: str) -> None:
+        self.addresses: Sequence[str] = addresses
+
+    async def __call__(self, name: str) -> Sequence[str]:
+        if name != "engines.svc" or not self.addresses:
+            raise OSError("Name or service not known")
+        return self.addresses
+
+
+@asynccontextmanager
+async def resolving(dns: Dns, port: str, **more: Any) -> AsyncIterator[Gateway]:
+    """A gateway before whatever `engines.svc` stands for."""
+    endpoint = {"url": f"http://engines.svc:{port}", "resolve": "10ms"}
+    routes = {"chat": {"tiers": ["only"], "scorer": "round_robin"}}
+    gateway = Gateway(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}}, routes, **more)))
+    gateway.names.resolve = dns
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+async def ask(gateway: Gateway) -> int:
+    async with calling(gateway.url) as caller:
+        status, _ = await caller.ask(STREAM)
+        if status == 200:
+            await caller.chunks()
+    return status
+
+
+async def test_every_address_of_a_name_is_an_endpoint_of_its_own() -> None:
+    """Each is reached at its address, and asked for by its name."""
+    async with Upstream([STREAMED]) as one:
+        port = one.url.rpartition(":")[2]
+        async with (
+            Upstream([STREAMED], host="127.0.0.2", port=int(port)) as two,
+            resolving(Dns("127.0.0.1", "127.0.0.2"), port) as gateway,
+        ):
+            assert gateway.monitor.loads().keys() == {f"only/127.0.0.1:{port}", f"only/127.0.0.2:{port}"}
+            for _ in range(4):
+                assert await ask(gateway) == 200
+            assert one.requests
+            assert two.requests
+            assert {request.headers["host"] for request in one.requests + two.requests} == {f"engines.svc:{port}"}
+            shown = json.loads((await get(gateway.admin_url, "/config"))[2])["pools"]["only"]["endpoints"]
+            assert [endpoint["url"] for endpoint in shown] == [f"http://engines.svc:{port}"]
+
+
+async def test_an_address_that_goes_is_left_and_its_stream_ends_there() -> None:
+    """New requests go to those that are there."""
+    async with Upstream(SLOW) as leaves:
+        port = leaves.url.rpartition(":")[2]
+        dns = Dns("127.0.0.1")
+        async with (
+            Upstream([STREAMED], host="127.0.0.2", port=int(port)) as comes,
+            resolving(dns, port) as gateway,
+            calling(gateway.url) as caller,
+        ):
+            assert (await caller.ask(STREAM))[0] == 200
+            dns.addresses = ["127.0.0.2"]
+            await eventually(lambda: gateway.monitor.loads().keys() == {f"only/127.0.0.2:{port}"})
+            assert await ask(gateway) == 200
+            assert len(comes.requests) == 1
+            leaves.proceed()
+            assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
+            assert last(gateway).end is End.COMPLETED
+
+
+async def test_a_pool_whose_name_has_no_address_yet_has_no_endpoint() -> None:
+    """It starts all the same, is not ready, and other tiers serve; it has endpoints as soon as there are some."""
+    async with Upstream([STREAMED]) as engine, Upstream([STREAMED]) as api:
+        dns, port = Dns(), engine.url.rpartition(":")[2]
+        async with resolving(dns, port) as gateway:
+            assert (await get(gateway.url, "/ready"))[0] == 503
+            assert await ask(gateway) == 503
+            assert last(gateway).end is End.UNAVAILABLE
+            dns.addresses = ["127.0.0.1"]
+            await eventually(gateway.monitor.loads)
+            assert (await get(gateway.url, "/ready"))[0] == 200
+            assert await ask(gateway) == 200
+        two = {
+            "only": {**pool(), "endpoints": [{"url": "http://gone.svc:1", "resolve": "1s"}]},
+            "api": pool(api.url),
+        }
+        async with resolving(Dns(), port) as gateway:
+            await gateway.take(Config.model_validate(document(two)))
+            assert await ask(gateway) == 200
+            assert last(gateway).pool == "api"
+
+
+async def test_a_reload_keeps_what_a_name_stands_for() -> None:
+    """It asks again only for names that are new to it."""
+    async with Upstream([STREAMED]) as engine:
+        dns, port = Dns("127.0.0.1"), engine.url.rpartition(":")[2]
+        async with resolving(dns, port) as gateway:
+            dns.addresses = []
+            endpoint = {"url": f"http://engines.svc:{port}", "resolve": "10ms", "region": "here"}
+            await gateway.take(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}})))
+            assert await ask(gateway) == 200
+            assert last(gateway).region == "here"
+            await asyncio.sleep(0.03)
+            assert await ask(gateway) == 200
+
+
+async def test_workers_ask_the_system_each_for_itself_and_share_what_they_find(tmp_path: Path) -> None:
+    """A name of this machine, through real processes: what one has under way at its address, the others know."""
+    slow: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
+    async with Upstream(slow) as engine:
+        port = engine.url.rpartition(":")[2]
+        config = written(tmp_path / "f.yaml", f"{{url: http://localhost:{port}, resolve: 1s}}")
+        async with serving(config, "--workers", "2") as served, AsyncExitStack() as stack:
+            for _ in range(8):
+                caller = await stack.enter_async_context(calling(served.url))
+                assert (await caller.ask(STREAM))[0] == 200
+            async with asyncio.timeout(10):
+                while True:
+                    [shown] = json.loads((await get(served.admin, "/fleet"))[2])
+                    if shown["load"]["in_flight"] == 8:
+                        break
+                    await asyncio.sleep(0.05)
+            assert shown["endpoint"]["id"] == f"only/127.0.0.1:{port}"

@@ -1,0 +1,123 @@
+"""The budget decides the tier: on simulated fleets, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.observe.record import End, Stage
+from tests.support.gateways import running
+from tests.support.simulated import engine_pool, engines
+
+LARGE_PROMPT = "word " * 9000  # 8b-l4 needs over two seconds for it, 8b-h100 a quarter of one
+
+
+async def ask(gateway_url: str, content: str, **more: Any) -> None:
+    """One streamed answer, read to its end."""
+    client = openai.AsyncOpenAI(base_url=f"{gateway_url}/v1", api_key="none", max_retries=0)
+    messages: Any = [{"role": "user", "content": content}]
+    async for _ in await client.chat.completions.create(
+        model="chat", messages=messages, max_tokens=2, stream=True, **more
+    ):
+        pass
+
+
+async def test_a_prompt_that_the_first_tier_cannot_prefill_in_time_goes_to_the_next() -> None:
+    """A small prompt stays with the wanted tier; a large one goes where it still makes its budget."""
+    routes = {"chat": {"tiers": ["slow", "fast"], "ttft": {"budget": "1200ms"}}}
+    async with engines(1, "8b-l4") as slow, engines(1, "8b-h100") as fast:
+        pools = {"slow": engine_pool(*slow), "fast": engine_pool(*fast)}
+        async with running(pools, routes) as gateway:
+            for i in range(12):  # the slow tier's speed is learned from its answers
+                await ask(gateway.url, f"{i} " + "hello " * 40 * (i + 1))
+            seen = len(gateway.recorder.recent)
+            await ask(gateway.url, "hi")
+            await ask(gateway.url, LARGE_PROMPT)
+            small, large = list(gateway.recorder.recent)[seen:]
+    assert (small.pool, large.pool) == ("slow", "fast")
+    assert large.ttft is not None
+    assert large.ttft_met
+
+
+@pytest.mark.parametrize(("on_miss", "answered"), [("shed", False), ("best_effort", True)])
+async def test_an_impossible_budget_is_shed_or_answered_as_the_route_says(on_miss: str, answered: bool) -> None:
+    """`shed` refuses at once with Retry-After; `best_effort` answers late. Either way the decision takes no time."""
+    routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "20ms"}, "on_miss": on_miss}}
+    async with engines(1, "8b-l4") as only, running({"only": engine_pool(*only)}, routes) as gateway:
+        if answered:
+            await ask(gateway.url, LARGE_PROMPT)
+        else:
+            with pytest.raises(openai.RateLimitError) as caught:
+                await ask(gateway.url, LARGE_PROMPT)
+            assert int(caught.value.response.headers["retry-after"]) >= 1
+            assert int(caught.value.response.headers["retry-after-ms"]) > 0
+            assert len(only[0].requests) == 0
+        (record,) = gateway.recorder.recent
+    assert record.end is (End.COMPLETED if answered else End.SHED)
+    assert record.ttft_met is False
+
+
+async def test_a_caller_may_tighten_its_budget() -> None:
+    """x-slo-ttft-ms: the same request that is placed under the route's budget is shed under a hopeless one."""
+    routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "30s"}, "on_miss": "shed"}}
+    async with engines(1, "8b-l4") as only, running({"only": engine_pool(*only)}, routes) as gateway:
+        await ask(gateway.url, "hello")
+        with pytest.raises(openai.RateLimitError):
+            await ask(gateway.url, LARGE_PROMPT, extra_headers={"x-slo-ttft-ms": "10"})
+
+
+async def test_a_prompt_that_fits_no_tier_is_the_callers_to_mend() -> None:
+    """400 that names the limit, before anything is sent."""
+    async with engines(1) as only, running({"only": engine_pool(*only, context_window=1000)}) as gateway:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(gateway.url, LARGE_PROMPT)
+    assert caught.value.code == "context_length_exceeded"
+    assert "1000" in caught.value.message
+
+
+async def test_a_repeated_prefix_goes_back_to_its_engine() -> None:
+    """Idle engines of one speed: what decides is who already holds the prompt."""
+    async with engines(3) as three, running({"all": engine_pool(*three)}) as gateway:
+        for turn in range(3):
+            for talk in range(6):
+                text = f"conversation {talk} " * 400 + " ".join(f"turn {i}" for i in range(turn * 50))
+                await ask(gateway.url, text)
+        records = list(gateway.recorder.recent)
+    homes = [record.endpoint for record in records[:6]]
+    assert [record.endpoint for record in records[6:12]] == homes
+    assert [record.endpoint for record in records[12:]] == homes
+    assert all((record.cached_tokens_reported or 0) > 500 for record in records[6:])
+
+
+async def test_stages_sum_to_ttft() -> None:
+    """Within a millisecond, for every request with a first token, whatever its end (the caller's clock agrees)."""
+    async with engines(2) as both, running({"all": engine_pool(*both)}) as gateway:
+        for i in range(8):
+            await ask(gateway.url, f"{i} hello " * 100)
+    for record in gateway.recorder.recent:
+        assert record.ttft is not None
+        before = sum(seconds for stage, seconds in record.stages.items() if stage is not Stage.STREAM)
+        assert before == pytest.approx(record.ttft, abs=1e-3)
+        assert before + record.stages[Stage.STREAM] == pytest.approx(record.total, abs=1e-3)
+
+
+async def test_a_kept_connection_starts_each_requests_clock_anew() -> None:
+    """Neither an idle pause nor a body that came in a second segment is charged to the next request."""
+    body = json.dumps({"model": "chat", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with engines(1) as one, running({"all": engine_pool(*one)}) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        for _ in range(3):
+            writer.write(head)
+            await asyncio.sleep(0.02)
+            writer.write(body)
+            reply = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(reply.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+            await asyncio.sleep(0.3)
+        writer.close()
+    for record in gateway.recorder.recent:
+        assert 0.01 < record.stages[Stage.READ] < 0.2

@@ -1,0 +1,126 @@
+"""Callers' connections: how long they may hesitate, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.app import Gateway
+from gateway.downstream import downstream_connection as connections
+from gateway.downstream import http_server as frontend
+from tests.gateway.builders import CHAT, WHOLE, calling, conversing, post
+from tests.support.gateways import pool, running
+from tests.support.simulated import engine_pool, engines, eventually
+from tests.support.upstream import reply
+
+BODY = json.dumps({"model": "chat", "max_tokens": 200, "stream": True, "messages": [{"role": "user", "content": "x"}]})
+REQUEST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY}".encode()
+
+
+def port(gateway: Gateway) -> int:
+    return int(gateway.url.rpartition(":")[2])
+
+
+async def test_a_head_that_does_not_arrive_whole_costs_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow senders must not hold connections for ever; an idle one between requests is left alone."""
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.1)
+    async with engines(1) as one, running({"only": engine_pool(*one)}) as gateway:
+        idle, _ = await asyncio.open_connection("127.0.0.1", port(gateway))
+        slow, writer = await asyncio.open_connection("127.0.0.1", port(gateway))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost:")
+        async with asyncio.timeout(5):
+            assert await slow.read() == b""
+        assert not idle.at_eof()
+
+
+async def test_a_long_answer_is_not_taken_for_a_slow_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of a head stops when the head is there."""
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.05)
+    async with engines(1) as one, running({"only": engine_pool(*one)}) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port(gateway))
+        for _ in range(2):
+            writer.write(REQUEST)
+            await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_a_draining_gateway_finishes_its_streams_and_ends_their_connections() -> None:
+    """What runs is completed; the next answer on a kept connection says that it is the last; nobody new gets in."""
+    async with engines(1) as one, running({"only": engine_pool(*one)}) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port(gateway))
+        writer.write(REQUEST)
+        await reader.readuntil(b"data: ")
+        stopping = asyncio.create_task(gateway.stop(grace=10))
+        await eventually(lambda: gateway.proxy.draining)
+        await asyncio.sleep(0.1)
+        with pytest.raises(OSError, match=r".*"):
+            await asyncio.open_connection("127.0.0.1", port(gateway))
+        rest = await reader.read()
+        assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        await stopping
+
+
+# --------------------------------------------------------------------------- the body on the wire
+
+
+def chunked(*parts: bytes) -> bytes:
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+    return (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
+    )
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_an_undeclared_body_is_bounded_as_it_comes(at_once: bool) -> None:
+    """413 and the connection is closed, whether it came with its head or chunk by chunk."""
+    body = json.dumps({**CHAT, "padding": "x" * 5000}).encode()
+    raw = chunked(*(body[i : i + 500] for i in range(0, len(body), 500)))
+    async with conversing([reply(WHOLE)], defaults={"max_body": "1KB"}) as (_, caller, upstream):
+        if not at_once:
+            caller.writer.write(raw[:200])
+            await asyncio.sleep(0.05)
+            raw = raw[200:]
+        status, headers, answer = await caller.whole(raw)
+        assert await caller.rest() == b""
+    assert (status, headers["connection"]) == (413, "close")
+    assert json.loads(answer)["error"]["message"] == "The body is larger than 1000 bytes."
+    assert upstream.requests == []
+
+
+async def test_a_chunked_body_is_put_together() -> None:
+    """Cut anywhere; what is sent on has a length."""
+    body = json.dumps(CHAT).encode()
+    async with conversing([reply(WHOLE)]) as (_, caller, upstream):
+        status, _, _ = await caller.whole(chunked(*(body[i : i + 7] for i in range(0, len(body), 7))))
+    assert (status, json.loads(upstream.requests[0].body)["messages"]) == (200, CHAT["messages"])
+
+
+async def test_a_caller_that_waits_for_100_continue_gets_it() -> None:
+    """RFC 9110 section 10.1.1; one that has sent its body already does not."""
+    body = json.dumps(CHAT).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-Continue\r\ncontent-length: %d\r\n\r\n"
+    async with conversing([reply(WHOLE)]) as (_, caller, _):
+        assert (await caller.ask(head % len(body)))[0] == 100
+        assert (await caller.whole(body))[0] == 200
+        assert (await caller.whole(head % len(body) + body))[0] == 200
+
+
+async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """408: a slow sender holds a connection for a bounded time."""
+    monkeypatch.setattr(frontend, "SWEEP", 0.02)
+    monkeypatch.setattr(connections, "BODY_TIMEOUT", 0.05)
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway, calling(gateway.url) as caller:
+        status, headers, answer = await caller.whole(post(CHAT)[:-5])
+        assert (status, headers["connection"]) == (408, "close")
+        assert json.loads(answer)["error"]["message"] == "The body did not arrive within 0.05 s."
+
+
+async def test_a_caller_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind() -> None:
+    """It is no error of anybody's, and was no request yet."""
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
+        async with calling(gateway.url) as caller:
+            caller.writer.write(post(CHAT)[:-5])
+            await eventually(lambda: gateway.front and gateway.front.connections)
+        await eventually(lambda: gateway.front and not gateway.front.connections)
+        assert (gateway.recorder.live, len(gateway.recorder.recent)) == (0, 0)

@@ -1,0 +1,106 @@
+"""A gateway behind a balancer is told to stop: no stream is lost, and nobody is sent to a closed door."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, post
+from tests.support.served import Served, serving, written
+from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+
+STREAM = post({**CHAT, "stream": True})
+SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
+STREAMS = 500
+LOOK = 0.05  # s between two looks of the balancer, which believes the second
+DRAIN = "drain: {wait: 1s, grace: 60s}"
+
+
+@pytest.fixture(autouse=True)
+def files() -> Iterator[None]:
+    """The test has both ends of every stream but the gateway's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard != resource.RLIM_INFINITY else 8192, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def begun(served: Served) -> Caller:
+    """A stream with its first token, whose connection nobody closes but the gateway."""
+    caller = Caller(*await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2])))
+    assert (await caller.ask(STREAM))[0] == 200
+    return caller
+
+
+async def whole(caller: Caller) -> bool:
+    try:
+        async with asyncio.timeout(30):
+            rest = await caller.reader.readuntil(LAST_CHUNK)
+        return rest == chunk(TOKEN) + chunk(FINISH + DONE) + LAST_CHUNK
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return False
+    finally:
+        caller.writer.transport.abort()
+
+
+async def newcomer(served: Served) -> bool:
+    try:
+        async with calling(served.url) as caller:
+            return (await caller.ask(STREAM))[0] == 200 and b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
+    except (OSError, asyncio.IncompleteReadError):
+        return False
+
+
+async def deregistered(served: Served) -> None:
+    """As a balancer does it: not ready, twice in a row."""
+    failed = 0
+    while failed < 2:
+        await asyncio.sleep(LOOK)
+        failed = failed + 1 if (await get(served.url, "/ready"))[0] == 503 else 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_signal_with_500_streams_loses_none_and_refuses_nobody(workers: str, tmp_path: Path) -> None:
+    """New connections are served until the balancer has heard; what runs ends by itself; exit code 0."""
+    async with Upstream(*[SLOW] * STREAMS, [STREAMED]) as upstream:
+        config = written(tmp_path / "f.yaml", upstream.url)
+        config.write_text(config.read_text().replace("server: {", f"server: {{{DRAIN}, "))
+        async with serving(config, "--workers", workers) as served:
+            callers = [await begun(served) for _ in range(STREAMS)]
+            served.process.send_signal(signal.SIGTERM)
+            balancer, came = asyncio.create_task(deregistered(served)), list[bool]()
+            while not balancer.done():
+                came.append(await newcomer(served))
+            await balancer
+            assert came
+            assert all(came)
+            for _ in callers:
+                upstream.proceed()
+            assert all(await asyncio.gather(*map(whole, callers)))
+            code, out, err = await served.ends()
+    assert code == 0
+    assert "firsttoken: draining, in 1 s, 60 s at most" in err
+    assert [json.loads(line)["end"] for line in out.splitlines()] == ["completed"] * (STREAMS + len(came))
+
+
+async def test_streams_that_outlast_the_grace_end_in_an_error_event_and_are_counted(tmp_path: Path) -> None:
+    """Each caller is told, each has its Record, and how many they were is one line of the log."""
+    async with Upstream(SLOW) as upstream:
+        config = written(tmp_path / "f.yaml", upstream.url)
+        config.write_text(config.read_text().replace("server: {", "server: {drain: {grace: 200ms}, "))
+        async with serving(config) as served:
+            callers = [await begun(served) for _ in range(20)]
+            served.process.send_signal(signal.SIGTERM)
+            said = await asyncio.gather(*(caller.rest() for caller in callers))
+            code, out, err = await served.ends()
+    assert all(
+        b'data: {"error":{"message":"The gateway was stopped' in one and one.endswith(LAST_CHUNK) for one in said
+    )
+    assert [json.loads(line)["end"] for line in out.splitlines()] == ["cut"] * 20
+    assert (code, "20 requests had not ended in time, and are cut" in err) == (0, True)

@@ -1,0 +1,93 @@
+"""Streams pass byte for byte, however their bytes were cut on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.support.gateways import pool, running
+
+STREAMS = 1000
+PATIENT = {"connect": "60s", "stream_idle": "60s"}  # callers, gateway and upstream share one busy loop here
+TEXT = "täglich 猫 \N{GRINNING FACE} \\u0041 \\n {} [] data: : "
+
+
+def event(text: str) -> bytes:
+    return f'data: {{"id":"x","choices":[{{"index":0,"delta":{{"content":"{text}"}}}}]}}\n\n'.encode()
+
+
+def answer(seed: int) -> bytes:
+    """A stream of events with seeded text in several scripts, comments and odd line ends between them."""
+    rng = random.Random(seed)
+    parts = [b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n']
+    for _ in range(rng.randint(3, 12)):
+        parts.append(event("".join(rng.choices(TEXT.replace("\\", ""), k=rng.randint(1, 40)))))
+        parts.append(rng.choice([b"", b": keep-alive\n\n", b"\r\n", b"event: x\nid: 1\n\n"]))
+    parts.append(b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
+    return b"".join(parts)
+
+
+def cut(data: bytes, rng: random.Random, longest: int) -> list[bytes]:
+    """`data` in random pieces: inside UTF-8, inside lines, inside chunk headers, it does not care."""
+    pieces, at = [], 0
+    while at < len(data):
+        size = rng.randint(1, longest)
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces
+
+
+@asynccontextmanager
+async def random_upstream() -> AsyncIterator[str]:
+    """Serves answer(seed), chunked at random and written in other random pieces; the request's body names the seed."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.IncompleteReadError:
+                return writer.close()
+            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            body = await reader.readexactly(length)
+            seed = int(body.split(b'"seed":')[1].split(b",")[0].split(b"}")[0])
+            rng = random.Random(-seed - 1)
+            chunks = b"".join(b"%x\r\n%b\r\n" % (len(c), c) for c in cut(answer(seed), rng, 200))
+            reply = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            for piece in cut(reply + chunks + b"0\r\n\r\n", rng, 150):
+                writer.write(piece)
+                if rng.random() < 0.3:
+                    await asyncio.sleep(0)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server.close()
+
+
+async def ask(port: int, seed: int) -> bytes:
+    """One streamed request over a raw socket; the de-chunked body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = (
+        b'{"model":"chat","stream":true,"stream_options":{"include_usage":true},"seed":%d,"messages":[{"role":"user","content":"x"}]}'
+        % seed
+    )
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK"), head
+    parts = []
+    while size := int(await reader.readline(), 16):
+        parts.append(await reader.readexactly(size))
+        assert await reader.readexactly(2) == b"\r\n"
+    writer.close()
+    return b"".join(parts)
+
+
+async def test_a_thousand_streams_at_once_arrive_byte_for_byte() -> None:
+    """Whatever the cuts and whoever else is streaming, each caller gets exactly the bytes that were sent."""
+    async with random_upstream() as url, running({"only": pool(url)}, defaults=PATIENT) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        got = await asyncio.gather(*(ask(port, seed) for seed in range(STREAMS)))
+    assert [seed for seed in range(STREAMS) if got[seed] != answer(seed)] == []
+    assert len({r.end.value for r in gateway.recorder.recent}) == 1

@@ -1,0 +1,189 @@
+"""The gateway's own queue, before a small fleet that has more to do than it can: who goes when, and nobody is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from backends.simulated.simulated_server import SimulatedServer
+from gateway.app import Gateway
+from gateway.observe.record import End, Record, Stage
+from tests.support.gateways import running
+from tests.support.simulated import engine_pool, engines, eventually
+
+LARGE = "word " * 2500  # 0.35 s of prefill
+SMALL = "word " * 100
+ROUTES: Mapping[str, Any] = {
+    "roomy": {"tiers": ["all"], "ttft": {"budget": "5s"}, "tpot": "off"},
+    "tight": {"tiers": ["all"], "ttft": {"budget": "1500ms"}, "tpot": "off"},
+    "hopeless": {"tiers": ["all"], "ttft": {"budget": "40ms"}, "tpot": "off"},
+}
+KEYS = [{"name": name, "sha256": hashlib.sha256(f"sk-{name}".encode()).hexdigest()} for name in ("flood", "other")]
+
+
+class Callers:
+    """Requests to one gateway, told apart by the name that each is given."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.asking: dict[str, asyncio.Task[tuple[int, Mapping[str, str]]]] = {}
+
+    async def _ask(self, name: str, route: str, text: str, key: str) -> tuple[int, Mapping[str, str]]:
+        messages = [{"role": "user", "content": f"{name} {text}"}]
+        body = {"model": route, "stream": True, "max_tokens": 2, "messages": messages}
+        headers = {"x-request-id": name, "authorization": f"Bearer {key}"}
+        url = f"{self.gateway.url}/v1/chat/completions"
+        async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as reply:
+            await reply.read()
+            return reply.status, reply.headers
+
+    async def send(self, name: str, route: str = "roomy", text: str = LARGE, key: str = "none") -> None:
+        """One more, that has come to where it is decided."""
+        before = self.gateway.line.ordinal
+        self.asking[name] = asyncio.create_task(self._ask(name, route, text, key))
+        await eventually(lambda: self.gateway.line.ordinal > before)
+
+    async def answers(self) -> dict[str, int]:
+        """The status of each."""
+        found = await asyncio.gather(*self.asking.values(), return_exceptions=True)
+        await eventually(lambda: self.gateway.recorder.live == 0)
+        return {name: one[0] for name, one in zip(self.asking, found, strict=True) if isinstance(one, tuple)}
+
+    @property
+    def records(self) -> dict[str, Record]:
+        return {record.request_id: record for record in self.gateway.recorder.recent}
+
+    @property
+    def order(self) -> list[str]:
+        """As they were sent to an engine."""
+        sent = {name: r.arrival + r.attempts[-1].opened for name, r in self.records.items() if name in self.asking}
+        return sorted(sent, key=sent.__getitem__)
+
+    @property
+    def held(self) -> int:
+        return sum(self.gateway.line.depth().values())
+
+
+@asynccontextmanager
+async def small_fleet(count: int = 1, **more: Any) -> AsyncIterator[tuple[Callers, list[SimulatedServer]]]:
+    """Slow engines, whose speed is known."""
+    async with (
+        engines(count, "8b-l4", speed=2.0) as servers,
+        running({"all": engine_pool(*servers)}, ROUTES, **more) as gateway,
+    ):
+        key = "sk-other"
+        for i in range(5):
+            await Callers(gateway)._ask(f"warm-{i}", "roomy", SMALL * (2 * i + 1), key)
+        yield Callers(gateway), servers
+
+
+async def test_what_is_held_back_is_charged_to_its_deadline() -> None:
+    """Its time in the queue is a stage, stages sum to TTFT, and TTFT is what the budget is held against."""
+    async with small_fleet() as (callers, _):
+        for name in ("first", "second", "third"):
+            await callers.send(name)
+        assert callers.gateway.line.depth() == {"roomy": 2}
+        assert await callers.answers() == {"first": 200, "second": 200, "third": 200}
+        records, headers = callers.records, callers.asking["third"].result()[1]
+    assert records["first"].stages[Stage.QUEUE] < 0.05
+    assert 0.1 < records["second"].stages[Stage.QUEUE] < records["third"].stages[Stage.QUEUE]
+    for record in records.values():
+        before = sum(seconds for stage, seconds in record.stages.items() if stage is not Stage.STREAM)
+        assert before == pytest.approx(record.ttft, abs=1e-3)
+        assert record.ttft_budget == pytest.approx(5.0)
+    timing = dict(part.split(";dur=") for part in headers["server-timing"].split(", "))
+    assert float(timing["queue"]) == pytest.approx(records["third"].stages[Stage.QUEUE] * 1e3, abs=0.02)
+
+
+async def test_a_tight_budget_overtakes_and_the_hopeless_go_last() -> None:
+    """By deadline, whoever came first; what is late anyway must not make others late."""
+    async with small_fleet() as (callers, _):
+        await callers.send("running")
+        await callers.send("late", "hopeless")
+        await callers.send("roomy")
+        await callers.send("tight", "tight", SMALL)
+        assert callers.held == 3
+        assert set((await callers.answers()).values()) == {200}
+        assert callers.order == ["running", "tight", "roomy", "late"]
+        met = {name: callers.records[name].ttft_met for name in callers.order}
+    assert met == {"running": True, "tight": True, "roomy": True, "late": False}
+
+
+async def test_a_caller_that_leaves_the_queue_frees_its_place() -> None:
+    """No engine hears of it, and it is in the Records as gone."""
+    async with small_fleet() as (callers, (engine,)):
+        await callers.send("running")
+        await callers.send("gone")
+        await callers.send("next")
+        reached = len(engine.requests)
+        callers.asking["gone"].cancel()
+        await eventually(lambda: callers.held == 1)
+        assert await callers.answers() == {"running": 200, "next": 200}
+        assert len(engine.requests) == reached + 1
+        record = callers.records["gone"]
+    assert (record.end, record.attempts) == (End.CLIENT_GONE, [])
+
+
+async def test_no_request_is_lost_when_an_engine_dies_with_a_queue_before_it() -> None:
+    """What it was computing and what waited for it goes to the other one."""
+    async with small_fleet(2) as (callers, (dying, _)):
+        for i in range(7):
+            await callers.send(f"r{i}")
+        assert callers.held >= 4
+        await dying.kill()
+        assert set((await callers.answers()).values()) == {200}
+        ends = {record.end for record in callers.records.values()}
+        await dying.start()
+    assert ends == {End.COMPLETED}
+
+
+async def test_a_gateway_that_drains_serves_whom_it_holds() -> None:
+    """They were accepted."""
+    async with small_fleet() as (callers, _):
+        for name in ("first", "second", "third"):
+            await callers.send(name)
+        assert callers.held == 2
+        await callers.gateway.stop(20.0)
+        assert await callers.answers() == {"first": 200, "second": 200, "third": 200}
+
+
+async def test_whom_a_stopping_gateway_still_holds_is_told_to_ask_elsewhere() -> None:
+    """503 with Retry-After, in the dialect of the port; not a connection that breaks."""
+    async with small_fleet() as (callers, _):
+        await callers.send("running")
+        await callers.send("held")
+        await callers.gateway.stop(0.0)
+        assert (await callers.answers())["held"] == 503
+        assert callers.asking["held"].result()[1]["retry-after"] == "1"
+        record = callers.records["held"]
+    assert (record.end, record.status, record.attempts) == (End.SHED, 503, [])
+    assert record.stages[Stage.QUEUE] > 0
+
+
+async def test_nobody_is_held_beyond_the_hard_limit_of_silence() -> None:
+    """503 with Retry-After after `defaults.first_token`."""
+    async with small_fleet(defaults={"first_token": "1s"}) as (callers, _):
+        for i in range(12):
+            await callers.send(f"r{i}")
+        assert (await callers.answers())["r11"] == 503
+        record, headers = callers.records["r11"], callers.asking["r11"].result()[1]
+    assert int(headers["retry-after"]) >= 1
+    assert (record.end, record.ttft_met) == (End.SHED, False)
+    assert record.stages[Stage.QUEUE] == pytest.approx(1.0, abs=0.2)
+
+
+async def test_a_tenant_that_floods_does_not_shut_out_another() -> None:
+    """Of its many large requests those that are late already wait; another's small one does not wait for them."""
+    async with small_fleet(keys=KEYS) as (callers, _):
+        for i in range(9):
+            await callers.send(f"flood-{i}", "tight", LARGE, "sk-flood")
+        await callers.send("small", "tight", SMALL, "sk-other")
+        assert set((await callers.answers()).values()) == {200}
+        assert callers.order.index("small") < 7
+        assert callers.records["small"].ttft_met

@@ -1,0 +1,44 @@
+"""Requests of every kind at once, over real sockets: what is recorded of them is what happened.
+
+`python -m benchmarks.mixed` is the same with 10,000 of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from benchmarks.mixed import Truth, measure, unaccounted, unsummed, untold
+from gateway.observe.record import End, Stage
+from policies.types import AttemptKind
+
+COUNT = 500
+
+
+async def test_every_request_has_one_true_record_and_leaves_nothing() -> None:
+    """Served, failed, shed, refused and abandoned ones, early and late; and backends that break off."""
+    truth = await measure(COUNT)
+    assert truth.wrong == []
+    assert len(truth.asked) == len(truth.records) == COUNT
+    ends = Counter(record.end for record in truth.records)
+    assert {End.COMPLETED, End.REFUSED, End.SHED, End.CLIENT_GONE, End.UPSTREAM_BROKE, End.FAILED} <= set(ends)
+    gone = [record.ttft is None for record in truth.records if record.end is End.CLIENT_GONE]
+    assert set(gone) == {True, False}  # before and after the first token
+    kinds = {attempt.kind for record in truth.records for attempt in record.attempts}
+    assert kinds == {AttemptKind.PRIMARY, AttemptKind.FALLBACK, AttemptKind.HEDGE}
+    assert_it_would_be_noticed(truth)
+
+
+def assert_it_would_be_noticed(truth: Truth) -> None:
+    """Of each kind of untruth, one that was made up."""
+    asked, records = truth.asked, list(truth.records)
+    assert unaccounted(asked, records[1:])
+    assert unaccounted(asked, [*records, records[0]])
+    assert unaccounted(asked[1:], records)
+    told = next(i for i, record in enumerate(records) if record.end is End.COMPLETED)
+    assert unaccounted(asked, [*records[:told], replace(records[told], end=End.CLIENT_GONE), *records[told + 1 :]])
+    assert untold(asked, [{"request_id": one.id} for one in asked[1:]])
+    late = [seconds if seconds is None else seconds + 0.002 for seconds in records[told].spent]
+    assert late[Stage.READ] is not None
+    assert unsummed(replace(truth, records=[replace(records[told], spent=late)]))
+    assert not unsummed(replace(truth, records=[records[told]]))

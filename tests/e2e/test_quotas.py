@@ -1,0 +1,275 @@
+"""Quotas as callers meet them: with OpenAI's own client, behind several gateways, and with a Redis that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import chain
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, RateLimitError
+
+from gateway.app import Gateway
+from gateway.cluster.redis_client import PATIENCE
+from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
+from tests.support.gateways import pool, running
+from tests.support.redis import Between, RedisServer, redis_server
+from tests.support.served import serving
+from tests.support.simulated import eventually
+from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+
+WEB = "authorization: Bearer sk-web"
+ASK: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+BACK = 5.0  # s
+
+
+def key(**limits: Any) -> list[dict[str, Any]]:
+    return [{"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), **limits}]
+
+
+@asynccontextmanager
+async def sdk(url: str, retries: int = 2) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-web", max_retries=retries) as client:
+        yield client
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RedisServer]:
+    async with redis_server() as made:
+        yield made
+
+
+async def answered(url: str, how_many: int, connections: int = 10) -> Counter[int]:
+    """Status codes of so many requests, over so many connections."""
+
+    async def some(count: int) -> list[int]:
+        async with calling(url) as caller:
+            return [(await caller.whole(post(CHAT, WEB)))[0] for _ in range(count)]
+
+    seen = await asyncio.gather(*(some(how_many // connections) for _ in range(connections)))
+    return Counter(chain.from_iterable(seen))
+
+
+# --------------------------------------------------------------------------- OpenAI's client
+
+
+async def test_the_sdk_comes_again_when_it_was_told_to_and_gets_its_answer() -> None:
+    """A second of `retry-after-ms`, in which the other request ends."""
+    stream = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
+    async with (
+        Upstream(stream, [reply(WHOLE)]) as upstream,
+        running({"only": pool(upstream.url)}, keys=key(concurrent_requests=1)) as gateway,
+        sdk(gateway.url) as client,
+    ):
+        first = await client.chat.completions.create(**ASK, stream=True)
+        second = asyncio.create_task(client.chat.completions.create(**ASK))
+        await eventually(lambda: gateway.proxy.admission.refused.of["web", "concurrent"].value == 1)
+        upstream.proceed()
+        assert [event async for event in first]
+        assert (await second).choices
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "said"),
+    [
+        ({"monthly_cost_usd": 0.000001}, "insufficient_quota", "calendar month"),
+        ({"tokens_per_minute": 5}, "rate_limit_exceeded", "too large"),
+    ],
+)
+async def test_the_sdk_does_not_come_again_for_what_waiting_does_not_mend(
+    limits: dict[str, Any], code: str, said: str
+) -> None:
+    price = {"input": 1.0, "output": 1.0}
+    async with (
+        Upstream([reply(WHOLE)]) as upstream,
+        running({"only": pool(upstream.url, price=price)}, keys=key(**limits)) as gateway,
+        sdk(gateway.url) as client,
+    ):
+        with pytest.raises(RateLimitError, match=said) as refused:
+            await client.chat.completions.create(**ASK)
+        assert refused.value.code == code
+        assert len(gateway.recorder.recent) == 1
+        assert not upstream.requests
+
+
+# --------------------------------------------------------------------------- several gateways
+
+
+async def test_two_gateways_with_one_redis_have_one_quota() -> None:
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(Upstream([reply(WHOLE)]))
+        server = await stack.enter_async_context(redis_server())
+        pools, keys = {"only": pool(upstream.url)}, key(requests_per_minute=100)
+        gateways = [
+            await stack.enter_async_context(running(pools, keys=keys, state={"redis": server.url})) for _ in range(2)
+        ]
+        for gateway in gateways:
+            await connected(gateway)
+        seen = sum(await asyncio.gather(*(answered(gateway.url, 150) for gateway in gateways)), Counter())
+    assert 98 <= seen[200] <= 102  # exactly 100, unless a slow machine lets an answer of Redis come too late
+    assert seen[200] + seen[429] == 300
+
+
+@pytest.mark.parametrize("state", ["memory", "redis"])
+async def test_two_workers_have_one_quota(state: str, tmp_path: Path, server: RedisServer) -> None:
+    """Whichever of them a connection comes to. Of what comes at the same moment one may be let in beyond, in memory."""
+    async with Upstream([reply(WHOLE)]) as upstream:
+        config = tmp_path / "f.yaml"
+        config.write_text(
+            "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
+            f"pools: {{only: {{backend: compatible, model: served, endpoints: [{upstream.url}]}}}}\n"
+            "routes: {chat: {tiers: [only]}}\ntelemetry: {access_log: off}\n"
+            f"keys: [{{name: web, sha256: {key()[0]['sha256']}, requests_per_minute: 50}}]\n"
+            + (f"state: {{redis: '{server.url}'}}\n" if state == "redis" else "")
+        )
+        async with serving(config, "--workers", "2") as served:
+            if state == "redis":
+                await members(server, 2)
+            seen = await answered(served.url, 120, connections=12)
+    assert 50 <= seen[200] <= 51
+    assert seen[200] + seen[429] == 120
+
+
+async def members(server: RedisServer, count: int) -> None:
+    """Until so many processes have told Redis that they are there."""
+    async with asyncio.timeout(BACK), server.client() as client:
+        while await client.zcard("firsttoken:members") < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+# --------------------------------------------------------------------------- a Redis that goes away
+
+
+async def connected(gateway: Gateway) -> None:
+    link = gateway.link
+    assert link is not None
+    await eventually(lambda: link.up, BACK)
+
+
+class Caller:
+    """Asks without a pause, one request at a time, and remembers what it was told."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.seen: list[tuple[int, float]] = []
+        self._task = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        async with calling(self.url) as caller:
+            while True:
+                began = monotonic()
+                status, _, _ = await caller.whole(post(CHAT, WEB))
+                self.seen.append((status, monotonic() - began))
+                await asyncio.sleep(0.01)
+
+    async def more(self, count: int) -> None:
+        before = len(self.seen)
+        await eventually(lambda: len(self.seen) >= before + count or self._task.done(), 10)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+@asynccontextmanager
+async def shared(url: str, **limits: Any) -> AsyncIterator[tuple[Gateway, Caller]]:
+    async with (
+        Upstream([reply(WHOLE)]) as upstream,
+        running({"only": pool(upstream.url)}, keys=key(**limits), state={"redis": url}) as gateway,
+    ):
+        caller = Caller(gateway.url)
+        try:
+            yield gateway, caller
+        finally:
+            await caller.stop()
+            assert {status for status, _ in caller.seen} == {200}
+
+
+@pytest.mark.parametrize("fault", ["killed", "frozen", "slow"])
+async def test_no_request_fails_for_want_of_redis_and_few_wait_for_it(
+    fault: str, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two lines in the log: it went, it came."""
+    caplog.set_level(logging.INFO, "firsttoken")
+    async with Between(server.port) as way, shared(way.url, requests_per_minute=10**6) as (gateway, caller):
+        link = gateway.link
+        assert link is not None
+        await connected(gateway)
+        await caller.more(20)
+        waited = len(caller.seen)
+        if fault == "killed":
+            server.kill()
+        elif fault == "frozen":
+            server.freeze()
+        else:
+            way.delay = 0.1
+        await eventually(lambda: not link.up)
+        before = link.errors
+        await caller.more(50)
+        assert not link.up
+        assert link.errors - before <= 3  # our own looks: nobody else asks
+        assert sum(took > PATIENCE * 0.9 for _, took in caller.seen[waited:]) <= 4
+        if fault == "killed":
+            await server.start()
+        elif fault == "frozen":
+            server.thaw()
+        way.delay = 0.0
+        await eventually(lambda: link.up, BACK)
+        await caller.more(20)
+    said = [record.getMessage() for record in caplog.records if "redis" in record.getMessage()]
+    assert ["connected" in said[0], "away" in said[1], "back" in said[2]] == [True, True, True]
+    assert len(said) == 3
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_gateway_starts_without_redis_and_finds_it_later(server: RedisServer) -> None:
+    server.kill()
+    async with shared(server.url, requests_per_minute=10**6) as (gateway, caller):
+        await caller.more(20)
+        await server.start()
+        await connected(gateway)
+        await caller.more(20)
+        async with server.client() as client:
+            assert await client.hlen("firsttoken:{web}:minute") > 0
+
+
+async def test_without_redis_each_gateway_lets_in_its_part(server: RedisServer) -> None:
+    """Two of them know of each other when it goes; what was let in before counts, and when it is back it is told."""
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(Upstream([reply(WHOLE)]))
+        pools, keys = {"only": pool(upstream.url)}, key(requests_per_minute=60)
+        gateways = [
+            await stack.enter_async_context(running(pools, keys=keys, state={"redis": server.url})) for _ in range(2)
+        ]
+        for gateway in gateways:
+            await connected(gateway)
+            quotas = gateway.shared_quotas
+            assert quotas is not None
+            quotas._back.set()  # look again, now that all are there
+            await eventually(lambda quotas=quotas: quotas.members == 2, BACK)  # type: ignore[misc]
+        await answered(gateways[0].url, 10)
+        server.freeze()
+        for gateway in gateways:
+            await eventually(lambda gateway=gateway: not gateway.link.up)  # type: ignore[misc, union-attr]
+        seen = await asyncio.gather(*(answered(gateway.url, 40) for gateway in gateways))
+        assert [one[200] for one in seen] == [20, 30]
+        server.thaw()
+        for gateway in gateways:
+            await connected(gateway)
+        async with server.client() as client:
+
+            async def told() -> int:
+                found = await client.hgetall("firsttoken:{web}:minute")
+                return sum(int(count) for field, count in found.items() if field.startswith("r"))
+
+            async with asyncio.timeout(BACK):
+                while await told() < 60:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        assert (await answered(gateways[0].url, 10))[200] == 0

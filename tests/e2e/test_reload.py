@@ -1,0 +1,298 @@
+"""Another configuration while requests run, are held, and come: none is lost, and none sees half of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app import Gateway
+from gateway.config.models import Config
+from gateway.observe.record import End
+from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, last, post
+from tests.support.gateways import document, pool, running
+from tests.support.served import Served, serving, written
+from tests.support.simulated import eventually
+from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+
+STREAM = {**CHAT, "stream": True}
+SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
+RELOAD = b"POST /reload HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+
+
+def configured(pools: dict[str, Any], routes: dict[str, Any] | None = None, **more: Any) -> Config:
+    return Config.model_validate(document(pools, routes, **more))
+
+
+async def answer(gateway: Gateway, **more: Any) -> tuple[int, str]:
+    """Status, and the endpoint that answered."""
+    async with calling(gateway.url) as caller:
+        status, _ = await caller.ask(post({**STREAM, **more}))
+        if status == 200:
+            await caller.chunks()
+    return status, last(gateway).endpoint
+
+
+async def rest(caller: Caller) -> bytes:
+    return b"".join(await caller.chunks())
+
+
+# --------------------------------------------------------------------------- what runs
+
+
+async def test_a_stream_ends_on_the_endpoint_that_a_reload_removed() -> None:
+    """Its connection is closed when it has ended, not before; the next request goes where the new one says."""
+    async with Upstream(SLOW) as old, Upstream([STREAMED]) as new, running({"only": pool(old.url)}) as gateway:
+        [way] = gateway.upstreams.values()
+        async with calling(gateway.url) as caller:
+            assert (await caller.ask(post(STREAM)))[0] == 200
+            await gateway.take(configured({"only": pool(new.url)}))
+            assert (await answer(gateway))[1] == f"only/{new.url.removeprefix('http://')}"
+            assert way.origin.active == 1
+            old.proceed()
+            assert await rest(caller) == TOKEN + FINISH + DONE
+        await eventually(lambda: way.origin.active + way.origin.idle == 0)
+        assert last(gateway).end is End.COMPLETED
+
+
+async def test_a_request_whose_engine_fails_after_a_reload_goes_where_it_was_decided_to_go() -> None:
+    """Its candidates are those of the fleet that was: a removed one is still reached, and none is a 500."""
+    reset: Script = [GATE, b"HTTP/1.1 503 x\r\ncontent-length: 0\r\n\r\n"]
+    async with Upstream(reset) as first, Upstream([STREAMED]) as second, Upstream([STREAMED]) as third:
+        routes = {"chat": {"tiers": ["a", "b"], "scorer": "round_robin"}}
+        async with running({"a": pool(first.url), "b": pool(second.url)}, routes) as gateway:
+            async with calling(gateway.url) as caller:
+                asking = asyncio.create_task(caller.ask(post(STREAM)))
+                await first.until(lambda seen: len(seen.requests) == 1)
+                await gateway.take(configured({"c": pool(third.url)}))
+                first.proceed()
+                assert (await asking)[0] == 200
+                await caller.chunks()
+            record = last(gateway)
+            assert (record.end, record.pool, len(record.attempts)) == (End.COMPLETED, "b", 2)
+            assert gateway.monitor.loads().keys() == {f"c/{third.url.removeprefix('http://')}"}
+
+
+async def test_what_was_learned_of_an_endpoint_that_stays_is_kept() -> None:
+    """Its predictions, and the connection to it; one that joins knows nothing yet."""
+    async with (
+        Upstream([STREAMED]) as stays,
+        Upstream([STREAMED]) as joins,
+        running({"only": pool(stays.url)}) as gateway,
+    ):
+        await answer(gateway)
+        [known] = gateway.monitor.loads()
+        samples = gateway.monitor.fleet.statistics(known, 1e9).samples
+        await gateway.take(configured({"only": pool(stays.url, joins.url, price={"input": 1.0})}))
+        assert samples == gateway.monitor.fleet.statistics(known, 1e9).samples == 1
+        assert gateway.upstreams[known].origin.idle == 1
+        assert len(gateway.monitor.loads()) == 2
+
+
+async def test_who_is_held_for_a_pool_that_is_gone_gets_an_answer() -> None:
+    """At once, and not when its patience is over: there is nothing left to wait for."""
+    long = [{"role": "user", "content": "word " * 20_000}]
+    async with Upstream([GATE, STREAMED]) as busy, Upstream([STREAMED]) as free:
+        engines = {"a": {"backend": "vllm", "model": "m", "endpoints": [busy.url]}, "b": pool(free.url)}
+        routes = {"chat": {"workload": "batch", "tiers": ["a"]}, "other": {"tiers": ["b"]}}
+        async with running(engines, routes) as gateway, calling(gateway.url) as one, calling(gateway.url) as two:
+            running_one = asyncio.create_task(one.ask(post({**STREAM, "messages": long})))
+            await busy.until(lambda seen: any(request.method == "POST" for request in seen.requests))
+            asking = asyncio.create_task(two.whole(post(STREAM)))
+            await eventually(lambda: gateway.line.depth() == {"chat": 1})
+            await gateway.take(configured({"b": engines["b"]}, {"other": routes["other"]}))
+            assert (await asking)[0] == 503
+            assert last(gateway).end is End.UNAVAILABLE
+            for _ in busy.requests:  # looks at its load are among them
+                busy.proceed()
+            assert (await running_one)[0] == 200
+            assert await rest(one) == TOKEN + FINISH + DONE
+            assert (await answer(gateway))[0] == 404
+            assert (await answer(gateway, model="other"))[0] == 200
+
+
+async def test_routes_keys_and_budgets_are_those_of_the_new_configuration() -> None:
+    """A key that was taken away is refused at the next request; a new budget is a bucket of the histogram."""
+    key = {"name": "app", "sha256": "0" * 64}
+    async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
+        assert (await answer(gateway))[0] == 200
+        routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "777ms"}}}
+        await gateway.take(configured({"only": pool(upstream.url)}, routes, keys=[key]))
+        assert (await answer(gateway))[0] == 401
+        await gateway.take(configured({"only": pool(upstream.url)}, routes, defaults={"max_body": 10}))
+        assert (await answer(gateway))[0] == 413
+        await gateway.take(configured({"only": pool(upstream.url)}, routes))
+        assert (await answer(gateway))[0] == 200
+        assert last(gateway).ttft_budget == pytest.approx(0.777)
+        page = (await get(gateway.admin_url, "/metrics"))[2].decode()
+        assert 'firsttoken_ttft_seconds_bucket{le="0.777",pool="only",route="chat"} 2.0' in page
+        assert pytest.approx(0.777) in gateway.admin.beacons.seconds.bounds
+        assert json.loads((await get(gateway.admin_url, "/config"))[2])["routes"]["chat"]["ttft"]["budget"] == 0.777
+
+
+async def test_a_model_that_is_passed_through_is_so_after_a_reload_too() -> None:
+    """Of a request that was held meanwhile: its name is the caller's, not the pool's."""
+    async with Upstream([GATE, STREAMED]) as upstream:
+        pools = {"a": {"backend": "vllm", "endpoints": [upstream.url]}}
+        config = {"routes": {}, "passthrough": "a"}
+        async with running(pools, **config) as gateway, calling(gateway.url) as one, calling(gateway.url) as two:
+            long = {**STREAM, "model": "first", "messages": [{"role": "user", "content": "word " * 20_000}]}
+            asking = [asyncio.create_task(one.ask(post(long)))]
+            await upstream.until(lambda seen: any(request.method == "POST" for request in seen.requests))
+            asking.append(asyncio.create_task(two.ask(post({**STREAM, "model": "second"}))))
+            await eventually(lambda: gateway.line.depth() == {"passthrough": 1})
+            await gateway.take(configured(pools, **config, defaults={"stream_idle": "31s"}))
+            for _ in range(10):
+                upstream.proceed()
+            assert [status for status, _ in await asyncio.gather(*asking)] == [200, 200]
+    sent = [json.loads(request.body)["model"] for request in upstream.requests if request.method == "POST"]
+    assert sent == ["first", "second"]
+
+
+async def test_what_the_gateway_does_for_an_endpoint_ends_when_that_is_gone() -> None:
+    """A ping that keeps it warm, say: nobody is left who would wait for it."""
+    async with Upstream([HANG]) as upstream, Upstream([STREAMED]) as other:
+        warm = pool(upstream.url, keep_warm={"idle": "10ms"})
+        async with running({"only": warm}) as gateway:
+            await upstream.until(lambda seen: len(seen.requests) == 1)
+            await gateway.take(configured({"only": pool(other.url)}))
+            await upstream.until(lambda seen: seen.hangups == 1)
+            assert (await answer(gateway))[0] == 200
+
+
+# --------------------------------------------------------------------------- how it is asked for
+
+
+async def says(served: Served, text: str) -> None:
+    """On standard error, whatever else it says there before."""
+    while text not in (line := await served.line()):
+        assert line, f"it has ended without a word of {text!r}"
+
+
+async def reload(served: Served) -> tuple[int, Any]:
+    async with calling(served.admin) as caller:
+        status, _, said = await caller.whole(RELOAD)
+    return status, json.loads(said)
+
+
+async def asked(served: Served, **more: Any) -> int:
+    async with calling(served.url) as caller:
+        status, _ = await caller.ask(post({**STREAM, **more}))
+        if status == 200:
+            await caller.chunks()
+    return status
+
+
+async def test_post_reload_answers_what_changed_or_what_check_would_say(tmp_path: Path) -> None:
+    """A bad file leaves the old configuration in force, and is said in the log; a good one is applied."""
+    async with Upstream([STREAMED]) as upstream:
+        config = written(tmp_path / "f.yaml", upstream.url)
+        text = config.read_text()
+        async with serving(config) as served:
+            assert await reload(served) == (200, {"result": "unchanged", "changed": [], "restart": []})
+            await says(served, "nothing has changed")
+            config.write_text(text.replace("tiers: [only]", "tiers: [onyl]"))
+            line = f"{config}:3: routes.chat.tiers[0]: no pool 'onyl'; did you mean 'only'?"
+            status, said = await reload(served)
+            assert (status, said["error"]["message"], said["error"]["code"]) == (400, line, "invalid_config")
+            await says(served, "was not reloaded (POST /reload), the one before stays in force:")
+            await says(served, line)
+            assert await asked(served) == 200
+            config.write_text(text.replace("chat:", "talk:").replace("{listen:", "{workers: 4, listen:"))
+            assert await reload(served) == (
+                200, {"result": "applied", "changed": ["routes.chat", "routes.talk"], "restart": ["server.workers"]}
+            )  # fmt: skip
+            await says(served, "was reloaded (POST /reload): routes.chat, routes.talk")
+            await says(served, "need a restart, and have no effect until then: server.workers")
+            assert (await asked(served), await asked(served, model="talk")) == (404, 200)
+            page = (await get(served.admin, "/metrics"))[2].decode()
+            assert 'firsttoken_config_reloads_total{result="applied"} 2.0' in page
+            assert 'firsttoken_config_reloads_total{result="refused"} 1.0' in page
+            assert "firsttoken_config_loaded_timestamp_seconds 1." in page
+
+
+async def test_a_file_that_changes_and_a_hangup_reload_it_too(tmp_path: Path) -> None:
+    """As Kubernetes does it: the file is a link into a directory that is swapped. What is bad is said once."""
+    async with Upstream([STREAMED]) as upstream:
+        text = written(tmp_path / "f.yaml", upstream.url).read_text()
+        for version, name in (("one", "chat"), ("two", "talk")):
+            (tmp_path / version).mkdir()
+            (tmp_path / version / "f.yaml").write_text(text.replace("chat:", f"{name}:"))
+        (tmp_path / "data").symlink_to("one")
+        (tmp_path / "link.yaml").symlink_to("data/f.yaml")
+        async with serving(tmp_path / "link.yaml") as served:
+            (tmp_path / "next").symlink_to("two")
+            os.replace(tmp_path / "next", tmp_path / "data")
+            await says(served, "was reloaded (a file changed): routes.chat, routes.talk")
+            assert await asked(served, model="talk") == 200
+            (tmp_path / "two" / "f.yaml").write_text("pools: [")
+            await says(served, "was not reloaded (a file changed)")
+            await says(served, "not YAML")
+            (tmp_path / "two" / "f.yaml").write_text(text)
+            served.process.send_signal(signal.SIGHUP)
+            await says(served, "was reloaded (SIGHUP): routes.talk, routes.chat")
+            assert await asked(served) == 200
+
+
+# --------------------------------------------------------------------------- several workers
+
+
+def children(served: Served) -> list[int]:
+    pid = served.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def everywhere(ask: Callable[[], Awaitable[int]]) -> None:
+    """Until all workers serve it: the log is written when they are told."""
+    async with asyncio.timeout(10):
+        while {await ask() for _ in range(8)} != {200}:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_all_workers_take_a_reload_and_so_does_one_that_comes_later(tmp_path: Path) -> None:
+    """The answer comes when each has taken it; a bad file is in force nowhere; endpoints come and go."""
+    async with Upstream([STREAMED]) as old, Upstream([STREAMED]) as new:
+        config = written(tmp_path / "f.yaml", old.url)
+        text = config.read_text()
+        async with serving(config, "--workers", "2") as served:
+            config.write_text(text.replace("tiers: [only]", "tiers: [onyl]"))
+            status, said = await reload(served)
+            assert (status, said["error"]["code"]) == (400, "invalid_config")
+            assert [await asked(served) for _ in range(12)] == [200] * 12
+            config.write_text(text.replace("chat:", "talk:").replace(old.url, new.url))
+            status, said = await reload(served)
+            assert (status, said["result"]) == (200, "applied")
+            assert said["changed"] == ["pools.only.endpoints", "routes.chat", "routes.talk"]
+            assert [await asked(served) for _ in range(12)] == [404] * 12
+            assert [await asked(served, model="talk") for _ in range(12)] == [200] * 12
+            assert (len(old.requests), len(new.requests)) == (12, 12)
+            assert [*json.loads((await get(served.admin, "/config"))[2])["routes"]] == ["talk"]
+            os.kill(children(served)[0], signal.SIGKILL)
+            await says(served, "worker 1 serves again")
+            assert [await asked(served, model="talk") for _ in range(12)] == [200] * 12
+            page = (await get(served.admin, "/metrics"))[2].decode()
+            assert 'firsttoken_config_reloads_total{result="applied"} 1.0' in page
+            assert 'firsttoken_config_reloads_total{result="refused"} 1.0' in page
+
+
+async def test_several_workers_reload_on_a_hangup_and_when_a_file_changes(tmp_path: Path) -> None:
+    """A terminal that hangs up tells all processes of a service: for workers that is no order."""
+    async with Upstream([STREAMED]) as upstream:
+        config = written(tmp_path / "f.yaml", upstream.url)
+        text = config.read_text()
+        async with serving(config, "--workers", "2") as served:
+            for child in children(served):
+                os.kill(child, signal.SIGHUP)
+            config.write_text(text.replace("chat:", "talk:"))
+            await says(served, "was reloaded (a file changed): routes.chat, routes.talk")
+            await everywhere(lambda: asked(served, model="talk"))
+            config.write_text(text)
+            served.process.send_signal(signal.SIGHUP)
+            await says(served, "was reloaded (SIGHUP): routes.talk, routes.chat")
+            await everywhere(lambda: asked(served))

@@ -1,0 +1,110 @@
+"""Reloads while callers are busy, through a real process, real files and real sockets: none of them has an error.
+
+FIRSTTOKEN_RELOADS is how many; 100 take half a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from itertools import cycle
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from backends.simulated.simulated_server import SimulatedServer
+from tests.gateway.builders import CHAT, Caller, calling, post
+from tests.support.served import Served, serving
+from tests.support.simulated import engines
+
+RELOADS = int(os.environ.get("FIRSTTOKEN_RELOADS", "24"))
+CALLERS = 12
+RELOAD = b"POST /reload HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+MESSAGE = [{"role": "user", "content": "word " * 50}]
+
+
+def configuration(servers: list[SimulatedServer], number: int) -> str:
+    """Another one each time: endpoints, budgets, prices, keep-warm, another pool and route."""
+    luck = Random(number)
+    there = luck.sample(servers, luck.randint(1, len(servers)))
+    urls, spare = ", ".join(server.url for server in there), luck.choice(servers).url
+    second = f"  b: {{backend: simulated, model: served, endpoints: [{spare}]}}\n" if number % 3 else ""
+    route = f"  talk-{number % 5}: {{tiers: [a]}}\n" if number % 2 else ""
+    return (
+        "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
+        f"pools:\n  a: {{backend: simulated, model: served, endpoints: [{urls}], price: {{input: {number}}}"
+        f"{', keep_warm: {idle: 100ms}' if number % 4 == 0 else ''}}}\n{second}"
+        f"defaults: {{scrape: {50 + number % 2 * 50}ms, connect: {2 + number % 2}s}}\n"
+        f"routes:\n  chat: {{ttft: {{budget: {500 + number * 10}ms}}, tiers: [a{', b' if second else ''}]}}\n{route}"
+    )
+
+
+def broken(text: str, number: int) -> str:
+    """What an operator's hand does to a file."""
+    return (text[: len(text) // 2] + "]", text.replace("tiers: [a", "tiers: [x"), "", text + "\n\tx")[number % 4]
+
+
+async def one(caller: Caller, number: int) -> str:
+    """How it went: a stream, whole, or an answer, whole."""
+    stream = number % 3 != 0
+    body = {**CHAT, "stream": stream, "messages": MESSAGE, "max_tokens": 1 + number % 40}
+    if not stream:
+        status, _, said = await caller.whole(post(body))
+        return "ok" if status == 200 and json.loads(said)["choices"] else f"{status} {said!r}"
+    status, headers = await caller.ask(post(body))
+    if status != 200:
+        return f"{status} {await caller.body(headers)!r}"
+    said = b"".join(await caller.chunks())
+    return "ok" if said.endswith(b"data: [DONE]\n\n") and b'"error"' not in said else repr(said[-200:])
+
+
+async def busy(served: Served, number: int, over: asyncio.Event, ends: Counter[str]) -> None:
+    """One caller, on one connection after the other."""
+    while not over.is_set():
+        async with calling(served.url) as caller:
+            for turn in range(5):
+                try:
+                    ends[await one(caller, number + turn)] += 1
+                except (OSError, asyncio.IncompleteReadError) as error:
+                    ends[type(error).__name__] += 1
+                    break
+
+
+async def reload(served: Served) -> int:
+    async with calling(served.admin) as caller:
+        return (await caller.whole(RELOAD))[0]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_reloads_under_load_cost_nobody_anything(workers: str, tmp_path: Path) -> None:
+    """Good ones and bad ones in turn, endpoints gone and back: not one request has an error."""
+    file, ends, over = tmp_path / "f.yaml", Counter[str](), asyncio.Event()
+    async with engines(4) as servers:
+        file.write_text(configuration(servers, 0))
+        async with serving(file, "--workers", workers) as served:
+            callers = [asyncio.create_task(busy(served, number, over, ends)) for number in range(CALLERS)]
+            for number, bad in zip(range(1, RELOADS + 1), cycle([False, True, False]), strict=False):
+                text = configuration(servers, number)
+                file.write_text(broken(text, number) if bad else text)
+                assert await reload(served) == (400 if bad else 200)
+                before = ends["ok"]
+                async with asyncio.timeout(10):
+                    while ends["ok"] < before + CALLERS:  # noqa: ASYNC110 - all of them have had a turn
+                        await asyncio.sleep(0.01)
+            over.set()
+            await asyncio.gather(*callers)
+            code = await stopped(served)
+    assert dict(ends) == {"ok": ends["ok"]}
+    assert ends["ok"] > RELOADS * CALLERS
+    assert code == 0
+
+
+async def stopped(served: Served) -> int:
+    served.process.terminate()
+    code, out, _ = await served.ends()
+    records = [json.loads(line) for line in out.splitlines()]
+    assert {record["end"] for record in records} == {"completed"}
+    return code

@@ -1,0 +1,308 @@
+"""Replicas that share what they know over a real Redis: gateways that see each other's load, prompts and losses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.app import Gateway
+from policies.types import Health, Load
+from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, Caller, calling, get, last, post
+from tests.support.gateways import pool, running
+from tests.support.redis import RedisServer, free_port, redis_server
+from tests.support.served import Served, serving
+from tests.support.simulated import engine_pool, engines, eventually
+from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+
+STREAM = {**CHAT, "stream": True}
+HELD: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
+PAGE = Path(__file__).parents[2] / "docs/operations.md"
+RULES = next(line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("ACL ")).replace(
+    "PASSWORD", "CANARY"
+)
+GONE = 30.0  # s that a test waits for what takes 3
+BACK = 30.0
+
+
+def state(server: RedisServer, url: str = "", **more: str) -> dict[str, Any]:
+    return {"state": {"redis": url or server.url, **more}}
+
+
+async def acquainted(*gateways: Gateway, count: int = 0) -> None:
+    """Each has heard of all."""
+    await eventually(lambda: all(heard_of(one) == (count or len(gateways)) for one in gateways), BACK)
+
+
+def heard_of(gateway: Gateway) -> int:
+    assert gateway.replicas is not None
+    return gateway.replicas.count()
+
+
+def in_flight(gateway: Gateway) -> int:
+    return sum(load.in_flight for load in loads(gateway))
+
+
+@asynccontextmanager
+async def streaming(url: str, count: int) -> AsyncIterator[list[Caller]]:
+    """Callers with the first token of a stream each."""
+    async with AsyncExitStack() as stack:
+        callers = [await stack.enter_async_context(calling(url)) for _ in range(count)]
+        for caller in callers:
+            assert (await caller.ask(post(STREAM)))[0] == 200
+        yield callers
+
+
+def config(path: Path, endpoint: str, redis: str) -> Path:
+    path.write_text(
+        "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
+        f"pools: {{only: {{backend: compatible, model: served, endpoints: [{endpoint}]}}}}\n"
+        "routes: {chat: {tiers: [only]}}\n"
+        f"state: {{redis: {redis}}}\n"
+        "telemetry: {access_log: off}\n"
+    )
+    return path
+
+
+def kill(served: Served) -> None:
+    """It and all that it has forked."""
+    pid = served.process.pid
+    for each in (pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
+        os.kill(each, signal.SIGKILL)
+
+
+async def shown(served: Served, name: str) -> float:
+    """Of a metric, over all its labels."""
+    page = (await get(served.admin, "/metrics"))[2].decode()
+    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.split("{")[0].split()[0] == name)
+
+
+async def shows(served: Served, name: str, value: float) -> None:
+    async with asyncio.timeout(BACK):
+        while await shown(served, name) != value:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+# --------------------------------------------------------------------------- what is shared
+
+
+async def test_a_replica_sees_what_others_have_under_way() -> None:
+    """From the first byte to the last."""
+    async with redis_server() as server, Upstream(HELD) as upstream:
+        only = {"only": pool(upstream.url)}
+        async with running(only, **state(server)) as one, running(only, **state(server)) as other:
+            await acquainted(one, other)
+            async with streaming(one.url, 3) as callers:
+                await eventually(lambda: in_flight(other) == 3)
+                assert in_flight(one) == 3
+                for caller in callers:
+                    upstream.proceed()
+                    await caller.chunks()
+                await eventually(lambda: in_flight(other) == 0)
+
+
+async def test_a_prompt_that_one_replica_sent_is_sent_to_the_same_engine_by_another() -> None:
+    """A conversation's next request may come to any of them."""
+    async with redis_server() as server, engines(4) as fleet:
+        only = {"only": engine_pool(*fleet)}
+        async with running(only, **state(server)) as one, running(only, **state(server)) as other:
+            await acquainted(one, other)
+            await eventually(lambda: all(load.scraped_at > 0 for each in (one, other) for load in loads(each)))
+            for number in range(4):
+                begun = [{"role": "user", "content": f"{number} " + f"story {number} " * 800}]
+                await asked(one, begun)
+                place = last(one).endpoint
+                await eventually(lambda place=place: 0 < held(one, place) <= held(other, place))
+                await asked(other, [*begun, {"role": "user", "content": "go on"}])
+                assert last(other).endpoint == place
+                assert (last(other).cached_tokens_reported or 0) > 700
+
+
+def loads(gateway: Gateway) -> Iterable[Load]:
+    return gateway.monitor.loads().values()
+
+
+def held(gateway: Gateway, endpoint: str) -> int:
+    """Blocks that it believes are cached there."""
+    gateway.monitor.loads()
+    return gateway.monitor.fleet.statistics(endpoint, monotonic()).prefix_blocks
+
+
+async def asked(gateway: Gateway, messages: list[dict[str, str]]) -> None:
+    async with calling(gateway.url) as caller:
+        status, _ = await caller.ask(post({"model": "chat", "messages": messages, "stream": True, "max_tokens": 2}))
+        assert status == 200
+        await caller.chunks()
+
+
+async def test_what_one_replica_finds_down_is_down_to_all_and_each_finds_it_again_by_itself() -> None:
+    """The other never sent anything there."""
+    port = free_port()
+    async with redis_server() as server, Upstream(HELD) as upstream:
+        both = {"only": pool(upstream.url, f"http://127.0.0.1:{port}")}
+        async with running(both, **state(server)) as one, running(both, **state(server)) as other:
+            await acquainted(one, other)
+            dead = next(name for name in other.upstreams if name.endswith(str(port)))
+            for _ in range(2):
+                one.monitor.fleet.unreachable(dead, monotonic())
+            await eventually(lambda: other.monitor.loads()[dead].health is Health.DOWN)
+            other.monitor.fleet.reachable(dead, monotonic())
+            assert other.monitor.loads()[dead].health is Health.PROBING
+            assert one.monitor.loads()[dead].health is Health.DOWN
+
+
+async def test_no_text_goes_to_redis() -> None:
+    """Of prompts, answers and keys there is not a word in anything that is published."""
+    async with redis_server() as server, engines(1) as fleet, Redis.from_url(server.url) as client:
+        only = {"only": engine_pool(*fleet)}
+        async with running(only, **state(server)) as one, running(only, **state(server, namespace="other")) as other:
+            await eventually(lambda: one.link is not None and one.link.up)
+            async with client.pubsub(ignore_subscribe_messages=True) as listening:
+                await listening.psubscribe("*")
+                await asked(one, [{"role": "user", "content": "CANARY " * 200}])
+                told = bytearray()
+                async with asyncio.timeout(BACK):
+                    while len(told) < 1000 or fleet[0].url.rpartition("/")[2].encode() not in told:
+                        message = await listening.get_message(timeout=0.1)
+                        told += message["data"] if message else b""
+            assert b"CANARY" not in told
+            assert heard_of(other) == 1  # another namespace
+
+
+# --------------------------------------------------------------------------- what goes wrong
+
+
+async def test_the_load_of_a_replica_that_was_killed_is_forgotten(tmp_path: Path) -> None:
+    """It cannot say that it ends."""
+    async with redis_server() as server, Upstream(HELD) as upstream:
+        file = config(tmp_path / "f.yaml", upstream.url, server.url)
+        async with running({"only": pool(upstream.url)}, **state(server)) as one, serving(file) as served:
+            await acquainted(one, count=2)
+            async with streaming(served.url, 2):
+                await eventually(lambda: in_flight(one) == 2, BACK)
+                served.process.kill()
+                await eventually(lambda: (in_flight(one), heard_of(one)) == (0, 1), GONE)
+
+
+async def test_without_redis_each_is_alone_and_with_it_they_meet_again(caplog: pytest.LogCaptureFixture) -> None:
+    """No request is the worse for it; the log tells of the change, once each."""
+    caplog.set_level(logging.INFO, "firsttoken")
+    async with redis_server() as server, Upstream(HELD) as upstream:
+        only = {"only": pool(upstream.url)}
+        async with running(only, **state(server)) as one, running(only, **state(server)) as other:
+            await acquainted(one, other)
+            async with streaming(one.url, 2):
+                await eventually(lambda: in_flight(other) == 2)
+                server.kill()
+                await eventually(lambda: (in_flight(other), heard_of(other)) == (0, 1), GONE)
+                async with streaming(one.url, 1):
+                    assert in_flight(one) == 3
+                    await server.start()
+                    await eventually(lambda: in_flight(other) == 3, BACK)
+            await acquainted(one, other)
+    said = [record.getMessage().split(": ")[1] for record in caplog.records if "redis" in record.getMessage()]
+    assert sorted(said) == ["away"] * 2 + ["back"] * 2 + ["connected"] * 2
+    assert not [record for record in caplog.records if "replicas" in record.getMessage()]
+
+
+async def test_a_redis_that_hangs_is_one_that_is_away() -> None:
+    """Its connections stay open, and nobody waits on them."""
+    async with redis_server() as server, Upstream(HELD) as upstream:
+        only = {"only": pool(upstream.url)}
+        async with running(only, **state(server)) as one, running(only, **state(server)) as other:
+            await acquainted(one, other)
+            async with streaming(one.url, 2):
+                await eventually(lambda: in_flight(other) == 2)
+                server.freeze()
+                await eventually(lambda: in_flight(other) == 0, GONE)
+                server.thaw()
+                await eventually(lambda: in_flight(other) == 2, BACK)
+
+
+async def test_noise_on_the_channel_changes_nothing() -> None:
+    """As much of it as of news, and more."""
+    async with redis_server() as server, Upstream(HELD) as upstream, server.client() as client:
+        only = {"only": pool(upstream.url)}
+        async with running(only, **state(server)) as one, running(only, **state(server)) as other:
+            await acquainted(one, other)
+            async with streaming(one.url, 2) as callers:
+                for number in range(400):
+                    noise = b"ftr1" + bytes([number % 256]) * (number % 97)
+                    assert one.replicas is not None
+                    await client.publish(one.replicas.channel, noise)
+                await eventually(lambda: in_flight(other) == 2)
+                assert other.replicas is not None
+                await eventually(lambda: other.replicas.peers.malformed == 400)  # type: ignore[union-attr]
+                for caller in callers:
+                    upstream.proceed()
+                    await caller.chunks()
+                await eventually(lambda: in_flight(other) == 0)
+
+
+async def test_who_may_not_use_the_channel_is_alone_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The rest of what Redis is for goes on. When it is allowed, they meet."""
+    caplog.set_level(logging.INFO, "firsttoken")
+    async with redis_server() as server, server.client() as client, Upstream(HELD) as upstream:
+        await client.execute_command(*RULES.replace(" &firsttoken:*", "").split())
+        url, only = server.url.replace("://", "://firsttoken:CANARY@"), {"only": pool(upstream.url)}
+        async with running(only, **state(server, url)) as one, running(only, **state(server)) as other:
+            await eventually(lambda: sum("does not let us" in r.getMessage() for r in caplog.records) == 2, BACK)
+            assert (heard_of(one), one.link is not None and one.link.up) == (1, True)
+            await client.execute_command("ACL", "SETUSER", "firsttoken", "&firsttoken:*")
+            await acquainted(one, other)
+    assert "CANARY" not in caplog.text
+
+
+# --------------------------------------------------------------------------- many
+
+
+async def test_workers_of_two_replicas_count_nothing_twice(tmp_path: Path) -> None:
+    """Each knows its siblings through memory and the others through Redis."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(redis_server())
+        upstream = await stack.enter_async_context(Upstream(HELD))
+        file = config(tmp_path / "f.yaml", upstream.url, server.url)
+        two = [await stack.enter_async_context(serving(file, "--workers", "2")) for _ in range(2)]
+        for served in two:
+            await shows(served, "firsttoken_replicas", 2)
+            await stack.enter_async_context(streaming(served.url, 6))
+        for served in two:
+            await shows(served, "firsttoken_endpoint_in_flight", 12)
+        for _ in range(30):  # more than once in full
+            for served in two:
+                assert await shown(served, "firsttoken_endpoint_in_flight") == 12
+            await asyncio.sleep(0.05)
+        kill(two[0])
+        await shows(two[1], "firsttoken_endpoint_in_flight", 6)
+        kill(two[1])
+
+
+async def test_a_cluster_carries_news_too() -> None:
+    """From one of its nodes."""
+    async with redis_server("--cluster-enabled", "yes") as server, server.client() as client:
+        await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        url = f"redis+cluster://127.0.0.1:{server.port}"
+        async with Upstream(HELD) as upstream:
+            only = {"only": pool(upstream.url)}
+            async with running(only, **state(server, url)) as one, running(only, **state(server, url)) as other:
+                await acquainted(one, other)
+                async with streaming(one.url, 1):
+                    await eventually(lambda: in_flight(other) == 1)
+
+
+async def test_one_gateway_is_one_replica() -> None:
+    """With Redis or without."""
+    async with Upstream(HELD) as upstream, running({"only": pool(upstream.url)}) as one:
+        page = (await get(one.admin_url, "/metrics"))[2]
+        assert b"\nfirsttoken_replicas 1.0\n" in page
+        assert json.loads((await get(one.url, "/ready"))[2])

@@ -1,0 +1,267 @@
+"""Keys, prompts and passwords turn up nowhere, however a request or the gateway fails.
+
+Every secret here is a canary (tests/support/canaries.py): the caller's key and headers, prompt and answer, the
+backend's
+key, Redis' password, the cache secret. After each failure all that the gateway writes or shows is searched for them,
+and all that a real Redis was told, which keeps the caller's key and its quota, and carries what replicas tell others.
+What a backend says of a request may be told to that request's own caller: it is about their own words. Nothing that is
+ours or another's is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.observe.log_format import unhandled
+from gateway.observe.record import End
+from gateway.proxy import Proxy
+from gateway.upstream.relay import Relay
+from tests.e2e.failing import DONE, JSON, PATHS, STREAM, TOKEN, WRONG
+from tests.gateway.builders import Caller, calling, get, last, post
+from tests.support.canaries import (
+    ANSWER,
+    BACKEND,
+    CALLER,
+    CANARIES,
+    HEADERS,
+    OWN,
+    PROMPT,
+    REDIS,
+    TOOL,
+    World,
+    asking,
+    seen,
+    watched,
+)  # fmt: skip
+from tests.support.simulated import eventually
+from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, STREAM_HEAD, Script, chunk, reply
+
+
+@pytest.fixture
+def found(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """What turned up, and where."""
+    return []
+
+
+def assert_nothing(found: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    out, err = capfd.readouterr()
+    assert found + seen("standard output", out) + seen("standard error", err) == []
+
+
+async def told(world: World, raw: bytes) -> tuple[int, str]:
+    """Status and all else that the caller of this very request is told."""
+    async with calling(world.gateway.url) as caller:
+        caller.writer.write(raw.replace(b"host: x", b"host: x\r\nconnection: close", 1))
+        said = (await caller.rest()).decode("latin-1")
+    await eventually(lambda: world.gateway.recorder.live == 0)
+    return int(said.split()[1]), said
+
+
+@pytest.mark.parametrize("name", PATHS)
+async def test_a_request_that_fails_leaves_nothing(
+    name: str, tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In logs, metrics, on the admin port, before other callers; and of ours, not before its own."""
+    path = PATHS[name]
+    async with watched(tmp_path, path.script or [CLOSE], found=found, **path.config) as world:
+        status, said = await told(world, path.raw)
+        assert status == path.status
+        if path.end is None:
+            assert not world.gateway.recorder.recent
+        else:
+            assert last(world.gateway).end is path.end
+        assert bool(world.upstream.requests) is bool(path.script)
+        found += seen("its own reply", said, set(CANARIES) - set(path.own))
+    assert_nothing(found, capfd)
+
+
+def test_there_are_thirty_of_them_and_more() -> None:
+    """As many as are promised."""
+    assert len(PATHS) >= 30
+
+
+async def test_the_canaries_are_really_there(
+    tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A request that succeeds has them at the backend, where they belong, and its answer in its caller's hands."""
+    whole = json.dumps({"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}).encode()
+    async with watched(tmp_path, [reply(whole, "200 OK", JSON)], found=found) as world:
+        _, said = await told(world, asking())
+        assert ANSWER in said
+        assert all(secret in world.sent for secret in (PROMPT, TOOL, BACKEND))
+        await redis_was_told(world)
+    assert (tmp_path / "access.jsonl").read_text().count('"end":"completed"') == 1
+    assert world.collector.spans
+    assert_nothing(found, capfd)
+
+
+async def redis_was_told(world: World) -> None:
+    """Of the key, its quota, and of what is under way: it was listened to."""
+    digest = hashlib.sha256(CALLER.encode()).hexdigest()
+    async with asyncio.timeout(10):
+        while '"PUBLISH" "firsttoken:replicas:1"' not in await world.redis.told():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        while "firsttoken:{caller}:spent" not in (kept := await world.redis.kept()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert digest in kept
+    assert "firsttoken:{caller}:minute" in kept
+    assert "lua" in await world.redis.told()
+
+
+# --------------------------------------------------------------------------- callers who leave
+
+
+@pytest.mark.parametrize("script", [[HANG], [STREAM_HEAD + chunk(TOKEN), HANG]], ids=["before", "after"])
+async def test_a_caller_that_leaves_leaves_nothing(
+    script: Script, tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before its first token, and after it."""
+    async with watched(tmp_path, script, found=found) as world:
+        async with calling(world.gateway.url) as caller:
+            caller.writer.write(STREAM)
+            await world.upstream.until(lambda upstream: bool(upstream.requests))
+            if len(script) > 1:
+                await caller.head()
+        await eventually(lambda: world.gateway.recorder.recent)
+        assert last(world.gateway).end is End.CLIENT_GONE
+    assert_nothing(found, capfd)
+
+
+# --------------------------------------------------------------------------- our own bugs
+
+
+async def failing_sink(world: World, patch: pytest.MonkeyPatch) -> None:
+    def sink(record: Any) -> None:
+        raise ValueError(f"cannot take {PROMPT} of {CALLER}")
+
+    world.gateway.recorder.sinks.append(sink)
+
+
+async def failing_stage(world: World, patch: pytest.MonkeyPatch) -> None:
+    async def estimate(request: Any, *_: Any) -> Any:
+        raise KeyError(str(request.body))
+
+    patch.setattr(world.gateway.decider, "estimate", estimate)
+
+
+async def failing_stage_with_a_cause(world: World, patch: pytest.MonkeyPatch) -> None:
+    async def estimate(request: Any, *_: Any) -> Any:
+        try:
+            int(PROMPT)
+        except ValueError as error:
+            raise RuntimeError(f"bad {CALLER}") from error
+
+    patch.setattr(world.gateway.decider, "estimate", estimate)
+
+
+async def failing_relay(world: World, patch: pytest.MonkeyPatch) -> None:
+    def begin(relay: Relay, run: Any) -> None:
+        raise UnicodeEncodeError("latin-1", PROMPT, 0, 1, f"{PROMPT} {REDIS}")
+
+    patch.setattr(Relay, "begin", begin)
+
+
+async def failing_handler(world: World, patch: pytest.MonkeyPatch) -> None:
+    async def infer(proxy: Proxy, http: Any, *_: Any) -> None:
+        raise RuntimeError(f"{http.headers} {http.body!r}")
+
+    patch.setattr(Proxy, "infer", infer)
+
+
+async def failing_task(world: World, patch: pytest.MonkeyPatch) -> None:
+    """Nobody awaits it, so the loop is told of its exception."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(unhandled)  # as `serve` does
+
+    async def work() -> None:
+        raise RuntimeError(f"{PROMPT} {REDIS}")
+
+    task = loop.create_task(work(), name="background")
+    await asyncio.wait([task])
+    del task
+
+
+async def failing_page(world: World, patch: pytest.MonkeyPatch) -> None:
+    """On the admin port."""
+
+    def statistics(*_: Any) -> Any:
+        raise RuntimeError(f"{PROMPT} {REDIS}")
+
+    with pytest.MonkeyPatch.context() as for_now:
+        for_now.setattr(world.gateway.monitor.fleet, "statistics", statistics)
+        status, _, body = await get(world.gateway.admin_url, "/fleet")
+    assert status == 500
+    assert seen("/fleet", body.decode()) == []
+
+
+BUGS: list[Callable[[World, pytest.MonkeyPatch], Awaitable[None]]] = [
+    failing_sink, failing_stage, failing_stage_with_a_cause, failing_relay, failing_handler, failing_task, failing_page,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+async def test_a_bug_of_ours_tells_where_it_is_and_not_of_whose_request(
+    bug: Callable[[World, pytest.MonkeyPatch], Awaitable[None]], tmp_path: Path, found: list[str],
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Frames and the kind of exception are logged; its message may quote anything."""
+    async with watched(tmp_path, [STREAM_HEAD + chunk(TOKEN + DONE) + LAST_CHUNK], found=found) as world:
+        await bug(world, monkeypatch)
+        async with calling(world.gateway.url) as caller:
+            caller.writer.write(STREAM.replace(b"host: x", b"host: x\r\nconnection: close", 1))
+            said = (await caller.rest()).decode()
+        await eventually(lambda: world.gateway.recorder.live == 0)
+        found += seen("its own reply", said, set(CANARIES) - set(OWN))
+        monkeypatch.undo()
+        logged = world.logged.getvalue()
+        assert "test_secrets.py" in logged  # the frame
+        assert any(kind in logged for kind in ("ValueError", "KeyError", "RuntimeError", "UnicodeEncodeError"))
+    assert_nothing(found, capfd)
+
+
+# --------------------------------------------------------------------------- the admin port, and the end
+
+
+async def test_wrong_questions_to_the_admin_port_leave_nothing(
+    tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """/explain is asked with prompts and keys; its refusals are the asker's alone."""
+    async with watched(tmp_path, [CLOSE], found=found) as world:
+        for raw in (asking(WRONG), asking(messages=PROMPT), asking(model=PROMPT), post(PROMPT.encode(), *HEADERS)):
+            async with calling(world.gateway.admin_url) as caller:
+                status, _, body = await caller.whole(raw.replace(b"/v1/chat/completions", b"/explain", 1))
+            assert 400 <= status < 500
+            found += seen("/explain", body.decode(), set(CANARIES) - set(OWN))
+        for path in (f"/requests?last={PROMPT}", f"/explain?path={CALLER}", f"/{CALLER}"):
+            status, _, body = await get(world.gateway.admin_url, path)
+            assert 400 <= status < 500
+            found += seen(path, body.decode())
+    assert_nothing(found, capfd)
+
+
+async def test_a_stop_in_the_middle_of_a_stream_leaves_nothing(
+    tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What runs is cut."""
+    async with watched(tmp_path, [STREAM_HEAD + chunk(TOKEN), HANG], found=found) as world:
+        caller = await begun(world)
+        await world.gateway.stop()
+        await caller.rest()
+        await eventually(lambda: world.gateway.recorder.recent)
+        assert last(world.gateway).end is End.CUT
+        await world.gateway.start()  # so that it can be looked at
+    assert_nothing(found, capfd)
+
+
+async def begun(world: World) -> Caller:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(world.gateway.url.rpartition(":")[2]))
+    caller = Caller(reader, writer)
+    assert (await caller.ask(STREAM))[0] == 200
+    return caller

@@ -1,0 +1,170 @@
+"""A configuration that holds secrets, and mistakes: what `check`, a boot, a worker's death and a stop say of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.builders import calling, get
+from tests.support.canaries import BACKEND, CACHE, CANARIES, POOL_HEADER, REDIS, asking, configured, seen
+from tests.support.gateways import document, pool
+from tests.support.served import ROOT, Served, serving
+from tests.support.upstream import HANG, STREAM_HEAD, Upstream, chunk
+
+LONG = f"{BACKEND}-{POOL_HEADER}"  # a key is long, and has no blank in it
+FINE = "pools: {p: {backend: vllm, model: m, endpoints: [http://127.0.0.1:9]}}\nroutes: {r: {tiers: [p]}}\n"
+
+MISTAKES = {
+    "an unknown key beside it": f"state: {{redis: redis://:{REDIS}@h/0, reddis: x}}",
+    "under a misspelt name": f"pools: {{p: {{backend: openai, model: m, api_kee: {LONG}}}}}",
+    "a list in its place": f"pools: {{p: {{backend: openai, model: m, api_key: [{LONG}]}}}}",
+    "a key in place of its digest": f"keys: [{{name: a, sha256: {LONG}}}]",
+    "a key in place of a mapping": f"keys: [{LONG}]",
+    "a key in place of all keys": f"keys: {LONG}",
+    "a key in place of a pool": f"pools: {{openai: {LONG}}}",
+    "Redis in place of all state": f"state: redis://:{REDIS}@h/0",
+    "Redis without its scheme": f"state: {{redis: ':{REDIS}@h/0'}}",
+    "a cache secret that is too short": "state: {cache_secret: axolotl}",
+    "a cache secret in a list": f"state: {{cache_secret: [{CACHE}]}}",
+    "headers as text": f"pools: {{p: {{backend: openai, model: m, headers: 'authorization: {LONG}'}}}}",
+    "a header of two lines": f'pools: {{p: {{backend: openai, model: m, headers: {{x-key: "a\\n{LONG}"}}}}}}',
+    "credentials in a URL": f"pools: {{p: {{backend: vllm, model: m, endpoints: ['http://u:{LONG}@h']}}}}",
+    "a key in a URL": f"pools: {{p: {{backend: vllm, model: m, endpoints: ['http://h/v1?key={LONG}']}}}}",
+    "credentials in the address of events": "pools: {p: {backend: vllm, model: m, "
+    f"endpoints: [{{url: 'http://h', kv_events: 'tcp://u:{LONG}@h:1'}}]}}}}",
+    "credentials of the collector": f"telemetry: {{otlp: 'http://u:{LONG}@h:4318'}}",
+    "a key of the collector": f"telemetry: {{otlp: 'http://h:4318/?key={LONG}'}}",
+    "a password that YAML takes for an alias": f"state: {{redis: *{REDIS}}}",
+    "a password that YAML takes for a tag": f"state: {{redis: !{REDIS} x}}",
+    "a password that YAML takes for a tag's handle": f"state: {{redis: !{REDIS}!x y}}",
+    "a password that YAML takes for an escape": f'state: {{redis: "\\q{REDIS}"}}',
+    "a password with a reference in it": f"state: {{redis: 'redis://:${{{REDIS}-1}}@h/0'}}",
+    "not closed": f"state: {{redis: 'redis://:{REDIS}@h/0",
+    "given twice": f"state:\n  redis: redis://:{REDIS}@h/0\n  redis: redis://:{REDIS}@h/1\n",
+    "a mistake elsewhere": f"pools: {{p: {{backend: openai, model: m, api_key: {LONG}, endpoints: []}}}}\n"
+    f"state: {{redis: 'redis://:{REDIS}@h/0', cache_secret: {CACHE}}}\nroutes: {{r: {{tiers: [q]}}}}",
+}
+
+
+def run(*arguments: str, **environ: str) -> tuple[int, str]:
+    """Exit code, and all that was said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "secret.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_mistake_beside_a_secret_is_told_without_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each in its own file, in the process, for all of them; it says where, and what would mend it."""
+    from gateway.cli.main import main
+
+    for name, text in MISTAKES.items():
+        assert main(["check", written(tmp_path, text)]) == 2, name
+        told = "".join(capsys.readouterr())
+        assert re.search(r"secret\.yaml:\d", told), name
+        assert seen(name, told) == []
+
+
+def test_a_bad_file_at_boot_is_told_as_check_tells_it(tmp_path: Path) -> None:
+    """And what came from the environment is shown as the variable."""
+    file = written(tmp_path, MISTAKES["a mistake elsewhere"])
+    assert run("serve", "--config", file) == (2, run("check", file)[1])
+    file = written(tmp_path, FINE + "state: {redis: '${REDIS_URL}'}\nserver: {workers: '${REDIS_URL}'}\n")
+    code, said = run("serve", "--config", file, REDIS_URL=f"redis:{REDIS}")
+    assert (code, "${REDIS_URL}" in said, seen("serve", said)) == (2, True, [])
+
+
+def test_check_tells_no_secret_of_a_configuration_that_holds(tmp_path: Path) -> None:
+    """Nor does the schema have one."""
+    text = FINE + f"state: {{redis: 'redis://:{REDIS}@h/0', cache_secret: {CACHE}}}\n"
+    code, said = run("check", written(tmp_path, text))
+    assert (code, seen("check", said)) == (0, [])
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_reload_of_a_bad_file_tells_no_secret(workers: str, tmp_path: Path) -> None:
+    """Nor the one that asked for it, nor the log, nor the page that shows what is in force: of every mistake, and of a
+    file whose secrets are others."""
+    async with serving(Path(written(tmp_path, bound(FINE))), "--workers", workers) as served:
+        told = ""
+        for name, text in MISTAKES.items():
+            written(tmp_path, text)
+            status, said = await reloaded(served)
+            assert (status, bool(re.search(r"secret\.yaml:\d", said))) == (400, True), name
+            told += said
+            while "stays in force" not in (line := await served.line()):
+                assert line, "it has ended"
+                told += line
+        secret = bound(FINE).replace("vllm", f"vllm, api_key: {BACKEND}, headers: {{x-pool-secret: {POOL_HEADER}}}")
+        for more in ("", f"state: {{redis: 'redis://:{REDIS}@127.0.0.1:1/0', cache_secret: {CACHE}}}\n"):
+            written(tmp_path, secret + more)
+            status, said = await reloaded(served)
+            assert (status, "pools.p" in said or "state" in said) == (200, True)
+            told += said
+        for page in ("/config", "/fleet", "/metrics"):
+            told += str(await get(served.admin, page))
+        served.process.send_signal(signal.SIGTERM)
+        code, out, err = await served.ends()
+    assert code == 0
+    assert "the configuration was reloaded (POST /reload)" in err
+    assert seen("the process", told + out + err) == []
+
+
+def bound(text: str) -> str:
+    """On ports of its own."""
+    return "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\ntelemetry: {access_log: off}\n" + text
+
+
+async def reloaded(served: Served) -> tuple[int, str]:
+    async with calling(served.admin) as caller:
+        status, headers, body = await caller.whole(b"POST /reload HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+    return status, f"{headers} {body.decode()}"
+
+
+def victim(pid: int) -> int:
+    """One of its workers."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_death_and_a_stop_tell_no_secret(workers: int, tmp_path: Path) -> None:
+    """Of a process under way: with a stream in its hands it is killed, or told to stop and hurried."""
+    async with Upstream([STREAM_HEAD + chunk(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'), HANG]) as upstream:
+        config = document(
+            {"only": pool(upstream.url, api_key=BACKEND, headers={"x-pool-secret": POOL_HEADER})},
+            **configured(tmp_path, telemetry={"access_log": "stdout"}),
+        )
+        file = Path(written(tmp_path, json.dumps(config)))
+        async with serving(file, "--workers", str(workers)) as served:
+            said = served.said
+            while not served.url:  # notes come first
+                said += await served.line()
+                served = Served(served.process, said.splitlines()[-1])
+            async with calling(served.url) as caller:
+                assert (await caller.ask(asking(stream=True)))[0] == 200
+                if workers > 1:
+                    os.kill(victim(served.process.pid), signal.SIGKILL)
+                    while "serves again" not in said:
+                        said += await served.line()
+                    assert "another takes its place" in said
+                served.process.send_signal(signal.SIGTERM)
+                while "draining" not in said:  # that Redis is away may be said now
+                    said += await served.line()
+                served.process.send_signal(signal.SIGINT)  # in haste
+                _, out, err = await served.ends()
+        assert upstream.requests
+        assert seen("the process", said + out + err, CANARIES) == []

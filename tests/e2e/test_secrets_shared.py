@@ -1,0 +1,141 @@
+"""Gateways that share a Redis: prompts, keys and passwords are in nothing that they tell it, each other, or the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from gateway.app import Gateway
+from tests.gateway.builders import calling, last
+from tests.support.canaries import (
+    ANSWER,
+    CACHE,
+    CALLER,
+    CANARIES,
+    HEADERS,
+    PRICE,
+    PROMPT,
+    REDIS,
+    acquainted,
+    asking,
+    configured,
+    key,
+    overheard,
+    seen,
+)
+from tests.support.gateways import document, pool, running
+from tests.support.served import ROOT
+from tests.support.simulated import engine_pool, engines, eventually
+from tests.support.upstream import Upstream, reply
+
+WHOLE = json.dumps({"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}).encode()
+LONG = [{"role": "user", "content": f"{PROMPT} " * 2_000}]  # blocks of it are what replicas tell
+
+
+async def status(gateway: Gateway, **more: Any) -> int:
+    async with calling(gateway.url) as caller:
+        return (await caller.whole(asking(HEADERS, **more)))[0]
+
+
+def held(gateway: Gateway, endpoint: str) -> int:
+    """Blocks that it believes are cached there."""
+    gateway.monitor.loads()
+    return gateway.monitor.fleet.statistics(endpoint, monotonic()).prefix_blocks
+
+
+def assert_nothing(places: dict[str, str]) -> None:
+    assert [each for place, text in places.items() for each in seen(place, text, CANARIES)] == []
+
+
+async def test_what_replicas_tell_each_other_has_no_word_of_a_prompt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Long prompts that one sent are known to the other; streams, whole answers, and one that its quota refuses."""
+    caplog.set_level("DEBUG")
+    async with engines() as fleet, overheard(requests_per_minute=2) as (_, redis):
+        pools = {"only": engine_pool(*fleet, price=PRICE)}
+        config = configured(tmp_path, redis=redis.url)
+        async with running(pools, **config) as one, running(pools, **config) as other:
+            for gateway in (one, other):
+                await acquainted(gateway)
+                assert gateway.replicas is not None
+                await eventually(lambda it=gateway.replicas: it.count() == 2)
+            async with calling(one.url) as caller:
+                assert (await caller.ask(asking(HEADERS, messages=LONG, stream=True, max_tokens=2)))[0] == 200
+                await caller.chunks()
+            place = last(one).endpoint
+            await eventually(lambda: 0 < held(one, place) <= held(other, place))
+            assert await status(other, messages=LONG, max_tokens=2) == 200
+            assert await status(one, messages=LONG, max_tokens=2) == 429
+        told, kept = await redis.told(), await redis.kept()
+    assert '"PUBLISH"' in told
+    assert "{caller}:minute" in kept
+    assert_nothing(
+        {"what Redis was told": told, "Redis": kept, "log": caplog.text, "output": "".join(capfd.readouterr())}
+    )
+
+
+async def test_a_redis_that_goes_away_and_one_that_refuses_are_told_without_the_password(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of requests that have a quota there; and where the password is not the right one."""
+    caplog.set_level("DEBUG")
+    async with Upstream([reply(WHOLE)]) as upstream, overheard() as (server, redis):
+        pools = {"only": pool(upstream.url, price=PRICE)}
+        async with running(pools, **configured(tmp_path, redis=redis.url)) as gateway:
+            await acquainted(gateway)
+            server.freeze()
+            assert [await status(gateway) for _ in range(5)] == [200] * 5
+            server.thaw()
+            await eventually(lambda: gateway.link is not None and gateway.link.up, 10)
+            assert "away" in caplog.text
+        wrong = redis.url.replace(REDIS, f"{REDIS}{CACHE}")
+        async with running(pools, **configured(tmp_path, redis=wrong, keys=[key("caller", CALLER)])) as gateway:
+            await eventually(lambda: "WRONGPASS" in caplog.text or "invalid username-password" in caplog.text)
+            assert await status(gateway) == 200
+        assert_nothing({"log": caplog.text, "what Redis was told": await redis.told(), "Redis": await redis.kept()})
+
+
+async def test_a_key_that_is_made_for_redis_is_shown_once_and_told_to_nobody(tmp_path: Path) -> None:
+    """Not even to Redis; nor does `firsttoken keys` tell the password of it."""
+    async with overheard() as (_, redis):
+
+        async def keys(*arguments: str, url: str = redis.url) -> tuple[int, str, str]:
+            config = document({"only": pool("http://127.0.0.1:9")}, **configured(tmp_path, redis=url))
+            command = [
+                sys.executable,
+                "-m",
+                "gateway.cli",
+                "keys",
+                *arguments,
+                "--config",
+                written(tmp_path, config),
+            ]
+            done = await asyncio.to_thread(
+                subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60
+            )  # fmt: skip
+            return done.returncode, done.stdout, done.stderr
+
+        code, made, told = await keys("add", "web", "--cache-group", "front")
+        assert (code, made[:3]) == (0, "ft-")
+        for arguments in (("add", "web"), ("list",), ("revoke", "web"), ("revoke", "web")):
+            told += "".join((await keys(*arguments))[1:])
+        code, _, refused = await keys("list", url=redis.url.replace(REDIS, f"{REDIS}{CACHE}"))
+        assert (code, "redis" in refused) == (2, True)
+        places = {"Redis": await redis.kept(), "what Redis was told": await redis.told(), "said": told + refused}
+        assert "HSET" in places["what Redis was told"]
+    assert_nothing(places)
+    assert [place for place, text in places.items() if made.strip() in text] == []
+
+
+def written(folder: Path, config: dict[str, Any]) -> str:
+    path = folder / "f.yaml"
+    path.write_text(json.dumps(config))
+    return str(path)

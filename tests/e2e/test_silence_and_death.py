@@ -1,0 +1,180 @@
+"""Endpoints that refuse, die or say nothing: the request moves on in time, and the endpoint is avoided after."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from gateway.app import Gateway
+from gateway.observe.record import End
+from policies.types import AttemptKind, Ending
+from tests.support.gateways import pool, running
+from tests.support.simulated import engine_pool, engines, eventually
+from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
+
+BUDGET = 1.5  # s
+ROUTE = {"chat": {"tiers": ["both"], "ttft": {"budget": "1500ms"}}}
+
+
+def client(gateway: Gateway) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+
+
+async def stream(gateway: Gateway, **more: Any) -> str:
+    """One streamed answer's text."""
+    options = {"model": "chat", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], **more}
+    chunks = await client(gateway).chat.completions.create(stream=True, **options)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
+
+
+FAULTS = {
+    "accepts and never answers": {"silent": True},
+    "sends headers and no token": {"headers_then_silence": True},
+    "answers 503": {"status": 503},
+    "answers 500": {"status": 500},
+    "answers 429": {"status": 429, "retry_after": 5.0},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_bad_endpoint_costs_no_request_and_is_avoided_after(fault: str) -> None:
+    """Every request is answered by the other endpoint within its budget; the bad one is hardly asked again."""
+    async with engines(2) as (good, bad), running({"both": engine_pool(good, bad)}, ROUTE) as gateway:
+        for name, value in FAULTS[fault].items():
+            setattr(bad.faults, name, value)
+        for i in range(12):
+            assert await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])
+        records = list(gateway.recorder.recent)
+        assert [r.end for r in records] == [End.COMPLETED] * 12
+        assert all(r.ttft is not None and r.ttft <= BUDGET for r in records)
+        assert len(bad.requests) <= 6
+
+
+async def test_a_dead_endpoint_costs_no_request() -> None:
+    """A refused connection goes to the next candidate at once."""
+    async with engines(2) as (good, dead), running({"both": engine_pool(good, dead)}, ROUTE) as gateway:
+        await dead.stop()
+        for i in range(6):
+            assert await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])
+        assert {r.end for r in gateway.recorder.recent} == {End.COMPLETED}
+
+
+async def test_a_stream_that_dies_ends_with_an_error_event() -> None:
+    """Never in silence, and never with a false [DONE]: the SDK raises."""
+    async with engines(1) as (engine,), running({"both": engine_pool(engine)}, ROUTE) as gateway:
+        engine.faults.cut_after_tokens = 3
+        with pytest.raises(openai.APIError):
+            await stream(gateway, max_tokens=50)
+        (record,) = gateway.recorder.recent
+        assert record.end is End.UPSTREAM_BROKE
+        assert record.ttft is not None
+        assert record.attempts[-1].ending is Ending.BROKEN
+
+
+async def test_nothing_is_retried_after_the_first_token() -> None:
+    """A second answer would contradict what the caller has already read."""
+    async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, ROUTE) as gateway:
+        one.faults.cut_after_tokens = two.faults.cut_after_tokens = 2
+        with pytest.raises(openai.APIError):
+            await stream(gateway, max_tokens=50)
+        assert len(one.requests) + len(two.requests) == 1
+
+
+async def test_when_every_endpoint_fails_the_caller_is_told_whose_fault_it_was() -> None:
+    """5xx, in the OpenAI envelope; an SDK need not repeat what has been tried everywhere."""
+    async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, ROUTE) as gateway:
+        one.faults.status = two.faults.status = 500
+        with pytest.raises(openai.InternalServerError) as caught:
+            await stream(gateway)
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        assert [r.end for r in gateway.recorder.recent] == [End.FAILED]
+
+
+async def test_a_requests_own_mistake_is_not_tried_elsewhere() -> None:
+    """A 400 of the engine is about the request: it comes back with the engine's words, and says nothing against it."""
+    async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, ROUTE) as gateway:
+        one.faults.status = two.faults.status = 400
+        with pytest.raises(openai.BadRequestError):
+            await stream(gateway)
+        assert len(one.requests) + len(two.requests) == 1
+        assert [r.end for r in gateway.recorder.recent] == [End.REFUSED]
+        assert {load.health.value for load in gateway.monitor.loads().values()} == {"up"}
+
+
+async def test_an_endpoint_that_recovers_is_used_again() -> None:
+    """A probe that succeeds lets a request try; a request that succeeds closes the breaker."""
+    async with (
+        engines(1) as (engine,),
+        running({"both": engine_pool(engine)}, ROUTE, defaults={"scrape": "50ms"}) as gateway,
+    ):
+        engine.faults.status = 500
+        for _ in range(6):
+            with pytest.raises(openai.APIStatusError):
+                await stream(gateway)
+        assert json.dumps([load.health.value for load in gateway.monitor.loads().values()]) != '["up"]'
+        engine.faults.status = None
+        await eventually(lambda: gateway.decider.any_usable(0) and _usable(gateway), within=12)
+        assert await stream(gateway)
+
+
+def _usable(gateway: Gateway) -> bool:
+    return all(load.health.value != "down" for load in gateway.monitor.loads().values())
+
+
+async def test_an_error_event_of_the_backend_is_the_end_and_no_done_follows_it() -> None:
+    """vLLM says 200, an error event and [DONE] when its engine dies: the caller gets the event, not the [DONE]."""
+    token = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
+    dying = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\ndata: [DONE]\n\n'
+    dies = Upstream([STREAM_HEAD + chunk(token), Pause(0.05), chunk(dying) + LAST_CHUNK])
+    async with dies as upstream, running({"only": pool(upstream.url)}) as gateway:
+        with pytest.raises(openai.APIError, match="EngineCore died"):
+            await stream(gateway)
+        body = await _raw(gateway)
+    assert body == token + dying.partition(b"data: [DONE]")[0]
+    assert {record.end for record in gateway.recorder.recent} == {End.UPSTREAM_BROKE}
+
+
+async def test_an_error_event_before_the_first_token_is_mended() -> None:
+    """The same words before any token cost nothing: another endpoint answers."""
+    dying = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\ndata: [DONE]\n\n'
+    async with engines(1) as (good,), Upstream([STREAM_HEAD + chunk(dying) + LAST_CHUNK]) as bad:
+        pools = {"bad": pool(bad.url), "good": engine_pool(good)}
+        async with running(pools) as gateway:
+            assert await stream(gateway)
+    (record,) = gateway.recorder.recent
+    assert [attempt.pool for attempt in record.attempts] == ["bad", "good"]
+
+
+async def _raw(gateway: Gateway) -> bytes:
+    body = {"model": "chat", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+    url = f"{gateway.url}/v1/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as reply:
+        return await reply.read()
+
+
+async def test_a_hedge_races_a_silent_attempt_and_the_loser_is_aborted() -> None:
+    """The first content wins; the engine that lost hears of it at once."""
+    route = {"chat": {"tiers": ["both"], "ttft": {"budget": "1500ms"}, "hedge": {"max_extra": "100%"}}}
+    async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, route) as gateway:
+        for i in range(6):  # both are known to be fast
+            assert await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])
+        for engine in (one, two):
+            engine.faults.stall_share, engine.faults.stall_seconds = 1.0, 30.0
+        before = len(one.requests)
+        asking = asyncio.create_task(stream(gateway))
+        await eventually(lambda: len(one.requests) + len(two.requests) == 7)
+        primary, other = (one, two) if len(one.requests) > before else (two, one)
+        other.faults.stall_share = 0.0
+        assert await asking
+        await eventually(lambda: primary.aborts == 1)
+    record = gateway.recorder.recent[-1]
+    assert [(attempt.kind, attempt.ending) for attempt in record.attempts] == [
+        (AttemptKind.PRIMARY, Ending.CANCELLED),
+        (AttemptKind.HEDGE, Ending.COMPLETED),
+    ]
+    assert record.ttft_met

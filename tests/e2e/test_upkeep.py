@@ -1,0 +1,161 @@
+"""Engines that lost their cache are given it back before they take their share; idle endpoints are kept warm."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import pytest
+
+from backends.simulated.simulated_server import SimulatedServer
+from gateway.app import Gateway
+from gateway.observe.record import End
+from policies.types import Load
+from tests.support.gateways import running
+from tests.support.simulated import engine_pool, engines, eventually
+
+SYSTEM = " ".join(f"rule{i}" for i in range(400))
+QUICK = {"scrape": "50ms"}
+
+
+async def ask(gateway: Gateway, *said: str, system: str = SYSTEM) -> None:
+    """One turn of a conversation, of which the caller has said this, and been answered."""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": said[0]}]
+    for word in said[1:]:
+        messages += [{"role": "assistant", "content": "I see."}, {"role": "user", "content": word}]
+    body = {"model": "chat", "max_tokens": 2, "stream": True, "messages": messages}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{gateway.url}/v1/chat/completions", json=body) as reply,
+    ):
+        assert reply.status == 200
+        await reply.read()
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[Gateway, SimulatedServer, SimulatedServer]]:
+    """A gateway over a pool of two engines."""
+    async with (
+        engines(2) as (steady, mortal),
+        running({"both": engine_pool(steady, mortal)}, defaults=QUICK) as gateway,
+    ):
+        yield gateway, steady, mortal
+
+
+def load_of(gateway: Gateway, server: SimulatedServer) -> Load:
+    return gateway.monitor.loads()[f"both/{server.url.removeprefix('http://')}"]
+
+
+async def restart(gateway: Gateway, server: SimulatedServer) -> None:
+    """Dead until the gateway has noticed, then back with an empty cache."""
+    await server.kill()
+    await eventually(lambda: load_of(gateway, server).health.value == "down")
+    server.requests.clear()
+    await server.start()
+
+
+def warmed(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "was warmed up" in record.getMessage()]
+
+
+async def test_a_restarted_engine_is_warmed_up_before_it_takes_its_share(caplog: pytest.LogCaptureFixture) -> None:
+    """Its first requests find system prompt and conversation cached, as if it had never been gone."""
+    caplog.set_level(logging.INFO, "firsttoken")
+    async with pair() as (gateway, steady, mortal):
+        for user in range(4):
+            await ask(gateway, f"user {user}", "tell me " * 40)
+        await restart(gateway, mortal)
+        await eventually(lambda: load_of(gateway, mortal).warming)
+        await eventually(lambda: warmed(caplog))
+        assert not load_of(gateway, mortal).warming
+        sent = [received.body for received in mortal.requests]
+        assert sent
+        assert all(body["max_tokens"] == 1 and body["messages"][0]["content"] == SYSTEM for body in sent)
+        await steady.kill()
+        await ask(gateway, "user 0", "tell me " * 40, "and then?")
+        await ask(gateway, "somebody new")
+        for record in list(gateway.recorder.recent)[-2:]:
+            assert record.prompt_tokens_reported is not None
+            assert record.cached_tokens_reported is not None
+            assert record.prompt_tokens_reported - record.cached_tokens_reported <= 32
+
+
+async def test_warming_up_is_nobodys_request(caplog: pytest.LogCaptureFixture) -> None:
+    """No Record, so no metric; the fleet learns from it as from any attempt, and owes nothing when it is over."""
+    caplog.set_level(logging.INFO, "firsttoken")
+    async with pair() as (gateway, _, mortal):
+        for user in range(3):
+            await ask(gateway, f"user {user}")
+        endpoint = f"both/{mortal.url.removeprefix('http://')}"
+        await restart(gateway, mortal)
+        taught = gateway.monitor.fleet.statistics(endpoint, monotonic()).samples
+        await eventually(lambda: warmed(caplog))
+        assert gateway.monitor.fleet.statistics(endpoint, monotonic()).samples > taught
+        assert (load_of(gateway, mortal).in_flight, load_of(gateway, mortal).ahead) == (0, 0)
+        assert [record.end for record in gateway.recorder.recent] == [End.COMPLETED] * 3
+
+
+async def test_an_engine_that_cannot_be_warmed_up_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """After two failures it is left to its fate; callers are answered by the other."""
+    caplog.set_level(logging.INFO, "firsttoken")
+    async with pair() as (gateway, _, mortal):
+        for user in range(6):
+            await ask(gateway, f"user {user}", system=f"{user} {SYSTEM}")
+        mortal.faults.status = 500
+        await restart(gateway, mortal)
+        await eventually(lambda: warmed(caplog))
+        assert ": 0 prefixes" in warmed(caplog)[0]
+        await ask(gateway, "and now?")
+        assert [record.end for record in gateway.recorder.recent] == [End.COMPLETED] * 7
+
+
+async def test_an_engine_that_restarts_again_and_again_is_warmed_up_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It would be busy with nothing else. The second time its callers' requests do it."""
+    caplog.set_level(logging.INFO, "firsttoken")
+    async with pair() as (gateway, _, mortal):
+        await ask(gateway, "hello")
+        await restart(gateway, mortal)
+        await eventually(lambda: warmed(caplog))
+        await restart(gateway, mortal)
+        endpoint = f"both/{mortal.url.removeprefix('http://')}"
+        await eventually(
+            lambda: load_of(gateway, mortal).health.value != "down" and endpoint not in gateway.upkeep.fleet.cold
+        )
+        await ask(gateway, "hello")
+        assert not load_of(gateway, mortal).warming
+        assert {received.body["max_tokens"] for received in mortal.requests} <= {2}
+
+
+async def test_where_nobody_else_could_take_the_traffic_an_engine_is_not_held_back() -> None:
+    """Its callers' requests warm it up."""
+    async with engines(1) as (only,), running({"both": engine_pool(only)}, defaults=QUICK) as gateway:
+        await ask(gateway, "hello")
+        await restart(gateway, only)
+        await eventually(lambda: load_of(gateway, only).health.value != "down")
+        await ask(gateway, "hello again")
+        assert [received.body["max_tokens"] for received in only.requests] == [2]
+
+
+async def test_an_idle_endpoint_is_kept_warm() -> None:
+    """One token of an answer, again and again; traffic makes it unnecessary."""
+    pools: dict[str, Any] = {}
+    async with engines(1) as (engine,):
+        pools["both"] = engine_pool(engine, keep_warm={"idle": "150ms"})
+        async with running(pools, defaults=QUICK) as gateway:
+            await eventually(lambda: len(engine.requests) >= 2)
+            assert {(body["max_tokens"], body["messages"][0]["content"]) for body in _bodies(engine)} == {(1, "hi")}
+            engine.requests.clear()
+            for _ in range(4):
+                await ask(gateway, "hello")
+                await asyncio.sleep(0.03)
+            assert [body["max_tokens"] for body in _bodies(engine)] == [2] * 4
+            assert len(gateway.recorder.recent) == 4
+
+
+def _bodies(engine: SimulatedServer) -> list[Any]:
+    return [received.body for received in engine.requests]

@@ -1,0 +1,117 @@
+"""Where a request's time went, over real sockets: rate limits, and what an engine says of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from backends.simulated.profiles import profile_named
+from backends.simulated.simulated_server import SimulatedServer
+from gateway.app import Gateway
+from gateway.observe.record import Record, Stage
+from gateway.tokenize.tokenizers import encoder
+from tests.gateway.builders import CHAT, STREAMED, calling, conversing, last, post
+from tests.support.gateways import pool, running
+from tests.support.simulated import engine_pool, engines, eventually
+from tests.support.upstream import Upstream
+
+STREAM = {**CHAT, "stream": True}
+LARGE = "word " * 2500  # 0.35 s of prefill
+REFUSED = b"HTTP/1.1 429 x\r\nretry-after: %s\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def before_first_token(record: Record) -> float:
+    return sum(seconds for stage, seconds in record.stages.items() if stage is not Stage.STREAM)
+
+
+def stage_sum(gateway: Gateway, stage: str, route: str = "chat") -> float | None:
+    labels = {"route": route, "stage": stage}
+    return gateway.admin.registry.get_sample_value("firsttoken_stage_seconds_sum", labels)
+
+
+async def test_the_wait_that_a_provider_asks_for_is_neither_failover_nor_upstream() -> None:
+    """An API that refuses for 0.2 s and then answers: a stage of its own, in the Record, the header and the metrics."""
+    async with conversing([REFUSED % b"0.2"], [STREAMED]) as (gateway, caller, _):
+        status, headers = await caller.ask(post(STREAM))
+        await caller.chunks()
+        await eventually(lambda: gateway.recorder.recent)
+        record = last(gateway)
+        counted = stage_sum(gateway, "rate_limit")
+    assert (status, len(record.attempts)) == (200, 2)
+    assert 0.19 < record.stages[Stage.RATE_LIMIT] < 1.0
+    assert max(record.stages[Stage.UPSTREAM], record.stages[Stage.FAILOVER]) < 0.1
+    assert before_first_token(record) == pytest.approx(record.ttft, abs=1e-3)
+    timing = dict(part.split(";dur=") for part in headers["server-timing"].split(", "))
+    assert float(timing["rate_limit"]) == pytest.approx(record.stages[Stage.RATE_LIMIT] * 1e3, abs=0.02)
+    assert counted == pytest.approx(record.stages[Stage.RATE_LIMIT])
+
+
+async def test_what_waits_here_because_an_api_is_at_its_limit_waits_for_that() -> None:
+    """It could make its deadline nowhere; but for the limit it would have been sent at once."""
+    routes: Any = {
+        "api": {"tiers": ["api"]},
+        "chat": {"tiers": ["engines", "api"], "ttft": {"budget": "40ms"}, "tpot": "off"},
+    }
+    async with (
+        engines(1, "8b-l4", speed=2.0) as one,
+        Upstream([REFUSED % b"60"]) as api,
+        running({"engines": engine_pool(*one), "api": pool(api.url)}, routes) as gateway,
+    ):
+        assert await ask(gateway, "x", "api") == 429
+        first = asyncio.create_task(ask(gateway, "first " + LARGE))
+        await eventually(lambda: gateway.line.ordinal == 2)
+        assert await ask(gateway, "second " + LARGE) == 200
+        assert await first == 200
+        await eventually(lambda: len(gateway.recorder.recent) == 3)
+        record = last(gateway)
+    assert record.stages[Stage.RATE_LIMIT] > 0.1 > record.stages[Stage.QUEUE]
+    assert before_first_token(record) == pytest.approx(record.ttft, abs=1e-3)
+
+
+async def test_an_engines_own_queue_and_prefill_are_within_upstream() -> None:
+    """Of a prompt that others' prompts were ahead of, though not through us: in the Record and the metrics, and what
+    is left of `upstream` is the way there and back."""
+    one_at_a_time = replace(profile_named("8b-l4"), max_num_seqs=1)
+    engine = SimulatedServer(one_at_a_time, model="served", encode=encoder("o200k_base").encode)
+    await engine.start()
+    async with running({"all": engine_pool(engine)}) as gateway:
+        other = asyncio.create_task(direct(engine.url, "other " + LARGE))
+        await eventually(lambda: engine.requests)
+        assert await ask(gateway, "ours " + LARGE) == 200
+        await other
+        await eventually(lambda: gateway.recorder.recent)
+        record = last(gateway)
+        queue, prefill = (stage_sum(gateway, part) for part in ("engine_queue", "engine_prefill"))
+    await engine.stop()
+    assert record.engine_queue is not None
+    assert record.engine_prefill is not None
+    assert record.engine_queue > 0.05
+    assert record.engine_prefill > 0.05
+    inside = record.engine_queue + record.engine_prefill
+    assert inside == record.engine_ttft
+    assert 0.0 < record.stages[Stage.UPSTREAM] - inside < 0.2
+    assert (queue, prefill) == (record.engine_queue, record.engine_prefill)
+    shown = record.as_json()
+    assert (shown["engine_queue_ms"], shown["engine_prefill_ms"]) == pytest.approx(
+        (record.engine_queue * 1e3, record.engine_prefill * 1e3), abs=1e-3
+    )
+    assert "engine_queue" not in shown["stages_ms"]
+
+
+async def ask(gateway: Gateway, content: str, route: str = "chat") -> int:
+    """The status of an answer that was read to its end."""
+    async with calling(gateway.url) as caller:
+        body = {"model": route, "stream": True, "max_tokens": 2, "messages": [{"role": "user", "content": content}]}
+        status, _ = await caller.ask(post(body, "connection: close"))
+        await caller.rest()
+        return status
+
+
+async def direct(url: str, content: str) -> None:
+    body = {"model": "served", "max_tokens": 2, "messages": [{"role": "user", "content": content}]}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as reply:
+        await reply.read()

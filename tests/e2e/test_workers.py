@@ -1,0 +1,279 @@
+"""Several workers behind one port, over real processes and sockets: what a caller and an operator see of their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from gateway.cli.main import main
+from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, Caller, calling, get, post
+from tests.support.served import Served, serving, written
+from tests.support.simulated import engines
+from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+
+STREAM = {**CHAT, "stream": True}
+SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(USAGE + FINISH + DONE) + LAST_CHUNK]
+STREAMS = 16  # over two workers: all on one of them once in 30,000 times
+READY = b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def workers_of(served: Served) -> list[int]:
+    """Process ids, the youngest last: workers, the admin port's process, and workers that took another's place."""
+    pid = served.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def asked(served: Served, path: str) -> Any:
+    return json.loads((await get(served.admin, path))[2])
+
+
+async def total(served: Served, name: str) -> float:
+    """Of a counter, over all its labels."""
+    page = (await get(served.admin, "/metrics"))[2].decode()
+    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name + "{"))
+
+
+async def completed(served: Served, count: int) -> None:
+    """The Records of so many requests have been counted."""
+    async with asyncio.timeout(5):
+        while await total(served, "firsttoken_requests_total") < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def streaming(served: Served, count: int) -> AsyncIterator[list[Caller]]:
+    """Callers with the first token of a stream each."""
+    async with AsyncExitStack() as stack:
+        callers = [await stack.enter_async_context(calling(served.url)) for _ in range(count)]
+        for caller in callers:
+            assert (await caller.ask(post(STREAM)))[0] == 200
+        yield callers
+
+
+async def lets_in(served: Served) -> bool:
+    try:
+        async with calling(served.url):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+async def is_whole(caller: Caller) -> bool:
+    """Whether the rest of the answer comes."""
+    try:
+        async with asyncio.timeout(10):
+            rest = await caller.reader.readuntil(LAST_CHUNK)
+        return rest == chunk(TOKEN) + chunk(FINISH + DONE) + LAST_CHUNK
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return False
+
+
+async def ask(served: Served, **more: Any) -> None:
+    async with calling(served.url) as caller:
+        await caller.ask(post({**STREAM, **more}))
+        assert await caller.chunks()
+
+
+async def test_a_worker_that_dies_loses_its_own_streams_alone_and_is_replaced(tmp_path: Path) -> None:
+    """Within 2 s, in two lines on stderr; what it had counted stays counted, and the port refuses nobody."""
+    async with (
+        Upstream(*[[STREAMED]] * 4, SLOW) as upstream,
+        serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+    ):
+        for _ in range(4):
+            await ask(served)
+        await completed(served, 4)
+        async with streaming(served, STREAMS) as callers:
+            victim, *others = workers_of(served)
+            os.kill(victim, signal.SIGKILL)
+            killed = monotonic()
+            said = [await served.line(), await served.line()]
+            assert monotonic() - killed < 2
+            assert f"worker 1 (pid {victim}) was ended by signal 9 (Killed); another takes its place" in said[0]
+            assert "worker 1 serves again" in said[1]
+            for _ in range(8):  # on both
+                assert (await get(served.url, "/ready"))[0] == 200
+            for _ in callers:
+                upstream.proceed()
+            whole = [await is_whole(caller) for caller in callers]
+        assert 0 < sum(whole) < STREAMS
+        assert set(others) < set(workers_of(served))
+        await completed(served, 4 + sum(whole))
+        assert await total(served, "firsttoken_worker_starts_total") == 3
+        served.process.send_signal(signal.SIGTERM)
+        assert (await served.ends())[0] == 0
+
+
+async def test_one_that_dies_again_and_again_is_waited_for_and_the_others_serve(tmp_path: Path) -> None:
+    """A crash loop must not take the machine, nor connections that nobody would accept."""
+    async with serving(written(tmp_path / "f.yaml", "http://127.0.0.1:9"), "--workers", "2") as served:
+        for victim, ending in (
+            (0, "; another takes its place"),
+            (-1, ", again and again; another takes its place in 0.5 s"),
+        ):
+            os.kill(workers_of(served)[victim], signal.SIGKILL)
+            assert (await served.line()).rstrip().endswith("was ended by signal 9 (Killed)" + ending)
+            for _ in range(20):
+                assert (await get(served.url, "/health"))[0] == 200
+            assert "worker 1 serves again" in await served.line()
+
+
+async def test_a_drain_under_load_loses_nothing(tmp_path: Path) -> None:
+    """Streams on all workers are completed, nobody new gets in, the admin port says so to the end; exit code 0."""
+    async with (
+        Upstream(SLOW) as upstream,
+        serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+        streaming(served, STREAMS) as callers,
+        calling(served.url) as idle,
+    ):
+        assert (await asked(served, "/ready"))["status"] == "ready"
+        assert (await idle.whole(READY))[0] == 200
+        served.process.send_signal(signal.SIGTERM)
+        assert (await served.line()).startswith("firsttoken: draining")
+        async with asyncio.timeout(5):  # until both have heard
+            while (await idle.whole(READY))[0] == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            while await lets_in(served):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await asked(served, "/ready"))["status"] == "draining"
+        for _ in callers:
+            upstream.proceed()
+        assert all([await is_whole(caller) for caller in callers])
+        code, out, err = await served.ends()
+    assert (code, err) == (0, "")
+    assert [json.loads(line)["end"] for line in out.splitlines()] == ["completed"] * STREAMS
+
+
+async def test_a_second_signal_does_not_wait_for_any_worker(tmp_path: Path) -> None:
+    """What runs is cut, and is in the access log all the same."""
+    async with (
+        Upstream(SLOW) as upstream,
+        serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+        streaming(served, STREAMS) as callers,
+    ):
+        served.process.send_signal(signal.SIGTERM)
+        assert (await served.line()).startswith("firsttoken: draining")
+        served.process.send_signal(signal.SIGTERM)
+        code, out, _ = await served.ends()
+        assert not any([await is_whole(caller) for caller in callers])
+    assert code == 0
+    assert [json.loads(line)["end"] for line in out.splitlines()] == ["cut"] * STREAMS
+
+
+async def test_no_worker_outlives_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed, it cannot tell them: they drain by themselves, and leave the port to the next, and nothing on disk."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    async with (
+        Upstream(SLOW) as upstream,
+        serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+        streaming(served, 2) as callers,
+    ):
+        orphans = workers_of(served)
+        served.process.kill()
+        for _ in callers:
+            upstream.proceed()
+        assert [await is_whole(caller) for caller in callers] == [True, True]
+        async with asyncio.timeout(10):
+            while any(map(alive, orphans)):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert os.listdir(tmp_path) == ["f.yaml"]
+
+
+def alive(pid: int) -> bool:
+    """A zombie that nobody has waited for yet is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_workers_know_what_the_others_have_sent_where(tmp_path: Path) -> None:
+    """Whichever worker gets a conversation's next request knows which engine holds its beginning."""
+    long = [{"role": "user", "content": "word " * 2000}]
+    async with engines(2) as both:
+        config = written(tmp_path / "f.yaml", ", ".join(engine.url for engine in both), backend="simulated")
+        async with serving(config, "--workers", "2") as served:
+            for _ in range(8):
+                await ask(served, messages=long, max_tokens=1)
+            await completed(served, 8)
+            records = await asked(served, "/requests")
+            assert {record["worker"] for record in records} == {1, 2}
+            assert [record["request_id"] for record in await asked(served, "/requests?last=1")] == [
+                records[-1]["request_id"]
+            ]
+            assert [record["cached_tokens_predicted"] > 0 for record in records] == [False] + [True] * 7
+            assert len({record["endpoint"] for record in records}) == 1
+
+
+async def test_the_admin_port_speaks_for_all(tmp_path: Path) -> None:
+    """Load that one worker has is every worker's; what is asked of a single gateway can be asked of several."""
+    async with (
+        Upstream(SLOW) as upstream,
+        serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+        streaming(served, STREAMS),
+    ):
+        async with asyncio.timeout(10):  # workers hear of each other's a tenth of a second later
+            while (await asked(served, "/fleet"))[0]["load"]["in_flight"] != STREAMS:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert await total(served, "firsttoken_endpoint_in_flight") == STREAMS
+        assert (await asked(served, "/config"))["server"]["workers"] == 2
+        assert (await get(served.admin, "/requests?last=x"))[0] == 400
+        async with calling(served.admin) as caller:
+            status, _, said = await caller.whole(post(CHAT, path="/explain"))
+            assert (status, json.loads(said)["outcome"]) == (200, "place")
+            status, _, said = await caller.whole(post({**CHAT, "model": "nope"}, path="/explain"))
+            assert (status, json.loads(said)["error"]["param"]) == (404, "model")
+        *_, desk = workers_of(served)
+        os.kill(desk, signal.SIGKILL)
+        assert f"the admin port (pid {desk}) was ended by signal 9 (Killed); another" in await served.line()
+        assert (await asked(served, "/ready"))["status"] == "ready"
+
+
+async def test_the_live_views_speak_for_all_workers(tmp_path: Path) -> None:
+    """What several have is added up; what one has is found, whichever it is; a beacon reaches whose request it was."""
+    async with (
+        engines(2) as two,
+        serving(
+            written(tmp_path / "f.yaml", ", ".join(engine.url for engine in two), "simulated"), "--workers", "2"
+        ) as served,
+    ):
+        ids = [f"id-{number}" for number in range(STREAMS)]
+        for name in ids:
+            async with calling(served.url) as caller:
+                await caller.ask(post({**STREAM, "max_tokens": 3}, f"x-request-id: {name}"))
+                assert await caller.chunks()
+        await completed(served, STREAMS)
+        (chat,) = (await asked(served, "/routes"))["routes"]
+        assert (chat["requests"], sum(chat["ttft_ms"]["counts"])) == ({"completed": STREAMS}, STREAMS)
+        assert len({record["worker"] for record in await asked(served, "/requests")}) == 2
+        assert [r["request_id"] for r in await asked(served, "/requests?id=id-3")] == ["id-3"]
+        assert [r["request_id"] for r in await asked(served, "/requests?last=2")] == ids[-2:]
+        slowest = [r["ttft_ms"] for r in await asked(served, "/requests?slowest=5")]
+        assert (slowest, len(slowest)) == (sorted(slowest, reverse=True), 5)
+        status, _, body = await get(served.admin, "/requests?route=chatt")
+        assert (status, json.loads(body)["error"]["param"]) == (400, "route")
+        for name, expected in ((ids[0], 204), (ids[0], 409), (ids[1], 204), ("nobody", 404)):
+            async with calling(served.admin) as caller:
+                found, _ = await caller.ask(post({"request_id": name, "ttft_ms": 77}, path="/ttft"))
+            assert (name, found) == (name, expected)
+        on_screen = {r["request_id"] for r in await asked(served, "/requests") if r["on_screen_ms"] == 77.0}
+        assert on_screen == set(ids[:2])
+        (chat,) = (await asked(served, "/routes"))["routes"]
+        assert sum(chat["on_screen_ms"]["counts"]) == 2
+        async with calling(served.admin) as caller:
+            status, _, said = await caller.whole(post(CHAT, path="/explain"))
+        explained = json.loads(said)
+        considered = [one["endpoint"] for one in (*explained["candidates"], *explained["rejected"])]
+        assert (status, sorted(considered)) == (200, sorted(f"only/{engine.host}:{engine.port}" for engine in two))
+        assert all(entry["health_by_worker"] == {"1": "up", "2": "up"} for entry in await asked(served, "/fleet"))
+        assert (await get(served.admin, "/dashboard"))[0] == 200
+        assert await asyncio.to_thread(main, ["top", "--once", "--interval", "0.2", "--admin", served.admin]) == 0

@@ -1,0 +1,106 @@
+"""A Decision in words and milliseconds."""
+
+from __future__ import annotations
+
+import json
+
+from gateway.admin.decision_view import explain
+from gateway.api.strict_json import encode
+from policies.types import (
+    FOREVER,
+    Decision,
+    Endpoint,
+    Load,
+    Outcome,
+    Pool,
+    PoolEstimate,
+    PromptEstimate,
+    Rejection,
+)
+from tests.gateway.builders import candidate, decided
+
+POOLS = {
+    name: Pool(name, name, tuple(Endpoint(f"{name}/{host}", name) for host in "ab")) for name in ("small", "large")
+}
+ESTIMATE = PromptEstimate({"small": PoolEstimate(100), "large": PoolEstimate(110)}, output_tokens=200)
+
+
+def test_every_candidate_is_explained_in_its_rank() -> None:
+    """Milliseconds; tiers are counted from 1, as the operator wrote them."""
+    ranked = (
+        candidate(
+            "small/a",
+            0.1234,
+            tokens=100,
+            hit=64,
+            chance=0.98765,
+            price=0.001,
+            score=0.5,
+            reason="p50 123 ms",
+            load=Load(ahead=1234.4, running=3, waiting=2),
+        ),
+        candidate("large/b", 0.4, tokens=110, tier=1, reason="qualifies in tier 2"),
+    )
+    said = explain(decided(*ranked, deadline=10.8, at=10.05), ESTIMATE, {}, POOLS)
+    assert (said["outcome"], said["scorer"], said["budget_left_ms"]) == ("place", "predicted", 750.0)
+    assert said["candidates"][0] == {
+        "rank": 1,
+        "chosen": True,
+        "endpoint": "small/a",
+        "pool": "small",
+        "tier": 1,
+        "ttft_p50_ms": 123.4,
+        "ttft_p90_ms": 123.4,
+        "tpot_ms": 0.0,
+        "chance": 0.9877,
+        "prompt_tokens": 100,
+        "hit_tokens": 64,
+        "tokens_ahead": 1234,
+        "running": 3,
+        "waiting": 2,
+        "price_usd": 0.001,
+        "score": 0.5,
+        "samples": 0,
+        "reason": "p50 123 ms",
+    }
+    assert [c["chosen"] for c in said["candidates"]] == [True, False]
+    assert [(c["rank"], c["endpoint"], c["tier"]) for c in said["candidates"]] == [(1, "small/a", 1), (2, "large/b", 2)]
+
+
+def test_the_estimate_is_part_of_the_explanation() -> None:
+    """Most surprises are prompts that are longer than they look; and who waits already."""
+    said = explain(decided(), ESTIMATE, {"chat": 3}, POOLS)
+    assert (said["prompt_tokens"], said["expected_output_tokens"]) == ({"small": 100, "large": 110}, 200)
+    assert said["held_now"] == {"chat": 3}
+
+
+def test_every_rejection_has_its_reason() -> None:
+    """Of one endpoint; a pool that is out as a whole is said endpoint by endpoint; of one that is gone, its name."""
+    rejected = (
+        Rejection("small", "small/a", 0, "is down"),
+        Rejection("large", "", 1, "when: prompt_tokens <= 10"),
+        Rejection("gone", "", 2, "was removed"),
+    )
+    said = explain(
+        Decision(Outcome.UNAVAILABLE, 0.0, 1.0, (), rejected, retry_after=1.5, reason="none is up"), ESTIMATE, {}, POOLS
+    )
+    assert said["rejected"] == [
+        {"pool": "small", "endpoint": "small/a", "tier": 1, "reason": "is down"},
+        {"pool": "large", "endpoint": "large/a", "tier": 2, "reason": "when: prompt_tokens <= 10"},
+        {"pool": "large", "endpoint": "large/b", "tier": 2, "reason": "when: prompt_tokens <= 10"},
+        {"pool": "gone", "endpoint": None, "tier": 3, "reason": "was removed"},
+    ]
+    assert (said["outcome"], said["reason"], said["retry_after_s"]) == ("unavailable", "none is up", 1.5)
+
+
+def test_of_a_request_that_is_not_placed_nobody_is_chosen() -> None:
+    """Though the best of those that would be too late is said."""
+    said = explain(Decision(Outcome.SHED, 0.0, 1.0, (candidate(),), retry_after=1.5), ESTIMATE, {}, POOLS)
+    assert [c["chosen"] for c in said["candidates"]] == [False]
+
+
+def test_what_there_is_not_is_null_and_all_of_it_is_json() -> None:
+    """No deadline is not an infinite one: JSON has no infinity."""
+    said = explain(decided(deadline=FOREVER), ESTIMATE, {}, POOLS)
+    assert (said["budget_left_ms"], said["retry_after_s"]) == (None, None)
+    assert json.loads(encode(said)) == said

@@ -1,0 +1,91 @@
+"""Which of the recent Records are asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.admin.request_query import wanted
+from gateway.api.api_error import Refusal
+from gateway.observe.record import End, Record
+from tests.gateway.builders import record
+
+ROUTES, POOLS = ["chat", "agent"], ["small", "large"]
+RECENT = [
+    record(request_id="a"),
+    record(request_id="b", route="agent", pool="large", ttft=0.9),
+    record(request_id="c", end=End.SHED, pool="-", ttft=None, total=0.001),
+    record(request_id="d", end=End.FAILED, ttft=None, total=3.0),
+    record(request_id="e", stream=False, ttft=9.0),
+    record(request_id="f", route="-", pool="-", end=End.REFUSED, ttft=None, total=0.0),
+]
+
+
+def asked(recent: list[Record] = RECENT, **query: str) -> list[str]:
+    return [found.request_id for found in wanted(query, ROUTES, POOLS).of(recent)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, ["a", "b", "c", "d", "e", "f"]),
+        ({"last": "2"}, ["e", "f"]),
+        ({"last": "0"}, []),
+        ({"route": "agent"}, ["b"]),
+        ({"route": "-"}, ["f"]),
+        ({"pool": "large"}, ["b"]),
+        ({"pool": "-"}, ["c", "f"]),
+        ({"outcome": "shed"}, ["c"]),
+        ({"slow": "1"}, ["b", "c", "d"]),
+        ({"id": "d"}, ["d"]),
+        ({"id": "unknown"}, []),
+        ({"slow": "1", "route": "chat"}, ["c", "d"]),
+        ({"slow": "1", "last": "1"}, ["d"]),
+        ({"slowest": "2"}, ["d", "b"]),
+        ({"slowest": "9", "route": "chat"}, ["d", "a", "c"]),
+        ({"slowest": "0"}, []),
+    ],
+)
+def test_all_that_is_asked_for_must_hold(query: dict[str, str], expected: list[str]) -> None:
+    """Of all that match the last, or the streams that waited longest; `slow` is what missed its TTFT budget."""
+    assert asked(**query) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "message"),
+    [
+        ({"last": "x"}, "last", "last must be a whole number."),
+        ({"last": "²"}, "last", "last must be a whole number."),
+        ({"slowest": "-1"}, "slowest", "slowest must be a whole number."),
+        ({"route": "chatt"}, "route", "route 'chatt' is none; did you mean 'chat'?."),
+        ({"pool": "zzz"}, "pool", "pool 'zzz' is none; known: -, large, small."),
+        ({"outcome": "sheds"}, "outcome", "outcome 'sheds' is none; did you mean 'shed'?."),
+        ({"slow": "yes"}, "slow", "slow 'yes' is none; known: 1."),
+        ({"id": "a b"}, "id", "id must be a request id: up to 128 letters, digits and -_.:"),
+        ({"rout": "chat"}, "rout", "There is no filter 'rout'; did you mean 'route'?."),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_what_can(query: dict[str, str], param: str, message: str) -> None:
+    """An empty answer to a misspelt name would be believed."""
+    with pytest.raises(Refusal) as refused:
+        asked(**query)
+    assert (refused.value.status, refused.value.param, refused.value.message) == (
+        400,
+        param,
+        message.replace("?.", "?"),
+    )
+
+
+def test_what_several_workers_say_is_in_the_order_of_its_ends() -> None:
+    """And says which worker had it; the slowest are the slowest of all."""
+    told = {
+        1: [
+            {"request_id": "a", "wall": 100.0, "total_ms": 900.0, "ttft_ms": 300.0},
+            {"request_id": "d", "wall": 102.0, "total_ms": 1.0, "ttft_ms": None},
+        ],
+        2: [{"request_id": "b", "wall": 100.5, "total_ms": 100.0, "ttft_ms": 20.0}],
+    }
+    found = [(r["request_id"], r["worker"]) for r in wanted({}, ROUTES, POOLS).merged(told)]
+    assert found == [("b", 2), ("a", 1), ("d", 1)]
+    assert [r["request_id"] for r in wanted({"last": "1"}, ROUTES, POOLS).merged(told)] == ["d"]
+    assert wanted({"last": "0"}, ROUTES, POOLS).merged(told) == []
+    assert [r["request_id"] for r in wanted({"slowest": "2"}, ROUTES, POOLS).merged(told)] == ["a", "b"]

@@ -1,0 +1,194 @@
+"""Keys in Redis: what `firsttoken keys` does there is seen by a running gateway, and what Redis loses is not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.admission import key_store as keyring
+from gateway.admission.key_store import Keyring
+from gateway.cli.main import main
+from gateway.cluster.redis_client import Link
+from gateway.config.models import Key
+from tests.gateway.builders import calling
+from tests.support.gateways import pool, running
+from tests.support.redis import RedisServer, redis_server
+from tests.support.simulated import eventually
+
+SEEN = 2.5  # s
+
+
+@asynccontextmanager
+async def watched(server: RedisServer) -> AsyncIterator[tuple[Link, list[list[str]]]]:
+    """The names of the keys, each time they change."""
+    told: list[list[str]] = []
+    link = Link(server.url)
+    ring = Keyring(link, lambda: told.append([key.name for key in ring.known]))
+    link.start()
+    ring.start()
+    await eventually(lambda: link.up)
+    try:
+        yield link, told
+    finally:
+        await ring.close()
+        await link.close()
+
+
+def models(header: str = "") -> bytes:
+    return f"GET /v1/models HTTP/1.1\r\nhost: h\r\n{header}\r\n".encode()
+
+
+def key(name: str, **more: Any) -> Key:
+    return Key(name=name, sha256=hashlib.sha256(name.encode()).hexdigest(), **more)
+
+
+async def test_changes_are_seen() -> None:
+    async with redis_server() as server, watched(server) as (link, told):
+        assert await link.call(lambda redis: keyring.add(redis, key("a")))
+        assert not await link.call(lambda redis: keyring.add(redis, key("a")))
+        await eventually(lambda: told == [["a"]], SEEN)
+        await link.call(lambda redis: keyring.add(redis, key("b", routes=("chat",))))
+        await eventually(lambda: told[-1] == ["a", "b"], SEEN)
+        assert await link.call(lambda redis: keyring.revoke(redis, "a"))
+        assert not await link.call(lambda redis: keyring.revoke(redis, "a"))
+        await eventually(lambda: told[-1] == ["b"], SEEN)
+
+
+async def test_what_redis_has_lost_is_not_revoked(caplog: pytest.LogCaptureFixture) -> None:
+    """It came back empty: the last known keys hold, and a line says so."""
+    async with redis_server() as server, watched(server) as (link, told):
+        await link.call(lambda redis: keyring.add(redis, key("a")))
+        await eventually(lambda: told, SEEN)
+        server.kill()
+        await server.start()
+        await eventually(lambda: "has lost the keys" in caplog.text, 8)
+        assert told == [["a"]]
+
+
+async def test_what_is_no_key_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Another version's, say: the others hold. Its digest is not in the log."""
+    async with redis_server() as server, watched(server) as (link, told):
+        await link.call(lambda redis: redis.hset(keyring.HASH, "odd", json.dumps({"name": "odd", "sha256": "CANARY"})))
+        await link.call(lambda redis: keyring.add(redis, key("a")))
+        await eventually(lambda: told == [["a"]], SEEN)
+    assert "'odd'" in caplog.text
+    assert "CANARY" not in caplog.text
+
+
+async def test_a_gateway_lets_in_who_has_a_key_in_redis_and_nobody_else() -> None:
+    """Also before there is one: no keys in Redis is not open. Keys of the file stand beside them, and before them."""
+    written = [{"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest()}]
+    async with redis_server() as server:
+        state = {"redis": server.url, "keys": "redis"}
+        pools = {"only": pool("http://127.0.0.1:9")}
+        async with running(pools, state=state) as gateway, calling(gateway.url) as caller:
+
+            async def status(text: str) -> int:
+                return (await caller.whole(models(f"authorization: Bearer {text}\r\n")))[0]
+
+            assert (await caller.whole(models()))[0] == 401
+            assert gateway.link is not None
+            await eventually(lambda: gateway.link.up)  # type: ignore[union-attr]
+            await gateway.link.call(lambda redis: keyring.add(redis, key("lab", requests_per_minute=1)))
+            await eventually(lambda: gateway.proxy.keys.tenants, SEEN)
+            assert (await status("lab"), await status("sk-web")) == (200, 401)
+            assert gateway.proxy.keys.tenants[0].limits is not None
+            await gateway.take(gateway.config)  # a reload keeps them
+            assert (await status("lab"), await status("sk-web")) == (200, 401)
+            server.kill()
+            await eventually(lambda: not gateway.link.up)  # type: ignore[union-attr]
+            assert await status("lab") == 200
+        await server.start()
+        async with running(pools, state=state, keys=written) as gateway, calling(gateway.url) as caller:
+            assert await status("sk-web") == 200
+            assert gateway.link is not None
+            await eventually(lambda: gateway.link.up)  # type: ignore[union-attr]
+            imposter = Key(name="web", sha256=hashlib.sha256(b"imposter").hexdigest())
+            await gateway.link.call(lambda redis: keyring.add(redis, imposter))
+            await gateway.link.call(lambda redis: keyring.add(redis, key("lab")))
+            await eventually(lambda: len(gateway.proxy.keys.tenants) == 2, SEEN)
+            assert [await status(text) for text in ("sk-web", "lab", "imposter")] == [200, 200, 401]
+
+
+# --------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RedisServer]:
+    async with redis_server() as made:
+        yield made
+
+
+def config(path: Path, redis: str, more: str = "") -> str:
+    path.write_text(
+        "pools: {only: {backend: compatible, model: m, endpoints: ['http://a']}}\nroutes: {chat: {tiers: [only]}}\n"
+        f"state: {{redis: '{redis}', keys: redis}}\n{more}"
+    )
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["keys", *arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+async def test_a_key_is_printed_once_and_its_digest_alone_is_kept(
+    server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path / "f.yaml", server.url)
+
+    async def said(*arguments: str) -> tuple[int, str, str]:
+        return await asyncio.to_thread(run, capsys, *arguments)
+
+    limits = ("--routes", "chat", "--requests-per-minute", "60", "--monthly-cost-usd", "2.5")
+    code, out, err = await said("add", "web", *limits, "--config", file)
+    text = out.strip()
+    assert (code, len(text) > 40, text in err) == (0, True, False)
+    async with server.client() as client:
+        kept = json.loads((await client.hgetall(keyring.HASH))["web"])
+        assert kept == {
+            "name": "web", "sha256": hashlib.sha256(text.encode()).hexdigest(), "routes": ["chat"],
+            "requests_per_minute": 60, "monthly_cost_usd": 2.5,
+        }  # fmt: skip
+        everything = " ".join([str(await client.hgetall(name)) for name in await client.keys("*")])
+        assert text not in everything
+    code, out, _ = await said("list", "--config", file)
+    assert code == 0
+    assert out.splitlines()[1].split() == ["web", "chat", "60", "-", "-", "2.5", "-"]
+    assert kept["sha256"] not in out
+    code, _, err = await said("add", "web", "--config", file)
+    assert (code, err) == (2, "there is a key 'web' already; revoke it first\n")
+    code, _, err = await said("revoke", "wbe", "--config", file)
+    assert (code, err) == (2, "there is no key 'wbe'; did you mean 'web'?\n")
+    assert (await said("revoke", "web", "--config", file))[:2] == (0, "revoked web\n")
+    assert len((await said("list", "--config", file))[1].splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["add", "x", "--routes", "caht"], "--routes: no route 'caht'; did you mean 'chat'?"),
+        (["add", "two words"], "--name: Value error, a name goes into a header: visible ASCII without spaces only"),
+        (["add", "x", "--requests-per-minute", "0"], "--requests-per-minute: Input should be greater than 0"),
+        (["add", "own"], "there is a key 'own' in the configuration file; take another name"),
+        (["revoke", "own"], "the key 'own' is in the configuration file, not in Redis: delete it there"),
+        (["list"], "redis redis://127.0.0.1:1: "),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = f"keys: [{{name: own, sha256: '{'0' * 64}'}}]\n"
+    file = config(tmp_path / "f.yaml", "redis://:CANARY@127.0.0.1:1", own)
+    code, out, err = run(capsys, *arguments, "--config", file)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(said)
+    assert "CANARY" not in err

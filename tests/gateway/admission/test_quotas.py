@@ -1,0 +1,181 @@
+"""What a caller reads of its quota, on answers and refusals, and what a request is taken for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from gateway.admission.quotas import claim_of, duration, quota_headers, refusal, tokens_of
+from gateway.admission.reservations import Reservation
+from gateway.config.models import Config
+from gateway.observe.record import End, Record
+from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit, Verdict
+from policies.types import PoolEstimate, PrefixBlocks, Price, PromptEstimate
+from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
+from tests.support.gateways import document, pool, running
+from tests.support.simulated import eventually
+from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+
+WEB = "authorization: Bearer sk-web"
+STREAM = {**CHAT, "stream": True}
+
+
+def key(**limits: Any) -> list[dict[str, Any]]:
+    return [{"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), **limits}]
+
+
+def made(limits: KeyLimits, verdict: Verdict, claim: Claim = Claim(70)) -> Reservation:  # noqa: B008
+    return Reservation("web", limits, claim, verdict, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [(0.0, "0ms"), (0.0124, "12ms"), (8.64, "8.64s"), (60, "1m0s"), (90, "1m30s"), (60.5, "1m0.5s"), (59.999, "1m0s")],
+)
+def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> None:
+    assert duration(seconds) == written
+
+
+@pytest.mark.parametrize(
+    ("limit", "wait", "type", "code", "said", "headers"),
+    [
+        (Limit.REQUESTS, 1.2, "requests", "rate_limit_exceeded", "limit of 9 requests per minute. Try again in 1.2s.",
+         {"retry-after": "2", "retry-after-ms": "1200"}),
+        (Limit.TOKENS, 30.0, "tokens", "rate_limit_exceeded", "limit of 50 tokens per minute. Try again in 30s.",
+         {"retry-after": "30", "retry-after-ms": "30000"}),
+        (Limit.CONCURRENT, 1.0, "requests", "rate_limit_exceeded", "limit of 2 requests at a time.",
+         {"retry-after": "1", "retry-after-ms": "1000"}),
+        (Limit.TOKENS, None, "tokens", "rate_limit_exceeded", "too large: it may take 70 tokens, and this key has 50",
+         {"x-should-retry": "false"}),
+        (Limit.COST, None, "insufficient_quota", "insufficient_quota", "used its 5.00 USD of this calendar month",
+         {"x-should-retry": "false"}),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_which_limit_and_what_will_help(
+    limit: Limit, wait: float | None, type: str, code: str, said: str, headers: dict[str, str]
+) -> None:
+    limits = KeyLimits(9, 50, 2, 5 * NANO)
+    found = refusal(made(limits, Verdict(limit, wait)), limit)
+    assert (found.status, found.type, found.code, found.headers) == (429, type, code, headers)
+    assert said in found.message
+
+
+def test_only_limits_that_there_are_have_headers() -> None:
+    verdict = Verdict(None, None, 3, 40, 61.0, 0.25)
+    assert list(quota_headers(made(KeyLimits(concurrent=1), verdict))) == []
+    assert "\r\n".join(quota_headers(made(KeyLimits(requests=9, tokens=50), verdict))).split("\r\n") == [
+        "x-ratelimit-limit-requests: 9", "x-ratelimit-remaining-requests: 3", "x-ratelimit-reset-requests: 1m1s",
+        "x-ratelimit-limit-tokens: 50", "x-ratelimit-remaining-tokens: 40", "x-ratelimit-reset-tokens: 250ms",
+    ]  # fmt: skip
+
+
+def test_claimed_is_what_it_may_take_where_it_takes_most() -> None:
+    blocks = PrefixBlocks((), 16, 1.0)
+    pools = {"a": PoolEstimate(100, blocks, 100, 1), "b": PoolEstimate(120, blocks, 120, 1)}
+    prices = {"a": Price(1.0, 10.0), "b": Price(1.0, 1.0)}
+    assert claim_of(PromptEstimate(pools, 50), None) == Claim(170)
+    assert claim_of(PromptEstimate(pools, 50), prices) == Claim(170, round((100 + 500) * NANO / 1e6))
+
+
+@pytest.mark.parametrize(
+    ("end", "ttft", "reported", "output", "took"),
+    [
+        (End.COMPLETED, 0.1, 80, 20, 100),
+        (End.COMPLETED, 0.1, None, 20, 110),  # the engine does not say: our estimate
+        (End.UPSTREAM_BROKE, 0.1, None, 5, 95),
+        (End.FAILED, None, None, None, 0),
+        (End.CLIENT_GONE, None, None, None, 90),  # the engine may have read it all
+    ],
+)
+def test_what_a_request_took(end: End, ttft: float | None, reported: int | None, output: int | None, took: int) -> None:
+    found = Record(
+        end=end, ttft=ttft, prompt_tokens_estimated=90, prompt_tokens_reported=reported, output_tokens=output
+    )
+    assert tokens_of(found) == took
+
+
+# --------------------------------------------------------------------------- through the gateway
+
+
+async def test_an_answer_says_what_is_left_and_a_refusal_is_counted() -> None:
+    """It is `refused`: no objective counts what a caller did to itself."""
+    routes = {"chat": {"workload": "chat", "tiers": ["only"], "ttft": {"budget": "5s"}}}
+    async with Upstream([reply(WHOLE)]) as upstream:
+        pools = {"only": pool(upstream.url)}
+        async with running(pools, routes, keys=key(requests_per_minute=1)) as gateway, calling(gateway.url) as caller:
+            status, headers, _ = await caller.whole(post(CHAT, WEB))
+            assert (status, headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == (
+                200, "1", "0",
+            )  # fmt: skip
+            assert headers["x-ratelimit-reset-requests"].startswith("1m")
+            status, headers, body = await caller.whole(post(CHAT, WEB))
+            assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert 55_000 < int(headers["retry-after-ms"]) <= 61_000
+            assert headers["x-ratelimit-remaining-requests"] == "0"
+            assert len(upstream.requests) == 1
+            _, refused = gateway.recorder.recent
+            assert (refused.end, refused.status, refused.ttft_met) == (End.REFUSED, 429, None)
+            assert gateway.proxy.admission.refused.of["web", "requests"].value == 1
+
+
+async def test_a_place_is_held_until_the_last_byte_and_free_whatever_the_end() -> None:
+    """Completed, left by its caller, or broken off by its engine."""
+    begun = [STREAM_HEAD + chunk(TOKEN), GATE]
+    whole = [*begun, chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
+    async with Upstream(whole, begun, begun, [reply(WHOLE)]) as upstream:
+        limits = key(concurrent_requests=1, tokens_per_minute=10_000)
+        async with running({"only": pool(upstream.url)}, keys=limits) as gateway, calling(gateway.url) as other:
+            for n, how in enumerate(("completed", "client_gone", "client_gone"), 1):
+                async with calling(gateway.url) as caller:
+                    await caller.ask(post(STREAM, WEB))
+                    status, _, body = await other.whole(post(CHAT, WEB))
+                    assert (status, json.loads(body)["error"]["type"]) == (429, "requests")
+                    if how == "completed":
+                        upstream.proceed()
+                        await caller.chunks()
+                await eventually(lambda n=n: len(gateway.recorder.recent) == 2 * n)  # type: ignore[misc]
+            assert (await other.whole(post(CHAT, WEB)))[0] == 200
+
+
+async def test_what_an_answer_cost_is_taken_from_the_month() -> None:
+    async with Upstream([reply(WHOLE)]) as upstream:
+        pools = {"only": pool(upstream.url, price={"input": 1e6, "output": 1e6})}  # a USD per token
+        cheap = {**CHAT, "max_tokens": 1}
+        async with running(pools, keys=key(monthly_cost_usd=40)) as gateway, calling(gateway.url) as caller:
+            seen = [await caller.whole(post(cheap, WEB)) for _ in range(6)]
+    spent = sum(record.cost_usd for record in gateway.recorder.recent)
+    assert 0 < spent <= 40
+    assert seen[0][0] == 200
+    assert seen[-1][0] == 429
+    assert seen[-1][1]["x-should-retry"] == "false"
+    assert json.loads(seen[-1][2])["error"]["code"] == "insufficient_quota"
+
+
+async def test_a_key_without_limits_pays_nothing() -> None:
+    """Not even a sink of Records."""
+    async with (
+        Upstream([reply(WHOLE)]) as upstream,
+        running({"only": pool(upstream.url)}, keys=key()) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        sinks = len(gateway.recorder.sinks)
+        status, headers, _ = await caller.whole(post(CHAT, WEB))
+        assert status == 200
+        assert not [name for name in headers if name.startswith("x-ratelimit")]
+        assert len(gateway.recorder.sinks) == sinks
+        assert gateway.recorder.recent[0].quota is None
+
+
+async def test_a_reload_changes_limits_and_what_was_used_still_counts() -> None:
+    async with Upstream([reply(WHOLE)]) as upstream:
+        pools = {"only": pool(upstream.url)}
+        async with running(pools, keys=key()) as gateway, calling(gateway.url) as caller:
+            await gateway.take(Config.model_validate(document(pools, keys=key(requests_per_minute=3))))
+            assert [(await caller.whole(post(CHAT, WEB)))[0] for _ in range(2)] == [200, 200]
+            await gateway.take(Config.model_validate(document(pools, keys=key(requests_per_minute=2))))
+            assert (await caller.whole(post(CHAT, WEB)))[0] == 429
+            await gateway.take(Config.model_validate(document(pools, keys=key())))
+            assert (await caller.whole(post(CHAT, WEB)))[0] == 200

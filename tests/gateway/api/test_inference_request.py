@@ -1,0 +1,229 @@
+"""HTTP to an InferenceRequest: what decisions read is understood, the rest passes, the hostile is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.interface import Forward, Operation
+from gateway.api.api_error import Refusal
+from gateway.api.inference_request import InferenceRequest, parse, request_id
+from gateway.api.strict_json import decode, encode
+from tests.gateway.builders import CHAT, backend
+from tests.gateway.builders import request as understood
+
+NO_HEADERS: Mapping[str, str] = {}
+
+
+def completion(**body: Any) -> InferenceRequest:
+    return parse(Operation.COMPLETION, json.dumps({"model": "m", **body}).encode(), NO_HEADERS, 0.0, "req-1")
+
+
+def refused(headers: Mapping[str, str] | None = None, **body: Any) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        understood(headers, **body)
+    return caught.value
+
+
+# --------------------------------------------------------------------------- what is understood
+
+
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        ({}, {"model": "chat", "stream": False, "wants_usage": False, "max_tokens": None, "turns": 1}),
+        ({"stream": True, "stream_options": {"include_usage": True}}, {"stream": True, "wants_usage": True}),
+        ({"stream": None, "stream_options": None}, {"stream": False, "wants_usage": False}),
+        ({"max_tokens": 5}, {"max_tokens": 5}),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, {"max_tokens": 7}),
+        ({"tools": [{"type": "function"}]}, {"tools": True}),
+        ({"tools": []}, {"tools": False}),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, {"json_schema": True}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": True}),
+        ({"response_format": {"type": "text"}}, {"json_schema": False}),
+        ({"response_format": None}, {"json_schema": False}),
+    ],
+)
+def test_what_decides_something_is_read_from_the_body(body: dict[str, Any], known: dict[str, Any]) -> None:
+    """OpenAI's names; the new name of max_tokens has the last word."""
+    request = understood(**body)
+    assert {name: getattr(request, name) for name in known} == known
+
+
+@pytest.mark.parametrize(
+    ("messages", "turns", "images"),
+    [
+        ([{"role": "user", "content": "x"}], 1, False),
+        ([{"role": "system", "content": "x"}], 1, False),
+        ([{"role": "user"}, {"role": "assistant", "tool_calls": [{}]}, {"role": "user", "content": None}], 2, False),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], 1, False),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], 1, True),
+        ([{"role": "user", "content": [{"type": "text"}, {"type": "input_image"}]}], 1, True),
+        ([{"role": "user", "content": [{"type": "input_image"}]}, {"role": "user", "content": "x"}], 2, True),
+        ([{"role": "tool", "content": [{"type": "input_image"}]}], 1, True),
+    ],
+)
+def test_turns_and_images_are_read_from_the_messages(messages: list[Any], turns: int, images: bool) -> None:
+    """A turn is a message of the user's; there is at least one."""
+    request = understood(messages=messages)
+    assert (request.turns, request.images) == (turns, images)
+
+
+@pytest.mark.parametrize("prompt", ["text", ["one", "two"], [1, 2, 3], [[1, 2], [3]], []])
+def test_a_completions_prompt_is_text_or_tokens_or_a_list_of_either(prompt: Any) -> None:
+    """And it is one turn without tools or images."""
+    request = completion(prompt=prompt)
+    assert decode(encode(request.body))["prompt"] == prompt
+    assert (request.turns, request.tools, request.images, request.json_schema) == (1, False, False, False)
+
+
+def test_everything_else_passes_untouched() -> None:
+    """The body is what was parsed, whole; a field that we do not read is the engine's to judge."""
+    odd: dict[str, Any] = {
+        "seed": 2**53 + 1,
+        "vendor": {"x": [1.5, None]},
+        "logit_bias": "not even a mapping",
+        "metadata": 3,
+    }
+    assert decode(encode(understood(**odd).body)) == {**CHAT, **odd}
+
+
+def test_headers_say_budgets_priority_and_session() -> None:
+    """Milliseconds on the wire, seconds inside; of other headers only those that a policy looks at are kept."""
+    headers = {
+        "x-slo-ttft-ms": "250", "x-slo-tpot-ms": "12.5", "x-priority": "-3", "x-session-id": "s" * 300,
+        "traceparent": "00-" + "a" * 200, "x-team": "web", "cookie": "secret",
+    }  # fmt: skip
+    request = parse(Operation.CHAT, json.dumps(CHAT).encode(), headers, 1.0, "req-1", frozenset({"x-team", "x-none"}))
+    assert (request.ttft_budget, request.tpot_budget, request.priority) == (0.25, 0.0125, -3)
+    assert (len(request.session), len(request.traceparent)) == (256, 128)
+    assert request.headers == {"x-team": "web"}
+    assert (request.arrival, request.request_id, request.size) == (1.0, "req-1", len(json.dumps(CHAT)))
+
+
+def test_the_aliases_of_the_budget_headers_are_known() -> None:
+    """llm-d's names; ours has the last word."""
+    alias = {"x-llm-d-slo-ttft-ms": "300", "x-llm-d-slo-tpot-ms": "30"}
+    assert (understood(alias).ttft_budget, understood(alias).tpot_budget) == (0.3, 0.03)
+    assert understood({**alias, "x-slo-ttft-ms": "200"}).ttft_budget == 0.2
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"model": 1}, "model", "'model': expected 'string', got 'integer'."),
+        ({"model": ""}, "model", "'model': expected 'string' of length >= 1."),
+        ({"messages": []}, "messages", "'messages': expected 'array' of length >= 1."),
+        ({"messages": [{"content": "x"}]}, "messages[0]", "'messages[0]': Object missing required field 'role'."),
+        ({"messages": ["x"]}, "messages[0]", "'messages[0]': expected 'object', got 'string'."),
+        ({"stream": "yes"}, "stream", "'stream': expected 'boolean | null', got 'string'."),
+        ({"max_tokens": 0}, "max_tokens", "'max_tokens': expected 'integer' >= 1."),
+        ({"n": 129}, "n", "'n': expected 'integer' <= 128."),
+        ({"temperature": "hot"}, "temperature", "'temperature': expected 'number | null', got 'string'."),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", None),
+        ({"tools": {}}, "tools", "'tools': expected 'array | null', got 'object'."),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named_in_jsons_terms(
+    body: dict[str, Any], param: str, message: str | None
+) -> None:
+    """400, with OpenAI's `param`: the caller need not guess, nor know Python."""
+    refusal = refused(**body)
+    assert (refusal.status, refusal.type, refusal.param) == (400, "invalid_request_error", param)
+    assert message in (None, refusal.message)
+
+
+def test_a_missing_field_is_named() -> None:
+    """Also at the top, where there is no path."""
+    with pytest.raises(Refusal) as caught:
+        completion()
+    assert (caught.value.message, caught.value.param) == (
+        "'prompt': Object missing required field 'prompt'.",
+        "prompt",
+    )
+
+
+@pytest.mark.parametrize("raw", [b"[]", b'"chat"', b"1", b"null"])
+def test_a_body_is_an_object(raw: bytes) -> None:
+    """Anything else has no fields."""
+    with pytest.raises(Refusal, match=r"^The body must be a JSON object\.$"):
+        parse(Operation.CHAT, raw, NO_HEADERS, 0.0, "")
+
+
+def test_bad_json_is_refused_in_words() -> None:
+    """The parser's, after ours."""
+    with pytest.raises(Refusal, match=r"^The body is not valid JSON: it is empty\.$"):
+        parse(Operation.CHAT, b"", NO_HEADERS, 0.0, "")
+
+
+@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"])
+@pytest.mark.parametrize("value", ["", "soon", "0", "-1", "nan", "inf", "1e9", "9" * 5000])
+def test_a_budget_that_cannot_be_meant_is_refused_by_name(name: str, value: str) -> None:
+    """A misspelt budget must not become no budget."""
+    assert refused({name: value}).message == f"The header {name} must be a positive number of milliseconds."
+
+
+@pytest.mark.parametrize("value", ["", "high", "1.5", "9" * 5000])
+def test_a_priority_is_a_whole_number(value: str) -> None:
+    """Refused by name."""
+    assert refused({"x-priority": value}).message == "The header x-priority must be an integer."
+
+
+NAMES = st.sampled_from(
+    ["model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "tools",
+     "response_format", "role", "content", "type", "text", "image_url", "function", "tool_calls", "include_usage"]
+)  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["x", "user", "text", "image_url", "json_schema", "function", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool", "x"])},
+        optional={"content": st.text(max_size=3) | st.lists(st.dictionaries(NAMES, VALUES)), "tool_calls": VALUES},
+    )
+    | VALUES,
+    max_size=3,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from(Operation), st.dictionaries(NAMES, VALUES, max_size=4), MESSAGES | VALUES, VALUES)
+def test_any_object_is_understood_or_refused(operation: Operation, body: dict[str, Any], messages: Any, p: Any) -> None:
+    """What is understood can be counted and sent: no body of a caller's is an error of ours."""
+    raw = json.dumps({"model": "m", "messages": messages, "prompt": p, **body}).encode()
+    with suppress(Refusal):
+        request = parse(operation, raw, NO_HEADERS, 0.0, "req-1")
+        for part in range(len(request.prompt.digests)):
+            assert request.prompt.pieces(part)
+        speaker, sent = backend(), Forward(operation, request.body, "served", request.stream, max_tokens=5)
+        assert json.loads(speaker.call(sent).body)["model"] == "served"
+        speaker.tap(sent)
+
+
+# --------------------------------------------------------------------------- ids
+
+
+@pytest.mark.parametrize("given", ["a", "7f9c-1:2_3.4", "x" * 128])
+def test_a_plain_request_id_is_the_callers_own(given: str) -> None:
+    """Both sides' logs then say the same."""
+    assert request_id({"x-request-id": given}) == given
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "a b", "a\r\nx: y", "ä", "\u2028", "a/b", '"'])
+def test_any_other_request_id_is_replaced(given: str) -> None:
+    """It is logged and sent on, so it must not be able to write lines or headers."""
+    fresh = {request_id({"x-request-id": given}) for _ in range(3)}
+    assert len(fresh) == 3
+    assert all(name.startswith("req_") and len(name) == 28 for name in fresh)

@@ -1,0 +1,130 @@
+"""The headers of an answer: the backend's by allow-list, ours by contract."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api.response_headers import gateway_headers, response_headers, server_timing
+from gateway.observe.loop_lag import STALL, LoopLag
+from gateway.observe.record import AttemptRecord, Stage
+from gateway.observe.timeline import Life
+from policies.types import AttemptKind, Ending
+from tests.gateway.builders import Hearing, Owner, candidate, decided, record, run
+
+LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.01, 0.02, Ending.FAILED)
+
+
+def as_dict(lines: list[str]) -> dict[str, str]:
+    split = "\r\n".join(lines).split("\r\n")
+    assert all(split)
+    return {name: value for name, _, value in (line.partition(": ") for line in split)}
+
+
+def life(**known: object) -> Life:
+    return Life(record(ttft=None, total=0.0, **known))
+
+
+def test_of_a_backends_headers_only_the_allowed_pass() -> None:
+    """Its name, cookies, limits and ids stay here: they are about our key and our fleet."""
+    attempt = run(Hearing(), Owner())
+    attempt.on_head(
+        200,
+        {
+            "content-type": "text/event-stream", "content-encoding": "identity", "server": "uvicorn",
+            "set-cookie": "a=b", "x-ratelimit-remaining-requests": "3", "x-request-id": "theirs",
+            "x-firsttoken-route": "forged", "location": "http://10.0.0.1/", "content-length": "3",
+        },
+    )  # fmt: skip
+    sent = as_dict(response_headers(attempt, life()))
+    ours = {name for name in sent if name.startswith("x-firsttoken-")} | {"x-request-id", "server-timing"}
+    assert set(sent) - ours == {"content-type", "content-encoding", "cache-control", "x-accel-buffering"}
+    assert (sent["x-request-id"], sent["x-firsttoken-route"]) == ("req-1", "chat")
+
+
+def test_streams_ask_proxies_not_to_buffer() -> None:
+    """An answer that is whole may be buffered."""
+    sent = [as_dict(response_headers(run(Hearing(), Owner(), stream=stream), life())) for stream in (True, False)]
+    asked = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    assert asked.items() <= sent[0].items()
+    assert not asked.keys() & sent[1].keys()
+
+
+def test_an_answer_says_who_gave_it_and_what_was_believed() -> None:
+    """Milliseconds; the prediction counts from arrival, as the budget does."""
+    request = life()
+    request.decided(decided(candidate(p50=0.2), deadline=100.8, at=100.01))
+    sent = as_dict(gateway_headers(request, 100.15, won=1))
+    sent.pop("server-timing")
+    assert sent == {
+        "x-request-id": "req-1",
+        "x-firsttoken-route": "chat",
+        "x-firsttoken-pool": "small",
+        "x-firsttoken-model": "served",
+        "x-firsttoken-attempts": "1",
+        "x-firsttoken-ttft-budget-ms": "800",
+        "x-firsttoken-ttft-predicted-ms": "210.0",
+        "x-firsttoken-ttft-ms": "150.00",
+    }
+
+
+def test_what_was_never_known_is_not_said() -> None:
+    """Before the decision there is neither budget nor prediction."""
+    sent = as_dict(gateway_headers(life(ttft_budget=None, pool="-"), 100.15))
+    assert sent["x-firsttoken-pool"] == "-"
+    assert not {"x-firsttoken-ttft-budget-ms", "x-firsttoken-ttft-predicted-ms"} & set(sent)
+
+
+@pytest.mark.parametrize(("lost", "won", "said"), [(0, 0, "0"), (0, 1, "1"), (2, 0, "2"), (2, 1, "3")])
+def test_attempts_are_counted_lost_and_won(lost: int, won: int, said: str) -> None:
+    """A refusal that sent nothing says 0; an answer counts the attempt that gives it."""
+    request = life(attempts=[LOST] * lost)
+    assert as_dict(gateway_headers(request, 100.15, won))["x-firsttoken-attempts"] == said
+
+
+ORDER = [stage for stage in Stage if stage < Stage.RELAY]
+
+
+@given(st.lists(st.floats(0, 20), min_size=11, max_size=11), st.sets(st.sampled_from(ORDER)))
+def test_server_timing_sums_to_the_ttft(times: list[float], left_out: set[Stage]) -> None:
+    """Closed stages in order, whichever they are; `relay` is what has passed since the last of them."""
+    request, at = life(), 100.0
+    for stage, seconds in zip(ORDER, times, strict=False):
+        if stage not in left_out:
+            at += seconds
+            request.close(stage, at)
+    now = at + times[-1]
+    name, _, value = server_timing(request, now).partition(": ")
+    said = dict(part.split(";dur=") for part in value.split(", "))
+    assert name == "server-timing"
+    assert [*said] == [stage.name.lower() for stage in ORDER if stage not in left_out] + ["relay"]
+    assert sum(map(float, said.values())) == pytest.approx((now - 100.0) * 1e3, abs=0.005 * len(said) + 1e-6)
+
+
+def test_a_stall_of_our_loop_is_said_beside_the_stages() -> None:
+    """It fell into some of them; less than a stall is not worth the bytes."""
+    lag = LoopLag()
+    request = Life(record(ttft=None), lag)
+    request.close(Stage.READ, 100.2)
+    lag.saw(STALL / 2, 100.1)
+    assert server_timing(request, 100.25) == "server-timing: read;dur=200.00, relay;dur=50.00"
+    lag.saw(STALL * 2, 100.15)
+    assert server_timing(request, 100.25) == "server-timing: read;dur=200.00, relay;dur=50.00, loop_lag;dur=10.00"
+
+
+def test_a_clock_read_too_early_does_not_make_time_negative() -> None:
+    """`now` may have been taken before the last stage was closed."""
+    request = life()
+    request.close(Stage.READ, 100.2)
+    assert server_timing(request, 100.1) == "server-timing: read;dur=200.00, relay;dur=0.00"
+
+
+def test_the_time_in_an_answers_head_is_the_time_it_is_written() -> None:
+    """From arrival to now, on the clock of all other times."""
+    before = monotonic()
+    request = Life(record(arrival=before))
+    sent = as_dict(response_headers(run(Hearing(), Owner()), request))
+    assert 0 <= float(sent["x-firsttoken-ttft-ms"]) <= (monotonic() - before) * 1e3 + 0.01

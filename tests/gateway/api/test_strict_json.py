@@ -1,0 +1,233 @@
+"""JSON that is forwarded: read as everybody reads it, or refused."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from gateway.api.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
+from tests.gateway.upstream.writing import Writer
+
+SCALARS = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)
+KEYS = st.text(max_size=6) | st.sampled_from(['a":', '"', "a b", "\\", "é\u2028", "😀", ""])
+DOCUMENTS = st.recursive(
+    SCALARS | KEYS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=15,
+)
+
+
+def reason(data: bytes) -> str:
+    with pytest.raises(BadJson) as caught:
+        decode(data)
+    return str(caught.value)
+
+
+@settings(deadline=None, max_examples=100)
+@given(DOCUMENTS, st.booleans(), st.sampled_from([None, 1]))
+def test_a_document_is_read_as_pythons_own_parser_reads_it(value: Any, ascii: bool, indent: int | None) -> None:
+    """Value for value and type for type; what is encoded again is the same document."""
+    data = json.dumps(value, ensure_ascii=ascii, indent=indent).encode()
+    assert repr(decode(data)) == repr(json.loads(data))
+    assert repr(json.loads(encode(decode(data)))) == repr(value)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), DOCUMENTS)
+def test_spacing_and_escapes_change_nothing(data: st.DataObject, value: Any) -> None:
+    """A document without duplicates is accepted however it is written."""
+    assert decode(Writer(data.draw).write(value).encode()) == value
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), KEYS, DOCUMENTS, DOCUMENTS, st.lists(st.booleans(), max_size=4))
+def test_a_duplicate_key_is_found_however_it_is_written(
+    data: st.DataObject, key: str, one: Any, other: Any, outside: list[bool]
+) -> None:
+    """In any spacing, escaping, position and depth: two parsers may differ on which of the two counts."""
+    writer = Writer(data.draw)
+    rest = [writer.member(name, 0) for name in data.draw(st.lists(KEYS.filter(lambda k: k != key), unique=True))]
+    members = [writer.member(key, one), *rest, writer.member(key, other)]
+    text = "{" + ",".join(data.draw(st.permutations(members))) + "}"
+    for in_list in outside:
+        text = f"[{text}]" if in_list else "{" + writer.string("x") + f":{text}" + "}"
+    assert reason(text.encode()).endswith("appears twice in one object")
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), DOCUMENTS)
+def test_exactly_the_documents_with_a_key_given_twice_are_refused(data: st.DataObject, value: Any) -> None:
+    """Whatever text stands in them: colons in strings, written out or escaped, are no members."""
+    writer = Writer(data.draw, twice=True)
+    text = writer.write(value).encode()
+    if writer.doubled:
+        assert reason(text).endswith("appears twice in one object")
+    else:
+        assert decode(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        rb'{"a":1,"a":2,"b":"\u003a"}',
+        rb'{"a":1,"a":2,"b":"\u003A:"}',
+        rb'{"a:":"\u003a","a:":2}',
+        rb'{"x":[{"a":1,"\u0061":2},"::::","\u003a"]}',
+    ],
+)
+def test_an_escaped_colon_does_not_hide_a_member(text: bytes) -> None:
+    """Members are counted by their colons: one that is spelled otherwise must not make up for one that was lost."""
+    assert reason(text).endswith("appears twice in one object")
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=40) | st.text('{}[]:,"\\u0aAdD8-+.eE tn\n', max_size=30).map(str.encode))
+def test_any_bytes_are_a_value_or_a_refusal(data: bytes) -> None:
+    """And what is accepted is what Python's own parser accepts."""
+    with suppress(BadJson):
+        assert repr(decode(data)) == repr(json.loads(data))
+
+
+def test_text_that_looks_like_a_member_is_not_one() -> None:
+    """Counting in the text is only a hint."""
+    assert decode(rb'{"a":"{\"a\":1,\"a\":2}"}') == {"a": '{"a":1,"a":2}'}
+
+
+def test_the_duplicate_is_named_in_few_words() -> None:
+    """The caller may have written anything there; it is a line of an error message."""
+    assert reason(b'{"model":1,"model":2}') == 'the key "model" appears twice in one object'
+    assert len(reason(b'{"%b":1,"%b":2}' % (b"k" * 10_000, b"k" * 10_000))) < 150
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "it is empty"),
+        (b'"\xff\xfe"', "it is not valid UTF-8"),
+        (b'"\\ud800"', "a string holds a lone surrogate or a broken escape"),
+        (b'{"a":"\\uDC00x"}', "invalid utf-16 surrogate pair (byte 12)"),
+        (b"[" * 100_000 + b"]" * 100_000, "it is nested too deeply"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "it is nested too deeply"),
+        (b'{"a" : ' * 5_000 + b"1" + b"}" * 5_000, "it is nested too deeply"),
+        (b"1e999", "Number out of range"),
+        (b"-" + b"1" * 5_000, "Integer value out of range"),
+        (b"[1] x", "trailing characters (byte 5)"),
+    ],
+)
+def test_a_refusal_says_why(data: bytes, why: str) -> None:
+    """In the caller's terms."""
+    assert reason(data) == why
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"NaN", b"Infinity", b"-Infinity", b"[1,]", b'{"a":1,}', b"{'a':1}", b"01", b"+1", b".5", b"1.", b'"\x1f"',
+        b"// x\n1", b"\xef\xbb\xbf1", "1".encode("utf-16"), "1".encode("utf-32"), b"\x0c1", b"tRue", b'"a',
+    ],
+)  # fmt: skip
+def test_what_is_not_in_the_grammar_is_refused(data: bytes) -> None:
+    """RFC 8259, with none of the extensions that Python's own parser has."""
+    assert reason(data)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('{"a" : ', "}")])
+def test_nesting_is_bounded_by_a_number_and_not_by_the_stack(opening: str, closing: str) -> None:
+    """What is accepted here is encoded again later, from deeper in the stack: that must not fail either."""
+    deepest = (opening * (MAX_DEPTH - 1) + "1" + closing * (MAX_DEPTH - 1)).encode()
+    assert reason(opening.encode() + deepest + closing.encode()) == "it is nested too deeply"
+    assert json.loads(_encoded_from_far_below(decode(deepest), 500)) == json.loads(deepest)
+
+
+@pytest.mark.parametrize("inner", ["[]", "{}", "1", "[1, null]", '["x"]', '["x", 1]', '{"a": 1.5}'])
+def test_every_level_counts_whatever_is_in_it(inner: str) -> None:
+    """Scalars too; the last level may be empty."""
+    depth = {"[]": 1, "{}": 1, "1": 1}.get(inner, 2)
+    wrapped = "[" * (MAX_DEPTH - depth) + inner + "]" * (MAX_DEPTH - depth)
+    assert decode(wrapped.encode()) is not None
+    assert reason(f"[{wrapped}]".encode()) == "it is nested too deeply"
+
+
+def _encoded_from_far_below(value: Any, frames: int) -> bytes:
+    return _encoded_from_far_below(value, frames - 1) if frames else encode(value)
+
+
+# --------------------------------------------------------------------------- read in part
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), st.dictionaries(KEYS, DOCUMENTS, max_size=4))
+def test_a_documents_own_members_are_read_and_what_lies_within_is_kept_as_it_was_written(
+    data: st.DataObject, value: dict[str, Any]
+) -> None:
+    """Sent on, it is the same document."""
+    writer = Writer(data.draw)
+    found = members(writer.write(value).encode())
+    assert list(found) == list(value)
+    assert decode(encode(found)) == value
+    for name, inner in found.items():
+        within = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+        assert all(isinstance(each, Raw) for each in within)
+        assert isinstance(inner, dict | list) or repr(inner) == repr(decode(encode(inner))) == repr(value[name])
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data(), DOCUMENTS)
+def test_reading_in_part_and_judging_the_parts_accepts_what_is_accepted_whole(data: st.DataObject, value: Any) -> None:
+    """Not more: a body that is passed on in parts was judged as strictly as one that was decoded."""
+    text = bytearray(Writer(data.draw, twice=True).write({"a": [value], "b": {"c": value}, "d": value}).encode())
+    for _ in range(data.draw(st.integers(0, 2))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.sampled_from(b'{}[]:,"\\ua0\xff\x1f1-.eN '))
+    whole = parts = None
+    with suppress(BadJson):
+        whole = decode(bytes(text))
+    with suppress(*UNREADABLE):
+        parts = _in_parts(members(bytes(text)))
+    assert repr(parts) == repr(whole if isinstance(whole, dict) else None)
+
+
+def _in_parts(found: dict[str, Any]) -> dict[str, Any]:
+    for name, value in found.items():
+        if isinstance(value, list):
+            found[name] = [element(each, MAX_DEPTH - 2) for each in value]
+        elif isinstance(value, dict):
+            found[name] = {key: element(each, MAX_DEPTH - 2) for key, each in value.items()}
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":1,"a":2}', rb'{"a":[1],"\u0061":2}', b'{"a":{"b":1,"b":[2]}}', b"[1]", b"1", b'"x"', b"null", b"",
+        b'{"a":"\xff"}', rb'{"a":"\ud800"}', b'{"a":NaN}', b'{"a":1e999}', b'{"a":[1,]}', b'{"a":1}x',
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_members_themselves_shows_at_once(text: bytes) -> None:
+    """Keys given twice in the document or in one of its objects, scalars, framing; and what is no object."""
+    with pytest.raises(UNREADABLE):
+        members(text)
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"a":1,"a":2}', b'{"a":[{"b":1,"b":2}]}', b'["\xff"]', b"1e999", b"1" * 5_000, rb'{"a":"\udc00"}']
+)
+def test_an_element_is_judged_as_a_document(text: bytes) -> None:
+    """Framing alone would let these through."""
+    (found,) = members(b'{"x":[' + text + b"]}")["x"] if b"udc00" not in text else (Raw(text),)
+    with pytest.raises(BadJson):
+        element(found, MAX_DEPTH)
+
+
+def test_an_element_may_be_as_deep_as_is_left_for_it() -> None:
+    """Its own levels are counted on top of those above it."""
+    deepest = Raw(b"[" * 10 + b"]" * 10)
+    assert element(deepest, 10)
+    with pytest.raises(BadJson, match="nested too deeply"):
+        element(deepest, 9)

@@ -1,0 +1,115 @@
+"""What the last seconds' Records say, route by route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gateway.cli.demo.live_table import COLUMNS, WINDOW, Row, render, rows
+from gateway.observe.record import End, Record
+from tests.gateway.builders import record
+
+NOW = 1000.0
+
+
+def ended(at: float = NOW, **known: Any) -> Record:
+    """A Record of a request that ended then, after a second."""
+    return record(arrival=at - 1.0, total=1.0, **known)
+
+
+def row(*records: Record, now: float = NOW, since: float = NOW - WINDOW) -> Row:
+    (found,) = rows(records, ["chat"], now, since)
+    return found
+
+
+def shown(*found: Row) -> list[str]:
+    console = Console(width=110, no_color=True)
+    with console.capture() as capture:
+        console.print(render(list(found), "last 30 s"))
+    return capture.get().splitlines()
+
+
+def test_each_route_is_a_row_in_the_order_that_was_asked_for() -> None:
+    """Also one that nobody has called."""
+    found = rows([ended(route="code"), ended(route="code"), ended(route="chat")], ["chat", "agent", "code"], NOW, 0.0)
+    assert [(r.route, round(r.per_second * WINDOW)) for r in found] == [("chat", 1), ("agent", 0), ("code", 2)]
+
+
+def test_only_what_ended_within_the_window_counts() -> None:
+    """A long answer counts when it ends, not when it was asked for."""
+    old, long = ended(NOW - WINDOW - 1.0), record(arrival=NOW - 2 * WINDOW, total=2 * WINDOW)
+    assert row(old, long).per_second == pytest.approx(1 / WINDOW)
+
+
+def test_the_first_seconds_are_not_divided_by_a_whole_window() -> None:
+    """Nor by nothing at all."""
+    assert row(*[ended()] * 10, since=NOW - 5.0).per_second == 2.0
+    assert row(*[ended()] * 10, since=NOW).per_second == 10.0
+
+
+def test_ttft_is_that_of_streams() -> None:
+    """At the median and at the end; an answer that comes whole has none."""
+    found = row(*[ended(ttft=i / 100) for i in range(100)], *[ended(ttft=50.0, stream=False)] * 50, ended(ttft=None))
+    assert (found.p50, found.p99) == (0.5, 0.99)
+
+
+def test_attainment_is_met_over_all_that_were_judged() -> None:
+    """Shed requests are misses; a caller that left early is nobody's."""
+    found = row(
+        ended(ttft=0.1), ended(ttft=0.9), ended(ttft=None, end=End.SHED),
+        ended(ttft=0.1), ended(ttft=None, end=End.REFUSED), budgetless := ended(ttft_budget=None),
+    )  # fmt: skip
+    assert budgetless.ttft_met is None
+    assert (found.attainment, found.budget) == (0.5, 0.8)
+
+
+def test_tiers_are_shares_of_what_was_answered_the_largest_first() -> None:
+    """What was refused was answered by nobody."""
+    found = row(*[ended(pool="small")] * 3, ended(pool="large"), ended(pool="-", ttft=None, end=End.SHED))
+    assert list(found.tiers.items()) == [("small", 0.75), ("large", 0.25)]
+    assert (found.shed, found.failed) == (0.2, 0)
+
+
+@pytest.mark.parametrize(
+    ("end", "failed"),
+    [
+        (End.FAILED, 1),
+        (End.UPSTREAM_BROKE, 1),
+        (End.INTERNAL, 1),
+        (End.CLIENT_GONE, 0),
+        (End.SHED, 0),
+        (End.REFUSED, 0),
+    ],
+)
+def test_a_failure_is_what_the_caller_could_not_help(end: End, failed: int) -> None:
+    """And what was not said at once."""
+    assert row(ended(end=end)).failed == failed
+
+
+def test_the_hit_ratio_is_by_tokens_as_reported() -> None:
+    """A long prompt weighs more than a short one."""
+    found = row(
+        ended(prompt_tokens_reported=900, cached_tokens_reported=900),
+        ended(prompt_tokens_reported=100, cached_tokens_reported=0),
+        ended(),
+    )
+    assert found.hit == 0.9
+
+
+def test_what_was_not_seen_is_a_dash() -> None:
+    """Not a zero, which would be a time or a share."""
+    empty = row()
+    assert (empty.p50, empty.p99, empty.attainment, empty.hit, empty.budget) == (None,) * 5
+    assert shown(empty)[-2].split() == ["chat", "0.0", "–", "–", "–", "–", "–", "0%", "0"]
+
+
+def test_the_table_is_read_in_milliseconds_and_per_cent() -> None:
+    """One line for each route, beneath the names of the columns, in 110 characters."""
+    found = row(*[ended(pool="small", prompt_tokens_reported=100, cached_tokens_reported=64)] * 30)
+    lines = shown(found)
+    assert lines[0].startswith("last 30 s")
+    assert all(name in lines[1] + lines[2] for name in COLUMNS)
+    assert lines[-2].split() == "chat 1.0 800 ms 200 ms 200 ms 100% small 100% 64% 0% 0".split()
+    assert max(map(len, lines)) <= 110

@@ -1,0 +1,44 @@
+"""The demo's scene holds together: every route has callers, every pool has engines, and it is a configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.simulated.profiles import PROFILES
+from gateway.cli.demo.scene import CALLERS, CAST, ROUTES, document
+from gateway.config import checks
+from gateway.config.models import Config
+
+URLS = {cast.pool: [f"http://127.0.0.1:{9000 + i}" for i in range(cast.count)] for cast in CAST}
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return Config.model_validate(document(URLS, 0, 0))
+
+
+def test_the_scene_is_a_configuration_without_problems(config: Config) -> None:
+    """As `firsttoken check` would say; nothing in it is without effect in this version."""
+    assert checks.problems(config) == []
+    assert config.not_yet() == []
+
+
+def test_every_engine_that_is_cast_is_in_the_fleet(config: Config) -> None:
+    """As many endpoints as servers, each of a profile that exists."""
+    assert {pool.name: len(pool.endpoints) for pool in config.fleet()} == {cast.pool: cast.count for cast in CAST}
+    assert {cast.profile for cast in CAST} <= set(PROFILES)
+    assert {pool.name for pool in config.fleet() if not pool.local} == {"api"}
+
+
+def test_every_route_has_callers_and_a_budget(config: Config) -> None:
+    """A row of the table without traffic, or without a promise, would show nothing."""
+    assert sorted(callers.route for callers in CALLERS) == sorted(ROUTES) == sorted(config.routes)
+    assert all(route.ttft is not None for route in config.routes.values())
+
+
+def test_the_demo_is_for_this_machine_only(config: Config) -> None:
+    """It has no keys, so it listens on loopback; its ports are those that were asked for."""
+    asked = Config.model_validate(document(URLS, 1234, 5678)).server
+    assert (str(asked.listen), str(asked.admin)) == ("127.0.0.1:1234", "127.0.0.1:5678")
+    assert config.server.listen.loopback
+    assert config.server.admin.loopback

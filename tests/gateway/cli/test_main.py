@@ -1,0 +1,175 @@
+"""The commands: what they print, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.main import COMMANDS, main
+from gateway.config.schema import schema
+
+ROOT = Path(__file__).parents[3]
+GOOD = "pools: {p: {backend: vllm, model: m, endpoints: [http://a]}}\nroutes: {r: {tiers: [p]}}\n"
+KEYS = [name for name in os.environ if name.endswith(("_API_KEY", "_BASE_URL"))]
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [*KEYS, "FIRSTTOKEN_DEBUG"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_check_says_ok(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0, and what there is."""
+    Path("f.yaml").write_text(GOOD)
+    code, out, err = run(capsys, "check", "f.yaml")
+    assert (code, out.splitlines()[0], err) == (0, "ok: 1 pool, 1 endpoint, 1 route", "")
+
+
+def test_check_merges_files(capsys: pytest.CaptureFixture[str]) -> None:
+    """As serve does."""
+    for name, line in zip(("pools.yaml", "routes.yaml"), GOOD.splitlines(), strict=True):
+        Path(name).write_text(line)
+    assert run(capsys, "check", "pools.yaml", "routes.yaml")[0] == 0
+
+
+def test_check_of_nothing_looks_at_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As serve does."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    code, out, _ = run(capsys, "check")
+    assert (code, out.splitlines()[0]) == (0, "ok: 1 pool, 1 endpoint, 0 routes")
+
+
+KNOWN = "serve, check, schema, explain, keys, replay, top, demo, simulate"
+
+
+@pytest.mark.parametrize("command", [("check",), ("serve", "--config")])
+def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    """Said on standard error, in one line each; nothing is started."""
+    Path("f.yaml").write_text(GOOD + "servr: {}\ndefaults: {connect: 2}\n")
+    assert run(capsys, *command, "f.yaml") == (
+        2,
+        "",
+        "f.yaml:3: servr: unknown key; did you mean 'server'?\n"
+        "f.yaml:4: defaults.connect: 2 has no unit; write '2ms' or '2s'\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], f"name a command: {KNOWN} (see firsttoken --help)"),
+        (["chekc"], "no command 'chekc'; did you mean 'check'? (see firsttoken --help)"),
+        (["fly"], f"no command 'fly'; known: {KNOWN} (see firsttoken --help)"),
+        (["serve", "--confg", "x"], "unrecognized arguments: --confg x (see firsttoken --help)"),
+        (
+            ["serve", "--workers", "0"],
+            "argument --workers: '0' is not a number of workers, 1 to 256 (see firsttoken serve --help)",
+        ),
+        (["serve", "--config"], "argument --config: expected at least one argument (see firsttoken serve --help)"),
+        (
+            ["simulate", "--port", "1"],
+            "the following arguments are required: --profile (see firsttoken simulate --help)",
+        ),
+        (
+            ["demo", "--port", "70000"],
+            "argument --port: '70000' is not a port, 0 to 65535 (see firsttoken demo --help)",
+        ),
+        (["demo", "--seconds", "-1"], "argument --seconds: '-1' is not a number above 0 (see firsttoken demo --help)"),
+        (["simulate", "--port", "0", "--profile", "8b-h1000"], "no profile '8b-h1000'; did you mean '8b-h100'?"),
+    ],
+)
+def test_wrong_arguments_are_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """In one line: the usage is a `--help` away."""
+    assert run(capsys, *arguments) == (2, "", f"firsttoken: {message}\n")
+
+
+def test_schema_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    """To be redirected into a file beside the YAML."""
+    code, out, _ = run(capsys, "schema")
+    assert (code, json.loads(out)) == (0, schema())
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """And exits with 0."""
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert [command for command in COMMANDS if f"\n    {command} " not in out] == []
+
+
+def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Installed or run from its sources."""
+    code, out, _ = run(capsys, "--version")
+    assert (code, out.startswith("firsttoken"), out.count("\n")) == (0, True, 1)
+
+
+def test_our_own_fault_is_exit_code_1_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never looks like the operator's; the traceback is there for those who ask."""
+    closed = StringIO()
+    closed.close()
+    with redirect_stdout(closed):
+        assert main(["schema"]) == 1
+        monkeypatch.setenv("FIRSTTOKEN_DEBUG", "1")
+        with pytest.raises(ValueError, match="closed file"):
+            main(["schema"])
+    line = "ValueError: I/O operation on closed file"
+    assert capsys.readouterr().err == f"firsttoken: internal error: {line} (our fault; please report)\n"
+
+
+def test_starting_up_imports_no_server() -> None:
+    """`check` and `--help` answer at once: a command's modules are imported when it runs."""
+    heavy = "{'aiohttp', 'pydantic', 'yaml', 'tiktoken', 'rich'} & set(sys.modules)"
+    code = f"import sys, gateway.cli.main; print({heavy} or 'none')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "none\n"
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_simulate_serves_until_it_is_told_to_stop(stop: signal.Signals) -> None:
+    """It says where it listens, and ends with 0."""
+    command = [
+        sys.executable,
+        "-m",
+        "gateway.cli",
+        "simulate",
+        "--profile",
+        "8b-h100",
+        "--port",
+        "0",
+        "--model",
+        "m",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.send_signal(stop)
+        assert (process.wait(10), process.stderr.read()) == (0, "")
+    assert said.startswith("firsttoken: 8b-h100 serves m at http://127.0.0.1:")
+
+
+def test_simulate_says_which_port_it_cannot_have(capsys: pytest.CaptureFixture[str]) -> None:
+    """192.0.2.1 (RFC 5737) is nobody's address."""
+    arguments = ("simulate", "--profile", "8b-h100", "--host", "192.0.2.1", "--port", "8000")
+    message = "firsttoken: cannot listen on 192.0.2.1:8000: Cannot assign requested address\n"
+    assert run(capsys, *arguments) == (2, "", message)

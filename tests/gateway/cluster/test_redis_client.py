@@ -1,0 +1,247 @@
+"""The link to Redis: a call is answered in time or not at all, one that is away is asked by nobody, and comes back.
+
+Against a real Redis, that is stopped, frozen and slowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.cluster.redis_client import Link, Unavailable
+from tests.support.redis import Between, RedisServer, free_port, redis_server
+from tests.support.simulated import eventually
+
+BACK = 5.0  # s
+
+
+@asynccontextmanager
+async def linked(url: str, up: bool = True) -> AsyncIterator[Link]:
+    link = Link(url)
+    link.start()
+    try:
+        if up:
+            await eventually(lambda: link.up)
+        yield link
+    finally:
+        await link.close()
+
+
+async def ping(client: Redis) -> Any:
+    return await client.ping()
+
+
+async def refused(link: Link) -> float:
+    """How long it took."""
+    began = monotonic()
+    with pytest.raises(Unavailable):
+        await link.call(ping)
+    return monotonic() - began
+
+
+async def opens(link: Link) -> int:
+    """Calls that failed until nobody is asked any more."""
+    failed = 0
+    while link.up:
+        await refused(link)
+        failed += 1
+    return failed
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "firsttoken"]
+
+
+@pytest.fixture(autouse=True)
+def _info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "firsttoken")
+
+
+async def test_a_call_is_answered() -> None:
+    async with redis_server() as server, linked(server.url) as link:
+        await link.call(lambda redis: redis.set("k", "v"))
+        assert await link.call(lambda redis: redis.get("k")) == b"v"
+        assert link.errors == 0
+
+
+async def test_a_redis_that_is_killed_is_asked_by_nobody_and_comes_back_by_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A line when it goes, a line when it is back: no more, however many calls fail."""
+    async with redis_server() as server, linked(server.url) as link:
+        ups: list[bool] = []
+        link.on_up(lambda: ups.append(link.up))
+        server.kill()
+        assert await opens(link) <= 3
+        before = link.errors
+        for _ in range(100):
+            await refused(link)
+        assert link.errors - before <= 1  # our own look, at most
+        await server.start()
+        await eventually(lambda: link.up, BACK)
+        assert await link.call(ping)
+    assert ups == [True, True]
+    assert [line.split(": ", 1)[1].split(":")[0] for line in lines(caplog)] == ["connected", "away", "back"]
+
+
+async def test_a_frozen_redis_is_waited_for_by_a_few_and_no_longer_than_their_patience() -> None:
+    """Its kernel goes on to accept: only time tells."""
+    async with redis_server() as server, linked(server.url) as link:
+        server.freeze()
+        assert await opens(link) <= 3
+        assert await refused(link) < link.patience / 2  # at once: nobody is asked
+        server.thaw()
+        await eventually(lambda: link.up, BACK)
+        assert await link.call(ping)
+
+
+async def test_a_reply_that_came_too_late_is_nobody_elses() -> None:
+    """A connection on which an answer is owed is not used again."""
+    async with redis_server() as server, linked(server.url) as link:
+        await link.call(lambda redis: redis.set("mine", "1"))
+        await link.call(lambda redis: redis.set("yours", "2"))
+        server.freeze()
+        with pytest.raises(Unavailable):
+            await link.call(lambda redis: redis.get("mine"))
+        server.thaw()
+        await eventually(lambda: link.up, BACK)
+        assert await link.call(lambda redis: redis.get("yours")) == b"2"
+
+
+async def test_a_redis_that_is_slow_is_one_that_is_away() -> None:
+    """It answers every ping, a while later than anybody can wait."""
+    async with redis_server() as server, linked(server.url) as link, server.client() as client:
+        link.patience = 0.02
+        for _ in range(20):
+            await asyncio.gather(client.execute_command("DEBUG", "SLEEP", "0.06"), *(look(link) for _ in range(3)))
+            if not link.up:
+                break
+        assert not link.up
+
+
+async def look(link: Link) -> None:
+    await asyncio.sleep(0.005)
+    if link.up:
+        with pytest.raises(Unavailable):
+            await link.call(ping)
+
+
+async def test_a_redis_that_is_absent_at_the_start_is_found_later(caplog: pytest.LogCaptureFixture) -> None:
+    async with redis_server(start=False) as server, linked(server.url, up=False) as link:
+        await eventually(lambda: lines(caplog))
+        assert await refused(link) < link.patience
+        await server.start()
+        await eventually(lambda: link.up, BACK)
+    assert len(lines(caplog)) == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:CANARY@nowhere.invalid:6379",
+        "redis+cluster://:CANARY@127.0.0.1:{port}",
+        "redis+sentinel://:CANARY@127.0.0.1:{port}/main?sentinel_password=CANARY",
+    ],
+)
+async def test_what_cannot_be_reached_is_one_line_without_the_password(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with linked(url.format(port=free_port()), up=False) as link:
+        await eventually(lambda: link.errors >= 2, 10)
+        await refused(link)
+    assert len(lines(caplog)) == 1
+    assert "CANARY" not in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_redis_that_takes_no_writes_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """Full, or a former master: it answers, and is of no use."""
+    async with redis_server("--requirepass", "CANARY", "--maxmemory", "1") as server:
+        url = server.url.replace("://", "://:CANARY@")
+        async with linked(url, up=False) as link:
+            await eventually(lambda: link.errors >= 2, BACK)
+            assert not link.up
+    assert "CANARY" not in caplog.text
+
+
+async def test_its_state_is_in_the_metrics() -> None:
+    async with redis_server() as server, linked(server.url) as link:
+        assert samples(link) == {"firsttoken_redis_up": 1.0, "firsttoken_redis_errors_total": 0.0}
+        server.kill()
+        await opens(link)
+        assert samples(link)["firsttoken_redis_up"] == 0.0
+        assert samples(link)["firsttoken_redis_errors_total"] >= 3.0
+
+
+def samples(link: Link) -> dict[str, float]:
+    return {sample.name: sample.value for family in link.collect() for sample in family.samples}
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed one for localhost, with its key."""
+    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", path, "-out", f"{path}.crt"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
+    return path
+
+
+async def test_tls_and_a_user_with_a_password(certificate: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The certificate is checked: against the one that is named, and against the host. A wrong password is said without
+    either."""
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(path := certificate)
+    users = "--user web on >CANARY ~firsttoken:* +@all --user default off".split()
+    async with redis_server(*users) as server, Between(server.port, tls) as way:
+        where = f"localhost:{way.url.rpartition(':')[2]}?ssl_ca_certs={path}"
+        async with linked(f"rediss://web:CANARY@{where}") as link:
+            await link.call(lambda redis: redis.set("firsttoken:k", "v"))
+        wrong = (f"rediss://web:CANARY-no@{where}", f"rediss://web:CANARY@{where.partition('?')[0]}",
+                 f"rediss://web:CANARY@{where.replace('localhost', '127.0.0.1', 1)}")  # fmt: skip
+        for url in wrong:
+            async with linked(url, up=False) as link:
+                await eventually(lambda link=link: link.errors)  # type: ignore[misc]
+                assert not link.up
+    assert "CANARY" not in caplog.text
+    assert "invalid username-password" in caplog.text
+    assert caplog.text.count("CERTIFICATE_VERIFY_FAILED") == 2
+
+
+async def test_sentinels_lead_to_the_master() -> None:
+    async with redis_server() as server, redis_server(start=False) as sentinel:
+        conf = sentinel.home / "sentinel.conf"
+        conf.write_text(f"port {sentinel.port}\nsentinel monitor main 127.0.0.1 {server.port} 1\n")
+        guard = RedisServer(sentinel.home, port=sentinel.port)
+        guard.command = [guard.command[0], str(conf), "--sentinel"]
+        await guard.start()
+        try:
+            async with linked(f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0") as link:
+                await link.call(lambda redis: redis.set("k", "v"))
+            async with server.client() as client:
+                assert await client.get("k") == "v"
+        finally:
+            guard.kill()
+
+
+async def test_a_cluster_is_found_from_one_of_its_nodes() -> None:
+    async with redis_server("--cluster-enabled", "yes") as server, server.client() as client:
+        await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        while "cluster_state:ok" not in str(await client.execute_command("CLUSTER", "INFO")):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        async with linked(f"redis+cluster://127.0.0.1:{server.port}") as link:
+            await link.call(lambda redis: redis.set("k", "v"))
+            assert await link.call(lambda redis: redis.get("k")) == b"v"

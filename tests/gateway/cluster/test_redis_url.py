@@ -1,0 +1,64 @@
+"""Every spelling of a Redis URL is read, what cannot be meant is refused, and a password is nowhere shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.cluster.redis_url import Address, Kind, parsed
+
+
+@pytest.mark.parametrize(
+    ("url", "address", "shown"),
+    [
+        ("redis://", Address(Kind.SINGLE, [("127.0.0.1", 6379)]), "redis://127.0.0.1:6379"),
+        ("redis://h:1/2", Address(Kind.SINGLE, [("h", 1)], db=2), "redis://h:1"),
+        ("redis://h?db=3", Address(Kind.SINGLE, [("h", 6379)], db=3), "redis://h:6379"),
+        (
+            "rediss://u:p%40ss@[::1]:7/0?ssl_ca_certs=/ca.pem",
+            Address(Kind.SINGLE, [("::1", 7)], True, "u", "p@ss", options={"ssl_ca_certs": "/ca.pem"}),
+            "rediss://[::1]:7",
+        ),
+        ("unix:///run/r.sock?db=1", Address(Kind.UNIX, db=1, path="/run/r.sock"), "unix:///run/r.sock"),
+        (
+            "redis+sentinel://:p@a,b:1/main/4",
+            Address(Kind.SENTINEL, [("a", 26379), ("b", 1)], password="p", db=4, service="main"),
+            "redis+sentinel://a:26379,b:1/main",
+        ),
+        (
+            "rediss+sentinel://a/main",
+            Address(Kind.SENTINEL, [("a", 26379)], True, service="main"),
+            "rediss+sentinel://a:26379/main",
+        ),
+        (
+            "redis+cluster://a:1,b:2",
+            Address(Kind.CLUSTER, [("a", 1), ("b", 2)]),
+            "redis+cluster://a:1,b:2",
+        ),
+    ],
+)
+def test_a_url_is_read(url: str, address: Address, shown: str) -> None:
+    assert parsed(url) == address
+    assert parsed(url).shown == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://h", "not a Redis URL"),
+        ("redis+sentinel://a,b", "names the service"),
+        ("redis://a,b", "several hosts"),
+        ("redis+cluster://a/1", "database 0 alone"),
+        ("redis://h/x", "is a number"),
+        ("redis://h:port", "HOST:PORT"),
+        ("redis://h?socket_timeout=9", "no option 'socket_timeout'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_without_repeating_it(url: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as refused:
+        parsed(url.replace("://", "://:CANARY@", 1))
+    assert "CANARY" not in str(refused.value)
+
+
+def test_no_text_of_an_address_holds_its_password() -> None:
+    address = parsed("redis+sentinel://u:CANARY@a/main?sentinel_password=CANARY")
+    assert "CANARY" not in f"{address!r} {address.shown}"

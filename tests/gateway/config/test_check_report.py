@@ -1,0 +1,87 @@
+"""What `firsttoken check` prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.check_report import duration, notes, report
+from gateway.config.models import Config
+
+FLEET = {
+    "small": {"backend": "vllm", "model": "m", "endpoints": ["http://a", "http://b"]},
+    "large": {"backend": "ollama", "model": "m"},
+}
+
+
+def test_the_report_shows_what_callers_are_promised() -> None:
+    """Counts first, then one line per route, in columns."""
+    config = Config.model_validate(
+        {
+            "pools": FLEET,
+            "routes": {
+                "chat": {
+                    "ttft": {"budget": "800ms", "target": 0.95},
+                    "tiers": ["large", {"pool": "small", "when": {"prompt_tokens": "<= 8000", "tools": False}}],
+                },
+                "night": {"workload": "batch", "tiers": ["small"], "rescue": "on"},
+            },
+            "passthrough": "small",
+        }
+    )
+    assert report(config).splitlines() == [
+        "ok: 2 pools, 3 endpoints, 2 routes",
+        "route        workload  ttft          tpot  total  tiers",
+        "chat         chat      800ms at 95%  50ms  -      large > small (prompt_tokens <= 8000, tools false)",
+        "night        batch     -             -     -      small",
+        "(any other)  chat      1s at 90%     50ms  -      small",
+        "note: routes.night.rescue: on is accepted but not yet acted on by this version",
+    ]
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    """It is read by people."""
+    config = Config.model_validate({"pools": {"large": FLEET["large"]}, "routes": {"r": {"tiers": ["large"]}}})
+    assert report(config).splitlines()[0] == "ok: 1 pool, 1 endpoint, 1 route"
+
+
+def test_an_open_admin_port_is_told() -> None:
+    """It is needed where Prometheus scrapes from another machine, and shows everything."""
+    config = Config.model_validate({"server": {"admin": "0.0.0.0:9090"}})
+    assert notes(config) == ["note: server.admin 0.0.0.0:9090 asks for no key; keep it on a private network"]
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"keys": "redis"}, True),
+        ({"keys": "redis", "cache_secret": "a configured secret"}, False),
+        ({"keys": "config"}, False),
+    ],
+)
+def test_keys_in_redis_are_told_what_sharing_caches_needs(state: dict[str, str], told: bool) -> None:
+    """Who is in a group is nothing that a file can tell there: it changes while gateways run, and the caches' name
+    with it, unless that is made with a secret."""
+    config = Config.model_validate({"state": {"redis": "redis://127.0.0.1/0", **state}})
+    expected = (
+        "note: keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
+        " leaves the group empties its caches"
+    )
+    assert notes(config) == ([expected] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.8, "800ms"),
+        (0.0005, "500us"),
+        (1.0, "1s"),
+        (1.5, "1.5s"),
+        (90.0, "90s"),
+        (300.0, "5m"),
+        (7200.0, "2h"),
+        (0.3, "300ms"),
+    ],
+)
+def test_durations_are_shown_as_they_would_be_written(seconds: float, text: str) -> None:
+    """In the unit that makes them short."""
+    assert duration(seconds) == text

@@ -1,0 +1,126 @@
+"""YAML to data with places."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.config_errors import ConfigError, Place
+from gateway.config.yaml_source import merge, parse
+
+
+def refusal(text: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "f.yaml", environ)
+    return str(caught.value)
+
+
+def data(text: str, **environ: str) -> object:
+    return parse(text, "f.yaml", environ).data
+
+
+def test_scalars_follow_the_core_schema_of_yaml_1_2() -> None:
+    """`off` is text, as editors read it; `010` is ten."""
+    text = "[off, on, yes, true, FALSE, 010, -3, 1.5, 1e3, .5, ~, null, 2024-01-01, 10:30, 0x10, 3%, '7']"
+    expected = [
+        "off", "on", "yes", True, False, 10, -3, 1.5, 1000.0, 0.5, None, None, "2024-01-01", "10:30", "0x10", "3%", "7",
+    ]  # fmt: skip
+    assert data(f"a: {text}") == {"a": expected}
+
+
+def test_a_key_is_its_text() -> None:
+    """A model called 4.1 is not a number."""
+    assert data("{4.1: a, 7: b, on: c, null: d}") == {"4.1": "a", "7": "b", "on": "c", "null": "d"}
+
+
+def test_every_value_knows_the_line_of_its_key() -> None:
+    """Items of a list know their own."""
+    document = parse("a:\n  b:\n    - 1\n    - c: 2\n", "f.yaml", {})
+    lines = {path: place.line for path, place in document.places.items()}
+    assert lines == {(): 0, ("a",): 1, ("a", "b"): 2, ("a", "b", 0): 3, ("a", "b", 1): 4, ("a", "b", 1, "c"): 4}
+
+
+def test_what_is_not_written_is_where_it_would_have_been() -> None:
+    """The place of a missing key is the place of the mapping that lacks it."""
+    assert parse("a:\n  b: 1\n", "f.yaml", {}).place(("a", "c", 0)) == Place("f.yaml", 1)
+
+
+def test_anchors_and_merge_keys_work() -> None:
+    """What is written wins over what is merged, an earlier source over a later one."""
+    text = "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2}\nz: {<<: [*x, *y], a: 0}\nw: {<<: *y}\nv: *x\n"
+    expected = {"z": {"a": 0, "b": 1, "c": 2}, "w": {"b": 2, "c": 2}, "v": {"a": 1, "b": 1}}
+    assert {key: value for key, value in parse(text, "f", {}).data.items() if key in expected} == expected
+
+
+def test_variables_are_replaced_in_text() -> None:
+    """Unset or empty takes the default; `$$` and a lone `$` are dollar signs."""
+    text = "a: ${X}-${Y:-y}-${E:-e}\nb: $$X and $5\nc: '${N:-}'\nd: $${X}"
+    assert data(text, X="x", E="") == {"a": "x-y-e", "b": "$X and $5", "c": "", "d": "${X}"}
+
+
+def test_a_replaced_value_is_text_whatever_it_looks_like() -> None:
+    """A key that happens to be digits stays as it is, and is never read as YAML."""
+    assert data("a: ${X}\nb: ${Y}", X="010", Y="{c: 1}") == {"a": "010", "b": "{c: 1}"}
+
+
+def test_the_written_form_of_a_replaced_value_is_kept() -> None:
+    """So that messages can show it in place of the secret."""
+    assert parse("a: {b: 'Bearer ${X}'}", "f", {"X": "s3cret"}).raw == {("a", "b"): "Bearer ${X}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: {}\na: 2", "f.yaml:3: a: given twice, first on line 1"),
+        ("a: {b: 1, b: 2}", "f.yaml:1: a.b: given twice, first on line 1"),
+        ("a: [", "f.yaml:1:5: not YAML: expected the node content, but found '<stream end>'"),
+        ("a: b: c", "f.yaml:1:5: not YAML: mapping values are not allowed here"),
+        ("a:\n\tb: 1", "f.yaml:2:1: not YAML: a tab; indent with spaces"),
+        ("a: *x", "f.yaml:1:4: not YAML: found undefined alias 'x'"),
+        ("---\na: 1\n---\nb: 2", "f.yaml:3:1: not YAML: a second document; write one per file"),
+        ("a: 1\nb: \x01", "f.yaml:2: not YAML: the character U+0001"),
+        ("- a", "f.yaml:1: expected sections such as pools: and routes:"),
+        ("a: !foo 1", "f.yaml:1: a: the tag !foo has no meaning here"),
+        ("a: !!python/name:os.system", "f.yaml:1: a: the tag !!python/name:os.system has no meaning here"),
+        ("a: !!int x", "f.yaml:1: a: 'x' is not of the tag !!int"),
+        ("? [a]\n: 1", "f.yaml:1: a key must be a name"),
+        ("a: &a [*a]", "f.yaml:1: a[0]: an alias that holds itself"),
+        ("a: {<<: 3}", "f.yaml:1: a: << takes a mapping, or a list of them"),
+        ("a:\n  b: ${X}", "f.yaml:2: a.b: the environment variable X is not set; set it, or write ${X:-default}"),
+        ("a: ${X", "f.yaml:1: a: '${X' is not ${NAME} or ${NAME:-default}; $$ is a dollar sign"),
+        ("a: ${1X}", "f.yaml:1: a: '${1X}' is not ${NAME} or ${NAME:-default}; $$ is a dollar sign"),
+    ],
+)
+def test_what_is_refused(text: str, message: str) -> None:
+    """In one line, with the place and what is wrong."""
+    assert refusal(text) == message
+
+
+def test_every_problem_of_a_file_is_reported() -> None:
+    """One line each, in the order of the file."""
+    assert refusal("a: ${X}\nb: !foo 1\nb: 2").splitlines() == [
+        "f.yaml:1: a: the environment variable X is not set; set it, or write ${X:-default}",
+        "f.yaml:2: b: the tag !foo has no meaning here",
+        "f.yaml:3: b: given twice, first on line 2",
+    ]
+
+
+def test_an_empty_file_says_nothing() -> None:
+    """It can be merged with others."""
+    assert data("# only a comment\n") == {}
+
+
+def test_merged_mappings_grow_and_lists_are_replaced() -> None:
+    """A later file changes what it names and leaves the rest."""
+    under = parse("a: {b: 1, c: [1, 2, 3]}\nd: 4", "one", {})
+    over = parse("\na: {c: [9], e: 5}", "two", {})
+    merged = merge(under, over)
+    assert merged.data == {"a": {"b": 1, "c": [9], "e": 5}, "d": 4}
+    assert [str(merged.place(path)) for path in [("a", "b"), ("a", "c"), ("a", "c", 2), ("d",)]] == [
+        "one:1", "two:2", "two:2", "one:2",
+    ]  # fmt: skip
+
+
+def test_a_replaced_value_takes_its_variables_with_it() -> None:
+    """Or a message about the new value would be written in the words of the old."""
+    merged = merge(parse("a: {k: '${X}'}", "one", {"X": "x"}), parse("a: {k: y}", "two", {}))
+    assert (merged.data, merged.raw) == ({"a": {"k": "y"}}, {})

@@ -1,0 +1,460 @@
+"""The caller's side of the wire: what a relay needs of a connection, and what a caller may not do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from socket import SO_SNDBUF, SOL_SOCKET
+from time import monotonic
+
+import pytest
+
+from gateway.api.api_error import Refusal, bad_request
+from gateway.downstream import downstream_connection as connections
+from gateway.downstream import http_server as frontend
+from gateway.downstream.downstream_connection import HIGH_WATER, MAX_HEAD, SEND_BUFFER
+from gateway.downstream.http_request import HttpRequest, rendered
+from gateway.downstream.http_server import FrontServer
+from tests.gateway.builders import Caller, calling, post
+from tests.support.simulated import eventually
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+SMALL = 1000  # bytes of body that are accepted here
+
+
+@asynccontextmanager
+async def serving(
+    handler: Callable[[HttpRequest], Awaitable[None]], screen: Callable[[HttpRequest], Refusal | None] = lambda _: None
+) -> AsyncIterator[Caller]:
+    """A connection to a server of one handler."""
+    front = FrontServer(handler, max_body=SMALL, screen=screen)
+    server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
+    async with calling(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as caller:
+        yield caller
+    server.close()
+    await front.shutdown(0.1)
+
+
+class Clock:
+    """Answers requests, and remembers when each had arrived, and when it was begun."""
+
+    def __init__(self, takes: float = 0.0) -> None:
+        self.takes = takes
+        self.seen: list[tuple[float, float]] = []
+
+    async def __call__(self, http: HttpRequest) -> None:
+        self.seen.append((http.arrival, monotonic()))
+        await asyncio.sleep(self.takes)
+        http.respond(200, b"{}")
+
+
+class Echo:
+    """Says what it was given, or refuses what the server found at fault."""
+
+    def __init__(self) -> None:
+        self.seen: list[HttpRequest] = []
+
+    async def __call__(self, http: HttpRequest) -> None:
+        self.seen.append(http)
+        if http.fault is not None:
+            http.refuse(http.fault)
+        else:
+            http.respond(200, http.body, (f"x-path: {http.path}", f"x-method: {http.method}"))
+
+
+# --------------------------------------------------------------------------- arrival
+
+
+async def test_a_request_arrives_with_its_first_byte() -> None:
+    """What its sender and the network take for the rest of it counts against its budget."""
+    clock = Clock()
+    async with serving(clock) as caller:
+        caller.writer.write(GET[:1])
+        await asyncio.sleep(0.1)
+        await caller.whole(GET[1:])
+    ((arrived, begun),) = clock.seen
+    assert begun - arrived >= 0.09
+
+
+async def test_the_next_request_on_a_connection_arrives_with_its_own_first_byte() -> None:
+    """Neither the pause before it nor the body of the one before is charged to it."""
+    clock = Clock()
+    async with serving(clock) as caller:
+        for _ in range(2):
+            caller.writer.write(post(b"x" * 10)[:-5])
+            await asyncio.sleep(0.02)
+            await caller.whole(b"x" * 5)
+            await asyncio.sleep(0.2)
+    assert len(clock.seen) == 2
+    assert all(begun - arrived < 0.15 for arrived, begun in clock.seen)
+
+
+async def test_a_pipelined_request_arrives_when_its_turn_comes() -> None:
+    """It had to wait for nothing of ours but the answer before it, which the caller asked for first."""
+    clock = Clock(takes=0.1)
+    async with serving(clock) as caller:
+        caller.writer.write(GET * 2)
+        for _ in range(2):
+            _, headers = await caller.head()
+            await caller.reader.readexactly(int(headers["content-length"]))
+    (_, first), (arrived, begun) = clock.seen
+    assert arrived - first >= 0.09
+    assert begun - arrived < 0.05
+
+
+# --------------------------------------------------------------------------- requests
+
+
+CHUNKED = b"POST /a?b=c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+async def test_a_request_is_the_same_however_it_is_cut(piece: int) -> None:
+    """Head, body, chunk sizes: TCP keeps no boundary. The query is not part of the path."""
+    async with serving(echo := Echo()) as caller:
+        raw = CHUNKED + post(b"xyz", "X-One: 1", path="/p")
+        for at in range(0, len(raw), piece):
+            caller.writer.write(raw[at : at + piece])
+            await caller.writer.drain()
+            await asyncio.sleep(0)
+        first = await caller.head()
+        assert (first[1]["x-path"], await caller.body(first[1])) == ("/a", b"abcde")
+        second = await caller.head()
+        assert (second[1]["x-path"], await caller.body(second[1])) == ("/p", b"xyz")
+    assert echo.seen[1].headers["x-one"] == "1"
+
+
+async def test_pipelined_requests_are_answered_in_their_order() -> None:
+    """However many come in one packet; one at a time."""
+    async with serving(Echo()) as caller:
+        caller.writer.write(b"".join(post(b"%d" % i) for i in range(50)))
+        for i in range(50):
+            _, headers = await caller.head()
+            assert await caller.body(headers) == b"%d" % i
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_a_caller_that_offers_another_protocol_is_served_in_this_one(method: str) -> None:
+    """Java's HttpClient offers h2c with every first request; a server may ignore that (RFC 9110 section 7.8)."""
+    body = b"abc" if method == "POST" else b""
+    head = f"{method} /p HTTP/1.1\r\nhost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    raw = head.encode() + b"HTTP2-Settings: AAMA\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    async with serving(Echo()) as caller:
+        for request in (raw, post(b"next")):
+            status, headers, said = await caller.whole(request)
+            assert (status, said) == (200, body if request is raw else b"next")
+        assert headers["x-method"] == "POST"
+
+
+@pytest.mark.parametrize("target", [b"example.org:443", b"/v1/models"])
+async def test_a_tunnel_is_refused(target: bytes) -> None:
+    """A 200 to CONNECT would promise that what follows reaches somebody else (RFC 9110 section 9.3.6)."""
+    async with serving(Echo()) as caller:
+        status, headers, _ = await caller.whole(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target + GET)
+        assert await caller.rest() == b""
+    assert (status, headers["connection"]) == (405, "close")
+
+
+async def test_a_caller_is_told_to_go_on_where_it_asks() -> None:
+    """Expect: 100-continue (RFC 9110 section 10.1.1), before its body; curl waits a second for it."""
+    raw = post(b"abc", "expect: 100-continue")
+    async with serving(Echo()) as caller:
+        caller.writer.write(raw[:-3])
+        assert await caller.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert (await caller.whole(raw[-3:]))[2] == b"abc"
+
+
+async def test_a_reply_to_head_has_no_body() -> None:
+    """And says how long it would have been."""
+    async with serving(Echo()) as caller:
+        caller.writer.write(GET.replace(b"GET", b"HEAD", 1) + GET)
+        assert (await caller.head())[0] == 200
+        assert (await caller.head())[1]["x-method"] == "GET"
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+FAULTS = {
+    "a body longer than it may be": (post(b"x" * (SMALL + 1)), 413),
+    "one in chunks that is longer": (CHUNKED.replace(b"2\r\nde", b"fff\r\n" + b"x" * 4095), 413),
+    "a compressed body": (post(b"x", "content-encoding: gzip"), 415),
+    "chunks in HTTP/1.0": (CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0"), 400),
+    "a chunk without a size": (CHUNKED.replace(b"2\r\nde", b"z\r\nde"), 400),
+}
+
+
+@pytest.mark.parametrize(("raw", "status"), FAULTS.values(), ids=FAULTS)
+async def test_a_request_at_fault_is_refused_by_the_handler(raw: bytes, status: int) -> None:
+    """It has a name and an arrival, so it is to have a Record; its connection ends, for its bytes are not all read."""
+    async with serving(echo := Echo()) as caller:
+        found, headers, body = await caller.whole(raw)
+        assert await caller.rest() == b""
+    assert (found, headers["connection"], json.loads(body)["error"]["type"]) == (
+        status,
+        "close",
+        "invalid_request_error",
+    )
+    assert [http.fault is not None for http in echo.seen] == [True]
+
+
+async def test_a_declared_length_is_refused_before_the_body_comes() -> None:
+    """Nobody is to send 4 GB to hear that it was too much."""
+    async with serving(Echo()) as caller:
+        status, _, _ = await caller.whole(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4000000000\r\n\r\n")
+    assert status == 413
+
+
+async def test_a_head_that_will_be_refused_is_not_waited_for() -> None:
+    """A caller without a key is told so before its body has come; what it still sends is read and dropped."""
+    asked: list[str] = []
+
+    def screen(http: HttpRequest) -> Refusal | None:
+        asked.append(http.headers.get("authorization", ""))
+        return Refusal(401, "No key.")
+
+    async with serving(Echo(), screen) as caller:
+        raw = post(b"x" * 900)
+        status, headers, _ = await caller.whole(raw[:-900])
+        caller.writer.write(raw[-900:])
+        assert await caller.rest() == b""
+    assert (status, headers["connection"], asked) == (401, "close", [""])
+
+
+async def test_a_request_that_came_whole_is_not_screened() -> None:
+    """Its handler looks at the same things, and once is enough."""
+
+    def screen(http: HttpRequest) -> Refusal | None:
+        raise AssertionError
+
+    async with serving(Echo(), screen) as caller:
+        assert (await caller.whole(post(b"abc")))[2] == b"abc"
+
+
+@pytest.mark.parametrize(
+    "endless", [b"POST /", b"POST / HTTP/1.1\r\nx: ", CHUNKED[:-2] + b"trailer: "], ids=["path", "head", "trailer"]
+)
+async def test_a_head_without_end_is_refused(endless: bytes) -> None:
+    """Whatever part of it goes on and on: what is no body is bounded."""
+    async with serving(Echo()) as caller:
+        caller.writer.write(endless)
+        for _ in range(2 * MAX_HEAD // 1000):
+            caller.writer.write(b"x" * 1000)
+            await asyncio.sleep(0)
+        status, _ = await caller.head()
+    assert status == 431
+
+
+@pytest.mark.parametrize("headers", [1, 100])
+async def test_a_head_that_is_too_long_is_refused_though_it_came_whole(headers: int) -> None:
+    """In one read or many: how the network cuts a request decides nothing. As much of body is nothing unusual."""
+    async with serving(Echo()) as caller:
+        status, *_ = await caller.whole(post(b"x", *(f"x-{n}: {'x' * (MAX_HEAD // headers)}" for n in range(headers))))
+        assert status == 431
+
+
+async def test_garbage_behind_a_request_does_not_harm_its_answer() -> None:
+    """The answer was earned; then the connection ends, for nobody knows where the next request begins."""
+    async with serving(Clock(takes=0.05)) as caller:
+        status, _, body = await caller.whole(GET + b"\0garbage\r\n\r\n")
+        assert await caller.rest() == b""
+    assert (status, body) == (200, b"{}")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nhost : x\r\n\r\n", b"GET / HTTP/1.1\r\nx: \0\r\n\r\n"]
+)
+async def test_what_is_not_http_is_refused_in_our_envelope(raw: bytes) -> None:
+    """400 on one line, and nothing of it reaches a handler."""
+
+    async def handler(http: HttpRequest) -> None:
+        raise AssertionError
+
+    async with serving(handler) as caller:
+        status, _, body = await caller.whole(raw)
+        assert await caller.rest() == b""
+    message = json.loads(body)["error"]["message"]
+    assert status == 400
+    assert message.startswith("The request is not valid HTTP: ")
+    assert message.isprintable()
+
+
+# --------------------------------------------------------------------------- time
+
+
+@pytest.mark.parametrize(
+    ("limit", "sent"), [("HEADER_TIMEOUT", GET[:10]), ("KEEP_ALIVE", b""), ("BODY_TIMEOUT", post(b"abc")[:-1])]
+)
+async def test_nothing_is_waited_for_for_ever(limit: str, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a head that drips in, nor a body, nor a next request."""
+    monkeypatch.setattr(frontend, "SWEEP", 0.02)
+    monkeypatch.setattr(connections, limit, 0.1)
+    async with serving(Echo()) as caller:
+        caller.writer.write(sent)
+        rest = b""
+        with suppress(ConnectionResetError):
+            rest = await caller.rest()
+    assert rest.startswith(b"HTTP/1.1 408 " if limit == "BODY_TIMEOUT" else b"")
+    assert bool(rest) == (limit == "BODY_TIMEOUT")
+
+
+async def test_an_answer_may_take_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits are those of asking."""
+    monkeypatch.setattr(frontend, "SWEEP", 0.02)
+    for limit in ("HEADER_TIMEOUT", "KEEP_ALIVE", "BODY_TIMEOUT"):
+        monkeypatch.setattr(connections, limit, 0.05)
+    async with serving(Clock(takes=0.3)) as caller:
+        assert (await caller.whole(GET))[0] == 200
+
+
+# --------------------------------------------------------------------------- back-pressure
+
+
+async def test_a_reader_is_told_when_its_socket_fills_and_drains() -> None:
+    """And what is held for it by then is bounded, here and in the kernel."""
+    heard: list[str] = []
+
+    class Reader:
+        def client_full(self) -> None:
+            heard.append("full")
+
+        def client_drained(self) -> None:
+            heard.append("drained")
+
+        def gateway_stops(self) -> None:
+            heard.append("stops")
+
+    async def handler(http: HttpRequest) -> None:
+        connection = http.connection
+        assert connection.transport is not None
+        connection.reader = Reader()
+        written = 0
+        while not connection.full:
+            connection.transport.write(b"x" * 10_000)
+            written += 10_000
+        kernel = connection.transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_SNDBUF)
+        assert connection.transport.get_write_buffer_size() <= HIGH_WATER + 10_000
+        assert kernel <= 2 * SEND_BUFFER
+        caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        await eventually(lambda: not connection.full)
+        heard.append(str(written))
+        http.keep_alive = False
+
+    async with serving(handler) as caller:
+        caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        caller.writer.write(GET)
+        await eventually(lambda: len(heard) == 3)
+        assert len(await caller.rest()) == int(heard[2])
+    assert heard[:2] == ["full", "drained"]
+
+
+# --------------------------------------------------------------------------- ends
+
+
+async def test_what_a_handler_wrote_itself_is_the_whole_answer() -> None:
+    """Nothing is added to it, and the connection is kept exactly as long as the handler says."""
+
+    async def handler(http: HttpRequest) -> None:
+        http.connection.write(OK)
+        http.keep_alive = len(answers) < 3
+
+    answers: list[bytes] = []
+    async with serving(handler) as caller:
+        for _ in range(3):
+            answers.append(b"")
+            caller.writer.write(GET)
+            answers[-1] = await caller.reader.readexactly(len(OK))
+        assert await caller.rest() == b""
+    assert answers == [OK] * 3
+
+
+async def test_a_caller_that_leaves_cancels_its_handler() -> None:
+    """At once, whatever it waits for: that is how an engine hears of it."""
+    ends: list[str] = []
+
+    async def handler(http: HttpRequest) -> None:
+        ends.append("begun")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    async with serving(handler) as caller:
+        caller.writer.write(GET)
+        await eventually(lambda: ends)
+        caller.writer.transport.abort()
+        await eventually(lambda: len(ends) == 2)
+    assert ends == ["begun", "cancelled"]
+
+
+async def test_a_bug_of_ours_is_a_500_that_says_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """Without its text, which may hold anything; that is for the log."""
+
+    async def handler(http: HttpRequest) -> None:
+        raise KeyError("CANARY")
+
+    with caplog.at_level(logging.ERROR, "firsttoken"):
+        async with serving(handler) as caller:
+            status, headers, body = await caller.whole(GET)
+    assert (status, headers["connection"], headers["content-type"]) == (500, "close", "application/json")
+    assert json.loads(body)["error"]["message"] == "The gateway failed; the fault is ours."
+    assert "CANARY" in caplog.text
+
+
+async def test_a_server_that_ends_lets_requests_finish_for_a_while() -> None:
+    """Then they are cancelled, and every connection is cut."""
+    ends: list[str] = []
+
+    async def handler(http: HttpRequest) -> None:
+        try:
+            await asyncio.sleep(0.05 if http.path == "/quick" else 60)
+            http.respond(200, b"{}")
+            ends.append("answered")
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    front = FrontServer(handler)
+    server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with calling(url) as quick, calling(url) as slow, calling(url) as idle:
+        quick.writer.write(GET.replace(b"/", b"/quick", 1))
+        slow.writer.write(GET)
+        await eventually(lambda: len([c for c in front.connections if c.task]) == 2)
+        server.close()
+        await front.shutdown(0.5)
+        assert ends == ["answered", "cancelled"]
+        with suppress(ConnectionResetError):
+            assert await idle.rest() == b""
+    assert not front.connections
+
+
+# --------------------------------------------------------------------------- replies
+
+
+def test_an_answer_of_ours_is_json_and_names_no_library() -> None:
+    """A version is of use to nobody but an attacker."""
+    reply = rendered(200, b"{}", ["x-one: 1"], "GET", keep_alive=True)
+    head, _, body = reply.partition(b"\r\n\r\n")
+    lines = ["HTTP/1.1 200 OK", "content-type: application/json", "content-length: 2", "server: firsttoken", "x-one: 1"]
+    assert (head.decode().split("\r\n"), body) == (lines, b"{}")
+
+
+async def test_a_refusal_closes_the_connection_only_where_it_says_so() -> None:
+    """A mistake in a body costs no handshake; bytes that were not read do."""
+    refusals = [bad_request("No."), Refusal(413, "Too large.", headers={"x-one": "1"}, close=True)]
+
+    async def handler(http: HttpRequest) -> None:
+        http.refuse(refusals.pop(0))
+
+    async with serving(handler) as caller:
+        status, headers, body = await caller.whole(GET)
+        assert (status, headers.get("connection"), body) == (400, None, bad_request("No.").body())
+        status, headers, _ = await caller.whole(GET)
+        assert (status, headers["connection"], headers["x-one"]) == (413, "close", "1")
+        assert await caller.rest() == b""

@@ -1,0 +1,112 @@
+"""The one table of metrics, and a live gateway beside it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.app import Gateway
+from gateway.observe.metrics.metric_family import Family, Kind, Merge
+from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS
+from gateway.observe.metrics.series import counter, gauge, histogram
+from policies.types import AttemptKind, Ending
+from tests.gateway.builders import CHAT, calling, get, post, record
+from tests.gateway.observe.metrics.test_request_metrics import LOST, WON
+from tests.support.gateways import running
+from tests.support.simulated import engine_pool, engines, eventually
+
+# Of parts that one gateway without Redis, collector and other workers does not have.
+ELSEWHERE = {
+    "firsttoken_quota_refused_total", "firsttoken_redis_up", "firsttoken_redis_errors_total", "firsttoken_replicas",
+    "firsttoken_workers", "firsttoken_worker_starts_total", "firsttoken_spans_exported_total",
+    "firsttoken_spans_lost_total", "firsttoken_config_reloads_total", "firsttoken_config_loaded_timestamp_seconds",
+}  # fmt: skip
+UNITS = {"s": "_seconds", "s since 1970": "_timestamp_seconds", "0 to 1": "_ratio", "tokens": "tokens", "USD": "_usd"}
+ROUTES = {"chat": {"workload": "chat", "tiers": ["engines"], "ttft": {"budget": "7s"}, "total": {"budget": "60s"}}}
+
+
+# --------------------------------------------------------------------------- a live gateway
+
+
+async def exposed(gateway: Gateway) -> dict[str, Metric]:
+    """By the library's name of the family: what is ours of one page."""
+    page = (await get(gateway.admin_url, "/metrics"))[2].decode()
+    return {f.name: f for f in text_string_to_metric_families(page) if f.name.startswith("firsttoken_")}
+
+
+async def test_what_a_live_gateway_exposes_is_what_the_table_says(tmp_path: Path) -> None:
+    """Both ways, but for parts that it does not have: name, type, labels, help, bounds. A hedge is told, not made."""
+    log = {"telemetry": {"access_log": f"{tmp_path}/access.jsonl"}}
+    async with engines(1) as servers, running({"engines": engine_pool(*servers)}, ROUTES, **log) as gateway:
+        for _ in range(2):
+            async with calling(gateway.url) as caller:
+                await caller.ask(post({**CHAT, "stream": True, "max_tokens": 8}))
+                await caller.chunks()
+        hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=Ending.CANCELLED)
+        gateway.recorder.emit(record(attempts=[hedge, WON]))
+        await eventually(lambda: len(gateway.monitor.told()) == 1 and gateway.recorder.live == 0)
+        await eventually(lambda: len(gateway.recorder.recent) == 3)
+        async with calling(gateway.admin_url) as caller:
+            beacon = {"request_id": gateway.recorder.recent[0].request_id, "ttft_ms": 250}
+            assert (await caller.ask(post(beacon, path="/ttft")))[0] == 204
+        found = await exposed(gateway)
+    assert found.keys() - BY_FAMILY.keys() == set()
+    for name, metric in found.items():
+        assert_told_of(metric, BY_FAMILY[name])
+    shown = {BY_FAMILY[name].name for name, metric in found.items() if metric.samples}
+    assert CATALOG.keys() - shown <= ELSEWHERE
+
+
+def assert_told_of(metric: Metric, row: Family) -> None:
+    labels = {label for sample in metric.samples for label in sample.labels} - {"le"}
+    assert (metric.type, metric.documentation, labels) == (row.kind.value, row.help, set(row.labels)), row.name
+    bounds = {float(sample.labels["le"]) for sample in metric.samples if "le" in sample.labels}
+    assert bounds >= set(row.bounds)
+    assert bounds - set(row.bounds) <= {float("inf"), 7.0}  # the route's budget
+
+
+# --------------------------------------------------------------------------- the table
+
+
+@pytest.mark.parametrize("row", CATALOG.values(), ids=lambda row: row.name)
+def test_a_row_is_complete_and_has_its_unit_in_its_name(row: Family) -> None:
+    """An operator reads it at night."""
+    assert re.fullmatch(r"firsttoken_[a-z0-9_]+", row.name)
+    assert row.name.endswith("_total") == (row.kind is Kind.COUNTER)
+    assert "\n" not in row.help
+    assert not row.help.endswith(".")
+    assert row.moves
+    assert row.act
+    assert UNITS.get(row.unit, "") in row.name
+    assert list(row.bounds) == sorted(set(row.bounds))
+    assert bool(row.bounds) == (row.kind is Kind.HISTOGRAM)
+
+
+def test_no_metric_has_two_rows() -> None:
+    """A table by name would hide it."""
+    assert sum(map(len, GROUPS.values())) == len(CATALOG) == len(BY_FAMILY)
+
+
+def test_a_gauge_that_each_worker_has_its_own_of_is_a_sum() -> None:
+    """The others are told by all of all, or have a worst."""
+    summed = {row.name for row in CATALOG.values() if row.merge is Merge.SUM}
+    assert summed == {"firsttoken_queue_depth", "firsttoken_requests_in_progress"}
+
+
+@pytest.mark.parametrize("make", [counter, histogram, lambda name: gauge(name, [])])
+def test_no_series_is_made_of_another_type_than_its_row(make: object) -> None:
+    """A slip is an error at the start, not a page that Prometheus refuses."""
+    kinds = ("firsttoken_slo_total", "firsttoken_ttft_seconds", "firsttoken_queue_depth")
+    made = 0
+    for name in kinds:
+        try:
+            make(name)  # type: ignore[operator]
+            made += 1
+        except AssertionError:
+            pass
+    assert made == 1

@@ -1,0 +1,77 @@
+"""What live views show of routes, out of the metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, PlatformCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway.observe.metrics.registry import Registry
+from gateway.observe.metrics.request_metrics import Metrics
+from gateway.observe.metrics.route_stats import collected, figures, kept
+from gateway.observe.metrics.scrape_collectors import QueueCollector
+from gateway.observe.record import End
+from tests.gateway.builders import record, route
+
+ROUTES = [route("chat", ttft={"budget": "150ms"}), route("agent")]
+
+
+class Few(Collector):
+    """What another part of the gateway might tell."""
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        return [
+            GaugeMetricFamily("firsttoken_redis_up", "", value=1.0),
+            GaugeMetricFamily("firsttoken_else", "", value=7.0),
+        ]
+
+
+Few.__module__ = "gateway.few"
+
+
+def observed() -> tuple[Registry, Metrics]:
+    registry = Registry()
+    metrics = Metrics(registry, ROUTES)
+    registry.register(QueueCollector(ROUTES, lambda: {"chat": 3}))
+    registry.register(Few())
+    PlatformCollector(registry)
+    for known in (
+        record(ttft=0.12, ttft_budget=0.15), record(ttft=0.3, ttft_budget=0.15, pool="large"),
+        record(end=End.SHED, pool="-", ttft=None, ttft_budget=0.15), record(route="agent", ttft=99.0, ttft_budget=None),
+    ):  # fmt: skip
+        metrics(known)
+    metrics.loop_lag.saw(0.002, 1.0)
+    return registry, metrics
+
+
+def test_what_is_kept_says_what_is_collected() -> None:
+    """One process reads its counts where they are, several are added up from what they collect: the figures are one."""
+    registry, _ = observed()
+    assert figures(kept(registry.collectors), ROUTES, 5.0) == figures(collected(registry.collect()), ROUTES, 5.0)
+
+
+def test_a_route_is_told_over_all_its_pools() -> None:
+    """Milliseconds; each bucket alone; what was held back."""
+    registry, metrics = observed()
+    said = figures(kept(registry.collectors), ROUTES, 5.0)
+    chat, agent = said["routes"]
+    assert (said["at"], chat["ttft_budget_ms"], agent["ttft_budget_ms"]) == (5.0, 150.0, None)
+    assert (chat["requests"], chat["pools"]) == ({"completed": 2, "shed": 1}, {"small": 1, "large": 1, "-": 1})
+    found = {le: n for le, n in zip((*chat["ttft_ms"]["le"], None), chat["ttft_ms"]["counts"], strict=True) if n}
+    assert found == {150.0: 1, 500.0: 1}
+    assert agent["ttft_ms"]["counts"][-1] == 1
+    assert chat["slo"]["ttft"] == {"true": 1, "false": 2}
+    assert (chat["held"], agent["held"]) == (3, 0)
+    assert (said["gateway"]["redis_up"], "replicas" in said["gateway"]) == (1, False)
+    assert sum(said["gateway"]["loop_lag_ms"]["counts"]) == 1
+    assert metrics.loop_lag._greatest == 0.002  # looking is no scrape
+
+
+def test_a_registry_knows_its_collectors() -> None:
+    """As long as they are registered; it is one like any other."""
+    registry = Registry()
+    few = Few()
+    registry.register(few)
+    assert (registry.collectors, isinstance(registry, CollectorRegistry)) == ([few], True)
+    registry.unregister(few)
+    assert (registry.collectors, list(registry.collect())) == ([], [])

@@ -1,0 +1,135 @@
+"""GenAI metrics: what is counted where, and which attributes they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric, ScopeMetrics
+
+from gateway.observe.otel import semconv
+from gateway.observe.otel.genai_metrics import GenAi
+from gateway.observe.otel.spans import Served
+from gateway.observe.record import STAGES, AttemptRecord, End, Record
+from policies.types import AttemptKind, Ending
+from tests.gateway.builders import record
+from tests.support.collector import read
+
+SERVED = {
+    "small/a": Served("vllm", "served", "10.0.0.1", 8000),
+    "any/c": Served("compatible", "", "10.0.0.3", 80),
+}
+
+
+def attempt(endpoint: str = "small/a", ending: Ending = Ending.COMPLETED, ended: float = 1.0) -> AttemptRecord:
+    return AttemptRecord(1, AttemptKind.PRIMARY, endpoint, endpoint.partition("/")[0], 0.05, ended, ending)
+
+
+def answered(**more: Any) -> Record:
+    spent = [0.1 if stage.name in ("READ", "UPSTREAM") else None for stage in STAGES]
+    given = {"spent": spent, "attempts": [attempt()], "operation": "chat", "tpot": 0.02, "prompt_tokens_reported": 100}
+    return record(**{**given, **more})
+
+
+def told(*records: Record, called: semconv.Names = semconv.OLDER) -> dict[str, Metric]:
+    metrics = GenAi(called, SERVED)
+    for each in records:
+        metrics.count(each)
+    into = ScopeMetrics()
+    steps = sum(1 for _ in metrics.fill(into, 1, 2))
+    assert steps == sum(len(m.histogram.data_points) + len(m.sum.data_points) for m in into.metrics)
+    found = {metric.name: metric for metric in into.metrics}
+    assert len(found) == len(into.metrics)
+    return found
+
+
+def of_server(**more: Any) -> dict[str, Any]:
+    (point,) = told(answered(**more))["gen_ai.server.request.duration"].histogram.data_points
+    return read(point.attributes)
+
+
+def test_a_histogram_is_a_sum_since_the_start_in_the_conventions_buckets() -> None:
+    """Cumulative, with explicit bounds."""
+    metric = told(answered(), answered(total=3.0))["gen_ai.server.request.duration"]
+    (point,) = metric.histogram.data_points
+    assert metric.histogram.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+    assert list(point.explicit_bounds) == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48,
+                                           40.96, 81.92]  # fmt: skip
+    assert list(point.bucket_counts) == [0] * 7 + [1, 0, 1] + [0] * 5
+    assert (point.count, point.sum, point.start_time_unix_nano, point.time_unix_nano) == (2, 4.0, 1, 2)
+    assert metric.unit == "s"
+
+
+def test_an_attempt_is_counted_where_it_was_made() -> None:
+    """Lost ones too, by their error; the first chunk is that of the one that answered."""
+    lost, won = attempt(ending=Ending.FAILED, ended=0.1), attempt()
+    found = told(answered(attempts=[lost, won]))
+    points = found["gen_ai.client.operation.duration"].histogram.data_points
+    same = {
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "served",
+        "gen_ai.response.model": "served", "server.address": "10.0.0.1", "server.port": 8000,
+    }  # fmt: skip
+    assert [(read(p.attributes), p.sum) for p in points] == [
+        ({**same, "error.type": "failed"}, pytest.approx(0.05)),
+        (same, pytest.approx(0.95)),
+    ]
+    (first,) = found["gen_ai.client.operation.time_to_first_chunk"].histogram.data_points
+    assert (read(first.attributes), first.sum) == (same, pytest.approx(0.15))
+
+
+def test_the_mean_of_an_answer_stands_for_each_of_its_gaps() -> None:
+    """Nothing is measured for each chunk: the sum and the count are right, the spread is not there."""
+    (point,) = told(answered(output_tokens=10))["gen_ai.client.operation.time_per_output_chunk"].histogram.data_points
+    assert (point.count, point.sum) == (9, pytest.approx(0.18))
+    (point,) = told(answered())["gen_ai.server.time_per_output_token"].histogram.data_points
+    assert (point.count, point.sum) == (1, 0.02)
+
+
+def test_an_answer_that_came_whole_has_no_first_token() -> None:
+    """It arrives at once, at its end."""
+    names = set(told(answered(stream=False, tpot=None)))
+    assert "gen_ai.server.request.duration" in names
+    assert {"gen_ai.server.time_to_first_token", "gen_ai.client.operation.time_to_first_chunk"}.isdisjoint(names)
+
+
+def test_a_request_says_how_it_ended() -> None:
+    """Its error, if any; who was meant to answer, if that was decided."""
+    assert of_server() == {
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "chat",
+        "gen_ai.response.model": "served",
+    }  # fmt: skip
+    assert of_server(end=End.REFUSED, status=404, endpoint="-", route="-", attempts=[], ttft=None) == {
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "firsttoken", "error.type": "404",
+    }  # fmt: skip
+    assert of_server(end=End.SHED, status=429)["error.type"] == "shed"
+
+
+def test_no_caller_can_make_a_series() -> None:
+    """A model that it names (passthrough) is in no attribute."""
+    models = [answered(model=f"m{i}", endpoint="any/c", pool="any", attempts=[attempt("any/c")]) for i in range(3)]
+    for metric in told(*models).values():
+        for point in metric.histogram.data_points:
+            assert not {str(value) for value in read(point.attributes).values()} & {"m0", "m1", "m2"}
+    assert len(told(*models)["gen_ai.client.operation.duration"].histogram.data_points) == 1
+
+
+def test_the_newer_names_count_tokens_by_type() -> None:
+    """Counters and histograms of their own in place of one histogram with types."""
+    found = told(answered(cached_tokens_reported=64), answered(), called=semconv.NEWER)
+    sums = {name: m.sum.data_points[0].as_int for name, m in found.items() if m.WhichOneof("data") == "sum"}
+    assert sums == {
+        "gen_ai.client.inference.usage.input_tokens": 200,
+        "gen_ai.client.inference.usage.output_tokens": 20,
+        "gen_ai.client.inference.usage.cache_read.input_tokens": 64,
+    }
+    assert found["gen_ai.client.inference.operation.input_tokens"].histogram.data_points[0].count == 2
+    assert not [name for name in found if "client.operation" in name or "client.token" in name]
+
+
+@pytest.mark.parametrize(
+    ("asked", "newer"),
+    [("", False), ("http", False), ("gen_ai_latest_experimental", True), ("http, gen_ai_latest_experimental", True)],
+)
+def test_the_operator_chooses_the_names(asked: str, newer: bool) -> None:
+    """By OpenTelemetry's own variable, which is a list."""
+    assert semconv.names({"OTEL_SEMCONV_STABILITY_OPT_IN": asked}) is (semconv.NEWER if newer else semconv.OLDER)

@@ -1,0 +1,236 @@
+"""A Record as spans: parents, times, names and attributes, read back from what goes over the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from gateway.observe.otel import spans as module
+from gateway.observe.otel.spans import Served, Spans, attribute
+from gateway.observe.otel.trace_context import Trace
+from gateway.observe.record import STAGES, AttemptRecord, End, Record, Stage
+from policies.types import AttemptKind, Ending
+from tests.gateway.builders import record
+from tests.support import collector
+from tests.support.collector import read
+
+TRACE = Trace("4bf92f3577b34da6a3ce929d0e0e4736", 2**62, True)
+SERVED = {
+    "small/a": Served("vllm", "served", "10.0.0.1", 8000),
+    "large/b": Served("vllm", "big", "10.0.0.2", 8000),
+    "any/c": Served("compatible", "", "10.0.0.3", 80),
+}
+
+
+def attempt(number: int = 1, endpoint: str = "small/a", **more: Any) -> AttemptRecord:
+    given: dict[str, Any] = {
+        "kind": AttemptKind.PRIMARY, "opened": 0.01, "ended": 1.0, "ending": Ending.COMPLETED, **more,
+    }  # fmt: skip
+    return AttemptRecord(number, endpoint=endpoint, pool=endpoint.partition("/")[0], **given)
+
+
+def spent(**stages: float) -> list[float | None]:
+    return [stages.get(stage.name.lower()) for stage in STAGES]
+
+
+def answered(**more: Any) -> Record:
+    stages = spent(read=0.001, parse=0.002, queue=0.0, decide=0.007, send=0.01, upstream=0.17, relay=0.01, stream=0.8)
+    return record(**{"spent": stages, "attempts": [attempt()], "operation": "chat", **more})
+
+
+def sent(*records: Record, trace: Trace = TRACE) -> list[Span]:
+    spans = Spans(Resource(attributes=[attribute("service.name", "x")]), InstrumentationScope(name="us"), SERVED)
+    for each in records:
+        spans.add(each, trace)
+    assert len(spans) > 0
+    request = ExportTraceServiceRequest.FromString(spans.take())
+    assert len(spans) == 0
+    (of_resource,) = request.resource_spans
+    assert read(of_resource.resource.attributes) == {"service.name": "x"}
+    (of_scope,) = of_resource.scope_spans
+    assert of_scope.scope.name == "us"
+    return list(of_scope.spans)
+
+
+def tree(one: Record, trace: Trace = TRACE) -> collector.Trace:
+    return collector.Trace(sent(one, trace=trace))
+
+
+def test_stages_lie_end_to_end_and_sum_to_the_ttft() -> None:
+    """From arrival on, in the order of the Record; one that took no time is there, one that was not closed is not."""
+    one = answered()
+    found = tree(one)
+    assert [span.name for span in found.stages] == [
+        "read", "parse", "queue", "decide", "send", "upstream", "relay", "stream",
+    ]  # fmt: skip
+    assert found.stages[0].start_time_unix_nano == found.request.start_time_unix_nano == int(one.wall * 1e9)
+    for before, after in zip(found.stages, found.stages[1:], strict=False):
+        assert before.end_time_unix_nano == after.start_time_unix_nano
+    relay = next(span for span in found.stages if span.name == "relay")
+    assert one.ttft is not None
+    assert relay.end_time_unix_nano - found.request.start_time_unix_nano == pytest.approx(one.ttft * 1e9, abs=1e3)
+    assert found.stages[-1].end_time_unix_nano == found.request.end_time_unix_nano
+
+
+def test_all_are_children_of_the_request_with_ids_of_their_own() -> None:
+    """And the attempt's is the one that the engine was told."""
+    one = answered(attempts=[attempt(1, ending=Ending.FAILED), attempt(2, "large/b", kind=AttemptKind.FALLBACK)])
+    found = tree(one)
+    assert {span.trace_id.hex() for span in found.spans} == {TRACE.id}
+    assert found.request.span_id == TRACE.span.to_bytes(8, "big")
+    assert found.request.parent_span_id == b""
+    assert {span.parent_span_id for span in (*found.stages, *found.attempts)} == {found.request.span_id}
+    assert len({span.span_id for span in found.spans}) == len(found.spans) == 11
+    assert [f"00-{TRACE.id}-{span.span_id.hex()}-01" for span in found.attempts] == [TRACE.sent_by(1), TRACE.sent_by(2)]
+
+
+def test_a_caller_s_span_is_the_parent() -> None:
+    """In another process, which the flags say; its state goes with what was sent on."""
+    found = tree(answered(), Trace(TRACE.id, 5, False, 2, "00f067aa0ba902b7", "a=1"))
+    assert found.request.parent_span_id.hex() == "00f067aa0ba902b7"
+    assert (found.request.flags, found.attempts[0].flags) == (0x302, 0x102)
+    assert (found.request.trace_state, found.attempts[0].trace_state) == ("a=1", "a=1")
+
+
+def test_what_a_request_s_span_says() -> None:
+    """GenAI conventions, and what we believed and found."""
+    found = tree(
+        answered(
+            tenant="web", tier=1, chance=0.9, ttft_predicted_p50=0.1, ttft_predicted_p90=0.3, max_tokens=50,
+            prompt_tokens_estimated=120, cached_tokens_predicted=64, tpot_budget=0.05, tpot=0.01, total_budget=3.0,
+            scorer="predicted", region="eu", cost_usd=0.5, loop_lag=0.25,
+        )
+    ).request  # fmt: skip
+    assert (found.name, found.status.code) == ("chat chat", Status.STATUS_CODE_UNSET)
+    assert read(found.attributes) == {
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "chat",
+        "gen_ai.request.stream": True, "gen_ai.request.max_tokens": 50, "gen_ai.response.model": "served",
+        "http.request.method": "POST", "http.response.status_code": 200,
+        "firsttoken.request.id": "req-1", "firsttoken.route": "chat", "firsttoken.workload": "chat",
+        "firsttoken.tenant": "web", "firsttoken.outcome": "completed", "firsttoken.attempts": 1, "firsttoken.tier": 2,
+        "firsttoken.pool": "small", "firsttoken.endpoint": "small/a", "firsttoken.region": "eu",
+        "firsttoken.scorer": "predicted", "firsttoken.ttft": 0.2, "firsttoken.ttft.budget": 0.8,
+        "firsttoken.ttft.predicted.p50": 0.1, "firsttoken.ttft.predicted.p90": 0.3, "firsttoken.ttft.met": True,
+        "firsttoken.tpot": 0.01, "firsttoken.tpot.budget": 0.05, "firsttoken.tpot.met": True,
+        "firsttoken.total.budget": 3.0, "firsttoken.total.met": True, "firsttoken.chance": 0.9,
+        "firsttoken.prompt_tokens.estimated": 120, "firsttoken.cached_tokens.predicted": 64,
+        "firsttoken.loop_lag": 0.25, "firsttoken.cost_usd": 0.5,
+    }  # fmt: skip
+
+
+def test_the_attempt_that_answered_tells_the_usage() -> None:
+    """And nobody else does, or it would be added up twice."""
+    lost = attempt(1, kind=AttemptKind.PRIMARY, ending=Ending.CANCELLED, ended=0.5)
+    won = attempt(2, "large/b", kind=AttemptKind.HEDGE, opened=0.1)
+    found = tree(
+        answered(
+            attempts=[lost, won], endpoint="large/b", pool="large", model="big", prompt_tokens_reported=130,
+            cached_tokens_reported=64, engine_queue=0.25, engine_ttft=0.5,
+        )
+    )  # fmt: skip
+    one, two = found.attempts
+    assert [span.name for span in (one, two)] == ["chat served", "chat big"]
+    assert read(one.attributes) == {
+        "gen_ai.operation.name": "chat", "gen_ai.request.stream": True, "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "served", "server.address": "10.0.0.1", "server.port": 8000,
+        "firsttoken.pool": "small", "firsttoken.endpoint": "small/a", "firsttoken.attempt.number": 1,
+        "firsttoken.attempt.kind": "primary", "firsttoken.attempt.ending": "cancelled",
+    }  # fmt: skip
+    assert read(two.attributes) == {
+        "gen_ai.operation.name": "chat", "gen_ai.request.stream": True, "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "big", "gen_ai.response.model": "big", "server.address": "10.0.0.2",
+        "server.port": 8000, "firsttoken.pool": "large", "firsttoken.endpoint": "large/b",
+        "firsttoken.attempt.number": 2, "firsttoken.attempt.kind": "hedge", "firsttoken.attempt.ending": "completed",
+        "gen_ai.usage.input_tokens": 130, "gen_ai.usage.cache_read.input_tokens": 64, "gen_ai.usage.output_tokens": 10,
+        "gen_ai.response.time_to_first_chunk": pytest.approx(0.09), "firsttoken.engine.queue": 0.25,
+        "firsttoken.engine.ttft": 0.5,
+    }  # fmt: skip
+    begin = found.request.start_time_unix_nano
+    assert [two.start_time_unix_nano - begin, one.end_time_unix_nano - begin] == [100_000_000, 500_000_000]
+
+
+ENDS = {  # status of the span, error.type
+    End.COMPLETED: (200, Status.STATUS_CODE_UNSET, None),
+    End.REFUSED: (404, Status.STATUS_CODE_UNSET, "404"),
+    End.CLIENT_GONE: (200, Status.STATUS_CODE_UNSET, "client_gone"),
+    End.SHED: (429, Status.STATUS_CODE_ERROR, "shed"),
+    End.UNAVAILABLE: (503, Status.STATUS_CODE_ERROR, "unavailable"),
+    End.FAILED: (502, Status.STATUS_CODE_ERROR, "failed"),
+    End.UPSTREAM_BROKE: (200, Status.STATUS_CODE_ERROR, "upstream_broke"),
+    End.INTERNAL: (500, Status.STATUS_CODE_ERROR, "internal"),
+    End.CUT: (200, Status.STATUS_CODE_ERROR, "cut"),
+}
+
+
+@pytest.mark.parametrize("end", End)
+def test_an_end_is_an_error_where_it_is_nobody_s_choice(end: End) -> None:
+    """A caller's own fault, or its leaving, is none of a server's."""
+    status, code, error = ENDS[end]
+    found = tree(answered(end=end, status=status)).request
+    assert (found.status.code, read(found.attributes).get("error.type")) == (code, error)
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_an_attempt_that_was_not_wanted_any_more_is_no_error(ending: Ending) -> None:
+    """All other endings but success are."""
+    found = tree(answered(attempts=[attempt(ending=ending)], ttft=None)).attempts[0]
+    fine = ending in (Ending.COMPLETED, Ending.CANCELLED)
+    assert found.status.code == (Status.STATUS_CODE_UNSET if fine else Status.STATUS_CODE_ERROR)
+    assert read(found.attributes).get("error.type") == (None if fine else ending.value)
+
+
+def test_a_request_that_was_never_understood_is_a_span_all_the_same() -> None:
+    """What never became known is not said."""
+    found = tree(Record(request_id="r", operation="completion", end=End.REFUSED, status=400, total=0.1))
+    assert (found.request.name, found.stages, found.attempts) == ("text_completion", [], [])
+    assert {"gen_ai.request.model", "firsttoken.route", "firsttoken.tier"}.isdisjoint(read(found.request.attributes))
+
+
+def test_requests_do_not_leak_into_each_other() -> None:
+    """What is kept for the next one is only what is the same."""
+    first, second = (
+        answered(ttft=ttft, request_id=name, chance=chance)
+        for ttft, name, chance in ((0.1, "a", 0.5), (0.9, "b", None))
+    )
+    told = [read(span.attributes) for span in sent(first, second) if span.kind == Span.SPAN_KIND_SERVER]
+    assert [(t["firsttoken.ttft"], t["firsttoken.request.id"], t.get("firsttoken.chance")) for t in told] == [
+        (0.1, "a", 0.5),
+        (0.9, "b", None),
+    ]
+    assert [t["firsttoken.ttft.met"] for t in told] == [True, False]
+
+
+def test_a_caller_that_names_models_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passthrough: the model is told, and not kept for good."""
+    monkeypatch.setattr(module, "KEPT", 50)
+    spans = Spans(Resource(), InstrumentationScope(), SERVED)
+    for i in range(500):
+        spans.add(answered(model=f"m{i}", endpoint="any/c", pool="any", attempts=[attempt(endpoint="any/c")]), TRACE)
+    assert len(spans._templates) <= 50
+    found = ExportTraceServiceRequest.FromString(spans.take()).resource_spans[0].scope_spans[0].spans
+    assert [read(span.attributes)["gen_ai.request.model"] for span in found if span.kind == Span.SPAN_KIND_CLIENT][
+        -1
+    ] == "m499"
+
+
+def test_what_is_taken_can_be_joined() -> None:
+    """Requests end to end are one request."""
+    spans = Spans(Resource(), InstrumentationScope(), SERVED)
+    parts = []
+    for _ in range(3):
+        spans.add(answered(), TRACE)
+        parts.append(spans.take())
+    joined = ExportTraceServiceRequest.FromString(b"".join(parts))
+    assert [len(of.scope_spans[0].spans) for of in joined.resource_spans] == [10, 10, 10]
+
+
+def test_each_stage_has_an_id_that_no_attempt_takes() -> None:
+    """However many attempts there are."""
+    one = answered(spent=[0.1] * len(Stage), attempts=[attempt(i, ending=Ending.FAILED) for i in range(1, 11)])
+    found = sent(one)
+    assert len({span.span_id for span in found}) == len(found) == 1 + len(Stage) + 10

@@ -1,0 +1,245 @@
+"""One JSON line per request, written where it holds nobody up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from gateway.observe import access_log as accesslog
+from gateway.observe.access_log import BATCH, LINGER, AccessLog
+from gateway.observe.record import End, Record
+from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, get, post, record
+from tests.support.gateways import pool, running
+from tests.support.simulated import eventually
+from tests.support.upstream import CLOSE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk
+
+HOSTILE = "a\r\nb\tc\0d\x1b[31me\x7ff\x85g\x9b31mh\u2028i\u2029j\ud800k"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+@contextmanager
+def stuck(log_lines: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AccessLog, int]]:
+    """A log whose disk takes nothing more, and the end of it that does the taking."""
+    monkeypatch.setattr(accesslog, "QUEUE", log_lines)
+    monkeypatch.setattr(accesslog, "CLOSING", 0.05)
+    out, into = os.pipe()
+    log = AccessLog(f"/dev/fd/{into}")
+    os.close(into)
+    try:
+        yield log, out
+    finally:
+        os.close(out)
+
+
+def fill(log: AccessLog) -> int:
+    """Records, until the pipe, the writer and the queue hold no more; how many there were."""
+    large = record(error="x" * 100_000)  # more than a pipe takes
+    give(log, large)
+    while not log._queue.empty():
+        pass
+    for taken in range(1, 1000):
+        if log.lost:
+            return taken
+        give(log, record())
+    raise AssertionError("the queue has no end")
+
+
+def give(log: AccessLog, *records: Record) -> None:
+    """To the writer, without waiting for others."""
+    for each in records:
+        log(each)
+        log.flush()
+
+
+def read_all(out: int, into: bytearray) -> None:
+    while part := os.read(out, 1 << 16):
+        into += part
+
+
+async def test_a_record_is_a_line(tmp_path: Path) -> None:
+    """In the order of their ends, appended to what was there."""
+    path = tmp_path / "access.jsonl"
+    path.write_text('{"before":1}\n')
+    log = AccessLog(str(path))
+    for i in range(500):
+        log(record(request_id=str(i)))
+    log.close()
+    before, *found = lines(path)
+    assert before == {"before": 1}
+    assert [line["request_id"] for line in found] == [str(i) for i in range(500)]
+    assert found[0] == json.loads(json.dumps(record(request_id="0").as_json()))
+    assert log.lost == 0
+
+
+async def test_whatever_is_in_it_a_line_is_one_line(tmp_path: Path) -> None:
+    """To every reader: control characters and Unicode's line ends are escaped, and can be read again."""
+    path = tmp_path / "access.jsonl"
+    log = AccessLog(str(path))
+    errors = [HOSTILE, HOSTILE.replace("\ud800", ""), "plain"]
+    for error in errors:
+        log(record(error=error, request_id=error, model=error))
+    log.close()
+    text = path.read_text("ascii")
+    assert len(text.splitlines()) == 3
+    assert not [c for c in text if c < " " and c != "\n"]
+    assert [line["error"] for line in lines(path)] == errors
+
+
+async def test_a_line_waits_for_others_but_not_for_long(tmp_path: Path) -> None:
+    """The writer is woken once for all that came meanwhile; the last of them need no more to come."""
+    path = tmp_path / "access.jsonl"
+    log = AccessLog(str(path))
+    for i in range(3 * BATCH + 1):
+        log(record(request_id=str(i)))
+    assert lines(path) == []
+    began = monotonic()
+    await eventually(lambda: len(lines(path)) == 3 * BATCH + 1)
+    assert monotonic() - began < LINGER * 20
+    log(record())
+    await eventually(lambda: len(lines(path)) == 3 * BATCH + 2)
+    log.close()
+
+
+async def test_what_waits_is_written_at_the_end(tmp_path: Path) -> None:
+    """Closing loses nothing."""
+    path = tmp_path / "access.jsonl"
+    log = AccessLog(str(path))
+    log(record())
+    log.close()
+    assert len(lines(path)) == 1
+
+
+def test_it_is_written_by_its_own_thread(tmp_path: Path) -> None:
+    """Which ends when it is closed, and is no reason for a process to stay."""
+    before = set(threading.enumerate())
+    log = AccessLog(str(tmp_path / "access.jsonl"))
+    (thread,) = set(threading.enumerate()) - before
+    assert (thread.name, thread.daemon) == ("access-log", True)
+    log.close()
+    assert not thread.is_alive()
+
+
+async def test_a_stuck_disk_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit is dropped and counted; closing gives up in bounded time."""
+    with stuck(10, monkeypatch) as (log, _):
+        fill(log)
+        start = monotonic()
+        give(log, *[record()] * 1000)
+        assert log.lost == 1001
+        log.close()
+        assert monotonic() - start < 2
+
+
+async def test_lost_lines_are_said_once_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many, in the log itself: lines written and lines said to be lost are all there were."""
+    with stuck(10, monkeypatch) as (log, out):
+        monkeypatch.setattr(accesslog, "CLOSING", 5.0)
+        offered = fill(log) + 20
+        give(log, *[record()] * 20)
+        text = bytearray()
+        reader = threading.Thread(target=read_all, args=(out, text))
+        reader.start()
+        log.close()
+        log._out.close()
+        reader.join()
+        found = [json.loads(line) for line in text.splitlines()]
+    said = [line["access_log_lines_lost"] for line in found if "access_log_lines_lost" in line]
+    assert said
+    assert sum(said) == log.lost
+    assert len(found) - len(said) + sum(said) == offered
+
+
+async def test_a_disk_that_refuses_is_said_once_and_the_writer_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk costs lines, never the log itself."""
+    log = AccessLog("/dev/full")
+    with caplog.at_level(logging.ERROR, "firsttoken"):
+        for i in range(1, 4):
+            give(log, record())
+            await eventually(lambda i=i: log.lost == i)
+        assert log._thread.is_alive()
+        log.close()
+    assert [entry.message for entry in caplog.records] == [
+        "the access log cannot be written: [Errno 28] No space left on device"
+    ]
+
+
+BREAKING = (
+    "\n", "\r\n", "\x1b[31mred", "\x9b31m", "\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\0", "\x7f", "\u202e",
+    '"}\n{"forged":"',
+)  # fmt: skip
+HEADERS = ("x-request-id", "traceparent", "x-session-id", "x-priority", "authorization", "x-slo-ttft-ms", "user-agent")
+
+
+@pytest.mark.parametrize("more", [{}, {"passthrough": "only"}], ids=["routes", "passthrough"])
+async def test_whatever_a_caller_sends_is_one_line(tmp_path: Path, more: dict[str, Any]) -> None:
+    """At the socket: line ends, terminals' commands and forged lines in ids, models, headers and fields. One line to
+    every reader, by whatever it is that it ends lines, and nothing in it but printable ASCII."""
+    path = tmp_path / "access.jsonl"
+    more = {**more, "telemetry": {"access_log": str(path)}}
+    async with Upstream(*[[STREAMED]] * 300) as upstream, running({"only": pool(upstream.url)}, **more) as gateway:
+        seen: list[Record] = []
+        gateway.recorder.sinks.append(seen.append)
+        for text in BREAKING:
+            for header in HEADERS:
+                for body in ({"model": f"a{text}b"}, {"user": text, "stop": text}, {"max_tokens": text}):
+                    await say(gateway.url, header, text, {**CHAT, "stream": True, **body})
+        await eventually(lambda: not gateway.recorder.live)
+    text = path.read_bytes()
+    assert len(text.split(b"\n")) - 1 == len(text.decode("ascii").splitlines()) == len(seen) > 200
+    assert not [byte for byte in set(text) if not 0x20 <= byte < 0x7F and byte != 0x0A]
+    assert {"forged"}.isdisjoint(key for line in lines(path) for key in line)
+
+
+async def say(url: str, header: str, text: str, body: dict[str, Any]) -> None:
+    """One request; the header's value as it is but for what would end the header, and once more in UTF-8."""
+    for raw in (text.encode("latin-1", "ignore"), text.encode()):
+        async with calling(url) as caller:
+            asked = post(body, "connection: close", f"{header}: PUT_HERE")
+            caller.writer.write(asked.replace(b"PUT_HERE", b"x" + raw.translate(None, b"\r\n\0")))
+            await caller.rest()
+
+
+async def test_what_is_lost_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """firsttoken_access_log_lines_lost_total, as a scrape finds it."""
+    async with running({"only": pool("http://127.0.0.1:9")}, telemetry={"access_log": "/dev/full"}) as gateway:
+        async with calling(gateway.url) as caller:
+            await caller.ask(post({**CHAT, "model": "nope"}, "connection: close"))
+        assert gateway.access_log is not None
+        await eventually(lambda: gateway.access_log.lost)
+        page = (await get(gateway.admin_url, "/metrics"))[2]
+    assert b"\nfirsttoken_access_log_lines_lost_total 1.0\n" in page
+
+
+async def test_no_prompt_or_answer_is_ever_in_it(tmp_path: Path) -> None:
+    """Whatever becomes of the request: answered, broken off, refused for its fields, its model or its JSON."""
+    path = tmp_path / "access.jsonl"
+    canary = {**CHAT, "messages": [{"role": "user", "content": "CANARY prompt"}], "stream": True, "user": "CANARY user"}
+    answer = STREAM_HEAD + chunk(ANSWER.replace(b"hi", b"CANARY answer"))
+    bodies: list[Any] = [
+        canary, canary, {**canary, "model": "nope"}, {**canary, "n": "CANARY"}, {**canary, "messages": ["CANARY"]},
+        {**canary, "max_tokens": -1}, b'{"CANARY', b'{"messages":"CANARY","messages":"CANARY"}',
+    ]  # fmt: skip
+    async with Upstream(
+        [answer + LAST_CHUNK], [answer.partition(b"data: [DONE]")[0].replace(b"stop", b""), CLOSE]
+    ) as upstream:
+        telemetry = {"access_log": str(path)}
+        async with running({"only": pool(upstream.url)}, telemetry=telemetry) as gateway:
+            for body in bodies:
+                async with calling(gateway.url) as caller:
+                    await caller.ask(post(body, "connection: close", "authorization: Bearer CANARY", "cookie: CANARY"))
+                    await caller.rest()
+    found = lines(path)
+    assert [line["end"] for line in found] == [End.COMPLETED.value, *[End.UPSTREAM_BROKE.value], *["refused"] * 6]
+    assert "CANARY" not in path.read_text()

@@ -1,0 +1,114 @@
+"""How late the event loop is, and what a request is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from gateway.observe.loop_lag import BEFORE, PERIOD, SAID_EVERY, STALL, LoopLag
+from tests.support.simulated import eventually
+
+
+def exported(lag: LoopLag) -> dict[str, float | None]:
+    """What one scrape finds."""
+    registry = CollectorRegistry()
+    registry.register(lag)
+    samples = {s.name: s.value for family in registry.collect() for s in family.samples}
+    return {name: samples.get(f"firsttoken_loop_{name}") for name in ("lag_seconds_count", "lag_seconds_sum", "lag_max_seconds", "stalls_total")}  # fmt: skip # noqa: E501
+
+
+# --------------------------------------------------------------------------- what operators see
+
+
+def test_every_look_is_counted_and_stalls_beside_it() -> None:
+    """All lateness is in the histogram; what is as long as a stall is one."""
+    lag = LoopLag()
+    for i, late in enumerate((0.0, STALL / 2, STALL, STALL * 3)):
+        lag.saw(late, float(i))
+    assert exported(lag) == {
+        "lag_seconds_count": 4, "lag_seconds_sum": pytest.approx(STALL * 4.5), "lag_max_seconds": STALL * 3,
+        "stalls_total": 2,
+    }  # fmt: skip
+
+
+def test_the_greatest_lateness_is_that_since_the_last_scrape() -> None:
+    """So that a stall is not shown for ever, and none is missed between two scrapes."""
+    lag = LoopLag()
+    lag.saw(0.3, 1.0)
+    lag.saw(0.1, 2.0)
+    assert [exported(lag)["lag_max_seconds"] for _ in range(2)] == [0.3, 0.0]
+    lag.saw(0.2, 3.0)
+    assert exported(lag)["lag_max_seconds"] == 0.2
+
+
+def test_a_stall_is_said_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """With its length and how many there were: those between were counted."""
+    lag = LoopLag()
+    with caplog.at_level(logging.WARNING, "firsttoken"):
+        for at in (100.0, 110.0, 100.0 + SAID_EVERY - 1, 100.0 + SAID_EVERY, 101.0 + SAID_EVERY):
+            lag.saw(0.0125, at)
+        lag.saw(STALL - 1e-6, 500.0)
+    assert [entry.message for entry in caplog.records] == [
+        "the event loop stood still for 12.5 ms (stall 1)",
+        "the event loop stood still for 12.5 ms (stall 4)",
+    ]
+
+
+async def test_a_loop_that_is_held_up_is_seen() -> None:
+    """By a timer of its own, as late as the hold-up was long."""
+    lag = LoopLag()
+    lag.start(asyncio.get_running_loop())
+    arrival = time.monotonic()
+    time.sleep(3 * PERIOD)  # noqa: ASYNC251 - what a blocking call does is what is tested
+    lasting = lag.since(arrival, time.monotonic())
+    await eventually(lambda: exported(lag)["stalls_total"])
+    ended = lag.since(arrival, time.monotonic())
+    lag.close()
+    assert 1.9 * PERIOD <= lasting <= ended < 10 * PERIOD
+
+
+async def test_a_closed_watch_looks_no_more() -> None:
+    """And says nothing of what it does not see."""
+    lag = LoopLag()
+    lag.start(asyncio.get_running_loop())
+    lag.close()
+    await asyncio.sleep(2 * PERIOD)
+    assert exported(lag)["lag_seconds_count"] is None
+    assert lag.since(0.0, time.monotonic()) == 0.0
+
+
+# --------------------------------------------------------------------------- what a request is told
+
+
+def test_a_request_is_told_of_stalls_since_its_arrival() -> None:
+    """Or so shortly before it that its bytes may have lain in the socket meanwhile."""
+    lag = LoopLag()
+    lag.saw(0.5, 100.0)
+    assert lag.since(100.0 + BEFORE / 2, 101.0) == 0.5
+    assert lag.since(100.0 + BEFORE * 2, 101.0) == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 0.5), st.floats(0.01, 1.0)), max_size=40), st.floats(0.0, 50.0))
+def test_it_is_told_of_the_longest_of_them(looks: list[tuple[float, float]], after: float) -> None:
+    """What is kept of the past is enough for any arrival."""
+    lag, now, seen = LoopLag(), 100.0, []
+    for late, later in looks:
+        now += later
+        seen.append((now, late))
+        lag.saw(late, now)
+    arrival = 100.0 + after
+    assert lag.since(arrival, now) == max((late for at, late in seen if at >= arrival - BEFORE), default=0.0)
+
+
+def test_the_past_is_bounded() -> None:
+    """However the latenesses fall: no request waits longer than the kept time."""
+    lag = LoopLag()
+    for i in range(100_000):
+        lag.saw(1.0 / (i + 1), i * PERIOD)
+    assert len(lag._late) <= 12_001

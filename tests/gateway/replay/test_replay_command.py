@@ -1,0 +1,215 @@
+"""`firsttoken replay`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cli.main import main
+from tests.gateway.builders import calling, post
+from tests.gateway.replay.builders import CONFIG, mooncake
+from tests.support.gateways import running
+from tests.support.simulated import engine_pool, engines, eventually
+
+ROOT = Path(__file__).parents[3]
+EMPTY = "no request in it can be played; each needs its prompt and output tokens"
+NUMBERS = "write numbers above 0, such as 1, 0.6,1,1.4 or 0.6..1.4"
+
+
+@pytest.fixture(autouse=True)
+def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A configuration, another one, and a trace; and one core, as threads of other tests must not be forked."""
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text(CONFIG)
+    Path("b.yaml").write_text(CONFIG.replace("8b-h100", "8b-l4"))
+    mooncake(Path("trace.jsonl"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["replay", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def played(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    code, out, err = run(capsys, "trace.jsonl", "--config", "a.yaml", "--json", *arguments)
+    assert (code, err) == (0, "")
+    found: list[dict[str, Any]] = json.loads(out)
+    return found
+
+
+def test_the_table_compares(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ours, the yardsticks and what was possible; then our routes; all within 120 columns."""
+    code, out, err = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "lmetric,pooled:least_request")
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert lines[0].startswith("load 1: 40 requests in 10 s, 4.10 a second; ")
+    names = [line.partition("  ")[0] for line in lines[1:7]]
+    assert names == ["", "this config", "lmetric", "pooled:least_request", "reference", ""]
+    assert next(line for line in lines if line.startswith("agent")).split()[1:3] == ["40", "100.0%"]
+    assert next(line for line in lines if line.startswith("main")).split()[1] == "40"
+    assert max(map(len, lines)) <= 120
+
+
+def test_a_column_that_says_nothing_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """One tier, no price, nothing failed: the table is as wide as what there is to say."""
+    _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "none")
+    heading = out.splitlines()[1].split()
+    assert [name for name in ("USD", "tiers", "failed", "hedges") if name in heading] == []
+
+
+def test_two_policies_on_the_same_traffic(capsys: pytest.CaptureFixture[str]) -> None:
+    """The other one's machines are slower; each has its routes shown."""
+    arguments = ("trace.jsonl", "--config", "a.yaml", "--config-b", "b.yaml", "--scorers", "none", "--no-reference")
+    _, out, _ = run(capsys, *arguments)
+    rows = {line.split("  ")[0]: line for line in out.splitlines() if line.startswith(("this config  ", "config b  "))}
+    assert sorted(rows) == ["config b", "this config"]
+    found = {result["name"]: result["rows"][-1]["ttft"][0] for result in played(capsys, *arguments[3:])}
+    assert found["config b"] > 3 * found["ours"]
+
+
+def test_a_range_of_loads_is_five(capsys: pytest.CaptureFixture[str]) -> None:
+    """From one to the other; a list is what it says."""
+    lean = ("--scorers", "none", "--no-reference")
+    swept, listed = (played(capsys, "--load", load, *lean) for load in ("0.5..1.5", "2,1"))
+    assert [result["load"] for result in swept] == [0.5, 0.75, 1.0, 1.25, 1.5]
+    assert [(result["load"], result["seconds"]) for result in listed] == [(1.0, 9.75), (2.0, 4.875)]
+
+
+def test_seeds_are_played_each_and_shown_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """From --seed on; one seed is one outcome."""
+    lean = ("--scorers", "none", "--no-reference")
+    three = played(capsys, "--seed", "4", "--seeds", "3", *lean)
+    one = played(capsys, "--seed", "5", *lean)
+    assert [result["seed"] for result in three] == [4, 5, 6]
+    assert three[1]["rows"] == one[0]["rows"]
+    assert three[0]["rows"] != one[0]["rows"]
+    _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", "--seeds", "2", *lean)
+    assert "a second, mean of 2 seeds; " in out
+
+
+def test_all_cores_make_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is played is sent to other processes, conditions of tiers and all."""
+    Path("a.yaml").write_text(CONFIG.replace("[main]", "[{pool: main, when: {prompt_tokens: '<= 30000'}}]"))
+    inline = played(capsys, "--scorers", "lmetric")
+    arguments = ["trace.jsonl", "--config", "a.yaml", "--scorers", "lmetric", "--json"]
+    command = [sys.executable, "-m", "gateway.cli", "replay", *arguments]
+    shared = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True)
+    assert [result["rows"] for result in json.loads(shared.stdout)] == [result["rows"] for result in inline]
+
+
+def test_a_trace_can_be_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """To so many requests, or so many seconds of the replay."""
+    lean = ("--scorers", "none", "--no-reference")
+    assert played(capsys, "--limit", "7", *lean)[0]["rows"][-1]["offered"] == 7
+    assert played(capsys, "--load", "2", "--seconds", "3", *lean)[0]["rows"][-1]["offered"] == 24
+
+
+def test_the_worst_decisions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with its candidates, as `firsttoken explain` shows them."""
+    hurt = ("--fault", "main/h0:80@0s=slow:8", "--scorers", "none", "--no-reference", "--worst", "2")
+    _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", *hurt)
+    assert out.count("this config, load 1: regret of ") == 2
+    assert len([line for line in out.splitlines() if line.split()[:3] == ["endpoint", "tier", "p50"]]) == 2
+    worst = played(capsys, *hurt)[0]["worst"]
+    assert [told["rank"] for told in worst] == [1, 2]
+    assert worst[0]["regret_ms"] >= worst[1]["regret_ms"] > 0
+    assert {candidate["endpoint"] for candidate in worst[0]["candidates"]} == {"main/h0:80", "main/h1:80"}
+
+
+def test_faults_befall_endpoints(capsys: pytest.CaptureFixture[str]) -> None:
+    """At their times, in every replay."""
+    kill = ("--fault", "main/h0:80@1s=kill", "main/h1:80@1s=kill", "--scorers", "least_request", "--no-reference")
+    for result in played(capsys, *kill):
+        assert result["rows"][-1]["completed"] < 8
+
+
+def test_batch_is_shown_by_what_it_completed(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no budget to miss."""
+    Path("a.yaml").write_text(CONFIG.replace("workload: agent", "workload: batch"))
+    _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "none")
+    assert "agent: 40 of 40 complete, 164 tokens a second" in out
+
+
+def test_guessed_machines_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A replay is as good as what it takes the servers for."""
+    Path("a.yaml").write_text(CONFIG.replace("    profile: 8b-h100\n", ""))
+    code, _, err = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "none", "--no-reference")
+    assert (code, err) == (0, "firsttoken: pool main has no `profile`: taken for 8b-h100\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.jsonl"], "firsttoken: nowhere.jsonl: cannot be read: No such file or directory"),
+        (["synthetic:agnets"], "firsttoken: synthetic:agnets: there is synthetic:agents only"),
+        (["chat=trace.jsonl"], "firsttoken: there is no route 'chat'; there are agent"),
+        (
+            ["trace.jsonl", "--load", "0"],
+            f"firsttoken: --load 0: {NUMBERS}",
+        ),
+        (
+            ["trace.jsonl", "--load", "1.."],
+            f"firsttoken: --load 1..: {NUMBERS}",
+        ),
+        (["trace.jsonl", "--seeds", "0"], "firsttoken: --seeds 0: one at least"),
+        (["trace.jsonl", "--limit", "0"], f"firsttoken: trace.jsonl: {EMPTY}"),
+        (["trace.jsonl", "--scorers", "lmetrics"], "firsttoken: --scorers: no 'lmetrics'; did you mean 'lmetric'?"),
+        (
+            ["trace.jsonl", "--fault", "main/h0:80@9=kill"],
+            "firsttoken: --fault main/h0:80@9=kill: '9' has no unit of time; write it like 250ms, 2s or 5m",
+        ),
+        (
+            ["trace.jsonl", "--fault", "main/h7:80@9s=kill"],
+            "firsttoken: --fault main/h7:80@9s=kill: no endpoint 'main/h7:80'; did you mean 'main/h1:80'?",
+        ),
+        (
+            ["trace.jsonl", "--fault", "kill"],
+            "firsttoken: --fault kill: write ENDPOINT@TIME=WHAT, such as main/h1:8000@90s=slow:5, =kill or =restart",
+        ),
+        (
+            ["trace.jsonl", "--seeds", "many"],
+            "firsttoken: argument --seeds: 'many' is not a whole number (see firsttoken replay --help)",
+        ),
+    ],
+)
+def test_wrong_arguments_are_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """In one line, before anything is played."""
+    assert run(capsys, *arguments, "--config", "a.yaml") == (2, "", message + "\n")
+
+
+def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the words of `check`; without one there is nothing to try."""
+    Path("a.yaml").write_text(CONFIG + "servr: {}\n")
+    code, _, err = run(capsys, "trace.jsonl", "--config", "a.yaml")
+    assert (code, err) == (2, "a.yaml:9: servr: unknown key; did you mean 'server'?\n")
+    code, _, err = run(capsys, "trace.jsonl")
+    assert (code, err[:69]) == (2, "firsttoken: the following arguments are required: --config (see first")
+
+
+async def test_what_a_gateway_logged_can_be_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Last night's traffic: its times, its lengths, and which prompts shared a beginning, without a word of them."""
+    log, begin = tmp_path / "access.log", "tell me of ships and the sea " * 300
+    async with (
+        engines(1, speed=50.0) as servers,
+        running({"main": engine_pool(*servers)}, telemetry={"access_log": str(log)}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        for end in ("and of storms", "and of calms"):
+            asked = {"model": "chat", "max_tokens": 5, "messages": [{"role": "user", "content": begin + end}]}
+            assert (await caller.whole(post(asked)))[0] == 200
+        await eventually(lambda: log.exists() and log.read_bytes().count(b"\n") == 2)
+    assert b"ships" not in log.read_bytes()
+    code, out, _ = run(capsys, f"agent={log}", "--config", "a.yaml", "--scorers", "none", "--json")
+    ours, reference = json.loads(out)
+    assert (code, ours["rows"][-1]["completed"]) == (0, 2)
+    assert reference["rows"][-1]["hit"] > 0.4

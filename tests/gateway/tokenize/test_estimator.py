@@ -1,0 +1,386 @@
+"""The estimator: tokens and prefix blocks of a prompt, at the cost of its new text."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import textwrap
+from array import array
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.interface import Operation
+from gateway.api.inference_request import parse
+from gateway.tokenize.estimator import AT_ONCE, Estimator, PoolTokenizer, Prompt, prompt_of
+from gateway.tokenize.tokenizers import Encoder, encoder
+from policies.latency.token_scale import TokenScale
+from policies.types import PoolEstimate
+
+LONG = inspect.getsource(textwrap) + inspect.getsource(inspect)  # 140 KB
+CL100K = encoder("cl100k_base")
+
+
+class CountingEncoders:
+    """The real cl100k_base, which keeps what it was asked to encode."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+
+    def __call__(self, name: str) -> Encoder:
+        return Encoder(self._pack)
+
+    def _pack(self, text: str) -> bytes:
+        self.encoded.append(text)
+        return CL100K.pack(text)
+
+    def new(self) -> list[str]:
+        """What was encoded since the last call; the empty texts of empty messages aside."""
+        taken, self.encoded = [text for text in self.encoded if text], []
+        return taken
+
+
+class CountingThreads(ThreadPoolExecutor):
+    """A thread pool that counts what it was given."""
+
+    given = 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.given += 1
+        return super().submit(fn, *args, **kwargs)
+
+
+def pool(name: str = "small", block_size: int = 16, tokenizer: str = "cl100k_base") -> PoolTokenizer:
+    return PoolTokenizer(name, tokenizer, block_size, template=4)
+
+
+def estimator(*pools: PoolTokenizer, scales: Mapping[str, TokenScale] | None = None, **options: Any) -> Estimator:
+    pools = pools or (pool(),)
+    by_pool = scales or {each.name: TokenScale() for each in pools}
+    return Estimator(pools, by_pool.__getitem__, **options)
+
+
+def chat(*texts: str, **more: Any) -> Prompt:
+    """A conversation; user and assistant take turns."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return prompt_of(Operation.CHAT, {"model": "m", "messages": messages, **more})
+
+
+def raw_chat(*texts: str) -> Prompt:
+    """The same as it comes from a caller."""
+    messages = [{"role": "user", "content": text} for text in texts]
+    return parse(Operation.CHAT, json.dumps({"model": "m", "messages": messages}).encode(), {}, 0.0, "").prompt
+
+
+def completion(prompt: Any) -> Prompt:
+    return prompt_of(Operation.COMPLETION, {"model": "m", "prompt": prompt})
+
+
+def read(of: Estimator, prompt: Prompt, name: str = "small", group: str = "g") -> PoolEstimate:
+    """What one pool makes of a prompt that is small enough to be read at once."""
+    found = of.estimate_now(prompt, [name], group, 256)
+    assert found is not None
+    return found.pools[name]
+
+
+def hashes(estimate: PoolEstimate) -> list[int]:
+    return list(estimate.blocks.hashes)
+
+
+# --------------------------------------------------------------------------- counting
+
+
+def test_text_tokens_are_those_of_the_texts_alone() -> None:
+    """The template is not text: its share is learned from what engines report."""
+    texts = ["hello there", "general 天地", ""]
+    assert read(estimator(), chat(*texts)).text_tokens == sum(CL100K.count(text) for text in texts)
+
+
+def test_a_long_text_counts_as_its_tokenizer_counts_it() -> None:
+    """Reading by segments does not change the count."""
+    found = read(estimator(offload_bytes=10**6), completion(LONG))
+    assert found.text_tokens == CL100K.count(LONG)
+
+
+def test_tokens_are_corrected_by_what_the_pool_reported() -> None:
+    """An engine with another tokenizer says so in its usage; the count follows."""
+    scale = TokenScale()
+    for _ in range(50):
+        scale.observe(1000, 1, 1300)
+    found = read(estimator(scales={"small": scale}), chat(" word" * 1000))
+    assert found.tokens == scale.correct(found.text_tokens, 1) == 1300
+
+
+def test_blocks_carry_the_scale_from_counted_to_real_tokens() -> None:
+    """A block of 16 counted tokens is worth `scale` times as many of the engine's."""
+    found = read(estimator(), chat("word " * 1000))
+    counted = found.text_tokens + 4 * found.messages
+    assert found.blocks.scale == found.tokens / counted
+
+
+def test_a_completion_has_no_messages() -> None:
+    """No chat template is put around it."""
+    assert read(estimator(), completion("once upon a time")).messages == 0
+
+
+def test_token_ids_are_counted_as_they_are() -> None:
+    """A caller who tokenised already is believed, and gets the blocks of these ids."""
+    found = read(estimator(), completion(CL100K.encode(LONG[:4000])))
+    assert hashes(found) == hashes(read(estimator(), completion(LONG[:4000])))
+
+
+def test_every_pool_of_the_route_gets_its_own_view() -> None:
+    """Tokenizer and block size are the pool's."""
+    small, wide, other = pool("small", 16), pool("wide", 32), pool("other", 16, "o200k_base")
+    prompt = chat("天地玄黄，宇宙洪荒。" * 40)
+    found = estimator(small, wide, other).estimate_now(prompt, ["small", "wide", "other"], "g", 77)
+    assert found is not None
+    assert found.output_tokens == 77
+    sizes = {name: len(view.blocks.hashes) for name, view in found.pools.items()}
+    texts = {name: view.text_tokens for name, view in found.pools.items()}
+    assert texts == {
+        "small": (count := CL100K.count("天地玄黄，宇宙洪荒。" * 40)),
+        "wide": count,
+        "other": encoder("o200k_base").count("天地玄黄，宇宙洪荒。" * 40),
+    }
+    assert sizes == {name: (texts[name] + 4) // size for name, size in (("small", 16), ("wide", 32), ("other", 16))}
+
+
+def test_an_empty_prompt_has_no_blocks() -> None:
+    """Nothing to count is not an error."""
+    found = read(estimator(), completion([]))
+    assert (found.text_tokens, hashes(found), found.blocks.scale) == (0, [], 1.0)
+
+
+# --------------------------------------------------------------------------- prefixes
+
+TEXT = st.text(max_size=60) | st.sampled_from(["word " * 600, "好" * 5000, "x" * 9000, "line\n" * 900])
+TURNS = st.lists(TEXT, max_size=5)
+
+
+@given(TURNS, TURNS)
+@settings(deadline=None, max_examples=40)
+def test_a_conversation_that_goes_on_keeps_all_its_full_blocks(before: list[str], after: list[str]) -> None:
+    """The next turn begins with the blocks of this one, also where nothing is remembered."""
+    first = hashes(read(estimator(offload_bytes=10**9), chat(*before)))
+    longer = hashes(read(estimator(offload_bytes=10**9), chat(*before, *after)))
+    assert longer[: len(first)] == first
+
+
+@given(st.lists(TURNS, max_size=6))
+@settings(deadline=None, max_examples=40)
+def test_what_is_remembered_never_changes_an_estimate(conversations: list[list[str]]) -> None:
+    """A warm cache answers as a cold one does, whatever came before, even when it is all but full."""
+    warm = estimator(offload_bytes=10**9, cache_bytes=20_000)
+    for texts in conversations:
+        assert read(warm, chat(*texts)) == read(estimator(offload_bytes=10**9), chat(*texts))
+
+
+ROLES = st.sampled_from(["user", "assistant", ""])
+PARTS = st.lists(TEXT.map(lambda text: {"type": "text", "text": text}), max_size=2)
+SAID = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXT | PARTS}), min_size=1, max_size=4)
+TALK = st.tuples(SAID, st.booleans(), st.booleans())
+
+
+@given(st.lists(TALK, min_size=1, max_size=4))
+@settings(deadline=None, max_examples=40)
+async def test_every_way_through_finds_the_same(talks: list[tuple[list[dict[str, Any]], bool, bool]]) -> None:
+    """As a caller wrote it, whether this was seen before or not, here or in a thread, or decoded and cold."""
+    here, away, nearby = estimator(), estimator(offload_bytes=0, open_bytes=0), estimator(offload_bytes=10**9)
+    for messages, dense, tools in talks:
+        body = {"model": "m", "messages": messages, **({"tools": [{"a": 1}, {"b": "c"}]} if tools else {})}
+        raw = json.dumps(body, separators=(",", ":") if dense else None, ensure_ascii=dense).encode()
+        expected = await estimator(offload_bytes=10**9).estimate(prompt_of(Operation.CHAT, body), ["small"], "g", 1)
+        for way in (here, away, nearby, nearby):
+            prompt = parse(Operation.CHAT, raw, {}, 0.0, "").prompt
+            assert await way.estimate(prompt, ["small"], "g", 1) == expected
+    for way in (here, away, nearby):
+        way.close()
+
+
+def test_another_role_is_another_prefix() -> None:
+    """The same words of somebody else are rendered differently."""
+    text = "word " * 40
+    user, system = ({"model": "m", "messages": [{"role": role, "content": text}]} for role in ("user", "system"))
+    first, second = (hashes(read(estimator(), prompt_of(Operation.CHAT, body))) for body in (user, system))
+    assert not set(first) & set(second)
+
+
+def test_groups_share_neither_blocks_nor_tokenised_text() -> None:
+    """Nothing in an answer or in its timing tells one tenant what another sent."""
+    encoders = CountingEncoders()
+    shared = estimator(encoders=encoders)
+    mine, theirs = read(shared, chat("secret " * 50), group="a"), read(shared, chat("secret " * 50), group="b")
+    assert not set(hashes(mine)) & set(hashes(theirs))
+    assert encoders.new() == ["secret " * 50] * 2
+
+
+def test_token_ids_are_not_the_text_that_their_bytes_spell() -> None:
+    """Python hashes both alike."""
+    text = "abcd" * 3000
+    ids = array("I", text.encode()).tolist()
+    for first, second in ((completion(text), completion(ids)), (completion(ids), completion(text))):
+        warm = estimator(offload_bytes=10**9)
+        read(warm, first)
+        assert read(warm, second) == read(estimator(offload_bytes=10**9), second)
+
+
+def test_a_learned_block_size_counts_from_the_next_prompt_on() -> None:
+    """The server knows its block size better than the file."""
+    learned, prompt = estimator(pool(block_size=16)), chat("word " * 200)
+    read(learned, prompt)
+    learned.set_block_size("small", 32)
+    assert read(learned, prompt) == read(estimator(pool(block_size=32)), prompt)
+
+
+# --------------------------------------------------------------------------- cost
+
+
+def test_a_conversation_costs_its_new_text() -> None:
+    """Every message is tokenised once, however many turns repeat it."""
+    encoders = CountingEncoders()
+    talk, texts = estimator(encoders=encoders), ["system prompt", "first question", "an answer", "second question"]
+    for turn in range(1, len(texts) + 1):
+        read(talk, chat(*texts[:turn]))
+        assert encoders.new() == texts[turn - 1 : turn]
+
+
+def test_a_text_that_grows_costs_its_last_segment() -> None:
+    """A completion prompt is recognised from its beginning too."""
+    encoders = CountingEncoders()
+    growing = estimator(encoders=encoders, offload_bytes=10**9)
+    read(growing, completion(LONG[:100_000]))
+    encoders.new()
+    read(growing, completion(LONG[:101_000]))
+    assert sum(map(len, encoders.new())) < 1000 + 2 * 2048
+
+
+def test_text_behind_a_new_beginning_is_not_tokenised_again() -> None:
+    """A date in the system prompt changes all blocks, but not the tokens of what follows."""
+    encoders = CountingEncoders()
+    dated = estimator(encoders=encoders, offload_bytes=10**9)
+    read(dated, chat("Monday", *[LONG[i : i + 2000] for i in range(0, 20_000, 2000)]))
+    encoders.new()
+    read(dated, chat("Tuesday", *[LONG[i : i + 2000] for i in range(0, 20_000, 2000)]))
+    assert encoders.new() == ["Tuesday"]
+
+
+def test_a_long_message_that_changes_costs_what_stands_from_there_on() -> None:
+    """A document with another question below it is recognised up to the question."""
+    encoders = CountingEncoders()
+    asked = estimator(encoders=encoders, offload_bytes=10**9)
+    read(asked, chat("be brief", LONG[:100_000] + " Why?"))
+    encoders.new()
+    again = chat("be brief", LONG[:100_000] + " Since when?")
+    found = read(asked, again)
+    assert sum(map(len, encoders.new())) <= 2 * 2048
+    assert found == read(asked, again) == read(estimator(offload_bytes=10**9), again)
+
+
+def test_pools_with_one_tokenizer_tokenise_once() -> None:
+    """Two block sizes are two chains of blocks over the same tokens."""
+    encoders = CountingEncoders()
+    estimator(pool("a", 16), pool("b", 32), encoders=encoders).estimate_now(chat("hello"), ["a", "b"], "g", 1)
+    assert encoders.new() == ["hello"]
+
+
+async def test_only_large_new_text_goes_to_a_thread() -> None:
+    """Small or known prompts are answered without a task switch."""
+    threads = CountingThreads(1)
+    mixed = estimator(executor=threads, offload_bytes=10_000)
+    await mixed.estimate(chat("small"), ["small"], "g", 1)
+    assert threads.given == 0
+    large = await mixed.estimate(chat(LONG[:20_000]), ["small"], "g", 1)
+    assert threads.given == 1
+    again = await mixed.estimate(chat(LONG[:20_000]), ["small"], "g", 1)
+    assert (threads.given, again) == (1, large)
+    mixed.close()
+
+
+async def test_a_thread_finds_what_the_loop_would_have_found() -> None:
+    """Where a prompt is read does not change the estimate."""
+    threaded, direct = estimator(offload_bytes=0), estimator(offload_bytes=10**9)
+    prompt = chat(LONG[:50_000], "and then?")
+    found = await threaded.estimate(prompt, ["small"], "g", 1)
+    assert found == direct.estimate_now(prompt, ["small"], "g", 1)
+    threaded.close()
+
+
+async def test_a_block_size_learned_meanwhile_does_not_disturb_an_estimate() -> None:
+    """What is under way ends as it began."""
+    changing = estimator(offload_bytes=0)
+    under_way = asyncio.create_task(changing.estimate(chat(LONG[:5_000]), ["small"], "g", 1))
+    await asyncio.sleep(0)
+    changing.set_block_size("small", 32)
+    assert (await under_way).pools["small"].blocks.size == 16
+    changing.close()
+
+
+def test_large_new_text_is_not_read_now() -> None:
+    """A caller that cannot wait is told to."""
+    assert estimator(offload_bytes=100).estimate_now(chat("word " * 100), ["small"], "g", 1) is None
+
+
+def test_a_prompt_that_is_long_even_to_look_at_is_looked_at_in_a_thread() -> None:
+    """Where the beginning is known only the rest counts."""
+    far = estimator(offload_bytes=10**9, open_bytes=10_000)
+    texts = ["word " * 1000] * 4
+    assert far.estimate_now(raw_chat(*texts), ["small"], "g", 1) is None
+    for turn in range(1, 5):
+        assert far.estimate_now(raw_chat(*texts[:turn]), ["small"], "g", 1) is not None
+
+
+async def test_many_messages_are_large_however_short_they_are() -> None:
+    """Each costs its own, whatever it says."""
+    threads = CountingThreads(1)
+    busy = estimator(executor=threads)
+    for count in (50, 500, 5_000):
+        await busy.estimate(raw_chat(*[str(count)] * count), ["small"], "g", 1)
+    assert threads.given == 2
+    busy.close()
+
+
+async def test_others_get_their_turn_while_much_is_remembered() -> None:
+    """What was read in a thread is put away in turns."""
+    large = estimator(open_bytes=0, offload_bytes=0)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    other = asyncio.create_task(others())
+    many = raw_chat(*(f"message {i}" for i in range(3 * AT_ONCE)))
+    await large.estimate(many, ["small"], "g", 1)
+    other.cancel()
+    assert turns >= 6
+    assert large.statistics().entries == 6 * AT_ONCE
+    large.close()
+
+
+def test_memory_is_bounded() -> None:
+    """However much is sent, caches stay within their bytes."""
+    bounded = estimator(cache_bytes=100_000, offload_bytes=10**9)
+    for i in range(200):
+        read(bounded, chat(f"{i} {LONG[i : i + 3000]}"))
+    statistics = bounded.statistics()
+    assert statistics.limit_bytes == 100_000
+    assert 50_000 < statistics.bytes <= 100_000
+    assert statistics.entries > 0
+
+
+@pytest.mark.parametrize("text", ["a" * 1_000_000, " " * 1_000_000, "😀" * 100_000, "<|endoftext|>" * 1000])
+async def test_hostile_text_is_estimated(text: str) -> None:
+    """No text fails, and none stops the loop: see test_encoders for its time."""
+    hostile = estimator()
+    found = await hostile.estimate(chat(text), ["small"], "g", 1)
+    assert found.pools["small"].tokens > 0
+    hostile.close()

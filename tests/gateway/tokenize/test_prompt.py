@@ -1,0 +1,197 @@
+"""Prompts: what of a request body becomes tokens."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from backends.interface import Operation
+from gateway.api.strict_json import encode
+from gateway.tokenize.prompt import LOW_DETAIL_TOKENS, MEDIA_TOKENS, NOT_TEXT, Piece, Prompt, prompt_of
+
+
+def chat(*messages: Any, **more: Any) -> Prompt:
+    return prompt_of(Operation.CHAT, {"model": "m", "messages": list(messages), **more})
+
+
+def completion(prompt: Any) -> Prompt:
+    return prompt_of(Operation.COMPLETION, {"model": "m", "prompt": prompt})
+
+
+def pieces(prompt: Prompt) -> list[Piece]:
+    return [piece for part in range(len(prompt.digests)) for piece in prompt.pieces(part)]
+
+
+def image(url: str, **more: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url, **more}}]}
+
+
+def ids(*tokens: int) -> bytes:
+    return array("I", tokens).tobytes()
+
+
+def test_a_message_names_its_role_once() -> None:
+    """Only the first piece of a message opens it."""
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert pieces(chat({"role": "user", "content": parts})) == [("user", "one"), (None, "two")]
+
+
+def test_a_message_without_text_still_counts_as_one() -> None:
+    """Its template is rendered all the same."""
+    prompt = chat({"role": "assistant", "content": None})
+    assert (prompt.messages, pieces(prompt)) == (1, [("assistant", "")])
+
+
+def test_tools_come_before_the_messages() -> None:
+    """Engines render tool definitions into the system prompt; they are not a message of their own."""
+    prompt = chat({"role": "user", "content": "hi"}, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert prompt.messages == 1
+    assert pieces(prompt) == [(None, '[{"type":"function","function":{"name":"f"}}]'), ("user", "hi")]
+
+
+def test_what_the_assistant_called_is_part_of_the_prompt() -> None:
+    """Name and arguments are rendered; ids are not."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+    prompt = chat({"role": "assistant", "tool_calls": [call]})
+    assert pieces(prompt) == [("assistant", '{"name": "f", "arguments": {"x":1}}')]
+
+
+def test_the_old_function_call_counts_as_a_tool_call() -> None:
+    """Both spellings of the same thing are in use."""
+    call = {"name": "f", "arguments": "{}"}
+    new = chat({"role": "assistant", "tool_calls": [{"function": call}]})
+    assert pieces(chat({"role": "assistant", "function_call": call})) == pieces(new)
+
+
+def test_an_image_counts_by_the_tile_rule() -> None:
+    """85 tokens at low detail, otherwise what 1024 x 1024 pixels would."""
+    (_, low), (_, high) = pieces(chat(image("http://a/b.png", detail="low"), image("http://a/b.png")))
+    assert (len(low) // 4, len(high) // 4) == (LOW_DETAIL_TOKENS, MEDIA_TOKENS)
+
+
+def test_the_same_image_is_the_same_prefix_and_another_is_not() -> None:
+    """An image in a prompt is part of what an engine's cache is keyed by."""
+    data = "data:image/png;base64," + "A" * 50_000
+    assert pieces(chat(image(data))) == pieces(chat(image(data)))
+    assert pieces(chat(image(data))) != pieces(chat(image(data[:-1] + "B")))
+
+
+def test_media_never_collide_with_words() -> None:
+    """Their ids are of no vocabulary."""
+    ((_, span),) = pieces(chat(image("http://a")))
+    assert isinstance(span, bytes)
+    assert min(array("I", span)) >= NOT_TEXT
+
+
+def test_audio_is_not_tokenised_as_text() -> None:
+    """A second of sound is not ten thousand letters of base64."""
+    part = {"type": "input_audio", "input_audio": {"data": "UklGR" * 2000, "format": "wav"}}
+    ((_, span),) = pieces(chat({"role": "user", "content": [part]}))
+    assert len(span) // 4 == MEDIA_TOKENS
+
+
+def test_a_long_message_is_several_pieces() -> None:
+    """So that its beginning can be recognised when its end changes."""
+    text = "one two three " * 500
+    found = pieces(chat({"role": "user", "content": text}))
+    assert len(found) > 1
+    assert "".join(str(span) for _, span in found) == text
+    assert [role for role, _ in found[1:]] == [None] * (len(found) - 1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "spans"),
+    [
+        ("text", ["text"]),
+        (["one", "two"], ["one", "two"]),
+        ([1, 2, 3], [ids(1, 2, 3)]),
+        ([[1, 2], [3]], [ids(1, 2), ids(3)]),
+        ([], [b""]),
+        (["text", [7]], ["text", ids(7)]),
+    ],
+)
+def test_a_completion_prompt_may_be_text_or_ids_or_several(prompt: Any, spans: list[Any]) -> None:
+    """Every form that the API takes is read, without roles or template."""
+    found = completion(prompt)
+    assert (found.messages, pieces(found)) == (0, [(None, span) for span in spans])
+
+
+@pytest.mark.parametrize("token", [-1, 2**40, True])
+def test_ids_that_no_vocabulary_has_are_left_to_the_engine(token: int) -> None:
+    """The engine refuses them; counting them must not fail."""
+    ((_, span),) = pieces(completion([token]))
+    assert len(span) // 4 == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{}]},
+        {"role": "user", "content": [{"type": "text", "text": 5}]},
+        {"role": "assistant", "tool_calls": [{}]},
+        {"role": "assistant", "tool_calls": [{"function": "f"}]},
+        {"role": "assistant", "function_call": "auto"},
+        {"role": "tool", "content": "42", "tool_call_id": 7, "name": 8},
+        {"role": "r" * 10_000, "content": ""},
+    ],
+)
+def test_what_only_the_engine_can_refuse_is_still_counted(message: dict[str, Any]) -> None:
+    """Ingress validates what decisions read; everything else must pass through here unharmed."""
+    assert pieces(chat(message))
+
+
+# --------------------------------------------------------------------------- parts
+
+SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+
+
+def test_a_part_is_named_by_its_text_alone() -> None:
+    """So a conversation that goes on begins with the parts that it had."""
+    before, after = chat(*SAID[:1], tools=[{}]), chat(*SAID, tools=[{}])
+    assert after.digests[: len(before.digests)] == before.digests
+    assert len(set(after.digests)) == len(after.digests) == 3
+
+
+def test_what_was_written_alike_is_named_alike_whether_it_was_decoded_or_not() -> None:
+    """Values, and JSON that was left as it stands."""
+    written = [Raw(encode(message)) for message in SAID]
+    assert chat(*written).digests == chat(*SAID).digests
+    assert pieces(chat(*written)) == pieces(chat(*SAID))
+
+
+def test_parts_that_are_spelled_alike_but_stand_elsewhere_have_other_names() -> None:
+    """A text is not the list that it spells, nor a definition the message."""
+    assert completion("[1]").digests != completion([1]).digests
+    assert chat(SAID[0], functions=SAID[0]).digests[0] != chat(SAID[0]).digests[0]
+    assert chat(SAID[0], functions=[1]).digests[0] != completion([1]).digests[0]
+
+
+def test_tools_are_read_as_they_mean_however_they_were_written() -> None:
+    """White space between members is not the engine's."""
+    spaced, dense = ([Raw(text)] for text in (b'{"a" : [1, 2] }', b'{"a":[1,2]}'))
+    assert pieces(chat(SAID[0], tools=spaced)) == pieces(chat(SAID[0], tools=dense))
+
+
+def test_a_prompt_forgets_what_it_was_read_as_but_not_how() -> None:
+    """It lives as long as its request, which holds the text already."""
+    prompt = prompt_of(Operation.CHAT, {"messages": [Raw(encode(message)) for message in SAID]})
+    before = pieces(prompt)
+    prompt.forget()
+    assert pieces(prompt) == before
+
+
+def test_messages_that_were_decoded_are_not_decoded_again() -> None:
+    """Whoever judged a message had to decode it."""
+    prompt = Prompt([Raw(b"{"), Raw(b"{")], [1, 2], 2, 2, dict(enumerate(SAID)))
+    assert pieces(prompt) == [("user", "hi"), ("assistant", "ho")]
+
+
+def test_sizes_are_those_of_the_text_where_it_is_known() -> None:
+    """Of the parts from one on."""
+    written = [Raw(encode(message)) for message in SAID]
+    prompt = chat(*written)
+    assert [prompt.size_from(part) for part in (0, 1, 2)] == [prompt.size, len(encode(SAID[1])), 0]
+    assert chat(*SAID).size_from(1) == chat(*SAID).size == prompt.size

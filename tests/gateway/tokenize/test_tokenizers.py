@@ -1,0 +1,165 @@
+"""Encoders: offline, exact, and safe on whatever a caller writes."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import random
+import string
+import sys
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from time import process_time
+
+import pytest
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from gateway.tokenize import tiktoken_ranks as ranks
+from gateway.tokenize.tokenizers import _UNSAID, EncoderError, encoder
+
+ENCODINGS = ["o200k_base", "cl100k_base"]
+URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
+CODE = inspect.getsource(inspect) + inspect.getsource(argparse)  # 220 KB
+PROSE = (
+    "It was the best of times, it was the worst of times; it was the age of wisdom.\n\n- a list item\n"
+    "  - and one below it, with 1234567 numbers / slashes // and “quotes”\n\n\n    indented: yes\r\n"
+)
+EMOJI = "👩‍👩‍👧‍👦🏳️‍🌈 ok 👍🏽 "
+CJK = "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。\n寒来暑往，秋收冬藏。"
+TEXTS = {"code": CODE, "prose": PROSE * 200, "emoji": EMOJI * 600, "cjk": CJK * 300, "base64": "QUJD/+" * 5000}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tiktoken.Encoding]]:
+    """tiktoken's own encodings, from our rank files laid where it looks for its downloads."""
+    folder = tmp_path_factory.mktemp("tiktoken")
+    for name in ENCODINGS:
+        key = hashlib.sha1(URL.format(name).encode()).hexdigest()
+        (folder / key).write_bytes(ranks.text(ranks.load(name)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+        yield {name: tiktoken.get_encoding(name) for name in ENCODINGS}
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small byte-level BPE that carries the truncation and padding of its training run."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator([PROSE], trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=50)
+    path = tmp_path_factory.mktemp("model") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@given(text=st.text(max_size=300))
+@settings(max_examples=60, deadline=None)
+def test_short_text_gets_the_tokens_that_tiktoken_gives(
+    published: dict[str, tiktoken.Encoding], name: str, text: str
+) -> None:
+    """Up to a segment there is no difference at all."""
+    assert encoder(name).encode(text) == published[name].encode_ordinary(text)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_long_text_counts_as_tiktoken_counts_it(published: dict[str, tiktoken.Encoding], name: str, kind: str) -> None:
+    """Where text has spaces or lines segments change nothing; elsewhere less than 0.1%."""
+    ours, theirs = encoder(name).count(TEXTS[kind]), len(published[name].encode_ordinary(TEXTS[kind]))
+    allowed = 0.001 * theirs if kind == "base64" else 0
+    assert abs(ours - theirs) <= allowed
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_special_tokens_in_text_are_text(name: str) -> None:
+    """A caller who writes <|endoftext|> neither fails nor ends anything."""
+    text = "before <|endoftext|> <|fim_prefix|> <|endofprompt|> after"
+    assert encoder(name).count(text) > len(text.split())
+
+
+def test_not_even_the_one_special_token_that_ours_know_is_taken_for_one(
+    published: dict[str, tiktoken.Encoding],
+) -> None:
+    """tiktoken is asked in a way that looks for some; a caller who writes it gets its letters."""
+    text = f"before{_UNSAID} {_UNSAID}{_UNSAID} after"
+    assert encoder("o200k_base").encode(text) == published["o200k_base"].encode_ordinary(text)
+
+
+def test_packed_ids_are_the_ids() -> None:
+    """Four bytes each, of any text."""
+    ours = encoder("o200k_base")
+    for text in ("", "hello", CODE[:20_000], EMOJI):
+        assert array("I", ours.pack(text)).tolist() == ours.encode(text)
+        assert len(ours.pack(text)) == 4 * ours.count(text)
+
+
+@pytest.mark.parametrize("alphabet", ["a", " ", "\n", "ab", string.ascii_letters, "好", "!?", "\x00", "😀"])
+def test_no_text_takes_more_than_linear_time(alphabet: str) -> None:
+    """A megabyte without a place to cut is tokenised at the pace of its first tenth (given threefold)."""
+    encode, pick = encoder("o200k_base").encode, random.Random(7)
+    text = "".join(pick.choices(alphabet, k=300_000))
+    started = process_time()
+    encode(text[:30_000])
+    tenth = process_time() - started
+    encode(text)
+    assert process_time() - started - tenth < 3 * 10 * tenth
+
+
+def test_a_million_spaces_are_counted() -> None:
+    """In one piece they overflow the stack of tiktoken's regular expression engine."""
+    assert encoder("o200k_base").count(" " * 1_000_000) > 0
+
+
+def test_an_encoder_is_loaded_once() -> None:
+    """Ranks take 0.2 s to load; names share them."""
+    assert encoder("o200k_base") is encoder("o200k_base")
+
+
+def test_harmony_text_is_o200k_text() -> None:
+    """gpt-oss differs in its special tokens only, so it needs no ranks of its own."""
+    assert encoder("o200k_harmony") is encoder("o200k_base")
+
+
+def test_a_tokenizer_json_reads_text_alone_and_whole(tokenizer_json: Path) -> None:
+    """Nothing is added around the text, nothing cut off: truncation and padding are of the training run."""
+    plain = Tokenizer.from_file(str(tokenizer_json))
+    plain.no_truncation()
+    plain.no_padding()
+    assert encoder(str(tokenizer_json)).encode(PROSE) == plain.encode(PROSE, add_special_tokens=False).ids
+
+
+def test_a_model_folder_stands_for_the_tokenizer_json_in_it(tokenizer_json: Path) -> None:
+    """Models are downloaded as folders."""
+    assert encoder(str(tokenizer_json.parent)).encode("hello") == encoder(str(tokenizer_json)).encode("hello")
+
+
+def test_an_unknown_tokenizer_is_refused_with_the_known_names() -> None:
+    """A misspelt name is not a file either."""
+    with pytest.raises(EncoderError, match="'o200k': no such file, and not one of o200k_base, cl100k_base"):
+        encoder("o200k")
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    """The message names the file."""
+    path = tmp_path / "notes.txt"
+    path.write_text("not JSON")
+    with pytest.raises(EncoderError, match=r"notes\.txt' is not a tokenizer\.json"):
+        encoder(str(path))
+
+
+def test_a_missing_package_is_named_with_the_way_to_get_it(
+    tokenizer_json: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tokenizers is an extra: without it, a tokenizer.json says how to install it."""
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # how Python marks a module that cannot be imported
+    with pytest.raises(EncoderError, match=r"pip install 'firsttoken\[tokenizers\]'"):
+        encoder.__wrapped__(str(tokenizer_json))

@@ -1,0 +1,172 @@
+"""A fleet to dispatch over, for the tests of the dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from backends.http.connection_pool import Origin
+from backends.interface import Failure, FailureKind
+from gateway.api.api_error import Refusal
+from gateway.observe.record import Record
+from gateway.observe.timeline import Life
+from gateway.upstream.dispatcher import Dispatcher
+from gateway.upstream.routed_request import Job, Upstream
+from gateway.upstream.upstream_request import Run
+from policies import types as facts
+from policies.attempts.retry_budgets import RetryBudget
+from policies.types import FOREVER, Candidate, Endpoint, PoolEstimate, PromptEstimate
+from tests.gateway.builders import (
+    ERROR,
+    PREAMBLE,
+    STREAMED,
+    TOKEN,
+    Hearing,
+    backend,
+    candidate,
+    decided,
+    request,
+    route,
+)
+from tests.support import upstream as kit
+from tests.support.upstream import CLOSE, RESET, STREAM_HEAD, Script, chunk, reply
+
+OK: Script = [STREAMED]
+
+
+FAST = 0.02  # s, the forecast of every endpoint here: silence is weighed from 0.1 s on
+
+
+FAILS: Mapping[str, Script] = {
+    "resets the connection": [RESET],
+    "closes it without a word": [CLOSE],
+    "answers 500": [reply(b"{}", "500 x")],
+    "answers 503": [reply(b"{}", "503 x")],
+    "answers 401": [reply(b"{}", "401 x")],
+    "sends an error event first": [STREAM_HEAD + chunk(PREAMBLE + ERROR) + b"0\r\n\r\n"],
+    "ends before its first token": [STREAM_HEAD + chunk(PREAMBLE) + b"0\r\n\r\n"],
+    "sends no HTTP": [b"hello\r\n\r\n"],
+}
+
+
+def dead_url() -> str:
+    """Where nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+class Fleet:
+    """Scripted endpoints `small/0`, `small/1` ..., a dispatcher over them, and one request at a time.
+
+    A string in place of a script is the URL of an endpoint that is not ours to script.
+    """
+
+    def __init__(self, *scripts: Script | str, retries: RetryBudget | None = None, limit: float = 5.0) -> None:
+        self.scripts, self.limit, self.retries = scripts, limit, retries or RetryBudget()
+        self.upstreams: list[kit.Upstream] = []
+        self.record = Record(arrival=0.0)
+
+    async def __aenter__(self) -> Fleet:
+        self._stack = AsyncExitStack()
+        ids = [f"small/{i}" for i in range(len(self.scripts))]
+        pool = facts.Pool("small", "served", tuple(Endpoint(id, "small") for id in ids))
+        self.monitor = Hearing(pool)
+        urls = [s if isinstance(s, str) else await self._started(s) for s in self.scripts]
+        self.ways = {
+            id: Upstream(Origin(url, connect_timeout=0.5), backend(), "served")
+            for id, url in zip(ids, urls, strict=True)
+        }
+        self.dispatcher = Dispatcher(self.ways, self.monitor, self.retries, first_token_limit=self.limit)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for way in self.ways.values():
+            await way.origin.close()
+        await self._stack.aclose()
+
+    async def _started(self, script: Script) -> str:
+        self.upstreams.append(await self._stack.enter_async_context(kit.Upstream(script)))
+        return self.upstreams[-1].url
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        return [candidate(id, FAST) for id in self.ways]
+
+    async def open(
+        self, *, stream: bool = True, within: float = FOREVER, passthrough: bool = False,
+        headers: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None, **on: Any,
+    ) -> Run:  # fmt: skip
+        """A request, up to its first token: the attempt that won. `on`: of its route."""
+        now = time.monotonic()
+        self.record = Record(arrival=now, wall=time.time())
+        job = Job(
+            request(headers, stream=stream, **(body or {})),
+            route(**on),
+            PromptEstimate({"small": PoolEstimate(100)}),
+            decided(*self.candidates, deadline=now + within, at=now),
+            Life(self.record),
+            passthrough,
+        )
+        landing: Any = Landing()
+        await self.dispatcher.carry(job, landing)
+        run: Run = landing.run
+        return run
+
+    async def refused(self, **how: Any) -> Refusal:
+        with pytest.raises(Refusal) as caught:
+            await self.open(**how)
+        return caught.value
+
+    @property
+    def asked(self) -> list[int]:
+        """Requests that reached each endpoint."""
+        return [len(upstream.requests) for upstream in self.upstreams]
+
+    @property
+    def lost(self) -> list[tuple[str, str, str]]:
+        return [(a.endpoint, a.kind.value, a.ending.value) for a in self.record.attempts]
+
+    @property
+    def open_attempts(self) -> list[int]:
+        return [load.in_flight for load in self.monitor.loads().values()]
+
+
+class Landing:
+    """In place of a relay: done at the first token."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+
+    def begin(self, run: Run) -> None:
+        self.run = run
+        self.done.set_result(None)
+
+    def release(self) -> None:
+        """There is nothing to detach from."""
+
+
+class Stalling(asyncio.Protocol):
+    """Sends a first token, and then keeps the loop that it shares with the gateway for itself."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        os.write(self.transport.get_extra_info("socket").fileno(), STREAM_HEAD + chunk(TOKEN))
+        time.sleep(0.5)  # past the moment of the alarm
+
+
+# --------------------------------------------------------------------------- what callers are told
+
+
+def failed(kind: FailureKind, **more: Any) -> Failure:
+    return Failure(kind, "It failed.", **more)

@@ -1,0 +1,122 @@
+"""A relay with both of its sides in hand, for its tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+from backends.interface import Failure, FailureKind
+from gateway.downstream.http_request import HttpRequest
+from gateway.downstream.http_server import FrontServer
+from gateway.observe.record import End
+from gateway.observe.timeline import Life
+from gateway.upstream.relay import Relay
+from gateway.upstream.upstream_request import Run
+from tests.gateway.builders import (
+    CHAT,
+    Caller,
+    Hearing,
+    Owner,
+    conversing,
+    post,
+    record,
+    run,
+)
+from tests.support.upstream import STREAM_HEAD, Upstream
+
+RESET = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
+
+
+class Wire(asyncio.Transport):
+    """The client's end: what was written, in which writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.gone = False
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        assert not self.gone
+        self.writes.append(data)
+
+    def is_closing(self) -> bool:
+        return self.gone
+
+    def abort(self) -> None:
+        self.gone = True
+
+    @property
+    def head(self) -> dict[str, str]:
+        first, *lines = self.writes[0].partition(b"\r\n\r\n")[0].decode().split("\r\n")
+        return {"": first, **{name: value for name, _, value in (line.partition(": ") for line in lines)}}
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.writes).partition(b"\r\n\r\n")[2]
+
+
+class Begins(Owner):
+    """Gives the attempt to the relay at its first token, as the dispatcher does."""
+
+    relay: Relay
+
+    def first_token(self, run: Run) -> None:
+        super().first_token(run)
+        self.relay.begin(run)
+
+
+class Relaying:
+    """An attempt on its way to a client: what the backend says is the test's to say."""
+
+    def __init__(self, *reads: bytes, stream: bool = True, **headers: str) -> None:
+        self.wire, self.monitor, self.owner = Wire(), Hearing(), Begins()
+        self.run = run(self.monitor, self.owner, stream=stream)
+        self.life = Life(record(ttft=None, total=0.0, arrival=monotonic()))
+        self.headers, self.reads = {"content-type": "text/event-stream", **headers}, reads
+
+    async def to(self, *, http10: bool = False, keep_alive: bool = True, strip: bool = False, idle: float = 30) -> None:
+        """Begin to relay: the first of `reads` that holds a token goes out with all before it."""
+        connection = FrontServer(_nobody)()
+        connection.transport = self.wire
+        connection.write = connection.write_on = self.wire.write
+        self.connection = connection
+        self.http = HttpRequest(connection, "POST", "/", {}, b"", 0.0, not http10, keep_alive)
+        self.owner.relay = self.relay = Relay(self.http, self.life, strip_usage=strip, idle=idle)
+        self.run.on_head(200, self.headers)
+        for data in self.reads:
+            self.run.on_body(data)
+        await asyncio.sleep(0)
+
+    async def written(self) -> HttpRequest:
+        """To its end."""
+        async with asyncio.timeout(5):
+            await self.relay.done
+        self.relay.release()
+        assert self.connection.reader is None
+        return self.http
+
+    @property
+    def outcome(self) -> tuple[End, str]:
+        return self.life.record.end, self.life.record.error
+
+
+async def _nobody(http: HttpRequest) -> None:
+    raise AssertionError("no request comes this way")
+
+
+def error_event(failure: Failure) -> bytes:
+    error = {"message": failure.message, "type": failure.type, "param": None, "code": failure.code}
+    return b"data: " + json.dumps({"error": error}, separators=(",", ":")).encode() + b"\n\n"
+
+
+@asynccontextmanager
+async def stalled(*script: Any) -> AsyncIterator[tuple[Any, Caller, Upstream]]:
+    """A gateway whose caller has asked for a stream and reads no more of it than its head."""
+    async with conversing([STREAM_HEAD, *script]) as (gateway, caller, upstream):
+        await caller.ask(post({**CHAT, "stream": True}))
+        caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        yield gateway, caller, upstream

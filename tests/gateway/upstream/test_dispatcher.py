@@ -1,0 +1,313 @@
+"""What the attempt machine asks for, done over real sockets; what it decides is
+tests/policies/attempts/test_attempt_machine.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import uvloop
+
+from gateway.observe.record import Stage
+from policies.attempts.retry_budgets import RetryBudget
+from policies.types import AttemptKind
+from tests.gateway.builders import (
+    ANSWER,
+    PREAMBLE,
+    STREAMED,
+    WHOLE,
+    route,
+)
+from tests.gateway.upstream.dispatching import FAILS, OK, Fleet, Stalling, dead_url
+from tests.support.simulated import eventually
+from tests.support.upstream import GATE, HANG, RESET, STREAM_HEAD, Pause, Script, chunk, reply
+
+# --------------------------------------------------------------------------- the first token
+
+
+async def test_the_first_candidate_is_asked_and_its_first_token_returned() -> None:
+    """Nobody else hears of the request; the answer goes on where it was left."""
+    async with Fleet(OK, OK) as fleet:
+        run = await fleet.open()
+        assert (run.attempt.candidate.endpoint.id, run.attempt.kind) == ("small/0", AttemptKind.PRIMARY)
+        assert run.take_held() == ANSWER
+        assert (fleet.asked, fleet.lost) == ([1, 0], [])
+        assert (fleet.record.endpoint, fleet.record.model) == ("small/0", "served")
+        assert set(fleet.record.stages) == {Stage.CONNECT, Stage.SEND, Stage.UPSTREAM}
+
+
+async def test_an_attempt_counts_from_the_moment_it_is_opened() -> None:
+    """Before it has even connected: a burst would herd onto one engine otherwise."""
+    async with Fleet([GATE, STREAMED]) as fleet:
+        task = asyncio.create_task(fleet.open())
+        await asyncio.sleep(0)
+        load = fleet.monitor.loads()["small/0"]
+        assert (load.in_flight, load.prefilling, fleet.upstreams[0].connections) == (1, 1, 0)
+        assert 0 < load.ahead <= 100
+        fleet.upstreams[0].proceed()
+        await task
+        assert fleet.monitor.loads()["small/0"].ahead == 0
+
+
+async def test_what_is_sent_is_in_the_backends_words() -> None:
+    """Its model's name, its key, the route's cap of output and the caller's id."""
+    async with Fleet(OK) as fleet:
+        await fleet.open(limits={"output_tokens": 99})
+        (sent,) = fleet.upstreams[0].requests
+    assert (sent.method, sent.target) == ("POST", "/v1/chat/completions")
+    assert (sent.headers["authorization"], sent.headers["x-request-id"]) == ("Bearer sk-backend", "req-1")
+    body = json.loads(sent.body)
+    assert (body["model"], body["max_tokens"]) == ("served", 99)
+
+
+async def test_a_passthrough_keeps_the_callers_name_of_the_model() -> None:
+    """The Record shows it only where it could not write headers."""
+    async with Fleet(OK) as fleet:
+        await fleet.open(passthrough=True)
+        assert json.loads(fleet.upstreams[0].requests[0].body)["model"] == "chat"
+        assert fleet.record.model == "chat"
+
+
+async def test_the_fleet_is_told_what_its_answer_was_promised() -> None:
+    """Seconds per token, the tighter of the route's and the caller's; and how long it will probably be."""
+    async with Fleet(OK) as fleet:
+        told: list[tuple[object, object]] = []
+        sent = fleet.monitor.sent
+        fleet.monitor.sent = lambda *a, **how: (told.append((how["pace"], how["output"])), sent(*a, **how))  # type: ignore
+        for headers in ({}, {"x-slo-tpot-ms": "20"}, {"x-llm-d-slo-tpot-ms": "80"}):
+            await fleet.open(headers=headers, tpot={"budget": "50ms"})
+        await fleet.open(tpot="off")
+    assert told == [(0.05, 256), (0.02, 256), (0.05, 256), (None, 256)]
+
+
+async def test_where_the_engine_orders_by_priority_it_gets_the_deadline() -> None:
+    """As Unix time in ms, in place of whatever the caller wrote; without a deadline it is behind all that have one."""
+    async with Fleet(OK) as fleet:
+        fleet.ways["small/0"] = replace(fleet.ways["small/0"], priority=True)
+        before = time.time()
+        await fleet.open(within=2.0, body={"priority": -5})
+        await fleet.open()
+        due, never = (json.loads(sent.body)["priority"] for sent in fleet.upstreams[0].requests)
+    assert before + 1.999 <= due / 1e3 <= time.time() + 2.0
+    assert due < never < 2**63
+
+
+async def test_where_it_does_not_the_callers_own_priority_stays() -> None:
+    """It is the engine's business."""
+    async with Fleet(OK, OK) as fleet:
+        await fleet.open(within=2.0, body={"priority": -5})
+        await fleet.open(within=2.0)
+        bodies = [json.loads(sent.body) for sent in fleet.upstreams[0].requests]
+    assert [body.get("priority") for body in bodies] == [-5, None]
+
+
+@pytest.mark.parametrize("how", [OK, [reply(b"{}", "400 x")]])
+async def test_the_line_hears_when_the_fleet_counts_the_request(how: Script) -> None:
+    """Before its own caller does, and again when it is over, whatever came of it."""
+    async with Fleet([GATE, *how]) as fleet:
+        heard: list[int] = []
+        fleet.dispatcher.on_departed = lambda request: heard.append(fleet.monitor.loads()["small/0"].in_flight)
+        task = asyncio.create_task(fleet.open())
+        await asyncio.sleep(0)
+        assert heard == [1]
+        fleet.upstreams[0].proceed()
+        await asyncio.gather(task, return_exceptions=True)
+        assert len(heard) == 2
+
+
+# --------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("how", FAILS)
+async def test_an_endpoint_that_fails_costs_no_request(how: str) -> None:
+    """The next candidate is asked at once; what was lost is in the Record, and its time a stage of its own."""
+    async with Fleet(FAILS[how], OK) as fleet:
+        run = await fleet.open()
+        assert (run.attempt.candidate.endpoint.id, run.attempt.kind) == ("small/1", AttemptKind.FALLBACK)
+        ending = "rate_limited" if how == "answers 503" else "failed"
+        assert fleet.lost == [("small/0", "primary", ending)]
+        assert fleet.record.stages[Stage.FAILOVER] > 0
+        assert (fleet.record.endpoint, fleet.open_attempts[0]) == ("small/1", 0)
+
+
+async def test_a_refused_connection_goes_to_the_next_too() -> None:
+    """Nothing was sent, so nothing was billed."""
+    async with Fleet(dead_url(), OK) as fleet:
+        assert (await fleet.open()).attempt.candidate.endpoint.id == "small/1"
+        assert fleet.lost == [("small/0", "primary", "failed")]
+        assert fleet.monitor.reports[0].connected is False
+
+
+HALFWAY: Script = [STREAM_HEAD + chunk(PREAMBLE), RESET]
+
+
+@pytest.mark.parametrize(
+    ("stream", "first", "asked"),
+    [
+        (True, HALFWAY, [1, 1, 0]),  # it had the request: vLLM's 200 comes before it computes
+        (True, [RESET], [1, 1, 1]),  # a proxy in front of nobody resets as well
+        (False, [RESET], [1, 1, 0]),  # a whole answer has no earlier sign
+    ],
+)
+async def test_a_request_that_engines_die_of_is_not_offered_to_the_third(
+    stream: bool, first: Script, asked: list[int]
+) -> None:
+    """Two of them died with it in their hands."""
+    async with Fleet(first, first, OK if stream else [reply(WHOLE)]) as fleet:
+        if asked[2]:
+            assert (await fleet.open(stream=stream)).attempt.number == 3
+        else:
+            assert (await fleet.refused(stream=stream)).status == 502
+        assert fleet.asked == asked
+
+
+async def test_a_second_attempt_has_an_id_of_its_own() -> None:
+    """An engine may refuse an id that it still knows."""
+    async with Fleet([reply(b"{}", "500 x")], OK) as fleet:
+        await fleet.open()
+        assert [u.requests[0].headers["x-request-id"] for u in fleet.upstreams] == ["req-1", "req-1-2"]
+
+
+async def test_a_requests_own_mistake_is_tried_nowhere_else() -> None:
+    """It comes back in the backend's words."""
+    wrong = b'{"error":{"message":"bad temperature","type":"invalid_request_error","param":"temperature","code":"odd"}}'
+    async with Fleet([reply(wrong, "400 x")], OK) as fleet:
+        refusal = await fleet.refused()
+        assert (refusal.status, refusal.message, refusal.param, refusal.code, refusal.headers) == (
+            400, "bad temperature", "temperature", "odd", {},
+        )  # fmt: skip
+        assert (fleet.asked, fleet.lost) == ([1, 0], [("small/0", "primary", "refused")])
+
+
+async def test_when_all_have_failed_the_last_failure_is_told() -> None:
+    """Every attempt is in the Record, and none is left in the fleet's books."""
+    async with Fleet(dead_url(), [reply(b"{}", "500 x")]) as fleet:
+        refusal = await fleet.refused()
+        assert (refusal.status, refusal.message) == (502, "The backend failed.")
+        assert refusal.headers == {"x-should-retry": "false"}
+        assert [endpoint for endpoint, _, _ in fleet.lost] == ["small/0", "small/1"]
+        assert fleet.open_attempts == [0, 0]
+
+
+async def test_attempts_are_bounded_by_the_route() -> None:
+    """However many candidates there are."""
+    async with Fleet(*[[reply(b"{}", "500 x")]] * 4) as fleet:
+        await fleet.refused(max_attempts=2)
+        assert fleet.asked == [1, 1, 0, 0]
+
+
+async def test_an_overload_reply_is_retried_out_of_a_budget_and_a_death_is_not() -> None:
+    """More copies are what an overloaded fleet needs least; a dead connection did no work."""
+    none = RetryBudget(minimum=0)
+    async with Fleet([reply(b"{}", "503 x")], OK, retries=none) as fleet:
+        refusal = await fleet.refused()
+        assert (refusal.status, fleet.asked) == (503, [1, 0])
+    async with Fleet([RESET], OK, retries=none) as fleet:
+        assert (await fleet.open()).attempt.number == 2
+    assert (none.active, none.retrying) == (0, 0)
+
+
+async def test_what_was_taken_of_the_retry_budget_is_given_back() -> None:
+    """While the request lives it counts; after that it does not, whatever came of it."""
+    budget = RetryBudget()
+    async with Fleet([reply(b"{}", "503 x")], [GATE, STREAMED], retries=budget) as fleet:
+        task = asyncio.create_task(fleet.open())
+        await eventually(lambda: fleet.asked == [1, 1])
+        assert (budget.active, budget.retrying) == (1, 1)
+        fleet.upstreams[1].proceed()
+        await task
+        assert (budget.active, budget.retrying) == (0, 0)
+
+
+async def test_an_overloaded_endpoint_without_a_stand_in_is_asked_again_after_its_wait() -> None:
+    """Once, and only after the time that it asked for."""
+    async with Fleet(OK) as fleet:
+        fleet.upstreams[0]._scripts = ([reply(b"{}", "429 x", "retry-after: 0.2")], OK)
+        start = time.monotonic()
+        assert (await fleet.open()).attempt.number == 2
+        assert time.monotonic() - start >= 0.2
+        assert fleet.lost == [("small/0", "primary", "rate_limited")]
+
+
+# --------------------------------------------------------------------------- silence
+
+
+async def test_a_silent_stream_is_left_for_the_next_candidate() -> None:
+    """In time for the deadline; the silent engine hears of it by the connection's end."""
+    async with Fleet([STREAM_HEAD, HANG], OK) as fleet:
+        assert (await fleet.open(within=0.6)).attempt.number == 2
+        assert fleet.lost == [("small/0", "primary", "silent")]
+        await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
+
+
+async def test_an_answer_that_comes_whole_is_waited_for() -> None:
+    """Its silence says nothing: it arrives when it is done, far past any deadline or limit for a first token."""
+    async with Fleet([Pause(0.3), reply(WHOLE)], OK, limit=0.1) as fleet:
+        run = await fleet.open(stream=False, within=0.2)
+        assert (run.attempt.number, fleet.asked) == (1, [1, 0])
+
+
+async def test_no_attempt_is_waited_for_without_end() -> None:
+    """Where there is no budget either: 504 after the hard limit."""
+    async with Fleet([STREAM_HEAD, HANG], limit=0.1) as fleet:
+        refusal = await fleet.refused()
+        assert (refusal.status, refusal.code) == (504, "timeout")
+        assert refusal.message == "No backend answered in time: no first token within 0.1 s."
+        assert fleet.lost == [("small/0", "primary", "silent")]
+
+
+async def test_a_hedge_races_a_silent_attempt_and_the_loser_is_cancelled() -> None:
+    """The first content wins, a preamble does not; the other engine stops at once."""
+    async with Fleet([STREAM_HEAD + chunk(PREAMBLE), HANG], OK) as fleet:
+        run = await fleet.open(within=0.6, hedge={"max_extra": 1.0})
+        assert (run.attempt.kind, run.attempt.candidate.endpoint.id) == (AttemptKind.HEDGE, "small/1")
+        assert fleet.lost == [("small/0", "primary", "cancelled")]
+        await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
+
+
+async def test_a_hedge_may_lose() -> None:
+    """Then it is the one that is cancelled."""
+    async with Fleet([STREAM_HEAD, GATE, chunk(ANSWER) + b"0\r\n\r\n"], [STREAM_HEAD, HANG]) as fleet:
+        task = asyncio.create_task(fleet.open(within=0.8, hedge={"max_extra": 1.0}))
+        await eventually(lambda: fleet.asked == [1, 1])
+        fleet.upstreams[0].proceed()
+        assert (await task).attempt.kind is AttemptKind.PRIMARY
+        assert fleet.lost == [("small/1", "hedge", "cancelled")]
+        await fleet.upstreams[1].until(lambda seen: seen.hangups == 1)
+
+
+async def test_hedges_are_paid_for_by_their_route() -> None:
+    """Half a request's worth buys none: the silent attempt is left instead, and the saving goes on."""
+    async with Fleet([STREAM_HEAD, HANG], OK) as fleet:
+        half: dict[str, Any] = {"hedge": {"max_extra": 0.5}, "within": 0.6}
+        assert (await fleet.open(**half)).attempt.kind is AttemptKind.FALLBACK
+        assert (await fleet.open(**half)).attempt.kind is AttemptKind.HEDGE
+        assert (await fleet.open(**half)).attempt.kind is AttemptKind.FALLBACK
+
+
+async def test_a_hedge_that_was_not_sent_is_given_back() -> None:
+    """The alarm that pays for it may find that there is nobody left to ask."""
+    async with Fleet([STREAM_HEAD, HANG], limit=0.1) as fleet:
+        hedging: dict[str, Any] = {"hedge": {"max_extra": 1.0}}
+        await fleet.refused(**hedging)
+        assert fleet.dispatcher.hedges_of(route(**hedging)).try_take()
+        assert not fleet.dispatcher.hedges_of(route(**hedging)).try_take()
+
+
+def test_our_own_stall_is_not_the_engines_silence() -> None:
+    """A token that waits in the socket when the alarm rings late is read first. (uvloop looks at its timers first.)"""
+
+    async def story() -> tuple[int, list[int]]:
+        server = await asyncio.get_running_loop().create_server(Stalling, "127.0.0.1", 0)
+        async with Fleet(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", OK) as fleet:
+            run = await fleet.open(within=0.6)
+            run.cancel()
+            server.close()
+            return run.attempt.number, fleet.asked
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(story()) == (1, [0])

@@ -1,0 +1,70 @@
+"""How dispatching ends where its caller leaves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from policies.types import Ending
+from tests.gateway.builders import (
+    PREAMBLE,
+)
+from tests.gateway.upstream.dispatching import Fleet
+from tests.support import upstream as kit
+from tests.support.simulated import eventually
+from tests.support.upstream import HANG, STREAM_HEAD, Script, chunk
+
+
+@pytest.mark.parametrize("script", [[HANG], [STREAM_HEAD, HANG], [STREAM_HEAD + chunk(PREAMBLE), HANG]])
+async def test_a_caller_that_leaves_ends_every_attempt(script: Script) -> None:
+    """At once, at the engine too; nothing is left in the books."""
+    async with Fleet(script) as fleet:
+        task = asyncio.create_task(fleet.open())
+        await eventually(lambda: fleet.asked == [1])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
+        assert fleet.lost == [("small/0", "primary", "cancelled")]
+        assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [Ending.CANCELLED])
+        assert (fleet.retries.active, fleet.retries.retrying) == (0, 0)
+
+
+async def test_a_caller_that_leaves_a_race_ends_both() -> None:
+    """The hedge is as much an attempt as the other."""
+    async with Fleet([STREAM_HEAD, HANG], [STREAM_HEAD, HANG]) as fleet:
+        task = asyncio.create_task(fleet.open(within=0.8, hedge={"max_extra": 1.0}))
+        await eventually(lambda: fleet.asked == [1, 1])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for upstream in fleet.upstreams:
+            await upstream.until(lambda seen: seen.hangups == 1)
+        assert sorted(fleet.lost) == [("small/0", "primary", "cancelled"), ("small/1", "hedge", "cancelled")]
+
+
+async def test_a_caller_may_leave_while_its_attempt_connects() -> None:
+    """What is connected after that is closed again."""
+    async with Fleet([HANG]) as fleet:
+        task = asyncio.create_task(fleet.open())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
+        assert (fleet.lost, fleet.ways["small/0"].origin.active) == ([("small/0", "primary", "cancelled")], 0)
+
+
+async def test_a_connection_that_fails_when_nobody_waits_for_it_is_no_failure() -> None:
+    """The attempt had ended by then, as cancelled."""
+    async with kit.Upstream([HANG]) as mute, Fleet(mute.url.replace("http:", "https:")) as fleet:
+        task = asyncio.create_task(fleet.open())
+        await eventually(lambda: mute.connections == 1)  # and its TLS handshake is never answered
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [Ending.CANCELLED])
+        await mute.until(lambda seen: seen.hangups == 1)
+        await asyncio.sleep(0)
+        assert (fleet.monitor.endings, fleet.lost) == ([Ending.CANCELLED], [("small/0", "primary", "cancelled")])

@@ -1,0 +1,118 @@
+"""The relay when things go wrong, and over real sockets."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from gateway.observe.record import End
+from gateway.upstream import relay
+from policies.types import Ending
+from tests.gateway.builders import (
+    ANSWER,
+    CHAT,
+    DONE,
+    FINISH,
+    TOKEN,
+    WHOLE,
+    Steered,
+    conversing,
+    last,
+    post,
+)
+from tests.gateway.upstream.relaying import RESET, Relaying, error_event, stalled
+from tests.support.simulated import eventually
+from tests.support.upstream import CLOSE, GATE, HANG, LAST_CHUNK, STREAM_HEAD, Pause, Script, chunk, reply
+
+# --------------------------------------------------------------------------- the client
+
+
+async def test_nothing_is_written_to_a_client_that_has_just_gone() -> None:
+    """Its handler has not heard of it yet; the bytes have nowhere to go."""
+    talk = Relaying(TOKEN)
+    await talk.to()
+    talk.wire.abort()
+    talk.run.on_body(FINISH)
+    talk.run.on_end()
+    await talk.written()
+    assert talk.wire.body == chunk(TOKEN)
+
+
+async def test_a_client_that_reads_too_slowly_pauses_its_upstream() -> None:
+    """From a full buffer until it has drained; bytes that nobody reads are not worth holding."""
+    talk = Relaying(TOKEN)
+    talk.run.sent_on(exchange := Steered())
+    await talk.to()
+    talk.connection.pause_writing()
+    assert exchange.steps == ["pause"]
+    talk.connection.resume_writing()
+    assert exchange.steps == ["pause", "resume"]
+    talk.run.on_body(FINISH)
+    talk.run.on_end()
+    await talk.written()
+    assert exchange.steps == ["pause", "resume"]
+
+
+async def test_a_reader_that_stalls_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After STALL seconds with a full buffer; its engine is let go, and the Record says why."""
+    monkeypatch.setattr(relay, "STALL", 0.2)
+    plenty = chunk(TOKEN.replace(b"hi", b"x" * 60_000))
+    async with stalled(*[plenty] * 500, HANG) as (gateway, _, upstream):
+        await eventually(lambda: gateway.recorder.recent)
+        await upstream.until(lambda seen: seen.hangups == 1)
+    found = last(gateway)
+    assert (found.end, found.error) == (End.CLIENT_GONE, "the client read nothing for 0.2 s")
+    assert found.attempts[-1].ending is Ending.CANCELLED
+
+
+async def test_a_reader_that_catches_up_gets_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its upstream was paused, not cut; a pause shorter than STALL costs nothing."""
+    monkeypatch.setattr(relay, "STALL", 5.0)
+    event = TOKEN.replace(b"hi", b"x" * 60_000)
+    async with stalled(*[chunk(event)] * 100, chunk(ANSWER), LAST_CHUNK) as (gateway, caller, _):
+        await eventually(lambda: any(c.full for c in gateway.front.connections))
+        caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        body = b"".join(await caller.chunks())
+    assert body == event * 100 + ANSWER
+    assert last(gateway).end is End.COMPLETED
+
+
+# --------------------------------------------------------------------------- on the wire
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_stream_that_dies_is_said_to_either_version(version: str) -> None:
+    """Over real sockets: an error event, then the connection's end."""
+    async with conversing([STREAM_HEAD + chunk(TOKEN), CLOSE]) as (_, caller, _):
+        status, headers = await caller.ask(post({**CHAT, "stream": True}, version=version))
+        rest = await caller.rest()
+    assert (status, headers.get("transfer-encoding")) == (200, "chunked" if version == "1.1" else None)
+    body = TOKEN + error_event(RESET)
+    assert rest == (body if version == "1.0" else chunk(TOKEN) + chunk(error_event(RESET)) + LAST_CHUNK)
+
+
+async def test_a_kept_connection_serves_answer_after_answer() -> None:
+    """Streams and whole answers in turn; a relay leaves nothing behind on the connection."""
+    streamed: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
+    async with conversing(streamed, [reply(WHOLE)], streamed, [reply(WHOLE)]) as (gateway, caller, upstream):
+        for _ in range(2):
+            await caller.ask(post({**CHAT, "stream": True}))
+            upstream.proceed()
+            assert b"".join(await caller.chunks()) == ANSWER
+            assert (await caller.whole(post(CHAT)))[2] == WHOLE
+        assert len(gateway.front.connections) == 1
+    assert [found.end for found in gateway.recorder.recent] == [End.COMPLETED] * 4
+
+
+async def test_a_whole_answer_that_is_cut_is_cut_for_the_caller() -> None:
+    """Fewer bytes than its content-length, and the connection's end."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(WHOLE)
+    async with conversing([head + WHOLE[:40], Pause(0.05), CLOSE]) as (gateway, caller, _):
+        _, headers = await caller.ask(post(CHAT))
+        rest = b""
+        with suppress(ConnectionResetError):
+            rest = await caller.rest()
+        assert len(rest) < int(headers["content-length"])
+        await eventually(lambda: gateway.recorder.recent)
+    assert last(gateway).end is End.UPSTREAM_BROKE

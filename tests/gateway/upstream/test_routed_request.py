@@ -1,0 +1,64 @@
+"""What a request's attempts come to, as its caller is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.interface import Failure, FailureKind
+from gateway.upstream.routed_request import header_safe, refusal_of
+from tests.gateway.upstream.dispatching import failed
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "headers"),
+    [
+        (failed(FailureKind.CLIENT, status=422), 422, {}),
+        (failed(FailureKind.SERVER), 502, {"x-should-retry": "false"}),
+        (failed(FailureKind.TIMEOUT, status=504), 504, {"x-should-retry": "false"}),
+        (failed(FailureKind.AUTH), 502, {"x-should-retry": "false"}),
+        (
+            failed(FailureKind.RATE_LIMITED, status=429, retry_after=2.5),
+            429,
+            {"retry-after": "3", "retry-after-ms": "2500"},
+        ),
+        (failed(FailureKind.RATE_LIMITED, status=429), 429, {"retry-after": "1", "retry-after-ms": "1000"}),
+        (
+            failed(FailureKind.OVERLOADED, status=503, retry_after=1e9),
+            503,
+            {"retry-after": "60", "retry-after-ms": "60000"},
+        ),
+        (
+            failed(FailureKind.OVERLOADED, status=503, retry_after=0.0),
+            503,
+            {"retry-after": "1", "retry-after-ms": "1000"},
+        ),
+    ],
+)
+def test_the_last_failure_is_the_callers_error(failure: Failure, status: int, headers: dict[str, str]) -> None:
+    """Overload says when to come back, within a minute; what was tried everywhere need not be tried again."""
+    refusal = refusal_of(failure, "all 2 candidates have failed")
+    assert (refusal.status, refusal.message, refusal.headers) == (status, "It failed.", headers)
+
+
+def test_without_any_failure_it_was_silence() -> None:
+    """504."""
+    refusal = refusal_of(None, "no first token within 60 s")
+    assert (refusal.status, refusal.type, refusal.code) == (504, "server_error", "timeout")
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("gpt-4.1-mini", "gpt-4.1-mini"),
+        ("org/model:tag", "org/model:tag"),
+        ("x" * 128, "x" * 128),
+        ("x" * 129, "-"),
+        ("a\r\nset-cookie: b", "-"),
+        ("modèle", "-"),
+        ("a\u2028b", "-"),
+        ("", ""),
+    ],
+)
+def test_a_callers_name_of_a_model_cannot_write_headers(model: str, shown: str) -> None:
+    """What is not plain is not shown."""
+    assert header_safe(model) == shown

@@ -1,0 +1,139 @@
+"""The desk: one who asks all workers, and answers for them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetricFamily, Metric
+
+from gateway.config.models import Config
+from gateway.workers import admin_aggregator as desks
+from gateway.workers.admin_aggregator import Desk, readiness
+from gateway.workers.merged_stats import families
+from gateway.workers.retired_counters import Retired
+from gateway.workers.shared_value import Shelf
+from gateway.workers.worker import COUNTS
+from gateway.workers.worker_register import Entry, Register, State
+from tests.support.gateways import document, pool
+
+CONFIG = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))
+
+
+class Worker:
+    """What a worker says of its counts: `life`, and how many requests it has had."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.life, self.requests = path, "first", 0
+        self.silent = False
+        self.trace = ""  # of an exemplar; its time is its first letter
+
+    async def counts(self, http: web.Request) -> web.Response:
+        if self.silent:
+            raise web.HTTPServiceUnavailable
+        family = CounterMetricFamily("firsttoken_requests", "Requests", value=self.requests)
+        return web.json_response({"life": self.life, "families": families([family, *self.timed()])})
+
+    def timed(self) -> Iterator[Metric]:
+        if self.trace:
+            family = HistogramMetricFamily("firsttoken_ttft_seconds", "TTFT", labels=[])
+            shown = Exemplar({"trace_id": self.trace}, 0.1, float(ord(self.trace[0])))
+            family.add_metric([], [("+Inf", 1.0, shown)], 0.1)
+            yield family
+
+
+@asynccontextmanager
+async def asking(tmp_path: Path, retired: Retired | None = None) -> AsyncIterator[tuple[Desk, list[Worker]]]:
+    workers, runners = [Worker(tmp_path / f"{number}.sock") for number in range(2)], []
+    for worker in workers:
+        app = web.Application()
+        app.router.add_get(COUNTS, worker.counts)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.UnixSite(runner, str(worker.path)).start()
+        runners.append(runner)
+    desk = Desk(CONFIG, [str(worker.path) for worker in workers], Register(2), retired or Retired(), Shelf(), Shelf())
+    try:
+        yield desk, workers
+    finally:
+        await desk.close()
+        for runner in runners:
+            await runner.cleanup()
+
+
+async def total(desk: Desk) -> float:
+    await desk.look()
+    return sum(s.value for metric in desk.collect() for s in metric.samples if s.name == "firsttoken_requests_total")
+
+
+async def test_a_total_never_goes_back(tmp_path: Path) -> None:
+    """Not when a worker says nothing, not when another process has its place and counts from zero, again and again."""
+    async with asking(tmp_path) as (desk, (one, other)):
+        one.requests, other.requests = 3, 4
+        assert await total(desk) == 7
+        one.silent = True
+        other.requests = 5
+        assert await total(desk) == 8
+        for life in ("second", "third"):
+            one.silent, one.life, one.requests = False, life, 0
+            assert await total(desk) == {"second": 8, "third": 10}[life]
+            one.requests = 2
+            assert await total(desk) == {"second": 10, "third": 12}[life]
+
+
+async def test_another_desk_knows_of_the_dead(tmp_path: Path) -> None:
+    """What is counted does not hang on one process."""
+    retired = Retired()
+    async with asking(tmp_path, retired) as (desk, (one, _)):
+        one.requests = 3
+        await desk.look()
+        one.life, one.requests = "second", 1
+        assert await total(desk) == 4
+        successor = Desk(CONFIG, [str(one.path)], Register(1), retired, Shelf(), Shelf())
+        assert await total(successor) == 4
+        await successor.close()
+
+
+async def test_exemplars_come_through_the_desk(tmp_path: Path) -> None:
+    """To whoever asks for OpenMetrics: the latest of all workers'."""
+    async with asking(tmp_path) as (desk, workers):
+        for worker, trace in zip(workers, ("a" * 32, "b" * 32), strict=True):
+            worker.trace = trace
+        async with TestClient(TestServer(desk.app())) as client:
+            plain = await (await client.get("/metrics")).text()
+            accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+            page = await (await client.get("/metrics", headers=accept)).text()
+    assert "# {" not in plain
+    assert f'le="+Inf"}} 2.0 # {{trace_id="{"b" * 32}"}} 0.1 ' in page
+
+
+async def test_a_worker_that_is_not_there_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others are shown."""
+    monkeypatch.setattr(desks, "PATIENCE", 0.1)
+    async with asking(tmp_path) as (desk, (one, other)):
+        one.requests, other.requests = 3, 4
+        one.path.unlink()
+        assert await total(desk) == 4
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ((State.SERVING, State.SERVING), "ready"),
+        ((State.STARTING, State.SERVING), "starting"),
+        ((State.ENDED, State.SERVING), "starting"),
+        ((State.DRAINING, State.SERVING), "draining"),
+        ((State.DRAINING, State.ENDED), "draining"),
+    ],
+)
+def test_it_is_ready_when_all_workers_serve(states: tuple[State, ...], expected: str) -> None:
+    """One that is missing is worth an operator's look."""
+    register = Register(2)
+    for place, state in enumerate(states):
+        register.set(place, Entry(state, place + 1))
+    assert readiness(register.all()) == expected
+    assert [entry.starts for entry in register.all()] == [1, 2]

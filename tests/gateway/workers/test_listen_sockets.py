@@ -1,0 +1,49 @@
+"""The sockets that workers share."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from gateway.config.addresses import Address
+from gateway.workers.listen_sockets import bound, reserved, url
+
+HERE = Address("127.0.0.1", 0)
+
+
+def test_a_reserved_port_is_shared_by_those_who_ask_to_and_taken_for_all_others() -> None:
+    """Of two gateways on one port each would get half of the requests."""
+    with ExitStack() as stack:
+        held = stack.enter_context(reserved(HERE))
+        port = Address("127.0.0.1", held.getsockname()[1])
+        for _ in range(2):
+            stack.enter_context(bound(port, shared=True)).listen()
+        for take in (reserved, bound):
+            with pytest.raises(OSError, match="in use"):
+                take(port)
+
+
+def test_connections_go_to_those_that_listen_alone() -> None:
+    """The one that reserves the port does not; a worker that closed is not waited for."""
+    with reserved(HERE) as held:
+        port = Address("127.0.0.1", held.getsockname()[1])
+        with bound(port, shared=True) as gone:
+            gone.listen()
+        with bound(port, shared=True) as worker:
+            worker.listen()
+            for _ in range(20):
+                socket.create_connection((port.host, port.port)).close()
+            for _ in range(20):
+                worker.accept()[0].close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((port.host, port.port))
+
+
+def test_a_name_and_an_ipv6_address_can_be_listened_on() -> None:
+    """A URL says it as it was configured."""
+    with bound(Address("localhost", 0)) as named, bound(Address("::1", 0)) as six:
+        assert named.family == socket.AF_INET
+        assert url(named, "localhost") == f"http://localhost:{named.getsockname()[1]}"
+        assert url(six, "::1") == f"http://[::1]:{six.getsockname()[1]}"

@@ -1,0 +1,145 @@
+"""What several workers say, as one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from gateway.workers.merged_stats import Families, buried, endpoints, families, kept, merged
+from gateway.workers.retired_counters import Retired
+
+
+def counted(chat: float, batch: float | None = None) -> Families:
+    """A worker's counter, by route."""
+    family = CounterMetricFamily("firsttoken_requests", "Requests", labels=["route"])
+    family.add_metric(["chat"], chat)
+    if batch is not None:
+        family.add_metric(["batch"], batch)
+    return families([family])
+
+
+def gauge(name: str, value: float) -> Families:
+    return families([GaugeMetricFamily(name, "a gauge", value)])
+
+
+def values(metrics: Iterable[Metric]) -> dict[tuple[str, ...], float]:
+    """By name and label values."""
+    return {(s.name, *s.labels.values()): s.value for metric in metrics for s in metric.samples}
+
+
+def test_counters_are_added_up() -> None:
+    """Label by label, also those that only one has."""
+    found = values(merged({1: counted(3), 2: counted(4, 5)}))
+    assert found == {("firsttoken_requests_total", "chat"): 7, ("firsttoken_requests_total", "batch"): 5}
+
+
+def test_histograms_are_added_up_bucket_by_bucket() -> None:
+    """Sum and count with them."""
+    told = []
+    for low, total in ((1, 0.5), (2, 4.0)):
+        family = HistogramMetricFamily("firsttoken_ttft_seconds", "TTFT", labels=["route"])
+        family.add_metric(["chat"], [("0.1", low), ("+Inf", low + 1)], total)
+        told.append(families([family]))
+    found = values(merged(dict(enumerate(told, 1))))
+    assert found["firsttoken_ttft_seconds_bucket", "chat", "0.1"] == 3
+    assert (
+        found["firsttoken_ttft_seconds_bucket", "chat", "+Inf"] == found["firsttoken_ttft_seconds_count", "chat"] == 5
+    )
+    assert found["firsttoken_ttft_seconds_sum", "chat"] == 4.5
+
+
+def exemplified(count: float, *told: tuple[str, str, float]) -> Families:
+    """A worker's histogram of one bucket; `told`: bucket, trace id and time of an exemplar each."""
+    shown = {le: Exemplar({"trace_id": trace}, 0.05, at) for le, trace, at in told}
+    family = HistogramMetricFamily("firsttoken_ttft_seconds", "TTFT", labels=["route"])
+    buckets = [(le, count, shown[le]) if le in shown else (le, count) for le in ("0.1", "+Inf")]
+    family.add_metric(["chat"], buckets, 0.5)
+    return families([family])
+
+
+def test_of_a_buckets_exemplars_the_latest_stays() -> None:
+    """Whichever worker had it, also one that is no more; through JSON and back, as they are told."""
+    told = [
+        exemplified(1, ("0.1", "b" * 32, 200.0)),
+        exemplified(2, ("0.1", "a" * 32, 100.0), ("+Inf", "c" * 32, 50.0)),
+        buried(exemplified(3), exemplified(4, ("+Inf", "d" * 32, 60.5))),
+    ]
+    told = msgspec.json.decode(msgspec.json.encode(told), type=list[Families])
+    registry = CollectorRegistry()
+    registry.register(Fixed(merged({1: told[0], 2: told[1], None: told[2]})))
+    page = openmetrics.generate_latest(registry).decode()
+    assert re.findall(r'le="([^"]+)",route="chat"} ([\d.]+) # {trace_id="(.)\3*"} 0.05 ([\d.]+)', page) == [
+        ("0.1", "10.0", "b", "200.0"), ("+Inf", "10.0", "d", "60.5"),
+    ]  # fmt: skip
+
+
+class Fixed(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self.metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self.metrics
+
+
+def test_each_gauge_is_merged_by_what_it_means() -> None:
+    """Queues are each worker's own; load is told by all of all; trouble shows whoever sees it."""
+    cases = {
+        "firsttoken_queue_depth": 5.0, "firsttoken_requests_in_progress": 5.0, "firsttoken_endpoint_in_flight": 3.0,
+        "firsttoken_endpoint_waiting": 3.0, "firsttoken_endpoint_state": 2.0, "firsttoken_redis_up": 2.0,
+        "firsttoken_config_loaded_timestamp_seconds": 2.0, "firsttoken_not_in_the_table": 3.0,
+    }  # fmt: skip
+    for name, expected in cases.items():
+        assert values(merged({1: gauge(name, 2.0), 2: gauge(name, 3.0)})) == {(name,): expected}
+
+
+def test_processes_stay_apart() -> None:
+    """Their memory shares pages, and their CPU is each one's."""
+    found = values(merged({1: gauge("process_open_fds", 7), 2: gauge("process_open_fds", 9)}))
+    assert found == {("process_open_fds", "1"): 7, ("process_open_fds", "2"): 9}
+
+
+def test_the_dead_stay_counted_and_weigh_nothing() -> None:
+    """Counts are kept, of any number of them; their load and their memory are gone."""
+    last = counted(3) + gauge("firsttoken_endpoint_in_flight", 9) + gauge("process_open_fds", 7)
+    dead = buried(buried([], last), counted(2, 1))
+    found = values(merged({None: dead, 1: counted(1)}))
+    assert found == {("firsttoken_requests_total", "chat"): 6, ("firsttoken_requests_total", "batch"): 1}
+
+
+def test_what_was_largest_is_kept_until_it_is_shown() -> None:
+    """The desk looks more often than Prometheus, and a look empties it at the worker."""
+    name = "firsttoken_loop_lag_max_seconds"
+    looked = kept(gauge(name, 3.0) + counted(1), gauge(name, 2.0) + counted(4))
+    assert values(merged({1: looked})) == {(name,): 3.0, ("firsttoken_requests_total", "chat"): 4}
+    assert kept([], gauge(name, 2.0)) == gauge(name, 2.0)
+
+
+def test_the_dead_outlast_who_buried_them() -> None:
+    """The admin port's process may die too."""
+    kept = Retired()
+    assert kept.read() == []
+    for dead in (buried([], counted(3, 4)), buried([], counted(3))):
+        kept.write(dead)
+        assert kept.read() == dead
+
+
+def test_an_endpoint_is_shown_by_the_worker_that_knows_most_of_it() -> None:
+    """Load is the same to all; what was learned is not."""
+    told = {
+        number: [
+            {"endpoint": {"id": name}, "samples": samples, "load": {"health": health}}
+            for name, (samples, health) in known.items()
+        ]
+        for number, known in {1: {"a": (5, "up"), "b": (1, "up")}, 2: {"a": (4, "down"), "b": (2, "up")}}.items()
+    }
+    assert {entry["endpoint"]["id"]: entry["worker"] for entry in endpoints(told)} == {"a": 1, "b": 2}
+    assert {entry["endpoint"]["id"]: entry["health_by_worker"] for entry in endpoints(told)} == {
+        "a": {"1": "up", "2": "down"},
+        "b": {"1": "up", "2": "up"},
+    }

@@ -1,0 +1,43 @@
+"""One access log of several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway.workers.child_process import fork
+from gateway.workers.shared_access_log import SharedAccessLog
+from tests.gateway.builders import record
+
+LONG = "x" * 20_000  # several times what a pipe takes at once
+LINES = 40
+
+
+def writing(lock: Path, target: int, name: str) -> Callable[[socket.socket], int]:
+    async def write() -> None:
+        log = SharedAccessLog(f"/dev/fd/{target}", lock)
+        for _ in range(LINES):
+            log(record(request_id=LONG, tenant=name))
+        log.close()
+
+    def work(line: socket.socket) -> int:
+        asyncio.run(write())
+        return 0
+
+    return work
+
+
+def test_a_line_is_whole_whoever_else_writes(tmp_path: Path) -> None:
+    """Longer than a pipe takes at once, from three processes at a time."""
+    read, write = os.pipe()
+    writers = [fork(writing(tmp_path / "lock", write, name)) for name in "abc"]
+    os.close(write)
+    with open(read, "rb") as pipe:
+        found = [json.loads(line) for line in pipe]
+    assert [os.waitpid(writer.pid, 0)[1] for writer in writers] == [0, 0, 0]
+    assert sorted(line["tenant"] for line in found) == sorted("abc" * LINES)
+    assert {line["request_id"] for line in found} == {LONG}

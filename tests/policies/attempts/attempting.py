@@ -1,0 +1,109 @@
+"""An attempt machine and how its steps are told, for its tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.attempt_steps import (
+    Begin,
+    Cancel,
+    ClientGone,
+    Commit,
+    Event,
+    Failed,
+    FirstToken,
+    GiveUp,
+    Open,
+    Step,
+    Wake,
+)
+from policies.types import Candidate
+from tests.policies.deciding import P90, candidate, decided
+
+A, B, C = candidate("a"), candidate("b"), candidate("c")
+
+
+PATIENCE = 1.2 * P90 * 0.2  # s of silence before an attempt that takes 200 ms is weighed
+
+
+def machine(
+    *ranked: Candidate,
+    deadline: float = 1.0,
+    max_attempts: int = 3,
+    stream: bool = True,
+    hedge: bool = False,
+    limit: float = 30.0,
+) -> AttemptMachine:
+    return AttemptMachine(
+        decided(*ranked, deadline=deadline),
+        max_attempts=max_attempts, stream=stream, hedge=hedge, first_token_limit=limit, now=0.0,
+    )  # fmt: skip
+
+
+def told(step: Step) -> list[str]:
+    """A step in words: `open 1 primary a`, `cancel 1 silent`, `commit 2`, `give up`."""
+    words = []
+    for action in step.actions:
+        match action:
+            case Open(attempt):
+                words.append(f"open {attempt.number} {attempt.kind.value} {attempt.candidate.endpoint.id}")
+            case Cancel(number, ending):
+                words.append(f"cancel {number} {ending.value}")
+            case Commit(number):
+                words.append(f"commit {number}")
+            case GiveUp():
+                words.append("give up")
+    return words
+
+
+def silence(race: AttemptMachine, step: Step, may_retry: bool = True) -> tuple[Step, float]:
+    """Nothing but the Wakes that the machine asks for, until it does something; and when that was."""
+    while step.wake_at is not None:
+        now = step.wake_at
+        step = race.on(Wake(), now, may_retry)
+        if step.actions:
+            return step, now
+    raise AssertionError("the machine waits for nothing")
+
+
+def reason(step: Step) -> str:
+    (given_up,) = [action.reason for action in step.actions if isinstance(action, GiveUp)]
+    return given_up
+
+
+# --------------------------------------------------------------------------- hedging
+
+
+def hedged(*ranked: Candidate, **more: Any) -> tuple[AttemptMachine, float]:
+    """A race of two, and since when: the first candidate has been silent, the second is its hedge."""
+    race = machine(*ranked, hedge=True, **more)
+    step, now = silence(race, race.on(Begin(), 0.0))
+    assert told(step) == [f"open 2 hedge {ranked[1].endpoint.id}"]
+    return race, now
+
+
+# --------------------------------------------------------------------------- always
+
+NUMBERS = st.integers(1, 5)
+
+
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    st.just(Begin()),
+    st.builds(FirstToken, NUMBERS),
+    st.builds(Failed, NUMBERS, retryable=st.booleans(), died=st.booleans(), retry_after=st.none() | st.floats(0, 100)),
+    st.just(Wake()),
+    st.just(ClientGone()),
+)
+
+
+CANDIDATES = st.lists(
+    st.builds(candidate, st.sampled_from("abcd"), st.floats(0.01, 3), st.sampled_from(["small", "large"])),
+    max_size=4,
+    unique_by=lambda found: found.endpoint.id,
+)
+
+
+HISTORY = st.lists(st.tuples(EVENTS, st.floats(0, 2), st.booleans(), st.booleans()), max_size=25)

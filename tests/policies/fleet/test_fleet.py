@@ -1,0 +1,251 @@
+"""What is learned of a fleet from what happens to its attempts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.fleet.fleet import Reported
+from policies.routing.fleet_view import Beliefs
+from policies.types import Candidate, Ending, EngineLoad
+from tests.policies.fleets import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
+
+
+def test_it_is_what_decisions_ask() -> None:
+    """The Beliefs protocol."""
+    to = fleet()
+    beliefs: Beliefs = to
+    assert [p.hit for p in beliefs.prospects([ONE], [load(to)], prompt(), 0, 0.0, 0.0)] == [0]
+
+
+def test_all_endpoints_at_once_are_answered_as_one_by_one() -> None:
+    """One that is idle and holds the prompt, one with more ahead than it can do by then."""
+    to, asked = fleet(), prompt(1000, blocks=62)
+    answer(to, asked, ONE)
+    send(to, prompt(20_000), TWO, now=2.0)
+    loads = [load(to, 2.1, endpoint) for endpoint in (ONE, TWO)]
+    found = to.prospects((ONE, TWO), loads, asked, 1, 0.25, 2.1)
+    assert [p.hit for p in found] == [to.hit(endpoint, asked) for endpoint in (ONE, TWO)] == [992, 0]
+    for p, seen in zip(found, loads, strict=True):
+        assert p.forecast == to.forecast(p.endpoint, seen, 1000, p.hit, 2.1)
+        assert (p.load, p.prompt, p.tier, p.price, p.p50) == (seen, asked, 1, 0.25, p.forecast.p50)
+
+
+# --------------------------------------------------------------------------- load
+
+
+def test_an_attempt_counts_from_the_moment_it_is_sent() -> None:
+    """The next decision sees it, or a burst would herd onto one engine."""
+    to = fleet()
+    key = send(to, prompt(4000))
+    assert (load(to).ahead, load(to).prefilling, load(to).in_flight) == (4000, 1, 1)
+    assert median_ttft(to, ONE) > median_ttft(to, TWO)
+    to.first_token(key, 0.2)
+    assert (load(to, 0.2).ahead, load(to, 0.2).prefilling, load(to, 0.2).running) == (0, 0, 1)
+    to.ended(key, Ending.COMPLETED, 1.0)
+    assert (load(to, 1.0).in_flight, load(to, 1.0).running) == (0, 0)
+
+
+def test_a_snapshot_is_the_same_value_until_something_changes() -> None:
+    """Decisions between events cost nothing, and what they saw stays as it was."""
+    to = fleet()
+    before = to.snapshot(0.0)
+    assert to.snapshot(0.05) is before
+    key = send(to)
+    after = to.snapshot(0.05)
+    assert after is not before
+    assert (before.loads[ONE.id].in_flight, after.loads[ONE.id].in_flight) == (0, 1)
+    assert after.loads[TWO.id] is before.loads[TWO.id]
+    to.ended(key, Ending.CANCELLED, 0.05)
+    assert list(after.loads) == [ONE.id, TWO.id, API.id]  # as configured: what goes through all of them can be replayed
+
+
+def test_between_events_a_forecast_lets_time_drain_what_is_ahead() -> None:
+    """The same snapshot, a tenth of a second later."""
+    to = fleet()
+    send(to, prompt(8000))
+    seen = load(to)
+    early, late = (to.forecast(ONE, seen, 1000, 0, now).center for now in (0.0, 0.1))
+    assert early - late == pytest.approx(0.1, rel=0.05)
+
+
+def test_other_traffic_is_seen_in_two_scrapes_and_forgotten_when_they_stop() -> None:
+    """One scrape may just be older than our news."""
+    to = fleet()
+    send(to)
+    said = EngineLoad(running=3, waiting=5)
+    to.scraped(ONE.id, said, 0.0)
+    assert (load(to).running, load(to).waiting) == (0, 1)
+    to.scraped(ONE.id, said, 0.5)
+    seen = load(to, 0.5)
+    assert (seen.running, seen.waiting, seen.in_flight) == (3, 5, 1)
+    assert seen.ahead > 1000
+    assert (load(to, 60.0).running, load(to, 60.0).waiting) == (0, 1)
+
+
+def test_our_own_requests_in_a_scrape_are_not_counted_twice() -> None:
+    """The ledger knows them already."""
+    to = fleet()
+    keys = [send(to) for _ in range(4)]
+    for key in keys[:3]:
+        to.first_token(key, 0.1)
+    for now in (0.2, 0.3):
+        to.scraped(ONE.id, EngineLoad(running=4, waiting=0), now)
+    assert (load(to, 0.3).running, load(to, 0.3).waiting) == (3, 1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(events, max_size=50))
+def test_nothing_is_left_in_flight_whatever_the_order_of_events(history: list) -> None:
+    """Twice, late, out of order, for keys that never were: 400 leaked counts a day sank another router."""
+    to, now = fleet(), 0.0
+    for what, key, endpoint, ending, stream in history:
+        now += 0.1
+        if what == "send":
+            estimate = prompt(500, blocks=20 + key)
+            seen = to.forecast(endpoint, load(to, now, endpoint), 500, to.hit(endpoint, estimate), now)
+            candidate = Candidate(endpoint, 0, 500, to.hit(endpoint, estimate), seen, 1.0, 0.0)
+            to.sent(key, candidate, estimate, now, stream)
+        elif what == "first":
+            to.first_token(key, now, 0.05)
+        elif what == "end":
+            to.ended(key, ending, now, Reported(500, 16 * key, 10, 0.02, 0.05, connected=stream))
+        elif what == "scrape":
+            to.scraped(endpoint.id, EngineLoad(running=key, waiting=key, kv_blocks=50 + key), now)
+        elif what == "lost":
+            to.unreachable(endpoint.id, now)
+        else:
+            to.reachable(endpoint.id, now)
+        for seen in to.snapshot(now).loads.values():
+            assert 0 <= seen.prefilling <= seen.in_flight <= 8
+            assert seen.ahead >= 0
+    for key in range(8):
+        to.ended(key, Ending.CANCELLED, now)
+    idle = [(seen.in_flight, seen.prefilling) for seen in to.snapshot(now + 60).loads.values()]
+    assert idle == [(0, 0)] * 3
+    assert all(seen.ahead == 0 for seen in to.snapshot(now + 60).loads.values())
+
+
+def test_an_endpoint_that_was_slow_at_first_is_not_avoided_for_ever() -> None:
+    """A cold engine's first answer says little; without its siblings' news it would get no second chance."""
+    to = fleet()
+    answer(to, endpoint=TWO, now=0.0, ttft=2.0)
+    for i in range(20):
+        answer(to, endpoint=ONE, now=10.0 + 2 * i, ttft=0.1)
+    assert median_ttft(to, TWO, now=60.0) == pytest.approx(median_ttft(to, ONE, now=60.0), rel=0.1)
+
+
+def test_an_endpoint_that_has_shown_itself_slow_is_believed() -> None:
+    """After 32 answers of its own, whatever its siblings do."""
+    to = fleet()
+    for i in range(40):
+        answer(to, endpoint=TWO, now=5.0 * i, ttft=0.5)
+        answer(to, endpoint=ONE, now=5.0 * i, ttft=0.1)
+    assert median_ttft(to, TWO, now=300.0) == pytest.approx(0.5, rel=0.1)
+
+
+# --------------------------------------------------------------------------- prefixes
+
+
+def test_a_prompt_sent_is_believed_cached_there_at_once() -> None:
+    """So that siblings follow it before it is even computed."""
+    to = fleet()
+    send(to, prompt(1000, blocks=62))
+    assert (to.hit(ONE, prompt(1000, blocks=62)), to.hit(TWO, prompt(1000, blocks=62))) == (992, 0)
+
+
+@pytest.mark.parametrize(("tokens", "hit"), [(993, 992), (992, 976), (500, 496)])
+def test_a_hit_is_whole_blocks_and_less_than_the_prompt(tokens: int, hit: int) -> None:
+    """vLLM always computes the last token."""
+    to = fleet()
+    send(to, prompt(2000, blocks=120))
+    assert to.hit(ONE, prompt(tokens, blocks=62)) == hit
+
+
+def test_a_hit_is_counted_in_the_engines_tokens_and_blocks() -> None:
+    """62 blocks of 16 tokens of ours, a fifth more of its own, in blocks of 128."""
+    to = fleet()
+    to.scraped(ONE.id, EngineLoad(block_size=128), 0.0)
+    send(to, prompt(2000, blocks=62, scale=1.2))
+    assert to.hit(ONE, prompt(2000, blocks=62, scale=1.2)) == 1152
+
+
+def test_a_failed_attempt_leaves_no_prefix() -> None:
+    """Nothing was computed."""
+    to = fleet()
+    for ending in (Ending.FAILED, Ending.CANCELLED, Ending.RATE_LIMITED, Ending.SILENT):
+        to.ended(send(to, prompt(1000, blocks=62)), ending, 0.01)
+        assert to.hit(ONE, prompt(1000, blocks=62)) == 0
+
+
+def test_an_attempt_cancelled_after_its_first_token_leaves_its_prefix() -> None:
+    """It was computed, whatever became of the answer."""
+    to = fleet()
+    key = send(to, prompt(1000, blocks=62))
+    to.first_token(key, 0.1)
+    to.ended(key, Ending.CANCELLED, 0.2)
+    assert to.hit(ONE, prompt(1000, blocks=62)) == 992
+
+
+def test_the_engines_own_capacity_bounds_what_is_believed() -> None:
+    """Ten blocks of 128 tokens hold 80 of 16."""
+    to = fleet()
+    to.scraped(ONE.id, EngineLoad(block_size=128, kv_blocks=10), 0.0)
+    send(to, prompt(4000, blocks=240))
+    assert to.statistics(ONE.id, 0.0).prefix_blocks == 80
+
+
+def test_an_engine_that_reports_fewer_cached_tokens_is_believed_to_hold_less() -> None:
+    """Something else uses its cache."""
+    to = fleet()
+    before = to.statistics(ONE.id, 0.0).prefix_capacity
+    for now in range(10):
+        answer(to, prompt(1000, blocks=62), now=10.0 * now, reported=Reported(cached_tokens=0))
+    assert to.statistics(ONE.id, 100.0).prefix_capacity < 0.3 * before
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (EngineLoad(started_at=100.0), EngineLoad(started_at=160.0)),
+        (EngineLoad(prefix_queries=9e4, prefix_hits=3e4), EngineLoad(prefix_queries=10.0, prefix_hits=0.0)),
+    ],
+)
+def test_a_restarted_engine_forgets_its_prefixes(before: EngineLoad, after: EngineLoad) -> None:
+    """It started at another time, or its counters began again; and others' requests went with it."""
+    to = fleet()
+    to.scraped(ONE.id, replace(before, running=9), 0.0)
+    to.scraped(ONE.id, replace(before, running=9), 0.5)
+    answer(to, prompt(1000, blocks=62))
+    assert to.hit(ONE, prompt(1000, blocks=62)) == 992
+    to.scraped(ONE.id, replace(after, running=0), 1.0)
+    assert to.hit(ONE, prompt(1000, blocks=62)) == 0
+    assert load(to, 1.0).running == 0
+
+
+def test_a_scrape_of_the_same_engine_forgets_nothing() -> None:
+    """Its own start time is computed and wobbles; counters grow."""
+    to = fleet()
+    answer(to, prompt(1000, blocks=62))
+    to.scraped(ONE.id, EngineLoad(started_at=100.0, prefix_queries=5.0), 0.0)
+    to.scraped(ONE.id, EngineLoad(started_at=100.2, prefix_queries=9.0), 1.0)
+    assert to.hit(ONE, prompt(1000, blocks=62)) == 992
+
+
+def test_where_nobody_answers_any_more_nothing_is_cached() -> None:
+    """Two refused connections: whoever comes back begins anew."""
+    to = fleet()
+    answer(to, prompt(1000, blocks=62))
+    for _ in range(2):
+        to.ended(send(to, now=2.0), Ending.FAILED, 2.0, Reported(connected=False))
+    assert to.hit(ONE, prompt(1000, blocks=62)) == 0
+
+
+def test_the_caches_of_an_api_are_not_modelled() -> None:
+    """Nobody knows which of its machines answers."""
+    to = fleet()
+    answer(to, prompt(1000, blocks=62), API)
+    assert to.hit(API, prompt(1000, blocks=62)) == 0

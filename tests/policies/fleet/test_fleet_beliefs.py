@@ -1,0 +1,221 @@
+"""What a fleet believes of prefixes, other traffic and restarts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from policies.fleet.fleet import Fleet, Reported
+from policies.types import Ending, Endpoint, EngineLoad, Health
+from tests.policies.fleets import API, ONE, SMALL, TWO, answer, fleet, load, median_ttft, prompt, send, wrong
+from tests.policies.virtual_engine import A100, CPU, H100, Profile, conversations, serve
+
+# --------------------------------------------------------------------------- learning
+
+
+def test_a_stranger_is_expected_to_be_like_its_siblings() -> None:
+    """A slow pool's new endpoint is not taken for a fast one; other pools are."""
+    to, api_before = fleet(), median_ttft(fleet(), API)
+    for now in range(20):
+        answer(to, prompt(1000), ONE, now=10.0 * now, ttft=5.0)
+    assert median_ttft(to, ONE, now=500.0) == pytest.approx(5.0, rel=0.15)
+    assert median_ttft(to, TWO, now=500.0) == pytest.approx(5.0, rel=0.15)
+    assert median_ttft(to, API, now=500.0) == api_before
+    assert to.forecast(TWO, load(to, 500.0, TWO), 1000, 0, 500.0).samples == 0
+
+
+def test_an_endpoint_of_another_class_is_known_by_a_few_answers_of_its_own() -> None:
+    """Three times slower than its sibling, whose hundred answers say how TTFT grows with the prompt."""
+    to = fleet()
+    for i in range(100):
+        tokens = 500 + 137 * i % 7000
+        answer(to, prompt(tokens), ONE, now=10.0 * i, ttft=0.02 + tokens / 20_000)
+        if i % 20 == 0:
+            answer(to, prompt(1000), TWO, now=10.0 * i + 5, ttft=3 * 0.07)
+    assert median_ttft(to, TWO, 6000, now=2000.0) == pytest.approx(3 * 0.32, rel=0.15)
+    assert median_ttft(to, ONE, 6000, now=2000.0) == pytest.approx(0.32, rel=0.1)
+
+
+def test_a_stranger_follows_the_sibling_that_its_own_answers_resemble() -> None:
+    """Of a fast one and a slow one: three answers tell."""
+    fast, slow, new = (Endpoint(f"small/{i}", "small") for i in range(3))
+    to = Fleet([replace(SMALL, endpoints=(fast, slow, new))])
+    for i in range(60):
+        answer(to, prompt(1000), fast, now=10.0 * i, ttft=0.1)
+        answer(to, prompt(1000 + 100 * i), slow, now=10.0 * i + 3, ttft=0.5 + i / 20)
+    for i in range(3):
+        answer(to, prompt(1000), new, now=700.0 + 10 * i, ttft=0.5)
+    assert median_ttft(to, new, 5000, now=800.0) == pytest.approx(median_ttft(to, slow, 5000, now=800.0), rel=0.15)
+
+
+def test_silence_teaches_that_it_takes_at_least_as_long() -> None:
+    """Of an attempt that was left; one that failed at once teaches nothing of speed."""
+    left, failed = fleet(), fleet()
+    before = median_ttft(left)
+    for now in range(4):
+        left.ended(send(left, now=now * 10.0), Ending.CANCELLED, now * 10.0 + 5.0)
+        failed.ended(send(failed, now=now * 10.0), Ending.FAILED, now * 10.0 + 5.0)
+    assert median_ttft(left, now=50.0) > 2.0
+    assert median_ttft(failed, now=50.0) == before
+
+
+def test_an_answer_that_is_not_streamed_teaches_only_by_what_the_engine_says() -> None:
+    """Its duration is not a TTFT, and neither is its silence."""
+    to = fleet()
+    before = median_ttft(to)
+    for ending in (Ending.COMPLETED, Ending.CANCELLED, Ending.SILENT):
+        to.ended(send(to, stream=False), ending, 30.0)
+    assert (median_ttft(to, now=40.0), load(to, 40.0).health) == (before, Health.UP)
+    for now in range(20):
+        key = send(to, now=50.0 + now, stream=False)
+        to.ended(key, Ending.COMPLETED, 50.9 + now, Reported(engine_ttft=0.4))
+    assert median_ttft(to, now=80.0) == pytest.approx(0.4, rel=0.15)
+
+
+def test_tpot_and_token_counts_are_learned_from_reports() -> None:
+    """Twenty answers at 80 ms a token, from a pool whose template costs 60 tokens."""
+    to = fleet()
+    for now in range(20):
+        answer(to, prompt(507), now=10.0 * now, reported=Reported(prompt_tokens=560, mean_itl=0.08))
+    assert to.forecast(ONE, load(to, 300.0), 500, 0, 300.0).tpot == pytest.approx(0.08, rel=0.1)
+    assert to.token_scale("small").correct(500, 1) == pytest.approx(560, abs=3)
+    assert to.token_scale("api").correct(500, 1) == 507
+
+
+def test_the_length_of_answers_is_learned_by_route() -> None:
+    """And bounded by what may be generated."""
+    to = fleet()
+    for _ in range(300):
+        to.observe_output("chat", 40)
+    assert to.expected_output("chat") == pytest.approx(40, abs=1)
+    assert (to.expected_output("chat", 20), to.expected_output("code")) == (20, 256)
+
+
+# --------------------------------------------------------------------------- health
+
+
+def test_an_endpoint_that_fails_is_down_and_then_on_trial() -> None:
+    """Though nothing happens meanwhile, the snapshot moves on; the trial is for one."""
+    to = fleet()
+    for _ in range(5):
+        to.ended(send(to), Ending.FAILED, 0.0)
+    assert [load(to, now).health for now in (0.0, 4.9, 5.2)] == [Health.DOWN, Health.DOWN, Health.PROBING]
+    key = send(to, now=5.2)
+    assert load(to, 5.2).health is Health.DOWN
+    to.first_token(key, 5.3)
+    assert load(to, 5.3).health is Health.UP
+
+
+def test_an_endpoint_that_comes_back_is_on_trial_at_the_next_scrape() -> None:
+    """A minute of nobody there, then a scrape."""
+    to = fleet()
+    for now in range(60):
+        to.unreachable(ONE.id, float(now))
+    assert load(to, 60.0).health is Health.DOWN
+    to.scraped(ONE.id, EngineLoad(), 60.0)
+    assert load(to, 60.0).health is Health.PROBING
+
+
+def test_an_api_is_tried_again_within_ten_seconds() -> None:
+    """No probe would tell that it is back."""
+    to, now = fleet(), 0.0
+    for _ in range(12):
+        to.ended(send(to, endpoint=API, now=now), Ending.FAILED, now)
+        if load(to, now, API).health is Health.DOWN:
+            now += 10.2
+            assert load(to, now, API).health is Health.PROBING
+
+
+def test_silence_that_the_forecast_cannot_explain_takes_an_endpoint_out() -> None:
+    """A stopped process accepts connections; one whose answer was merely due late stays."""
+    hung, slow = fleet(), fleet()
+    for to in (hung, slow):
+        for now in range(40):
+            answer(to, now=10.0 * now, ttft=0.1)
+    hung.ended(send(hung, now=500.0), Ending.SILENT, 503.0)
+    slow.ended(send(slow, now=500.0), Ending.SILENT, 500.1)
+    assert (load(hung, 503.0).health, load(slow, 500.1).health) == (Health.DOWN, Health.UP)
+
+
+def test_a_rate_limit_blocks_until_the_provider_said() -> None:
+    """And says nothing of health."""
+    to = fleet()
+    to.ended(send(to, endpoint=API), Ending.RATE_LIMITED, 1.0, Reported(retry_after=7.0))
+    assert (load(to, 1.0, API).blocked_until, load(to, 1.0, API).health) == (8.0, Health.UP)
+
+
+# --------------------------------------------------------------------------- reload
+
+
+def test_a_reload_keeps_what_was_learned_of_what_stays() -> None:
+    """And lets attempts on what is gone end in peace."""
+    to = fleet()
+    answer(to, prompt(1000, blocks=62), ttft=2.0)
+    expected, flying = median_ttft(to, now=9.0), [send(to, endpoint=endpoint, now=9.0) for endpoint in (ONE, TWO)]
+    to.reload([replace(SMALL, endpoints=(ONE,))])
+    assert set(to.snapshot(9.0).loads) == {ONE.id}
+    assert (load(to, 9.0).in_flight, to.hit(ONE, prompt(1000, blocks=62))) == (1, 992)
+    for key in flying:
+        to.ended(key, Ending.COMPLETED, 10.0, Reported(1000, 0, 10, 0.02))
+    to.scraped(TWO.id, EngineLoad(running=1), 10.0)
+    assert set(to.snapshot(10.0).loads) == {ONE.id}
+    assert (load(to, 10.0).in_flight, median_ttft(to, now=10.0)) == (0, pytest.approx(expected, rel=0.01))
+
+
+def test_another_model_behind_the_same_address_is_a_stranger() -> None:
+    """Neither its cache nor its speed is the old one's."""
+    to = fleet()
+    for now in range(9):
+        answer(to, prompt(1000, blocks=62), now=10.0 * now, ttft=5.0)
+    to.reload([replace(SMALL, model="other", endpoints=(ONE,))])
+    assert to.hit(ONE, prompt(1000, blocks=62)) == 0
+    assert median_ttft(to, now=100.0) < 0.5
+
+
+def test_an_attempt_that_outlives_its_endpoint_says_nothing_of_the_one_that_has_its_name_now() -> None:
+    """Nobody at the old address: the cache that is lost is not the new one's."""
+    to = fleet()
+    flying = [send(to, endpoint=ONE, now=9.0) for _ in range(3)]
+    to.reload([replace(SMALL, model="other", endpoints=(ONE,))])
+    to.cold.clear()
+    to.ended(
+        send(to, prompt(1000, blocks=62), endpoint=ONE, now=9.0), Ending.COMPLETED, 9.5, Reported(1000, 0, 10, 0.02)
+    )
+    for key in flying:
+        to.ended(key, Ending.FAILED, 10.0, Reported(connected=False))
+    assert (to.hit(ONE, prompt(1000, blocks=62)), to.cold) == (992, set())
+    assert load(to, 10.0).health is Health.UP
+
+
+@pytest.mark.parametrize("profile", [H100, A100, CPU], ids=["H100", "A100", "CPU"])
+@pytest.mark.parametrize(("busy", "most"), [(0.1, 0.08), (0.5, 0.10), (0.8, 0.15)])
+def test_after_fifty_requests_ttft_is_predicted_within_a_tenth(profile: Profile, busy: float, most: float) -> None:
+    """Conversations on an engine of any speed, from idle to a queue; half of all errors are smaller."""
+    answered, _ = serve(profile, conversations(profile, 300, busy, Random(3)))
+    assert wrong(answered[50:]) < most
+
+
+@pytest.mark.parametrize("profile", [H100, CPU], ids=["H100", "CPU"])
+def test_nine_of_ten_first_tokens_come_before_their_p90(profile: Profile) -> None:
+    """Over three engines' worth of requests at half load."""
+    answered = [r for seed in range(3) for r in serve(profile, conversations(profile, 300, 0.5, Random(seed)))[0][50:]]
+    shares = [sum(r.ttft <= r.forecast.quantile(q) for r in answered) / len(answered) for q in (0.5, 0.9)]
+    assert shares == pytest.approx([0.5, 0.9], abs=0.06)
+
+
+@pytest.mark.parametrize("profile", [H100, A100, CPU], ids=["H100", "A100", "CPU"])
+def test_a_fivefold_slow_down_is_learned_within_ten_requests(profile: Profile) -> None:
+    """The tenth to the thirtieth after it are predicted within a third."""
+    answered, _ = serve(profile, conversations(profile, 260, 0.15, Random(4)), slowdown=5.0, after=200)
+    assert wrong(answered[200:203]) > 0.5
+    assert wrong(answered[210:230]) < 0.33
+
+
+def test_hits_are_those_that_the_engine_reports() -> None:
+    """Same capacity, same order of eviction: the belief is exact while all traffic is ours."""
+    profile = replace(H100, kv_tokens=30_000)
+    answered, _ = serve(profile, conversations(profile, 600, 0.3, Random(5)))
+    assert sum(request.hit == request.cached for request in answered) >= 0.97 * len(answered)
+    assert sum(request.cached > 0 for request in answered) > 0.2 * len(answered)

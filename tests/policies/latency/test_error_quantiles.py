@@ -1,0 +1,82 @@
+"""The spread of a forecast."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import exp
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.latency.error_quantiles import Ratios
+from policies.types import QUANTILES, Forecast
+
+
+def filled(sigma: float, samples: int, seed: int = 1) -> Ratios:
+    ratios, random = Ratios(), Random(seed)
+    for _ in range(samples):
+        ratios.add(random.lognormvariate(0, sigma), now=0.0)
+    return ratios
+
+
+def test_before_any_sample_the_spread_is_wide() -> None:
+    """Nine of ten within 2.2 times the prediction."""
+    assert Forecast(1.0, Ratios().quantiles(0.0)).p90 == pytest.approx(exp(0.6 * 1.2816), rel=1e-3)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0])
+def test_quantiles_are_those_of_the_recent_errors(sigma: float) -> None:
+    """Of fresh samples about that share lies under each, whatever the spread; averaged over 20 windows."""
+    random = Random(5)
+    shares = [0.0] * len(QUANTILES)
+    for seed in range(20):
+        grid = filled(sigma, 300, seed).quantiles(0.0)
+        for _ in range(200):
+            under = bisect_left(grid, random.lognormvariate(0, sigma))
+            for i in range(under, len(grid)):
+                shares[i] += 1 / 4000
+    assert shares == pytest.approx(QUANTILES, abs=0.035)
+
+
+def test_a_persistent_bias_is_corrected() -> None:
+    """Predictions half too small have a median ratio of two."""
+    ratios = Ratios()
+    for _ in range(100):
+        ratios.add(2.0, now=0.0)
+    assert Forecast(1.0, ratios.quantiles(0.0)).p50 == pytest.approx(2.0, rel=0.05)
+
+
+def test_old_samples_leave() -> None:
+    """A window of 128."""
+    ratios = filled(1.0, 500)
+    for _ in range(128):
+        ratios.add(1.0, now=0.0)
+    assert Forecast(1.0, ratios.quantiles(0.0)).quantile(0.98) < 1.1
+
+
+def test_what_has_not_been_sampled_for_long_is_less_certain() -> None:
+    """After hours the spread is nearly the prior's again."""
+    ratios = filled(0.05, 128)
+    fresh, hour, day = (Forecast(1.0, ratios.quantiles(now)).p90 for now in (0.0, 3600.0, 86400.0))
+    assert fresh < hour < day
+    assert day == pytest.approx(Forecast(1.0, Ratios().quantiles(0.0)).p90, rel=0.01)
+
+
+def test_a_follower_expects_the_spread_of_the_one_it_follows() -> None:
+    """Until it has its own."""
+    follower = Ratios()
+    follower.follow(filled(0.05, 128), now=0.0)
+    assert Forecast(1.0, follower.quantiles(0.0)).p90 < 1.2
+
+
+@given(st.lists(st.floats(0, 1e12, allow_nan=False), max_size=300))
+def test_quantiles_ascend_and_are_positive(values: list[float]) -> None:
+    """Whatever ratios were seen."""
+    ratios = Ratios()
+    for value in values:
+        ratios.add(value, now=0.0)
+    grid = ratios.quantiles(0.0)
+    assert list(grid) == sorted(grid)
+    assert grid[0] > 0

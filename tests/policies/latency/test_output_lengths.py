@@ -1,0 +1,30 @@
+"""Expected answers."""
+
+from __future__ import annotations
+
+from policies.latency.output_lengths import PRIOR, OutputLengths
+
+
+def learned(*tokens: int) -> OutputLengths:
+    lengths = OutputLengths()
+    for count in tokens:
+        lengths.observe(count)
+    return lengths
+
+
+def test_before_any_answer_a_prior_stands_in() -> None:
+    """Bounded, as always, by what may be generated."""
+    assert (learned().mean(), learned().mean(100)) == (PRIOR, 100)
+
+
+def test_the_mean_is_learned_within_tens_of_answers() -> None:
+    """The prior counts for eight of them."""
+    assert learned(*[40] * 100).mean() < 60
+
+
+def test_the_mean_follows_a_change() -> None:
+    """Half-way after some 44 answers."""
+    lengths = learned(*[100] * 500)
+    for _ in range(44):
+        lengths.observe(300)
+    assert 190 <= lengths.mean() <= 210

@@ -1,0 +1,49 @@
+"""Token counts, corrected."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from policies.latency.token_scale import TokenScale
+
+
+def test_before_any_report_a_chat_template_is_added() -> None:
+    """Four tokens a message, and three."""
+    scale = TokenScale()
+    assert (scale.correct(1000, 3), scale.correct(0, 0), scale.scale) == (1015, 3, 1.0)
+
+
+@pytest.mark.parametrize(("a", "b", "c"), [(1.0, 5, 4), (1.18, 4, 3), (0.8, 8, 40)])
+def test_counts_are_within_two_percent_after_forty_reports(a: float, b: float, c: float) -> None:
+    """Whichever tokenizer and template the engine has."""
+    scale, random = TokenScale(), Random(1)
+
+    def prompt() -> tuple[int, int, float]:
+        text, messages = int(random.lognormvariate(6.5, 1)), random.randint(1, 20)
+        return text, messages, a * text + b * messages + c
+
+    for _ in range(40):
+        text, messages, reported = prompt()
+        scale.observe(text, messages, round(reported))
+    errors = sorted(
+        abs(scale.correct(text, messages) / count - 1) for text, messages, count in (prompt() for _ in range(99))
+    )
+    assert errors[49] < 0.02
+    assert scale.scale == pytest.approx(a, rel=0.05)
+
+
+def test_an_image_does_not_spoil_the_count_of_text() -> None:
+    """Twenty times the tokens that the text explains, once in fifty."""
+    scale = TokenScale()
+    for number in range(200):
+        scale.observe(500, 2, 10_000 if number % 50 == 25 else 511)
+    assert scale.correct(500, 2) == pytest.approx(511, rel=0.1)
+
+
+def test_a_report_of_nothing_teaches_nothing() -> None:
+    """Some engines report zero when they mean that they do not know."""
+    scale = TokenScale()
+    scale.observe(500, 2, 0)
+    assert scale.correct(500, 2) == 511

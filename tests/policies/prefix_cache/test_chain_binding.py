@@ -1,0 +1,58 @@
+"""How much another prompt finds of one that is tied to the engine's chain."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.prefix_cache.block_tree import BlockTree
+from policies.prefix_cache.chain_binding import Anchor
+from policies.types import PoolEstimate, PrefixBlocks
+
+B = 32  # tokens of a block, the engine's; of ours 30 of its tokens
+OURS = 30.0
+
+
+def anchored(tree: BlockTree) -> Anchor:
+    """330 tokens: 10 blocks of the engine's, 11 of ours; and 3 blocks of answer."""
+    _, answered = tree.store(range(1, 14), None, B)
+    prompt = answered.upto(330)
+    assert prompt is not None
+    return Anchor(prompt, answered, 330, 11, OURS, messages=1)
+
+
+def asked(blocks: int, messages: int = 1) -> PoolEstimate:
+    return PoolEstimate(30 * blocks + 9, PrefixBlocks(range(1, blocks + 1), 32, OURS / 32), 100, messages)
+
+
+@pytest.mark.parametrize(
+    ("shared", "messages", "held"),
+    [
+        (4, 1, 4.5 * OURS),  # leaves within the fifth block
+        (11, 1, 330),  # leaves behind the last whole block, or is the same: as much as there is, at most
+        (11, 3, 330),  # the next turn: all of it
+        (13, 1, 330 + 2 * OURS),  # blocks of a prompt that continues it
+    ],
+)
+def test_what_is_shared_is_held(shared: int, messages: int, held: float) -> None:
+    """Where all of the chain is."""
+    assert anchored(BlockTree()).held(shared, asked(14, messages)) == pytest.approx(held)
+
+
+@pytest.mark.parametrize(("shared", "held"), [(2, 2.5 * OURS), (4, 3 * B), (11, 3 * B), (13, 3 * B)])
+def test_what_is_gone_is_not(shared: int, held: float) -> None:
+    """The engine kept three blocks."""
+    tree = BlockTree()
+    anchor = anchored(tree)
+    for block in range(10, 3, -1):
+        tree.remove(block)
+    assert anchor.held(shared, asked(14)) == pytest.approx(held)
+
+
+def test_answers_are_found_again_as_often_as_they_were() -> None:
+    """The share is learned from turns that followed; other prompts teach nothing."""
+    anchor = anchored(BlockTree())
+    for _ in range(100):
+        anchor.taught(11, asked(14, messages=3), cached=320 + 2 * B)
+        anchor.taught(4, asked(14, messages=3), cached=0)
+        anchor.taught(11, asked(14, messages=1), cached=320)
+    assert anchor.held(11, asked(14, messages=3)) == pytest.approx(330 + 2 * B, abs=1)

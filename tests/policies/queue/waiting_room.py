@@ -1,0 +1,162 @@
+"""A waiting room before a small fleet, in virtual time: who went where, and who waits.
+
+The engines are the predictor's own reference, taught that it is right. A prompt of PROMPT tokens takes one 0.0986 s,
+so an engine has room for a second one, and for no third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from policies.fleet.fleet import Fleet
+from policies.queue.endpoint_queues import Held
+from policies.queue.queue_scheduler import WaitingRoom
+from policies.routes.route import Route
+from policies.types import Ask, Candidate, Decision, Ending, Endpoint, Load, Pool, PoolEstimate, Price, PromptEstimate
+
+PROMPT = 1900  # tokens
+START = 1000.0
+LESSONS = 40  # pairs of first tokens, after which an engine is known
+
+ONE, TWO = Endpoint("small/1", "small"), Endpoint("small/2", "small")
+LARGE, API = Endpoint("large/1", "large"), Endpoint("api/1", "api")
+PRICES = {"small": Price(1.0, 1.0), "large": Price(5.0, 5.0), "api": Price(20.0, 20.0)}
+
+
+def pool(name: str, members: Sequence[Endpoint]) -> Pool:
+    return Pool(name, name, tuple(members), local=name != "api", price=PRICES[name])
+
+
+def route(budget: float | None = 1.0, **more: Any) -> Route:
+    ttft = {"ttft": {"budget": f"{budget * 1e3:g}ms"}} if budget else {}
+    return Route.model_validate({"name": "r", "tiers": ["small"], "on_miss": "queue", **ttft, **more})
+
+
+@dataclass
+class Scene:
+    """`gone`: the decisions of those that were let go, in their order."""
+
+    endpoints: Sequence[Endpoint] = (ONE,)
+    now: float = START
+    gone: dict[str, Decision] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)  # those that were worked on
+
+    def __post_init__(self) -> None:
+        members = {endpoint.pool: [e for e in self.endpoints if e.pool == endpoint.pool] for endpoint in self.endpoints}
+        self.fleet = Fleet(pool(name, found) for name, found in members.items())
+        self.room = WaitingRoom()
+        self._seeds = count()
+        self._estimates: dict[str, PromptEstimate] = {}
+        for endpoint in self.endpoints:
+            self._teach(endpoint)
+
+    def _teach(self, endpoint: Endpoint) -> None:
+        """What is expected comes true, of a prompt that finds the endpoint idle and of one behind it."""
+        for lesson in range(LESSONS):
+            at = START - 200 + lesson
+            tokens = {
+                key: at + self.send(key, endpoint, 500 + 100 * lesson, at, stream=True) for key in ("first", "second")
+            }
+            for key, first_token in tokens.items():
+                self.fleet.first_token(key, first_token)
+                self.fleet.ended(key, Ending.COMPLETED, first_token)
+
+    def send(
+        self, key: str, endpoint: Endpoint, tokens: int, at: float, pace: float | None = None, stream: bool = False
+    ) -> float:
+        """Beside the room; the TTFT expected. What is not streamed teaches none."""
+        load = self.fleet.snapshot(at).loads[endpoint.id]
+        forecast = self.fleet.forecast(endpoint, load, tokens, 0, at)
+        candidate = Candidate(endpoint, 0, tokens, 0, forecast, 1.0, 0.0)
+        self.fleet.sent(key, candidate, PoolEstimate(tokens), at, stream, pace)
+        return forecast.center
+
+    def enter(
+        self, ticket: str, tokens: int = PROMPT, budget: float | None = 1.0, tenant: str = "", **more: Any
+    ) -> list[str]:
+        """And a look; who goes."""
+        self.arrive(ticket, tokens, budget, tenant, **more)
+        return self.look()
+
+    def arrive(
+        self, ticket: str, tokens: int = PROMPT, budget: float | None = 1.0, tenant: str = "", **more: Any
+    ) -> None:
+        ask = Ask("r", self.now, stream=True, cache_group=tenant)
+        pools = {endpoint.pool: PoolEstimate(tokens) for endpoint in self.endpoints}
+        self._estimates[ticket] = PromptEstimate(pools)
+        self.room.enter(ticket, ask, self._estimates[ticket], route(budget, **more), self.now, next(self._seeds))
+
+    def look(self, later: float = 0.0) -> list[str]:
+        """Who goes after so many seconds; each is at its engine before the next is asked for."""
+        self.now += later
+        return list(self._release())
+
+    def _release(self) -> Iterator[str]:
+        for name, decision in self.room.release(self.fleet, self.now):
+            assert isinstance(name, str)
+            assert name not in self.gone
+            self.gone[name] = decision
+            if (chosen := decision.chosen) is not None:
+                prompt = self._estimates[name].pools[chosen.endpoint.pool]
+                self.fleet.sent(name, chosen, prompt, self.now, False)
+                self.room.departed(name)
+            yield name
+
+    def went(self, name: str) -> str:
+        """To which endpoint; empty: refused."""
+        chosen = self.gone[name].chosen
+        return chosen.endpoint.id if chosen else ""
+
+    def first_tokens(self, *names: str) -> None:
+        for name in names:
+            self.fleet.first_token(name, self.now)
+
+    def work(self, name: str) -> None:
+        """An engine takes its time for the prompt."""
+        self.now += self.seconds([name])
+        self.first_tokens(name)
+        self.fleet.ended(name, Ending.COMPLETED, self.now)
+        self.done.add(name)
+
+    def seconds(self, names: Iterable[str]) -> float:
+        """Of engine time, that these take."""
+        return sum(self.gone[name].ranked[0].forecast.prefill for name in names)
+
+    def lane(self, endpoint: Endpoint = ONE) -> list[str]:
+        return _names(self.room.lanes.of(endpoint.id))
+
+    @property
+    def last(self) -> list[str]:
+        return _names(self.room.lanes.last)
+
+    def load(self, endpoint: Endpoint = ONE) -> Load:
+        return self.fleet.snapshot(self.now).loads[endpoint.id]
+
+    def fill(self, *endpoints: Endpoint) -> list[str]:
+        """Take their room; the keys of what does."""
+        keys = [f"{endpoint.id} {place}" for endpoint in endpoints for place in ("a", "b")]
+        for key in keys:
+            self.send(key, Endpoint(key.split()[0], key.partition("/")[0]), PROMPT, self.now)
+        return keys
+
+    def write(
+        self, endpoint: Endpoint = ONE, token: float = 0.1, pace: float = 0.05, since: float = 10.0, answers: int = 1
+    ) -> list[str]:
+        """So many answers are being written there, for so many seconds, at so many seconds a token; their keys."""
+        keys = [f"{endpoint.id} answer {number}" for number in range(answers)]
+        for key in keys:
+            self.send(key, endpoint, 100, self.now - since, pace)
+            self.fleet.first_token(key, self.now - since)
+        self.fleet.progress([(key, round(since / token)) for key in keys], self.now)
+        return keys
+
+    def end(self, *keys: str) -> None:
+        for key in keys:
+            self.fleet.ended(key, Ending.COMPLETED, self.now)
+
+
+def _names(lane: Sequence[Held]) -> list[str]:
+    return [str(held.ticket) for held in lane]

@@ -1,0 +1,74 @@
+"""The sliding window: no minute, wherever it begins, holds more than was let in by it; what it says of
+waiting is true."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.quota.sliding_window import SPAN, WORDS, Window, leaves, used
+
+STEPS = st.lists(st.tuples(st.floats(0, 2) | st.floats(0, 30), st.integers(0, 2), st.integers(1, 40)), max_size=60)
+
+
+def window() -> Window:
+    return Window([0] * WORDS)
+
+
+@given(steps=STEPS, limit=st.integers(1, 100))
+def test_no_span_of_a_minute_holds_more_than_the_limit(steps: list[tuple[float, int, int]], limit: int) -> None:
+    """Two that write their own windows, and look at both, hold one limit."""
+    windows, now = [window(), window()], 100.0
+    let_in: list[tuple[float, int]] = []
+    for pause, which, tokens in steps:
+        now += pause
+        if used(windows, int(now))[1] + tokens <= limit:
+            windows[which % 2].add(int(now), 1, tokens)
+            let_in.append((now, tokens))
+        assert sum(n for at, n in let_in if at > now - SPAN) <= limit
+
+
+@given(steps=STEPS)
+def test_what_is_over_a_second_older_than_a_minute_does_not_count(steps: list[tuple[float, int, int]]) -> None:
+    """So that a steady caller loses a second of its minute, and no more."""
+    one, now = window(), 100.0
+    added: list[tuple[float, int]] = []
+    for pause, requests, tokens in steps:
+        now += pause
+        one.add(int(now), requests, tokens)
+        added.append((now, tokens))
+        assert one.used(int(now))[1] <= sum(n for at, n in added if at > now - SPAN - 1)
+
+
+@given(steps=STEPS, back=st.sets(st.integers(0, 59), max_size=10))
+def test_what_is_given_back_never_counted(steps: list[tuple[float, int, int]], back: set[int]) -> None:
+    """As if it had not been added; and once, also when the second that it was added in has left."""
+    one, same, now = window(), window(), 100.0
+    added: list[tuple[int, int]] = []
+    for pause, _, tokens in steps:
+        now += pause
+        one.add(int(now), 1, tokens)
+        added.append((int(now), tokens))
+    given_back = {which for which in back if which < len(added)}
+    for which, (second, tokens) in enumerate(added):
+        same.add(second, 1, 0 if which in given_back else tokens)
+    for which in given_back:
+        one.give_back(added[which][0], int(now), added[which][1])
+    for later in range(SPAN + 2):
+        assert one.used(int(now) + later) == same.used(int(now) + later)
+
+
+@given(steps=STEPS, amount=st.integers(1, 200))
+def test_when_room_is_promised_there_is_room_and_not_a_second_sooner(
+    steps: list[tuple[float, int, int]], amount: int
+) -> None:
+    windows, now = [window(), window()], 100.0
+    for pause, which, tokens in steps:
+        now += pause
+        windows[which % 2].add(int(now), 1, tokens)
+    counted = used(windows, int(now))[1]
+    if amount <= counted:
+        at = leaves(windows, int(now), 1, amount)
+        assert used(windows, at)[1] <= counted - amount
+        if at > int(now) + 1:
+            assert used(windows, at - 1)[1] > counted - amount

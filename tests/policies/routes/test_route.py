@@ -1,0 +1,112 @@
+"""A route, as the YAML says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from policies.routes.route import Route
+from policies.types import FOREVER
+
+
+def route(**raw: Any) -> Route:
+    return Route.model_validate({"tiers": ["small"], **raw})
+
+
+def test_a_tier_is_a_name_or_a_mapping() -> None:
+    """Most tiers need no condition."""
+    tiers = route(tiers=["large", {"pool": "small", "when": {"tools": False}}]).tiers
+    assert [(tier.pool, tier.when is None) for tier in tiers] == [("large", True), ("small", False)]
+
+
+@pytest.mark.parametrize("off", ["off", False, None])
+def test_a_budget_can_be_switched_off(off: Any) -> None:
+    """So an operator can undo what a preset set, whichever YAML dialect reads `off`."""
+    switched = route(ttft=off, tpot=off, total=off)
+    assert (switched.ttft, switched.tpot, switched.total) == (None, None, None)
+
+
+def test_on_and_off_may_arrive_as_booleans() -> None:
+    """A YAML 1.1 parser makes booleans of them."""
+    assert route(rescue=True).rescue == "on"
+    assert route(rescue=False, hedge=False) == route(rescue="off", hedge="off")
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"tiers": []}, "at least 1 item"),
+        ({"tiers": ["small", "small"]}, "tier 2 can never be reached: tier 1 takes every request to pool small"),
+        ({"ttft": {"budget": "2s"}, "total": {"budget": "1s"}}, "ttft.budget (2s) is longer than total.budget (1s)"),
+        (
+            {"ttft": {"budget": "2s"}, "limits": {"ttft_budget": "1s"}},
+            "limits.ttft_budget (1s) is shorter than ttft.budget (2s)",
+        ),
+        ({"ttft": {"budget": "0s"}}, "greater than 0"),
+        ({"ttft": {"budget": "1s", "target": 1}}, "less than 1"),
+        ({"hedge": {"max_extra": "300%"}}, "less than or equal to 1"),
+        ({"ttft": {"bugdet": "1s"}}, "Extra inputs are not permitted"),
+        ({"scorer": "best"}, "'predicted', 'round_robin'"),
+        ({"max_attempts": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(raw: dict[str, Any], said: str) -> None:
+    """Unknown keys, promises that contradict each other, tiers that nothing can reach."""
+    with pytest.raises(ValidationError) as refused:
+        route(**raw)
+    assert said in str(refused.value)
+
+
+def test_a_pool_may_stand_in_two_tiers_under_a_condition() -> None:
+    """First for short prompts, last for all."""
+    tiers = [{"pool": "small", "when": {"prompt_tokens": "<= 1000"}}, "large", "small"]
+    assert len(route(tiers=tiers).tiers) == 3
+
+
+@pytest.mark.parametrize(
+    ("raw", "asked", "got"),
+    [
+        ({"ttft": {"budget": "1s"}}, None, 1.0),
+        ({"ttft": {"budget": "1s"}}, 0.3, 0.3),
+        ({"ttft": {"budget": "1s"}}, 9.0, 1.0),
+        ({"ttft": {"budget": "1s"}, "limits": {"ttft_budget": "5s"}}, 3.0, 3.0),
+        ({"ttft": {"budget": "1s"}, "limits": {"ttft_budget": "5s"}}, 9.0, 5.0),
+        ({"ttft": {"budget": "1s"}, "limits": {"ttft_budget": "5s"}}, None, 1.0),
+        ({}, None, FOREVER),
+        ({}, 2.0, 2.0),
+        ({"limits": {"ttft_budget": "5s"}}, 9.0, 9.0),
+    ],
+)
+def test_a_caller_may_tighten_its_budget_and_loosen_it_up_to_the_limit(
+    raw: dict[str, Any], asked: float | None, got: float
+) -> None:
+    """Without a limit of its own a route is not loosened; without a budget every wish is tighter."""
+    assert route(**raw).ttft_budget(asked) == got
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "got"),
+    [("50ms", None, 0.05), ("50ms", 0.02, 0.02), ("50ms", 0.08, 0.05), ("off", None, None), ("off", 0.08, 0.08)],
+)
+def test_a_caller_may_tighten_the_pace_of_its_answer(own: str, asked: float | None, got: float | None) -> None:
+    """Not loosen it; without a budget every wish is tighter."""
+    assert route(tpot={"budget": own} if own != "off" else own).tpot_budget(asked) == got
+
+
+@pytest.mark.parametrize(
+    ("cap", "asked", "got"),
+    [(None, None, None), (None, 50, 50), (100, None, 100), (100, 50, 50), (100, 500, 100)],
+)
+def test_output_tokens_are_the_default_and_the_cap(cap: int | None, asked: int | None, got: int | None) -> None:
+    """The caller's max_tokens counts below it; above it, or unsaid, the route's does."""
+    assert route(limits={"output_tokens": cap}).output_cap(asked) == got
+
+
+def test_editors_offer_off_for_every_budget() -> None:
+    """The JSON Schema accepts what validation does."""
+    properties = Route.model_json_schema()["properties"]
+    assert [name for name, field in properties.items() if {"const": "off"} in field.get("anyOf", [])] == [
+        "ttft", "tpot", "total",
+    ]  # fmt: skip

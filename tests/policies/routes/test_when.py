@@ -1,0 +1,179 @@
+"""`when`: the conditions under which a tier may be used."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from policies.routes.when import When
+from policies.types import Ask
+
+
+def when(**conditions: Any) -> When:
+    return When.model_validate(conditions)
+
+
+def ask(**more: Any) -> Ask:
+    return Ask("r", 0.0, **more)
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds_for", "fails_for"),
+    [
+        ("<= 8000", [0, 8000], [8001]),
+        ("<8000", [7999], [8000]),
+        (">= 2", [2, 3], [1]),
+        ("> 2", [3], [2]),
+        ("== 3", [3], [2, 4]),
+        (3, [3], [2, 4]),
+        ("3", [3], [4]),
+        ("1000..8000", [1000, 4000, 8000], [999, 8001]),
+    ],
+)
+def test_a_count_is_compared(condition: Any, holds_for: list[int], fails_for: list[int]) -> None:
+    """A bare number means equals; both ends of a range belong to it."""
+    tested = when(prompt_tokens=condition)
+    assert [n for n in holds_for + fails_for if tested.refuses(ask(), n) is None] == holds_for
+
+
+@pytest.mark.parametrize(
+    ("conditions", "request_", "reason"),
+    [
+        ({"prompt_tokens": "<= 8000"}, {}, "prompt_tokens 9120 is not <= 8000"),
+        ({"output_tokens": "<=256"}, {"max_tokens": 300}, "output_tokens 300 is not <= 256"),
+        ({"output_tokens": "<= 256"}, {}, "output_tokens is not given, and must be <= 256"),
+        ({"turns": 1}, {"turns": 4}, "turns 4 is not == 1"),
+        ({"priority": "0..5"}, {"priority": -1}, "priority -1 is not 0..5"),
+        ({"tools": False}, {"tools": True}, "tools is true"),
+        ({"images": True}, {}, "images is false"),
+        ({"json_schema": False}, {"json_schema": True}, "json_schema is true"),
+        ({"stream": True}, {}, "stream is false"),
+    ],
+)
+def test_a_refusal_names_the_condition_and_the_value(
+    conditions: dict[str, Any], request_: dict[str, Any], reason: str
+) -> None:
+    """An operator reads in /explain why a tier was not considered."""
+    assert when(**conditions).refuses(ask(**request_), 9120) == reason
+
+
+def test_all_conditions_must_hold() -> None:
+    """One that fails is enough to refuse, whichever it is."""
+    both = when(prompt_tokens="<= 8000", tools=False)
+    assert both.refuses(ask(), 100) is None
+    assert both.refuses(ask(tools=True), 100) == "tools is true"
+    assert both.refuses(ask(), 9000) == "prompt_tokens 9000 is not <= 8000"
+
+
+def test_no_condition_refuses_nothing() -> None:
+    """An empty mapping is no condition."""
+    assert when().refuses(ask(), 10**9) is None
+
+
+@pytest.mark.parametrize(
+    ("condition", "value", "reason"),
+    [
+        ("web", "web", None),
+        ("web", "mobile", "header.x-a is not 'web'"),
+        ("web", None, "header.x-a is absent"),
+        (">= 2", "3", None),
+        (">= 2", "1.5", "header.x-a is not >= 2"),
+        (">= 2", "many", "header.x-a is not >= 2"),
+        (">= 2", "nan", "header.x-a is not >= 2"),
+        (2, "2.0", None),
+        ("1..3", "2", None),
+        ("1..3", None, "header.x-a is absent"),
+        (True, "True", None),
+        (True, "1", None),
+        (True, "no", "header.x-a is not true"),
+        (True, None, "header.x-a is not true"),
+        (False, None, None),
+        (False, "yes", "header.x-a is true"),
+    ],
+)
+def test_a_header_is_compared_as_text_number_or_flag(condition: Any, value: str | None, reason: str | None) -> None:
+    """What the condition looks like decides; the caller's own text is never repeated."""
+    headers = {} if value is None else {"x-a": value}
+    assert when(**{"header.X-A": condition}).refuses(ask(headers=headers), 0) == reason
+
+
+def test_only_the_headers_that_are_read_are_named() -> None:
+    """The gateway collects these and no others, in lower case."""
+    assert when(**{"header.X-Team": "web", "header.x-tier": 2, "tools": True}).headers() == {"x-team", "x-tier"}
+    assert when(tools=True).headers() == set()
+
+
+@pytest.mark.parametrize(
+    ("conditions", "where", "mend"),
+    [
+        (
+            {"prompt_tokens": "8k"},
+            ("prompt_tokens",),
+            "'8k' is not a comparison; write it like '<= 8000', '1000..8000' or 3",
+        ),
+        ({"prompt_tokens": "=< 8"}, ("prompt_tokens",), "'=< 8' is not a comparison"),
+        ({"prompt_tokens": "9..1"}, ("prompt_tokens",), "9..1 holds for no number; write 1..9"),
+        ({"prompt_tokens": None}, ("prompt_tokens",), "write a comparison like '<= 8000', '1000..8000' or 3"),
+        ({"turns": True}, ("turns",), "write a comparison like"),
+        ({"tools": "some"}, ("tools",), "write true or false"),
+        ({"header.x-a": "<= few"}, ("header", "x-a"), "'<= few' is not a comparison"),
+        ({"header.x-a": ["web"]}, ("header", "x-a"), "write the text it must equal"),
+        ({"header.": "web"}, (), "'header.' names no header; write it like header.x-team"),
+        ({"header": {"x-a": "web"}}, (), "name the header: write header.x-team: web"),
+        ({"promt_tokens": 3}, ("promt_tokens",), "Extra inputs are not permitted"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_mend(
+    conditions: dict[str, Any], where: tuple[str, ...], mend: str
+) -> None:
+    """A condition that is not understood must not become no condition."""
+    with pytest.raises(ValidationError) as refused:
+        when(**conditions)
+    (error,) = refused.value.errors()
+    assert error["loc"] == where
+    assert mend in error["msg"]
+
+
+def test_it_is_dumped_as_it_is_written() -> None:
+    """What /config shows can be pasted back."""
+    written = {"prompt_tokens": "<= 8000", "turns": 1, "tools": False, "header.X-Team": "web", "header.x-n": "1..3"}
+    dumped = when(**written).model_dump()
+    assert dumped == {
+        "prompt_tokens": "<= 8000",
+        "turns": "== 1",
+        "tools": False,
+        "header.x-team": "web",
+        "header.x-n": "1..3",
+    }
+    assert when(**dumped) == when(**written)
+
+
+def test_editors_know_every_condition() -> None:
+    """The JSON Schema has headers as a pattern, refuses other keys, and offers no defaults."""
+    schema = When.model_json_schema()
+    assert set(schema["properties"]) == {
+        "prompt_tokens", "output_tokens", "turns", "priority", "tools", "images", "json_schema", "stream",
+    }  # fmt: skip
+    (pattern,) = schema["patternProperties"]
+    assert re.search(pattern, "header.x-team")
+    assert not re.search(pattern, "headers.x-team")
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["tools"]["type"] == "boolean"
+    assert not [name for name, field in schema["properties"].items() if "default" in field]
+
+
+@given(st.text(alphabet="<>=. 0123456789-k", max_size=12))
+def test_editors_accept_the_comparisons_that_validation_accepts(text: str) -> None:
+    """The JSON Schema's pattern and the validator agree, but for ranges that run backwards."""
+    pattern = When.model_json_schema()["properties"]["turns"]["anyOf"][1]["pattern"]
+    try:
+        when(turns=text)
+        accepted = True
+    except ValidationError as error:
+        accepted = "holds for no number" in str(error)
+    assert accepted == bool(re.search(pattern, text))

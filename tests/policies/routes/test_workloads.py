@@ -1,0 +1,91 @@
+"""Workload presets, and the ready-made policies that spell them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from policies import presets
+from policies.routes import workloads
+from policies.routes.route import Route, Workload
+from tests.policies.deciding import preset
+
+WORKLOADS = get_args(Workload)
+FILES = Path(presets.__path__[0])
+
+
+@pytest.mark.parametrize(
+    ("workload", "ttft", "total"),
+    [
+        ("autocomplete", 0.3, 0.5),
+        ("chat", 1.0, None),
+        ("task", 2.0, 5.0),
+        ("agent", 3.0, 30.0),
+        ("batch", None, None),
+    ],
+)
+def test_a_workload_promises_its_budgets(workload: Workload, ttft: float | None, total: float | None) -> None:
+    """The table of the contract."""
+    route = preset(workload, {"tiers": ["small"]})
+    assert (route.ttft and route.ttft.budget, route.total and route.total.budget) == (ttft, total)
+
+
+def test_the_operator_wins_key_by_key() -> None:
+    """What is written is kept, what is left out comes from the preset, also inside a section."""
+    route = preset("chat", {"tiers": ["small"], "ttft": {"target": 0.99}, "tpot": {"budget": "20ms"}})
+    assert route.ttft is not None
+    assert (route.ttft.budget, route.ttft.target) == (1.0, 0.99)
+    assert route.tpot is not None
+    assert route.tpot.budget == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("off", [None, "off"])
+def test_an_operator_can_switch_a_budget_off(off: Any) -> None:
+    """An explicit nothing is something that was written."""
+    assert preset("chat", {"tiers": ["small"], "ttft": off}).ttft is None
+    assert preset("chat", {"tiers": ["small"], "hedge": "off"}).hedge == "off"
+
+
+def test_applying_a_preset_changes_neither_side() -> None:
+    """The preset serves every route, and the raw route is still the operator's."""
+    before, raw = repr(workloads.PRESETS), {"tiers": ["small"], "ttft": {"target": 0.5}}
+    workloads.apply("chat", raw)["ttft"]["budget"] = "9s"
+    assert repr(workloads.PRESETS) == before
+    assert raw == {"tiers": ["small"], "ttft": {"target": 0.5}}
+
+
+def ready_made(workload: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((FILES / f"{workload}.yaml").read_text())
+    return loaded
+
+
+def test_every_workload_has_a_ready_made_policy() -> None:
+    """One file each, and no others."""
+    assert sorted(file.stem for file in FILES.glob("*.yaml")) == sorted(WORKLOADS)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_ready_made_policy_is_one_route_over_known_pools(workload: Workload) -> None:
+    """It holds routes alone, so that it can be laid over any fleet with these pool names."""
+    document = ready_made(workload)
+    assert list(document) == ["routes"]
+    assert list(document["routes"]) == [workload]
+    route = preset(workload, document["routes"][workload])
+    assert {tier.pool for tier in route.tiers} <= {"small", "large", "openai"}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_ready_made_policy_spells_its_preset_out(workload: Workload) -> None:
+    """But for tiers and limits it changes nothing, and it does not lean on the preset for anything."""
+    raw = ready_made(workload)["routes"][workload]
+    own = {key: raw[key] for key in ("tiers", "limits")}
+    assert Route.model_validate(raw) == preset(workload, own)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_ready_made_policy_explains_itself_first(workload: Workload) -> None:
+    """Its head comment says for whom it is."""
+    assert (FILES / f"{workload}.yaml").read_text().startswith(f"# {workload}: ")

@@ -1,0 +1,37 @@
+"""Simulated engines for tests: real sockets, real time, a vLLM on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from backends.simulated.profiles import profile_named
+from backends.simulated.simulated_server import SimulatedServer
+from gateway.tokenize.tokenizers import encoder
+
+
+@asynccontextmanager
+async def engines(count: int = 1, profile: str = "8b-h100", **more: Any) -> AsyncIterator[list[SimulatedServer]]:
+    """`count` servers of one profile; `model` defaults to the name that `engine_pool` gives."""
+    async with AsyncExitStack() as stack:
+        servers = []
+        for seed in range(count):
+            options = {"model": "served", "encode": encoder("o200k_base").encode, "seed": seed, **more}
+            server = SimulatedServer(profile_named(profile), **options)
+            await server.start()
+            stack.push_async_callback(server.stop)
+            servers.append(server)
+        yield servers
+
+
+def engine_pool(*servers: SimulatedServer, **more: Any) -> dict[str, Any]:
+    return {"backend": "simulated", "model": "served", "endpoints": [server.url for server in servers], **more}
+
+
+async def eventually(condition: Any, within: float = 5.0) -> None:
+    """Wait until `condition()` holds; a test waits for what happens, not for a time."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 - what is waited for is another's state, which tells nobody
+            await asyncio.sleep(0.002)
