@@ -24,7 +24,7 @@ from benchmarks.scenarios import SCENARIOS, arrivals, setting
 from gateway.replay.player import play
 from gateway.replay.scenario import Setting
 from policies.fleet.fleet import Fleet
-from policies.fleet.fleet import endpoint_state as endpoint
+from policies.fleet import endpoint_state as endpoint
 from policies.queue.endpoint_queues import Held
 from policies.queue.placement_round import Turn, first
 from policies.routes.route import Route

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends.stream.sse import LINE_LIMIT, Decoder, Event, StreamError, UsageStripper
 
-TRANSCRIPTS = Path(__file__).parent / "transcripts"
+TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 
 STREAM = (
     b"\xef\xbb\xbfdata: one\n"

@@ -16,7 +16,7 @@ from backends.interface import EngineTimes, FailureKind, Signal, Usage
 from backends.stream.sse import LINE_LIMIT
 from backends.stream.taps import BodyTap, StreamTap
 
-TRANSCRIPTS = Path(__file__).parent / "transcripts"
+TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 
 
 def transcript(name: str) -> bytes:
