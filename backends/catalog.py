@@ -13,7 +13,7 @@ from backends.vllm import SGLang, Vllm
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class BackendKind:
     """One value of a pool's `backend`."""
 
     name: str
@@ -28,18 +28,18 @@ class Kind:
         return self.dialect.local
 
 
-def _api(name: str, base_url: str, doc: str, dialect: type[OpenAI] = Compatible) -> Kind:
-    return Kind(name, dialect, doc, base_url, needs_key=True)
+def _api(name: str, base_url: str, doc: str, dialect: type[OpenAI] = Compatible) -> BackendKind:
+    return BackendKind(name, dialect, doc, base_url, needs_key=True)
 
 
 _ALL = (
-    Kind("vllm", Vllm, "vLLM's OpenAI server"),
-    Kind("sglang", SGLang, "SGLang's OpenAI server, started with --enable-metrics"),
-    Kind("llamacpp", LlamaCpp, "llama.cpp's server"),
-    Kind("ollama", Ollama, "Ollama", "http://127.0.0.1:11434"),
-    Kind("simulated", Vllm, "a simulated engine that speaks as vLLM does"),
-    Kind("compatible", Compatible, "anything else that speaks OpenAI's dialect"),
-    Kind("openai-compatible", Compatible, "the same, in full"),
+    BackendKind("vllm", Vllm, "vLLM's OpenAI server"),
+    BackendKind("sglang", SGLang, "SGLang's OpenAI server, started with --enable-metrics"),
+    BackendKind("llamacpp", LlamaCpp, "llama.cpp's server"),
+    BackendKind("ollama", Ollama, "Ollama", "http://127.0.0.1:11434"),
+    BackendKind("simulated", Vllm, "a simulated engine that speaks as vLLM does"),
+    BackendKind("compatible", Compatible, "anything else that speaks OpenAI's dialect"),
+    BackendKind("openai-compatible", Compatible, "the same, in full"),
     _api("openai", "https://api.openai.com/v1", "OpenAI", OpenAI),
     _api("groq", "https://api.groq.com/openai/v1", "Groq", OpenAI),
     _api("xai", "https://api.x.ai/v1", "xAI", OpenAI),
@@ -50,10 +50,10 @@ _ALL = (
     _api("openrouter", "https://openrouter.ai/api/v1", "OpenRouter"),
     _api("deepseek", "https://api.deepseek.com/v1", "DeepSeek"),
 )
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ALL}
+KINDS: Mapping[str, BackendKind] = {kind.name: kind for kind in _ALL}
 
 
-def kind(name: str) -> Kind:
+def kind(name: str) -> BackendKind:
     """The kind of that name. Raises ValueError with a suggestion."""
     found = KINDS.get(name)
     if found is None:

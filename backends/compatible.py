@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.interface import Forward, HttpCall
+from backends.interface import BackendRequest, HttpCall
 from backends.openai import OpenAI
 
 
@@ -19,7 +19,7 @@ class Mistral(Compatible):
 
     asks_usage = False
 
-    def _body(self, forward: Forward) -> dict[str, Any]:
+    def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = super()._body(forward)
         body.pop("stream_options", None)
         limit = body.pop("max_completion_tokens", None)

@@ -11,24 +11,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Names = tuple[bytes, ...]  # of one meaning, over versions: the first that is there counts
+EngineMetricNames = tuple[bytes, ...]  # of one meaning, over versions: the first that is there counts
 
 
 @dataclass(frozen=True, slots=True)
 class LoadMetrics:
     """Which series say what. The fields of what is read are those of policies.types.EngineLoad."""
 
-    running: Names = ()
-    waiting: Names = ()
-    kv_usage: Names = ()
-    prefix_queries: Names = ()
-    prefix_hits: Names = ()
-    started_at: Names = (b"process_start_time_seconds",)
+    running: EngineMetricNames = ()
+    waiting: EngineMetricNames = ()
+    kv_usage: EngineMetricNames = ()
+    prefix_queries: EngineMetricNames = ()
+    prefix_hits: EngineMetricNames = ()
+    started_at: EngineMetricNames = (b"process_start_time_seconds",)
     info: bytes = b""  # an info series that has block size and count in labels
     block_size: bytes = b"block_size"  # its label
     blocks: bytes = b"num_gpu_blocks"  # its label
-    block_size_gauge: Names = ()  # or a gauge each
-    tokens_gauge: Names = ()
+    block_size_gauge: EngineMetricNames = ()  # or a gauge each
+    tokens_gauge: EngineMetricNames = ()
 
     def read(self, page: bytes) -> Mapping[str, float | None]:
         page = b"\n" + page + b"\n"
@@ -80,14 +80,14 @@ def _number(text: bytes) -> tuple[float, ...]:
     return (value,) if math.isfinite(value) else ()
 
 
-def _values(page: bytes, names: Names) -> list[float]:
+def _values(page: bytes, names: EngineMetricNames) -> list[float]:
     for name in names:
         if found := samples(page, name):
             return [value for _, value in found]
     return []
 
 
-def _total(page: bytes, names: Names) -> float | None:
+def _total(page: bytes, names: EngineMetricNames) -> float | None:
     values = _values(page, names)
     return sum(values) if values else None
 

@@ -71,7 +71,7 @@ def of_loss(answered: bool) -> Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class ErrorBody:
     """An error as the server put it; empty where it did not say."""
 
     message: str = ""
@@ -91,17 +91,17 @@ def of_event(error: Any, secret: str = "") -> Failure:
     return _of_complaint(_status_in(said), {}, said, secret)
 
 
-def complaint(reply: Any) -> Complaint:
+def complaint(reply: Any) -> ErrorBody:
     """What a decoded error body says, in any of the shapes known."""
     if isinstance(reply, list):  # Gemini wraps its errors in a list
         reply = reply[0] if reply else None
     if not isinstance(reply, Mapping):
-        return Complaint()
+        return ErrorBody()
     error = reply.get("error") or reply
     if not isinstance(error, Mapping):
-        return Complaint(message=str(error))
+        return ErrorBody(message=str(error))
     message = error.get("message") or error.get("detail") or ""
-    return Complaint(
+    return ErrorBody(
         message if isinstance(message, str) else _details(message),
         _text(error.get("type")),
         _code(error.get("code")),
@@ -117,7 +117,7 @@ def _details(message: Any) -> str:
     return "; ".join(f"{'.'.join(map(str, e.get('loc') or ()))}: {e.get('msg', '')}" for e in entries)
 
 
-def _of_complaint(status: int, headers: Mapping[str, str], said: Complaint, secret: str) -> Failure:
+def _of_complaint(status: int, headers: Mapping[str, str], said: ErrorBody, secret: str) -> Failure:
     if status in (401, 402, 403, 407):  # 402: our account is empty
         return Failure(FailureKind.AUTH, "The backend refused the gateway's credentials.")
     if status == 429:
@@ -139,7 +139,7 @@ def _of_complaint(status: int, headers: Mapping[str, str], said: Complaint, secr
     return _refusal(status, said, secret)
 
 
-def _refusal(status: int, said: Complaint, secret: str) -> Failure:
+def _refusal(status: int, said: ErrorBody, secret: str) -> Failure:
     """A 4xx that is the request's own fault: in the server's words."""
     code = said.code if isinstance(said.code, str) else None  # vLLM repeats the status as an int
     if status == 404:
@@ -156,7 +156,7 @@ def _refusal(status: int, said: Complaint, secret: str) -> Failure:
     )
 
 
-def _status_in(said: Complaint) -> int:
+def _status_in(said: ErrorBody) -> int:
     try:
         status = int(said.code or 0)
     except ValueError:

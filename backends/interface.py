@@ -20,7 +20,7 @@ class Operation(Enum):
     COMPLETION = "/v1/completions"
 
 
-class Forward(NamedTuple):
+class BackendRequest(NamedTuple):
     """A request to be sent on. `body` is what was parsed, and is not to be changed in place: its members are values,
     but for what lies within arrays and objects, which may be `msgspec.Raw`: strict JSON, to be sent as it is."""
 
@@ -138,9 +138,9 @@ class Backend(Protocol):
     secret: bytes  # our key: not to be passed on to callers; empty: there is none
     salted: bool  # keeps the caches of different `cache_salt`s apart
 
-    def call(self, forward: Forward) -> HttpCall: ...
+    def call(self, forward: BackendRequest) -> HttpCall: ...
 
-    def tap(self, forward: Forward) -> Tap: ...
+    def tap(self, forward: BackendRequest) -> Tap: ...
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         """The meaning of a non-2xx reply. Header names are lower case."""

@@ -22,7 +22,7 @@ END = -1  # the sequence number that ends a replay
 _SEQUENCE_BYTES = 8
 
 
-class Malformed(ValueError):
+class MalformedKvEvents(ValueError):
     """Not a message of an engine's cache events."""
 
 
@@ -110,7 +110,7 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class KvEventBatch:
     """What one step of the engine changed. `at`: the engine's wall clock, s."""
 
     sequence: int
@@ -124,7 +124,7 @@ class Batch:
                 if (event := _event(raw)) is not None:
                     yield event
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise Malformed(f"batch {self.sequence}: {error}") from None
+            raise MalformedKvEvents(f"batch {self.sequence}: {error}") from None
 
 
 _batch = msgspec.msgpack.Decoder(_Batch).decode
@@ -138,20 +138,20 @@ KNOWN = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 def sequence_of(frame: bytes) -> int:
     """END where a replay is over."""
     if len(frame) != _SEQUENCE_BYTES:
-        raise Malformed(f"a sequence number of {len(frame)} bytes instead of {_SEQUENCE_BYTES}")
+        raise MalformedKvEvents(f"a sequence number of {len(frame)} bytes instead of {_SEQUENCE_BYTES}")
     return int.from_bytes(frame, "big", signed=True)
 
 
-def decode(frames: Sequence[bytes]) -> Batch:
+def decode(frames: Sequence[bytes]) -> KvEventBatch:
     """One message. Raises Malformed."""
     if len(frames) != 3:
-        raise Malformed(f"{len(frames)} frames instead of topic, sequence number and events")
+        raise MalformedKvEvents(f"{len(frames)} frames instead of topic, sequence number and events")
     sequence = sequence_of(frames[1])
     try:
         batch = _batch(frames[2])
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise Malformed(f"batch {sequence}: {error}") from None
-    return Batch(sequence, batch.ts, batch.events)
+        raise MalformedKvEvents(f"batch {sequence}: {error}") from None
+    return KvEventBatch(sequence, batch.ts, batch.events)
 
 
 def _event(raw: msgspec.Raw) -> Event | None:

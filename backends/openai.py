@@ -15,7 +15,7 @@ import msgspec
 
 from backends import failures
 from backends.http.headers import lines
-from backends.interface import BackendConfig, Failure, Forward, HttpCall, Operation, Tap
+from backends.interface import BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap
 from backends.stream.taps import BodyTap, StreamTap
 
 _LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old one
@@ -42,16 +42,16 @@ class OpenAI:
 
     # ----------------------------------------------------------------------- the request
 
-    def call(self, forward: Forward) -> HttpCall:
+    def call(self, forward: BackendRequest) -> HttpCall:
         own, fixed = tuple([field for field in self._own(forward) if field[1]]), self._headers[forward.stream]
         return HttpCall("POST", forward.operation.value, own, _encode(self._body(forward)), fixed)
 
-    def _own(self, forward: Forward) -> tuple[tuple[str, str], ...]:
+    def _own(self, forward: BackendRequest) -> tuple[tuple[str, str], ...]:
         """Header fields of this request alone; empty ones are left out."""
         told = ("x-request-id", forward.request_id), ("traceparent", forward.traceparent)
         return (*told, ("tracestate", forward.tracestate)) if forward.tracestate else told
 
-    def _body(self, forward: Forward) -> dict[str, Any]:
+    def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = {**forward.body, "model": forward.model}
         if not self.salted:
             body.pop("cache_salt", None)  # it knows no such field, and may refuse it
@@ -80,7 +80,7 @@ class OpenAI:
 
     # ----------------------------------------------------------------------- the reply
 
-    def tap(self, forward: Forward) -> Tap:
+    def tap(self, forward: BackendRequest) -> Tap:
         if not forward.stream:
             return BodyTap(self._secret)
         choices = forward.body.get("n")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.engine_metrics import LoadMetrics
-from backends.interface import Forward, HttpCall
+from backends.interface import BackendRequest, HttpCall
 from backends.openai import OpenAI
 
 
@@ -26,10 +26,10 @@ class Vllm(OpenAI):
         info=b"vllm:cache_config_info",
     )
 
-    def _own(self, forward: Forward) -> tuple[tuple[str, str], ...]:
+    def _own(self, forward: BackendRequest) -> tuple[tuple[str, str], ...]:
         return (*super()._own(forward), ("x-session-id", forward.session_id))
 
-    def _body(self, forward: Forward) -> dict[str, Any]:
+    def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = super()._body(forward)
         if forward.cache_salt:
             body["cache_salt"] = forward.cache_salt

@@ -22,11 +22,11 @@ from unittest.mock import patch
 from benchmarks.routing import floats
 from benchmarks.scenarios import SCENARIOS, arrivals, setting
 from gateway.replay.player import play
-from gateway.replay.scenario import Setting
-from policies.fleet.fleet import Fleet
+from gateway.replay.scenario import Scenario
 from policies.fleet import endpoint_state as endpoint
-from policies.queue.endpoint_queues import Held
-from policies.queue.placement_round import Turn, first
+from policies.fleet.fleet import Fleet
+from policies.queue.endpoint_queues import QueuedRequest
+from policies.queue.placement_round import PlacementRound, first
 from policies.routes.route import Route
 from policies.scorers import predicted
 from policies.types import FOREVER, Decision
@@ -44,7 +44,7 @@ class Idea:
 
     name: str
     patches: tuple[Patch, ...] = ()
-    change: Callable[[Setting], Setting] | None = None
+    change: Callable[[Scenario], Scenario] | None = None
     scenarios: str = "abcd"  # those in which it plays a part
 
 
@@ -58,10 +58,10 @@ class Cell:
         return f"{self.good:.3f}, {self.met:.3f}, {self.p99:.1f} s"
 
 
-_last = Turn._last
+_last = PlacementRound._last
 
 
-def _sent_at_once(turn: Turn, held: Held, decision: Decision) -> Decision | None:
+def _sent_at_once(turn: PlacementRound, held: QueuedRequest, decision: Decision) -> Decision | None:
     """What is late already goes; what has no deadline still waits for an idle engine."""
     return first(decision, turn.soonest(held, decision)[0]) if held.deadline < FOREVER else _last(turn, held, decision)
 
@@ -82,12 +82,12 @@ def _none(*_: object) -> float:
     return 0.0
 
 
-def _no_hedges(found: Setting) -> Setting:
+def _no_hedges(found: Scenario) -> Scenario:
     routes = {name: route.model_copy(update={"hedge": "off"}) for name, route in found.routes.items()}
     return replace(found, routes=routes)
 
 
-def _any_chance(found: Setting) -> Setting:
+def _any_chance(found: Scenario) -> Scenario:
     """The first tier that fits is taken. The target also tells who is late, so nobody is."""
     return replace(found, routes={name: _aimless(route) for name, route in found.routes.items()})
 
@@ -101,12 +101,12 @@ OPEN: Patch = (endpoint, "closed", _none)
 ON = "everything on"
 IDEAS = (
     Idea(ON),
-    Idea("late binding", ((Turn, "has_room", _always), OPEN)),
+    Idea("late binding", ((PlacementRound, "has_room", _always), OPEN)),
     Idea("strain gate", (OPEN,)),
     Idea("price of harm", ((predicted, "WORTH", 0.0),)),
     Idea("price of engine time", ((predicted, "EFFORT", 0.0),)),
-    Idea("giving way", ((Turn, "_displace", _never),)),
-    Idea("hopeless last", ((Turn, "_last", _sent_at_once),)),
+    Idea("giving way", ((PlacementRound, "_displace", _never),)),
+    Idea("hopeless last", ((PlacementRound, "_last", _sent_at_once),)),
     Idea("affinity", ((Fleet, "hit", _no_hit),)),
     Idea("hedging", change=_no_hedges),
     Idea("tier walk by chance", change=_any_chance, scenarios="c"),

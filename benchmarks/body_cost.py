@@ -22,7 +22,7 @@ from time import perf_counter, process_time, thread_time
 
 import uvloop
 
-from backends.interface import BackendConfig, Forward, Operation
+from backends.interface import BackendConfig, BackendRequest, Operation
 from backends.vllm import Vllm
 from gateway.admission.auth import ANYONE
 from gateway.api.inference_request import InferenceRequest, parse
@@ -107,7 +107,9 @@ class Bench:
         return parse(Operation.CHAT, raw, HEADERS, 0.0, "req-1")
 
     def render(self, request: InferenceRequest) -> None:
-        self.backend.call(Forward(request.operation, request.body, "served", request.stream, 1024, request.request_id))
+        self.backend.call(
+            BackendRequest(request.operation, request.body, "served", request.stream, 1024, request.request_id)
+        )
 
     async def once(self, raw: bytes, cost: Cost) -> None:
         self.tokenizer.took, started = 0.0, process_time()
@@ -177,9 +179,11 @@ async def table(rounds: int) -> None:
 async def stalls() -> None:
     print("\n| held up, ms | unseen | seen |\n|---|---|---|")
     for name, sizes in {
-        "1 MB in 500 messages": [2_000] * 500, "1 MB in one": [1_000_000], "8 MB in 4000": [2_000] * 4000,
+        "1 MB in 500 messages": [2_000] * 500,
+        "1 MB in one": [1_000_000],
+        "8 MB in 4000": [2_000] * 4000,
         "8 MB in one": [8_000_000],
-    }.items():  # fmt: skip
+    }.items():
         first, again = [], []
         for _ in range(LARGE_ROUNDS):
             bench, raw = Bench(), body(talk(sizes))

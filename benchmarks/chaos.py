@@ -230,12 +230,16 @@ async def played(fault: str, seconds: float, rate: float, tells: Callable[[Path]
 def judged(healthy: Seen, without: Seen, memory: float, back: float) -> list[str]:
     """What was promised, and not kept."""
     return [
-        name for name, met in (
+        name
+        for name, met in (
             ("failed", healthy.failed + without.failed == 0),
             ("p99", without.quantile(0.99) - healthy.quantile(0.99) <= 10),
-            ("memory", memory <= 1.1), ("cpu", without.cpu_each / healthy.cpu_each <= 1.2), ("back", back <= 5),
-        ) if not met
-    ]  # fmt: skip
+            ("memory", memory <= 1.1),
+            ("cpu", without.cpu_each / healthy.cpu_each <= 1.2),
+            ("back", back <= 5),
+        )
+        if not met
+    ]
 
 
 def row(fault: str, healthy: Seen, without: Seen, before: float, after: float, lines: int, back: float) -> str:

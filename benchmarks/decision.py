@@ -25,20 +25,20 @@ from time import perf_counter
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.attempt_steps import Begin, FirstToken, Open
 from policies.fleet.fleet import Fleet, Reported
-from policies.queue.queue_scheduler import WaitingRoom
+from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes import workloads
 from policies.routes.route import Route
 from policies.routing.tiers import decide
 from policies.types import (
-    Ask,
+    AttemptOutcome,
     Candidate,
-    Ending,
     Endpoint,
     Forecast,
     Pool,
     PoolEstimate,
     PrefixBlocks,
     PromptEstimate,
+    RequestView,
 )
 
 BLOCKS = 1_000_000  # indexed, over all endpoints
@@ -76,7 +76,7 @@ def filled(endpoints: int, random: Random) -> tuple[Fleet, Route, list[PoolEstim
         if i < len(seen) - endpoints // 2:
             fleet.first_token(i, now + 0.2)
         if i < len(seen) - 6 * endpoints:
-            fleet.ended(i, Ending.COMPLETED, now + 0.2)
+            fleet.ended(i, AttemptOutcome.COMPLETED, now + 0.2)
     route = Route.model_validate({"name": "agent", **workloads.apply("agent", {"tiers": ["main"]})})
     return fleet, route, seen
 
@@ -85,12 +85,12 @@ def times(endpoints: int, with_room: bool) -> list[float]:
     """Sorted, s."""
     random = Random(1)
     fleet, route, seen = filled(endpoints, random)
-    room, now, took = WaitingRoom(), 0.02 * len(seen) + 0.3, []
+    room, now, took = QueueScheduler(), 0.02 * len(seen) + 0.3, []
     gc.collect()
     gc.freeze()
     for i in range(ROUNDS):
         prompt = PromptEstimate({"main": seen[random.randrange(len(seen))]}, 200)
-        ask = Ask("agent", now, True)
+        ask = RequestView("agent", now, True)
         now += 0.001
         if i % 200 == 0:
             fleet.progress([(key, int(40 * (now - 0.02 * key - 0.2)) + 1) for key in range(len(seen))], now)
@@ -103,7 +103,7 @@ def times(endpoints: int, with_room: bool) -> list[float]:
         took.append(perf_counter() - began)
         if with_room:
             for ticket, _ in gone:
-                room.departed(ticket)
+                room.on_dispatched(ticket)
             room.leave(i)
     return sorted(took)
 
@@ -127,7 +127,7 @@ class SmallRequests:
         """One of them; s of each stage."""
         self.now, self.number, prompt = self.now + 0.01, self.number + 1, self.prompt()
         fleet, route, now, key, estimate = self.fleet, self.route, self.now, object(), PromptEstimate({"main": prompt})
-        ask, first_at = Ask("chat", now, True), now + 0.02 + 0.01 * self.random.random()
+        ask, first_at = RequestView("chat", now, True), now + 0.02 + 0.01 * self.random.random()
         reported = Reported(prompt.tokens, SYSTEM * BLOCK, OUTPUT, 0.02)
         marks = [perf_counter()]
         snapshot = fleet.snapshot(now)
@@ -146,7 +146,7 @@ class SmallRequests:
         marks.append(perf_counter())
         machine.on(FirstToken(1), first_at)
         marks.append(perf_counter())
-        fleet.ended(key, Ending.COMPLETED, first_at + 1.0, reported)
+        fleet.ended(key, AttemptOutcome.COMPLETED, first_at + 1.0, reported)
         marks.append(perf_counter())
         return [after - before for before, after in pairwise(marks)]
 

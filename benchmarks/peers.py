@@ -132,9 +132,17 @@ def _vllm(port: int, urls: Sequence[str], _home: Path) -> list[str]:
 def _router(port: int, urls: Sequence[str]) -> list[str]:
     """With the policy that knows of prefix caches, as ours does."""
     return [
-        "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port()), "--policy", "cache_aware",
-        "--worker-urls", *urls,
-    ]  # fmt: skip
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--prometheus-port",
+        str(free_port()),
+        "--policy",
+        "cache_aware",
+        "--worker-urls",
+        *urls,
+    ]
 
 
 def _installed(name: str) -> Path:
@@ -153,6 +161,9 @@ def _installed(name: str) -> Path:
 
 
 _COMMANDS: dict[str, Callable[[int, Sequence[str], Path], list[str]]] = {
-    OURS: _ours, NGINX: _nginx, "sglang": _sglang, "vllm": _vllm,
-}  # fmt: skip
+    OURS: _ours,
+    NGINX: _nginx,
+    "sglang": _sglang,
+    "vllm": _vllm,
+}
 PEERS = tuple(_COMMANDS)

@@ -27,10 +27,12 @@ def free_port() -> int:
 def child(command: Sequence[str], port: int, core: int | None = None, *, quiet: bool = False) -> Iterator[int]:
     """Runs `command` until the block ends; yields its process id once it listens on `port`."""
     process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL,
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL if quiet else None,
         preexec_fn=None if core is None else lambda: pin(core),
-    )  # fmt: skip
+    )
     try:
         wait_for(port, process)
         yield process.pid

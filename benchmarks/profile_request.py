@@ -173,8 +173,9 @@ def main(seconds: float) -> None:
         urls = [f"http://127.0.0.1:{port}" for port in behind.ports]
         ports = free_port(), free_port()
         commands: Sequence[list[str]] = (
-            gateway(ports[0], *urls), [sys.executable, "-m", "benchmarks.sampled", str(samples), str(ports[1]), *urls],
-        )  # fmt: skip
+            gateway(ports[0], *urls),
+            [sys.executable, "-m", "benchmarks.sampled", str(samples), str(ports[1]), *urls],
+        )
         pids = [
             stack.enter_context(child(command, port, CORE, quiet=True))
             for command, port in zip(commands, ports, strict=True)

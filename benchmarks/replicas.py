@@ -37,7 +37,7 @@ from benchmarks.client import WORDS
 from benchmarks.processes import child, cpu_seconds, free_port
 from gateway.config.models import Config
 from gateway.replay.player import play
-from gateway.replay.scenario import Setting, setting_of
+from gateway.replay.scenario import Scenario, setting_of
 from gateway.replay.synthetic import Agents, agents
 from gateway.replay.traces import BLOCK, Arrival
 
@@ -75,7 +75,7 @@ def document(engines: Sequence[str], port: int, redis: str | None) -> dict[str, 
         "routes": {"agent": {"workload": "agent", "tiers": ["main"], **budgets}},
         "telemetry": {"access_log": "off"},
         **({"state": {"redis": redis}} if redis else {}),
-    }  # fmt: skip
+    }
 
 
 # --------------------------------------------------------------------------- the load
@@ -226,7 +226,7 @@ def virtual(args: argparse.Namespace) -> None:
             print(f"| {name} | {load:g} | {seed} | {len(arrivals)} | {cells} |", flush=True)
 
 
-def played(setting: Setting, arrivals: Sequence[Arrival], seed: int, news: float) -> Iterator[tuple[float, float]]:
+def played(setting: Scenario, arrivals: Sequence[Arrival], seed: int, news: float) -> Iterator[tuple[float, float]]:
     for variant in VARIANTS:
         heard = replace(setting, replicas=variant.gateways, news=news if variant.redis else None)
         row = play(heard, arrivals, seed).overall()

@@ -85,10 +85,16 @@ def _row(scenario: Scenario, load: float, cells: dict[str, Cell], tiered: bool) 
     ours, reference = cells[OURS], cells[REFERENCE]
     best = max((cell for name, cell in cells.items() if name not in (OURS, REFERENCE)), key=lambda cell: cell.good)
     row = (
-        f"{load:.2f}", f"{best.scorer} {best.good:.3f}", f"{ours.good:.3f}", f"{reference.good:.3f}",
-        f"{ours.good / max(best.good, 1e-9):.3f}", f"{ours.good / max(reference.good, 1e-9):.3f}",
-        f"{best.p99:.2f} s", f"{ours.p99:.2f} s", f"{ours.of('coverage') * 100:.1f}%",
-    )  # fmt: skip
+        f"{load:.2f}",
+        f"{best.scorer} {best.good:.3f}",
+        f"{ours.good:.3f}",
+        f"{reference.good:.3f}",
+        f"{ours.good / max(best.good, 1e-9):.3f}",
+        f"{ours.good / max(reference.good, 1e-9):.3f}",
+        f"{best.p99:.2f} s",
+        f"{ours.p99:.2f} s",
+        f"{ours.of('coverage') * 100:.1f}%",
+    )
     if tiered:
         first = (f"{cell.of('preferred') * 100:.1f}%" for cell in (best, ours, reference))
         row = (*row, *first, f"{ours.cost / max(reference.cost, 1e-9):.3f}")

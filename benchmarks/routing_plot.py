@@ -68,13 +68,17 @@ def decades(seconds: float) -> float:
 
 
 GOODPUT = Axis(
-    "share of requests that were good (TTFT and TPOT within budget), of all offered", lambda cell: cell.good,
-    lambda share: share, tuple((share / 4, f"{share * 25}%") for share in range(5)),
-)  # fmt: skip
+    "share of requests that were good (TTFT and TPOT within budget), of all offered",
+    lambda cell: cell.good,
+    lambda share: share,
+    tuple((share / 4, f"{share * 25}%") for share in range(5)),
+)
 TTFT = Axis(
-    "p90 of the time to first token, of the requests that got one", p90, decades,
+    "p90 of the time to first token, of the requests that got one",
+    p90,
+    decades,
     ((0.1, "0.1 s"), (1.0, "1 s"), (10.0, "10 s"), (100.0, "100 s")),
-)  # fmt: skip
+)
 
 
 def played(name: str, results: Sequence[Result]) -> dict[float, dict[str, Cell]]:
@@ -101,9 +105,11 @@ def points(name: str, results: Sequence[Result], value: Callable[[Cell], float])
 def picture(results: Sequence[Result], axis: Axis) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        f"<title>{axis.title}, by load</title>", f"<style>{STYLE}</style>", f'<text x="8" y="18">{axis.title}</text>',
+        f"<title>{axis.title}, by load</title>",
+        f"<style>{STYLE}</style>",
+        f'<text x="8" y="18">{axis.title}</text>',
         *_legend(),
-    ]  # fmt: skip
+    ]
     found = {name: points(name, results, axis.value) for name in TITLES}
     loads = [load for lines_of in found.values() for load, _ in lines_of["ours"]]
     for i, name in enumerate(TITLES):

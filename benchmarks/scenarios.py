@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.config.loading import load
-from gateway.replay.scenario import COMPARABLE, OURS, POOLED, REFERENCE, YARDSTICKS, Setting, setting_of
+from gateway.replay import scenario as replay
+from gateway.replay.scenario import COMPARABLE, OURS, POOLED, REFERENCE, YARDSTICKS, setting_of
 from gateway.replay.sim_fleet import Fault
 from gateway.replay.synthetic import Agents, agents
 from gateway.replay.traces import Arrival, at_load, read_trace, spread
@@ -22,9 +23,11 @@ WARM_UP = 200.0  # s of made-up sessions before: at first all of them would be a
 FIRST_TOKEN = 120.0  # s: yardsticks keep all that they send
 SLOW, DEAD = "main/h1:8000", "main/h2:8000"
 FAULTS = (
-    Fault(120.0, SLOW, "slow", 5.0), Fault(160.0, SLOW, "slow", 1.0), Fault(240.0, DEAD, "kill"),
+    Fault(120.0, SLOW, "slow", 5.0),
+    Fault(160.0, SLOW, "slow", 1.0),
+    Fault(240.0, DEAD, "kill"),
     Fault(270.0, DEAD, "restart"),
-)  # fmt: skip
+)
 TROUBLE = (120.0, 270.0)  # s, from the first of them to the last
 
 
@@ -44,15 +47,17 @@ SCENARIOS = {
         Scenario("a", "long conversations on eight equal engines", 2.5),
         Scenario("b", "the same on an uneven fleet; one engine is slow for 40 s, another dead for 30 s", 1.34),
         Scenario(
-            "c", "chat, code completion, agents and batch over small and large engines and an API", 0.405,
+            "c",
+            "chat, code completion, agents and batch over small and large engines and an API",
+            0.405,
             (OURS, *YARDSTICKS, *(POOLED + name for name in COMPARABLE), REFERENCE),
         ),
         Scenario("d", "agent sessions of many turns, nearly all of whose prompts were seen before", 0.83),
     )
-}  # fmt: skip
+}
 
 
-def setting(name: str) -> Setting:
+def setting(name: str) -> replay.Scenario:
     found = replace(setting_of(load([HERE / f"{name}.yaml"], {})), first_token=FIRST_TOKEN)
     return replace(found, faults=FAULTS) if name == "b" else found
 

@@ -25,11 +25,11 @@ from prometheus_client import CollectorRegistry
 
 from gateway.observe.access_log import AccessLog
 from gateway.observe.loop_lag import LoopLag
-from gateway.observe.metrics.request_metrics import Metrics
-from gateway.observe.record import ADMIT, DECIDE, ESTIMATE, PARSE, READ, AttemptRecord, End, Record
+from gateway.observe.metrics.request_metrics import RequestMetrics
+from gateway.observe.record import ADMIT, DECIDE, ESTIMATE, PARSE, READ, AttemptRecord, Record, RequestOutcome
 from gateway.observe.recorder import Recorder
 from policies.routes.route import Route
-from policies.types import AttemptKind, Candidate, Decision, Ending, Endpoint, Forecast, Outcome
+from policies.types import AttemptKind, AttemptOutcome, Candidate, Decision, Endpoint, Forecast, Placement
 
 BUDGET = 40.0  # us
 RECORDS = 4_096
@@ -72,8 +72,8 @@ def _lived(number: int, random: Random) -> Lived:
     prompt, lost = int(random.lognormvariate(7, 1)), random.random() < 0.1
     forecast = Forecast(ttft * random.lognormvariate(0, 0.2), tpot=0.02, samples=100, prefill=ttft)
     candidate = Candidate(endpoint, 0, prompt, prompt // 2, forecast, 0.97, 0.001, 0.2, "tier 1: p50 210 ms")
-    failed = AttemptRecord(1, AttemptKind.PRIMARY, "small/10.0.0.9:8000", "small", 0.001, 0.003, Ending.FAILED)
-    decision = Decision(Outcome.PLACE, 0.0, 1.0, (candidate,), scorer="predicted")  # its time is set when it is used
+    failed = AttemptRecord(1, AttemptKind.PRIMARY, "small/10.0.0.9:8000", "small", 0.001, 0.003, AttemptOutcome.FAILED)
+    decision = Decision(Placement.PLACE, 0.0, 1.0, (candidate,), scorer="predicted")  # its time is set when it is used
     return Lived(
         number, random.choice(ROUTES), candidate, decision, failed if lost else None, ttft, random.randint(2, 400)
     )
@@ -82,18 +82,18 @@ def _lived(number: int, random: Random) -> Lived:
 def live(recorder: Recorder, lived: Lived) -> None:
     """All that the straight line, the dispatcher, the relay and the settlement ask of a Life."""
     arrival = monotonic()
-    with recorder.life(arrival) as life:
+    with recorder.timeline(arrival) as life:
         record = life.record
         record.request_id, record.operation = f"req_0123456789abcdef{lived.number:08x}", "chat"
-        life.note(READ, None)
-        life.note(PARSE, None)
+        life.end_stage(READ, None)
+        life.end_stage(PARSE, None)
         record.route, record.workload, record.tenant, record.stream = lived.route, "chat", "web-app", True
         record.ttft_budget, record.tpot_budget, record.total_budget = 0.8, 0.05, 30.0
         record.trace_id = "0af7651916cd43dd8448eb211c80319c"
-        life.note(ESTIMATE, None)
-        life.note(ADMIT, None)
+        life.end_stage(ESTIMATE, None)
+        life.end_stage(ADMIT, None)
         lived.decision.at = monotonic()  # type: ignore[misc]
-        life.note(DECIDE, life.decided(lived.decision))
+        life.end_stage(DECIDE, life.decided(lived.decision))
         if lived.lost is not None:
             record.attempts.append(lived.lost)
         first_in = arrival + lived.ttft
@@ -102,17 +102,22 @@ def live(recorder: Recorder, lived: Lived) -> None:
         record.status = 200
         life.first_token_out(first_in + 0.00002)
         settle(record, lived)
-        life.finished(End.COMPLETED, first_in + 0.02 * lived.tokens)
+        life.finished(RequestOutcome.COMPLETED, first_in + 0.02 * lived.tokens)
 
 
 def settle(record: Record, lived: Lived) -> None:
     endpoint, prompt = lived.candidate.endpoint, lived.candidate.prompt_tokens
     record.attempts.append(
         AttemptRecord(
-            1 + (lived.lost is not None), AttemptKind.PRIMARY, endpoint.id, endpoint.pool, 0.002, lived.ttft + 1.0,
-            Ending.COMPLETED,
+            1 + (lived.lost is not None),
+            AttemptKind.PRIMARY,
+            endpoint.id,
+            endpoint.pool,
+            0.002,
+            lived.ttft + 1.0,
+            AttemptOutcome.COMPLETED,
         )
-    )  # fmt: skip
+    )
     record.prompt_tokens_reported, record.cached_tokens_reported = prompt + 4, prompt // 2
     record.engine_queue, record.engine_prefill = lived.ttft * 0.2, lived.ttft * 0.7
     record.engine_ttft = lived.ttft * 0.9
@@ -143,7 +148,7 @@ def record_row(count: int) -> Row:
 
 
 def metrics_row(count: int) -> Row:
-    metrics, records = Metrics(CollectorRegistry(), routes()), finished(count)
+    metrics, records = RequestMetrics(CollectorRegistry(), routes()), finished(count)
     return lambda number: metrics(records[number])
 
 
@@ -154,7 +159,7 @@ def log_row(count: int, log: AccessLog) -> Row:
 
 def all_of_them(count: int, log: AccessLog) -> Row:
     """As it is in a gateway: each Record is counted and written when it ends."""
-    recorder, requests = Recorder([Metrics(CollectorRegistry(), routes()), log], LoopLag()), lives(count)
+    recorder, requests = Recorder([RequestMetrics(CollectorRegistry(), routes()), log], LoopLag()), lives(count)
     return lambda number: live(recorder, requests[number])
 
 

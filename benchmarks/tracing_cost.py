@@ -20,9 +20,9 @@ from gateway.app import tune_gc
 from gateway.observe.otel.spans import Served
 from gateway.observe.otel.telemetry import Telemetry
 from gateway.observe.otel.trace_context import Tracer
-from gateway.observe.record import STAGES, AttemptRecord, End, Record
+from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome
 from gateway.serve import loop_factory
-from policies.types import AttemptKind, Ending
+from policies.types import AttemptKind, AttemptOutcome
 
 PACE = 1000  # requests per second
 BURST = 4  # requests between two turns of the loop
@@ -35,14 +35,40 @@ def usual(i: int) -> Record:
     """A streamed answer that met its budgets."""
     spent: list[float | None] = [None if stage.name in ("FAILOVER", "RATE_LIMIT") else 1e-4 for stage in STAGES]
     return Record(
-        request_id=f"req_{i:024x}", arrival=1.0, wall=time(), route="chat", workload="chat", tenant="web",
-        operation="chat", stream=True, end=End.COMPLETED, status=200, spent=spent, ttft=0.2 + i * 1e-6,
-        ttft_budget=0.8, tpot_budget=0.05, total_budget=30.0, total=1.4, tpot=0.012 + i * 1e-8, max_tokens=1024,
-        prompt_tokens_estimated=100 + i % 900, prompt_tokens_reported=110 + i % 900, cached_tokens_predicted=64,
-        cached_tokens_reported=64, output_tokens=100 + i % 50, ttft_predicted_p50=0.19, ttft_predicted_p90=0.3,
-        chance=0.97, tier=0, pool="small", model="qwen3-8b", endpoint=ENDPOINT, scorer="predicted", cost_usd=1e-5 * i,
-        attempts=[AttemptRecord(1, AttemptKind.PRIMARY, ENDPOINT, "small", 0.0005, 1.4, Ending.COMPLETED)],
-    )  # fmt: skip
+        request_id=f"req_{i:024x}",
+        arrival=1.0,
+        wall=time(),
+        route="chat",
+        workload="chat",
+        tenant="web",
+        operation="chat",
+        stream=True,
+        end=RequestOutcome.COMPLETED,
+        status=200,
+        spent=spent,
+        ttft=0.2 + i * 1e-6,
+        ttft_budget=0.8,
+        tpot_budget=0.05,
+        total_budget=30.0,
+        total=1.4,
+        tpot=0.012 + i * 1e-8,
+        max_tokens=1024,
+        prompt_tokens_estimated=100 + i % 900,
+        prompt_tokens_reported=110 + i % 900,
+        cached_tokens_predicted=64,
+        cached_tokens_reported=64,
+        output_tokens=100 + i % 50,
+        ttft_predicted_p50=0.19,
+        ttft_predicted_p90=0.3,
+        chance=0.97,
+        tier=0,
+        pool="small",
+        model="qwen3-8b",
+        endpoint=ENDPOINT,
+        scorer="predicted",
+        cost_usd=1e-5 * i,
+        attempts=[AttemptRecord(1, AttemptKind.PRIMARY, ENDPOINT, "small", 0.0005, 1.4, AttemptOutcome.COMPLETED)],
+    )
 
 
 async def paced(count: int, sink: Callable[[Record], None]) -> float:

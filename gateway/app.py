@@ -22,12 +22,12 @@ from gateway.admission.quotas import Admission
 from gateway.admission.reservations import Quotas
 from gateway.config.models import Config
 from gateway.decider import Decider
-from gateway.downstream.http_server import FrontServer
-from gateway.fleet.cache_warming import Upkeep
-from gateway.fleet.dns_discovery import Names
+from gateway.downstream.http_server import HttpServer
+from gateway.fleet.cache_warming import CacheWarming
+from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.monitor import Monitor
 from gateway.observe.metrics.registry import Registry
-from gateway.observe.metrics.request_metrics import Metrics, budgets
+from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
 from gateway.observe.metrics.scrape_collectors import (
     EndpointCollector,
     OwnCollector,
@@ -38,15 +38,15 @@ from gateway.observe.metrics.scrape_collectors import (
 from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.recorder import Recorder
 from gateway.proxy import Proxy
-from gateway.runtime import Parts, limits_of, parts, prices, shown, tenants, tokenizers, warmed, watched
-from gateway.scheduler import Line
+from gateway.runtime import Runtime, limits_of, parts, prices, shown, tenants, tokenizers, warmed, watched
+from gateway.scheduler import RequestQueue
 from gateway.tokenize.estimator import Estimator
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.workers.listen_sockets import BACKLOG, bound, url
-from gateway.workers.worker_context import Seat
+from gateway.workers.worker_context import WorkerContext
 from policies.attempts.retry_budgets import RetryBudget
 from policies.fleet.fleet import Fleet
-from policies.fleet.peers import Both
+from policies.fleet.peers import CombinedPeers
 
 log = logging.getLogger("firsttoken")
 
@@ -56,11 +56,11 @@ CUT = 0.1  # s that a handler gets to end once it has been cut
 class Gateway:
     """One gateway: `start`, then `url` and `admin_url` are served until `stop`. `seat`: where it is one of several."""
 
-    def __init__(self, config: Config, seat: Seat | None = None) -> None:
+    def __init__(self, config: Config, seat: WorkerContext | None = None) -> None:
         self.config = config = config.at({})
         self.parts = parts(config)
         self.url = self.admin_url = ""
-        self.hurried = False  # whoever stops it will not wait
+        self.force_stop = False  # whoever stops it will not wait
         self.seat, self.first = seat, seat is None or seat.first  # the first does what is to be done once
         pools, routes, every_route = self.parts.pools, self.parts.routes, self.parts.every_route
         fleet = Fleet(pools)
@@ -73,7 +73,7 @@ class Gateway:
         self.upstreams = self.parts.upstreams
         self.access_log = optional.access_log(config.telemetry.access_log, seat)
         registry = _registry()
-        self.metrics = Metrics(registry, every_route)
+        self.metrics = RequestMetrics(registry, every_route)
         self.loop_lag = self.metrics.loop_lag
         self.recorder = Recorder([self.metrics, self.decider.learn], self.loop_lag)
         if self.access_log is not None:
@@ -88,15 +88,19 @@ class Gateway:
         lost = None if (log_ := self.access_log) is None else lambda: log_.lost
         registry.register(OwnCollector(lambda: self.recorder.live, lost))
         first_token = config.defaults.first_token
-        self.line = Line(self.monitor, first_token)
+        self.line = RequestQueue(self.monitor, first_token)
         self.queue = QueueCollector(every_route, self.line.depth)
         registry.register(self.queue)
         dispatcher = Dispatcher(
-            self.upstreams, self.monitor, RetryBudget(), first_token_limit=first_token, on_departed=self.line.departed,
+            self.upstreams,
+            self.monitor,
+            RetryBudget(),
+            first_token_limit=first_token,
+            on_departed=self.line.on_dispatched,
             saturated=lambda: self.line.saturated,
-        )  # fmt: skip
+        )
         kept = pools if self.first else ()
-        self.upkeep = Upkeep(self.monitor, self.estimator, self.upstreams, kept, config.keep_warm(), first_token)
+        self.upkeep = CacheWarming(self.monitor, self.estimator, self.upstreams, kept, config.keep_warm(), first_token)
         limits, keys = limits_of(config), self.parts.keys
         self.link = optional.link(config, registry)
         self.shared_quotas = optional.shared_quotas(config, self.link)
@@ -106,20 +110,20 @@ class Gateway:
         tracer = None if self.telemetry is None else Tracer(config.telemetry.traces)
         self.proxy = Proxy(
             keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits, admission, tracer
-        )  # fmt: skip
+        )
         beacons = Beacons(self.recorder, budgets(every_route))
         registry.register(beacons)
         self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, shown(config), beacons)
         self.admin_app = self.admin.app()
         self.kv_events = optional.kv_events(config, fleet)
-        self._taking, self.names = asyncio.Lock(), Names()
+        self._taking, self.names = asyncio.Lock(), DnsDiscovery()
         self._following: asyncio.Task[None] | None = None
         self.replicas = optional.replicas(config, self.link, fleet, seat)
         if self.replicas is not None:
-            fleet.siblings = self.replicas if seat is None else Both(seat.siblings, self.replicas)
+            fleet.siblings = self.replicas if seat is None else CombinedPeers(seat.siblings, self.replicas)
             fleet.on_untold = self.monitor.tell_soon
         registry.register(ReplicasCollector(self.replicas.count if self.replicas is not None else lambda: 1))
-        self.front: FrontServer | None = None
+        self.front: HttpServer | None = None
         self._server: asyncio.Server | None = None
         self._admin: web.AppRunner | None = None
 
@@ -151,17 +155,17 @@ class Gateway:
             if shared is not None:
                 shared.start()
         if self.config.names():
-            await self.take(self.config)
+            await self.apply_config(self.config)
         self._following = asyncio.create_task(self._follow())
 
     async def open(self, data: socket) -> None:
         """Let callers in."""
         max_body, loop = self.config.defaults.max_body, asyncio.get_running_loop()
         self.loop_lag.start(loop)
-        self.front = FrontServer(self.proxy.handle, max_body=max_body, screen=self.proxy.screen)
+        self.front = HttpServer(self.proxy.handle, max_body=max_body, screen=self.proxy.precheck)
         self._server = await loop.create_server(self.front, sock=data, backlog=BACKLOG)
 
-    async def take(self, config: Config) -> None:
+    async def apply_config(self, config: Config) -> None:
         """Another configuration. What is built for it is built aside, and put in place in one turn of the loop."""
         async with self._taking:
             await self.names.follow(config.names())
@@ -180,14 +184,14 @@ class Gateway:
     async def _take(self, wanted: Config) -> None:
         config = wanted.at(self.names.addresses)
         new = await asyncio.to_thread(warmed, config, self.parts)
-        while self.line.going:  # noqa: ASYNC110 - somebody is on the way to where the fleet of now has sent them
+        while self.line.dispatch_pending:  # noqa: ASYNC110 - somebody is on the way to where the fleet of now has sent them
             await asyncio.sleep(0)
         gone = {up.origin for up in self.upstreams.values()} - {up.origin for up in new.upstreams.values()}
-        self._put(config, new)
+        self._swap(config, new)
         for origin in gone:
             await origin.close()
 
-    def _put(self, config: Config, new: Parts) -> None:
+    def _swap(self, config: Config, new: Runtime) -> None:
         """A request that has begun keeps its route, its tenant and the ways upstream that it was decided on."""
         defaults, proxy, admin = config.defaults, self.proxy, self.admin
         self.config, self.parts, self.upstreams = config, new, new.upstreams
@@ -197,9 +201,7 @@ class Gateway:
         self.estimator.reload(tokenizers(config))
         self.decider.reload(new.pools, new.every_route)
         proxy.dispatcher.reload(new.upstreams, new.every_route, defaults.first_token)
-        self.upkeep.reload(
-            new.upstreams, new.pools if self.first else (), config.keep_warm(), defaults.first_token
-        )  # fmt: skip
+        self.upkeep.reload(new.upstreams, new.pools if self.first else (), config.keep_warm(), defaults.first_token)
         self.monitor.watch(watched(new.upstreams), defaults.scrape)
         self.metrics.promise(new.every_route)
         self.queue.routes = self.promised.routes = tuple(new.every_route)
@@ -262,10 +264,10 @@ class Gateway:
 
     async def _until(self, over: Callable[[], bool], seconds: float) -> None:
         ends = monotonic() + seconds
-        while not over() and monotonic() < ends and not self.hurried:  # noqa: ASYNC110
+        while not over() and monotonic() < ends and not self.force_stop:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
-    async def _cut(self, front: FrontServer) -> None:
+    async def _cut(self, front: HttpServer) -> None:
         """Who was not answered is told why."""
         await asyncio.sleep(0)  # those that were held are on their way out
         if self.recorder.live:

@@ -10,12 +10,12 @@ from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.api.inference_request import InferenceRequest, parse
 from gateway.fleet.monitor import Monitor
-from gateway.observe.record import End, Record
+from gateway.observe.record import Record, RequestOutcome
 from gateway.tokenize.estimator import Estimator
-from gateway.upstream.upstream_request import Run
+from gateway.upstream.upstream_request import UpstreamRequest
 from policies.routes.route import Route
 from policies.routing.tiers import decide
-from policies.types import Ask, Decision, Health, Pool, Price, PromptEstimate
+from policies.types import Decision, Health, Pool, Price, PromptEstimate, RequestView
 
 LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing in it is known
 MANY, SUSPECT = 400, 15_000  # messages: 1 ms to parse if none is known; bytes of body that may hold as many
@@ -57,12 +57,12 @@ class Decider:
         now, fleet, ask = monotonic(), self.monitor.fleet, ask_of(request, route, tenant.cache_group)
         return decide(ask, estimate, route, fleet.snapshot(now), fleet, now, ordinal)
 
-    def price(self, run: Run) -> Price:
+    def price(self, run: UpstreamRequest) -> Price:
         return self.pools[run.attempt.candidate.endpoint.pool].price
 
     def learn(self, record: Record) -> None:
         """A sink of Records: how long this route's answers are."""
-        if record.end is End.COMPLETED and record.output_tokens:
+        if record.end is RequestOutcome.COMPLETED and record.output_tokens:
             self.monitor.fleet.observe_output(record.route, record.output_tokens)
 
     def any_usable(self, now: float) -> bool:
@@ -75,14 +75,14 @@ def messages_in(raw: bytes) -> float:
     return sum(raw.count(b'"role"', at, at + LOOK) for at in places) * len(raw) / (3 * LOOK)
 
 
-def ask_of(request: InferenceRequest, route: Route, cache_group: str = "") -> Ask:
+def ask_of(request: InferenceRequest, route: Route, cache_group: str = "") -> RequestView:
     """What policies may know of a request."""
-    return Ask(
+    return RequestView(
         route=route.name,
         arrival=request.arrival,
         stream=request.stream,
         max_tokens=route.output_cap(request.max_tokens),
-        turns=request.turns,
+        turns=request.user_turns,
         tools=request.tools,
         images=request.images,
         json_schema=request.json_schema,

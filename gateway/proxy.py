@@ -17,34 +17,34 @@ from gateway.admission.auth import Keys, Tenant
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import Routes, admit
 from gateway.api import inference_request as ingress
-from gateway.api.api_error import Refusal, internal, retry_later, stopped
+from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.response_headers import gateway_headers
 from gateway.api.strict_json import encode
 from gateway.decider import Decider
 from gateway.downstream.http_request import HttpRequest
-from gateway.fleet.cache_warming import Upkeep
+from gateway.fleet.cache_warming import CacheWarming
 from gateway.observe.otel.trace_context import Tracer, parent
-from gateway.observe.record import End, Record, Stage, landmarks
+from gateway.observe.record import Record, RequestOutcome, Stage, prefix_sample
 from gateway.observe.recorder import Recorder
-from gateway.observe.timeline import Life
-from gateway.scheduler import HeldTooLong, Line
+from gateway.observe.timeline import RequestTimeline
+from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
-from gateway.upstream.routed_request import Job, attempt_record
-from gateway.upstream.upstream_request import Run
+from gateway.upstream.routed_request import RoutedRequest, attempt_record
+from gateway.upstream.upstream_request import UpstreamRequest
 from policies.routes.route import Route
-from policies.types import FOREVER, Decision, Outcome, Price
+from policies.types import FOREVER, Decision, Placement, Price
 
 log = logging.getLogger("firsttoken")
 
 OPERATIONS = {operation.value: operation for operation in Operation}
 NAMES = {operation.value: operation.name.lower() for operation in Operation}
-NOT_FOUND = Refusal(404, "There is nothing at this path.", code="unknown_url")
+NOT_FOUND = ApiError(404, "There is nothing at this path.", code="unknown_url")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """`max_body`: bytes of a request. `stream_idle`: s without a byte before a stream is given up."""
 
     max_body: int
@@ -55,17 +55,28 @@ class Proxy:
     """The data port."""
 
     def __init__(
-        self, keys: Keys, routes: Routes, decider: Decider, line: Line, dispatcher: Dispatcher, recorder: Recorder,
-        upkeep: Upkeep, limits: Limits, admission: Admission, tracer: Tracer | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        keys: Keys,
+        routes: Routes,
+        decider: Decider,
+        line: RequestQueue,
+        dispatcher: Dispatcher,
+        recorder: Recorder,
+        upkeep: CacheWarming,
+        limits: RequestLimits,
+        admission: Admission,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.keys, self.routes, self.decider, self.line, self.dispatcher = keys, routes, decider, line, dispatcher
         self.recorder, self.upkeep, self.limits, self.tracer = recorder, upkeep, limits, tracer
         self.admission = admission
         self.draining = False
         self.stopping = False  # what is cancelled now, we cancel
         self.gets: dict[str, Callable[[HttpRequest], None]] = {
-            "/v1/models": self.models, "/health": self.health, "/ready": self.ready,
-        }  # fmt: skip
+            "/v1/models": self.models,
+            "/health": self.health,
+            "/ready": self.ready,
+        }
 
     async def handle(self, http: HttpRequest) -> None:
         """Every request of the data port, by path. Unknown paths never get further than this."""
@@ -83,66 +94,68 @@ class Proxy:
         else:
             get(http)
 
-    def screen(self, http: HttpRequest) -> Refusal | None:
+    def precheck(self, http: HttpRequest) -> ApiError | None:
         """Whether its head alone is enough to refuse it, before its body has come."""
         try:
             if http.path in OPERATIONS:
                 self.keys.tenant(http.headers.get("authorization"))
-        except Refusal as refusal:
+        except ApiError as refusal:
             return refusal
         return None
 
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """One Record, one answer."""
-        with self.recorder.life(http.arrival) as life:
+        with self.recorder.timeline(http.arrival) as life:
             life.record.request_id = ingress.request_id(http.headers)
             life.record.operation = NAMES[http.path]
             if self.tracer is not None:
                 life.record.trace = trace = self.tracer.trace(http.headers)
                 life.record.trace_id = trace.id
             try:
-                await self.live(http, operation, life)
-            except HeldTooLong as refusal:
+                await self.serve(http, operation, life)
+            except QueueTimeout as refusal:
                 life.held(monotonic(), refusal.limited)
-                self.refuse(http, refusal, life, End.SHED)
-            except Refusal as refusal:
+                self.refuse(http, refusal, life, RequestOutcome.SHED)
+            except ApiError as refusal:
                 self.refuse(http, refusal, life)
             except asyncio.CancelledError:
                 if http.begun or not self.stopping:
                     raise
-                self.refuse(http, stopped(), life, End.CUT)
+                self.refuse(http, stopped(), life, RequestOutcome.CUT)
             except Exception:
                 log.exception("internal error on request %s", life.record.request_id)
-                self.apologise(http, life)
+                self.internal_error(http, life)
 
-    async def live(self, http: HttpRequest, operation: Operation, life: Life) -> None:
+    async def serve(self, http: HttpRequest, operation: Operation, life: RequestTimeline) -> None:
         """The straight line."""
         tenant = self.keys.tenant(http.headers.get("authorization"))
-        raw = life.note(Stage.READ, body_of(http))
+        raw = life.end_stage(Stage.READ, body_of(http))
         parsed = await self.decider.parse(operation, raw, http.headers, http.arrival, life.record.request_id)
-        request = life.note(Stage.PARSE, parsed)
+        request = life.end_stage(Stage.PARSE, parsed)
         routes = self.routes  # a reload may put others in their place on the way
-        wanted = identify(life.record, request, routes.match(request.model), tenant)
-        estimate = life.note(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
+        wanted = label_record(life.record, request, routes.match(request.model), tenant)
+        estimate = life.end_stage(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
         route = admit(tenant, wanted, request.model)
         if tenant.limits is not None:
             await self.admission.reserve(tenant, tenant.limits, estimate, life.record)
-        life.note(Stage.ADMIT, route)
-        decision = life.note(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
-        refuse_unplaced(decision)
-        job = Job(request, route, estimate, decision, life, route is routes.passthrough, tenant.cache_group)
+        life.end_stage(Stage.ADMIT, route)
+        decision = life.end_stage(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
+        reject_unplaced(decision)
+        job = RoutedRequest(request, route, estimate, decision, life, route is routes.passthrough, tenant.cache_group)
         idle, private = self.limits.stream_idle, bool(tenant.cache_group)
-        relay = Relay(http, life, strip_usage=strips(request), idle=idle, private=private)
+        relay = Relay(http, life, strip_usage=hide_usage(request), idle=idle, private=private)
         try:
-            await self.dispatcher.carry(job, relay)
+            await self.dispatcher.execute(job, relay)
         finally:
             if relay.begun:
                 run = relay.run
-                settle(run, life.record, self.decider.price(run))
-                life.record.prefix = landmarks(estimate.pools[run.attempt.candidate.endpoint.pool].blocks)
+                record_winner(run, life.record, self.decider.price(run))
+                life.record.prefix = prefix_sample(estimate.pools[run.attempt.candidate.endpoint.pool].blocks)
                 self.upkeep.answered(run, job, raw)
 
-    def refuse(self, http: HttpRequest, refusal: Refusal, life: Life, end: End | None = None) -> None:
+    def refuse(
+        self, http: HttpRequest, refusal: ApiError, life: RequestTimeline, end: RequestOutcome | None = None
+    ) -> None:
         """An error reply, with the same headers as an answer."""
         record = life.record
         record.status = refusal.status
@@ -151,13 +164,13 @@ class Proxy:
         http.refuse(refusal, gateway_headers(life, monotonic()))
         refusal.__traceback__ = None  # its frames hold what holds it
 
-    def apologise(self, http: HttpRequest, life: Life) -> None:
+    def internal_error(self, http: HttpRequest, life: RequestTimeline) -> None:
         """Our bug. Where the answer has begun, an unfinished body is the only honest sign left."""
         if http.begun:
-            life.finished(End.INTERNAL, monotonic())
+            life.finished(RequestOutcome.INTERNAL, monotonic())
             http.connection.cut()
         else:
-            self.refuse(http, internal(life.record.request_id), life, End.INTERNAL)
+            self.refuse(http, internal(life.record.request_id), life, RequestOutcome.INTERNAL)
 
     # -- the small GETs -----------------------------------------------------------------
 
@@ -165,7 +178,7 @@ class Proxy:
         """The routes that this key may use, as OpenAI lists models."""
         try:
             tenant = self.keys.tenant(http.headers.get("authorization"))
-        except Refusal as refusal:
+        except ApiError as refusal:
             return http.refuse(refusal)
         names = [name for name in self.routes.by_name if tenant.may_use(name)]
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "firsttoken"} for name in names]
@@ -190,7 +203,7 @@ def body_of(http: HttpRequest) -> bytes:
     return http.body
 
 
-def identify(record: Record, request: InferenceRequest, route: Route, tenant: Tenant) -> Route:
+def label_record(record: Record, request: InferenceRequest, route: Route, tenant: Tenant) -> Route:
     """Labels and budgets of the Record come from config only: no caller can mint a series."""
     record.route, record.workload, record.tenant, record.stream = (
         route.name,
@@ -208,38 +221,41 @@ def identify(record: Record, request: InferenceRequest, route: Route, tenant: Te
     return route
 
 
-def refuse_unplaced(decision: Decision) -> None:
+def reject_unplaced(decision: Decision) -> None:
     """What the decision did not place is answered at once."""
-    if decision.outcome is Outcome.SHED:
+    if decision.outcome is Placement.SHED:
         message = f"No tier can meet the time-to-first-token budget now: {decision.reason}."
-        raise Refusal(
-            429, message, type="rate_limit_error", code="rate_limit_exceeded",
+        raise ApiError(
+            429,
+            message,
+            type="rate_limit_error",
+            code="rate_limit_exceeded",
             headers=retry_later(decision.retry_after),
-        )  # fmt: skip
-    if decision.outcome is Outcome.UNAVAILABLE:
+        )
+    if decision.outcome is Placement.UNAVAILABLE:
         message = f"No endpoint is usable now: {decision.reason}."
-        raise Refusal(503, message, type="server_error", code="unavailable", headers=retry_later(decision.retry_after))
-    if decision.outcome is Outcome.UNFIT:
+        raise ApiError(503, message, type="server_error", code="unavailable", headers=retry_later(decision.retry_after))
+    if decision.outcome is Placement.UNFIT:
         code = "context_length_exceeded" if "context window" in decision.reason else "no_suitable_tier"
-        raise Refusal(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
+        raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
 
 
-def end_of(refusal: Refusal, decision: Decision | None) -> End:
+def end_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
     """Whose fault a refusal was."""
-    if decision is not None and decision.outcome is Outcome.SHED:
-        return End.SHED
-    if decision is not None and decision.outcome is Outcome.UNAVAILABLE:
-        return End.UNAVAILABLE
-    placed = decision is not None and decision.outcome is Outcome.PLACE
-    return End.FAILED if placed and refusal.status in (429, *range(500, 600)) else End.REFUSED
+    if decision is not None and decision.outcome is Placement.SHED:
+        return RequestOutcome.SHED
+    if decision is not None and decision.outcome is Placement.UNAVAILABLE:
+        return RequestOutcome.UNAVAILABLE
+    placed = decision is not None and decision.outcome is Placement.PLACE
+    return RequestOutcome.FAILED if placed and refusal.status in (429, *range(500, 600)) else RequestOutcome.REFUSED
 
 
-def strips(request: InferenceRequest) -> bool:
+def hide_usage(request: InferenceRequest) -> bool:
     """Usage is always asked for upstream; a caller that did not ask must not see it."""
     return request.stream and not request.wants_usage
 
 
-def settle(run: Run, record: Record, price: Price) -> None:
+def record_winner(run: UpstreamRequest, record: Record, price: Price) -> None:
     """What the winning attempt found out."""
     run.stop_if_open()
     reported = run.report or run.reported()
@@ -252,5 +268,5 @@ def settle(run: Run, record: Record, price: Price) -> None:
     record.cost_usd = price.of(prompt, run.output_tokens)
 
 
-def _wrong_method(right: str) -> Refusal:
-    return Refusal(405, f"This path takes {right} only.", code="method_not_allowed", headers={"allow": right})
+def _wrong_method(right: str) -> ApiError:
+    return ApiError(405, f"This path takes {right} only.", code="method_not_allowed", headers={"allow": right})

@@ -22,7 +22,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.admin.replies import reply, respond
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
 from gateway.config.changes import Change, change
 from gateway.config.config_errors import ConfigError
@@ -38,7 +38,7 @@ KEPT = "the configuration was not reloaded (%s), the one before stays in force:\
 Signature = tuple[tuple[int, int, int] | None, ...]
 
 
-class Source:
+class ConfigSource:
     """Where the configuration comes from; to be made before it is read. `load` raises ConfigError."""
 
     def __init__(self, load: Callable[[], Config], files: Sequence[Path] = ()) -> None:
@@ -98,7 +98,7 @@ class Reloads(Collector):
 class Reloader:
     """One reload at a time. `take` brings a configuration into force."""
 
-    def __init__(self, config: Config, source: Source, take: Callable[[Config], Awaitable[None]]) -> None:
+    def __init__(self, config: Config, source: ConfigSource, take: Callable[[Config], Awaitable[None]]) -> None:
         self.config, self.source, self._take = config, source, take
         self.reloads = Reloads()
         self._turn = asyncio.Lock()
@@ -165,8 +165,8 @@ def said(found: Change) -> dict[str, object]:
     return {"result": "applied" if found.changed else "unchanged", "changed": found.changed, "restart": found.restart}
 
 
-def refused(lines: str) -> Refusal:
-    return Refusal(400, lines, code="invalid_config")
+def refused(lines: str) -> ApiError:
+    return ApiError(400, lines, code="invalid_config")
 
 
 def told(found: Change, why: str) -> None:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends import catalog
-from backends.http.connection_pool import Origin
-from backends.http.write_coalescer import Outbox
+from backends.http.connection_pool import ConnectionPool
+from backends.http.write_coalescer import WriteCoalescer
 from backends.interface import Backend, BackendConfig
 from gateway.admission.auth import Keys, Tenant
-from gateway.admission.cache_salts import CacheGroups, Member
+from gateway.admission.cache_salts import CacheSalts, GroupMember
 from gateway.admission.route_table import Routes
 from gateway.config.models import Config, Key
-from gateway.proxy import Limits
+from gateway.proxy import RequestLimits
 from gateway.tokenize.estimator import PoolTokenizer
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.routed_request import Upstream
@@ -34,7 +34,7 @@ def tokenizers(config: Config) -> list[PoolTokenizer]:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Runtime:
     """What a configuration comes to, as far as it can be built beside one that is in force."""
 
     pools: tuple[Pool, ...]
@@ -43,12 +43,12 @@ class Parts:
     upstreams: Mapping[str, Upstream]
     keys: Keys
     backends: Mapping[str, tuple[BackendConfig, Backend]]  # by pool
-    origins: Mapping[Way, Origin]
-    outbox: Outbox  # of them all
+    origins: Mapping[UpstreamAddress, ConnectionPool]
+    outbox: WriteCoalescer  # of them all
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class UpstreamAddress:
     """To one endpoint: whoever goes it can share its connections."""
 
     url: str
@@ -56,21 +56,21 @@ class Way:
     connect: float
 
 
-def parts(config: Config, before: Parts | None = None) -> Parts:
+def parts(config: Config, before: Runtime | None = None) -> Runtime:
     """Of those before it keeps what is the same: connections, most of all."""
     routes = Routes(config.routes, config.passthrough_route, open=not config.keyed)
     every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
     backends = {name: _backend(name, config, before) for name in config.pools}
     connect, known = config.defaults.connect, {} if before is None else before.origins
-    ways = {endpoint: Way(server.url, server.at, connect) for endpoint, server in config.sites().items()}
-    outbox = Outbox() if before is None else before.outbox
+    ways = {endpoint: UpstreamAddress(server.url, server.at, connect) for endpoint, server in config.sites().items()}
+    outbox = WriteCoalescer() if before is None else before.outbox
     origins = {way: known.get(way) or _origin(way, outbox) for way in ways.values()}
     upstreams = _upstreams(config, {endpoint: origins[way] for endpoint, way in ways.items()}, backends)
     keys = Keys(tenants(config), closed=config.keyed)
-    return Parts(config.fleet(), routes, every_route, upstreams, keys, backends, origins, outbox)
+    return Runtime(config.fleet(), routes, every_route, upstreams, keys, backends, origins, outbox)
 
 
-def warmed(config: Config, before: Parts) -> Parts:
+def warmed(config: Config, before: Runtime) -> Runtime:
     """The same, with all that its requests need in memory."""
     for pool in config.pools.values():
         encoder(pool.tokenizer)
@@ -81,28 +81,32 @@ def prices(pools: Iterable[Pool]) -> Mapping[str, Price]:
     return {pool.name: pool.price for pool in pools}
 
 
-def limits_of(config: Config) -> Limits:
-    return Limits(config.defaults.max_body, config.defaults.stream_idle)
+def limits_of(config: Config) -> RequestLimits:
+    return RequestLimits(config.defaults.max_body, config.defaults.stream_idle)
 
 
-def _backend(pool: str, config: Config, before: Parts | None) -> tuple[BackendConfig, Backend]:
+def _backend(pool: str, config: Config, before: Runtime | None) -> tuple[BackendConfig, Backend]:
     wanted, known = config.backend(pool), None if before is None else before.backends.get(pool)
     return known if known is not None and known[0] == wanted else (wanted, catalog.build(wanted))
 
 
-def _origin(way: Way, outbox: Outbox) -> Origin:
-    return Origin(
-        way.url, at=way.at, connect_timeout=way.connect, idle_timeout=IDLE, receive_buffer=RECEIVE_BUFFER,
+def _origin(way: UpstreamAddress, outbox: WriteCoalescer) -> ConnectionPool:
+    return ConnectionPool(
+        way.url,
+        at=way.at,
+        connect_timeout=way.connect,
+        idle_timeout=IDLE,
+        receive_buffer=RECEIVE_BUFFER,
         outbox=outbox,
-    )  # fmt: skip
+    )
 
 
-def watched(upstreams: Mapping[str, Upstream]) -> Mapping[str, tuple[Origin, Backend]]:
+def watched(upstreams: Mapping[str, Upstream]) -> Mapping[str, tuple[ConnectionPool, Backend]]:
     return {endpoint: (up.origin, up.backend) for endpoint, up in upstreams.items()}
 
 
 def _upstreams(
-    config: Config, origins: Mapping[str, Origin], backends: Mapping[str, tuple[BackendConfig, Backend]]
+    config: Config, origins: Mapping[str, ConnectionPool], backends: Mapping[str, tuple[BackendConfig, Backend]]
 ) -> Mapping[str, Upstream]:
     publishing = config.kv_events()
     return {
@@ -122,9 +126,9 @@ def _upstreams(
 def tenants(config: Config, found: Iterable[Key] = ()) -> tuple[Tenant, ...]:
     """The keys of the file, and those that were found elsewhere. Of one name that of the file stands."""
     by_name = {key.name: key for key in (*found, *config.keys)}
-    members = {key.name: Member(key.name, bytes.fromhex(key.sha256), key.cache_group) for key in by_name.values()}
+    members = {key.name: GroupMember(key.name, bytes.fromhex(key.sha256), key.cache_group) for key in by_name.values()}
     secret = config.state.cache_secret
-    groups = CacheGroups("" if secret is None else secret.get_secret_value(), members.values())
+    groups = CacheSalts("" if secret is None else secret.get_secret_value(), members.values())
     return tuple(
         Tenant(
             key.name,

@@ -21,14 +21,14 @@ from collections.abc import Callable, Hashable, Mapping
 from time import monotonic
 
 from gateway.admission.auth import Tenant
-from gateway.api.api_error import Refusal, retry_later
+from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest
 from gateway.decider import ask_of
 from gateway.fleet.monitor import Monitor
-from policies.queue.queue_scheduler import WaitingRoom
+from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
 from policies.routing.tiers import LONGEST_WAIT, decide
-from policies.types import FOREVER, Ask, Decision, PromptEstimate
+from policies.types import FOREVER, Decision, PromptEstimate, RequestView
 
 log = logging.getLogger("firsttoken")
 
@@ -37,7 +37,7 @@ SOONEST = 0.001  # s from one look to the next that the room asks for
 ELSEWHERE = 1.0  # s after which a caller of a gateway that goes away may ask another
 
 
-class HeldTooLong(Refusal):
+class QueueTimeout(ApiError):
     """It found no place while it could be held, for `limited` seconds of that because of a provider's rate limit."""
 
     def __init__(self, message: str, retry_after: float, limited: float) -> None:
@@ -51,7 +51,7 @@ class Entrant:
     __slots__ = ("answer", "ask", "entered", "estimate", "outcome", "route", "seed", "until")
 
     def __init__(
-        self, ask: Ask, estimate: PromptEstimate, route: Route, seed: int, entered: float, patience: float
+        self, ask: RequestView, estimate: PromptEstimate, route: Route, seed: int, entered: float, patience: float
     ) -> None:
         self.ask, self.estimate, self.route, self.seed, self.entered = ask, estimate, route, seed, entered
         self.until = entered + (patience if route.ttft else max(patience, NO_HURRY))  # nobody waits for the others
@@ -65,10 +65,10 @@ class Entrant:
         return self.outcome
 
 
-class Line:
+class RequestQueue:
     """One per process. `patience`: s that a request may be held."""
 
-    def __init__(self, monitor: Monitor, patience: float, rooms: Callable[[], WaitingRoom] = WaitingRoom) -> None:
+    def __init__(self, monitor: Monitor, patience: float, rooms: Callable[[], QueueScheduler] = QueueScheduler) -> None:
         self.room, self._rooms = rooms(), rooms
         self.monitor, self.patience = monitor, patience
         self.ordinal = 0  # of the last request that entered
@@ -134,12 +134,12 @@ class Line:
         assert decision is not None
         return decision
 
-    def departed(self, request: InferenceRequest) -> None:
+    def on_dispatched(self, request: InferenceRequest) -> None:
         """The fleet knows of its first attempt, or there will be none."""
-        self.room.departed(id(request))
+        self.room.on_dispatched(id(request))
 
     @property
-    def going(self) -> bool:
+    def dispatch_pending(self) -> bool:
         """One was let go and has not been sent yet: its decision stands, so the fleet must."""
         return self._going
 
@@ -152,7 +152,7 @@ class Line:
 
     # -- one request ------------------------------------------------------------------------
 
-    def _admit(self, ticket: Hashable, ask: Ask, estimate: PromptEstimate, route: Route, now: float) -> Entrant:
+    def _admit(self, ticket: Hashable, ask: RequestView, estimate: PromptEstimate, route: Route, now: float) -> Entrant:
         entrant = self._inside[ticket] = Entrant(ask, estimate, route, self.ordinal, now, self.patience)
         self._expires = min(self._expires, entrant.until)
         return entrant
@@ -167,7 +167,7 @@ class Line:
         return True
 
     def _turn_away(self, ticket: Hashable, message: str, retry_after: float, now: float) -> None:
-        self._settle(ticket, HeldTooLong(message, retry_after, self.room.leave(ticket, now)))
+        self._settle(ticket, QueueTimeout(message, retry_after, self.room.leave(ticket, now)))
 
     # -- all of them ------------------------------------------------------------------------
 

@@ -11,16 +11,16 @@ from contextlib import suppress
 from gateway.app import Gateway, tune_gc
 from gateway.config.models import Config, Drain
 from gateway.observe.log_format import to_stderr, unhandled
-from gateway.reload import Reloader, Source
+from gateway.reload import ConfigSource, Reloader
 
 SWITCH = 0.0005  # s that a thread may keep the interpreter while the loop waits: of Python's own 5 ms tokens are late
 FILES = 1 << 20  # that may be open, where the system allows as many
 
 
-def serve(config: Config, source: Source | None = None) -> int:
+def serve(config: Config, source: ConfigSource | None = None) -> int:
     """Runs until SIGINT or SIGTERM. Exit code: 0, or 2 where a port cannot be had. `source`: where another
     configuration would come from."""
-    source = source or Source(lambda: config)
+    source = source or ConfigSource(lambda: config)
     raise_limit()
     to_stderr()
     sys.setswitchinterval(SWITCH)
@@ -50,12 +50,12 @@ def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop
 
 
-async def _serve(config: Config, source: Source) -> int:
+async def _serve(config: Config, source: ConfigSource) -> int:
     gateway, stop, loop = Gateway(config), asyncio.Event(), asyncio.get_running_loop()
     loop.set_exception_handler(unhandled)
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, _signalled, stop, gateway)
-    reloader = Reloader(config, source, gateway.take)
+    reloader = Reloader(config, source, gateway.apply_config)
     gateway.admin.registry.register(reloader.reloads)
     gateway.admin.reloading = reloader.posted
     loop.add_signal_handler(signal.SIGHUP, reloader.soon, "SIGHUP")
@@ -82,5 +82,5 @@ def draining(drain: Drain) -> str:
 
 def _signalled(stop: asyncio.Event, gateway: Gateway) -> None:
     """The first signal drains; the second does not wait."""
-    gateway.hurried = stop.is_set()
+    gateway.force_stop = stop.is_set()
     stop.set()

@@ -14,20 +14,20 @@ from gateway.observe.access_log import AccessLog
 from gateway.observe.metrics.registry import Registry
 from gateway.upstream.routed_request import Upstream
 from gateway.workers.shared_access_log import SharedAccessLog
-from gateway.workers.worker_context import Seat
+from gateway.workers.worker_context import WorkerContext
 from policies.fleet.fleet import Fleet
 
 if TYPE_CHECKING:
     from gateway.admission.key_store import Keyring
     from gateway.admission.redis_quotas import RedisQuotas
-    from gateway.cluster.redis_client import Link
+    from gateway.cluster.redis_client import RedisClient
     from gateway.cluster.replicas import Replicas
     from gateway.fleet.kv_event_listener import KvEvents
     from gateway.observe.otel.spans import Served
     from gateway.observe.otel.telemetry import Telemetry
 
 
-def access_log(target: str, seat: Seat | None) -> AccessLog | None:
+def access_log(target: str, seat: WorkerContext | None) -> AccessLog | None:
     if target == "off":
         return None
     return AccessLog(target) if seat is None else SharedAccessLog(target, seat.lock)
@@ -63,18 +63,18 @@ def kv_events(config: Config, fleet: Fleet) -> KvEvents | None:
     return KvEvents(fleet, sources)
 
 
-def link(config: Config, registry: Registry) -> Link | None:
+def link(config: Config, registry: Registry) -> RedisClient | None:
     """Redis is loaded where it is needed."""
     if config.state.redis is None:
         return None
-    from gateway.cluster.redis_client import Link
+    from gateway.cluster.redis_client import RedisClient
 
-    link = Link(config.state.redis.get_secret_value())
+    link = RedisClient(config.state.redis.get_secret_value())
     registry.register(link)
     return link
 
 
-def shared_quotas(config: Config, link: Link | None) -> RedisQuotas | None:
+def shared_quotas(config: Config, link: RedisClient | None) -> RedisQuotas | None:
     if link is None:
         return None
     from gateway.admission.redis_quotas import RedisQuotas
@@ -82,7 +82,7 @@ def shared_quotas(config: Config, link: Link | None) -> RedisQuotas | None:
     return RedisQuotas(link, config.server.workers)
 
 
-def keyring(config: Config, link: Link | None, changed: Callable[[], None]) -> Keyring | None:
+def keyring(config: Config, link: RedisClient | None, changed: Callable[[], None]) -> Keyring | None:
     if link is None or config.state.keys != "redis":
         return None
     from gateway.admission.key_store import Keyring
@@ -90,7 +90,7 @@ def keyring(config: Config, link: Link | None, changed: Callable[[], None]) -> K
     return Keyring(link, changed)
 
 
-def replicas(config: Config, link: Link | None, fleet: Fleet, seat: Seat | None) -> Replicas | None:
+def replicas(config: Config, link: RedisClient | None, fleet: Fleet, seat: WorkerContext | None) -> Replicas | None:
     if link is None:
         return None
     from gateway.cluster.replicas import Replicas

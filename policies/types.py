@@ -97,22 +97,24 @@ class Load:
     health: Health = Health.UP
     in_flight: int = 0  # our attempts not ended
     prefilling: int = 0  # of these, without a first token
-    ahead: float = 0.0
+    queued_tokens: float = 0.0
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
     scraped_at: float = NEVER
     blocked_until: float = NEVER  # a provider's rate limit
-    busy: float = 0.0  # s of prefill that `ahead` is
+    backlog_s: float = 0.0  # s of prefill that `ahead` is
     wait: float = 0.0  # s that the gateway itself would hold a request back for it
-    harm: tuple[float, ...] = ()  # answers that would lose their pace to a stall (policies.fleet.decode_interference)
+    expected_tpot_misses: tuple[
+        float, ...
+    ] = ()  # answers that would lose their pace to a stall (policies.fleet.decode_interference)
     stalled: float = 0.0  # s of prefill sent since that was worked out
-    strain: float = 0.0  # of the answers being written there: from 1 on they can bear no other prefill
-    closed: float = 0.0  # s until the answers being written there can bear another prefill
-    duty: float = 0.0  # share of its time that it prefills, lately
+    tpot_pressure: float = 0.0  # of the answers being written there: from 1 on they can bear no other prefill
+    reopens_in: float = 0.0  # s until the answers being written there can bear another prefill
+    prefill_utilization: float = 0.0  # share of its time that it prefills, lately
     tpot: float = 0.0  # s per output token that an answer takes there now
     context: float = 0.0  # tokens that the answers being written there attend to
-    heard_at: float = NEVER  # when its last first token came
+    last_token_at: float = NEVER  # when its last first token came
     warming: bool = False  # lost its cache and is being given it back: the last to be sent to
 
 
@@ -129,7 +131,7 @@ class FleetSnapshot:
 
 
 @value
-class Ask:
+class RequestView:
     """What policies know of a request (the body stays with the gateway)."""
 
     route: str
@@ -185,7 +187,7 @@ QUANTILES: Quantiles = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9,
 MEDIAN, NINETIETH = QUANTILES.index(0.5), QUANTILES.index(0.9)
 
 
-def chance_of(center: float, ratios: Quantiles, within: float) -> float:
+def probability_within(center: float, ratios: Quantiles, within: float) -> float:
     """The chance of a `Forecast` that is not made for it."""
     if within <= 0:
         return 0.0
@@ -207,7 +209,7 @@ class Forecast:
     between forecasts). Outside the grid the tails are taken as exponential in the last step.
     """
 
-    center: float
+    point_estimate: float
     ratios: Quantiles = (1.0,) * len(QUANTILES)
     tpot: float = 0.0
     samples: int = 0  # how many first tokens stand behind it
@@ -218,23 +220,23 @@ class Forecast:
         grid, ratios = QUANTILES, self.ratios
         i = bisect_left(grid, q)
         if i == 0:
-            return self.center * ratios[0]
+            return self.point_estimate * ratios[0]
         if i == len(grid):
-            return self.center * ratios[-1]
+            return self.point_estimate * ratios[-1]
         low, high = grid[i - 1], grid[i]
-        return self.center * (ratios[i - 1] + (ratios[i] - ratios[i - 1]) * (q - low) / (high - low))
+        return self.point_estimate * (ratios[i - 1] + (ratios[i] - ratios[i - 1]) * (q - low) / (high - low))
 
-    def chance(self, within: float) -> float:
+    def probability(self, within: float) -> float:
         """P(TTFT <= `within` seconds), 0 to 1."""
-        return chance_of(self.center, self.ratios, within)
+        return probability_within(self.point_estimate, self.ratios, within)
 
     @property
     def p50(self) -> float:
-        return self.center * self.ratios[MEDIAN]
+        return self.point_estimate * self.ratios[MEDIAN]
 
     @property
     def p90(self) -> float:
-        return self.center * self.ratios[NINETIETH]
+        return self.point_estimate * self.ratios[NINETIETH]
 
 
 # --------------------------------------------------------------------------- the decision
@@ -249,7 +251,7 @@ class Candidate:
     prompt_tokens: int
     hit: int  # tokens, believed cached
     forecast: Forecast
-    chance: float  # of making the TTFT deadline if sent now; 1 where the route has none
+    probability: float  # of making the TTFT deadline if sent now; 1 where the route has none
     price: float  # expected USD
     score: float = 0.0  # the scorer's, smaller is better; its unit is the scorer's own
     reason: str = ""  # why it stands where it stands
@@ -270,21 +272,21 @@ class Rejection:
     reason: str
 
 
-class Outcome(Enum):
+class Placement(Enum):
     PLACE = "place"
     SHED = "shed"  # nothing can make the deadline and the route says so: 429 with Retry-After
     UNAVAILABLE = "unavailable"  # nothing usable at all: 503
     UNFIT = "unfit"  # no tier can ever take this request (context, capabilities): 400
 
 
-_PLACE = Outcome.PLACE  # a member is slow to look up in its enumeration
+_PLACE = Placement.PLACE  # a member is slow to look up in its enumeration
 
 
 @value
 class Decision:
     """Where to send a request, in order of preference: failover never asks again."""
 
-    outcome: Outcome
+    outcome: Placement
     at: float
     deadline: float  # absolute; FOREVER where the route has no TTFT budget
     ranked: Sequence[Candidate] = ()
@@ -292,7 +294,7 @@ class Decision:
     scorer: str = ""
     retry_after: float = 0.0  # s, for SHED and UNAVAILABLE
     reason: str = ""
-    limited: float = 0.0  # s that it was held back because of a provider's rate limit
+    rate_limited: float = 0.0  # s that it was held back because of a provider's rate limit
 
     @property
     def chosen(self) -> Candidate | None:
@@ -318,7 +320,7 @@ class Attempt:
     candidate: Candidate
 
 
-class Ending(Enum):
+class AttemptOutcome(Enum):
     """How an attempt ended, for beliefs and metrics."""
 
     COMPLETED = "completed"

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.observe.metrics.metric_family import Family, Kind  # noqa: E402
+from gateway.observe.metrics.metric_family import Family, MetricKind  # noqa: E402
 from gateway.observe.metrics.metric_table import CATALOG, GROUPS  # noqa: E402
 
 PAGE = ROOT / "docs/metrics.md"
@@ -41,7 +41,7 @@ def meaning(row: Family) -> str:
 def buckets(families: Iterable[Family]) -> Iterator[str]:
     yield from ("| name | bounds |", "|---|---|")
     for row in families:
-        if row.kind is Kind.HISTOGRAM:
+        if row.kind is MetricKind.HISTOGRAM:
             yield f"| `{row.name}` | {' '.join(f'{bound:g}' for bound in row.bounds)} |"
 
 

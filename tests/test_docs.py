@@ -32,8 +32,8 @@ from gateway.observe.otel import otlp
 from gateway.upstream import relay
 from gateway.upstream.dispatcher import WHOLE_ANSWER
 from policies.attempts import attempt_machine as attempts
-from policies.fleet.endpoint_state import API_EJECTION
 from policies.fleet import circuit_breaker as breaker
+from policies.fleet.endpoint_state import API_EJECTION
 from policies.queue import queue_scheduler as waiting
 from policies.routes.route import Workload
 from policies.routes.workloads import PRESETS

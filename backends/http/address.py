@@ -16,7 +16,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class BackendAddress:
     """A parsed base URL."""
 
     host: str
@@ -27,7 +27,7 @@ class Address:
     root: str  # the path under which the server's own pages lie
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> BackendAddress:
         """Raises ValueError with the mend."""
         if "@" in url:
             raise ValueError("a backend's URL holds credentials; put the key into api_key")

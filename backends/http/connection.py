@@ -23,7 +23,7 @@ from httptools import HttpParserError, HttpResponseParser
 from backends import failures
 from backends.http.exchange import Exchange
 from backends.http.headers import readable
-from backends.http.write_coalescer import Outbox
+from backends.http.write_coalescer import WriteCoalescer
 
 SIZES = 65536  # of chunks, that are remembered as they are written: reading one costs 1 us
 HEX = re.compile(rb"[0-9a-fA-F]{1,4}")
@@ -32,10 +32,10 @@ HEAD_LIMIT = 64 * 1024  # bytes of headers, of trailers, of anything that is not
 _sizes: dict[bytes, int] = {}
 
 
-class Pool(Protocol):
+class ConnectionOwner(Protocol):
     """What a connection tells its owner."""
 
-    outbox: Outbox
+    outbox: WriteCoalescer
 
     def made(self) -> None: ...
 
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         "on_header",
     )
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionOwner) -> None:
         self._pool = pool
         self.born = monotonic()
         self._transport: asyncio.Transport | None = None

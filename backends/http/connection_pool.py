@@ -26,14 +26,14 @@ from time import monotonic
 
 from backends import failures
 from backends.failures import TransportError
-from backends.http.address import Address
+from backends.http.address import BackendAddress
 from backends.http.connection import Connection
 from backends.http.exchange import Exchange, Request, Sink
 from backends.http.headers import lines
-from backends.http.write_coalescer import Outbox
+from backends.http.write_coalescer import WriteCoalescer
 from backends.interface import Failure, HttpCall
 
-__all__ = ["Origin", "Reply", "TransportError"]
+__all__ = ["BufferedReply", "ConnectionPool", "TransportError"]
 
 # A lost race with the server's idle timeout shows within a round trip. What dies later died at work:
 # the request may have been billed, and another endpoint is the better bet.
@@ -43,7 +43,7 @@ _TICK = 1e-3  # s, the grain of the loop's clock
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class BufferedReply:
     """A whole reply, for probes."""
 
     status: int
@@ -51,7 +51,7 @@ class Reply:
     body: bytes
 
 
-class Origin:
+class ConnectionPool:
     """One endpoint's URL and the connections to it."""
 
     def __init__(
@@ -63,12 +63,12 @@ class Origin:
         tls: ssl.SSLContext | None = None,
         max_idle: int = 256,
         receive_buffer: int | None = None,
-        outbox: Outbox | None = None,
+        outbox: WriteCoalescer | None = None,
         at: str = "",
     ) -> None:
-        self.address = Address.parse(url)
+        self.address = BackendAddress.parse(url)
         self._at = at or self.address.host  # one address of that name: to the server we ask for the name all the same
-        self.outbox = outbox or Outbox()  # several origins may have one
+        self.outbox = outbox or WriteCoalescer()  # several origins may have one
         self.stale_retries = 0
         self._longest = inf if _is_address(self._at) else LONGEST
         self._connect_timeout = connect_timeout
@@ -117,7 +117,7 @@ class Origin:
             connection.send(exchange)
         return exchange
 
-    async def fetch(self, call: HttpCall, timeout: float, limit: int = 8 << 20) -> Reply:
+    async def fetch(self, call: HttpCall, timeout: float, limit: int = 8 << 20) -> BufferedReply:
         """A whole reply of at most `limit` bytes within `timeout` seconds. Raises TransportError."""
         collector = _Collector(limit)
         try:
@@ -250,7 +250,7 @@ class _Collector:
     """The sink of a fetch."""
 
     def __init__(self, limit: int) -> None:
-        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.reply: asyncio.Future[BufferedReply] = asyncio.get_running_loop().create_future()
         self._room = limit
         self._status = 0
         self._headers: Mapping[str, str] = {}
@@ -271,7 +271,7 @@ class _Collector:
 
     def on_end(self) -> None:
         if not self.reply.done():
-            self.reply.set_result(Reply(self._status, self._headers, b"".join(self._pieces)))
+            self.reply.set_result(BufferedReply(self._status, self._headers, b"".join(self._pieces)))
 
     def on_failure(self, failure: Failure) -> None:
         if not self.reply.done():

@@ -18,7 +18,7 @@ from time import monotonic
 CLOSELY = 0.0002  # s: about what the work for one request takes, so that a loop without a rest collects
 
 
-class Outbox:
+class WriteCoalescer:
     """Of sockets whose writes may wait for each other, on one loop."""
 
     __slots__ = ("_due", "_last")

@@ -15,7 +15,7 @@ from backends.simulated.faults import StreamFault
 from backends.simulated.reply_writer import DONE, GARBAGE, ReplyWriter, Timing, usage
 
 
-class Answer:
+class AnswerWriter:
     """Counts tokens and keeps times (of the engine's clock); `done` is set when nothing more will come."""
 
     def __init__(self, prompt_tokens: int, submitted_at: float, fault: StreamFault | None = None) -> None:

@@ -14,7 +14,7 @@ from enum import Enum
 from backends.simulated.events import EngineRequest, RequestId
 
 
-class State(Enum):
+class RequestState(Enum):
     """Where a request is, in the order of its life; a preemption leads back to WAITING."""
 
     ARRIVING = 0  # in the API server
@@ -45,7 +45,7 @@ class LiveRequest:
     def __init__(self, request: EngineRequest, ready_at: float, block_size: int) -> None:
         self.request = request
         self.ready_at = ready_at  # when the API server passes it on
-        self.state = State.ARRIVING
+        self.state = RequestState.ARRIVING
         self.target = request.prompt_tokens  # tokens to prefill: the prompt, after a preemption the answer too
         self.computed = 0  # tokens in the KV cache
         self.generated = 0

@@ -11,11 +11,11 @@ import asyncio
 from math import inf
 from typing import Protocol
 
-from backends.simulated.answer import Answer
+from backends.simulated.answer import AnswerWriter
 from backends.simulated.engine import Engine
 from backends.simulated.events import EngineRequest, RequestId, StepResult
 from backends.simulated.faults import Faults
-from backends.simulated.hosted import Course, HostedApi
+from backends.simulated.hosted import ApiTiming, HostedApi
 
 _LATE = 0.020  # s
 
@@ -25,7 +25,7 @@ class Driver(Protocol):
 
     def now(self) -> float: ...
 
-    def submit(self, request: EngineRequest, answer: Answer) -> None:
+    def submit(self, request: EngineRequest, answer: AnswerWriter) -> None:
         """May raise Refused."""
         ...
 
@@ -59,14 +59,14 @@ class EngineDriver:
         self._faults = faults
         self._clock = _Clock(speed)
         self._late = _LATE * speed
-        self._answers: dict[RequestId, Answer] = {}
+        self._answers: dict[RequestId, AnswerWriter] = {}
         self._submitted = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="simulated engine")
 
     def now(self) -> float:
         return self._clock.now()
 
-    def submit(self, request: EngineRequest, answer: Answer) -> None:
+    def submit(self, request: EngineRequest, answer: AnswerWriter) -> None:
         self._engine.submit(request, self.now())
         self._answers[request.id] = answer
         self._submitted.set()
@@ -126,7 +126,7 @@ class HostedDriver:
     def now(self) -> float:
         return self._clock.now()
 
-    def submit(self, request: EngineRequest, answer: Answer) -> None:
+    def submit(self, request: EngineRequest, answer: AnswerWriter) -> None:
         self._api.slow(self._faults.slow)
         course = self._api.submit(request, self.now())
         self._arm(request.id, answer, course)
@@ -141,12 +141,12 @@ class HostedDriver:
         for request_id in tuple(self._timers):
             self.abort(request_id)
 
-    def _arm(self, request_id: RequestId, answer: Answer, course: Course) -> None:
+    def _arm(self, request_id: RequestId, answer: AnswerWriter, course: ApiTiming) -> None:
         at = course.first_at + course.gap * answer.tokens
         loop = asyncio.get_running_loop()
         self._timers[request_id] = loop.call_at(self._clock.real(at), self._token, request_id, answer, course, at)
 
-    def _token(self, request_id: RequestId, answer: Answer, course: Course, at: float) -> None:
+    def _token(self, request_id: RequestId, answer: AnswerWriter, course: ApiTiming, at: float) -> None:
         if answer.tokens == 0:
             answer.begin(at, 0.0, 0)
         answer.token(at)

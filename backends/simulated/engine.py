@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from math import exp, inf
 from random import Random
 
-from backends.simulated.batch import DecodeBatch, LiveRequest, State
-from backends.simulated.events import EngineRequest, Finished, FirstToken, Refused, RequestId, StepResult
+from backends.simulated.batch import DecodeBatch, LiveRequest, RequestState
+from backends.simulated.events import EngineFirstToken, EngineRequest, Finished, Refused, RequestId, StepResult
 from backends.simulated.kv_cache import PrefixCache
 from backends.simulated.profiles import EngineProfile
 
@@ -113,12 +113,12 @@ class Engine:
     def abort(self, request_id: RequestId) -> bool:
         """Drop a request, and free its blocks, at once. False if it had ended, or its last token is planned."""
         live = self._live.get(request_id)
-        if live is None or live.state is State.ENDING:
+        if live is None or live.state is RequestState.ENDING:
             return False
         del self._live[request_id]
-        if live.state is State.ARRIVING:
+        if live.state is RequestState.ARRIVING:
             self._arriving.remove(live)
-        elif live.state is State.WAITING:
+        elif live.state is RequestState.WAITING:
             self._waiting.remove(live)
             self._stuck = False
         else:
@@ -168,7 +168,7 @@ class Engine:
         ends_at = now + took * 1e-3 * self._slowness * exp(self._noise.gauss(0.0, self.profile.sigma))
         begun = [live for live, _ in chunks if live.computed == live.target]
         first = tuple(
-            FirstToken(live.request.id, ends_at, live.queue_time, live.cached or 0)
+            EngineFirstToken(live.request.id, ends_at, live.queue_time, live.cached or 0)
             for live in begun
             if live.generated == 0
         )
@@ -203,7 +203,7 @@ class Engine:
 
     def _finish(self, ended: Iterable[LiveRequest], at: float) -> tuple[Finished, ...]:
         for live in ended:
-            live.state = State.ENDING
+            live.state = RequestState.ENDING
             self._ending.append(live)
         return tuple(Finished(live.request.id, at, live.request.output_tokens, live.preemptions) for live in ended)
 
@@ -216,7 +216,7 @@ class Engine:
     def _let_in(self, now: float) -> None:
         while self._arriving and self._arriving[0].ready_at <= now:
             live = self._arriving.popleft()
-            live.state = State.WAITING
+            live.state = RequestState.WAITING
             self._waiting.append(live)
 
     # ---------------------------------------------------------------- prefill
@@ -253,7 +253,7 @@ class Engine:
             live.queue_time = now - live.ready_at
             self.prefix_queries += live.target
             self.prefix_hits += live.computed
-        live.state = State.PREFILLING
+        live.state = RequestState.PREFILLING
         self._prefilling.append(live)
         return True
 
@@ -269,7 +269,7 @@ class Engine:
         live.generated += 1
         if live.generated == live.request.output_tokens:
             return False
-        live.state = State.DECODING
+        live.state = RequestState.DECODING
         self._decoding.join(live)
         return True
 
@@ -283,7 +283,7 @@ class Engine:
 
     def _preempt(self, live: LiveRequest) -> None:
         self._evict(live)
-        live.state = State.WAITING
+        live.state = RequestState.WAITING
         live.target = live.request.prompt_tokens + live.generated
         live.preemptions += 1
         self.preemptions += 1
@@ -291,7 +291,7 @@ class Engine:
 
     def _evict(self, live: LiveRequest) -> None:
         """Take a running request out of its batch, and its blocks from it."""
-        if live.state is State.DECODING:
+        if live.state is RequestState.DECODING:
             self._decoding.leave(live)
         else:
             self._prefilling.remove(live)
@@ -305,7 +305,7 @@ class Engine:
             live.committed = full
 
     def _release(self, live: LiveRequest) -> None:
-        held = live.target if live.state is State.PREFILLING else live.computed
+        held = live.target if live.state is RequestState.PREFILLING else live.computed
         self._commit(live)
         self.cache.release(live.chain[: live.committed], -(-held // self.profile.block_size) - live.committed)
         live.committed = 0

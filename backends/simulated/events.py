@@ -42,7 +42,7 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
+class EngineFirstToken:
     """The answer has begun. `queue_time` is spent waiting for the scheduler, as vLLM counts it."""
 
     id: RequestId
@@ -61,7 +61,7 @@ class Finished:
     preemptions: int = 0
 
 
-Event = FirstToken | Finished
+Event = EngineFirstToken | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +77,5 @@ class StepResult:
     steps: int = 1
     prefill_tokens: int = 0
     tokens: tuple[RequestId, ...] = ()
-    first: tuple[FirstToken, ...] = ()
+    first: tuple[EngineFirstToken, ...] = ()
     finished: tuple[Finished, ...] = ()

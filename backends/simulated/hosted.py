@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 
-from backends.simulated.events import EngineRequest, Event, Finished, FirstToken, Refused, RequestId
+from backends.simulated.events import EngineFirstToken, EngineRequest, Event, Finished, Refused, RequestId
 from backends.simulated.profiles import ApiProfile
 
 _WINDOW = 60.0  # s, of the rate limit
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ApiTiming:
     """When the tokens of an answer come."""
 
     first_at: float
@@ -62,7 +62,7 @@ class HostedApi:
         """Seconds until the limit is whole again."""
         return max(0.0, self._taken[-1] + _WINDOW - now) if self._taken else 0.0
 
-    def submit(self, request: EngineRequest, now: float) -> Course:
+    def submit(self, request: EngineRequest, now: float) -> ApiTiming:
         """Take a request, or raise Refused."""
         if not self.alive:
             raise Refused(0, "the service is down")
@@ -72,7 +72,7 @@ class HostedApi:
         self._taken.append(now)
         self._running.add(request.id)
         course = self._course(request, now)
-        self._push(FirstToken(request.id, course.first_at, 0.0, 0))
+        self._push(EngineFirstToken(request.id, course.first_at, 0.0, 0))
         self._push(Finished(request.id, course.ends_at, request.output_tokens))
         return course
 
@@ -110,12 +110,12 @@ class HostedApi:
                     self._running.remove(event.id)
         return events
 
-    def _course(self, request: EngineRequest, now: float) -> Course:
+    def _course(self, request: EngineRequest, now: float) -> ApiTiming:
         profile, noise = self.profile, self._random.lognormvariate
         median = profile.ttft + profile.ttft_per_token * request.prompt_tokens
         first_at = now + median * self._slowness * noise(0.0, profile.ttft_sigma)
         gap = profile.tpot * self._slowness * noise(0.0, profile.tpot_sigma)
-        return Course(first_at, gap, request.output_tokens)
+        return ApiTiming(first_at, gap, request.output_tokens)
 
     def _push(self, event: Event) -> None:
         self._number += 1

@@ -35,7 +35,7 @@ _FRAGMENT = 4  # characters of a token in JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class SimulatedReply:
     """`pieces` are the tokens. A tool call has its function's name and then fragments of its arguments."""
 
     pieces: tuple[str, ...]
@@ -53,7 +53,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class OutputSpec:
     """What the caller asked of the length. `limit`: max_tokens, or the room that is left in the context."""
 
     limit: int
@@ -61,7 +61,7 @@ class Wish:
     ignore_eos: bool = False
 
 
-def write_text(seed: int, wish: Wish, begun: str = "") -> Reply:
+def write_text(seed: int, wish: OutputSpec, begun: str = "") -> SimulatedReply:
     """The answer to the prompt with that seed, after the words of `begun`."""
     random = Random(seed)
     given = len(begun.split())
@@ -69,15 +69,15 @@ def write_text(seed: int, wish: Wish, begun: str = "") -> Reply:
     length = wish.limit if wish.ignore_eos else min(drawn, wish.limit)
     words = [" " + word for word in random.choices(_WORDS, k=given + length)]
     words[0] = words[0].strip()
-    return Reply(tuple(words[given:]), "length" if wish.ignore_eos or drawn > wish.limit else "stop")
+    return SimulatedReply(tuple(words[given:]), "length" if wish.ignore_eos or drawn > wish.limit else "stop")
 
 
-def call_tool(function: Function, wish: Wish) -> Reply:
+def call_tool(function: Function, wish: OutputSpec) -> SimulatedReply:
     """A call of `function` with arguments that fit its schema. The function's name is the first token."""
     arguments = msgspec.json.encode(_example(function.parameters or {"type": "object"})).decode()
     fragments = [arguments[i : i + _FRAGMENT] for i in range(0, len(arguments), _FRAGMENT)]
     pieces = ("", *fragments)[: wish.limit]
-    return Reply(pieces, "tool_calls" if len(pieces) > len(fragments) else "length", function.name)
+    return SimulatedReply(pieces, "tool_calls" if len(pieces) > len(fragments) else "length", function.name)
 
 
 def _example(schema: Mapping[str, Any]) -> Any:

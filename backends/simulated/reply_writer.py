@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from backends.simulated.reply import Reply
+from backends.simulated.reply import SimulatedReply
 
 DONE = b"data: [DONE]\n\n"
 GARBAGE = b'data: {"id": "chatcmpl-\n\n'
@@ -67,7 +67,7 @@ class Style:
 class ReplyWriter:
     """Writes one reply, as events or whole."""
 
-    def __init__(self, reply: Reply, *, id: str, model: str, created: int, style: Style) -> None:
+    def __init__(self, reply: SimulatedReply, *, id: str, model: str, created: int, style: Style) -> None:
         self._reply = reply
         self._style = style
         self._vllm, self._chat = style.vllm, style.chat

@@ -11,21 +11,21 @@ from backends.simulated.bodies import Body, ChatBody, CompletionBody, Function, 
 from backends.simulated.error_replies import Rejected
 from backends.simulated.events import EngineRequest, RequestId
 from backends.simulated.profiles import ApiProfile, Profile
-from backends.simulated.reply import Reply, Wish, call_tool, write_text
-from backends.simulated.simulated_prompt import Encode, Prompt, PromptEncoder, hash_blocks
+from backends.simulated.reply import OutputSpec, SimulatedReply, call_tool, write_text
+from backends.simulated.simulated_prompt import Encode, PromptEncoder, SimulatedPrompt, hash_blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ParsedRequest:
     """One request, understood."""
 
     request: EngineRequest
-    reply: Reply
+    reply: SimulatedReply
     stream: bool
     usage: bool  # stream_options.include_usage
 
 
-class OrderDesk:
+class RequestParser:
     """Takes orders for one model on one machine."""
 
     def __init__(self, profile: Profile, model: str, encode: Encode) -> None:
@@ -34,7 +34,7 @@ class OrderDesk:
         self._encoder = PromptEncoder(encode)
         self._vllm = not isinstance(profile, ApiProfile)
 
-    def take(self, request_id: RequestId, body: ChatBody | CompletionBody) -> Order:
+    def take(self, request_id: RequestId, body: ChatBody | CompletionBody) -> ParsedRequest:
         """The order in `body`, or Rejected."""
         if body.model not in (None, self._model):
             raise Rejected(404, f"The model `{body.model}` does not exist.", "model")
@@ -45,20 +45,22 @@ class OrderDesk:
         function = _forced_tool(body) if isinstance(body, ChatBody) else None
         reply = call_tool(function, wish) if function is not None else write_text(prompt.seed, wish, prompt.begun)
         usage = (body.stream_options or StreamOptions()).include_usage
-        return Order(self._request(request_id, prompt, reply, body.cache_salt or ""), reply, bool(body.stream), usage)
+        return ParsedRequest(
+            self._request(request_id, prompt, reply, body.cache_salt or ""), reply, bool(body.stream), usage
+        )
 
-    def prompt(self, body: ChatBody | CompletionBody) -> Prompt:
+    def prompt(self, body: ChatBody | CompletionBody) -> SimulatedPrompt:
         """The tokens that the model would see."""
         return self._encoder.chat(body) if isinstance(body, ChatBody) else self._encoder.completion(body.prompt)
 
-    def _wish(self, body: Body, prompt_tokens: int) -> Wish:
+    def _wish(self, body: Body, prompt_tokens: int) -> OutputSpec:
         asked = body.max_tokens
         if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
             asked = body.max_completion_tokens
         room = self._profile.max_model_len - prompt_tokens
         if room < (asked or 1):
             raise self._overflow(prompt_tokens, asked or 0)
-        return Wish(asked or room, body.min_tokens or 0, bool(body.ignore_eos) and self._vllm)
+        return OutputSpec(asked or room, body.min_tokens or 0, bool(body.ignore_eos) and self._vllm)
 
     def _overflow(self, prompt_tokens: int, asked: int) -> Rejected:
         start = f"This model's maximum context length is {self._profile.max_model_len} tokens. However, "
@@ -73,7 +75,9 @@ class OrderDesk:
         message = f"{start}your messages resulted in {prompt_tokens + asked} tokens. Please reduce their length."
         return Rejected(400, message, "messages", "context_length_exceeded")
 
-    def _request(self, request_id: RequestId, prompt: Prompt, reply: Reply, salt: str) -> EngineRequest:
+    def _request(
+        self, request_id: RequestId, prompt: SimulatedPrompt, reply: SimulatedReply, salt: str
+    ) -> EngineRequest:
         """With hashes through the answer, encoded as the next turn of the conversation will encode it."""
         tokens, length = prompt.tokens, len(reply.pieces)
         if not self._vllm:

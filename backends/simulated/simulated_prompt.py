@@ -31,7 +31,7 @@ _KEPT_TOKENS = 1_000_000  # of kept encodings, about 40 MB
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class SimulatedPrompt:
     """`begun` is the part of the answer that the caller gave (`continue_final_message`), `seed` that of the whole."""
 
     tokens: list[int]
@@ -60,7 +60,7 @@ class PromptEncoder:
             self._kept_tokens -= len(kept.popitem(last=False)[1])
         return tokens
 
-    def chat(self, body: ChatBody) -> Prompt:
+    def chat(self, body: ChatBody) -> SimulatedPrompt:
         """The prompt of a chat request."""
         messages, last = body.messages, body.messages[-1]
         continued = bool(body.continue_final_message) and last.role == "assistant"
@@ -71,12 +71,16 @@ class PromptEncoder:
             tokens += self._message(message.role, self._content(message))
         tokens += (_START, _ROLES["assistant"], _NEWLINE)
         seed = hash(tuple(tokens))
-        return Prompt([*tokens, *self._content(last)], seed, last.text) if continued else Prompt(tokens, seed)
+        return (
+            SimulatedPrompt([*tokens, *self._content(last)], seed, last.text)
+            if continued
+            else SimulatedPrompt(tokens, seed)
+        )
 
-    def completion(self, prompt: str | Sequence[int]) -> Prompt:
+    def completion(self, prompt: str | Sequence[int]) -> SimulatedPrompt:
         """The prompt of a plain completion: text, or tokens as they are."""
         tokens = list(self.text(prompt) if isinstance(prompt, str) else prompt)
-        return Prompt(tokens, hash(tuple(tokens)))
+        return SimulatedPrompt(tokens, hash(tuple(tokens)))
 
     def _message(self, role: str, content: Sequence[int]) -> tuple[int, ...]:
         return (_START, _ROLES.get(role, _ROLES["user"]), _NEWLINE, *content, _END)

@@ -21,7 +21,7 @@ from uuid import uuid4
 import msgspec
 from aiohttp import web
 
-from backends.simulated.answer import Answer
+from backends.simulated.answer import AnswerWriter
 from backends.simulated.bodies import ChatBody, CompletionBody, read_object, understand
 from backends.simulated.drivers import Driver, EngineDriver, HostedDriver
 from backends.simulated.engine import Engine
@@ -31,9 +31,9 @@ from backends.simulated.faults import Faults
 from backends.simulated.hosted import HostedApi
 from backends.simulated.profiles import ApiProfile, Profile, profile_named
 from backends.simulated.reply_writer import STREAM_HEADERS, ReplyWriter, Style
-from backends.simulated.request_parser import Order, OrderDesk
+from backends.simulated.request_parser import ParsedRequest, RequestParser
 from backends.simulated.simulated_prompt import Encode
-from backends.simulated.vllm_metrics import Metrics
+from backends.simulated.vllm_metrics import VllmMetrics
 
 _KEEPALIVE = 5.0  # s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 _MAX_BODY = 64 * 2**20
@@ -76,7 +76,7 @@ class SimulatedServer:
         self._speed = speed
         self._seed = seed
         self._random = Random(seed)
-        self._desk = OrderDesk(profile, model, encode)
+        self._desk = RequestParser(profile, model, encode)
         self._ids = count(1)
         self._vllm = not isinstance(profile, ApiProfile)
 
@@ -87,7 +87,7 @@ class SimulatedServer:
     async def start(self) -> None:
         """Listen, with a fresh engine. Port 0 becomes the port that was found, and is kept over restarts."""
         self.engine = self._new_engine(self._seed)
-        self._metrics = Metrics(self.model, time.time())
+        self._metrics = VllmMetrics(self.model, time.time())
         self._driver: Driver = self._new_driver()
         app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._as_errors])
         app.add_routes(self._routes())
@@ -146,7 +146,7 @@ class SimulatedServer:
         body = await self._read(http)
         await self._misbehave()
         order = self._desk.take(next(self._ids), understand(body, kind))
-        answer = Answer(order.request.prompt_tokens, self._driver.now(), self.faults.of_stream(self._random))
+        answer = AnswerWriter(order.request.prompt_tokens, self._driver.now(), self.faults.of_stream(self._random))
         try:
             self._driver.submit(order.request, answer)
         except Refused as refused:
@@ -158,7 +158,7 @@ class SimulatedServer:
         finally:
             self._account(order, answer)
 
-    async def _stream(self, http: web.Request, writer: ReplyWriter, answer: Answer) -> web.StreamResponse:
+    async def _stream(self, http: web.Request, writer: ReplyWriter, answer: AnswerWriter) -> web.StreamResponse:
         response = web.StreamResponse(headers={**STREAM_HEADERS, **self._limits()})
         response.enable_chunked_encoding()
         try:
@@ -172,18 +172,18 @@ class SimulatedServer:
             await response.write_eof()
         return response
 
-    async def _whole(self, http: web.Request, writer: ReplyWriter, answer: Answer) -> web.StreamResponse:
+    async def _whole(self, http: web.Request, writer: ReplyWriter, answer: AnswerWriter) -> web.StreamResponse:
         await answer.done.wait()
         if answer.broken:
             raise Rejected(500, "the engine failed (simulated)")
         return self._json(writer.whole(answer.usage, answer.timing), headers=self._limits())
 
-    def _writer(self, http: web.Request, order: Order, style: Style) -> ReplyWriter:
+    def _writer(self, http: web.Request, order: ParsedRequest, style: Style) -> ReplyWriter:
         suffix = http.headers.get("x-request-id") or uuid4().hex
         reply_id = ("chatcmpl-" if style.chat else "cmpl-") + suffix
         return ReplyWriter(order.reply, id=reply_id, model=self.model, created=int(time.time()), style=style)
 
-    def _account(self, order: Order, answer: Answer) -> None:
+    def _account(self, order: ParsedRequest, answer: AnswerWriter) -> None:
         if answer.tokens:
             self._metrics.ttft.observe(answer.timing.ttft)
             self._metrics.prompt_tokens += answer.prompt_tokens

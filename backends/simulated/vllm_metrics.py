@@ -15,7 +15,7 @@ _FINE = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 
 _TTFT_BUCKETS = (*_FINE, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 
 
-class Histogram:
+class VllmHistogram:
     """A cumulative histogram of seconds."""
 
     def __init__(self, name: str) -> None:
@@ -37,13 +37,13 @@ class Histogram:
         yield f"{self.name}_sum{{{labels}}} {self._sum}"
 
 
-class Metrics:
+class VllmMetrics:
     """What the server counts beside the engine's own numbers."""
 
     def __init__(self, model: str, started_at: float) -> None:
         self._labels = f'engine="0",model_name="{model}"'
         self._started_at = started_at  # s, wall clock
-        self.ttft = Histogram("vllm:time_to_first_token_seconds")
+        self.ttft = VllmHistogram("vllm:time_to_first_token_seconds")
         self.prompt_tokens = 0
         self.generation_tokens = 0
 

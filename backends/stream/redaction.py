@@ -21,7 +21,7 @@ _COUNT = re.compile(rb'("\w*[Cc]ache\w*"\s*:\s*)(-?\d' + _NUMBER + rb"*)", re.AS
 _OPEN = re.compile(rb'"\w*(?:"\s*(?::\s*' + _NUMBER + rb"*)?)?\Z", re.ASCII)
 
 
-class KeyMask:
+class SecretMasker:
     """Of one answer that is not streamed."""
 
     __slots__ = ("_held", "_secret")
@@ -55,12 +55,12 @@ def _begun(data: bytes, secret: bytes) -> int:
     return next((start for start in range(least, len(data)) if secret.startswith(data[start:])), len(data))
 
 
-class CountHider:
+class CachedCountMasker:
     """Of one answer. `inner` has what came first."""
 
     __slots__ = ("_held", "_inner")
 
-    def __init__(self, inner: UsageStripper | KeyMask | None = None) -> None:
+    def __init__(self, inner: UsageStripper | SecretMasker | None = None) -> None:
         self._held = b""
         self._inner = inner
 

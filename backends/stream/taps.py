@@ -62,8 +62,18 @@ class StreamTap:
     """Of an event stream. `choices` is the request's `n`: a stream has ended when each of them has."""
 
     __slots__ = (
-        "_after", "_before", "_decoder", "_least", "_open", "_secret", "ended", "failure", "times", "tokens", "usage",
-    )  # fmt: skip
+        "_after",
+        "_before",
+        "_decoder",
+        "_least",
+        "_open",
+        "_secret",
+        "ended",
+        "failure",
+        "times",
+        "tokens",
+        "usage",
+    )
 
     def __init__(self, choices: int = 1, secret: str = "") -> None:
         self.tokens = 0

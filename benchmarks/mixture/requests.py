@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 
 KEY, UNKNOWN = "sk-mixed", "sk-nobody"
 LONG = 400  # tokens: nobody who leaves has had them all
@@ -52,7 +52,7 @@ KINDS = (
     Kind("unknown model", 1, "nobody"),
     Kind("unknown key", 1, key=UNKNOWN),
     Kind("a long prompt", 1, body=LONG_PROMPT),
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -67,14 +67,14 @@ class Asked:
 
 
 # What the Record may say of what a caller saw. 429 and 503 are also a backend's own, when all have said so.
-MEANT: Mapping[str, frozenset[End]] = {
-    "completed": frozenset({End.COMPLETED}),
-    "broke": frozenset({End.UPSTREAM_BROKE}),
-    "refused": frozenset({End.REFUSED}),
-    "shed": frozenset({End.SHED, End.FAILED}),
-    "unavailable": frozenset({End.UNAVAILABLE, End.FAILED, End.SHED}),
-    "failed": frozenset({End.FAILED}),
-    "left": frozenset({End.CLIENT_GONE}),
+MEANT: Mapping[str, frozenset[RequestOutcome]] = {
+    "completed": frozenset({RequestOutcome.COMPLETED}),
+    "broke": frozenset({RequestOutcome.UPSTREAM_BROKE}),
+    "refused": frozenset({RequestOutcome.REFUSED}),
+    "shed": frozenset({RequestOutcome.SHED, RequestOutcome.FAILED}),
+    "unavailable": frozenset({RequestOutcome.UNAVAILABLE, RequestOutcome.FAILED, RequestOutcome.SHED}),
+    "failed": frozenset({RequestOutcome.FAILED}),
+    "left": frozenset({RequestOutcome.CLIENT_GONE}),
 }
 
 
@@ -82,9 +82,12 @@ def request(asked: Asked, random: Random) -> bytes:
     kind = asked.kind
     words = " ".join(str(random.randrange(1000)) for _ in range(random.randrange(5, 60)))
     plain: dict[str, Any] = {
-        "model": kind.route, "stream": kind.stream, "max_tokens": kind.tokens, "ignore_eos": kind.tokens == LONG,
+        "model": kind.route,
+        "stream": kind.stream,
+        "max_tokens": kind.tokens,
+        "ignore_eos": kind.tokens == LONG,
         "messages": [{"role": "user", "content": words}],
-    }  # fmt: skip
+    }
     body = json.dumps(plain).encode() if kind.body is None else kind.body
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nhost: mixed\r\nconnection: close\r\n"

@@ -94,9 +94,18 @@ def as_json(dashboard: Dashboard) -> Json:
 
 def _variables() -> Iterator[Json]:
     yield {
-        "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0,
-        "refresh": 1, "regex": "", "multi": False, "includeAll": False, "options": [], "current": {},
-    }  # fmt: skip
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "hide": 0,
+        "refresh": 1,
+        "regex": "",
+        "multi": False,
+        "includeAll": False,
+        "options": [],
+        "current": {},
+    }
     yield _variable("job", "Gateways", "label_values(firsttoken_loop_lag_seconds_count, job)", everything=None)
     yield _variable("route", "Route", 'label_values(firsttoken_requests_total{job=~"$job"}, route)')
     yield _variable("pool", "Pool", 'label_values(firsttoken_endpoint_state{job=~"$job"}, pool)')
@@ -160,9 +169,13 @@ def _placed(rows: Sequence[Row]) -> Iterator[Json]:
     for row in rows:
         number += 1
         yield {
-            "id": number, "type": "row", "title": row.title, "collapsed": False, "panels": [],
+            "id": number,
+            "type": "row",
+            "title": row.title,
+            "collapsed": False,
+            "panels": [],
             "gridPos": {"x": 0, "y": y, "w": COLUMNS, "h": 1},
-        }  # fmt: skip
+        }
         x, y, tallest = 0, y + 1, 0
         for panel in row.panels:
             number += 1

@@ -17,7 +17,7 @@ from deploy.grafana.promql import (
     quantile,
     share,
     total,
-)  # fmt: skip
+)
 
 STAGES = "firsttoken_stage_seconds"
 BY_PROMPT = "firsttoken_ttft_by_prompt_seconds"

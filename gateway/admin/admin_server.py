@@ -26,15 +26,15 @@ from gateway.admin.replies import reply, respond
 from gateway.admin.request_query import wanted
 from gateway.admission.auth import ANYONE, Keys
 from gateway.admission.route_table import Routes
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
 from gateway.decider import Decider
-from gateway.downstream.http_request import misframed
+from gateway.downstream.http_request import framing_error
 from gateway.observe.metrics.registry import Registry
-from gateway.observe.metrics.route_stats import figures, kept
+from gateway.observe.metrics.route_stats import kept, route_stats
 from gateway.observe.record import Record
 from gateway.observe.recorder import Recorder
-from gateway.scheduler import Line
+from gateway.scheduler import RequestQueue
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained
 BATCH = 20  # Records that are written at once: half a millisecond
@@ -45,9 +45,16 @@ class Admin:
     """`shown_config`: the config as it may be shown, without secrets."""
 
     def __init__(
-        self, registry: Registry, recorder: Recorder, decider: Decider, line: Line, keys: Keys, routes: Routes,
-        shown_config: dict[str, Any], beacons: Beacons,
-    ) -> None:  # fmt: skip
+        self,
+        registry: Registry,
+        recorder: Recorder,
+        decider: Decider,
+        line: RequestQueue,
+        keys: Keys,
+        routes: Routes,
+        shown_config: dict[str, Any],
+        beacons: Beacons,
+    ) -> None:
         self.registry, self.recorder, self.decider, self.line = registry, recorder, decider, line
         self.keys, self.routes, self.shown_config, self.beacons = keys, routes, shown_config, beacons
         self._figures: tuple[float, bytes] = (0.0, b"")  # when they were made
@@ -78,7 +85,7 @@ class Admin:
         routes = [*self.routes.by_name, *([self.routes.passthrough.name] if self.routes.passthrough else [])]
         try:
             found = wanted(single(http), routes, self.decider.pools).of(self.recorder.recent)
-        except Refusal as refusal:
+        except ApiError as refusal:
             return reply(refusal)
         return respond(200, await _written(found))
 
@@ -91,7 +98,7 @@ class Admin:
                 *([self.routes.passthrough] if self.routes.passthrough else []),
             ]
             known = kept(self.registry.collectors)
-            page = encode(figures(known, every_route, time()))
+            page = encode(route_stats(known, every_route, time()))
             self._figures = now, page
         return respond(200, page)
 
@@ -114,11 +121,11 @@ class Admin:
         operations = {operation.value: operation for operation in Operation}
         try:
             if path not in operations:
-                raise Refusal(400, f"path must be one of {', '.join(operations)}.", param="path")
+                raise ApiError(400, f"path must be one of {', '.join(operations)}.", param="path")
             headers = {name.lower(): value for name, value in http.headers.items()}
             given = headers.get("authorization")
             tenant = ANYONE if given is None else self.keys.tenant(given)
-            if (fault := misframed(headers, True, http.content_length or 0, MAX_BODY)) is not None:
+            if (fault := framing_error(headers, True, http.content_length or 0, MAX_BODY)) is not None:
                 raise fault
             raw = await http.read()
             request = await self.decider.parse(operations[path], raw, headers, monotonic(), "explain")
@@ -126,20 +133,20 @@ class Admin:
             estimate = await self.decider.estimate(request, route, tenant)
             decision = self.decider.decide(request, route, estimate, tenant, self.line.ordinal + 1)
             return respond(200, encode(explain(decision, estimate, self.line.depth(), self.decider.pools)))
-        except Refusal as refusal:
+        except ApiError as refusal:
             return reply(refusal)
 
     async def beacon(self, http: web.Request) -> web.StreamResponse:
         """POST {request_id, ttft_ms}, as whatever type: `navigator.sendBeacon` says text/plain."""
         try:
             self.beacons.take(await beacon_of(http))
-        except Refusal as refusal:
+        except ApiError as refusal:
             return reply(refusal)
         return web.Response(status=204)
 
 
 async def read_once(http: web.Request) -> web.StreamResponse:
-    return reply(Refusal(409, "This gateway was not told where its configuration comes from.", code="no_source"))
+    return reply(ApiError(409, "This gateway was not told where its configuration comes from.", code="no_source"))
 
 
 class Page:
@@ -164,20 +171,20 @@ def single(http: web.Request) -> dict[str, str]:
     """The query, each name once. Raises Refusal."""
     query = dict(http.query)
     if len(query) != len(http.query):
-        raise Refusal(400, "Give each filter once.")
+        raise ApiError(400, "Give each filter once.")
     return query
 
 
 async def beacon_of(http: web.Request) -> bytes:
     """The body, which is small. Raises Refusal."""
     headers = {name.lower(): value for name, value in http.headers.items()}
-    if (fault := misframed(headers, True, http.content_length or 0, MAX_BEACON)) is not None:
+    if (fault := framing_error(headers, True, http.content_length or 0, MAX_BEACON)) is not None:
         raise fault
     body = b""
     async for part in http.content.iter_any():
         body += part
         if len(body) > MAX_BEACON:
-            raise Refusal(413, f"A beacon is at most {MAX_BEACON} bytes.", close=True)
+            raise ApiError(413, f"A beacon is at most {MAX_BEACON} bytes.", close=True)
     return body
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.api.api_error import Refusal, bad_request
+from gateway.api.api_error import ApiError, bad_request
 from gateway.api.strict_json import BadJson, decode
 from gateway.observe.metrics.series import histogram
 from gateway.observe.record import Record
@@ -42,11 +42,11 @@ class Beacons(Collector):
         request_id, seconds = read(raw)
         record = self._record(request_id)
         if record is None:
-            raise Refusal(404, "No recent request has this id.", param="request_id", code="unknown_request")
+            raise ApiError(404, "No recent request has this id.", param="request_id", code="unknown_request")
         if record.ttft is None:
-            raise Refusal(409, "This request has no first token.", param="request_id", code="no_first_token")
+            raise ApiError(409, "This request has no first token.", param="request_id", code="no_first_token")
         if record.on_screen is not None:
-            raise Refusal(409, "The first token of this request was reported before.", code="reported_before")
+            raise ApiError(409, "The first token of this request was reported before.", code="reported_before")
         record.on_screen = seconds
         self.seconds.of[(record.route,)].observe(seconds)
 

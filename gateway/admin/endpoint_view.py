@@ -24,7 +24,7 @@ def shown(found: EndpointStatistics, now: float) -> dict[str, Any]:
         "tried_again_in_s": _ahead(found.until, now) if load.health is Health.DOWN else None,
         "limited_for_s": _ahead(load.blocked_until, now),
         "scraped_s_ago": _ago(load.scraped_at, now),
-        "heard_s_ago": _ago(load.heard_at, now),
+        "heard_s_ago": _ago(load.last_token_at, now),
     }
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 
 
-def reply(refusal: Refusal) -> web.Response:
+def reply(refusal: ApiError) -> web.Response:
     """An error as a response; it closes the connection where the refusal says so."""
     return respond(refusal.status, refusal.body(), refusal.headers, close=refusal.close)
 

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.api.api_error import Refusal, bad_request
+from gateway.api.api_error import ApiError, bad_request
 from gateway.config.config_errors import did_you_mean
-from gateway.observe.record import End, Record
+from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import RECENT
 
 USUAL = 200  # Records, where no number is asked for
@@ -24,7 +24,7 @@ _ID = re.compile(r"[0-9A-Za-z\-_.:]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestQuery:
     """Empty or None: whatever it is."""
 
     last: int = USUAL
@@ -61,7 +61,7 @@ class Wanted:
         )
 
 
-def wanted(query: Mapping[str, str], routes: Collection[str], pools: Collection[str]) -> Wanted:
+def wanted(query: Mapping[str, str], routes: Collection[str], pools: Collection[str]) -> RequestQuery:
     """Raises Refusal. `routes`, `pools`: the names that there are."""
     for name in query:
         if name not in FILTERS:
@@ -69,12 +69,12 @@ def wanted(query: Mapping[str, str], routes: Collection[str], pools: Collection[
                 f"There is no filter '{name[:100]}'{_end(did_you_mean(name[:100], FILTERS))}", param=name[:100]
             )
     slowest = _number(query, "slowest", -1)
-    return Wanted(
+    return RequestQuery(
         last=_number(query, "last", USUAL if slowest < 0 else RECENT),
         slowest=slowest if slowest >= 0 else None,
         route=_one_of(query, "route", {*routes, UNKNOWN}),
         pool=_one_of(query, "pool", {*pools, UNKNOWN}),
-        outcome=_one_of(query, "outcome", list(End)),
+        outcome=_one_of(query, "outcome", list(RequestOutcome)),
         slow=_one_of(query, "slow", ("1",)) == "1",
         id=_id(query),
     )
@@ -103,7 +103,7 @@ def _id(query: Mapping[str, str]) -> str:
     if given is None:
         return ""
     if not _ID.fullmatch(given):
-        raise Refusal(400, "id must be a request id: up to 128 letters, digits and -_.:", param="id")
+        raise ApiError(400, "id must be a request id: up to 128 letters, digits and -_.:", param="id")
     return given
 
 

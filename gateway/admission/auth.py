@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 from policies.quota.key_limits import KeyLimits
 
 
@@ -56,5 +56,5 @@ class Keys:
         return found
 
 
-def _refused(message: str) -> Refusal:
-    return Refusal(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+def _refused(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

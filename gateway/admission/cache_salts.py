@@ -19,7 +19,7 @@ from typing import NamedTuple
 CHARACTERS = 32
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """A key. `digest`: its SHA-256, 32 bytes. `group`: the configured one."""
 
     name: str
@@ -27,21 +27,21 @@ class Member(NamedTuple):
     group: str | None = None
 
 
-class CacheGroups:
+class CacheSalts:
     """`secret`: configured; empty: there is none. `members`: all keys of which a group's name is made."""
 
-    def __init__(self, secret: str, members: Iterable[Member]) -> None:
+    def __init__(self, secret: str, members: Iterable[GroupMember]) -> None:
         self._secret = secret.encode()
         self._digests: dict[str, list[bytes]] = {}
         for member in members:
             self._digests.setdefault(_label(member), []).append(member.digest)
 
-    def name(self, member: Member) -> str:
+    def name(self, member: GroupMember) -> str:
         """Of the caches of this key, and of those that it shares them with."""
         label = _label(member)
         secret = self._secret or b"".join(sorted(self._digests.get(label, [member.digest])))
         return hmac.new(secret, label.encode(), hashlib.sha256).hexdigest()[:CHARACTERS]
 
 
-def _label(member: Member) -> str:
+def _label(member: GroupMember) -> str:
     return f"key {member.name}" if member.group is None else f"group {member.group}"

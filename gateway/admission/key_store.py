@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from gateway.cluster.redis_client import PREFIX, Link, Unavailable
+from gateway.cluster.redis_client import PREFIX, RedisClient, Unavailable
 from gateway.config.models import Key
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ return 1
 class Keyring:
     """`known`: the keys as they were last seen. `changed` is called whenever they are others."""
 
-    def __init__(self, link: Link, changed: Callable[[], None]) -> None:
+    def __init__(self, link: RedisClient, changed: Callable[[], None]) -> None:
         self._link, self._changed = link, changed
         self.known: Sequence[Key] = ()
         self._seen: bytes | None = None

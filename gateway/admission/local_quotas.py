@@ -17,20 +17,20 @@ from time import monotonic, time
 
 from gateway.admission.reservations import CONCURRENT_WAIT, Reservation, month
 from policies.quota.key_limits import Claim, KeyLimits, Limit, Use, Verdict, exceeded, too_large
-from policies.quota.sliding_window import SPAN, WORDS, Window, Words, counts_until, leaves, used
+from policies.quota.sliding_window import SPAN, WORDS, CounterArray, SlidingWindow, counts_until, leaves, used
 
 RUNNING, MONTH, SPENT, HELD, HEAD = range(5)  # words of a row; then its window
 ROW = HEAD + WORDS
 
 
-class Row:
+class KeyUsage:
     """One worker's, of one key."""
 
     __slots__ = ("base", "window", "words")
 
-    def __init__(self, words: Words, base: int = 0) -> None:
+    def __init__(self, words: CounterArray, base: int = 0) -> None:
         self.words, self.base = words, base
-        self.window = Window(words, base + HEAD)
+        self.window = SlidingWindow(words, base + HEAD)
 
     def run(self, held: int) -> None:
         self.words[self.base + RUNNING] += 1
@@ -65,11 +65,11 @@ class Shared:
         self._at = {name: at for at, name in enumerate(names)}
         self._words = memoryview(mmap.mmap(-1, max(8 * ROW * len(self._at) * workers, 8))).cast("q")
 
-    def rows(self, name: str) -> list[Row] | None:
+    def rows(self, name: str) -> list[KeyUsage] | None:
         at = self._at.get(name)
         if at is None:
             return None
-        return [Row(self._words, ROW * (at * self.workers + worker)) for worker in range(self.workers)]
+        return [KeyUsage(self._words, ROW * (at * self.workers + worker)) for worker in range(self.workers)]
 
     def member(self, number: int) -> LocalQuotas:
         """Of one worker, which begins."""
@@ -82,11 +82,14 @@ class LocalQuotas:
     """`clock`: monotonic seconds, the same to all workers. `wall`: Unix time."""
 
     def __init__(
-        self, shared: Shared | None = None, number: int = 0, clock: Callable[[], float] = monotonic,
+        self,
+        shared: Shared | None = None,
+        number: int = 0,
+        clock: Callable[[], float] = monotonic,
         wall: Callable[[], float] = time,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._shared, self._number, self._clock, self._wall = shared, number, clock, wall
-        self._rows: dict[str, tuple[Row, list[Row], list[Window], int]] = {}
+        self._rows: dict[str, tuple[KeyUsage, list[KeyUsage], list[SlidingWindow], int]] = {}
 
     async def reserve(self, name: str, limits: KeyLimits, claim: Claim) -> Reservation:
         return self.claim(name, limits, claim)
@@ -99,7 +102,7 @@ class LocalQuotas:
         requests, tokens = windows[0].used(second) if len(windows) == 1 else used(windows, second)
         running = cost = 0
         if limits.concurrent is not None:
-            running = sum(map(Row.running, rows))
+            running = sum(map(KeyUsage.running, rows))
         if limits.cost is not None:
             this_month = month(self._wall())
             cost = sum(row.cost(this_month) for row in rows)
@@ -138,17 +141,23 @@ class LocalQuotas:
         own, _, _, _ = self._rows.get(name) or self._new(name)
         return own.cost(month(self._wall()))
 
-    def _new(self, name: str) -> tuple[Row, list[Row], list[Window], int]:
+    def _new(self, name: str) -> tuple[KeyUsage, list[KeyUsage], list[SlidingWindow], int]:
         rows = None if self._shared is None else self._shared.rows(name)
         apart = 1 if rows is not None or self._shared is None else self._shared.workers
-        rows, number = (rows, self._number) if rows is not None else ([Row(array("q", bytes(8 * ROW)))], 0)
+        rows, number = (rows, self._number) if rows is not None else ([KeyUsage(array("q", bytes(8 * ROW)))], 0)
         self._rows[name] = found = rows[number], rows, [row.window for row in rows], apart
         return found
 
     def _refusal(
-        self, limits: KeyLimits, claim: Claim, use: tuple[int, int], refused: list[Limit], windows: list[Window],
-        now: float, share: int,
-    ) -> Verdict:  # fmt: skip
+        self,
+        limits: KeyLimits,
+        claim: Claim,
+        use: tuple[int, int],
+        refused: list[Limit],
+        windows: list[SlidingWindow],
+        now: float,
+        share: int,
+    ) -> Verdict:
         second = int(now)
         part = [None if limit is None else max(limit // share, 1) for limit in (limits.requests, limits.tokens)]
         waits: dict[Limit, float] = {}
@@ -166,7 +175,7 @@ class LocalQuotas:
         return Verdict(limit, waits[limit], *left(limits, *use), *self._resets(windows, now))
 
     @staticmethod
-    def _resets(windows: list[Window], now: float) -> tuple[float, float]:
+    def _resets(windows: list[SlidingWindow], now: float) -> tuple[float, float]:
         requests, tokens = counts_until(windows, int(now))
         return max(requests - now, 0.0), max(tokens - now, 0.0)
 

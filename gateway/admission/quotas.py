@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admission.auth import Tenant
 from gateway.admission.reservations import Quotas, Reservation
-from gateway.api.api_error import Refusal, retry_later
+from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.metrics.series import counter
-from gateway.observe.record import End, Record
+from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import Recorder
 from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit
 from policies.types import Price, PromptEstimate
@@ -68,36 +68,44 @@ def claim_of(estimate: PromptEstimate, prices: Mapping[str, Price] | None) -> Cl
 
 def tokens_of(record: Record) -> int:
     """What a request took in truth."""
-    if record.ttft is None and record.end is not End.CLIENT_GONE:
+    if record.ttft is None and record.end is not RequestOutcome.CLIENT_GONE:
         return 0
     prompt = record.prompt_tokens_reported
     return (record.prompt_tokens_estimated or 0 if prompt is None else prompt) + (record.output_tokens or 0)
 
 
-def refusal(made: Reservation, limit: Limit) -> Refusal:
+def refusal(made: Reservation, limit: Limit) -> ApiError:
     """In OpenAI's dialect: which limit, how much of it, and when there is room again."""
     limits, verdict = made.limits, made.verdict
     if limit is Limit.COST:
-        return Refusal(
-            429, f"This key has used its {usd(limits.cost)} of this calendar month (UTC).",
-            type="insufficient_quota", code="insufficient_quota", headers=NO_RETRY,
-        )  # fmt: skip
+        return ApiError(
+            429,
+            f"This key has used its {usd(limits.cost)} of this calendar month (UTC).",
+            type="insufficient_quota",
+            code="insufficient_quota",
+            headers=NO_RETRY,
+        )
     if verdict.wait is None:
         said = f"may take {made.claim.tokens} tokens, and this key has {limits.tokens} per minute"
-        return Refusal(
-            429, f"The request is too large: it {said}. Shorten it, or bound its answer by max_tokens.",
-            type="tokens", code="rate_limit_exceeded", headers=NO_RETRY,
-        )  # fmt: skip
+        return ApiError(
+            429,
+            f"The request is too large: it {said}. Shorten it, or bound its answer by max_tokens.",
+            type="tokens",
+            code="rate_limit_exceeded",
+            headers=NO_RETRY,
+        )
     most, of = {
         Limit.REQUESTS: (limits.requests, "requests per minute"),
         Limit.TOKENS: (limits.tokens, "tokens per minute"),
         Limit.CONCURRENT: (limits.concurrent, "requests at a time"),
     }[limit]
-    return Refusal(
-        429, f"This key has reached its limit of {most} {of}. Try again in {duration(verdict.wait)}.",
-        type="tokens" if limit is Limit.TOKENS else "requests", code="rate_limit_exceeded",
+    return ApiError(
+        429,
+        f"This key has reached its limit of {most} {of}. Try again in {duration(verdict.wait)}.",
+        type="tokens" if limit is Limit.TOKENS else "requests",
+        code="rate_limit_exceeded",
         headers=retry_later(verdict.wait),
-    )  # fmt: skip
+    )
 
 
 def quota_headers(made: Reservation) -> Iterable[str]:

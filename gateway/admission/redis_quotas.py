@@ -26,8 +26,8 @@ from gateway.admission import redis_scripts as scripts
 from gateway.admission.local_quotas import LocalQuotas, left
 from gateway.admission.redis_scripts import CLOCK, LEASE, MEMBERS_KEY, NONE, Script, keys_of
 from gateway.admission.reservations import Reservation, month
-from gateway.cluster.redis_client import Link, Unavailable
-from gateway.cluster.script_pipeline import Flights
+from gateway.cluster.redis_client import RedisClient, Unavailable
+from gateway.cluster.script_pipeline import ScriptPipeline
 from policies.quota.key_limits import Claim, KeyLimits, Limit, Verdict
 
 LIMITS = (None, Limit.REQUESTS, Limit.TOKENS, Limit.CONCURRENT, Limit.COST)  # as the script numbers them
@@ -50,16 +50,20 @@ class RedisQuotas:
     """`members`: how many processes share a limit, as far as is known."""
 
     def __init__(
-        self, link: Link, members: int = 1, clock: Callable[[], float] = monotonic, wall: Callable[[], float] = time,
+        self,
+        link: RedisClient,
+        members: int = 1,
+        clock: Callable[[], float] = monotonic,
+        wall: Callable[[], float] = time,
         redis_clock: str = CLOCK,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.link, self.members, self._clock, self._wall = link, members, clock, wall
         self.local = LocalQuotas(clock=clock, wall=wall)
         self._least = members
         self._reserve, self._settle, self._renew, self._members = (
             Script(text, redis_clock) for text in (scripts.RESERVE, scripts.SETTLE, scripts.RENEW, scripts.MEMBERS)
         )
-        self._flights = Flights(link)
+        self._flights = ScriptPipeline(link)
         self._names: dict[str, list[str]] = {}  # the keys in Redis of a key
         self._id, self._ordinals = urandom(6).hex(), count(1)
         self._running: dict[str, Reservation] = {}  # by lease
@@ -116,9 +120,12 @@ class RedisQuotas:
     def _let_in(self, answer: Sequence[int], name: str, limits: KeyLimits, claim: Claim, lease: str) -> Reservation:
         refused, wait, requests, tokens, requests_reset, tokens_reset, second, spent = answer
         verdict = Verdict(
-            LIMITS[refused], wait / 1e3 if refused and wait >= 0 else None, *left(limits, requests, tokens),
-            requests_reset / 1e3, tokens_reset / 1e3,
-        )  # fmt: skip
+            LIMITS[refused],
+            wait / 1e3 if refused and wait >= 0 else None,
+            *left(limits, requests, tokens),
+            requests_reset / 1e3,
+            tokens_reset / 1e3,
+        )
         reservation = Reservation(name, limits, claim, verdict, second, self._clock())
         if verdict.limit is None:
             reservation.lease = lease
@@ -181,9 +188,15 @@ class RedisQuotas:
             settlement = self._untold.popleft()
             reservation, tokens, cost, again = settlement
             args: list[str | int] = [
-                reservation.lease, this_month, reservation.second, int(now - reservation.at),
-                reservation.claim.tokens, tokens, cost, int(again),
-            ]  # fmt: skip
+                reservation.lease,
+                this_month,
+                reservation.second,
+                int(now - reservation.at),
+                reservation.claim.tokens,
+                tokens,
+                cost,
+                int(again),
+            ]
             asked = self._flights.ask(self._settle, self._keys(reservation.name), args)
             asked.add_done_callback(partial(self._told, settlement))
         for (name, of), cost in list(self._owed.items()):

@@ -24,8 +24,13 @@ class Reservation:
 
     def __init__(self, name: str, limits: KeyLimits, claim: Claim, verdict: Verdict, second: int, at: float) -> None:
         self.name, self.limits, self.claim, self.verdict, self.second, self.at = (
-            name, limits, claim, verdict, second, at
-        )  # fmt: skip
+            name,
+            limits,
+            claim,
+            verdict,
+            second,
+            at,
+        )
         self.lease = ""
         self.beside: Reservation | None = None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.admission.auth import Tenant
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 from policies.routes.route import Route
 
 
@@ -36,8 +36,8 @@ def admit(tenant: Tenant, route: Route, model: str) -> Route:
     return route
 
 
-def unknown(model: str, known: Sequence[str] = ()) -> Refusal:
+def unknown(model: str, known: Sequence[str] = ()) -> ApiError:
     shown = model if len(model) <= 100 else model[:100] + "…"
     hint = f" Known: {', '.join(known)}." if known else ""
     message = f"The model '{shown}' does not exist here.{hint}"
-    return Refusal(404, message, code="model_not_found", param="model", logged="unknown model")
+    return ApiError(404, message, code="model_not_found", param="model", logged="unknown model")

@@ -30,7 +30,7 @@ REASONS = {
 }
 
 
-class Refusal(Exception):
+class ApiError(Exception):
     """An error reply. `type`, `code` and `param` are OpenAI's; `close` ends the connection after it."""
 
     def __init__(
@@ -66,18 +66,18 @@ def retry_later(seconds: float) -> dict[str, str]:
     return {"retry-after": str(-(-millis // 1000)), "retry-after-ms": str(millis)}
 
 
-def bad_request(message: str, param: str | None = None, code: str | None = None, logged: str = "") -> Refusal:
-    return Refusal(400, message, param=param, code=code, logged=logged)
+def bad_request(message: str, param: str | None = None, code: str | None = None, logged: str = "") -> ApiError:
+    return ApiError(400, message, param=param, code=code, logged=logged)
 
 
-def stopped() -> Refusal:
+def stopped() -> ApiError:
     """Another gateway may serve it at once."""
     message = "The gateway is being stopped; try again."
-    return Refusal(503, message, type="server_error", code="unavailable", headers=retry_later(1.0), close=True)
+    return ApiError(503, message, type="server_error", code="unavailable", headers=retry_later(1.0), close=True)
 
 
-def internal(request_id: str) -> Refusal:
-    return Refusal(
+def internal(request_id: str) -> ApiError:
+    return ApiError(
         500,
         f"The gateway failed on this request (id {request_id}); the fault is ours.",
         type="server_error",

@@ -23,7 +23,7 @@ from msgspec import Raw
 
 from backends.interface import Operation
 from gateway.api.api_error import bad_request
-from gateway.api.generational_cache import Memo
+from gateway.api.generational_cache import GenerationalCache
 from gateway.api.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 
@@ -102,8 +102,8 @@ class _Known(NamedTuple):
 
 
 _NOTHING: Mapping[int, Any] = {}
-_messages: Memo[int] = Memo(KNOWN_MESSAGES)
-_parameters: Memo[_Known] = Memo(KNOWN_PARAMETERS)
+_messages: GenerationalCache[int] = GenerationalCache(KNOWN_MESSAGES)
+_parameters: GenerationalCache[_Known] = GenerationalCache(KNOWN_PARAMETERS)
 _SHAPES: Mapping[Operation, type[_Chat | _Completion]] = {Operation.CHAT: _Chat, Operation.COMPLETION: _Completion}
 _LEAST: Mapping[str, tuple[type[_Chat | _Completion], Any]] = {  # a prompt, where only the other fields are judged
     "messages": (_Chat, [{"role": "user"}]),
@@ -114,15 +114,15 @@ _LEAST: Mapping[str, tuple[type[_Chat | _Completion], Any]] = {  # a prompt, whe
 def read(operation: Operation, raw: bytes, key: str | None) -> Reading:
     """Raises Refusal (400) that names the field. `key`: whose requests are known to have been sent before."""
     try:
-        return (_glance if operation is Operation.CHAT else _glance_at_text)(raw, hash(key))
+        return (parse_cached if operation is Operation.CHAT else _glance_at_text)(raw, hash(key))
     except UNREADABLE:
-        return spell_out(operation, raw)
+        return parse_full(operation, raw)
 
 
 # -- glanced at: whatever is unusual raises UNREADABLE -----------------------------------------
 
 
-def _glance(raw: bytes, key: int) -> Reading:
+def parse_cached(raw: bytes, key: int) -> Reading:
     body = members(raw)
     rest = body.copy()
     messages = rest.pop("messages", None)
@@ -179,7 +179,7 @@ def _learn(messages: list[Raw], keys: list[int], marks: list[int | None]) -> dic
 # -- spelled out ----------------------------------------------------------------------------
 
 
-def spell_out(operation: Operation, raw: bytes) -> Reading:
+def parse_full(operation: Operation, raw: bytes) -> Reading:
     """Raises Refusal (400)."""
     try:
         body = decode(raw)

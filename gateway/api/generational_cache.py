@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Memo(Generic[Value]):
+class GenerationalCache(Generic[Value]):
     """Two generations; the young one becomes the old one at `limit` entries. What is asked for is young again.
 
     Several threads may use it: what is lost when two of them change it at once is only found out again.

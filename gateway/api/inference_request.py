@@ -34,7 +34,7 @@ class InferenceRequest:
     max_tokens: int | None
     tools: bool
     json_schema: bool
-    turns: int
+    user_turns: int
     images: bool
     priority: int
     traceparent: str
@@ -47,7 +47,7 @@ class InferenceRequest:
     size: int  # bytes of body
 
 
-class _Told(NamedTuple):
+class HeaderHints(NamedTuple):
     """What headers decide."""
 
     priority: int = 0
@@ -57,7 +57,7 @@ class _Told(NamedTuple):
     tpot_budget: float | None = None
 
 
-_NOTHING = _Told()
+_NOTHING = HeaderHints()
 
 
 def parse(
@@ -70,15 +70,15 @@ def parse(
 ) -> InferenceRequest:
     """Raises Refusal (400) that names the field. `wanted`: header names that policies look at."""
     body, prompt, parameters, turns, images = read(operation, raw, headers.get("authorization"))
-    told = _NOTHING if _DECIDING.isdisjoint(headers) else _told(headers)
+    told = _NOTHING if _DECIDING.isdisjoint(headers) else header_hints(headers)
     seen = {name: headers[name] for name in wanted if name in headers} if wanted else {}
     return InferenceRequest(  # by position: 0.4 us, by name 1.0
         operation, body, prompt, *parameters, turns, images, *told, seen, arrival, request_id, len(raw)
     )
 
 
-def _told(headers: Mapping[str, str]) -> _Told:
-    return _Told(
+def header_hints(headers: Mapping[str, str]) -> HeaderHints:
+    return HeaderHints(
         _integer(headers, "x-priority"),
         headers.get("traceparent", "")[:128],
         headers.get("x-session-id", "")[:256],

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from gateway.admission.quotas import quota_headers
 from gateway.observe.loop_lag import STALL
 from gateway.observe.record import FAILOVER, RATE_LIMIT, RELAY, STAGE_NAMES, STAGES
-from gateway.observe.timeline import Life
+from gateway.observe.timeline import RequestTimeline
 
 if TYPE_CHECKING:
-    from gateway.upstream.upstream_request import Run
+    from gateway.upstream.upstream_request import UpstreamRequest
 
 # All that a backend may say to a caller besides the body: no key, cookie, server name or rate limit of ours.
 ALLOWED = ("content-type", "content-encoding")
@@ -31,7 +31,7 @@ _usual_of = itemgetter(*_USUAL)
 _USUAL_TIMING = "server-timing: " + ", ".join(_DURATIONS[stage] for stage in (*_USUAL, RELAY))
 
 
-def response_headers(run: Run, life: Life) -> list[str]:
+def response_headers(run: UpstreamRequest, life: RequestTimeline) -> list[str]:
     """Header lines of an answer about to be written; several may be in one string, an end of line between them."""
     headers = run.headers
     lines = [f"{name}: {headers[name]}" for name in ALLOWED if name in headers]
@@ -41,7 +41,7 @@ def response_headers(run: Run, life: Life) -> list[str]:
     return lines
 
 
-def gateway_headers(life: Life, now: float, won: int = 0) -> list[str]:
+def gateway_headers(life: RequestTimeline, now: float, won: int = 0) -> list[str]:
     """Who answered and where the time went, up to `now`: the first token's way out.
 
     `won`: attempts beside those that the Record has as lost.
@@ -59,7 +59,7 @@ def gateway_headers(life: Life, now: float, won: int = 0) -> list[str]:
     return lines
 
 
-def server_timing(life: Life, now: float) -> str:
+def server_timing(life: RequestTimeline, now: float) -> str:
     """W3C Server-Timing, milliseconds; `relay` is what has passed since the last closed stage. A stall of our loop is
     said where it is one, beside the stages that it was part of."""
     spent, relay, lag = life.record.spent, max(now - life.mark, 0.0), life.stalled(now)
@@ -67,9 +67,17 @@ def server_timing(life: Life, now: float) -> str:
     if spent[FAILOVER] is spent[RATE_LIMIT] is None and None not in usual:  # by far the most: one `%`, and no loop
         read, parse, estimate, admit, queue, decide, connect, send, upstream = usual
         line = _USUAL_TIMING % (
-            read * 1e3, parse * 1e3, estimate * 1e3, admit * 1e3, queue * 1e3, decide * 1e3, connect * 1e3,
-            send * 1e3, upstream * 1e3, relay * 1e3,
-        )  # fmt: skip
+            read * 1e3,
+            parse * 1e3,
+            estimate * 1e3,
+            admit * 1e3,
+            queue * 1e3,
+            decide * 1e3,
+            connect * 1e3,
+            send * 1e3,
+            upstream * 1e3,
+            relay * 1e3,
+        )
     else:
         closed = [(shown, s) for shown, s in zip(_DURATIONS, spent, strict=True) if s is not None]
         parts = [shown % (s * 1e3) for shown, s in [*closed, (_DURATIONS[RELAY], relay)]]

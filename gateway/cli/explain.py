@@ -22,7 +22,7 @@ from gateway.admin.decision_view import explain as in_words
 from gateway.admission.auth import ANYONE
 from gateway.admission.route_table import Routes
 from gateway.api import inference_request as ingress
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 from gateway.api.strict_json import BadJson, decode, encode
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
@@ -50,7 +50,7 @@ def explain(args: argparse.Namespace) -> int:
             if args.admin
             else asyncio.run(_decided(load(files, os.environ), operation, encode(body)))
         )
-    except Refusal as refusal:
+    except ApiError as refusal:
         raise ConfigError([f"{path}: {refusal.message}"]) from None
     except EncoderError as error:
         raise ConfigError([str(error)]) from None
@@ -169,10 +169,17 @@ def _ranked(candidates: list[dict[str, Any]]) -> list[str]:
 
 def _row(found: dict[str, Any]) -> tuple[str, ...]:
     return (
-        str(found["rank"]), found["endpoint"], str(found["tier"]), f"{found['ttft_p50_ms']:.0f} ms",
-        f"{found['ttft_p90_ms']:.0f} ms", f"{found['chance']:.3f}", f"{found['hit_tokens']}/{found['prompt_tokens']}",
-        str(found["tokens_ahead"]), f"{found['running']}+{found['waiting']}", f"${found['price_usd']:.6f}",
-    )  # fmt: skip
+        str(found["rank"]),
+        found["endpoint"],
+        str(found["tier"]),
+        f"{found['ttft_p50_ms']:.0f} ms",
+        f"{found['ttft_p90_ms']:.0f} ms",
+        f"{found['chance']:.3f}",
+        f"{found['hit_tokens']}/{found['prompt_tokens']}",
+        str(found["tokens_ahead"]),
+        f"{found['running']}+{found['waiting']}",
+        f"${found['price_usd']:.6f}",
+    )
 
 
 def _line(row: tuple[str, ...], widths: list[int]) -> str:

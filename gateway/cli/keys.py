@@ -73,12 +73,20 @@ def _list(config: Config) -> int:
     from gateway.admission import key_store as keyring
 
     rows = [
-        tuple("-" if cell is None else str(cell) for cell in (
-            key.name, None if key.routes is None else ",".join(key.routes), key.requests_per_minute,
-            key.tokens_per_minute, key.concurrent_requests, key.monthly_cost_usd, key.cache_group,
-        ))
+        tuple(
+            "-" if cell is None else str(cell)
+            for cell in (
+                key.name,
+                None if key.routes is None else ",".join(key.routes),
+                key.requests_per_minute,
+                key.tokens_per_minute,
+                key.concurrent_requests,
+                key.monthly_cost_usd,
+                key.cache_group,
+            )
+        )
         for key in _asked(config, keyring.all_keys)
-    ]  # fmt: skip
+    ]
     print("\n".join(aligned([COLUMNS, *rows])))
     return 0
 
@@ -97,9 +105,9 @@ def _key(config: Config, args: argparse.Namespace, text: str) -> Key:
     try:
         return Key.model_validate({"name": args.name, "sha256": digest, "routes": routes, **said})
     except ValidationError as error:
-        raise ConfigError([
-            f"--{'-'.join(map(str, one['loc'])).replace('_', '-')}: {one['msg']}" for one in error.errors()
-        ]) from None  # fmt: skip
+        raise ConfigError(
+            [f"--{'-'.join(map(str, one['loc'])).replace('_', '-')}: {one['msg']}" for one in error.errors()]
+        ) from None
 
 
 def _asked(config: Config, ask: Callable[[Redis], Awaitable[T]]) -> T:

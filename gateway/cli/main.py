@@ -108,8 +108,10 @@ def _parser() -> argparse.ArgumentParser:
 def _add_keys(keys: argparse.ArgumentParser) -> None:
     acts = keys.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=_Parser)
     for name, text in (
-        ("add", "make a key and print it, once"), ("revoke", "let nobody in with it any more"), ("list", "all of them"),
-    ):  # fmt: skip
+        ("add", "make a key and print it, once"),
+        ("revoke", "let nobody in with it any more"),
+        ("list", "all of them"),
+    ):
         act = acts.add_parser(name, help=text, description=text)
         if name != "list":
             act.add_argument("name", metavar="NAME")
@@ -124,14 +126,23 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
 
 def _add_replay(replay: argparse.ArgumentParser) -> None:
     replay.add_argument(
-        "traces", metavar="[ROUTE=]TRACE", nargs="+",
+        "traces",
+        metavar="[ROUTE=]TRACE",
+        nargs="+",
         help="Mooncake JSON lines, an Azure CSV, our own access log, or synthetic:agents",
-    )  # fmt: skip
+    )
     for option, dest, text in (("--config", "files", "the policy to try"), ("--config-b", "files_b", "another one")):
         replay.add_argument(
-            option, metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest=dest, help=text,
+            option,
+            metavar="FILE",
+            type=Path,
+            nargs="+",
+            action="extend",
+            default=[],
+            dest=dest,
+            help=text,
             required=option == "--config",
-        )  # fmt: skip
+        )
     replay.add_argument("--load", default="1", help="times the trace's own pace: 1, 0.6,1,1.4 or 0.6..1.4")
     replay.add_argument("--seed", type=_count, default=0, help="one seed, one outcome")
     replay.add_argument("--seeds", type=_count, default=1, metavar="K", help="so many, from --seed on")
@@ -144,9 +155,13 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     replay.add_argument("--news", default="2ms", metavar="TIME", help="how long that takes from one to another, or off")
     replay.add_argument("--worst", type=_count, default=0, metavar="N", help="show the decisions with the most regret")
     replay.add_argument(
-        "--fault", nargs="+", action="extend", default=[], metavar="ENDPOINT@TIME=WHAT",
+        "--fault",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="ENDPOINT@TIME=WHAT",
         help="slow:FACTOR, kill or restart, such as main/h1:8000@90s=slow:5",
-    )  # fmt: skip
+    )
     replay.add_argument("--json", action="store_true", help="every replay by itself")
 
 
@@ -191,7 +206,7 @@ def _version(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     from gateway.config.check_report import notes
     from gateway.config.loading import load
-    from gateway.reload import Source
+    from gateway.reload import ConfigSource
     from gateway.serve import serve
     from gateway.tokenize.tokenizers import EncoderError
 
@@ -199,7 +214,7 @@ def _serve(args: argparse.Namespace) -> int:
         config = load(args.files, os.environ)
         return config if args.workers is None else config.with_workers(args.workers)
 
-    source = Source(read, args.files)
+    source = ConfigSource(read, args.files)
     config = read()
     for note in notes(config):
         print(f"firsttoken: {note}", file=sys.stderr)

@@ -10,7 +10,7 @@ import sys
 
 from backends.simulated.profiles import PROFILES
 from backends.simulated.simulated_server import SimulatedServer, serve
-from gateway.config.addresses import Address
+from gateway.config.addresses import ListenAddress
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.serve import loop_factory
 from gateway.tokenize.tokenizers import encoder
@@ -46,10 +46,10 @@ async def _simulate(args: argparse.Namespace) -> int:
         return 0
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else error
-        raise ConfigError([f"firsttoken: cannot listen on {Address(args.host, args.port)}: {why}"]) from None
+        raise ConfigError([f"firsttoken: cannot listen on {ListenAddress(args.host, args.port)}: {why}"]) from None
     return 0
 
 
 def _announce(server: SimulatedServer) -> None:
-    where = Address(server.host, server.port)
+    where = ListenAddress(server.host, server.port)
     print(f"firsttoken: {server.profile.name} serves {server.model} at http://{where}/v1", file=sys.stderr, flush=True)

@@ -59,11 +59,19 @@ def _route(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) 
     bounds, counts = buckets(before.get("ttft_ms"), after["ttft_ms"])
     p50, p95, p99 = (quantile(bounds, counts, q) for q in (0.5, 0.95, 0.99))
     return RouteView(
-        after["route"], sum(outcomes.values()) / seconds, p50, p95, p99, after["ttft_budget_ms"], after["ttft_target"],
+        after["route"],
+        sum(outcomes.values()) / seconds,
+        p50,
+        p95,
+        p99,
+        after["ttft_budget_ms"],
+        after["ttft_target"],
         met.get("true", 0.0) / judged if judged else None,
         {pool: count / placed for pool, count in sorted(pools.items(), key=lambda p: -p[1]) if count},
-        int(after["held"]), _rate(outcomes, SHED, seconds), _rate(outcomes, FAILED, seconds),
-    )  # fmt: skip
+        int(after["held"]),
+        _rate(outcomes, SHED, seconds),
+        _rate(outcomes, FAILED, seconds),
+    )
 
 
 def gateway(before: Mapping[str, Any], after: Mapping[str, Any]) -> GatewayView:

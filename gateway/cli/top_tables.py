@@ -20,9 +20,13 @@ LEFT = {"route", "answered by", "endpoint", "state", "slowest lately", "most of 
 
 
 def frame(
-    title: str, whole: GatewayView, routes: Sequence[RouteView], fleet: Sequence[Mapping[str, Any]],
-    slowest: Sequence[Mapping[str, Any]], now: float,
-) -> RenderableType:  # fmt: skip
+    title: str,
+    whole: GatewayView,
+    routes: Sequence[RouteView],
+    fleet: Sequence[Mapping[str, Any]],
+    slowest: Sequence[Mapping[str, Any]],
+    now: float,
+) -> RenderableType:
     """`now`: Unix time."""
     parts: list[RenderableType] = [Text(f"{title}   {said_of(whole)}"), _table(ROUTES, map(_route, routes))]
     parts.append(_table(ENDPOINTS, map(_endpoint, fleet)))
@@ -58,11 +62,18 @@ def _route(view: RouteView) -> tuple[RenderableType, ...]:
     late = view.budget is not None and view.p95 is not None and view.p95 > view.budget
     short = view.attainment is not None and view.target is not None and view.attainment < view.target
     return (
-        Text(view.route), f"{view.per_second:.1f}", ms(view.p50), Text(ms(view.p95), "red" if late else ""),
-        ms(view.p99), ms(view.budget), Text(share(view.attainment), "red" if short else ""), str(view.held),
-        f"{view.shed:.1f}", f"{view.failed:.1f}",
+        Text(view.route),
+        f"{view.per_second:.1f}",
+        ms(view.p50),
+        Text(ms(view.p95), "red" if late else ""),
+        ms(view.p99),
+        ms(view.budget),
+        Text(share(view.attainment), "red" if short else ""),
+        str(view.held),
+        f"{view.shed:.1f}",
+        f"{view.failed:.1f}",
         Text("  ".join(f"{pool} {part:.0%}" for pool, part in view.pools.items())),
-    )  # fmt: skip
+    )
 
 
 def _endpoint(entry: Mapping[str, Any]) -> tuple[RenderableType, ...]:
@@ -72,12 +83,17 @@ def _endpoint(entry: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     again = f", again in {entry['tried_again_in_s']:.0f} s" if entry["tried_again_in_s"] else ""
     otherwise = f" (not to worker {', '.join(dissent)})" if dissent else ""
     return (
-        Text(entry["endpoint"]["id"]), Text(f"{state}{again}{otherwise}", STATES.get(state, "")),
-        str(load["in_flight"]), f"{load['ahead']:.0f}", str(load["running"]), str(load["waiting"]),
+        Text(entry["endpoint"]["id"]),
+        Text(f"{state}{again}{otherwise}", STATES.get(state, "")),
+        str(load["in_flight"]),
+        f"{load['ahead']:.0f}",
+        str(load["running"]),
+        str(load["waiting"]),
         "–" if entry["scraped_s_ago"] is None else f"{load['kv_usage']:.0%}",
         f"{middle:.2f} ({low:.2f} to {high:.2f})" if entry["samples"] else "–",
-        share(calibration["under_p90"] if calibration else None), str(entry["samples"]),
-    )  # fmt: skip
+        share(calibration["under_p90"] if calibration else None),
+        str(entry["samples"]),
+    )
 
 
 def _slow(record: Mapping[str, Any], now: float) -> tuple[RenderableType, ...]:
@@ -85,10 +101,14 @@ def _slow(record: Mapping[str, Any], now: float) -> tuple[RenderableType, ...]:
     waited = record["ttft_ms"] if record["ttft_ms"] is not None else record["total_ms"]
     shown = ms(waited) if record["ttft_ms"] is not None else f"none in {ms(waited)}"
     return (
-        f"{age(now - record['wall'])} ago", Text(record["route"]), Text(record["endpoint"]),
-        Text(shown, "red" if record["ttft_met"] is False else ""), ms(record["ttft_budget_ms"]),
-        f"{name} {ms(spent)}" if name else "", Text(record["request_id"]),
-    )  # fmt: skip
+        f"{age(now - record['wall'])} ago",
+        Text(record["route"]),
+        Text(record["endpoint"]),
+        Text(shown, "red" if record["ttft_met"] is False else ""),
+        ms(record["ttft_budget_ms"]),
+        f"{name} {ms(spent)}" if name else "",
+        Text(record["request_id"]),
+    )
 
 
 def largest_stage(record: Mapping[str, Any]) -> tuple[str, float]:

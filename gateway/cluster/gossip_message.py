@@ -17,7 +17,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from policies.fleet.decode_interference import GRID, HARMLESS
-from policies.fleet.peers import Burden
+from policies.fleet.peers import PeerLoad
 from policies.types import FOREVER, NEVER
 
 MAGIC = b"ftr1"
@@ -26,7 +26,7 @@ HEAD = Struct(
 )  # magic, checksum of all after it, group, teller, its clock, flags, names, burdens, prompts
 CHECKED = 8  # bytes that are not in the checksum
 NAME = Struct("<H")
-BURDEN = Struct(f"<7qB{len(Burden._fields) - 8}d")  # counts, whether harm follows, the rest
+BURDEN = Struct(f"<7qB{len(PeerLoad._fields) - 8}d")  # counts, whether harm follows, the rest
 HARM = Struct(f"<{len(GRID)}d")
 PROMPT = Struct("<HI")  # its endpoint among the names, its blocks
 COUNTS = 7
@@ -38,11 +38,11 @@ MOST = 1 << 48  # of a count
 AHEAD = 60.0  # s that a provider's rate limit may lie ahead (policies.fleet.circuit_breaker)
 
 
-class Malformed(ValueError):
+class MalformedUpdate(ValueError):
     """Not a message of ours, or not whole."""
 
 
-class News(NamedTuple):
+class PeerUpdate(NamedTuple):
     """`clock`: the teller's, when it told. Ages in burdens are relative to it."""
 
     group: bytes
@@ -50,14 +50,20 @@ class News(NamedTuple):
     clock: float
     full: bool
     last: bool
-    burdens: Mapping[str, Burden]  # with ages, to be translated by `at`
+    burdens: Mapping[str, PeerLoad]  # with ages, to be translated by `at`
     prompts: Sequence[tuple[str, array[int]]]
 
 
 def packed(
-    group: bytes, teller: bytes, now: float, burdens: Mapping[str, Burden], prompts: Sequence[tuple[str, array[int]]],
-    *, full: bool = False, last: bool = False,
-) -> bytes:  # fmt: skip
+    group: bytes,
+    teller: bytes,
+    now: float,
+    burdens: Mapping[str, PeerLoad],
+    prompts: Sequence[tuple[str, array[int]]],
+    *,
+    full: bool = False,
+    last: bool = False,
+) -> bytes:
     """Everything that is told at once. Times of the burdens are of the clock that `now` is read from."""
     names = list(dict.fromkeys([*burdens, *(name for name, _ in prompts)]))
     places = {name: place for place, name in enumerate(names)}
@@ -74,7 +80,7 @@ def _text(name: str) -> bytes:
     return NAME.pack(len(raw)) + raw
 
 
-def _burden(burden: Burden, now: float) -> bytes:
+def _burden(burden: PeerLoad, now: float) -> bytes:
     *fields, harm = burden
     fields[TIMES] = [now - time for time in fields[TIMES]]
     told = BURDEN.pack(*fields[:COUNTS], bool(harm), *fields[COUNTS:])
@@ -87,36 +93,36 @@ def _burden(burden: Burden, now: float) -> bytes:
 def teller_of(raw: bytes) -> tuple[bytes, bytes]:
     """Group and teller, before anything else is looked at. Raises Malformed."""
     if not HEAD.size <= len(raw) <= LARGEST or raw[:4] != MAGIC:
-        raise Malformed
+        raise MalformedUpdate
     return raw[8:16], raw[16:24]
 
 
-def read(raw: bytes) -> News:
+def read(raw: bytes) -> PeerUpdate:
     """Raises Malformed."""
     teller_of(raw)
     _, checksum, group, teller, clock, flags, names, burdens, prompts = HEAD.unpack_from(raw)
     if checksum != crc32(memoryview(raw)[CHECKED:]) or not isfinite(clock) or burdens > names:
-        raise Malformed
-    reader = _Reader(raw)
+        raise MalformedUpdate
+    reader = _MessageReader(raw)
     try:
         known = [reader.text() for _ in range(names)]
         said = {name: reader.burden() for name in known[:burdens]}
         sent = [reader.prompt(known) for _ in range(prompts)]
     except (error, ValueError, IndexError):
-        raise Malformed from None
+        raise MalformedUpdate from None
     if reader.at != len(raw) or len(said) != burdens:
-        raise Malformed
-    return News(group, teller, clock, bool(flags & FULL), bool(flags & LAST), said, sent)
+        raise MalformedUpdate
+    return PeerUpdate(group, teller, clock, bool(flags & FULL), bool(flags & LAST), said, sent)
 
 
-class _Reader:
+class _MessageReader:
     def __init__(self, raw: bytes) -> None:
         self.raw, self.at = raw, HEAD.size
 
     def _take(self, size: int) -> bytes:
         taken = self.raw[self.at : self.at + size]
         if len(taken) != size:
-            raise Malformed
+            raise MalformedUpdate
         self.at += size
         return taken
 
@@ -124,13 +130,13 @@ class _Reader:
         (size,) = NAME.unpack(self._take(NAME.size))
         return self._take(size).decode()
 
-    def burden(self) -> Burden:
+    def burden(self) -> PeerLoad:
         fields = BURDEN.unpack(self._take(BURDEN.size))
         counts, harmed, rest = fields[:COUNTS], fields[COUNTS], fields[COUNTS + 1 :]
         harm = HARM.unpack(self._take(HARM.size)) if harmed else HARMLESS
-        burden = Burden._make((*counts, *rest, harm))
+        burden = PeerLoad._make((*counts, *rest, harm))
         if not _can_be(burden):
-            raise Malformed
+            raise MalformedUpdate
         return burden
 
     def prompt(self, names: Sequence[str]) -> tuple[str, array[int]]:
@@ -140,9 +146,9 @@ class _Reader:
         return names[place], hashes
 
 
-def _can_be(burden: Burden) -> bool:
+def _can_be(burden: PeerLoad) -> bool:
     numbers: tuple[float, ...] = burden[:-1]  # all but the harm
-    amounts = burden.spent, burden.time, burden.written, *burden.harm
+    amounts = burden.spent, burden.time, burden.written, *burden.expected_tpot_misses
     return (
         all(0 <= count <= MOST for count in numbers[:COUNTS])
         and burden.warming <= 1
@@ -153,11 +159,11 @@ def _can_be(burden: Burden) -> bool:
     )
 
 
-def at(burden: Burden, told_at: float) -> Burden:
+def at(burden: PeerLoad, told_at: float) -> PeerLoad:
     """With times of our clock: it was told at `told_at`. What has happened lies before that."""
     return burden._replace(
         since=FOREVER if burden.since == NEVER else told_at - max(burden.since, 0.0),
-        heard_at=told_at - max(burden.heard_at, 0.0),
+        last_token_at=told_at - max(burden.last_token_at, 0.0),
         used_at=told_at - max(burden.used_at, 0.0),
         blocked_until=told_at - max(burden.blocked_until, -AHEAD),
         down_at=told_at - max(burden.down_at, 0.0),

@@ -17,8 +17,8 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from gateway.cluster.gossip_message import Malformed, News, at, read, teller_of
-from policies.fleet.peers import Burden, Reader, together
+from gateway.cluster.gossip_message import MalformedUpdate, PeerUpdate, at, read, teller_of
+from policies.fleet.peers import PeerLoad, PeerReader, together
 from policies.types import FOREVER, NEVER
 
 SILENT = 3.0  # s
@@ -34,7 +34,7 @@ class Peers:
     def __init__(self, group: bytes, knows: Callable[[str], bool]) -> None:
         self.group, self.knows = group, knows
         self.malformed = 0  # messages
-        self._tellers: dict[bytes, _Teller] = {}
+        self._tellers: dict[bytes, PeerState] = {}
         self._changed: dict[str, None] = {}  # in the order in which they did: a replay is the same every time
         self._prompts: deque[tuple[str, array[int]]] = deque()
         self._pending = 0
@@ -47,7 +47,7 @@ class Peers:
             if teller_of(raw)[0] == self.group:
                 return
             news = read(raw)
-        except Malformed:
+        except MalformedUpdate:
             self.malformed += 1
             return
         self._expire(now)
@@ -55,7 +55,7 @@ class Peers:
         if teller is None:
             if news.last or len(self._tellers) >= MOST_TELLERS:
                 return
-            teller = self._tellers[news.teller] = _Teller(news.group)
+            teller = self._tellers[news.teller] = PeerState(news.group)
         told_at = teller.told_at(news.clock, now)
         if told_at is None:
             return
@@ -65,7 +65,7 @@ class Peers:
         if news.last:
             self._lose(news.teller)
 
-    def merge(self, reader: Reader, now: float) -> None:
+    def merge(self, reader: PeerReader, now: float) -> None:
         if now < self._due:
             return
         self._due = now + EVERY
@@ -82,7 +82,7 @@ class Peers:
         """That are heard of now, self included."""
         return 1 + len({teller.group for teller in self._tellers.values() if now < teller.heard_at + SILENT})
 
-    def _take(self, teller: _Teller, news: News, told_at: float) -> None:
+    def _take(self, teller: PeerState, news: PeerUpdate, told_at: float) -> None:
         burdens = {name: at(told, told_at) for name, told in news.burdens.items() if self.knows(name)}
         for name, burden in burdens.items():
             before = teller.burdens.get(name)
@@ -112,14 +112,14 @@ class Peers:
         self._changed |= dict.fromkeys(self._tellers.pop(name).burdens)
 
 
-class _Teller:
+class PeerState:
     """One process of another group."""
 
     __slots__ = ("_clock", "_least", "_seen_at", "burdens", "group", "heard_at")
 
     def __init__(self, group: bytes) -> None:
         self.group = group
-        self.burdens: dict[str, Burden] = {}
+        self.burdens: dict[str, PeerLoad] = {}
         self.heard_at = NEVER
         self._clock = NEVER  # its own, of its last message
         self._least, self._seen_at = FOREVER, NEVER  # between its clock and ours, of late

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 
 from gateway.cluster.gossip_message import packed
-from policies.fleet.peers import NOTHING, Burden
+from policies.fleet.peers import NOTHING, PeerLoad
 from policies.types import NEVER
 
 TELL = 0.02  # s between two messages
@@ -27,19 +27,19 @@ def new_group() -> bytes:
     return os.urandom(8)
 
 
-class Outbox:
+class PendingUpdates:
     """`group`: those who know of each other anyway, such as the workers of one machine."""
 
     def __init__(self, group: bytes, teller: bytes | None = None) -> None:
         self.group, self.teller = group, teller or os.urandom(8)
-        self._burdens: dict[str, Burden] = {}
+        self._burdens: dict[str, PeerLoad] = {}
         self._changed: dict[str, None] = {}
         self._prompts: list[tuple[str, array[int]]] = []
         self._room = ROOM
         self._allowed, self._at = RATE, NEVER
         self._full_at = NEVER  # when all is to be told again
 
-    def publish(self, endpoint_id: str, burden: Burden) -> None:
+    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
         self._burdens[endpoint_id] = burden
         self._changed[endpoint_id] = None
 

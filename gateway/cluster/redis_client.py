@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.cluster.redis_url import Address, Kind, parsed
+from gateway.cluster.redis_url import RedisTopology, RedisUrl, parsed
 from gateway.observe.metrics.series import gauge, total
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Unavailable(Exception):
     """Redis is away, or did not answer in time."""
 
 
-class Link(Collector):
+class RedisClient(Collector):
     """`up`: calls are asked. `url` is the config's and holds what `gateway.cluster.redis_url` found valid."""
 
     def __init__(self, url: str, patience: float = PATIENCE) -> None:
@@ -184,7 +184,7 @@ async def probe(client: Redis) -> None:
     await client.set(PROBE, "1", px=10_000)
 
 
-def said(error: BaseException, address: Address) -> str:
+def said(error: BaseException, address: RedisUrl) -> str:
     """One line, without what nobody should read."""
     text = " ".join(str(error).split())[:200].rstrip(".") or "no answer in time"
     if not isinstance(error, (OSError, TimeoutError)):
@@ -195,7 +195,7 @@ def said(error: BaseException, address: Address) -> str:
     return text
 
 
-def connected(address: Address) -> Redis:
+def connected(address: RedisUrl) -> Redis:
     """A client that opens connections when they are needed, does not try again by itself, and has its patience."""
     from redis.asyncio import Redis, RedisCluster, Sentinel
     from redis.asyncio.cluster import ClusterNode
@@ -207,19 +207,22 @@ def connected(address: Address) -> Redis:
     within: dict[str, Any] = {"socket_timeout": CONNECTING, "socket_connect_timeout": CONNECTING, "protocol": 2}
     within |= {"ssl": True} if address.tls else {}
     common = {
-        "username": address.username or None, "password": address.password or None,
-        "max_connections": CONNECTIONS, **within, **_options(address),
-    }  # fmt: skip
+        "username": address.username or None,
+        "password": address.password or None,
+        "max_connections": CONNECTIONS,
+        **within,
+        **_options(address),
+    }
     client: Redis
-    if address.kind is Kind.CLUSTER:
+    if address.kind is RedisTopology.CLUSTER:
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
         client = classes["cluster"](startup_nodes=nodes, retry=Retry(NoBackoff(), 1), **common)
-    elif address.kind is Kind.SENTINEL:
+    elif address.kind is RedisTopology.SENTINEL:
         asked = {name: value for name, value in common.items() if name.startswith("ssl_")} | within
         asked |= {name: address.options.get(f"sentinel_{name}") for name in ("username", "password")}
         sentinel = classes["sentinel"](list(address.hosts), sentinel_kwargs={**asked, "retry": once})
         client = sentinel.master_for(address.service, db=address.db, retry=once, **common)
-    elif address.kind is Kind.UNIX:
+    elif address.kind is RedisTopology.UNIX:
         client = classes["single"](unix_socket_path=address.path, db=address.db, retry=once, **common)
     else:
         host, port = address.hosts[0]
@@ -227,7 +230,7 @@ def connected(address: Address) -> Redis:
     return client
 
 
-def _options(address: Address) -> dict[str, Any]:
+def _options(address: RedisUrl) -> dict[str, Any]:
     options: dict[str, Any] = {
         name: value for name, value in address.options.items() if not name.startswith("sentinel_")
     }

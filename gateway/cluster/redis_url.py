@@ -16,14 +16,25 @@ from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-OPTIONS = frozenset({
-    "db", "client_name", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password",
-    "ssl_cert_reqs", "ssl_check_hostname", "sentinel_username", "sentinel_password",
-})  # fmt: skip
+OPTIONS = frozenset(
+    {
+        "db",
+        "client_name",
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_keyfile_password",
+        "ssl_cert_reqs",
+        "ssl_check_hostname",
+        "sentinel_username",
+        "sentinel_password",
+    }
+)
 PORT, SENTINEL_PORT = 6379, 26379
 
 
-class Kind(Enum):
+class RedisTopology(Enum):
     SINGLE = "redis"
     UNIX = "unix"
     SENTINEL = "redis+sentinel"
@@ -31,10 +42,10 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class RedisUrl:
     """`hosts`: of Redis itself, of its sentinels, or where to ask for the cluster's nodes; of none with a `path`."""
 
-    kind: Kind
+    kind: RedisTopology
     hosts: Sequence[tuple[str, int]] = ()
     tls: bool = False
     username: str = ""
@@ -47,14 +58,14 @@ class Address:
     @property
     def shown(self) -> str:
         """For logs."""
-        if self.kind is Kind.UNIX:
+        if self.kind is RedisTopology.UNIX:
             return f"unix://{self.path}"
         scheme = self.kind.value.replace("redis", "rediss") if self.tls else self.kind.value
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
         return f"{scheme}://{hosts}/{self.service}" if self.service else f"{scheme}://{hosts}"
 
 
-def parsed(url: str) -> Address:
+def parsed(url: str) -> RedisUrl:
     """Raises ValueError, with the mend."""
     parts = urlsplit(url)
     kind, tls = _kind(parts.scheme)
@@ -62,27 +73,29 @@ def parsed(url: str) -> Address:
     if unknown := sorted(options.keys() - OPTIONS):
         raise ValueError(f"a Redis URL has no option '{unknown[0][:40]}'; known: {', '.join(sorted(OPTIONS))}")
     db = options.pop("db", "")
-    if kind is Kind.UNIX:
-        return Address(kind, (), False, *_who(parts), _db(db), "", unquote(parts.path), options)
-    service, _, number = parts.path.strip("/").rpartition("/") if kind is Kind.SENTINEL else ("", "", parts.path[1:])
-    if kind is Kind.SENTINEL and not number.isdecimal():
+    if kind is RedisTopology.UNIX:
+        return RedisUrl(kind, (), False, *_who(parts), _db(db), "", unquote(parts.path), options)
+    service, _, number = (
+        parts.path.strip("/").rpartition("/") if kind is RedisTopology.SENTINEL else ("", "", parts.path[1:])
+    )
+    if kind is RedisTopology.SENTINEL and not number.isdecimal():
         service, number = parts.path.strip("/"), ""
-    if kind is Kind.SENTINEL and not service:
+    if kind is RedisTopology.SENTINEL and not service:
         raise ValueError("a sentinel URL names the service: redis+sentinel://HOST,HOST/SERVICE/0")
-    if kind is Kind.CLUSTER and (number or db) not in ("", "0"):
+    if kind is RedisTopology.CLUSTER and (number or db) not in ("", "0"):
         raise ValueError("a Redis Cluster has database 0 alone; leave the number out")
-    hosts = _hosts(parts.netloc.rpartition("@")[2], SENTINEL_PORT if kind is Kind.SENTINEL else PORT)
-    if kind is Kind.SINGLE and len(hosts) > 1:
+    hosts = _hosts(parts.netloc.rpartition("@")[2], SENTINEL_PORT if kind is RedisTopology.SENTINEL else PORT)
+    if kind is RedisTopology.SINGLE and len(hosts) > 1:
         raise ValueError(
             "several hosts are sentinels or a cluster: redis+sentinel://H,H/SERVICE or redis+cluster://H,H"
         )
-    return Address(kind, hosts, tls, *_who(parts), _db(db or number), unquote(service), "", options)
+    return RedisUrl(kind, hosts, tls, *_who(parts), _db(db or number), unquote(service), "", options)
 
 
-def _kind(scheme: str) -> tuple[Kind, bool]:
+def _kind(scheme: str) -> tuple[RedisTopology, bool]:
     tls = scheme.startswith("rediss")
     try:
-        return Kind(scheme.replace("rediss", "redis", 1) if tls else scheme), tls
+        return RedisTopology(scheme.replace("rediss", "redis", 1) if tls else scheme), tls
     except ValueError:
         raise ValueError("not a Redis URL; write it like redis://127.0.0.1:6379/0") from None
 

@@ -23,9 +23,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from gateway.cluster.peer_view import SILENT, Peers
-from gateway.cluster.pending_updates import EVERY_FULL, TELL, Outbox
-from gateway.cluster.redis_client import Link, Unavailable, said
-from policies.fleet.peers import Burden, Reader
+from gateway.cluster.pending_updates import EVERY_FULL, TELL, PendingUpdates
+from gateway.cluster.redis_client import RedisClient, Unavailable, said
+from policies.fleet.peers import PeerLoad, PeerReader
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -42,9 +42,9 @@ class Replicas:
     """Implements `policies.fleet.peers.Siblings`. `group`: of all processes that know of each other without Redis;
     `knows`: whether an endpoint is ours."""
 
-    def __init__(self, link: Link, namespace: str, group: bytes, knows: Callable[[str], bool]) -> None:
+    def __init__(self, link: RedisClient, namespace: str, group: bytes, knows: Callable[[str], bool]) -> None:
         self.link, self.channel = link, CHANNEL.format(namespace=namespace)
-        self.outbox, self.peers = Outbox(group), Peers(group, knows)
+        self.outbox, self.peers = PendingUpdates(group), Peers(group, knows)
         self.heard_at = 0.0  # anything at all: we hear ourselves too
         self._told_at = 0.0  # that Redis took a message
         self._news = asyncio.Event()
@@ -72,7 +72,7 @@ class Replicas:
 
     # -- siblings ---------------------------------------------------------------------------
 
-    def publish(self, endpoint_id: str, burden: Burden) -> None:
+    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
         self.outbox.publish(endpoint_id, burden)
         self._news.set()
 
@@ -80,7 +80,7 @@ class Replicas:
         self.outbox.sent(endpoint_id, hashes)
         self._news.set()
 
-    def merge(self, reader: Reader, now: float) -> None:
+    def merge(self, reader: PeerReader, now: float) -> None:
         self.peers.merge(reader, now)
 
     # -- telling ----------------------------------------------------------------------------
@@ -172,5 +172,7 @@ class Replicas:
             self._refusals[what] = said(refusal, self.link.address)
             log.error(
                 "replicas: Redis does not let us %s the channel %s: %s; this gateway is alone",
-                what, self.channel, self._refusals[what],
-            )  # fmt: skip
+                what,
+                self.channel,
+                self._refusals[what],
+            )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gateway.admission.redis_scripts import Script
-from gateway.cluster.redis_client import Link, Unavailable
+from gateway.cluster.redis_client import RedisClient, Unavailable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -30,10 +30,10 @@ class Asked:
     answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Flights:
+class ScriptPipeline:
     """One per process, on one link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: RedisClient) -> None:
         self.link = link
         self._waiting: list[Asked] = []
         self._under_way: set[asyncio.Task[None]] = set()

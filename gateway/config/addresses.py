@@ -19,7 +19,7 @@ _TCP = re.compile(r"tcp://[^/@\s]+:[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     """A host and a port to listen on; port 0 takes any free one."""
 
     host: str
@@ -37,30 +37,30 @@ class Address:
             return self.host == "localhost"
 
 
-def address(value: Any) -> Address:
+def address(value: Any) -> ListenAddress:
     """`127.0.0.1:8080` or `[::1]:8080`."""
-    if isinstance(value, Address):
+    if isinstance(value, ListenAddress):
         return value
     match = _LISTEN.fullmatch(value) if isinstance(value, str) else None
     if match is None or int(match[3]) > 65535:
         raise ValueError(f"'{value}' is not host:port; write it like 127.0.0.1:8080 or [::1]:8080")
-    return Address(match[1] or match[2], int(match[3]))
+    return ListenAddress(match[1] or match[2], int(match[3]))
 
 
 def http_url(value: str) -> str:
     """A backend's base URL, without a closing slash."""
-    backends.http.address.Address.parse(value)
+    backends.http.address.BackendAddress.parse(value)
     return value.rstrip("/")
 
 
 def authority(url: str, at: str = "") -> str:
     """The `host:port` of a base URL, the port always written out; `at`: of one of its host's addresses."""
-    server = backends.http.address.Address.parse(url)
-    return str(Address(at or server.host, server.port))
+    server = backends.http.address.BackendAddress.parse(url)
+    return str(ListenAddress(at or server.host, server.port))
 
 
 def host_of(url: str) -> str:
-    return backends.http.address.Address.parse(url).host
+    return backends.http.address.BackendAddress.parse(url).host
 
 
 def is_address(host: str) -> bool:
@@ -78,7 +78,7 @@ def tcp_host(url: str) -> str:
 
 def tcp_at(url: str, address: str) -> str:
     """The same port there."""
-    return f"tcp://{Address(address, int(url.rpartition(':')[2]))}"
+    return f"tcp://{ListenAddress(address, int(url.rpartition(':')[2]))}"
 
 
 def tcp_url(value: str) -> str:
@@ -95,7 +95,10 @@ def _text(description: str, pattern: str) -> WithJsonSchema:
 
 
 Listen = Annotated[
-    Address, PlainValidator(address), PlainSerializer(str), _text("host:port, such as 127.0.0.1:8080", r":[0-9]+$")
+    ListenAddress,
+    PlainValidator(address),
+    PlainSerializer(str),
+    _text("host:port, such as 127.0.0.1:8080", r":[0-9]+$"),
 ]
 HttpUrl = Annotated[
     str, AfterValidator(http_url), _text("http://host:port, or https://", r"^https?://[^/?#@\s]+[^?#\s]*$")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from gateway.config import checks
-from gateway.config.config_errors import ConfigError, Path, Place, dotted
+from gateway.config.config_errors import ConfigError, Path, SourceLocation, dotted
 from gateway.config.models import Config
 
 AT_THE_START = ("server", "state", "telemetry")
@@ -36,7 +36,7 @@ def change(before: Config, wanted: Config) -> Change:
     """Raises ConfigError where `wanted` cannot come into force as far as it may."""
     config = wanted.model_copy(update={name: getattr(before, name) for name in AT_THE_START})
     if config != wanted and (problems := checks.problems(config)):
-        raise ConfigError([problem.at(Place(NOW)) for problem in problems])
+        raise ConfigError([problem.at(SourceLocation(NOW)) for problem in problems])
     places = [*_differences(before, wanted, ())]
     return Change(
         config,

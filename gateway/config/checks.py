@@ -102,8 +102,17 @@ def state(config: Config) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Check, ...] = (
-    something_to_serve, route_names, tiers, models, kv_events, passthrough, state, keys, listening, telemetry,
-)  # fmt: skip
+    something_to_serve,
+    route_names,
+    tiers,
+    models,
+    kv_events,
+    passthrough,
+    state,
+    keys,
+    listening,
+    telemetry,
+)
 
 
 def _installed(*modules: str) -> bool:

@@ -21,7 +21,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_/-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """A line of a file; line 0 is the file as a whole."""
 
     file: str
@@ -38,7 +38,7 @@ class Problem:
     path: Path
     text: str
 
-    def at(self, place: Place) -> str:
+    def at(self, place: SourceLocation) -> str:
         return f"{place}: {dotted(self.path)}: {self.text}" if self.path else f"{place}: {self.text}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.catalog import KINDS
-from gateway.config.config_errors import ConfigError, Place
+from gateway.config.config_errors import ConfigError, SourceLocation
 from gateway.config.yaml_source import Document
 
 
@@ -32,7 +32,7 @@ def _take(document: Document, pool: dict[str, Any], kind: str, key: str, environ
     variable, path = f"{kind.upper()}_{key.upper()}", ("pools", kind, key)
     if value := environ.get(variable):
         pool[key] = value
-        document.places[path] = Place(f"environment variable {variable}")
+        document.places[path] = SourceLocation(f"environment variable {variable}")
         document.raw[path] = f"${{{variable}}}"
 
 

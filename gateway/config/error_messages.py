@@ -56,7 +56,7 @@ class _Fault:
     union: Path | None
 
 
-def problems(errors: Sequence[ErrorDetails], document: Document) -> list[Problem]:
+def messages(errors: Sequence[ErrorDetails], document: Document) -> list[Problem]:
     """What is wrong with `document`, each thing once."""
     faults = [fault for fault in (_located(error, document.data) for error in errors) if not _echo(fault, document)]
     found = [_problem(fault, document) for fault in faults if fault.union is None]

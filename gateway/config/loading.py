@@ -32,7 +32,7 @@ def validated(document: Document) -> Config:
     try:
         config = Config.model_validate(_without_extensions(document))
     except ValidationError as error:
-        raise _refusal(wording.problems(error.errors(), document), document) from None
+        raise _refusal(wording.messages(error.errors(), document), document) from None
     if found := checks.problems(config):
         raise _refusal(found, document)
     return config

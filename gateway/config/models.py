@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from backends.interface import BackendConfig
 from gateway.config.addresses import HttpUrl, Listen
-from gateway.config.pool_section import Addresses, Pool, Site
+from gateway.config.pool_section import Addresses, PoolSection, Site
 from gateway.config.sections import (
     AccessLog,
     CacheSecret,
@@ -56,7 +56,7 @@ class Drain(Section):
     """For what still runs after that; then it is cut."""
 
 
-class Server(Section):
+class ServerSection(Section):
     listen: Listen = written("127.0.0.1:8080")
     """Where callers connect, host:port."""
     admin: Listen = written("127.0.0.1:9090")
@@ -85,7 +85,7 @@ class Defaults(Section):
     """Between two looks at an engine's own load."""
 
 
-class State(Section):
+class StateSection(Section):
     redis: RedisUrl | None = None
     """What replicas share; absent: everything is kept in this process."""
     cache_secret: CacheSecret | None = None
@@ -120,13 +120,15 @@ class Key(Section):
         """None: it may use what it likes."""
         cost = self.monthly_cost_usd
         limits = KeyLimits(
-            self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests,
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.concurrent_requests,
             None if cost is None else round(cost * NANO),
-        )  # fmt: skip
+        )
         return limits if limits.any else None
 
 
-class Telemetry(Section):
+class TelemetrySection(Section):
     otlp: HttpUrl | None = None
     """An OpenTelemetry collector that speaks OTLP over HTTP (usually port 4318): traces and GenAI metrics go there."""
     traces: Share = Field(default=1.0, ge=0, le=1)
@@ -142,18 +144,18 @@ class Telemetry(Section):
 class Config(Section):
     """firsttoken: pools are what there is, routes are what callers ask for and what they were promised."""
 
-    server: Server = Server()
-    pools: Mapping[PoolName, Pool] = {}
+    server: ServerSection = ServerSection()
+    pools: Mapping[PoolName, PoolSection] = {}
     """By name: interchangeable endpoints serving one model."""
     defaults: Defaults = Defaults()
     routes: Mapping[Name, Route] = {}
     """By the model name that callers ask for."""
     passthrough: str | None = None
     """A pool: requests for a model that is no route go there, the model name unchanged."""
-    state: State = State()
+    state: StateSection = StateSection()
     keys: tuple[Key, ...] = ()
     """Who may call; absent: anybody on this machine."""
-    telemetry: Telemetry = Telemetry()
+    telemetry: TelemetrySection = TelemetrySection()
     _addresses: Addresses | None = None  # of names that are to be resolved; None: nobody has asked yet
 
     @field_validator("routes", mode="before")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, WithJsonSchema, field_validator, model_validator
 
-from backends.catalog import KINDS, Kind
+from backends.catalog import KINDS, BackendKind
 from gateway.config.addresses import HttpUrl, TcpUrl, authority, host_of, is_address, tcp_at, tcp_host
 from gateway.config.config_errors import did_you_mean
 from gateway.config.sections import HeaderName, HeaderValue, Positive, ProfileName, Section
@@ -40,7 +40,7 @@ class Site:
         return authority(self.url, self.at)
 
 
-class Endpoint(Section):
+class EndpointSection(Section):
     """One server of a pool; its bare URL will do."""
 
     url: HttpUrl
@@ -92,7 +92,7 @@ class Endpoint(Section):
         return Site(self.url, address, self.region, events, replay)
 
 
-class Price(Section):
+class PriceSection(Section):
     """USD per million tokens."""
 
     input: float = Field(default=0.0, ge=0)
@@ -104,14 +104,14 @@ class KeepWarm(Section):
     """Send a one-token request after this long without one."""
 
 
-class Pool(Section):
+class PoolSection(Section):
     """Interchangeable endpoints that serve one model."""
 
     backend: Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(KINDS)})]
     """What its servers speak."""
     model: str = ""
     """The name its servers know."""
-    endpoints: tuple[Endpoint, ...] = ()
+    endpoints: tuple[EndpointSection, ...] = ()
     """Its servers: URLs, or {url, region, kv_events, kv_replay, resolve}."""
     base_url: HttpUrl | None = None
     """In place of endpoints, for an API; each API backend has a default."""
@@ -125,7 +125,7 @@ class Pool(Section):
     """Tokens of prompt and output together."""
     capabilities: frozenset[Literal["tools", "images", "json_schema"]] | None = None
     """What the model can take; absent: unknown, nothing is filtered on it."""
-    price: Price = Price()
+    price: PriceSection = PriceSection()
     block_size: int = Field(default=16, gt=0, le=4096)
     """Tokens of a prefix cache block, until the server says its own."""
     keep_warm: KeepWarm | None = None
@@ -185,7 +185,7 @@ class Pool(Section):
         return self
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> BackendKind:
         return KINDS[self.backend]
 
     @cached_property

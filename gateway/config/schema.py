@@ -19,7 +19,7 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${
 # Models that a bare text stands for.
 BARE = {
     "Tier": {"type": "string", "description": "the name of a pool"},
-    "Endpoint": {"type": "string", "pattern": "^https?://", "description": "the URL of a server"},
+    "EndpointSection": {"type": "string", "pattern": "^https?://", "description": "the URL of a server"},
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from yaml.reader import ReaderError
 
-from gateway.config.config_errors import SECRET_LENGTH, ConfigError, Path, Place, Problem, quoted
+from gateway.config.config_errors import SECRET_LENGTH, ConfigError, Path, Problem, SourceLocation, quoted
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
@@ -54,14 +54,14 @@ class Document:
     """`raw` holds, as written, the text values in which a variable was replaced."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    places: dict[Path, Place] = field(default_factory=dict)
+    places: dict[Path, SourceLocation] = field(default_factory=dict)
     raw: dict[Path, str] = field(default_factory=dict)
 
-    def place(self, path: Path) -> Place:
+    def place(self, path: Path) -> SourceLocation:
         """Where the value at `path` was written, or the nearest thing around it."""
         while path and path not in self.places:
             path = path[:-1]
-        return self.places.get(path, Place("config"))
+        return self.places.get(path, SourceLocation("config"))
 
 
 def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
@@ -123,7 +123,7 @@ class _Builder:
     """Walks a node graph once; what it builds is plain data, what it notes is by path."""
 
     def __init__(self, file: str, environ: Mapping[str, str]) -> None:
-        self.places: dict[Path, Place] = {}
+        self.places: dict[Path, SourceLocation] = {}
         self.raw: dict[Path, str] = {}
         self.problems: list[str] = []
         self._file = file
@@ -134,15 +134,15 @@ class _Builder:
         if not isinstance(node, yaml.MappingNode):
             self._problem(node, (), "expected sections such as pools: and routes:")
             return {}
-        self.places[()] = Place(self._file)
+        self.places[()] = SourceLocation(self._file)
         value = self._value(node, ())
         return value if isinstance(value, dict) else {}
 
     def _problem(self, node: yaml.Node, path: Path, text: str) -> None:
         self.problems.append(Problem(path, text).at(self._place(node)))
 
-    def _place(self, node: yaml.Node) -> Place:
-        return Place(self._file, node.start_mark.line + 1)
+    def _place(self, node: yaml.Node) -> SourceLocation:
+        return SourceLocation(self._file, node.start_mark.line + 1)
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
         if id(node) in self._open:

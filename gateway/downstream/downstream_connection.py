@@ -23,9 +23,9 @@ from typing import Any, Protocol, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from backends.http.headers import readable
-from backends.http.write_coalescer import Outbox
-from gateway.api.api_error import Refusal
-from gateway.downstream.http_request import HttpRequest, misframed, rendered, too_large
+from backends.http.write_coalescer import WriteCoalescer
+from gateway.api.api_error import ApiError
+from gateway.downstream.http_request import HttpRequest, framing_error, rendered, too_large
 
 log = logging.getLogger("firsttoken")
 
@@ -39,37 +39,57 @@ UNREAD = 60.0  # s that an answer may lie in the socket of a caller whose connec
 LINGER = 2.0  # s that what a refused caller still sends is read and dropped, or it would lose the reply to a reset
 
 
-class Reader(Protocol):
+class WriteFlowControl(Protocol):
     """Told when the client's socket buffer fills and drains."""
 
-    def client_full(self) -> None: ...
+    def on_write_paused(self) -> None: ...
 
-    def client_drained(self) -> None: ...
+    def on_write_resumed(self) -> None: ...
 
     def gateway_stops(self) -> None: ...
 
 
-class Server(Protocol):
+class ConnectionHost(Protocol):
     """What connections share."""
 
     loop: asyncio.AbstractEventLoop
-    connections: set[ClientConnection]
+    connections: set[DownstreamConnection]
     handler: Callable[[HttpRequest], Awaitable[None]]
-    screen: Callable[[HttpRequest], Refusal | None]
-    outbox: Outbox
+    screen: Callable[[HttpRequest], ApiError | None]
+    outbox: WriteCoalescer
     max_body: int
 
 
-class ClientConnection(asyncio.Protocol):
+class DownstreamConnection(asyncio.Protocol):
     """One connection of a caller. Names beginning with `on_` are the parser's callbacks."""
 
     __slots__ = (
-        "_arrival", "_ends_at", "_head_whole", "_idle_since", "_much", "_parser", "_pieces", "_queue", "_quiet", "_raw",
-        "_reading", "_screened", "_server", "_shut", "_target", "_task", "full", "on_body", "on_header", "reader",
-        "transport", "write", "write_on",
-    )  # fmt: skip
+        "_arrival",
+        "_ends_at",
+        "_head_whole",
+        "_idle_since",
+        "_much",
+        "_parser",
+        "_pieces",
+        "_queue",
+        "_quiet",
+        "_raw",
+        "_reading",
+        "_screened",
+        "_server",
+        "_shut",
+        "_target",
+        "_task",
+        "full",
+        "on_body",
+        "on_header",
+        "reader",
+        "transport",
+        "write",
+        "write_on",
+    )
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ConnectionHost) -> None:
         self._server = server
         self._raw: dict[bytes, bytes] = {}
         self._pieces: list[bytes] = []
@@ -84,7 +104,7 @@ class ClientConnection(asyncio.Protocol):
         self._much = False  # the last read may have held a head that is too long
         self._shut = False  # nothing more is read
         self.transport: asyncio.Transport | None = None
-        self.reader: Reader | None = None
+        self.reader: WriteFlowControl | None = None
         self.full = False
         self._new_parser()
 
@@ -126,12 +146,12 @@ class ClientConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.full = True
         if self.reader is not None:
-            self.reader.client_full()
+            self.reader.on_write_paused()
 
     def resume_writing(self) -> None:
         self.full = False
         if self.reader is not None:
-            self.reader.client_drained()
+            self.reader.on_write_resumed()
 
     # -- what the parser tells ------------------------------------------------------------
 
@@ -144,7 +164,7 @@ class ClientConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except HttpParserUpgrade as told:
             if self._parser.get_method() == b"CONNECT":  # of it a 200 would promise a tunnel
-                self._give_up(Refusal(405, "This is no proxy of the kind that CONNECT asks for."))
+                self._give_up(ApiError(405, "This is no proxy of the kind that CONNECT asks for."))
             else:
                 self._feed(self._without_upgrade() + data[told.args[0] :])
         except HttpParserError as error:
@@ -179,14 +199,20 @@ class ClientConnection(asyncio.Protocol):
         self._reading = False
         self._accept(self._request(body))
 
-    def _request(self, body: bytes, fault: Refusal | None = None) -> HttpRequest:
+    def _request(self, body: bytes, fault: ApiError | None = None) -> HttpRequest:
         parser, arrival = self._parser, self._arrival
         headers = readable(self._raw)
         request = HttpRequest(
-            self, parser.get_method().decode(), self._target.partition(b"?")[0].decode("latin-1"), headers, body,
-            monotonic() if arrival is None else arrival, parser.get_http_version() != "1.0", parser.should_keep_alive(),
-        )  # fmt: skip
-        request.fault = fault or misframed(headers, request.http11, len(body), self._server.max_body)
+            self,
+            parser.get_method().decode(),
+            self._target.partition(b"?")[0].decode("latin-1"),
+            headers,
+            body,
+            monotonic() if arrival is None else arrival,
+            parser.get_http_version() != "1.0",
+            parser.should_keep_alive(),
+        )
+        request.fault = fault or framing_error(headers, request.http11, len(body), self._server.max_body)
         if self._much and sum(map(len, (self._target, *self._raw, *self._raw.values()))) > MAX_HEAD:
             request.fault = _too_long()
         request.keep_alive = request.keep_alive and request.fault is None
@@ -232,7 +258,7 @@ class ClientConnection(asyncio.Protocol):
         log.error("internal error", exc_info=error)
         request.keep_alive = False
         if not request.begun:
-            request.refuse(Refusal(500, "The gateway failed; the fault is ours.", type="server_error", close=True))
+            request.refuse(ApiError(500, "The gateway failed; the fault is ours.", type="server_error", close=True))
         elif self.transport is not None:
             self.transport.abort()
 
@@ -251,13 +277,13 @@ class ClientConnection(asyncio.Protocol):
         self._screened = True
         request = self._request(b"")
         declared, most = int(request.headers.get("content-length", 0)), self._server.max_body
-        fault = request.fault or misframed({}, True, declared, most) or self._server.screen(request)
+        fault = request.fault or framing_error({}, True, declared, most) or self._server.screen(request)
         if fault is not None:
             self._give_up(fault)
         elif request.headers.get("expect", "").lower() == "100-continue" and self._task is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _give_up(self, refusal: Refusal) -> None:
+    def _give_up(self, refusal: ApiError) -> None:
         """Read no more. What was asked before is answered; a head that is whole is refused by the handler."""
         self._shut = True
         self._reading = False
@@ -298,7 +324,7 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.close()
         elif self._head_whole and self._reading:
             if now - self._arrival > BODY_TIMEOUT:
-                self._give_up(Refusal(408, f"The body did not arrive within {BODY_TIMEOUT:g} s."))
+                self._give_up(ApiError(408, f"The body did not arrive within {BODY_TIMEOUT:g} s."))
         elif now - self._arrival > HEADER_TIMEOUT:
             self.transport.abort()
 
@@ -325,10 +351,10 @@ class ClientConnection(asyncio.Protocol):
             self.transport.abort()
 
 
-def _too_long() -> Refusal:
-    return Refusal(431, f"Head, or framing, of more than {MAX_HEAD // 1024} KiB.", close=True)
+def _too_long() -> ApiError:
+    return ApiError(431, f"Head, or framing, of more than {MAX_HEAD // 1024} KiB.", close=True)
 
 
-def _malformed(error: HttpParserError) -> Refusal:
+def _malformed(error: HttpParserError) -> ApiError:
     first_line = (str(error).strip() or "it could not be parsed").splitlines()[0].rstrip(":.")
-    return Refusal(400, f"The request is not valid HTTP: {first_line}.", close=True)
+    return ApiError(400, f"The request is not valid HTTP: {first_line}.", close=True)

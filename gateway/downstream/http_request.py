@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from gateway.api.api_error import REASONS, Refusal
+from gateway.api.api_error import REASONS, ApiError
 
 if TYPE_CHECKING:
-    from gateway.downstream.downstream_connection import ClientConnection
+    from gateway.downstream.downstream_connection import DownstreamConnection
 
 
 class HttpRequest:
@@ -19,9 +19,17 @@ class HttpRequest:
     __slots__ = ("arrival", "begun", "body", "connection", "fault", "headers", "http11", "keep_alive", "method", "path")
 
     def __init__(
-        self, connection: ClientConnection, method: str, path: str, headers: Mapping[str, str], body: bytes,
-        arrival: float, http11: bool, keep_alive: bool, fault: Refusal | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        connection: DownstreamConnection,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        arrival: float,
+        http11: bool,
+        keep_alive: bool,
+        fault: ApiError | None = None,
+    ) -> None:
         self.connection, self.method, self.path, self.headers, self.body = connection, method, path, headers, body
         self.arrival, self.http11, self.keep_alive, self.fault = arrival, http11, keep_alive, fault
         self.begun = False  # something of the answer is written
@@ -31,7 +39,7 @@ class HttpRequest:
         self.begun = True
         self.connection.write(rendered(status, body, lines, self.method, self.keep_alive))
 
-    def refuse(self, refusal: Refusal, lines: Iterable[str] = ()) -> None:
+    def refuse(self, refusal: ApiError, lines: Iterable[str] = ()) -> None:
         """An error reply; it closes the connection where the refusal says so."""
         if refusal.close:
             self.keep_alive = False
@@ -52,14 +60,16 @@ def rendered(status: int, body: bytes, lines: Iterable[str], method: str, keep_a
     return ("\r\n".join(head) + "\r\n").encode("latin-1") + (b"" if method == "HEAD" else body)
 
 
-def too_large(max_body: int) -> Refusal:
-    return Refusal(413, f"The body is larger than {max_body} bytes.", code="request_too_large", close=True)
+def too_large(max_body: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {max_body} bytes.", code="request_too_large", close=True)
 
 
-def misframed(headers: Mapping[str, str], http11: bool, size: int, max_body: int) -> Refusal | None:
+def framing_error(headers: Mapping[str, str], http11: bool, size: int, max_body: int) -> ApiError | None:
     """What is refused by its framing alone. `size`: bytes of its body, or as many as it says that there will be."""
     if "transfer-encoding" in headers and not http11:  # RFC 9112, 6.1
-        return Refusal(400, "Transfer-Encoding is not part of HTTP/1.0.", close=True)
+        return ApiError(400, "Transfer-Encoding is not part of HTTP/1.0.", close=True)
     if headers.get("content-encoding", "identity").lower() != "identity":
-        return Refusal(415, "Compressed request bodies are not accepted; send it without Content-Encoding.", close=True)
+        return ApiError(
+            415, "Compressed request bodies are not accepted; send it without Content-Encoding.", close=True
+        )
     return too_large(max_body) if size > max_body else None

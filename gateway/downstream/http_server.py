@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
-from backends.http.write_coalescer import Outbox
-from gateway.api.api_error import Refusal
-from gateway.downstream.downstream_connection import ClientConnection
+from backends.http.write_coalescer import WriteCoalescer
+from gateway.api.api_error import ApiError
+from gateway.downstream.downstream_connection import DownstreamConnection
 from gateway.downstream.http_request import HttpRequest
 
 MAX_BODY = 32 * 1024 * 1024  # bytes, unless the server is told otherwise
@@ -19,24 +19,22 @@ SWEEP = 1.0  # s between two looks at the time of all connections
 CLOSING = 0.01  # s between two looks at whether all connections are closed
 
 Handler = Callable[[HttpRequest], Awaitable[None]]
-Screen = Callable[[HttpRequest], Refusal | None]
+Screen = Callable[[HttpRequest], ApiError | None]
 
 
-class FrontServer:
+class HttpServer:
     """A factory of connections for `loop.create_server`. `handler` answers a request, and may be cancelled at any time;
     `screen` may refuse one by its head while its body is still on the way."""
 
-    def __init__(
-        self, handler: Handler, *, max_body: int = MAX_BODY, screen: Screen = lambda request: None
-    ) -> None:  # fmt: skip
+    def __init__(self, handler: Handler, *, max_body: int = MAX_BODY, screen: Screen = lambda request: None) -> None:
         self.handler, self.max_body, self.screen = handler, max_body, screen
-        self.connections: set[ClientConnection] = set()
-        self.outbox = Outbox()
+        self.connections: set[DownstreamConnection] = set()
+        self.outbox = WriteCoalescer()
         self.loop = asyncio.get_running_loop()
         self._sweep_later()
 
-    def __call__(self) -> ClientConnection:
-        return ClientConnection(self)
+    def __call__(self) -> DownstreamConnection:
+        return DownstreamConnection(self)
 
     def _sweep_later(self) -> None:
         self._sweeping = self.loop.call_later(SWEEP, self._sweep)

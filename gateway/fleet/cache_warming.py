@@ -15,14 +15,14 @@ from time import monotonic
 
 from backends.interface import Operation
 from gateway.fleet.monitor import Monitor
-from gateway.fleet.saved_prompt import KeptPrompt
-from gateway.fleet.synthetic_request import Errand
+from gateway.fleet.saved_prompt import SavedPrompt
+from gateway.fleet.synthetic_request import SyntheticRequest
 from gateway.tokenize.estimator import Estimator, prompt_of
-from gateway.upstream.routed_request import Job, Upstream
-from gateway.upstream.upstream_request import Run
+from gateway.upstream.routed_request import RoutedRequest, Upstream
+from gateway.upstream.upstream_request import UpstreamRequest
 from policies.fleet.warm_up import AT_ONCE, REST, WarmUp, is_idle, room
 from policies.prefix_cache.hot_prefixes import HotPrefix, HotPrefixes
-from policies.types import NEVER, Ending, Endpoint, Health, Load, Pool
+from policies.types import NEVER, AttemptOutcome, Endpoint, Health, Load, Pool
 
 log = logging.getLogger("firsttoken")
 
@@ -32,18 +32,23 @@ SIBLINGS = 8  # that are asked for what they hold
 WARMED_UP = "endpoint %s was warmed up: %d prefixes of %d, %d tokens, %.0f ms"
 PING = {"messages": [{"role": "user", "content": "hi"}]}
 
-Prefixes = Sequence[HotPrefix[KeptPrompt]]
+Prefixes = Sequence[HotPrefix[SavedPrompt]]
 
 
-class Upkeep:
+class CacheWarming:
     """`start`, then `close`. `keep_warm`: s by pool. `patience`: s that a first token may take."""
 
     def __init__(
-        self, monitor: Monitor, estimator: Estimator, upstreams: Mapping[str, Upstream], pools: Sequence[Pool],
-        keep_warm: Mapping[str, float], patience: float,
-    ) -> None:  # fmt: skip
+        self,
+        monitor: Monitor,
+        estimator: Estimator,
+        upstreams: Mapping[str, Upstream],
+        pools: Sequence[Pool],
+        keep_warm: Mapping[str, float],
+        patience: float,
+    ) -> None:
         self.monitor, self.fleet, self.estimator = monitor, monitor.fleet, estimator
-        self.hot: dict[str, HotPrefixes[KeptPrompt]] = {}
+        self.hot: dict[str, HotPrefixes[SavedPrompt]] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self.upstreams: Mapping[str, Upstream] = {}
         self.reload(upstreams, pools, keep_warm, patience)
@@ -61,7 +66,7 @@ class Upkeep:
                 task.cancel()
         shared = [pool.name for pool in pools if pool.local and len(pool.endpoints) > 1]
         if shared != [*self.hot]:  # they have other shares of the memory now
-            self.hot = {name: HotPrefixes[KeptPrompt](KEPT // len(shared)) for name in shared}
+            self.hot = {name: HotPrefixes[SavedPrompt](KEPT // len(shared)) for name in shared}
 
     def start(self) -> None:
         self._began = monotonic()
@@ -72,14 +77,14 @@ class Upkeep:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def answered(self, run: Run, job: Job, raw: bytes) -> None:
+    def answered(self, run: UpstreamRequest, job: RoutedRequest, raw: bytes) -> None:
         """An endpoint has computed this prompt. Its siblings may need it."""
         pool = run.attempt.candidate.endpoint.pool
         hot, upstream = self.hot.get(pool), self.upstreams.get(run.attempt.candidate.endpoint.id)
         if hot is None or upstream is None or run.first_in is None:
             return
         model = job.request.model if job.passthrough else upstream.model
-        prompt = KeptPrompt(job.request.operation, raw, model, pool, job.cache_group, job.estimate.pools[pool])
+        prompt = SavedPrompt(job.request.operation, raw, model, pool, job.cache_group, job.estimate.pools[pool])
         hot.record(prompt.estimate.blocks.hashes, prompt, prompt.size, run.first_in)
 
     # ----------------------------------------------------------------- looking after all
@@ -98,8 +103,8 @@ class Upkeep:
         self, pool: Pool, endpoint: Endpoint, loads: Mapping[str, Load], now: float, children: asyncio.TaskGroup
     ) -> None:
         load, idle = loads[endpoint.id], self.keep_warm.get(pool.name)
-        if endpoint.id in self.fleet.cold and load.health is not Health.DOWN:
-            self.fleet.cold.discard(endpoint.id)
+        if endpoint.id in self.fleet.cache_lost and load.health is not Health.DOWN:
+            self.fleet.cache_lost.discard(endpoint.id)
             self.fleet.warming(endpoint.id, True)  # now: no request is to come before it begins
             self._do(endpoint, self._warm_up(pool, endpoint, loads, now), children)
         elif idle and is_idle(endpoint.id, load, max(self.fleet.used_at(endpoint.id), self._began), idle, now):
@@ -128,7 +133,7 @@ class Upkeep:
     async def _ping(self, endpoint: Endpoint) -> None:
         upstream = self.upstreams[endpoint.id]
         found = await self.estimator.estimate(prompt_of(Operation.CHAT, PING), [endpoint.pool], "", 1)
-        errand = Errand(Operation.CHAT, PING, upstream.model, found.pools[endpoint.pool])
+        errand = SyntheticRequest(Operation.CHAT, PING, upstream.model, found.pools[endpoint.pool])
         await errand.run(self.monitor, upstream, endpoint, self.patience)
 
     # ----------------------------------------------------------------- warming up
@@ -142,11 +147,11 @@ class Upkeep:
         tokens = room(known.prefix_capacity * known.block_size, known.prefill_rate)
         return hot.hottest(tokens // known.block_size, now, self._copies(siblings[:SIBLINGS]))
 
-    def _copies(self, siblings: Sequence[Endpoint]) -> Callable[[KeptPrompt, int], int]:
+    def _copies(self, siblings: Sequence[Endpoint]) -> Callable[[SavedPrompt, int], int]:
         """On how many of them the first blocks of a prompt are."""
         held: dict[int, list[float]] = {}
 
-        def copies(prompt: KeptPrompt, blocks: int) -> int:
+        def copies(prompt: SavedPrompt, blocks: int) -> int:
             if (depths := held.get(id(prompt))) is None:
                 step = prompt.estimate.blocks.size * prompt.estimate.blocks.scale
                 depths = [self.fleet.hit(sibling, prompt.estimate) / step + 1 for sibling in siblings]
@@ -168,15 +173,15 @@ class Upkeep:
         took = (monotonic() - began) * 1e3
         log.info(WARMED_UP, endpoint.id, plan.prefixes, len(prefixes), plan.tokens, took)
 
-    async def _send(self, endpoint: Endpoint, plan: WarmUp[HotPrefix[KeptPrompt]]) -> None:
+    async def _send(self, endpoint: Endpoint, plan: WarmUp[HotPrefix[SavedPrompt]]) -> None:
         """One after the other, until it is over."""
         upstream = self.upstreams[endpoint.id]
         while (prefix := plan.next(self.monitor.loads()[endpoint.id].in_flight, monotonic())) is not None:
             prompt = prefix.text
-            body, estimate = await prompt.beginning(prefix.blocks, self.estimator)
-            errand = Errand(prompt.operation, body, prompt.model, estimate, prompt.cache_group)
+            body, estimate = await prompt.prefix(prefix.blocks, self.estimator)
+            errand = SyntheticRequest(prompt.operation, body, prompt.model, estimate, prompt.cache_group)
             run = await errand.run(self.monitor, upstream, endpoint, self.patience)
-            plan.ended(run.ending is Ending.COMPLETED, run.attempt.candidate.uncached)
+            plan.ended(run.ending is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)
 
 
 def _serves(load: Load) -> bool:

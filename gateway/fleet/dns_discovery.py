@@ -30,7 +30,7 @@ async def system(name: str) -> Sequence[str]:
     return [str(address) for address in four or (where[0] for _, _, _, _, where in found)]
 
 
-class Names:
+class DnsDiscovery:
     """`addresses` has those of every name that was ever resolved, in order."""
 
     def __init__(self, resolve: Resolve = system) -> None:

@@ -25,7 +25,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from backends import kv_events as kvevents
-from backends.kv_events import GPU, Batch, Cleared, Malformed, Removed, Stored
+from backends.kv_events import GPU, Cleared, KvEventBatch, MalformedKvEvents, Removed, Stored
 from policies.fleet.fleet import Fleet
 from policies.prefix_cache.residency import Residency
 
@@ -40,7 +40,7 @@ HEARTBEAT, DEAD = 2_000, 6_000  # ms between two signs of life; without one unti
 STATES: Mapping[int, bool] = {zmq.EVENT_HANDSHAKE_SUCCEEDED: True, zmq.EVENT_DISCONNECTED: False}
 
 
-class Source(Protocol):
+class KvEventSource(Protocol):
     """Where an endpoint's events come from."""
 
     @property
@@ -53,16 +53,16 @@ class Source(Protocol):
 class KvEvents:
     """The engines of one gateway."""
 
-    def __init__(self, fleet: Fleet, sources: Mapping[str, Source]) -> None:
+    def __init__(self, fleet: Fleet, sources: Mapping[str, KvEventSource]) -> None:
         self._fleet, self._sources = fleet, sources
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         self.listeners: list[Listener] = []
-        self._turn = Turn()
+        self._turn = ListenSlot()
 
     def start(self) -> None:
         self.listen(self._sources)
 
-    def listen(self, sources: Mapping[str, Source]) -> None:
+    def listen(self, sources: Mapping[str, KvEventSource]) -> None:
         """To these. To be called again when they are others: who stays is listened to on."""
         known = {listener.endpoint: listener for listener in self.listeners}
         for listener in self.listeners:
@@ -86,7 +86,9 @@ class KvEvents:
 class Listener:
     """One engine."""
 
-    def __init__(self, context: zmq.asyncio.Context, fleet: Fleet, endpoint: str, source: Source, turn: Turn) -> None:
+    def __init__(
+        self, context: zmq.asyncio.Context, fleet: Fleet, endpoint: str, source: KvEventSource, turn: ListenSlot
+    ) -> None:
         self.endpoint, self.fleet, self.url, self.replay_url = endpoint, fleet, source.kv_events, source.kv_replay
         self.connected = False
         self.expected: int | None = None  # the next sequence number; None: nothing has come yet
@@ -98,16 +100,21 @@ class Listener:
         fleet.caches.listen(endpoint)
         self._socket = context.socket(zmq.SUB)
         for option, value in (
-            (zmq.RCVHWM, WAITING), (zmq.RECONNECT_IVL, RECONNECT), (zmq.RECONNECT_IVL_MAX, RECONNECT_MOST),
-            (zmq.HEARTBEAT_IVL, HEARTBEAT), (zmq.HEARTBEAT_TIMEOUT, DEAD), (zmq.SUBSCRIBE, b""), (zmq.LINGER, 0),
-        ):  # fmt: skip
+            (zmq.RCVHWM, WAITING),
+            (zmq.RECONNECT_IVL, RECONNECT),
+            (zmq.RECONNECT_IVL_MAX, RECONNECT_MOST),
+            (zmq.HEARTBEAT_IVL, HEARTBEAT),
+            (zmq.HEARTBEAT_TIMEOUT, DEAD),
+            (zmq.SUBSCRIBE, b""),
+            (zmq.LINGER, 0),
+        ):
             self._socket.setsockopt(option, value)
         self._states = self._socket.get_monitor_socket(sum(STATES))
 
     def begin(self) -> None:
         self.tasks = asyncio.create_task(self.listen()), asyncio.create_task(self.watch())
 
-    def hears(self, source: Source | None) -> bool:
+    def hears(self, source: KvEventSource | None) -> bool:
         """This one, for the endpoint that it began with: another model behind the same address is another."""
         same = source is not None and (source.kv_events, source.kv_replay) == (self.url, self.replay_url)
         return same and self.fleet.caches.engine(self.endpoint) is not None
@@ -149,13 +156,13 @@ class Listener:
             batch = kvevents.decode(frames)
             await self._in_order(batch)
             self._ill = False
-        except Malformed as error:
+        except MalformedKvEvents as error:
             self.fleet.caches.gap(self.endpoint)
             if not self._ill:
                 log.warning("cache events of %s: what came is none: %s", self.endpoint, error)
             self._ill = True
 
-    async def _in_order(self, batch: Batch) -> None:
+    async def _in_order(self, batch: KvEventBatch) -> None:
         if self.expected is not None and batch.sequence < self.expected:
             if batch.at <= self._at:
                 return  # had it from a replay
@@ -173,13 +180,13 @@ class Listener:
             while await socket.poll(REPLAY_WITHIN * 1e3):
                 frames = await socket.recv_multipart()
                 if len(frames) < 3:
-                    raise Malformed(f"{len(frames)} frames in a replay")
+                    raise MalformedKvEvents(f"{len(frames)} frames in a replay")
                 if kvevents.sequence_of(frames[-2]) == kvevents.END:
                     break
                 await self._next(kvevents.decode([b"", *frames[-2:]]), begun)
                 begun = True
 
-    async def _next(self, batch: Batch, begun: bool) -> None:
+    async def _next(self, batch: KvEventBatch, begun: bool) -> None:
         """What an engine did before we came is not missing: nothing was built on it."""
         missing = batch.sequence - (self.expected or 0)
         if missing < 0:
@@ -201,7 +208,7 @@ class Listener:
         finally:
             socket.close(linger=0)
 
-    async def _apply(self, batch: Batch) -> None:
+    async def _apply(self, batch: KvEventBatch) -> None:
         self.expected, self._at = batch.sequence + 1, batch.at
         caches = self.fleet.caches
         async with self._turn as turn:
@@ -215,14 +222,14 @@ class Listener:
             caches.heard(self.endpoint)
 
 
-class Turn:
+class ListenSlot:
     """Bookkeeping's share of the event loop: one engine at a time, and 2 ms of it."""
 
     def __init__(self) -> None:
         self._engine = asyncio.Lock()
         self.began = 0.0
 
-    async def __aenter__(self) -> Turn:
+    async def __aenter__(self) -> ListenSlot:
         waited = self._engine.locked()
         await self._engine.acquire()
         if waited:

@@ -15,10 +15,10 @@ from dataclasses import fields
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from backends.http.connection_pool import Origin, TransportError
+from backends.http.connection_pool import ConnectionPool, TransportError
 from backends.interface import Backend
 from policies.fleet.fleet import Fleet, Reported
-from policies.types import Candidate, Ending, EngineLoad, FleetSnapshot, Health, Load, PoolEstimate
+from policies.types import AttemptOutcome, Candidate, EngineLoad, FleetSnapshot, Health, Load, PoolEstimate
 
 log = logging.getLogger("firsttoken")
 
@@ -40,7 +40,7 @@ class Answering(Hashable, Protocol):
 class _Asked(NamedTuple):
     """An endpoint that is asked: how, how often, and by which task."""
 
-    what: tuple[Origin, Backend, float]
+    what: tuple[ConnectionPool, Backend, float]
     task: asyncio.Task[None]
 
 
@@ -61,9 +61,16 @@ class Monitor:
     # -- attempts -------------------------------------------------------------------------
 
     def sent(
-        self, attempt: Hashable, candidate: Candidate, prompt: PoolEstimate, now: float, stream: bool,
-        session: str = "", pace: float | None = None, output: int = 256,
-    ) -> None:  # fmt: skip
+        self,
+        attempt: Hashable,
+        candidate: Candidate,
+        prompt: PoolEstimate,
+        now: float,
+        stream: bool,
+        session: str = "",
+        pace: float | None = None,
+        output: int = 256,
+    ) -> None:
         """Counts at once: otherwise a burst herds onto one engine. `pace`: s per token that its caller was promised;
         `output`: tokens expected."""
         self.fleet.sent(attempt, candidate, prompt, now, stream, pace, output, session)
@@ -74,7 +81,7 @@ class Monitor:
         self._count_on()
         self._news()
 
-    def ended(self, attempt: Hashable, ending: Ending, now: float, reported: Reported) -> None:
+    def ended(self, attempt: Hashable, ending: AttemptOutcome, now: float, reported: Reported) -> None:
         self.fleet.ended(attempt, ending, now, reported)
         self._answering.pop(attempt, None)
         self._news()
@@ -95,7 +102,7 @@ class Monitor:
 
     def tell_soon(self) -> None:
         """There is something to tell siblings."""
-        asyncio.get_running_loop().call_later(TELL, self.fleet.tell)
+        asyncio.get_running_loop().call_later(TELL, self.fleet.publish)
 
     def snapshot(self, now: float) -> FleetSnapshot:
         return self.fleet.snapshot(now)
@@ -106,11 +113,11 @@ class Monitor:
 
     def told(self) -> Mapping[str, EngineLoad]:
         """What engines said of themselves lately, by endpoint id."""
-        return self.fleet.told(monotonic())
+        return self.fleet.reported(monotonic())
 
     # -- probes and scrapes ----------------------------------------------------------------
 
-    def watch(self, endpoints: Mapping[str, tuple[Origin, Backend]], interval: float) -> None:
+    def watch(self, endpoints: Mapping[str, tuple[ConnectionPool, Backend]], interval: float) -> None:
         """Ask every endpoint that has something to say, each `interval` seconds, spread evenly. To be called again when
         they are others: who stays is asked on."""
         self._loop = loop = asyncio.get_running_loop()
@@ -138,7 +145,7 @@ class Monitor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask_forever(
-        self, endpoint: str, origin: Origin, backend: Backend, interval: float, offset: float
+        self, endpoint: str, origin: ConnectionPool, backend: Backend, interval: float, offset: float
     ) -> None:
         await self._ask_safely(endpoint, origin, backend)  # at once: a dead endpoint must not wait for its turn
         await asyncio.sleep(offset)
@@ -146,7 +153,7 @@ class Monitor:
             await asyncio.sleep(interval)
             await self._ask_safely(endpoint, origin, backend)
 
-    async def _ask_safely(self, endpoint: str, origin: Origin, backend: Backend) -> None:
+    async def _ask_safely(self, endpoint: str, origin: ConnectionPool, backend: Backend) -> None:
         """A page that our reading of it fails on must not be the last one that is read. Said once."""
         try:
             await self.ask(endpoint, origin, backend)
@@ -155,7 +162,7 @@ class Monitor:
                 log.exception("the load of endpoint %s could not be read", endpoint)
             self._odd.add(endpoint)
 
-    async def ask(self, endpoint: str, origin: Origin, backend: Backend) -> None:
+    async def ask(self, endpoint: str, origin: ConnectionPool, backend: Backend) -> None:
         """One question to one endpoint, and what follows from the answer."""
         call = backend.load() or backend.probe()
         assert call is not None

@@ -26,7 +26,7 @@ HASH_BYTES = 8  # a block's
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPrompt:
+class SavedPrompt:
     """A request that was answered."""
 
     operation: Operation
@@ -41,7 +41,7 @@ class KeptPrompt:
         """Bytes that it takes."""
         return len(self.raw) + HASH_BYTES * len(self.estimate.blocks.hashes)
 
-    async def beginning(self, blocks: int, estimator: Estimator) -> tuple[Mapping[str, Any], PoolEstimate]:
+    async def prefix(self, blocks: int, estimator: Estimator) -> tuple[Mapping[str, Any], PoolEstimate]:
         """The body of a request whose prompt begins with these blocks, and its estimate."""
         body = decode(self.raw)
         if self.operation is Operation.COMPLETION:

@@ -18,7 +18,7 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any
 
 from gateway.observe.otel.trace_context import Trace
-from policies.types import AttemptKind, Decision, Ending, PrefixBlocks
+from policies.types import AttemptKind, AttemptOutcome, Decision, PrefixBlocks
 from policies.value import value
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ STAGE_NAMES = tuple(stage.name.lower() for stage in STAGES)  # as they are shown
 UNSPENT: list[float | None] = [None] * len(STAGES)
 
 
-class End(StrEnum):
+class RequestOutcome(StrEnum):
     """How a request ended. Values are the `outcome` label of firsttoken_requests_total."""
 
     COMPLETED = "completed"
@@ -76,7 +76,7 @@ class AttemptRecord:
     pool: str
     opened: float
     ended: float
-    ending: Ending
+    ending: AttemptOutcome
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -102,7 +102,7 @@ class Record:
     tenant: str = "-"
     operation: str = "-"
     stream: bool = False
-    end: End = End.INTERNAL
+    end: RequestOutcome = RequestOutcome.INTERNAL
     status: int = 0
     error: str = ""
     spent: list[float | None] = field(default_factory=UNSPENT.copy)  # s by Stage; None: it was never closed
@@ -150,11 +150,11 @@ class Record:
 
         An answer that is not streamed arrives whole; it is judged by the total budget alone.
         """
-        if self.ttft_budget is None or self.end is End.REFUSED:
+        if self.ttft_budget is None or self.end is RequestOutcome.REFUSED:
             return None
         if self.ttft is not None:
             return self.ttft <= self.ttft_budget if self.stream else None
-        if self.end is End.CLIENT_GONE and self.total <= self.ttft_budget:
+        if self.end is RequestOutcome.CLIENT_GONE and self.total <= self.ttft_budget:
             return None
         return False
 
@@ -167,9 +167,9 @@ class Record:
 
     @property
     def total_met(self) -> bool | None:
-        if self.total_budget is None or self.end in (End.REFUSED, End.CLIENT_GONE):
+        if self.total_budget is None or self.end in (RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE):
             return None
-        return self.end is End.COMPLETED and self.total <= self.total_budget
+        return self.end is RequestOutcome.COMPLETED and self.total <= self.total_budget
 
     def as_json(self) -> dict[str, Any]:
         """For the access log and GET /requests: flat, milliseconds, no text of prompt or answer."""
@@ -226,7 +226,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else int(seconds * 1e6 + 0.5) / 1e3
 
 
-def landmarks(blocks: PrefixBlocks) -> Sequence[int]:
+def prefix_sample(blocks: PrefixBlocks) -> Sequence[int]:
     """The hash at every LANDMARK tokens: enough for a replay to know which prompts share a beginning.
 
     Tokens as we count them: an engine's count is learned, and what moves cannot be compared.

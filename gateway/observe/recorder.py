@@ -14,8 +14,8 @@ from time import monotonic, time
 from types import TracebackType
 
 from gateway.observe.loop_lag import LoopLag
-from gateway.observe.record import End, Record
-from gateway.observe.timeline import UNWATCHED, Life
+from gateway.observe.record import Record, RequestOutcome
+from gateway.observe.timeline import UNWATCHED, RequestTimeline
 
 log = logging.getLogger("firsttoken")
 
@@ -31,10 +31,10 @@ class Recorder:
         self.sinks: list[Sink] = [self.recent.append, *sinks]
         self.lag = lag
         self.live = 0
-        self.lives: set[Life] = set()
+        self.lives: set[RequestTimeline] = set()
 
-    def life(self, arrival: float) -> _Living:
-        return _Living(self, arrival)
+    def timeline(self, arrival: float) -> _OpenTimeline:
+        return _OpenTimeline(self, arrival)
 
     def emit(self, record: Record) -> None:
         for sink in self.sinks:
@@ -44,7 +44,7 @@ class Recorder:
                 log.exception("a sink failed")
 
 
-class _Living(Life):
+class _OpenTimeline(RequestTimeline):
     """`with recorder.life(arrival) as life:` ends in one Record on every path out."""
 
     __slots__ = ("_recorder",)
@@ -53,7 +53,7 @@ class _Living(Life):
         super().__init__(Record(arrival=arrival, wall=time() - (monotonic() - arrival)), recorder.lag)
         self._recorder = recorder
 
-    def __enter__(self) -> Life:
+    def __enter__(self) -> RequestTimeline:
         self._recorder.live += 1
         self._recorder.lives.add(self)
         return self
@@ -66,6 +66,10 @@ class _Living(Life):
         record = self.record
         if kind is not None and record.total == 0.0:
             gone = issubclass(kind, (asyncio.CancelledError, ConnectionError))
-            self.finished(End.CLIENT_GONE if gone else End.INTERNAL, monotonic(), "" if gone else kind.__name__)
+            self.finished(
+                RequestOutcome.CLIENT_GONE if gone else RequestOutcome.INTERNAL,
+                monotonic(),
+                "" if gone else kind.__name__,
+            )
         record.decision = None  # kept with the recent ones it is memory out of every cache: 12 us a request
         self._recorder.emit(record)

@@ -21,19 +21,19 @@ from gateway.observe.record import (
     SEND,
     STREAM,
     UPSTREAM,
-    End,
     Record,
+    RequestOutcome,
     Stage,
 )
-from policies.types import FOREVER, Candidate, Decision, Ending
+from policies.types import FOREVER, AttemptOutcome, Candidate, Decision
 
 T = TypeVar("T")
 
-RATE_LIMITED = Ending.RATE_LIMITED
+RATE_LIMITED = AttemptOutcome.RATE_LIMITED
 UNWATCHED = LoopLag()  # of a loop that is not looked at
 
 
-class Life:
+class RequestTimeline:
     """Fills one Record as a request moves forward. `note` closes a stage and passes the value on.
 
     `mark`: when the last stage was closed; the next one begins there.
@@ -45,7 +45,7 @@ class Life:
         self.record, self._lag = record, lag
         self.mark, self._spent = record.arrival, record.spent
 
-    def note(self, stage: Stage, value: T) -> T:
+    def end_stage(self, stage: Stage, value: T) -> T:
         """Close `stage` now."""
         now = monotonic()
         self._spent[stage] = (self._spent[stage] or 0.0) + now - self.mark
@@ -71,7 +71,7 @@ class Life:
 
     def decided(self, decision: Decision) -> Decision:
         """The decision, its deadline and the belief about its first choice; the wait for it is over."""
-        self.held(decision.at, decision.limited)
+        self.held(decision.at, decision.rate_limited)
         record = self.record
         record.decision, record.scorer = decision, decision.scorer
         if record.ttft_budget is None and decision.deadline != FOREVER:
@@ -91,7 +91,7 @@ class Life:
         record, endpoint, forecast = self.record, candidate.endpoint, candidate.forecast
         waited = at - record.arrival
         record.pool, record.endpoint, record.region = endpoint.pool, endpoint.id, endpoint.region
-        record.tier, record.chance = candidate.tier, candidate.chance
+        record.tier, record.chance = candidate.tier, candidate.probability
         record.prompt_tokens_estimated, record.cached_tokens_predicted = candidate.prompt_tokens, candidate.hit
         record.ttft_predicted_p50 = waited + forecast.p50
         record.ttft_predicted_p90 = waited + forecast.p90
@@ -121,7 +121,7 @@ class Life:
         self.stalled(at)
         self.record.ttft = at - self.record.arrival
 
-    def finished(self, end: End, at: float, error: str = "") -> None:
+    def finished(self, end: RequestOutcome, at: float, error: str = "") -> None:
         """The last byte is out, or nothing more will be."""
         record = self.record
         if record.ttft is not None:

@@ -31,15 +31,15 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from backends.simulated.hosted import HostedApi
 from backends.simulated.virtual_engine import VirtualEngine
-from gateway.replay.clairvoyant_plan import Group, Job
+from gateway.replay.clairvoyant_plan import EngineGroup, PlannedRequest
 from gateway.replay.demand import AHEAD
-from gateway.replay.exact_engine import Answer, Machine
-from gateway.replay.scenario import Setting
-from gateway.replay.sim_fleet import World
+from gateway.replay.exact_engine import ExactAnswer, Machine
+from gateway.replay.scenario import Scenario
+from gateway.replay.sim_fleet import SimFleet
 from gateway.replay.traces import Arrival
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route, Tier
-from policies.types import FOREVER, Ask, Candidate, Decision, Endpoint, Forecast, Outcome, PromptEstimate
+from policies.types import FOREVER, Candidate, Decision, Endpoint, Forecast, Placement, PromptEstimate, RequestView
 
 TICK, IDLE_TICK = 0.015, 0.25  # s between two looks; the latter where only what is late or in no hurry waits
 SURE, LUCKY = 1.6, 0.5  # times an API's median TTFT: nine of ten make the one, one of forty the other
@@ -50,15 +50,15 @@ Placed = tuple[Hashable, Decision]
 class Clairvoyant:
     """Has the methods of `policies.queue.queue_scheduler.WaitingRoom`, and is told of first tokens and endings."""
 
-    def __init__(self, world: World, setting: Setting, arrivals: Sequence[Arrival]) -> None:
+    def __init__(self, world: SimFleet, setting: Scenario, arrivals: Sequence[Arrival]) -> None:
         self.wake_at = FOREVER
         self._world, self._arrivals = world, arrivals
         self._pools = {pool.name: pool for pool in setting.pools}
         engines = (p for p in self._pools.values() if isinstance(world.machines[p.endpoints[0].id], VirtualEngine))
-        self._groups = {pool.name: Group(pool, world, arrivals, setting.routes) for pool in engines}
-        self._new: list[Job] = []  # to be offered to their tier
-        self._spare: list[Job] = []
-        self._sent: dict[int, tuple[Job, Machine]] = {}  # by ticket, until the first token
+        self._groups = {pool.name: EngineGroup(pool, world, arrivals, setting.routes) for pool in engines}
+        self._new: list[PlannedRequest] = []  # to be offered to their tier
+        self._spare: list[PlannedRequest] = []
+        self._sent: dict[int, tuple[PlannedRequest, Machine]] = {}  # by ticket, until the first token
         self._answers: dict[int, tuple[Machine, int]] = {}
         self._barren: dict[str, tuple[int, int]] = {}  # what was seen when an engine could take none of the spare
 
@@ -66,29 +66,31 @@ class Clairvoyant:
     def held(self) -> int:
         return len(self._new) + len(self._spare) + sum(len(group.queue) for group in self._groups.values())
 
-    def enter(self, ticket: int, ask: Ask, estimate: PromptEstimate, route: Route, now: float, seed: int) -> None:
+    def enter(
+        self, ticket: int, ask: RequestView, estimate: PromptEstimate, route: Route, now: float, seed: int
+    ) -> None:
         """`ticket`: the number of its arrival."""
         deadline = ask.arrival + route.ttft_budget(ask.ttft_budget)
         arrival = self._arrivals[ticket - 1]
-        job = Job(ticket, arrival, route, deadline, self._tiers(ask, route, arrival))
+        job = PlannedRequest(ticket, arrival, route, deadline, self._tiers(ask, route, arrival))
         if deadline == FOREVER and job.tiers:
             insort(self._spare, job)
         else:
             self._new.append(job)
 
-    def _tiers(self, ask: Ask, route: Route, arrival: Arrival) -> tuple[int, ...]:
+    def _tiers(self, ask: RequestView, route: Route, arrival: Arrival) -> tuple[int, ...]:
         """Those that can ever take it, in the order of preference."""
         fit = [i for i, tier in enumerate(route.tiers) if self._fits(ask, tier, arrival)]
         if route.prefer == "cost":
             fit.sort(key=lambda i: self._pools[route.tiers[i].pool].price.of(1000, 300))
         return tuple(fit)
 
-    def _fits(self, ask: Ask, tier: Tier, arrival: Arrival) -> bool:
+    def _fits(self, ask: RequestView, tier: Tier, arrival: Arrival) -> bool:
         window = self._pools[tier.pool].context_window or FOREVER
         fits = arrival.prompt_tokens + arrival.output_tokens <= window
         return fits and (tier.when is None or not tier.when.refuses(ask, arrival.prompt_tokens))
 
-    def departed(self, ticket: Hashable) -> None:
+    def on_dispatched(self, ticket: Hashable) -> None:
         """It was sent."""
 
     def leave(self, ticket: Hashable) -> float:
@@ -99,7 +101,7 @@ class Clairvoyant:
         """Its first token is here; the engine calls it `key`."""
         if (sent := self._sent.pop(ticket, None)) is not None:
             (job, machine), tokens = sent, self._arrivals[ticket - 1].output_tokens
-            machine.answers[key] = Answer(tokens, job.arrival.prompt_tokens, now + job.pace * max(tokens - 1, 1))
+            machine.answers[key] = ExactAnswer(tokens, job.arrival.prompt_tokens, now + job.pace * max(tokens - 1, 1))
             machine.touch()
             self._answers[ticket] = machine, key
 
@@ -132,10 +134,10 @@ class Clairvoyant:
         hurried = any(group.queue for group in self._groups.values())
         self.wake_at = now + TICK if hurried else now + IDLE_TICK if self._spare else FOREVER
 
-    def _offer(self, job: Job, pending: dict[str, Group], now: float) -> Placed | None:
+    def _offer(self, job: PlannedRequest, pending: dict[str, EngineGroup], now: float) -> Placed | None:
         """To the queue of its tier's engines, or to its tier's API; behind the last tier to any API at all."""
         if not job.tiers:
-            return job.ticket, Decision(Outcome.UNFIT, now, job.deadline, scorer="reference")
+            return job.ticket, Decision(Placement.UNFIT, now, job.deadline, scorer="reference")
         while (pool := job.pool) is not None:
             if (group := self._groups.get(pool)) is not None:
                 group.add(job)
@@ -162,7 +164,7 @@ class Clairvoyant:
                     self._spare.remove(job)
                     yield self._send(job, machine, now)
 
-    def _filling(self, group: Group, machine: Machine, now: float) -> Job | None:
+    def _filling(self, group: EngineGroup, machine: Machine, now: float) -> PlannedRequest | None:
         machine.look()
         seen = machine.version, len(self._spare)
         if self._barren.get(machine.endpoint.id) == seen:
@@ -173,14 +175,14 @@ class Clairvoyant:
         self._barren[machine.endpoint.id] = seen
         return None
 
-    def _wants(self, job: Job, pool: str) -> bool:
+    def _wants(self, job: PlannedRequest, pool: str) -> bool:
         """What is in no hurry can wait for the tier that it wants most."""
         tiers = job.tiers if job.deadline < FOREVER else job.tiers[:1]
         return any(job.route.tiers[tier].pool == pool for tier in tiers)
 
     # ---------------------------------------------------------------- sending
 
-    def _send(self, job: Job, machine: Machine, now: float) -> Placed:
+    def _send(self, job: PlannedRequest, machine: Machine, now: float) -> Placed:
         group = self._groups[machine.endpoint.pool]
         hit = group.hit(job)
         group.forget(job)
@@ -188,7 +190,7 @@ class Clairvoyant:
         self._sent[job.ticket] = job, machine
         return job.ticket, _decision(job, machine.endpoint, hit, machine.clear_at - now, now)
 
-    def _to_api(self, job: Job, pool: str, now: float, times: float) -> Placed | None:
+    def _to_api(self, job: PlannedRequest, pool: str, now: float, times: float) -> Placed | None:
         """If it is in time there at `times` the median."""
         for endpoint in self._pools[pool].endpoints:
             machine = self._world.machines[endpoint.id]
@@ -199,7 +201,7 @@ class Clairvoyant:
         return None
 
 
-def _decision(job: Job, endpoint: Endpoint, hit: int, ttft: float, now: float) -> Decision:
+def _decision(job: PlannedRequest, endpoint: Endpoint, hit: int, ttft: float, now: float) -> Decision:
     tier = next(i for i, tier in enumerate(job.route.tiers) if tier.pool == endpoint.pool)
     candidate = Candidate(endpoint, tier, job.arrival.prompt_tokens, hit, Forecast(ttft), 1.0, 0.0)
-    return Decision(Outcome.PLACE, now, job.deadline, (candidate,), scorer="reference")
+    return Decision(Placement.PLACE, now, job.deadline, (candidate,), scorer="reference")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from backends.simulated.virtual_engine import VirtualEngine
 from gateway.replay.demand import Demand
 from gateway.replay.exact_engine import Machine
-from gateway.replay.sim_fleet import World
+from gateway.replay.sim_fleet import SimFleet
 from gateway.replay.traces import BLOCK, Arrival
 from policies.routes.route import Route
 from policies.types import FOREVER, Pool
@@ -23,7 +23,7 @@ FAR = 1e6  # s: whatever can go at once is before whatever cannot
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class PlannedRequest:
     """A request without a first token."""
 
     ticket: int
@@ -34,7 +34,7 @@ class Job:
     at: int = 0  # index into `tiers`; behind the last one, it waits for spare time
     hits: dict[str, int] = field(default_factory=dict)  # blocks at hand, by pool
 
-    def __lt__(self, other: Job) -> bool:
+    def __lt__(self, other: PlannedRequest) -> bool:
         return (self.deadline, self.ticket) < (other.deadline, other.ticket)
 
     @property
@@ -50,12 +50,12 @@ class Job:
 
 class _Option(NamedTuple):
     preference: float
-    lane: _Lane
+    lane: _EngineQueue
     seconds: float
     at_once: bool
 
 
-class _Lane:
+class _EngineQueue:
     """What is planned for one engine."""
 
     __slots__ = ("first", "free", "jobs", "machine", "ready")
@@ -63,37 +63,37 @@ class _Lane:
     def __init__(self, machine: Machine, now: float) -> None:
         machine.look()
         self.machine, self.free, self.ready = machine, machine.free_at(now), machine.wants(now)
-        self.jobs: list[tuple[Job, float]] = []  # with their seconds
-        self.first: Job | None = None  # goes at once
+        self.jobs: list[tuple[PlannedRequest, float]] = []  # with their seconds
+        self.first: PlannedRequest | None = None  # goes at once
 
-    def add(self, job: Job, seconds: float, at_once: bool) -> None:
+    def add(self, job: PlannedRequest, seconds: float, at_once: bool) -> None:
         self.jobs.append((job, seconds))
         self.free += seconds
         if at_once:
             self.first = job
 
-    def remove(self, job: Job, seconds: float) -> None:
+    def remove(self, job: PlannedRequest, seconds: float) -> None:
         self.jobs.remove((job, seconds))
         self.free -= seconds
         if self.first is job:
             self.first = None
 
 
-class Group:
+class EngineGroup:
     """A pool of engines: its queue, and all that they ever computed."""
 
-    def __init__(self, pool: Pool, world: World, arrivals: Sequence[Arrival], routes: Mapping[str, Route]) -> None:
-        self.pool, self.queue = pool, list[Job]()
+    def __init__(self, pool: Pool, world: SimFleet, arrivals: Sequence[Arrival], routes: Mapping[str, Route]) -> None:
+        self.pool, self.queue = pool, list[PlannedRequest]()
         self.known = set[Hashable]()
         engines = ((endpoint, world.machines[endpoint.id]) for endpoint in pool.endpoints)
         self.machines = [Machine(e, engine, self.known) for e, engine in engines if isinstance(engine, VirtualEngine)]
         self.demand = Demand(pool.name, self.machines, arrivals, routes)
         self._refused: dict[tuple[int, str], tuple[int, int]] = {}  # what was seen when an engine could not take a job
 
-    def add(self, job: Job) -> None:
+    def add(self, job: PlannedRequest) -> None:
         insort(self.queue, job)
 
-    def hit(self, job: Job) -> int:
+    def hit(self, job: PlannedRequest) -> int:
         """Tokens of its prompt that need not be computed."""
         hashes, known = job.arrival.hashes, self.known
         blocks, most = job.hits.get(self.pool.name, 0), min(len(hashes), (job.arrival.prompt_tokens - 1) // BLOCK)
@@ -102,9 +102,9 @@ class Group:
         job.hits[self.pool.name] = blocks
         return blocks * BLOCK
 
-    def plan(self, now: float) -> tuple[list[tuple[Job, Machine]], list[Job]]:
+    def plan(self, now: float) -> tuple[list[tuple[PlannedRequest, Machine]], list[PlannedRequest]]:
         """Who goes now, and where to; and who gives way. Both leave the queue."""
-        lanes = [_Lane(machine, now) for machine in self.machines if machine.engine.alive]
+        lanes = [_EngineQueue(machine, now) for machine in self.machines if machine.engine.alive]
         wanted = [(job, hit, self.demand.cost(job.arrival, hit)) for job in self.queue for hit in [self.hit(job)]]
         limit = self.demand.limit(now, (cost for *_, cost in wanted))
         late = [job for job, _, cost in wanted if cost > limit]
@@ -122,7 +122,7 @@ class Group:
             self.queue.remove(job)
         return go, late
 
-    def _option(self, job: Job, hit: int, lane: _Lane, now: float) -> _Option | None:
+    def _option(self, job: PlannedRequest, hit: int, lane: _EngineQueue, now: float) -> _Option | None:
         """To be in time there: now, the better the less it slows the answers; else as soon as it could be done."""
         machine = lane.machine
         seconds = machine.prefill(job.arrival.prompt_tokens, hit)[0]
@@ -136,7 +136,7 @@ class Group:
             return None
         return _Option(start + seconds, lane, start + seconds - lane.free, False)
 
-    def first_token(self, job: Job, machine: Machine, now: float) -> float | None:
+    def first_token(self, job: PlannedRequest, machine: Machine, now: float) -> float | None:
         """When it would come, were it sent now; None if that takes the pace from an answer."""
         hit = self.hit(job)
         key, seen = (job.ticket, machine.endpoint.id), (machine.version, hit)
@@ -147,9 +147,9 @@ class Group:
             self._refused[key] = seen
         return first
 
-    def _give_way(self, job: Job, hit: int, lanes: Sequence[_Lane]) -> Job:
+    def _give_way(self, job: PlannedRequest, hit: int, lanes: Sequence[_EngineQueue]) -> PlannedRequest:
         """The longest one planned, if that lets this one be in time; else this one."""
-        longest: tuple[float, Job, _Lane, float] | None = None
+        longest: tuple[float, PlannedRequest, _EngineQueue, float] | None = None
         for lane in lanes:
             seconds = lane.machine.prefill(job.arrival.prompt_tokens, hit)[0]
             for other, took in lane.jobs:
@@ -163,6 +163,6 @@ class Group:
         lane.add(job, seconds, False)
         return other
 
-    def forget(self, job: Job) -> None:
+    def forget(self, job: PlannedRequest) -> None:
         for machine in self.machines:
             self._refused.pop((job.ticket, machine.endpoint.id), None)

@@ -41,7 +41,7 @@ class SharedCache(PrefixCache):
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class ExactAnswer:
     """One that is being written. `finish`: when it ends if nothing is prefilled; `slack`: s of it that are to spare."""
 
     tokens: int
@@ -51,7 +51,7 @@ class Answer:
     finish: float = 0.0
 
 
-Written = tuple[int, int, int, Answer]  # tokens left, a number to order by, tokens in the KV cache
+Written = tuple[int, int, int, ExactAnswer]  # tokens left, a number to order by, tokens in the KV cache
 
 
 class Machine:
@@ -62,7 +62,7 @@ class Machine:
         self.profile = self.engine.profile
         self.cache = SharedCache(self.engine.cache.capacity, known)
         self.engine.cache = self.cache
-        self.answers: dict[RequestId, Answer] = {}
+        self.answers: dict[RequestId, ExactAnswer] = {}
         self.clear_at = 0.0  # where all that it was sent is computed
         self.context = 0  # tokens that its answers attend to
         self.version = 0  # of what was seen
@@ -152,7 +152,9 @@ class Machine:
             return None
         seconds, steps = self.prefill(arrival.prompt_tokens, hit)
         first, left = self.free_at(now) + seconds, arrival.output_tokens - 1
-        own = Answer(arrival.output_tokens, arrival.prompt_tokens, FOREVER if pace == FOREVER else first + pace * left)
+        own = ExactAnswer(
+            arrival.output_tokens, arrival.prompt_tokens, FOREVER if pace == FOREVER else first + pace * left
+        )
         joined = list(self._written)
         insort(joined, (left + steps, len(joined), arrival.prompt_tokens - steps, own))
         if any(finish > answer.due and answer.slack >= 0 for answer, finish in self._course(joined, first, steps)):
@@ -165,7 +167,7 @@ class Machine:
         needed = (arrival.prompt_tokens + arrival.output_tokens) // size + 1
         return needed - self.cache.in_use(arrival.hashes[: hit // size]) <= self.cache.free
 
-    def _course(self, answers: Sequence[Written], at: float, steps: int) -> Iterator[tuple[Answer, float]]:
+    def _course(self, answers: Sequence[Written], at: float, steps: int) -> Iterator[tuple[ExactAnswer, float]]:
         """When each ends, if all have had `steps` more tokens by `at` and nothing is prefilled from then on."""
         count = len(answers)
         context = float(sum(written[2] for written in answers) + steps * count)

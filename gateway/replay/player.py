@@ -18,16 +18,16 @@ from array import array
 from collections.abc import Sequence
 from random import Random
 
-from gateway.replay.results import Fate, Tally
-from gateway.replay.scenario import Setting
+from gateway.replay.results import RequestResult, Results
+from gateway.replay.scenario import Scenario
 from gateway.replay.sim_dispatcher import ATTEMPTS, Live
-from gateway.replay.sim_fleet import Fault, World
-from gateway.replay.sim_gateway import Brain
-from gateway.replay.sim_network import Wire
+from gateway.replay.sim_fleet import Fault, SimFleet
+from gateway.replay.sim_gateway import SimGateway
+from gateway.replay.sim_network import Network
 from gateway.replay.traces import BLOCK, Arrival
 from gateway.replay.virtual_clock import Clock
 from gateway.workers.shared_memory import Memory
-from policies.fleet.peers import Siblings
+from policies.fleet.peers import PeerLink
 from policies.routes.route import Route
 from policies.types import FOREVER, PoolEstimate, PrefixBlocks, PromptEstimate
 
@@ -39,29 +39,29 @@ DRAIN = 300.0  # s that answers may take after the last arrival
 class Player:
     """One replay. `play` may be called once."""
 
-    def __init__(self, setting: Setting, arrivals: Sequence[Arrival], seed: int = 0, keep: int = 0) -> None:
+    def __init__(self, setting: Scenario, arrivals: Sequence[Arrival], seed: int = 0, keep: int = 0) -> None:
         self.setting, self.arrivals, self.clock = setting, arrivals, Clock()
-        self.world = World(setting.profiles, seed, 0.0 if setting.clairvoyant else setting.hung)
-        self.tally = Tally(setting.routes, max(arrivals[-1].at, 1e-9) if arrivals else 1.0, keep)
+        self.world = SimFleet(setting.profiles, seed, 0.0 if setting.clairvoyant else setting.hung)
+        self.tally = Results(setting.routes, max(arrivals[-1].at, 1e-9) if arrivals else 1.0, keep)
         ways, random = self._ways(), Random(seed)
-        self.brains = [Brain(setting, self.clock, self.world, self.tally, arrivals, way) for way in ways]
+        self.brains = [SimGateway(setting, self.clock, self.world, self.tally, arrivals, way) for way in ways]
         self._whose = [self.brains[random.randrange(len(ways))] for _ in range(len(arrivals) + 1)]  # by number
         self._local = {endpoint.id for pool in setting.pools if pool.local for endpoint in pool.endpoints}
         self._born = dict.fromkeys(setting.profiles, 0.0)
         self._next = 0  # of the arrivals
 
-    def _ways(self) -> list[Siblings | None]:
+    def _ways(self) -> list[PeerLink | None]:
         """One for each process of the gateway, to the others."""
         setting = self.setting
         if setting.clairvoyant or max(setting.workers, setting.replicas) == 1:
             return [None]
         if setting.replicas > 1:
-            wire = Wire(self.clock, setting.news)
+            wire = Network(self.clock, setting.news)
             return [wire.join(setting.profiles.__contains__) for _ in range(setting.replicas)]
         memory = Memory(setting.profiles, setting.workers)
         return [memory.member(number) for number in range(setting.workers)]
 
-    def play(self) -> Tally:
+    def play(self) -> Results:
         """Everything until the last answer, or DRAIN seconds after the last arrival."""
         for fault in self.setting.faults:
             self.clock.at(fault.at, self._befall, fault)
@@ -105,7 +105,7 @@ class Player:
         route, now = self.setting.routes[arrival.route], self.clock.now
         brain = self._whose[number]
         estimate = estimate_of(arrival, route, brain.fleet.expected_output(route.name))
-        fate = Fate(number, route.name, now, arrival.prompt_tokens, arrival.output_tokens)
+        fate = RequestResult(number, route.name, now, arrival.prompt_tokens, arrival.output_tokens)
         self.tally.enter(fate)
         live = brain.sender.live[number] = Live(number, arrival, route, estimate, fate)
         brain.enter(live)
@@ -114,7 +114,7 @@ class Player:
 
     # ---------------------------------------------------------------- timers
 
-    def _scrape(self, look: tuple[Brain, str]) -> None:
+    def _scrape(self, look: tuple[SimGateway, str]) -> None:
         brain, endpoint = look
         load = self.world.load_of(endpoint, self._born[endpoint])
         if load is not None:
@@ -124,7 +124,7 @@ class Player:
         self.clock.at(self.clock.now + SCRAPE, self._scrape, look)
         brain.release_held()
 
-    def _progress(self, look: tuple[Brain, str]) -> None:
+    def _progress(self, look: tuple[SimGateway, str]) -> None:
         brain, endpoint = look
         brain.fleet.progress(self.world.progress(endpoint), self.clock.now)
         self.clock.at(self.clock.now + PROGRESS, self._progress, look)
@@ -143,6 +143,6 @@ def estimate_of(arrival: Arrival, route: Route, expected: int) -> PromptEstimate
     return PromptEstimate({tier.pool: one for tier in route.tiers}, expected)
 
 
-def play(setting: Setting, arrivals: Sequence[Arrival], seed: int = 0, keep: int = 0) -> Tally:
+def play(setting: Scenario, arrivals: Sequence[Arrival], seed: int = 0, keep: int = 0) -> Results:
     """One replay. `keep`: decisions of the most regret that the tally keeps."""
     return Player(setting, arrivals, seed, keep).play()

@@ -14,11 +14,11 @@ from pathlib import Path
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
 from gateway.replay.replay_report import OTHER, as_json, report, worst
-from gateway.replay.scenario import OURS, REFERENCE, SCORERS, YARDSTICKS, Setting, setting_of, without_profile
+from gateway.replay.scenario import OURS, REFERENCE, SCORERS, YARDSTICKS, Scenario, setting_of, without_profile
 from gateway.replay.sim_fleet import Fault
 from gateway.replay.sweep import Result, Task, run
 from gateway.replay.traces import TraceError
-from gateway.replay.traffic_sources import Source, Traffic
+from gateway.replay.traffic_sources import Traffic, TrafficSource
 from policies.routes.units import seconds
 
 SWEPT = 5  # loads of a range
@@ -29,7 +29,7 @@ def replay(args: argparse.Namespace) -> int:
     """Exit code 0; raises ConfigError where the configuration, a trace or an argument is wrong."""
     if args.seeds < 1:
         raise _wrong("--seeds 0: one at least")
-    traffic = Traffic(tuple(map(Source.parse, args.traces)), args.limit, args.seconds)
+    traffic = Traffic(tuple(map(TrafficSource.parse, args.traces)), args.limit, args.seconds)
     setting = _setting(args.files, args)
     other = _setting(args.files_b, args) if args.files_b else None
     loads, scorers = _loads(args.load), _scorers(args.scorers, not args.no_reference)
@@ -46,7 +46,7 @@ def replay(args: argparse.Namespace) -> int:
 
 
 def _tasks(
-    args: argparse.Namespace, setting: Setting, other: Setting | None, loads: Sequence[float], scorers: Sequence[str]
+    args: argparse.Namespace, setting: Scenario, other: Scenario | None, loads: Sequence[float], scorers: Sequence[str]
 ) -> Iterator[Task]:
     played = [(OURS, setting), *([(OTHER, other)] if other else []), *((s, setting.with_scorer(s)) for s in scorers)]
     for factor in loads:
@@ -67,7 +67,7 @@ def _watched(results: Iterable[Result], total: int) -> Iterator[Result]:
 # ---------------------------------------------------------------- arguments
 
 
-def _setting(files: Sequence[Path], args: argparse.Namespace) -> Setting:
+def _setting(files: Sequence[Path], args: argparse.Namespace) -> Scenario:
     config = load(files, os.environ)
     if args.workers is not None:
         config = config.with_workers(args.workers)
@@ -94,7 +94,7 @@ def _wrong(message: str) -> ConfigError:
     return ConfigError([f"firsttoken: {message}"])
 
 
-def _fault(text: str, setting: Setting) -> Fault:
+def _fault(text: str, setting: Scenario) -> Fault:
     found = FAULT.fullmatch(text)
     if found is None:
         raise _wrong(f"--fault {text}: write ENDPOINT@TIME=WHAT, such as main/h1:8000@90s=slow:5, =kill or =restart")
@@ -133,7 +133,7 @@ def _scorers(text: str, reference: bool) -> list[str]:
     return [*chosen, *([REFERENCE] if reference else [])]
 
 
-def _check(traffic: Traffic, settings: Sequence[Setting], loads: Sequence[float], seed: int) -> None:
+def _check(traffic: Traffic, settings: Sequence[Scenario], loads: Sequence[float], seed: int) -> None:
     """What is wrong with a trace is said before anything is played."""
     try:
         if not all(traffic.arrivals(setting, factor, seed) for setting in settings for factor in loads[:1]):

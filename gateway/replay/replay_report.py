@@ -9,14 +9,14 @@ from typing import Any
 
 from gateway.cli.explain import table
 from gateway.config.check_report import aligned
-from gateway.replay.results import Row
+from gateway.replay.results import ResultRow
 from gateway.replay.scenario import OURS, REFERENCE
 from gateway.replay.sweep import Result, mean
 from policies.routes.route import Route
 
 OTHER = "config b"  # what the results of --config-b are called
 NAMES = {OURS: "this config"}
-Column = tuple[str, Callable[[Row], str]]
+Column = tuple[str, Callable[[ResultRow], str]]
 
 
 def _percent(share: float) -> str:
@@ -36,11 +36,11 @@ def _number(value: float) -> str:
     return f"{value:g}" if value == round(value) else f"{value:.1f}"
 
 
-def _tiers(row: Row) -> str:
+def _tiers(row: ResultRow) -> str:
     return "/".join(f"{share * 100:.0f}" for share in row.tiers) + "%"
 
 
-def _failed(row: Row) -> str:
+def _failed(row: ResultRow) -> str:
     return "/".join(map(_number, (row.sheds, row.lost, row.broken)))
 
 
@@ -110,7 +110,7 @@ def _heading(load: float, by_name: Mapping[str, Sequence[Result]]) -> str:
     return f"load {load:g}: {offered:g} requests in {seconds:.0f} s, {offered / seconds:.2f} a second{seeds}; {pace}"
 
 
-def _compared(rows: Mapping[str, Sequence[Row]]) -> Iterable[tuple[str, ...]]:
+def _compared(rows: Mapping[str, Sequence[ResultRow]]) -> Iterable[tuple[str, ...]]:
     best = rows[REFERENCE][-1].good if REFERENCE in rows else float("nan")
     for name, found in rows.items():
         row = found[-1]
@@ -122,7 +122,7 @@ def _route_heading(name: str) -> tuple[str, ...]:
     return (NAMES.get(name, name), "asked", "good", "met", "total", *(column for column, _ in OF_ROUTE))
 
 
-def _route(row: Row, route: Route) -> tuple[str, ...]:
+def _route(row: ResultRow, route: Route) -> tuple[str, ...]:
     shares = (
         _percent(row.good) if _has_budget(route) else "-",
         _percent(row.attainment) if route.ttft is not None else "-",
@@ -135,7 +135,7 @@ def _has_budget(route: Route) -> bool:
     return route.ttft is not None or route.tpot is not None
 
 
-def _completed(row: Row) -> str:
+def _completed(row: ResultRow) -> str:
     """Where there are no budgets there is nothing to miss."""
     done = f"{_number(row.completed)} of {_number(row.offered)}"
     return f"{row.name}: {done} complete, {row.output_rate:.0f} tokens a second"

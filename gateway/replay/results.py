@@ -15,12 +15,12 @@ from enum import Enum
 from heapq import heappush, heappushpop
 
 from policies.routes.route import Route
-from policies.types import Decision, Outcome, PromptEstimate
+from policies.types import Decision, Placement, PromptEstimate
 
 NAN = float("nan")
 
 
-class End(Enum):
+class ReplayOutcome(Enum):
     UNFINISHED = "unfinished"  # when the replay was over
     COMPLETED = "completed"
     SHED = "shed"  # refused, or held for too long
@@ -29,7 +29,7 @@ class End(Enum):
 
 
 @dataclass(slots=True)
-class Fate:
+class RequestResult:
     """One request of a replay. Times are seconds of the replay's clock; None: it never happened."""
 
     number: int
@@ -37,8 +37,8 @@ class Fate:
     arrived: float
     prompt_tokens: int
     output_tokens: int
-    end: End = End.UNFINISHED
-    outcome: Outcome | None = None
+    end: ReplayOutcome = ReplayOutcome.UNFINISHED
+    outcome: Placement | None = None
     sent_at: float | None = None  # of the attempt that won
     first_at: float | None = None
     ended_at: float | None = None
@@ -65,7 +65,9 @@ class Fate:
 
     @property
     def total(self) -> float | None:
-        return self.ended_at - self.arrived if self.end is End.COMPLETED and self.ended_at is not None else None
+        return (
+            self.ended_at - self.arrived if self.end is ReplayOutcome.COMPLETED and self.ended_at is not None else None
+        )
 
     @property
     def upstream(self) -> float | None:
@@ -80,7 +82,7 @@ class Fate:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResultRow:
     """The figures of one route, or of all. A share of nothing is NaN."""
 
     name: str
@@ -108,7 +110,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class CalibrationResult:
     """How well the predictions for one pool held."""
 
     pool: str
@@ -121,7 +123,7 @@ class Calibration:
 class Worst:
     """A decision that turned out badly, with all that it weighed."""
 
-    fate: Fate
+    fate: RequestResult
     decision: Decision
     estimate: PromptEstimate
 
@@ -130,21 +132,21 @@ class Worst:
 
 
 @dataclass(slots=True)
-class Tally:
+class Results:
     """All fates of one replay, in order of arrival. `seconds` is the offered duration."""
 
     routes: Mapping[str, Route]
     seconds: float
     keep: int = 0  # decisions of the most regret that are kept
-    fates: list[Fate] = field(default_factory=list)
+    fates: list[RequestResult] = field(default_factory=list)
     _worst: list[Worst] = field(default_factory=list)  # a heap, the least of them first
 
     # ---------------------------------------------------------------- what happened
 
-    def enter(self, fate: Fate) -> None:
+    def enter(self, fate: RequestResult) -> None:
         self.fates.append(fate)
 
-    def answered(self, fate: Fate, decision: Decision, estimate: PromptEstimate) -> None:
+    def answered(self, fate: RequestResult, decision: Decision, estimate: PromptEstimate) -> None:
         """Its first token is here, so that its regret is known."""
         if self.keep and fate.regret > 0:
             if len(self._worst) < self.keep:
@@ -158,59 +160,61 @@ class Tally:
 
     # ---------------------------------------------------------------- was it good
 
-    def met_ttft(self, fate: Fate) -> bool:
+    def met_ttft(self, fate: RequestResult) -> bool:
         route = self.routes[fate.route]
         return fate.ttft is not None and (route.ttft is None or fate.ttft <= route.ttft.budget)
 
-    def met_total(self, fate: Fate) -> bool:
+    def met_total(self, fate: RequestResult) -> bool:
         budget = self.routes[fate.route].total
         return fate.total is not None and (budget is None or fate.total <= budget.budget)
 
-    def is_good(self, fate: Fate) -> bool:
-        if not self.met_ttft(fate) or fate.end in (End.LOST, End.BROKEN):
+    def is_good(self, fate: RequestResult) -> bool:
+        if not self.met_ttft(fate) or fate.end in (ReplayOutcome.LOST, ReplayOutcome.BROKEN):
             return False
         budget = self.routes[fate.route].tpot
-        return budget is None or (fate.end is End.COMPLETED and (fate.tpot or 0.0) <= budget.budget)
+        return budget is None or (fate.end is ReplayOutcome.COMPLETED and (fate.tpot or 0.0) <= budget.budget)
 
     def has_budget(self, name: str) -> bool:
         return self.routes[name].ttft is not None or self.routes[name].tpot is not None
 
     # ---------------------------------------------------------------- figures
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ResultRow]:
         """Every route that was asked for, and `all` that have a budget."""
-        by_route: dict[str, list[Fate]] = {name: [] for name in self.routes}
+        by_route: dict[str, list[RequestResult]] = {name: [] for name in self.routes}
         for fate in self.fates:
             by_route[fate.route].append(fate)
         return [*(self.row(name, fates) for name, fates in by_route.items() if fates), self.overall()]
 
-    def overall(self) -> Row:
+    def overall(self) -> ResultRow:
         return self.row("all", self._budgeted())
 
-    def between(self, start: float, end: float) -> Row:
+    def between(self, start: float, end: float) -> ResultRow:
         """Those with a budget that arrived in this time."""
         return self.row("between", [fate for fate in self._budgeted() if start <= fate.arrived < end])
 
-    def calibration(self) -> list[Calibration]:
-        by_pool: dict[str, list[Fate]] = {}
+    def calibration(self) -> list[CalibrationResult]:
+        by_pool: dict[str, list[RequestResult]] = {}
         for fate in self.fates:
             if fate.p50 and fate.upstream is not None:
                 by_pool.setdefault(fate.endpoint.partition("/")[0], []).append(fate)
-        return [Calibration(pool, len(told), _coverage(told), _error(told)) for pool, told in sorted(by_pool.items())]
+        return [
+            CalibrationResult(pool, len(told), _coverage(told), _error(told)) for pool, told in sorted(by_pool.items())
+        ]
 
-    def _budgeted(self) -> list[Fate]:
+    def _budgeted(self) -> list[RequestResult]:
         """Without any budget in any route, all of them."""
         return [fate for fate in self.fates if self.has_budget(fate.route)] or self.fates
 
-    def row(self, name: str, fates: Sequence[Fate]) -> Row:
+    def row(self, name: str, fates: Sequence[RequestResult]) -> ResultRow:
         answered = [fate for fate in fates if fate.first_at is not None]
-        done = [fate for fate in fates if fate.end is End.COMPLETED]
+        done = [fate for fate in fates if fate.end is ReplayOutcome.COMPLETED]
         good = [fate for fate in fates if self.is_good(fate)]
         timed = [fate for fate in fates if self.routes[fate.route].total is not None]
         told = [fate for fate in answered if fate.p50]
         ttfts, tpots = [f.ttft for f in answered if f.ttft is not None], [f.tpot for f in done if f.tpot is not None]
-        ended = {end: sum(fate.end is end for fate in fates) for end in End}
-        return Row(
+        ended = {end: sum(fate.end is end for fate in fates) for end in ReplayOutcome}
+        return ResultRow(
             name=name,
             offered=len(fates),
             attainment=_share(fates, self.met_ttft),
@@ -223,10 +227,10 @@ class Tally:
             tiers=_tiers(answered),
             preferred=_share(good, lambda fate: fate.tier == 0),
             cost=sum(fate.cost for fate in fates),
-            sheds=ended[End.SHED],
-            lost=ended[End.LOST],
-            broken=ended[End.BROKEN],
-            unfinished=ended[End.UNFINISHED],
+            sheds=ended[ReplayOutcome.SHED],
+            lost=ended[ReplayOutcome.LOST],
+            broken=ended[ReplayOutcome.BROKEN],
+            unfinished=ended[ReplayOutcome.UNFINISHED],
             extra=sum(fate.hedges for fate in fates),
             coverage=_coverage(told),
             error=_error(told),
@@ -242,18 +246,18 @@ def quantile(values: Iterable[float], q: float) -> float:
     return ordered[min(int(q * len(ordered)), len(ordered) - 1)] if ordered else NAN
 
 
-def _coverage(told: Sequence[Fate]) -> float:
+def _coverage(told: Sequence[RequestResult]) -> float:
     return _share(told, lambda fate: fate.upstream is not None and fate.upstream <= fate.p90)
 
 
-def _error(told: Sequence[Fate]) -> float:
+def _error(told: Sequence[RequestResult]) -> float:
     return quantile((abs((fate.upstream or 0.0) / fate.p50 - 1) for fate in told), 0.5)
 
 
-def _share(fates: Sequence[Fate], holds: Callable[[Fate], bool]) -> float:
+def _share(fates: Sequence[RequestResult], holds: Callable[[RequestResult], bool]) -> float:
     return sum(map(holds, fates)) / len(fates) if fates else NAN
 
 
-def _tiers(answered: Sequence[Fate]) -> tuple[float, ...]:
+def _tiers(answered: Sequence[RequestResult]) -> tuple[float, ...]:
     count = max((fate.tier for fate in answered), default=0) + 1
     return tuple(sum(fate.tier == tier for fate in answered) / max(len(answered), 1) for tier in range(count))

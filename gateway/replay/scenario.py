@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from backends.simulated.profiles import PROFILES, ApiProfile, Profile
 from gateway.config.models import Config
-from gateway.config.pool_section import Pool as PoolConfig
+from gateway.config.pool_section import PoolSection as PoolConfig
 from gateway.config.pool_section import endpoint_id
 from gateway.replay.sim_fleet import Fault
 from gateway.replay.traces import Arrival, TraceError
@@ -22,7 +22,7 @@ SCORERS = (OURS, *YARDSTICKS, *(POOLED + name for name in COMPARABLE), REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Scenario:
     """`profiles` by endpoint id. `scorer`: one of SCORERS; `ours` leaves every route as it is configured."""
 
     pools: tuple[Pool, ...]
@@ -49,7 +49,7 @@ class Setting:
     def pooled(self) -> bool:
         return self.scorer.startswith(POOLED)
 
-    def with_scorer(self, scorer: str) -> Setting:
+    def with_scorer(self, scorer: str) -> Scenario:
         """The same with a yardstick, or the clairvoyant reference, in place of the brain."""
         if scorer not in SCORERS:
             raise ValueError(f"no scorer '{scorer}'; there are {', '.join(SCORERS)}")
@@ -60,7 +60,7 @@ class Setting:
         return replace(self, routes=routes, scorer=scorer)
 
 
-def setting_of(config: Config) -> Setting:
+def setting_of(config: Config) -> Scenario:
     """The pools and routes of a configuration, with a simulated machine for every endpoint.
 
     A pool whose machines are APIs is one to the decision too, whatever dialect it speaks.
@@ -68,7 +68,7 @@ def setting_of(config: Config) -> Setting:
     profiles = {name: profile for pool in config.pools for name, profile in _profiles(pool, config.pools[pool])}
     apis = {name.partition("/")[0] for name, profile in profiles.items() if isinstance(profile, ApiProfile)}
     pools = tuple(replace(pool, local=pool.local and pool.name not in apis) for pool in config.fleet())
-    return Setting(
+    return Scenario(
         pools, dict(config.routes), profiles, first_token=config.defaults.first_token, workers=config.server.workers
     )
 
@@ -90,7 +90,7 @@ def without_profile(config: Config) -> dict[str, str]:
     }
 
 
-def routed(arrivals: Sequence[Arrival], setting: Setting, route: str | None) -> list[Arrival]:
+def routed(arrivals: Sequence[Arrival], setting: Scenario, route: str | None) -> list[Arrival]:
     """Every arrival on a route: the one named, the trace's own, or the only one there is."""
     names = list(setting.routes)
     if route is not None and route not in names:

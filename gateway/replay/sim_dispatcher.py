@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from backends.simulated.events import EngineRequest, Finished, FirstToken, Refused
+from backends.simulated.events import EngineFirstToken, EngineRequest, Finished, Refused
 from gateway.replay.clairvoyant import Clairvoyant
-from gateway.replay.results import End, Fate, Tally
-from gateway.replay.scenario import OURS, Setting
-from gateway.replay.sim_fleet import Happened, World
+from gateway.replay.results import ReplayOutcome, RequestResult, Results
+from gateway.replay.scenario import OURS, Scenario
+from gateway.replay.sim_fleet import Happened, SimFleet
 from gateway.replay.traces import Arrival
 from gateway.replay.virtual_clock import Clock
 from policies.attempts import attempt_steps as steps
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.retry_budgets import HedgeBudget, RetryBudget
 from policies.fleet.fleet import Fleet, Reported
-from policies.queue.queue_scheduler import WaitingRoom
+from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
-from policies.scorers.scorer import scatter
+from policies.scorers.scorer import tie_break
 from policies.types import (
     FOREVER,
     Attempt,
     AttemptKind,
+    AttemptOutcome,
     Candidate,
     Decision,
-    Ending,
-    Outcome,
+    Placement,
     PromptEstimate,
 )
 
@@ -46,7 +46,7 @@ class Live:
     arrival: Arrival
     route: Route
     estimate: PromptEstimate
-    fate: Fate
+    fate: RequestResult
     decision: Decision | None = None
     machine: AttemptMachine | None = None
     open: dict[int, tuple[Candidate, float]] = field(default_factory=dict)  # attempts, and when they were sent
@@ -58,13 +58,19 @@ class Live:
         return self.number * ATTEMPTS + attempt
 
 
-class Sender:
+class SimDispatcher:
     """All requests under way. `lost`: what to do with one of a clairvoyant's whose attempt was lost."""
 
     def __init__(
-        self, setting: Setting, clock: Clock, world: World, fleet: Fleet, room: WaitingRoom | Clairvoyant, tally: Tally,
+        self,
+        setting: Scenario,
+        clock: Clock,
+        world: SimFleet,
+        fleet: Fleet,
+        room: QueueScheduler | Clairvoyant,
+        tally: Results,
         lost: Callable[[Live], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.setting, self.clock, self.world, self.fleet, self.tally = setting, clock, world, fleet, tally
         self.room, self.lost = room, lost
         self.oracle = room if isinstance(room, Clairvoyant) else None
@@ -76,7 +82,7 @@ class Sender:
 
     def decided(self, live: Live, decision: Decision) -> None:
         live.decision, live.fate.outcome = decision, decision.outcome
-        if decision.outcome is not Outcome.PLACE:
+        if decision.outcome is not Placement.PLACE:
             return self.refuse(live)
         route = live.route
         if self.setting.pooled:
@@ -85,16 +91,20 @@ class Sender:
             decision = replace(decision, deadline=FOREVER)
         live.decision = decision
         live.machine = AttemptMachine(
-            decision, max_attempts=route.max_attempts, stream=True, hedge=route.hedge != "off",
-            first_token_limit=self.setting.patience, now=self.clock.now,
-        )  # fmt: skip
+            decision,
+            max_attempts=route.max_attempts,
+            stream=True,
+            hedge=route.hedge != "off",
+            first_token_limit=self.setting.patience,
+            now=self.clock.now,
+        )
         self._retries.began()
         self._hedges[route.name].began()
         return self._tell(live, steps.Begin())
 
     def refuse(self, live: Live) -> None:
-        self.room.departed(live.number)
-        live.fate.end = End.SHED
+        self.room.on_dispatched(live.number)
+        live.fate.end = ReplayOutcome.SHED
         del self.live[live.number]
 
     # ---------------------------------------------------------------- what the machine asks for
@@ -113,7 +123,7 @@ class Sender:
                     self._settled(live)
                 case steps.GiveUp():
                     self._settled(live)
-                    self._close(live, End.LOST)
+                    self._close(live, ReplayOutcome.LOST)
         if step.wake_at is not None and step.wake_at not in (live.wake, FOREVER):
             live.wake = step.wake_at
             self.clock.at(step.wake_at, self._wake, (live.number, step.wake_at))
@@ -128,7 +138,7 @@ class Sender:
             self.racing.add(live.number)
         prompt, pace = live.estimate.pools[endpoint.pool], live.route.tpot.budget if live.route.tpot else None
         self.fleet.sent(key, candidate, prompt, now, True, pace=pace, output=live.estimate.output_tokens)
-        self.room.departed(live.number)
+        self.room.on_dispatched(live.number)
         arrival = live.arrival
         request = EngineRequest(key, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
         try:
@@ -138,7 +148,7 @@ class Sender:
         except ValueError:
             self.clock.at(now, self._refused, (live.number, attempt.number, Refused(400, "too long")))
 
-    def _cancel(self, live: Live, number: int, ending: Ending) -> None:
+    def _cancel(self, live: Live, number: int, ending: AttemptOutcome) -> None:
         """The engine hears of it as late as it would hear of a request."""
         candidate, _ = live.open.pop(number)
         self.racing.add(live.number)
@@ -161,7 +171,7 @@ class Sender:
         live.wake = FOREVER
         budget = self._hedges[live.route.name]
         paid, hedges = not self.room.held and budget.try_take(), live.fate.hedges
-        self._tell(live, steps.Wake(), paid)
+        self._tell(live, steps.TimerFired(), paid)
         if paid and live.fate.hedges == hedges:
             budget.give_back()
 
@@ -173,12 +183,12 @@ class Sender:
         live = self.live.get(number)
         if live is None or attempt not in live.open:
             return
-        if isinstance(event, FirstToken):
+        if isinstance(event, EngineFirstToken):
             self._first_token(live, attempt, event)
         else:
             self._finished(live, attempt, event)
 
-    def _first_token(self, live: Live, attempt: int, event: FirstToken) -> None:
+    def _first_token(self, live: Live, attempt: int, event: EngineFirstToken) -> None:
         (candidate, sent_at), now = live.open[attempt], self.clock.now
         self.fleet.first_token(live.key(attempt), now)
         fate, decision = live.fate, live.decision
@@ -200,10 +210,10 @@ class Sender:
         fate, arrival, pool = live.fate, live.arrival, self._pools[candidate.endpoint.pool]
         fate.ended_at = self.clock.now
         reported = Reported(arrival.prompt_tokens, fate.cached if pool.local else None, event.output_tokens, fate.tpot)
-        self.fleet.ended(live.key(attempt), Ending.COMPLETED, self.clock.now, reported)
+        self.fleet.ended(live.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
         self.fleet.observe_output(fate.route, event.output_tokens)
         fate.cost = pool.price.of(arrival.prompt_tokens, event.output_tokens)
-        self._close(live, End.COMPLETED)
+        self._close(live, ReplayOutcome.COMPLETED)
 
     def died(self, key: int) -> None:
         """The engine did, with the request in its hands."""
@@ -213,29 +223,29 @@ class Sender:
             return
         if live.won == attempt:
             live.open.pop(attempt)
-            self.fleet.ended(key, Ending.BROKEN, self.clock.now, Reported())
-            self._close(live, End.BROKEN)
+            self.fleet.ended(key, AttemptOutcome.BROKEN, self.clock.now, Reported())
+            self._close(live, ReplayOutcome.BROKEN)
         else:
-            self._failed(live, steps.Failed(attempt, died=True, taken=True), Ending.FAILED)
+            self._failed(live, steps.Failed(attempt, connection_lost=True, taken=True), AttemptOutcome.FAILED)
 
     def _refused(self, what: tuple[int, int, Refused]) -> None:
         number, attempt, refused = what
         live, status = self.live.get(number), refused.status
         if live is None or attempt not in live.open:
             return
-        ending = {0: Ending.FAILED, 400: Ending.REFUSED}.get(status, Ending.RATE_LIMITED)
+        ending = {0: AttemptOutcome.FAILED, 400: AttemptOutcome.REFUSED}.get(status, AttemptOutcome.RATE_LIMITED)
         self._failed(live, steps.Failed(attempt, status != 400, status == 0, refused.retry_after), ending)
 
-    def _failed(self, live: Live, failure: steps.Failed, ending: Ending) -> None:
+    def _failed(self, live: Live, failure: steps.Failed, ending: AttemptOutcome) -> None:
         live.open.pop(failure.number)
-        reached = failure.taken or not failure.died
+        reached = failure.taken or not failure.connection_lost
         reported = Reported(retry_after=failure.retry_after, connected=reached)
         self.fleet.ended(live.key(failure.number), ending, self.clock.now, reported)
         if self.oracle is not None and failure.retryable:
             self.oracle.ended(live.number)
             live.decision = None
             return self.lost(live)
-        may_retry = failure.died or not failure.retryable
+        may_retry = failure.connection_lost or not failure.retryable
         if not may_retry and (may_retry := self._retries.try_take()):
             live.retries += 1
         return self._tell(live, failure, may_retry)
@@ -246,7 +256,7 @@ class Sender:
         for _ in range(live.retries):
             self._retries.give_back()
 
-    def _close(self, live: Live, end: End) -> None:
+    def _close(self, live: Live, end: ReplayOutcome) -> None:
         live.fate.end = end
         del self.live[live.number]
         if self.oracle is not None:
@@ -259,5 +269,5 @@ def _extra(route: Route) -> float:
 
 def _without_tiers(decision: Decision, seed: int) -> Decision:
     """All endpoints of all tiers in one order, by a score that means the same in every pool."""
-    ranked = sorted(decision.ranked, key=lambda c: (c.score, scatter(seed, c.endpoint.id)))
+    ranked = sorted(decision.ranked, key=lambda c: (c.score, tie_break(seed, c.endpoint.id)))
     return replace(decision, ranked=tuple(ranked))

@@ -45,7 +45,7 @@ class Happened(NamedTuple):
     event: Event
 
 
-class World:
+class SimFleet:
     """`profiles` by endpoint id. `hung`: the share of requests that are never answered."""
 
     def __init__(self, profiles: Mapping[str, Profile], seed: int = 0, hung: float = 0.0) -> None:

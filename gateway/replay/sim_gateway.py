@@ -5,33 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.replay.clairvoyant import Clairvoyant
-from gateway.replay.results import Tally
-from gateway.replay.scenario import Setting
-from gateway.replay.sim_dispatcher import Live, Sender
-from gateway.replay.sim_fleet import World
+from gateway.replay.results import Results
+from gateway.replay.scenario import Scenario
+from gateway.replay.sim_dispatcher import Live, SimDispatcher
+from gateway.replay.sim_fleet import SimFleet
 from gateway.replay.traces import Arrival
 from gateway.replay.virtual_clock import Clock
 from policies.fleet.fleet import Fleet
-from policies.fleet.peers import Siblings
-from policies.queue.queue_scheduler import WaitingRoom
-from policies.types import Ask
+from policies.fleet.peers import PeerLink
+from policies.queue.queue_scheduler import QueueScheduler
+from policies.types import RequestView
 
 
-class Brain:
+class SimGateway:
     """`siblings`: the way to the others, where there are several."""
 
     def __init__(
-        self, setting: Setting, clock: Clock, world: World, tally: Tally, arrivals: Sequence[Arrival],
-        siblings: Siblings | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        setting: Scenario,
+        clock: Clock,
+        world: SimFleet,
+        tally: Results,
+        arrivals: Sequence[Arrival],
+        siblings: PeerLink | None = None,
+    ) -> None:
         self.clock = clock
         self.fleet = Fleet(setting.pools)
         self.fleet.siblings = siblings
-        self.room = Clairvoyant(world, setting, arrivals) if setting.clairvoyant else WaitingRoom()
-        self.sender = Sender(setting, clock, world, self.fleet, self.room, tally, self.enter)
+        self.room = Clairvoyant(world, setting, arrivals) if setting.clairvoyant else QueueScheduler()
+        self.sender = SimDispatcher(setting, clock, world, self.fleet, self.room, tally, self.enter)
 
     def enter(self, live: Live) -> None:
-        ask = Ask(live.route.name, live.fate.arrived, True)
+        ask = RequestView(live.route.name, live.fate.arrived, True)
         self.room.enter(live.number, ask, live.estimate, live.route, self.clock.now, live.number)
         self.release()
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.cluster.peer_view import Peers
-from gateway.cluster.pending_updates import EVERY_FULL, TELL, Outbox
+from gateway.cluster.pending_updates import EVERY_FULL, TELL, PendingUpdates
 from gateway.replay.virtual_clock import Clock
-from policies.fleet.peers import Burden, Reader
+from policies.fleet.peers import PeerLoad, PeerReader
 
 
-class Wire:
+class Network:
     """`delay`: s from telling to hearing; None: nobody hears anybody."""
 
     def __init__(self, clock: Clock, delay: float | None) -> None:
         self.clock, self.delay = clock, delay
-        self.stations: list[Station] = []
+        self.stations: list[Node] = []
 
-    def join(self, knows: Callable[[str], bool]) -> Station:
-        station = Station(self, len(self.stations).to_bytes(8, "little"), knows)
+    def join(self, knows: Callable[[str], bool]) -> Node:
+        station = Node(self, len(self.stations).to_bytes(8, "little"), knows)
         self.stations.append(station)
         return station
 
@@ -31,15 +31,15 @@ class Wire:
             station.peers.hear(raw, self.clock.now)
 
 
-class Station:
+class Node:
     """Implements `policies.fleet.peers.Siblings` for one replica."""
 
-    def __init__(self, wire: Wire, name: bytes, knows: Callable[[str], bool]) -> None:
-        self.outbox, self.peers = Outbox(name, name), Peers(name, knows)
+    def __init__(self, wire: Network, name: bytes, knows: Callable[[str], bool]) -> None:
+        self.outbox, self.peers = PendingUpdates(name, name), Peers(name, knows)
         self._wire, self._due = wire, False
         wire.clock.at(0.0, self._tell_all, None)
 
-    def publish(self, endpoint_id: str, burden: Burden) -> None:
+    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
         self.outbox.publish(endpoint_id, burden)
         self._tell_soon()
 
@@ -47,7 +47,7 @@ class Station:
         self.outbox.sent(endpoint_id, hashes)
         self._tell_soon()
 
-    def merge(self, reader: Reader, now: float) -> None:
+    def merge(self, reader: PeerReader, now: float) -> None:
         self.peers.merge(reader, now)
 
     def _tell_soon(self) -> None:

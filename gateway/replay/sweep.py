@@ -12,8 +12,8 @@ from typing import Any
 
 from gateway.admin.decision_view import explain
 from gateway.replay.player import play
-from gateway.replay.results import Calibration, Row, Worst
-from gateway.replay.scenario import Setting
+from gateway.replay.results import CalibrationResult, ResultRow, Worst
+from gateway.replay.scenario import Scenario
 from gateway.replay.traffic_sources import Traffic
 
 
@@ -22,7 +22,7 @@ class Task:
     """One replay. `name`: what it is called in the report; `keep`: decisions of the most regret to show."""
 
     name: str
-    setting: Setting
+    setting: Scenario
     load: float
     seed: int
     keep: int = 0
@@ -35,15 +35,15 @@ class Result:
     name: str
     load: float
     seed: int
-    rows: tuple[Row, ...]
-    calibration: tuple[Calibration, ...]
+    rows: tuple[ResultRow, ...]
+    calibration: tuple[CalibrationResult, ...]
     seconds: float
     played: float  # virtual, the draining included
     took: float
     worst: tuple[dict[str, Any], ...] = ()
 
     @property
-    def overall(self) -> Row:
+    def overall(self) -> ResultRow:
         return self.rows[-1]
 
 
@@ -74,9 +74,16 @@ def _run(task: Task) -> Result:
     worst = tuple(_told(number, entry) for number, entry in enumerate(tally.worst(), 1))
     played = max((fate.ended_at or fate.arrived for fate in tally.fates), default=0.0)
     return Result(
-        task.name, task.load, task.seed, tuple(tally.rows()), tuple(tally.calibration()),
-        tally.seconds, played, process_time() - began, worst,
-    )  # fmt: skip
+        task.name,
+        task.load,
+        task.seed,
+        tuple(tally.rows()),
+        tuple(tally.calibration()),
+        tally.seconds,
+        played,
+        process_time() - began,
+        worst,
+    )
 
 
 def _told(number: int, worst: Worst) -> dict[str, Any]:
@@ -96,16 +103,16 @@ def _told(number: int, worst: Worst) -> dict[str, Any]:
     }
 
 
-def mean(results: Iterable[Result]) -> list[Row]:
+def mean(results: Iterable[Result]) -> list[ResultRow]:
     """Row by row over the seeds."""
     return [_mean(rows) for rows in zip(*(result.rows for result in results), strict=True)]
 
 
-def _mean(rows: Sequence[Row]) -> Row:
+def _mean(rows: Sequence[ResultRow]) -> ResultRow:
     if len(rows) == 1:
         return rows[0]
-    values = {name: _merged([getattr(row, name) for row in rows]) for name in Row.__slots__}
-    return Row(**values)
+    values = {name: _merged([getattr(row, name) for row in rows]) for name in ResultRow.__slots__}
+    return ResultRow(**values)
 
 
 def _merged(values: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from gateway.replay.scenario import Setting, routed
+from gateway.replay.scenario import Scenario, routed
 from gateway.replay.synthetic import Agents, agents
 from gateway.replay.traces import Arrival, TraceError, at_load, read_trace, spread
 
@@ -15,14 +15,14 @@ AGENTS = "synthetic:agents"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TrafficSource:
     """`route` None: the trace's own, or the only one there is."""
 
     trace: str
     route: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Source:
+    def parse(cls, text: str) -> TrafficSource:
         route, named, trace = text.partition("=")
         return cls(trace, route) if named and "/" not in route else cls(text)
 
@@ -45,11 +45,11 @@ def _read(trace: str, limit: int | None) -> list[Arrival]:
 class Traffic:
     """All sources. `limit`: requests of each; `seconds`: of the replay's own time."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[TrafficSource, ...]
     limit: int | None = None
     seconds: float | None = None
 
-    def arrivals(self, setting: Setting, load: float, seed: int) -> Sequence[Arrival]:
+    def arrivals(self, setting: Scenario, load: float, seed: int) -> Sequence[Arrival]:
         """In order of time, every one on a route of the setting. Raises TraceError."""
         chosen = [
             arrival

@@ -21,7 +21,17 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from gateway.tokenize.incremental import Lane, Opened, Place, Read, effort, lane_of, open_rest, read_on, recognise
+from gateway.tokenize.incremental import (
+    Position,
+    Read,
+    Tail,
+    TokenizerConfig,
+    effort,
+    lane_of,
+    open_rest,
+    read_on,
+    recognise,
+)
 from gateway.tokenize.lru import Lru
 from gateway.tokenize.prefix_blocks import Prefix
 from gateway.tokenize.prompt import Prompt, prompt_of
@@ -71,10 +81,10 @@ class _Task(NamedTuple):
     """One estimate under way: how far the prompt is known in each lane, and the ids of what had to be tokenised."""
 
     prompt: Prompt
-    lanes: Mapping[str, Lane]  # by pool
+    lanes: Mapping[str, TokenizerConfig]  # by pool
     cache_group: str
     output_tokens: int
-    places: dict[Lane, Place]
+    places: dict[TokenizerConfig, Position]
     texts: dict[int, bytes]
 
 
@@ -93,7 +103,7 @@ class Estimator:
         executor: Executor | None = None,
     ) -> None:
         self._pools: dict[str, PoolTokenizer] = {}
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, TokenizerConfig] = {}
         self.reload(pools)
         self._scale = scale
         self._encoders = encoders
@@ -158,7 +168,7 @@ class Estimator:
         places = {each: recognise(each, prompt, cache_group, find) for each in dict.fromkeys(lanes.values())}
         return _Task(prompt, lanes, cache_group, output_tokens, places, {})
 
-    def _open(self, task: _Task) -> list[Opened] | None:
+    def _open(self, task: _Task) -> list[Tail] | None:
         """What is left in the lanes in which something is. None: even to look at it is much."""
         prompt, parts = task.prompt, len(task.prompt.digests)
         left = [place for place in task.places.values() if len(place.blocks) < parts]
@@ -169,7 +179,7 @@ class Estimator:
         find, find_ids = self._prefixes.get, self._tokens.get
         return [open_rest(place, prompt, task.cache_group, find, find_ids) for place in left]
 
-    def _is_small(self, opened: list[Opened]) -> bool:
+    def _is_small(self, opened: list[Tail]) -> bool:
         return sum(map(effort, opened)) <= self._offload_bytes
 
     def _conclude(self, task: _Task, read: list[Read]) -> PromptEstimate:
@@ -205,7 +215,7 @@ class Estimator:
 
     # -- on the event loop or in a thread ----------------------------------------------------
 
-    def _read(self, task: _Task, opened: list[Opened] | None) -> list[Read]:
+    def _read(self, task: _Task, opened: list[Tail] | None) -> list[Read]:
         """What is left, in every lane. Changes nothing but the task's own `texts`."""
         if opened is None:
             find, find_ids = self._prefixes.peek, self._tokens.peek

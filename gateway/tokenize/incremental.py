@@ -24,7 +24,7 @@ FindIds = Callable[[int], bytes | None]  # packed token ids, by digest of tokeni
 
 
 @dataclass(eq=False, slots=True)
-class Lane:
+class TokenizerConfig:
     """Pools that see a prompt the same way; one object for all of them (`lane_of`)."""
 
     tokenizer: str
@@ -34,20 +34,20 @@ class Lane:
 
 
 @cache
-def lane_of(tokenizer: str, block_size: int, template: int) -> Lane:
-    return Lane(tokenizer, block_size, template, hash((tokenizer, block_size, template)))
+def lane_of(tokenizer: str, block_size: int, template: int) -> TokenizerConfig:
+    return TokenizerConfig(tokenizer, block_size, template, hash((tokenizer, block_size, template)))
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """How far a prompt is known, in whole parts: the blocks of each, and where they end."""
 
-    lane: Lane
+    lane: TokenizerConfig
     digest: int
     blocks: list[bytes]
     end: Prefix
 
 
-class Step(NamedTuple):
+class TokenizeStep(NamedTuple):
     """A piece to be read. `ids` None: its text is to be tokenised, and its ids kept under `key`."""
 
     role: str | None
@@ -58,23 +58,23 @@ class Step(NamedTuple):
     ends: bool  # the part
 
 
-class Opened(NamedTuple):
+class Tail(NamedTuple):
     """What is left behind a place. `blocks`: of the pieces that are known in the first part of it."""
 
-    place: Place
+    place: Position
     prefix: Prefix
     blocks: list[bytes]
-    steps: list[Step]
+    steps: list[TokenizeStep]
 
 
 class Read(NamedTuple):
     """A place at the end of the prompt; and by digest what had not been known of it."""
 
-    place: Place
+    place: Position
     added: list[tuple[int, Prefix]]
 
 
-def recognise(lane: Lane, prompt: Prompt, cache_group: str, find: Find) -> Place:
+def recognise(lane: TokenizerConfig, prompt: Prompt, cache_group: str, find: Find) -> Position:
     """As many parts as are known."""
     digest, end = hash((lane.digest, cache_group)), start(cache_group)
     blocks: list[bytes] = []
@@ -85,14 +85,14 @@ def recognise(lane: Lane, prompt: Prompt, cache_group: str, find: Find) -> Place
             break
         digest, end = key, found
         blocks.append(found.blocks)
-    return Place(lane, digest, blocks, end)
+    return Position(lane, digest, blocks, end)
 
 
-def open_rest(place: Place, prompt: Prompt, cache_group: str, find: Find, find_ids: FindIds) -> Opened:
+def open_rest(place: Position, prompt: Prompt, cache_group: str, find: Find, find_ids: FindIds) -> Tail:
     """The pieces of all other parts, but for those at their beginning that are known."""
     lane, digest, known, prefix = place
     blocks: list[bytes] = []
-    steps: list[Step] = []
+    steps: list[TokenizeStep] = []
     for part in range(len(known), len(prompt.digests)):
         chain, digest = digest, hash((digest, prompt.digests[part]))
         *pieces, last = prompt.pieces(part)
@@ -105,18 +105,20 @@ def open_rest(place: Place, prompt: Prompt, cache_group: str, find: Find, find_i
                 prefix = found
                 blocks.append(found.blocks)
         steps.append(_step(last, lane, cache_group, find_ids, digest, True))
-    return Opened(place, prefix, blocks, steps)
+    return Tail(place, prefix, blocks, steps)
 
 
-def _step(piece: Piece, lane: Lane, cache_group: str, find_ids: FindIds, digest: int, ends: bool) -> Step:
+def _step(
+    piece: Piece, lane: TokenizerConfig, cache_group: str, find_ids: FindIds, digest: int, ends: bool
+) -> TokenizeStep:
     role, span = piece
     if isinstance(span, bytes):
-        return Step(role, "", 0, span, digest, ends)
+        return TokenizeStep(role, "", 0, span, digest, ends)
     key = hash((lane.tokenizer, cache_group, span))
-    return Step(role, span, key, find_ids(key), digest, ends)
+    return TokenizeStep(role, span, key, find_ids(key), digest, ends)
 
 
-def effort(opened: Opened) -> int:
+def effort(opened: Tail) -> int:
     """What it takes to read this, in bytes of text to be tokenised: those, of UTF-8 at most, and so many a piece."""
     found = PIECE * len(opened.steps)
     for step in opened.steps:
@@ -125,7 +127,7 @@ def effort(opened: Opened) -> int:
     return found
 
 
-def read_on(opened: Opened, encoder: Encoder, texts: dict[int, bytes]) -> Read:
+def read_on(opened: Tail, encoder: Encoder, texts: dict[int, bytes]) -> Read:
     """To the end. Changes nothing but `texts`, by key: what had to be tokenised."""
     (lane, digest, known, _), prefix, begun, steps = opened
     for step in steps:  # first all of it: the tokenizer leaves nothing of ours in the processor's caches
@@ -144,7 +146,7 @@ def read_on(opened: Opened, encoder: Encoder, texts: dict[int, bytes]) -> Read:
                 pieces.clear()
             parts.append(prefix.blocks)
         added.append((digest, prefix))
-    return Read(Place(lane, digest, parts, prefix), added)
+    return Read(Position(lane, digest, parts, prefix), added)
 
 
 @lru_cache(maxsize=256)

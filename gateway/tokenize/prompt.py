@@ -51,9 +51,13 @@ class Prompt:
     __slots__ = ("_decoded", "_pieces", "digests", "messages", "size", "sources")
 
     def __init__(
-        self, sources: Sequence[Any], digests: Sequence[int], messages: int, size: int,
+        self,
+        sources: Sequence[Any],
+        digests: Sequence[int],
+        messages: int,
+        size: int,
         decoded: Mapping[int, Any] = _NONE,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sources, self.digests, self.messages, self.size = sources, digests, messages, size
         self._decoded = decoded
         self._pieces: dict[int, list[Piece]] = {}

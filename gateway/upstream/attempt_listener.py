@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 from backends.interface import Failure
 
 if TYPE_CHECKING:
-    from gateway.upstream.upstream_request import Run
+    from gateway.upstream.upstream_request import UpstreamRequest
 
 
-class Receiver(Protocol):
+class BodySink(Protocol):
     """Where a committed answer goes."""
 
     def body(self, data: bytes) -> None: ...
@@ -25,29 +25,29 @@ class Receiver(Protocol):
 
     def end(self) -> None: ...
 
-    def broke(self, failure: Failure) -> None: ...
+    def on_broken(self, failure: Failure) -> None: ...
 
-    def said_error(self, data: bytes, failure: Failure) -> None:
+    def on_error_event(self, data: bytes, failure: Failure) -> None:
         """The backend's own error event is in `data`; nothing follows."""
         ...
 
 
-class Owner(Protocol):
+class AttemptListener(Protocol):
     """Told what an attempt comes to, before any of it reaches the client."""
 
-    def first_token(self, run: Run) -> None: ...
+    def first_token(self, run: UpstreamRequest) -> None: ...
 
-    def failed(self, run: Run, failure: Failure) -> None: ...
+    def failed(self, run: UpstreamRequest, failure: Failure) -> None: ...
 
 
 class _Nobody:
     """The owner of an attempt that is over."""
 
-    def first_token(self, run: Run) -> None:
+    def first_token(self, run: UpstreamRequest) -> None:
         """It came too late for anybody."""
 
-    def failed(self, run: Run, failure: Failure) -> None:
+    def failed(self, run: UpstreamRequest, failure: Failure) -> None:
         """So did this."""
 
 
-NOBODY = _Nobody()
+DETACHED = _Nobody()

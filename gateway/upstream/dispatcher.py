@@ -12,17 +12,34 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 
 from backends.http.connection_pool import TransportError
-from backends.interface import Failure, FailureKind, Forward
+from backends.interface import BackendRequest, Failure, FailureKind
 from gateway.api.inference_request import InferenceRequest
 from gateway.fleet.monitor import Monitor
 from gateway.upstream.relay import Relay
-from gateway.upstream.routed_request import Job, Upstream, attempt_record, header_safe, priority_of, refusal_of
-from gateway.upstream.upstream_request import Run
+from gateway.upstream.routed_request import (
+    RoutedRequest,
+    Upstream,
+    attempt_record,
+    header_safe,
+    priority_of,
+    refusal_of,
+)
+from gateway.upstream.upstream_request import UpstreamRequest
 from policies.attempts.attempt_machine import AttemptMachine
-from policies.attempts.attempt_steps import Begin, Cancel, ClientGone, Commit, Event, Failed, FirstToken, Open, Wake
+from policies.attempts.attempt_steps import (
+    Begin,
+    Cancel,
+    ClientGone,
+    Commit,
+    Event,
+    Failed,
+    FirstToken,
+    Open,
+    TimerFired,
+)
 from policies.attempts.retry_budgets import HedgeBudget, RetryBudget
 from policies.routes.route import Route
-from policies.types import Attempt, AttemptKind, Ending
+from policies.types import Attempt, AttemptKind, AttemptOutcome
 
 OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)
 WHOLE_ANSWER = 600.0  # s that an answer which arrives whole may take: the SDKs' own default timeout
@@ -34,10 +51,15 @@ class Dispatcher:
     """Holds what all requests share: the ways upstream and the budgets for trying again."""
 
     def __init__(
-        self, upstreams: Mapping[str, Upstream], monitor: Monitor, retries: RetryBudget, *, first_token_limit: float,
+        self,
+        upstreams: Mapping[str, Upstream],
+        monitor: Monitor,
+        retries: RetryBudget,
+        *,
+        first_token_limit: float,
         on_departed: Callable[[InferenceRequest], None] = lambda request: None,
         saturated: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.upstreams, self.monitor, self.retries = upstreams, monitor, retries
         self.first_token_limit = first_token_limit
         self.on_departed = on_departed  # told once the fleet knows of an attempt, or that there was none
@@ -51,9 +73,9 @@ class Dispatcher:
         budgets = ((route.name, HedgeBudget(_share(route)), self.hedges.get(route.name)) for route in routes)
         self.hedges = {name: old for name, new, old in budgets if old is not None and old.share == new.share}
 
-    async def carry(self, job: Job, relay: Relay) -> None:
+    async def execute(self, job: RoutedRequest, relay: Relay) -> None:
         """Raises Refusal when every attempt has failed before its first token."""
-        dispatch = Dispatch(self, job, self.hedges_of(job.route), relay)
+        dispatch = AttemptRunner(self, job, self.hedges_of(job.route), relay)
         try:
             dispatch.begin()
             await relay.done
@@ -61,8 +83,8 @@ class Dispatcher:
             dispatch.abandon()
             raise
         finally:
-            dispatch.settle()
-            dispatch.let_go()
+            dispatch.finish()
+            dispatch.detach()
             relay.release()
 
     def hedges_of(self, route: Route) -> HedgeBudget:
@@ -77,21 +99,32 @@ def _share(route: Route) -> float:
     return 0.0 if route.hedge == "off" else route.hedge.max_extra
 
 
-class Dispatch:
+class AttemptRunner:
     """The attempts of one request."""
 
     __slots__ = (
-        "alarm", "failure", "hedges", "job", "loop", "machine", "pace", "relay", "retries", "runs",
-        "settled", "shared", "upstreams",
-    )  # fmt: skip
+        "alarm",
+        "failure",
+        "hedges",
+        "job",
+        "loop",
+        "machine",
+        "pace",
+        "relay",
+        "retries",
+        "runs",
+        "settled",
+        "shared",
+        "upstreams",
+    )
 
-    def __init__(self, shared: Dispatcher, job: Job, hedges: HedgeBudget, relay: Relay) -> None:
+    def __init__(self, shared: Dispatcher, job: RoutedRequest, hedges: HedgeBudget, relay: Relay) -> None:
         self.shared, self.job, self.hedges, self.relay = shared, job, hedges, relay
         self.upstreams = shared.upstreams  # as they were decided on: a reload puts another mapping in its place
         self.retries = 0  # taken from the shared budget
         self.settled = False  # it has come to an answer, or to none
         self.loop = relay.loop
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, UpstreamRequest] = {}
         self.alarm: asyncio.TimerHandle | None = None
         self.failure: Failure | None = None
         route, request = job.route, job.request
@@ -116,7 +149,7 @@ class Dispatch:
         for run in self.runs.values():  # the one that had won is the machine's no longer
             run.cancel()
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Whatever it came to: what is shared with other requests is given back, once."""
         if self.settled:
             return
@@ -128,12 +161,12 @@ class Dispatch:
         for _ in range(self.retries):
             self.shared.retries.give_back()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """We, our attempts and those that they speak to hold each other. Left to the garbage collector, that was a
         tenth of a request's cost, and a pause of 18 ms for everybody now and then."""
         self.alarm = None
         for run in self.runs.values():
-            run.let_go()
+            run.detach()
         self.runs.clear()
 
     # -- the machine ----------------------------------------------------------------------
@@ -170,7 +203,7 @@ class Dispatch:
         self.alarm = None
         paid = not self.shared.saturated() and self.hedges.try_take()
         attempts = len(self.runs)
-        self._tell(Wake(), paid)
+        self._tell(TimerFired(), paid)
         opened = list(self.runs.values())[attempts:]
         if paid and all(run.attempt.kind is not AttemptKind.HEDGE for run in opened):
             self.hedges.give_back()
@@ -182,16 +215,28 @@ class Dispatch:
         upstream = self.upstreams[endpoint.id]
         forward = self._forward(upstream, attempt)
         backend = upstream.backend
-        run = Run(
-            attempt, upstream.origin, backend, backend.call(forward), backend.tap(forward),
-            streams=job.request.stream, owner=self, monitor=self.shared.monitor,
-        )  # fmt: skip
+        run = UpstreamRequest(
+            attempt,
+            upstream.origin,
+            backend,
+            backend.call(forward),
+            backend.tap(forward),
+            streams=job.request.stream,
+            owner=self,
+            monitor=self.shared.monitor,
+        )
         self.runs[attempt.number] = run
         prompt = job.estimate.pools[endpoint.pool]
         self.shared.monitor.sent(
-            run, attempt.candidate, prompt, run.opened, job.request.stream, session=forward.session_id,
-            pace=self.pace, output=job.estimate.output_tokens,
-        )  # fmt: skip
+            run,
+            attempt.candidate,
+            prompt,
+            run.opened,
+            job.request.stream,
+            session=forward.session_id,
+            pace=self.pace,
+            output=job.estimate.output_tokens,
+        )
         self.shared.on_departed(job.request)
         exchange = upstream.origin.start(run.call, run)
         if exchange is not None:
@@ -201,7 +246,7 @@ class Dispatch:
         self.shared.connecting.add(task)
         task.add_done_callback(self.shared.connecting.discard)
 
-    async def _connect(self, run: Run) -> None:
+    async def _connect(self, run: UpstreamRequest) -> None:
         try:
             exchange = await run.origin.open(run.call, run)
         except TransportError as error:
@@ -212,19 +257,25 @@ class Dispatch:
         if run.over:  # cancelled while it connected
             exchange.cancel()
 
-    def _forward(self, upstream: Upstream, attempt: Attempt) -> Forward:
+    def _forward(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
         request, job = self.job.request, self.job
         name = request.request_id
         if attempt.number > 1:
             name = f"{name}-{attempt.number}"  # an engine may refuse an id it still knows
         traceparent, tracestate = self._trace(upstream, attempt)
-        return Forward(
-            request.operation, request.body, self._model(upstream), request.stream, job.route.limits.output_tokens,
-            name, traceparent, job.cache_group,
+        return BackendRequest(
+            request.operation,
+            request.body,
+            self._model(upstream),
+            request.stream,
+            job.route.limits.output_tokens,
+            name,
+            traceparent,
+            job.cache_group,
             priority=priority_of(job) if upstream.priority else None,
             session_id=name if upstream.kv_events else "",
             tracestate=tracestate,
-        )  # fmt: skip
+        )
 
     def _trace(self, upstream: Upstream, attempt: Attempt) -> tuple[str, str]:
         """The attempt's own span; where there are no traces, what the caller sent."""
@@ -236,15 +287,15 @@ class Dispatch:
     def _model(self, upstream: Upstream) -> str:
         return self.job.request.model if self.job.passthrough else upstream.model
 
-    def _cancel(self, number: int, ending: Ending) -> None:
+    def _cancel(self, number: int, ending: AttemptOutcome) -> None:
         run = self.runs[number]
         run.stop(ending)
         self._note(run)
 
-    def _commit(self, run: Run) -> None:
+    def _commit(self, run: UpstreamRequest) -> None:
         if not self.settled:
             candidate = run.attempt.candidate
-            self.settle()
+            self.finish()
             model = self._model(self.upstreams[candidate.endpoint.id])
             self.job.life.record.model = header_safe(model) if self.job.passthrough else model
             self.job.life.won(candidate, run.opened, run.connected, run.sent, run.first_in or run.sent)
@@ -255,20 +306,20 @@ class Dispatch:
 
     def _give_up(self, reason: str) -> None:
         if not self.settled:
-            self.settle()
+            self.finish()
             self.relay.done.set_exception(refusal_of(self.failure, reason))
 
     # -- what attempts come to ----------------------------------------------------------------
 
-    def first_token(self, run: Run) -> None:
+    def first_token(self, run: UpstreamRequest) -> None:
         self._tell(FirstToken(run.attempt.number))
 
-    def failed(self, run: Run, failure: Failure) -> None:
+    def failed(self, run: UpstreamRequest, failure: Failure) -> None:
         self.failure = failure
         self._note(run)
         died = failure.kind in DEATH
         may_retry = died or failure.kind not in OVERLOAD or self._take_retry()
-        event = Failed(run.attempt.number, failure.retryable, died, failure.retry_after, died and run.taken)
+        event = Failed(run.attempt.number, failure.retryable, died, failure.retry_after, died and run.accepted)
         self._tell(event, may_retry)
 
     def _take_retry(self) -> bool:
@@ -276,7 +327,7 @@ class Dispatch:
         self.retries += taken
         return taken
 
-    def _note(self, run: Run) -> None:
+    def _note(self, run: UpstreamRequest) -> None:
         """Lost attempts go into the Record at once; the one that won is added at the end."""
         record = self.job.life.record
         record.attempts.append(attempt_record(run, record.arrival))

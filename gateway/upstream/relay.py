@@ -13,16 +13,16 @@ import asyncio
 from time import monotonic
 
 from backends.interface import Failure, FailureKind
-from backends.stream.redaction import CountHider, KeyMask
+from backends.stream.redaction import CachedCountMasker, SecretMasker
 from backends.stream.sse import UsageStripper
 from gateway.api.api_error import REASONS, envelope
 from gateway.api.response_headers import response_headers
 from gateway.api.strict_json import encode
 from gateway.downstream.http_request import HttpRequest
-from gateway.observe.record import End
-from gateway.observe.timeline import Life
-from gateway.upstream.upstream_request import Run
-from policies.types import Ending
+from gateway.observe.record import RequestOutcome
+from gateway.observe.timeline import RequestTimeline
+from gateway.upstream.upstream_request import UpstreamRequest
+from policies.types import AttemptOutcome
 
 STALL = 60.0  # s that a reader may leave a full buffer unread
 TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
@@ -38,11 +38,29 @@ class Relay:
     """
 
     __slots__ = (
-        "begun", "chunked", "clean", "connection", "done", "http", "idle", "length", "life", "loop", "private", "run",
-        "stalled", "strip_usage", "stripper", "transport", "watchdog", "write_on",
-    )  # fmt: skip
+        "begun",
+        "chunked",
+        "clean",
+        "connection",
+        "done",
+        "http",
+        "idle",
+        "length",
+        "life",
+        "loop",
+        "private",
+        "run",
+        "stalled",
+        "strip_usage",
+        "stripper",
+        "transport",
+        "watchdog",
+        "write_on",
+    )
 
-    def __init__(self, http: HttpRequest, life: Life, *, strip_usage: bool, idle: float, private: bool = False) -> None:
+    def __init__(
+        self, http: HttpRequest, life: RequestTimeline, *, strip_usage: bool, idle: float, private: bool = False
+    ) -> None:
         self.loop = loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = loop.create_future()
         self.http, self.life, self.idle = http, life, idle
@@ -51,19 +69,21 @@ class Relay:
         self.connection, self.transport, self.write_on = connection, connection.transport, connection.write_on
         self.strip_usage, self.private = strip_usage, private
         self.begun = False
-        self.run: Run  # that has won, once it has begun
+        self.run: UpstreamRequest  # that has won, once it has begun
         self.clean = True  # the bytes sent so far end between two events
         self.watchdog: asyncio.TimerHandle | None = None
         self.stalled: asyncio.TimerHandle | None = None
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: UpstreamRequest) -> None:
         """This attempt has won: head and everything held so far, in one write."""
         self.run, self.begun = run, True
-        self.stripper: UsageStripper | KeyMask | CountHider | None = UsageStripper() if self.strip_usage else None
+        self.stripper: UsageStripper | SecretMasker | CachedCountMasker | None = (
+            UsageStripper() if self.strip_usage else None
+        )
         if not run.tap_streams and run.backend.secret:
-            self.stripper = KeyMask(run.backend.secret)
+            self.stripper = SecretMasker(run.backend.secret)
         if self.private and not run.backend.salted:
-            self.stripper = CountHider(self.stripper)
+            self.stripper = CachedCountMasker(self.stripper)
         self.length = None if self.strip_usage or run.tap_streams else run.headers.get("content-length")
         self.chunked = self.http.http11 and self.length is None
         if not self.http.http11:
@@ -79,7 +99,7 @@ class Relay:
         if not run.over:
             self.watchdog = self.loop.call_later(self.idle, self._watch)
         if self.connection.full:
-            self.client_full()
+            self.on_write_paused()
 
     def release(self) -> None:
         """Detach from the connection, which may serve another request next."""
@@ -115,18 +135,18 @@ class Relay:
         """The body is complete; whether the answer is, only the tap knows."""
         tail = self.stripper.close() if self.stripper is not None else b""
         if self.run.answered:
-            self._finish(self._last(tail), End.COMPLETED)
+            self._finish(self._last(tail), RequestOutcome.COMPLETED)
         elif self.run.tap_streams:
-            self.broke(TRUNCATED)
+            self.on_broken(TRUNCATED)
         else:  # a 200 that holds an error: it is all there, and the caller's to read
-            self._finish(self._last(tail), End.UPSTREAM_BROKE, _kind(self.run.tap.failure or TRUNCATED))
+            self._finish(self._last(tail), RequestOutcome.UPSTREAM_BROKE, _kind(self.run.tap.failure or TRUNCATED))
 
-    def said_error(self, data: bytes, failure: Failure) -> None:
+    def on_error_event(self, data: bytes, failure: Failure) -> None:
         """The backend has said it itself: its event is the explicit end."""
         self.http.keep_alive = False
-        self._finish(self._last(self._strip(data)), End.UPSTREAM_BROKE, _kind(failure))
+        self._finish(self._last(self._strip(data)), RequestOutcome.UPSTREAM_BROKE, _kind(failure))
 
-    def broke(self, failure: Failure, ending: End = End.UPSTREAM_BROKE) -> None:
+    def on_broken(self, failure: Failure, ending: RequestOutcome = RequestOutcome.UPSTREAM_BROKE) -> None:
         """The upstream died after its first token: say so, in the stream, at once."""
         self.http.keep_alive = False
         if self.run.tap_streams:
@@ -138,7 +158,7 @@ class Relay:
             self.connection.flush()
             self.transport.abort()
 
-    def _finish(self, last: bytes, end: End, error: str = "") -> None:
+    def _finish(self, last: bytes, end: RequestOutcome, error: str = "") -> None:
         if self.done.done():
             return
         if last and not self.transport.is_closing():
@@ -149,16 +169,16 @@ class Relay:
     def gateway_stops(self) -> None:
         """No time is left: an explicit end, as for any stream that breaks off."""
         self.run.cancel()
-        self.broke(STOPPED, End.CUT)
+        self.on_broken(STOPPED, RequestOutcome.CUT)
 
     # -- from the client's socket --------------------------------------------------------
 
-    def client_full(self) -> None:
+    def on_write_paused(self) -> None:
         self.run.pause()
         if self.stalled is None:
             self.stalled = self.loop.call_later(STALL, self._cut)
 
-    def client_drained(self) -> None:
+    def on_write_resumed(self) -> None:
         if self.stalled is not None:
             self.stalled.cancel()
             self.stalled = None
@@ -182,11 +202,11 @@ class Relay:
     def _give_up(self) -> None:
         """Silence after [DONE] is only a connection that was not closed."""
         if self.run.tap_streams and self.run.answered:
-            self.run.stop(Ending.COMPLETED)
+            self.run.stop(AttemptOutcome.COMPLETED)
             self.end()
         else:
             self.run.cancel()
-            self.broke(SILENT)
+            self.on_broken(SILENT)
 
     # -- framing -------------------------------------------------------------------------
 

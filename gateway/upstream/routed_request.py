@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backends.http.connection_pool import Origin
+from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, Failure, FailureKind
-from gateway.api.api_error import Refusal, retry_later
+from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest
 from gateway.observe.record import AttemptRecord
-from gateway.observe.timeline import Life
-from gateway.upstream.upstream_request import Run
+from gateway.observe.timeline import RequestTimeline
+from gateway.upstream.upstream_request import UpstreamRequest
 from policies.routes.route import Route
-from policies.types import FOREVER, Decision, Ending, PromptEstimate
+from policies.types import FOREVER, AttemptOutcome, Decision, PromptEstimate
 from policies.value import value
 
 NO_DEADLINE = 2**53 - 1  # ms; behind every deadline, and still exact where JSON numbers are doubles
@@ -25,7 +25,7 @@ NO_DEADLINE = 2**53 - 1  # ms; behind every deadline, and still exact where JSON
 class Upstream:
     """How to reach and speak to one endpoint."""
 
-    origin: Origin
+    origin: ConnectionPool
     backend: Backend
     model: str
     kv_events: bool = False  # the engine publishes them, and is to name our attempts in them
@@ -34,19 +34,19 @@ class Upstream:
 
 
 @value
-class Job:
+class RoutedRequest:
     """A decided request: all that its attempts need."""
 
     request: InferenceRequest
     route: Route
     estimate: PromptEstimate
     decision: Decision
-    life: Life
+    life: RequestTimeline
     passthrough: bool = False  # the caller's model name is the backend's
     cache_group: str = ""  # the name of its tenant's caches
 
 
-def priority_of(job: Job) -> int:
+def priority_of(job: RoutedRequest) -> int:
     """The deadline as Unix time in ms, so that the requests of several gateways stand in one order: vLLM takes the
     smallest first, and any 64-bit integer."""
     if job.decision.deadline == FOREVER:
@@ -60,19 +60,19 @@ def header_safe(model: str) -> str:
     return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"
 
 
-def attempt_record(run: Run, arrival: float) -> AttemptRecord:
+def attempt_record(run: UpstreamRequest, arrival: float) -> AttemptRecord:
     attempt = run.attempt
     endpoint = attempt.candidate.endpoint
-    ending = run.ending or Ending.CANCELLED
+    ending = run.ending or AttemptOutcome.CANCELLED
     return AttemptRecord(
         attempt.number, attempt.kind, endpoint.id, endpoint.pool, run.opened - arrival, run.ended_at - arrival, ending
     )
 
 
-def refusal_of(failure: Failure | None, reason: str) -> Refusal:
+def refusal_of(failure: Failure | None, reason: str) -> ApiError:
     """The last failure, as the caller should see it. Ours to have tried: an SDK need not try again at once."""
     if failure is None:
-        return Refusal(504, f"No backend answered in time: {reason}.", type="server_error", code="timeout")
+        return ApiError(504, f"No backend answered in time: {reason}.", type="server_error", code="timeout")
     headers: dict[str, str] = {}
     if failure.kind is FailureKind.CLIENT:
         pass
@@ -80,7 +80,7 @@ def refusal_of(failure: Failure | None, reason: str) -> Refusal:
         headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), 60.0))
     else:
         headers = {"x-should-retry": "false"}
-    return Refusal(
+    return ApiError(
         failure.status,
         failure.message,
         type=failure.type,

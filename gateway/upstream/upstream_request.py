@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from backends.http.connection_pool import Origin
+from backends.http.connection_pool import ConnectionPool
 from backends.http.exchange import Exchange
 from backends.interface import Failure, FailureKind, HttpCall, Signal
 from backends.stream.redaction import masked
 from gateway.fleet.monitor import Monitor
-from gateway.upstream.attempt_listener import NOBODY, Owner, Receiver
+from gateway.upstream.attempt_listener import DETACHED, AttemptListener, BodySink
 from policies.fleet.fleet import Reported
-from policies.types import Attempt, Ending
+from policies.types import Attempt, AttemptOutcome
 
 if TYPE_CHECKING:
     from backends.interface import Backend, Tap
@@ -36,33 +36,63 @@ DONE = b"data: [DONE]"
 ERROR_EVENT = re.compile(rb'"error"\s*:')  # the member, not a finish_reason of that name
 
 ENDINGS = {
-    FailureKind.RATE_LIMITED: Ending.RATE_LIMITED,
-    FailureKind.OVERLOADED: Ending.RATE_LIMITED,  # an engine that refuses for a while is not ill
-    FailureKind.CLIENT: Ending.REFUSED,
+    FailureKind.RATE_LIMITED: AttemptOutcome.RATE_LIMITED,
+    FailureKind.OVERLOADED: AttemptOutcome.RATE_LIMITED,  # an engine that refuses for a while is not ill
+    FailureKind.CLIENT: AttemptOutcome.REFUSED,
 }
 
 
-class Run:
+class UpstreamRequest:
     """One attempt. `opened`, `connected`, `sent`, `first_in`, `ended_at`: monotonic seconds."""
 
     __slots__ = (
-        "attempt", "backend", "call", "connected", "ended_at", "ending", "exchange", "first_in", "headers", "held",
-        "held_bytes", "last_byte", "last_token", "monitor", "opened", "origin", "over", "owner", "reached", "receiver",
-        "report", "sent", "status", "tap", "tap_streams",
-    )  # fmt: skip
+        "attempt",
+        "backend",
+        "buffered",
+        "call",
+        "connected",
+        "ended_at",
+        "ending",
+        "exchange",
+        "first_in",
+        "headers",
+        "held_bytes",
+        "last_byte",
+        "last_token",
+        "monitor",
+        "opened",
+        "origin",
+        "over",
+        "owner",
+        "reached",
+        "receiver",
+        "report",
+        "sent",
+        "status",
+        "tap",
+        "tap_streams",
+    )
 
     def __init__(
-        self, attempt: Attempt, origin: Origin, backend: Backend, call: HttpCall, tap: Tap, *, streams: bool,
-        owner: Owner, monitor: Monitor,
-    ) -> None:  # fmt: skip
+        self,
+        attempt: Attempt,
+        origin: ConnectionPool,
+        backend: Backend,
+        call: HttpCall,
+        tap: Tap,
+        *,
+        streams: bool,
+        owner: AttemptListener,
+        monitor: Monitor,
+    ) -> None:
         self.attempt, self.origin, self.backend, self.call, self.tap = attempt, origin, backend, call, tap
         self.tap_streams, self.monitor = streams, monitor
-        self.owner: Owner = owner
+        self.owner: AttemptListener = owner
         self.exchange: Exchange | None = None
-        self.receiver: Receiver | None = None
+        self.receiver: BodySink | None = None
         self.status = 0
         self.headers: Mapping[str, str] = {}
-        self.held: list[bytes] = []
+        self.buffered: list[bytes] = []
         self.held_bytes = 0
         self.opened = monotonic()
         self.connected = self.sent = self.opened
@@ -70,7 +100,7 @@ class Run:
         self.last_token = self.last_byte = self.opened
         self.reached = True  # False: refused, or reset before any byte
         self.over = False  # the upstream will say nothing more
-        self.ending: Ending | None = None
+        self.ending: AttemptOutcome | None = None
         self.ended_at = 0.0
         self.report: Reported | None = None  # once it is over
 
@@ -94,7 +124,7 @@ class Run:
             return self._pass(data, signal)
         content = signal is CONTENT or (signal is not NOTHING and bool(signal & CONTENT))
         failed = signal is not CONTENT and signal is not NOTHING and bool(signal & ERROR)
-        self.held.append(data)
+        self.buffered.append(data)
         self.held_bytes += len(data)
         if failed:
             return self._failed_before_commit(data, content)
@@ -125,7 +155,7 @@ class Run:
     def on_end(self) -> None:
         self.over = True
         if not 200 <= self.status < 300:
-            return self._fail(self.backend.failure(self.status, self.headers, b"".join(self.held)))
+            return self._fail(self.backend.failure(self.status, self.headers, b"".join(self.buffered)))
         self.tap.close()
         if self.first_in is None:  # an answer without visible output is still an answer, if it says that it is over
             if not self.tap.ended:
@@ -135,7 +165,7 @@ class Run:
 
     def _complete(self) -> None:
         """Nothing more will come; whether that is an answer, the tap knows."""
-        self._close(Ending.COMPLETED if self.answered else Ending.BROKEN)
+        self._close(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN)
         if self.receiver is not None:
             self.receiver.end()
 
@@ -145,9 +175,9 @@ class Run:
             return self._fail(failure)
         if self.tap_streams and self.tap.ended:  # what follows [DONE] cannot turn success into failure
             return self._complete()
-        self._close(Ending.BROKEN)
+        self._close(AttemptOutcome.BROKEN)
         if self.receiver is not None:
-            self.receiver.broke(failure)
+            self.receiver.on_broken(failure)
         return None
 
     def _failed_before_commit(self, data: bytes, content: bool) -> None:
@@ -155,14 +185,14 @@ class Run:
         if not content:
             return self._fail(self.tap.failure or EMPTY)
         self._first(self.last_byte)
-        self.stop(Ending.BROKEN)
+        self.stop(AttemptOutcome.BROKEN)
         if self.receiver is not None:  # which has written `data`, up to the error and with it
             self._end_in_error(b"", data)
         return None
 
     def _broken_by_event(self, data: bytes) -> None:
         """An error in mid-stream is the answer's end. vLLM sends [DONE] after it, as if all were well."""
-        self.stop(Ending.BROKEN)
+        self.stop(AttemptOutcome.BROKEN)
         data = masked(data.partition(DONE)[0], self.backend.secret)
         self._end_in_error(data, data)
 
@@ -172,15 +202,15 @@ class Run:
         assert self.receiver is not None
         failure = self.tap.failure or EMPTY
         if ERROR_EVENT.search(data):
-            self.receiver.said_error(left, failure)
+            self.receiver.on_error_event(left, failure)
             return
         if left:
             self.receiver.body(left)
-        self.receiver.broke(failure)
+        self.receiver.on_broken(failure)
 
     def _hold(self, data: bytes, limit: int) -> None:
         if self.held_bytes < limit:
-            self.held.append(data)
+            self.buffered.append(data)
             self.held_bytes += len(data)
 
     def _first(self, now: float) -> None:
@@ -191,11 +221,11 @@ class Run:
 
     def _fail(self, failure: Failure) -> None:
         self.reached = self.status != 0 or failure.kind not in (FailureKind.CONNECT, FailureKind.RESET)
-        self.stop(ENDINGS.get(failure.kind, Ending.FAILED), failure.retry_after)
+        self.stop(ENDINGS.get(failure.kind, AttemptOutcome.FAILED), failure.retry_after)
         self.owner.failed(self, failure)
 
     @property
-    def taken(self) -> bool:
+    def accepted(self) -> bool:
         """Whether the engine had accepted it. A stream's head comes before its prompt is computed; a whole answer's
         does not, so there it is enough that the request went out."""
         return self.status != 0 if self.tap_streams else self.exchange is not None
@@ -208,13 +238,13 @@ class Run:
         return self.tap.ended if self.tap_streams else self.tap.failure is None
 
     def take_held(self) -> bytes:
-        held, self.held = self.held, []
+        held, self.buffered = self.buffered, []
         data = held[0] if len(held) == 1 else b"".join(held)
         if self.tap_streams and self.tap.failure is not None:
             return masked(data.partition(DONE)[0], self.backend.secret)
         return data
 
-    def attach(self, receiver: Receiver) -> None:
+    def attach(self, receiver: BodySink) -> None:
         """From now on every read goes to `receiver`, which has written all that was held."""
         self.receiver = receiver
 
@@ -228,13 +258,13 @@ class Run:
 
     def cancel(self) -> None:
         """The client is gone or another attempt has won: the engine hears of it at once."""
-        self.stop(Ending.CANCELLED)
+        self.stop(AttemptOutcome.CANCELLED)
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Nobody is told anything more. Whoever leaves without an end (a bug of ours, say) still frees the engine."""
         self.stop_if_open()
         self.receiver = self.exchange = None
-        self.owner = NOBODY
+        self.owner = DETACHED
 
     def stop_if_open(self) -> None:
         """In a ledger it counts until then."""
@@ -243,14 +273,14 @@ class Run:
 
     # -- the end ------------------------------------------------------------------------
 
-    def stop(self, ending: Ending, retry_after: float | None = None) -> None:
+    def stop(self, ending: AttemptOutcome, retry_after: float | None = None) -> None:
         """End the exchange if it still runs."""
         if not self.over and self.exchange is not None:
             self.exchange.cancel()
         self.over = True
         self._close(ending, retry_after)
 
-    def _close(self, ending: Ending, retry_after: float | None = None) -> None:
+    def _close(self, ending: AttemptOutcome, retry_after: float | None = None) -> None:
         if self.ending is not None:
             return
         self.ending, self.ended_at = ending, monotonic()

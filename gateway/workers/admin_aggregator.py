@@ -28,23 +28,23 @@ from gateway.admin.admin_server import MAX_BODY, beacon_of, exposed, single
 from gateway.admin.dashboard_page import dashboard
 from gateway.admin.replies import reply, respond
 from gateway.admin.request_query import wanted
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
 from gateway.app import CUT
 from gateway.config.models import Config
 from gateway.observe.log_format import unhandled
-from gateway.observe.metrics.route_stats import collected, figures
+from gateway.observe.metrics.route_stats import collected, route_stats
 from gateway.observe.metrics.series import counter, gauge
 from gateway.reload import Reloads, refused
 from gateway.runtime import shown
 from gateway.serve import loop_factory
 from gateway.workers.child_process import ASKED
 from gateway.workers.listen_sockets import BACKLOG
-from gateway.workers.merged_stats import Families, buried, endpoints, kept, merged
-from gateway.workers.retired_counters import Retired
-from gateway.workers.shared_value import Shelf
-from gateway.workers.worker import COUNTS, Orders, first
-from gateway.workers.worker_register import Entry, Register, State
+from gateway.workers.merged_stats import Families, add_retired, endpoints, kept, merged
+from gateway.workers.retired_counters import RetiredCounters
+from gateway.workers.shared_value import SharedValue
+from gateway.workers.worker import COUNTS, ControlChannel, first
+from gateway.workers.worker_register import Entry, WorkerRegister, WorkerState
 from policies.routes.route import Route
 
 log = logging.getLogger("firsttoken")
@@ -56,14 +56,14 @@ TAKING = 30.0  # s that all of them have to take a configuration
 OWN = ("host", "connection", "content-length", "transfer-encoding")  # headers of one connection
 
 
-def serve_desk(desk: Desk, admin: socket.socket, line: socket.socket) -> int:
+def serve_aggregator(desk: AdminAggregator, admin: socket.socket, line: socket.socket) -> int:
     """Returns the exit code."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_live(desk, admin, line))
     return 0
 
 
-async def _live(desk: Desk, admin: socket.socket, line: socket.socket) -> None:
+async def _live(desk: AdminAggregator, admin: socket.socket, line: socket.socket) -> None:
     asyncio.get_running_loop().set_exception_handler(unhandled)
     orders = desk.orders
     transport, _ = await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
@@ -81,15 +81,20 @@ async def _live(desk: Desk, admin: socket.socket, line: socket.socket) -> None:
         rmtree(desk.home, ignore_errors=True)
 
 
-class Desk(Collector):
+class AdminAggregator(Collector):
     """`paths`: of the workers' private sockets."""
 
     def __init__(
-        self, config: Config, paths: Sequence[str], register: Register, retired: Retired, configs: Shelf,
-        answers: Shelf,
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        paths: Sequence[str],
+        register: WorkerRegister,
+        retired: RetiredCounters,
+        configs: SharedValue,
+        answers: SharedValue,
+    ) -> None:
         self.config, self.paths, self.register, self.retired = config, paths, register, retired
-        self.configs, self.answers, self.orders = configs, answers, Orders()
+        self.configs, self.answers, self.orders = configs, answers, ControlChannel()
         self.ask: Callable[[], None] = lambda: None  # the supervisor for a reload
         self._reloading = asyncio.Lock()
         self.home = Path(paths[0]).parent
@@ -128,13 +133,13 @@ class Desk(Collector):
         """As one gateway would say it; every worker is asked for as many."""
         try:
             asked = wanted(single(http), [route.name for route in self.routes], self.config.pools)
-        except Refusal as refusal:
+        except ApiError as refusal:
             return reply(refusal)
         return respond(200, encode(asked.merged(await self._ask_all(http.path_qs))))
 
     async def figures(self, http: web.Request) -> web.StreamResponse:
         await self.look()
-        return respond(200, encode(figures(collected(self.collect()), self.routes, time())))
+        return respond(200, encode(route_stats(collected(self.collect()), self.routes, time())))
 
     async def fleet(self, http: web.Request) -> web.StreamResponse:
         return respond(200, encode(endpoints(await self._ask_all(http.path_qs))))
@@ -151,7 +156,7 @@ class Desk(Collector):
                 async with asyncio.timeout(TAKING):
                     await self.orders.told.wait()
             except TimeoutError:
-                return reply(Refusal(504, f"Not every worker has taken it within {TAKING:g} s.", type="server_error"))
+                return reply(ApiError(504, f"Not every worker has taken it within {TAKING:g} s.", type="server_error"))
             said = self.answers.get()
         return reply(refused(said)) if isinstance(said, str) else respond(200, encode(said))
 
@@ -173,17 +178,17 @@ class Desk(Collector):
         """The first that serves answers: it sees the others' load as its own."""
         headers = {name: value for name, value in http.headers.items() if name.lower() not in OWN}
         for number, entry in enumerate(self.register.all()):
-            if entry.state is State.SERVING:
+            if entry.state is WorkerState.SERVING:
                 body, where = await http.read(), f"http://worker{http.path_qs}"
                 async with self._session(number).post(where, data=body, headers=headers) as said:
                     return respond(said.status, await said.read())
-        return reply(Refusal(503, "No worker serves now.", type="server_error", code="unavailable"))
+        return reply(ApiError(503, "No worker serves now.", type="server_error", code="unavailable"))
 
     async def beacon(self, http: web.Request) -> web.StreamResponse:
         """Whose request it was nobody knows: all are told, and the one that knows it answers."""
         try:
             body = await beacon_of(http)
-        except Refusal as refusal:
+        except ApiError as refusal:
             return reply(refusal)
         said = [
             answer
@@ -191,7 +196,7 @@ class Desk(Collector):
             if answer
         ]
         if not said:
-            return reply(Refusal(503, "No worker serves now.", type="server_error", code="unavailable"))
+            return reply(ApiError(503, "No worker serves now.", type="server_error", code="unavailable"))
         status, page = min(said, key=lambda answer: (answer[0] == UNKNOWN, answer[0]))
         return web.Response(status=status) if status == TAKEN else respond(status, page)
 
@@ -203,7 +208,7 @@ class Desk(Collector):
     def collect(self) -> Iterable[Metric]:
         """As of the last look."""
         entries = self.register.all()
-        serving = sum(entry.state is State.SERVING for entry in entries)
+        serving = sum(entry.state is WorkerState.SERVING for entry in entries)
         yield gauge("firsttoken_workers", [((), serving)])
         starts = counter("firsttoken_worker_starts_total")
         for number, entry in enumerate(entries, 1):
@@ -223,7 +228,7 @@ class Desk(Collector):
         for number, told in (await self._ask_all(COUNTS)).items():
             worker = number - 1
             if self.lives.get(worker, told["life"]) != told["life"]:
-                self.dead = buried(self.dead, self.last[worker])
+                self.dead = add_retired(self.dead, self.last[worker])
                 self.retired.write(self.dead)
             before = [] if self.shown else self.last.get(worker, [])
             self.lives[worker], self.last[worker] = told["life"], kept(before, told["families"])
@@ -268,6 +273,6 @@ class Desk(Collector):
 
 def readiness(entries: Sequence[Entry]) -> str:
     states = {entry.state for entry in entries}
-    if State.DRAINING in states:
+    if WorkerState.DRAINING in states:
         return "draining"
-    return "ready" if states == {State.SERVING} else "starting"
+    return "ready" if states == {WorkerState.SERVING} else "starting"

@@ -20,7 +20,7 @@ from time import monotonic
 
 log = logging.getLogger("firsttoken")
 
-GO, DRAIN, HURRY = b"g", b"d", b"h"  # orders; and
+GO, DRAIN, FORCE_STOP = b"g", b"d", b"h"  # orders; and
 RELOAD, TOLD = b"r", b"t"  # there is something on the shelf: a configuration; for the desk, what became of one
 PREPARED, SERVING, RELOADED = b"p", b"s", b"r"  # reports
 ASKED = b"a"  # the desk's: somebody wants a reload

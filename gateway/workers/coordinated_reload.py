@@ -12,24 +12,24 @@ from time import monotonic
 
 from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
-from gateway.reload import KEPT, LOOK, Reloads, Source, said, told
+from gateway.reload import KEPT, LOOK, ConfigSource, Reloads, said, told
 from gateway.workers.child_process import RELOAD, TOLD
-from gateway.workers.shared_value import Shelf
-from gateway.workers.worker_slot import Place
+from gateway.workers.shared_value import SharedValue
+from gateway.workers.worker_slot import WorkerSlot
 
 log = logging.getLogger("firsttoken")
 
 POSTED = "POST /reload"
 
 
-class Changing:
+class CoordinatedReload:
     """One at a time; whoever asks meanwhile gets the next."""
 
-    def __init__(self, config: Config, source: Source, reloads: Reloads) -> None:
+    def __init__(self, config: Config, source: ConfigSource, reloads: Reloads) -> None:
         self.config, self.source, self.reloads = config, source, reloads
-        self.configs, self.answers = Shelf(), Shelf()
+        self.configs, self.answers = SharedValue(), SharedValue()
         self.due = monotonic() + LOOK if source.files else None
-        self._taking: set[Place] = set()  # workers that were told
+        self._taking: set[WorkerSlot] = set()  # workers that were told
         self._answer: object = None  # for the desk, when they have
         self._wanted: dict[str, None] = {}
 
@@ -40,7 +40,7 @@ class Changing:
         self.due = now + LOOK
         return self.source.look()
 
-    def begin(self, why: str, workers: Iterable[Place], desk: Place) -> None:
+    def begin(self, why: str, workers: Iterable[WorkerSlot], desk: WorkerSlot) -> None:
         if self._taking:
             self._wanted[why] = None
             return
@@ -48,7 +48,7 @@ class Changing:
         self._answer = answer if why == POSTED else None
         self._tell(desk)
 
-    def _apply(self, why: str, workers: Iterable[Place], desk: Place) -> object:
+    def _apply(self, why: str, workers: Iterable[WorkerSlot], desk: WorkerSlot) -> object:
         try:
             found = self.source.next(self.config)
         except ConfigError as error:
@@ -65,7 +65,7 @@ class Changing:
                 place.tell(RELOAD)
         return said(found)
 
-    def taken(self, place: Place, desk: Place) -> None:
+    def taken(self, place: WorkerSlot, desk: WorkerSlot) -> None:
         """By this worker; or it has ended."""
         if place in self._taking:
             self._taking.discard(place)
@@ -79,7 +79,7 @@ class Changing:
         del self._wanted[why]
         return why
 
-    def _tell(self, desk: Place) -> None:
+    def _tell(self, desk: WorkerSlot) -> None:
         if self._answer is not None and not self._taking:
             self.answers.put(self._answer)
             self._answer = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from gateway.config.addresses import Address
+from gateway.config.addresses import ListenAddress
 
 BACKLOG = 4096  # connections
 
 
-def bound(address: Address, *, shared: bool = False) -> socket.socket:
+def bound(address: ListenAddress, *, shared: bool = False) -> socket.socket:
     """A TCP socket that has its port and does not listen yet. Raises OSError.
 
     `shared`: several may have the port, and the kernel spreads new connections over those that listen. Of the
@@ -32,14 +32,14 @@ def bound(address: Address, *, shared: bool = False) -> socket.socket:
     return made
 
 
-def reserved(address: Address) -> socket.socket:
+def reserved(address: ListenAddress) -> socket.socket:
     """A bound socket that holds the port for workers to share. It never listens, so that it gets no connection.
 
     Raises OSError where somebody has the port, also one that would share it: another gateway's.
     """
     with bound(address) as ours:
         port = ours.getsockname()[1]
-    return bound(Address(address.host, port), shared=True)
+    return bound(ListenAddress(address.host, port), shared=True)
 
 
 def private(path: Path) -> socket.socket:

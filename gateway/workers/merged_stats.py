@@ -96,7 +96,7 @@ def merged(by_worker: Mapping[int | None, Families]) -> list[Metric]:
     return [total.metric() for total in totals.values()]
 
 
-def buried(retired: Families, last: Families) -> Families:
+def add_retired(retired: Families, last: Families) -> Families:
     """What is left of the dead: their counts, with those of one more."""
     return families(merged({None: [family for told in (retired, last) for family in told if counts(family)]}))
 

@@ -10,7 +10,7 @@ import msgspec
 from gateway.workers.merged_stats import Families
 
 
-class Retired:
+class RetiredCounters:
     """An unnamed file, to be made before the processes are forked that use it. One at a time does."""
 
     def __init__(self) -> None:

@@ -22,14 +22,14 @@ from array import array
 from collections.abc import Iterable, Sequence
 from struct import Struct
 
-from gateway.workers.slot_table import Table, tag
+from gateway.workers.slot_table import SlotTable, tag
 from policies.fleet.decode_interference import GRID, HARMLESS
-from policies.fleet.peers import NOTHING, Burden, Reader, together
+from policies.fleet.peers import NOTHING, PeerLoad, PeerReader, together
 from policies.types import NEVER
 
 log = logging.getLogger("firsttoken")
 
-BURDEN = Struct(f"<7q{len(Burden._fields) - 8}d{len(GRID)}d")
+BURDEN = Struct(f"<7q{len(PeerLoad._fields) - 8}d{len(GRID)}d")
 HEAD = Struct("<QII")  # of a prompt in the ring: where it lies, its endpoint's tag, its blocks
 RING = 4 << 20  # bytes per worker
 EVERY = 0.005  # s between two looks at the others: what they do meanwhile is one change, worked out once
@@ -48,10 +48,10 @@ class Memory:
         self.ring = self.burdens + BURDEN.size * slots
         self.part = self.ring + RING
         self.bytes = mmap.mmap(-1, self.part * workers)
-        self.table = Table(slots, workers)
+        self.table = SlotTable(slots, workers)
 
-    def member(self, number: int) -> Member:
-        member = Member(self, number)
+    def member(self, number: int) -> WorkerMemory:
+        member = WorkerMemory(self, number)
         member.share(self.endpoints)
         return member
 
@@ -77,21 +77,23 @@ class Part:
     def versions(self) -> list[int]:
         return self.words[2:].tolist()
 
-    def write(self, at: int, burden: Burden) -> None:
+    def write(self, at: int, burden: PeerLoad) -> None:
         words, version = self.words, self.words[2 + at] | 1
         words[2 + at] = version
-        BURDEN.pack_into(self._bytes, self._burdens + BURDEN.size * at, *burden[:-1], *(burden.harm or CALM))
+        BURDEN.pack_into(
+            self._bytes, self._burdens + BURDEN.size * at, *burden[:-1], *(burden.expected_tpot_misses or CALM)
+        )
         words[2 + at] = version + 1
         words[0] += 1
 
-    def read(self, at: int) -> tuple[int, Burden] | None:
+    def read(self, at: int) -> tuple[int, PeerLoad] | None:
         """With its version; None while it is written."""
         version = self.words[2 + at]
         fields = BURDEN.unpack_from(self._bytes, self._burdens + BURDEN.size * at)
         if version & 1 or self.words[2 + at] != version:
             return None
         own, harm = fields[: -len(GRID)], fields[-len(GRID) :]
-        return version, Burden._make((*own, HARMLESS if harm == CALM else harm))
+        return version, PeerLoad._make((*own, HARMLESS if harm == CALM else harm))
 
     # -- prefixes -------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class Part:
         return at, hashes
 
 
-class Member:
+class WorkerMemory:
     """Implements `policies.fleet.peers.Siblings` for one worker."""
 
     def __init__(self, memory: Memory, number: int) -> None:
@@ -167,7 +169,7 @@ class Member:
         if len(self._at) < len(wanted):
             log.warning("%d endpoints are too many for workers to share", len(wanted) - len(self._at))
 
-    def publish(self, endpoint_id: str, burden: Burden) -> None:
+    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
         if (at := self._at.get(endpoint_id)) is not None:
             self._own.write(at, burden)
 
@@ -175,7 +177,7 @@ class Member:
         if (at := self._at.get(endpoint_id)) is not None:
             self._own.append(tag(at, endpoint_id), hashes)
 
-    def merge(self, reader: Reader, now: float) -> None:
+    def merge(self, reader: PeerReader, now: float) -> None:
         if now < self._due:
             return
         self._due = now + EVERY
@@ -191,7 +193,7 @@ class Member:
             self._hint(self._before, reader)
             self._before = None
 
-    def _hint(self, sibling: _Sibling, reader: Reader) -> None:
+    def _hint(self, sibling: _Sibling, reader: PeerReader) -> None:
         for tagged, hashes in sibling.prompts():
             if (name := self._tags.get(tagged)) is not None:
                 reader.hinted(name, hashes)
@@ -204,7 +206,7 @@ class _Sibling:
     def __init__(self, part: Part) -> None:
         self.part, self.words = part, part.words
         self.news = -1
-        self.burdens: dict[int, Burden] = {}
+        self.burdens: dict[int, PeerLoad] = {}
         self._versions = [0] * len(part.versions())
         self._seen = part.head // RING * RING  # here a prompt begins
         before = {at: part.read(at) for at in range(len(self._versions))}
@@ -228,7 +230,7 @@ class _Sibling:
         self.news = news
         return changed
 
-    def _since(self, at: int, burden: Burden) -> Burden:
+    def _since(self, at: int, burden: PeerLoad) -> PeerLoad:
         """Less: it has begun anew."""
         if burden.spent < self._before[at]:
             del self._before[at]

@@ -11,7 +11,7 @@ import pickle
 from typing import Any
 
 
-class Shelf:
+class SharedValue:
     """To be made before the processes are forked that use it. Read when told, by one; nothing is put until then."""
 
     def __init__(self) -> None:

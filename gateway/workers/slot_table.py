@@ -16,7 +16,7 @@ from hashlib import blake2b
 from tempfile import TemporaryFile
 
 
-class Table:
+class SlotTable:
     """To be made before the processes are forked that share it."""
 
     def __init__(self, slots: int, workers: int) -> None:

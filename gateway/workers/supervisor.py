@@ -31,22 +31,22 @@ from time import monotonic
 from gateway.admission.local_quotas import Shared
 from gateway.app import tune_gc
 from gateway.cluster.pending_updates import new_group
-from gateway.config.addresses import Address
+from gateway.config.addresses import ListenAddress
 from gateway.config.models import Config
-from gateway.reload import Reloads, Source
+from gateway.reload import ConfigSource, Reloads
 from gateway.serve import draining
 from gateway.tokenize.tokenizers import encoder
-from gateway.workers.admin_aggregator import Desk, serve_desk
-from gateway.workers.child_process import ASKED, DRAIN, GO, HURRY, PREPARED, RELOADED, SERVING, fork, told
-from gateway.workers.coordinated_reload import POSTED, Changing
+from gateway.workers.admin_aggregator import AdminAggregator, serve_aggregator
+from gateway.workers.child_process import ASKED, DRAIN, FORCE_STOP, GO, PREPARED, RELOADED, SERVING, fork, told
+from gateway.workers.coordinated_reload import POSTED, CoordinatedReload
 from gateway.workers.listen_sockets import BACKLOG, bound, private, reserved, url
-from gateway.workers.retired_counters import Retired
+from gateway.workers.retired_counters import RetiredCounters
 from gateway.workers.shared_memory import Memory
 from gateway.workers.signal_selector import heard
 from gateway.workers.worker import serve_worker
-from gateway.workers.worker_context import Seat
-from gateway.workers.worker_register import Entry, Register, State
-from gateway.workers.worker_slot import Place
+from gateway.workers.worker_context import WorkerContext
+from gateway.workers.worker_register import Entry, WorkerRegister, WorkerState
+from gateway.workers.worker_slot import WorkerSlot
 
 log = logging.getLogger("firsttoken")
 
@@ -60,7 +60,7 @@ class Phase(Enum):
     ENDING = "ending"
 
 
-def supervise(config: Config, source: Source) -> int:
+def supervise(config: Config, source: ConfigSource) -> int:
     """Until a signal says stop. Exit code: 0; 2 where a port cannot be had; 1 where a worker cannot start."""
     for tokenizer in {pool.tokenizer for pool in config.pools.values()}:
         encoder(tokenizer)  # here, so that all share its memory
@@ -80,8 +80,8 @@ class Supervisor:
     """`held` has the shared port and never listens, `admin` is the admin port's, `home` a directory of our own."""
 
     def __init__(
-        self, config: Config, source: Source, held: socket.socket, admin: socket.socket, home: Path
-    ) -> None:  # fmt: skip
+        self, config: Config, source: ConfigSource, held: socket.socket, admin: socket.socket, home: Path
+    ) -> None:
         count = config.server.workers
         self.config, self.held, self.admin = config, held, admin
         self.listening: list[socket.socket | None] = [None] * count
@@ -89,10 +89,10 @@ class Supervisor:
         self.lock, self.group = home / "lines.lock", new_group()
         self.memory = Memory(config.urls(), count, len(config.urls()) + SPARE)
         self.quotas = Shared((key.name for key in config.keys), count)
-        self.register, self.retired = Register(count), Retired()
-        self.change = Changing(config, source, Reloads(self.register.reloads))
-        self.workers = [Place(f"worker {number + 1}", self._work_of(number)) for number in range(count)]
-        self.desk = Place("the admin port", self._run_desk)
+        self.register, self.retired = WorkerRegister(count), RetiredCounters()
+        self.change = CoordinatedReload(config, source, Reloads(self.register.reloads))
+        self.workers = [WorkerSlot(f"worker {number + 1}", self._work_of(number)) for number in range(count)]
+        self.desk = WorkerSlot("the admin port", self._run_desk)
         self.places = (*self.workers, self.desk)
         self.phase, self.announced, self.code = Phase.STARTING, False, 0
         self.kill_at: float | None = None
@@ -128,18 +128,18 @@ class Supervisor:
 
     # -- beginning ------------------------------------------------------------------------
 
-    def _start(self, place: Place) -> None:
+    def _start(self, place: WorkerSlot) -> None:
         if place in self.workers:
             number = self.workers.index(place)
             self.listening[number] = self.listening[number] or self._listening()
-            self.register.set(number, Entry(State.STARTING, place.starts + 1))
+            self.register.set(number, Entry(WorkerState.STARTING, place.starts + 1))
         child = fork(place.work)
         place.began(child)
         self.selector.register(child.line, selectors.EVENT_READ, lambda: self._reported(place))
 
     def _listening(self) -> socket.socket:
         """On the shared port, bound at least."""
-        made = bound(Address(self.config.server.listen.host, self.held.getsockname()[1]), shared=True)
+        made = bound(ListenAddress(self.config.server.listen.host, self.held.getsockname()[1]), shared=True)
         if self.phase is Phase.OPEN:
             made.listen(BACKLOG)
         return made
@@ -150,7 +150,7 @@ class Supervisor:
             assert data is not None
             self._leave(data, self.asked[number])
             siblings, quotas = self.memory.member(number), self.quotas.member(number)
-            seat = Seat(number, data, self.asked[number], siblings, self.group, self.lock, quotas)
+            seat = WorkerContext(number, data, self.asked[number], siblings, self.group, self.lock, quotas)
             return serve_worker(self.config, seat, self.change.configs, line)
 
         return work
@@ -159,8 +159,8 @@ class Supervisor:
         paths = [one.getsockname() for one in self.asked]
         self._leave(self.admin)
         change = self.change
-        desk = Desk(self.config, paths, self.register, self.retired, change.configs, change.answers)
-        return serve_desk(desk, self.admin, line)
+        desk = AdminAggregator(self.config, paths, self.register, self.retired, change.configs, change.answers)
+        return serve_aggregator(desk, self.admin, line)
 
     def _leave(self, *kept: socket.socket) -> None:
         """In a child: a socket listens, and a line is open, as long as any process has it."""
@@ -172,7 +172,7 @@ class Supervisor:
 
     # -- what children say ----------------------------------------------------------------
 
-    def _reported(self, place: Place) -> None:
+    def _reported(self, place: WorkerSlot) -> None:
         child = place.child
         if child is None:
             return  # it ended in this very turn
@@ -196,7 +196,7 @@ class Supervisor:
         if (why := self.change.next()) is not None:
             self._reload(why)
 
-    def _let_in(self, place: Place) -> None:
+    def _let_in(self, place: WorkerSlot) -> None:
         if self.phase is Phase.STARTING and all(worker.prepared for worker in self.workers):
             self.phase = Phase.OPEN
             for listening in filter(None, self.listening):
@@ -206,8 +206,8 @@ class Supervisor:
         elif self.phase is Phase.OPEN:
             place.tell(GO)
 
-    def _serves(self, place: Place) -> None:
-        self.register.set(self.workers.index(place), Entry(State.SERVING, place.starts))
+    def _serves(self, place: WorkerSlot) -> None:
+        self.register.set(self.workers.index(place), Entry(WorkerState.SERVING, place.starts))
         if self.announced:
             log.info("%s serves again", place.name)
         elif all(worker.serving for worker in self.workers):
@@ -228,7 +228,7 @@ class Supervisor:
                 print(draining(drain), file=sys.stderr, flush=True)
                 self._end(DRAIN, drain.wait + drain.grace + LATE)
             else:
-                self._end(HURRY, LATE)
+                self._end(FORCE_STOP, LATE)
 
     def _end(self, order: bytes, within: float) -> None:
         self.phase, self.kill_at, self.change.due = Phase.ENDING, monotonic() + within, None
@@ -238,14 +238,14 @@ class Supervisor:
             if listening is not None:
                 listening.close()
         for number, worker in enumerate(self.workers):
-            self.register.set(number, Entry(State.DRAINING if worker.child else State.ENDED, worker.starts))
+            self.register.set(number, Entry(WorkerState.DRAINING if worker.child else WorkerState.ENDED, worker.starts))
             worker.tell(order)
         self._close_desk()
 
     def _close_desk(self) -> None:
         """It is asked until there is nothing to be asked."""
         if not any(worker.child for worker in self.workers):
-            self.desk.tell(HURRY)
+            self.desk.tell(FORCE_STOP)
 
     def _reap(self) -> None:
         for place in self.places:
@@ -254,7 +254,7 @@ class Supervisor:
                 if pid:
                     self._ended(place, status)
 
-    def _ended(self, place: Place, status: int) -> None:
+    def _ended(self, place: WorkerSlot, status: int) -> None:
         assert place.child is not None
         pid = place.child.pid
         if place.child.line in self.selector.get_map():
@@ -264,18 +264,18 @@ class Supervisor:
         self._go_on()
         if place in self.workers:
             number = self.workers.index(place)
-            self.register.set(number, Entry(State.ENDED, place.starts))
+            self.register.set(number, Entry(WorkerState.ENDED, place.starts))
             self.memory.wipe(number)
         if self.phase is Phase.ENDING:
             self._close_desk()
         elif self.phase is Phase.STARTING:
             log.error("%s (pid %d) %s before it served", place.name, pid, told(status))
             self.code = 1
-            self._end(HURRY, LATE)
+            self._end(FORCE_STOP, LATE)
         else:
             self._replace(place, wait, f"{place.name} (pid {pid}) {told(status)}")
 
-    def _replace(self, place: Place, wait: float, what: str) -> None:
+    def _replace(self, place: WorkerSlot, wait: float, what: str) -> None:
         place.due = monotonic() + wait
         if not wait:
             log.error("%s; another takes its place", what)

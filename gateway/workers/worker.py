@@ -17,30 +17,30 @@ from gateway.app import Gateway, tune_gc
 from gateway.config.models import Config
 from gateway.observe.log_format import to_stderr, unhandled
 from gateway.serve import loop_factory
-from gateway.workers.child_process import DRAIN, GO, HURRY, PREPARED, RELOAD, RELOADED, SERVING, TOLD
+from gateway.workers.child_process import DRAIN, FORCE_STOP, GO, PREPARED, RELOAD, RELOADED, SERVING, TOLD
 from gateway.workers.merged_stats import families
-from gateway.workers.shared_value import Shelf
-from gateway.workers.worker_context import Seat
+from gateway.workers.shared_value import SharedValue
+from gateway.workers.worker_context import WorkerContext
 
 log = logging.getLogger("firsttoken")
 
 COUNTS = "/counts"  # of the private port: metrics, to be added up
 
 
-def serve_worker(config: Config, seat: Seat, shelf: Shelf, line: socket.socket) -> int:
+def serve_worker(config: Config, seat: WorkerContext, shelf: SharedValue, line: socket.socket) -> int:
     """Returns the exit code."""
     to_stderr(f"worker {seat.number + 1}: ")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_live(config, seat, shelf, line))
 
 
-class Orders(asyncio.Protocol):
+class ControlChannel(asyncio.Protocol):
     """The supervisor's. When it is gone, it is over for us too."""
 
     def __init__(self) -> None:
         self.go, self.drain, self.hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.reload, self.told = asyncio.Event(), asyncio.Event()
-        self._events = {GO: self.go, DRAIN: self.drain, HURRY: self.hurry, RELOAD: self.reload, TOLD: self.told}
+        self._events = {GO: self.go, DRAIN: self.drain, FORCE_STOP: self.hurry, RELOAD: self.reload, TOLD: self.told}
 
     def data_received(self, data: bytes) -> None:
         for order, event in self._events.items():
@@ -51,9 +51,9 @@ class Orders(asyncio.Protocol):
         self.drain.set()
 
 
-async def _live(config: Config, seat: Seat, shelf: Shelf, line: socket.socket) -> int:
+async def _live(config: Config, seat: WorkerContext, shelf: SharedValue, line: socket.socket) -> int:
     asyncio.get_running_loop().set_exception_handler(unhandled)
-    orders = Orders()
+    orders = ControlChannel()
     transport, _ = await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
     gateway = Gateway(config, seat)
     gateway.admin_app.router.add_get(COUNTS, _Counts(gateway.admin).answer)
@@ -71,24 +71,24 @@ async def _live(config: Config, seat: Seat, shelf: Shelf, line: socket.socket) -
     return 0
 
 
-async def _reload(gateway: Gateway, orders: Orders, shelf: Shelf, line: asyncio.WriteTransport) -> None:
+async def _reload(gateway: Gateway, orders: ControlChannel, shelf: SharedValue, line: asyncio.WriteTransport) -> None:
     """What the supervisor has found good. Who cannot take it all the same drains, and is replaced by one that begins
     with it: after a reload no two workers are of two minds."""
     while True:
         await orders.reload.wait()
         orders.reload.clear()
         try:
-            await gateway.take(shelf.get())
+            await gateway.apply_config(shelf.get())
         except Exception:
             log.exception("the configuration could not be taken; another worker takes its place")
             orders.drain.set()
         line.write(RELOADED)
 
 
-async def _stop(gateway: Gateway, orders: Orders) -> None:
+async def _stop(gateway: Gateway, orders: ControlChannel) -> None:
     async def hasten() -> None:
         await orders.hurry.wait()
-        gateway.hurried = True
+        gateway.force_stop = True
 
     hastening = asyncio.create_task(hasten())
     drain = gateway.config.server.drain

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from gateway.admission.local_quotas import LocalQuotas
-from policies.fleet.peers import Siblings
+from policies.fleet.peers import PeerLink
 
 
-class Sharing(Siblings, Protocol):
+class Sharing(PeerLink, Protocol):
     """Siblings that know the same endpoints by the same places."""
 
     def share(self, endpoints: Iterable[str]) -> None:
@@ -20,7 +20,7 @@ class Sharing(Siblings, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WorkerContext:
     """`data` listens for callers, `admin` (a Unix socket) for the desk. `siblings`: the way to the other workers.
     `group`: what they all are called among replicas. `lock`: a file to be locked by whoever writes where all write.
     `quotas`: one for all of them."""

@@ -12,7 +12,7 @@ from enum import Enum
 FIELDS = 2  # 8 bytes each
 
 
-class State(Enum):
+class WorkerState(Enum):
     STARTING = 0
     SERVING = 1
     DRAINING = 2
@@ -23,11 +23,11 @@ class State(Enum):
 class Entry:
     """One worker's place. `starts` counts the processes that have had it."""
 
-    state: State
+    state: WorkerState
     starts: int
 
 
-class Register:
+class WorkerRegister:
     """To be made before the processes are forked that read it."""
 
     def __init__(self, places: int) -> None:
@@ -39,7 +39,7 @@ class Register:
         self._cells[place * FIELDS], self._cells[place * FIELDS + 1] = entry.state.value, entry.starts
 
     def get(self, place: int) -> Entry:
-        return Entry(State(self._cells[place * FIELDS]), self._cells[place * FIELDS + 1])
+        return Entry(WorkerState(self._cells[place * FIELDS]), self._cells[place * FIELDS + 1])
 
     def all(self) -> list[Entry]:
         return [self.get(place) for place in range(self.places)]

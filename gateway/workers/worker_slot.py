@@ -11,7 +11,7 @@ YOUNG = 10.0  # s: one that ends sooner than this, twice in a row, is not replac
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # s
 
 
-class Place:
+class WorkerSlot:
     """`work` runs in a process of its own, with its end of the line to the supervisor, and returns its exit code."""
 
     def __init__(self, name: str, work: Callable[[socket.socket], int]) -> None:

@@ -29,6 +29,7 @@ from enum import Enum
 
 from policies.attempts.attempt_steps import (
     Action,
+    AttemptStep,
     Begin,
     Cancel,
     ClientGone,
@@ -38,19 +39,18 @@ from policies.attempts.attempt_steps import (
     FirstToken,
     GiveUp,
     Open,
-    Step,
-    Wake,
+    TimerFired,
 )
-from policies.attempts.hedging import first_look, hedge_at, leave_at
+from policies.attempts.hedging import abandon_at, hedge_at, patience_until
 from policies.routing.ranking import p50_of
-from policies.types import FOREVER, Attempt, AttemptKind, Candidate, Decision, Ending, Outcome
+from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
 
 BACKOFF = 0.1  # s before an overloaded endpoint is asked again, where it does not say
 DEATHS = 2  # of endpoints that had accepted the request
 RACERS = 2  # attempts pending at a time
 
 
-class State(Enum):
+class AttemptState(Enum):
     IDLE = "idle"
     RACING = "racing"
     COMMITTED = "committed"
@@ -59,25 +59,30 @@ class State(Enum):
 
 
 # What each state listens to, and where that may lead.
-TRANSITIONS: dict[State, dict[type[Event], frozenset[State]]] = {
-    State.IDLE: {
-        Begin: frozenset({State.RACING, State.GAVE_UP}),
-        ClientGone: frozenset({State.GONE}),
+TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
+    AttemptState.IDLE: {
+        Begin: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
+        ClientGone: frozenset({AttemptState.GONE}),
     },
-    State.RACING: {
-        FirstToken: frozenset({State.RACING, State.COMMITTED}),
-        Failed: frozenset({State.RACING, State.GAVE_UP}),
-        Wake: frozenset({State.RACING, State.GAVE_UP}),
-        ClientGone: frozenset({State.GONE}),
+    AttemptState.RACING: {
+        FirstToken: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
+        Failed: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
+        TimerFired: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
+        ClientGone: frozenset({AttemptState.GONE}),
     },
-    State.COMMITTED: {},
-    State.GAVE_UP: {},
-    State.GONE: {},
+    AttemptState.COMMITTED: {},
+    AttemptState.GAVE_UP: {},
+    AttemptState.GONE: {},
 }
 
 # Of every request: a member is slow to look up in its enumeration.
-_RACING, _COMMITTED, _PLACE, _PRIMARY = State.RACING, State.COMMITTED, Outcome.PLACE, AttemptKind.PRIMARY
-_IN_A_RACE = TRANSITIONS[State.RACING]
+_RACING, _COMMITTED, _PLACE, _PRIMARY = (
+    AttemptState.RACING,
+    AttemptState.COMMITTED,
+    Placement.PLACE,
+    AttemptKind.PRIMARY,
+)
+_IN_A_RACE = TRANSITIONS[AttemptState.RACING]
 
 
 @dataclass(slots=True)
@@ -87,16 +92,16 @@ class Pending:
     attempt: Attempt
     sent: float
     limit: float
-    look_at: float
+    recheck_at: float
     settled: bool = False
-    leave_at: float = FOREVER
+    abandon_at: float = FOREVER
 
 
 class AttemptMachine:
     """One per request. `now` is the time of each event, never earlier than the last one's."""
 
-    state = State.IDLE
-    _hears = TRANSITIONS[State.IDLE]  # the events that it listens to now
+    state = AttemptState.IDLE
+    _hears = TRANSITIONS[AttemptState.IDLE]  # the events that it listens to now
     _opened = 0
     _tried = 0  # candidates
     _again: Candidate | None = None  # the one to be tried once more, at _again_at
@@ -122,22 +127,22 @@ class AttemptMachine:
         self._again_at = now
         self._actions: list[Action] = []
 
-    def on(self, event: Event, now: float, may_retry: bool = True) -> Step:
+    def on(self, event: Event, now: float, may_retry: bool = True) -> AttemptStep:
         """`may_retry`: whether a budget allows another copy, should this event call for one."""
         if type(event) not in self._hears:
-            return Step((), self._wake_at())
+            return AttemptStep((), self._wake_at())
         if isinstance(event, FirstToken):
             self._first_token(event.number)
         elif isinstance(event, Begin):
             self._begin(now)
-        elif isinstance(event, Wake):
+        elif isinstance(event, TimerFired):
             self._wake(now, may_retry)
         elif isinstance(event, Failed):
             self._failed(event, now, may_retry)
         else:
-            self._end(State.GONE)
+            self._end(AttemptState.GONE)
         actions, self._actions = tuple(self._actions), []
-        return Step(actions, self._wake_at())
+        return AttemptStep(actions, self._wake_at())
 
     # -- events -------------------------------------------------------------------------------
 
@@ -157,12 +162,12 @@ class AttemptMachine:
         pending = self.pending.pop(failure.number, None)
         if pending is None:
             return
-        self._deaths += failure.died and failure.taken
+        self._deaths += failure.connection_lost and failure.taken
         if self.pending:
             self._weigh_again(now)
         elif not failure.retryable:
             self._give_up(f"attempt {failure.number} failed and no other endpoint would do better")
-        elif not (may_retry or failure.died):
+        elif not (may_retry or failure.connection_lost):
             self._give_up(f"attempt {failure.number} failed and the retry budget is spent")
         elif self._next() is not None:
             self._open_next(AttemptKind.FALLBACK, now)
@@ -172,12 +177,12 @@ class AttemptMachine:
     def _weigh_again(self, now: float) -> None:
         """A racer fell out: the other is alone again, and its silence counts as before."""
         for pending in self.pending.values():
-            pending.settled, pending.look_at = False, min(now, pending.limit)
+            pending.settled, pending.recheck_at = False, min(now, pending.limit)
 
     def _wake(self, now: float, may_retry: bool) -> None:
         self._open_again(now)
         for number, pending in tuple(self.pending.items()):
-            if number in self.pending and pending.look_at <= now:
+            if number in self.pending and pending.recheck_at <= now:
                 self._look(pending, now, may_retry)
 
     # -- silence ------------------------------------------------------------------------------
@@ -185,7 +190,7 @@ class AttemptMachine:
     def _first_look(self, own: Candidate, sent: float, limit: float) -> float:
         if not self._stream or self._deadline == FOREVER or not self._has_next:
             return limit
-        look = first_look(own.forecast, p50_of(self._candidates, self._tried), sent, self._deadline)
+        look = patience_until(own.forecast, p50_of(self._candidates, self._tried), sent, self._deadline)
         return look if look < limit else limit
 
     def _look(self, pending: Pending, now: float, may_retry: bool) -> None:
@@ -194,29 +199,29 @@ class AttemptMachine:
         if now >= pending.limit:
             self._leave(pending, None if len(self.pending) > 1 else upcoming, now)
         elif upcoming is None:
-            pending.look_at = pending.limit
+            pending.recheck_at = pending.limit
         elif not pending.settled:
             self._settle(pending, upcoming, now, may_retry)
         elif self._hedge and may_retry and len(self.pending) < RACERS:
-            pending.look_at = pending.limit
+            pending.recheck_at = pending.limit
             self._open_next(AttemptKind.HEDGE, now)
-        elif now >= pending.leave_at:
+        elif now >= pending.abandon_at:
             self._leave(pending, upcoming, now)
         else:
-            pending.look_at = pending.leave_at
+            pending.recheck_at = pending.abandon_at
 
     def _settle(self, pending: Pending, upcoming: Candidate, now: float, may_retry: bool) -> None:
         own, pending.settled = pending.attempt.candidate, True
         about = own.forecast, upcoming.forecast, pending.sent, now, self._deadline
-        pending.leave_at = min(leave_at(*about), pending.limit)
-        pending.look_at = min(hedge_at(*about), pending.leave_at) if self._hedge else pending.leave_at
-        if pending.look_at <= now:
+        pending.abandon_at = min(abandon_at(*about), pending.limit)
+        pending.recheck_at = min(hedge_at(*about), pending.abandon_at) if self._hedge else pending.abandon_at
+        if pending.recheck_at <= now:
             self._look(pending, now, may_retry)
 
     def _leave(self, pending: Pending, upcoming: Candidate | None, now: float) -> None:
         number = pending.attempt.number
         del self.pending[number]
-        self._actions.append(Cancel(number, Ending.SILENT))
+        self._actions.append(Cancel(number, AttemptOutcome.SILENT))
         if upcoming is not None:
             self._open_next(AttemptKind.FALLBACK, now)
         elif not self.pending:
@@ -248,12 +253,12 @@ class AttemptMachine:
         """Whether the endpoint that failed last, having no stand-in, is worth one more attempt."""
         if self._retried or not self._may_open:
             return False
-        if not failure.died and any(
+        if not failure.connection_lost and any(
             other.endpoint.pool == candidate.endpoint.pool and other.endpoint != candidate.endpoint
             for other in self._candidates
         ):
             return False
-        wait = 0.0 if failure.died else max(failure.retry_after or BACKOFF, BACKOFF)
+        wait = 0.0 if failure.connection_lost else max(failure.retry_after or BACKOFF, BACKOFF)
         if wait > self._first_token_limit or now + wait >= self._deadline:
             return False
         self._retried, self._again, self._again_at = True, candidate, now + wait
@@ -278,11 +283,11 @@ class AttemptMachine:
 
     def _give_up(self, reason: str) -> None:
         self._actions.append(GiveUp(reason))
-        self._end(State.GAVE_UP)
+        self._end(AttemptState.GAVE_UP)
 
-    def _end(self, state: State) -> None:
+    def _end(self, state: AttemptState) -> None:
         if self.pending:
-            self._actions += [Cancel(number, Ending.CANCELLED) for number in self.pending]
+            self._actions += [Cancel(number, AttemptOutcome.CANCELLED) for number in self.pending]
             self.pending.clear()
         self._again = None
         self.state, self._hears = state, {}
@@ -290,6 +295,6 @@ class AttemptMachine:
     def _wake_at(self) -> float | None:
         at = None if self._again is None else self._again_at
         for pending in self.pending.values():
-            if at is None or pending.look_at < at:
-                at = pending.look_at
+            if at is None or pending.recheck_at < at:
+                at = pending.recheck_at
         return at

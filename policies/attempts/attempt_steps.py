@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.types import Attempt, Ending
+from policies.types import Attempt, AttemptOutcome
 from policies.value import value
 
 # --------------------------------------------------------------------------- events
@@ -31,13 +31,13 @@ class Failed:
 
     number: int
     retryable: bool = True
-    died: bool = False
+    connection_lost: bool = False
     retry_after: float | None = None
     taken: bool = False
 
 
 @value
-class Wake:
+class TimerFired:
     """The time of the last step's `wake_at` has come."""
 
 
@@ -46,7 +46,7 @@ class ClientGone:
     """The caller has left."""
 
 
-Event = Begin | FirstToken | Failed | Wake | ClientGone
+Event = Begin | FirstToken | Failed | TimerFired | ClientGone
 
 # --------------------------------------------------------------------------- actions
 
@@ -59,7 +59,7 @@ class Open:
 @value
 class Cancel:
     number: int
-    ending: Ending
+    ending: AttemptOutcome
 
 
 @value
@@ -78,7 +78,7 @@ Action = Open | Cancel | Commit | GiveUp
 
 
 @value
-class Step:
+class AttemptStep:
     """What to do now, in this order, and when to send a Wake if nothing happens before."""
 
     actions: tuple[Action, ...] = ()

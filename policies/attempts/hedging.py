@@ -34,7 +34,7 @@ STEP, STEP_LEAST, GROWTH = (
 )  # to the second look at whether to hedge: of the own p90; s; and from look to look
 
 
-def first_look(own: Forecast, upcoming: float, sent: float, deadline: float) -> float:
+def patience_until(own: Forecast, upcoming: float, sent: float, deadline: float) -> float:
     """The moment before which silence is not weighed. `upcoming`: s, the median of the next."""
     usual = PATIENCE * own.p90
     patience = sent + (usual if usual > PATIENCE_LEAST else PATIENCE_LEAST)
@@ -48,26 +48,26 @@ def hedge_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadlin
     A hedge keeps the first attempt's chance, so it need not wait for the moment to leave. It is looked for in steps
     that grow: what is overdue by little is mostly slow, and what is overdue by much is mostly hung.
     """
-    allowed, at = (1 - HUNG) * own.chance(deadline - sent), now
+    allowed, at = (1 - HUNG) * own.probability(deadline - sent), now
     step = max(STEP * own.p90, STEP_LEAST)
     while at < deadline:
-        spoken = (1 - HUNG) * own.chance(at - sent)
-        if (allowed - spoken) / (1 - spoken) < (1 - HUNG) * upcoming.chance(deadline - at):
+        spoken = (1 - HUNG) * own.probability(at - sent)
+        if (allowed - spoken) / (1 - spoken) < (1 - HUNG) * upcoming.probability(deadline - at):
             return at
         at += step
         step *= GROWTH
     return deadline
 
 
-def leave_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
+def abandon_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
     """The moment from `now` on at which to leave for `upcoming`, before the deadline if that is worth it."""
     allowed, step = deadline - sent, (deadline - now) / GRID
     overdue = sent + max(OVERDUE * own.quantile(0.99), OVERDUE_LEAST, OVERDUE_SHARE * allowed)
-    most, best = (1 - HUNG) * own.chance(allowed), deadline  # to stay to the end
+    most, best = (1 - HUNG) * own.probability(allowed), deadline  # to stay to the end
     for i in range(GRID if step > 0 else 0):
         at = now + i * step
-        spoken = (1 - HUNG) * own.chance(at - sent)
-        made = spoken + (1 - spoken) * (1 - HUNG) * upcoming.chance(deadline - at)
+        spoken = (1 - HUNG) * own.probability(at - sent)
+        made = spoken + (1 - spoken) * (1 - HUNG) * upcoming.probability(deadline - at)
         if made > most:
             most, best = made, at
     return max(min(best, overdue), now) if best < deadline else max(deadline, overdue)

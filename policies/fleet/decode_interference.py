@@ -31,7 +31,7 @@ NOBODY: Writing = (0.0, 0.0, FOREVER)
 
 
 @dataclass(slots=True)
-class Answer:
+class DecodingAnswer:
     """One that is being written."""
 
     pace: float | None  # s per token that its caller was promised
@@ -42,7 +42,7 @@ class Answer:
     counted: int = 1  # of them
 
 
-class Stall:
+class DecodeInterference:
     """One endpoint's."""
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Stall:
         "_tokens",
         "answers",
         "context",
-        "harm",
+        "expected_tpot_misses",
         "limit",
         "spent",
     )
@@ -64,8 +64,8 @@ class Stall:
     def __init__(self) -> None:
         self.spent = 0.0  # s of prefill sent, in all
         self.context = 0  # tokens of the prompts being answered
-        self.answers: dict[Hashable, Answer] = {}
-        self.harm = HARMLESS  # as of the last `look`
+        self.answers: dict[Hashable, DecodingAnswer] = {}
+        self.expected_tpot_misses = HARMLESS  # as of the last `look`
         self._seen = 0.0  # `spent`, then
         self._recent = self._at = self._looked = 0.0
         self.limit = LIMITS[1]
@@ -78,12 +78,12 @@ class Stall:
         self._at = now
         self.spent += seconds
 
-    def duty(self, now: float) -> float:
+    def prefill_utilization(self, now: float) -> float:
         """Share of the time spent on prefills, lately."""
         duty = self._recent * exp((self._at - now) / MEMORY) / MEMORY
         return duty if duty < 1.0 else 1.0
 
-    def began(self, key: Hashable, answer: Answer, now: float) -> None:
+    def began(self, key: Hashable, answer: DecodingAnswer, now: float) -> None:
         answer.first_at = now
         self.answers[key] = answer
         self.context += answer.context
@@ -98,7 +98,7 @@ class Stall:
         if tokens is not None and answer.tokens >= COUNTED:
             self._packed += (max(tokens / answer.tokens, 1.0) - self._packed) * PACKED_MEMORY
         if not self.answers:
-            self.harm = HARMLESS
+            self.expected_tpot_misses = HARMLESS
         if answer.pace is not None:
             self._released(answer.pace, tpot)
 
@@ -128,7 +128,7 @@ class Stall:
             chance = 1.0 if credit >= 0 else exp(credit * scale)
             for i in range(bisect_right(GRID, credit), len(GRID)):
                 total[i] += chance - exp((credit - GRID[i]) * scale)
-        self.harm = tuple(total) if any(total) else HARMLESS
+        self.expected_tpot_misses = tuple(total) if any(total) else HARMLESS
 
     def _measure(self, now: float) -> None:
         looked, fade = self._looked, exp((self._looked - now) / MEMORY)
@@ -144,7 +144,7 @@ class Stall:
         """Of the answers, lately."""
         return self._time, self._tokens * self._packed, min(self._paces, default=FOREVER)
 
-    def strain(self, alone: float, others: Writing = NOBODY) -> float:
+    def tpot_pressure(self, alone: float, others: Writing = NOBODY) -> float:
         """What a token takes lately, in shares of what the answers can bear: from 1 on, no other prefill.
 
         `alone`: s per token that a single answer would take. `others`: the `writing` of other processes. 0 where
@@ -166,17 +166,19 @@ class Stall:
         return self.spent - self._seen
 
 
-def closed(strain: float, more: float) -> float:
+def reopens_in(strain: float, more: float) -> float:
     """Seconds until answers have caught up enough for another prefill, if `more` s of it are on their way."""
     return MEMORY * max(strain * (1 + more / MEMORY) - 1, 0.0)
 
 
-def harm(load: Load, seconds: float) -> float:
+def expected_tpot_misses(load: Load, seconds: float) -> float:
     """Answers that a prefill of so many seconds, sent now, would cost their pace."""
-    if not load.harm:
+    if not load.expected_tpot_misses:
         return 0.0
     stalled = load.stalled
-    return _lost(load.harm, stalled + seconds) - (_lost(load.harm, stalled) if stalled else 0.0)
+    return _lost(load.expected_tpot_misses, stalled + seconds) - (
+        _lost(load.expected_tpot_misses, stalled) if stalled else 0.0
+    )
 
 
 def _lost(harm: Harm, stall: float) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.fleet.circuit_breaker import LONGEST_EJECTION, Breaker
-from policies.fleet.decode_interference import NOBODY, Stall, closed
-from policies.fleet.inflight_tokens import Ledger, Queue
-from policies.fleet.learned_rate_limit import Quota
-from policies.fleet.peers import NOTHING, Burden, added
+from policies.fleet.decode_interference import NOBODY, DecodeInterference, reopens_in
+from policies.fleet.inflight_tokens import InflightTokens, Queue
+from policies.fleet.learned_rate_limit import LearnedRateLimit
+from policies.fleet.peers import NOTHING, PeerLoad, added
 from policies.latency.calibration import Calibration, CalibrationStatistics
-from policies.latency.tpot_predictor import Pace
+from policies.latency.tpot_predictor import TpotPredictor
 from policies.latency.ttft_predictor import READ, ApiPredictor, EnginePredictor, Predictor, Work
 from policies.prefix_cache.prefix_index import PrefixStatistics
 from policies.prefix_cache.residency import ResidencyStatistics
@@ -65,8 +65,8 @@ class EndpointState:
         "context",
         "endpoint",
         "engine",
-        "heard_at",
         "kv_tokens",
+        "last_token_at",
         "ledger",
         "local",
         "pace",
@@ -80,22 +80,22 @@ class EndpointState:
         "theirs",
         "used_at",
         "warming",
-    )  # fmt: skip
+    )
 
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
         self.endpoint, self.pool, self.local = endpoint, pool, pool.local
-        self.ledger = Ledger()
+        self.ledger = InflightTokens()
         self.breaker = Breaker(LONGEST_EJECTION if pool.local else API_EJECTION)
         self.calibration = Calibration()
         self.predictor: Predictor = EnginePredictor() if pool.local else ApiPredictor()
-        self.pace = Pace()
-        self.stall = Stall()
-        self.quota: Quota | None = None if pool.local else Quota()
+        self.pace = TpotPredictor()
+        self.stall = DecodeInterference()
+        self.quota: LearnedRateLimit | None = None if pool.local else LearnedRateLimit()
         self.block_size = pool.block_size  # the engine's
         self.block_tokens = self._mean_block = float(pool.block_size)  # engine tokens in one block of the estimator
         self.kv_tokens = pool.kv_tokens
         self.engine = EngineLoad()
-        self.scraped_at = self.used_at = self.heard_at = NEVER
+        self.scraped_at = self.used_at = self.last_token_at = NEVER
         self.taught_by = 0  # samples of the sibling that knew most when this one was taught
         self.warming = False
         self._others_running = self._others_waiting = self._excess = 0
@@ -114,7 +114,7 @@ class EndpointState:
     def queue(self) -> Queue:
         """What waits there, whoever sent it."""
         own = self.ledger.queue
-        return own if self.theirs is NOTHING else self.theirs.beside(own, self.heard_at)
+        return own if self.theirs is NOTHING else self.theirs.beside(own, self.last_token_at)
 
     @property
     def answering(self) -> int:
@@ -129,46 +129,87 @@ class EndpointState:
         return own if self.theirs is NOTHING else own + self.theirs.context
 
     @property
-    def burden(self) -> Burden:
+    def burden(self) -> PeerLoad:
         """What we have under way there, for siblings."""
         ledger, stall, breaker = self.ledger, self.stall, self.breaker
         tokens, pairs, remainder, since = ledger.queue
         waiting = ledger.prefilling
-        return Burden(
-            ledger.in_flight, waiting, tokens, pairs, remainder, stall.context, int(self.warming),
-            since if waiting else FOREVER, self.heard_at, self.used_at, breaker.blocked_until, breaker.down_at,
-            stall.spent - self._told, *(stall.writing if stall.answers else NOBODY), stall.harm,
-        )  # fmt: skip
+        return PeerLoad(
+            ledger.in_flight,
+            waiting,
+            tokens,
+            pairs,
+            remainder,
+            stall.context,
+            int(self.warming),
+            since if waiting else FOREVER,
+            self.last_token_at,
+            self.used_at,
+            breaker.blocked_until,
+            breaker.down_at,
+            stall.spent - self._told,
+            *(stall.writing if stall.answers else NOBODY),
+            stall.expected_tpot_misses,
+        )
 
-    def hear(self, theirs: Burden, now: float) -> None:
+    def on_peer_load(self, theirs: PeerLoad, now: float) -> None:
         """What siblings have under way there has changed. Their prefills stall our answers as our own do."""
         spent = theirs.spent - self.theirs.spent
         if spent > 0:  # less: one of them has begun anew
             self.stall.prefill(spent, now)
             self._told += spent
-        self.heard_at, self.used_at = max(self.heard_at, theirs.heard_at), max(self.used_at, theirs.used_at)
+        self.last_token_at, self.used_at = (
+            max(self.last_token_at, theirs.last_token_at),
+            max(self.used_at, theirs.used_at),
+        )
         self.theirs = theirs
 
     def load(self, now: float) -> Load:
         ahead, running, waiting = self._look(now)
         ledger, stall, theirs, busy = self.ledger, self.stall, self.theirs, ahead / self.rate
         prefilling, blocked, warming = len(ledger.waiting), self.breaker.blocked_until, self.warming
-        in_flight, context, harm, writing = prefilling + len(ledger.answering), stall.context, stall.harm, NOBODY
+        in_flight, context, harm, writing = (
+            prefilling + len(ledger.answering),
+            stall.context,
+            stall.expected_tpot_misses,
+            NOBODY,
+        )
         if self.quota is not None:
             blocked = max(blocked, self.quota.full_until(now))
         if theirs is not NOTHING:
             in_flight, prefilling = in_flight + theirs.in_flight, prefilling + theirs.prefilling
-            context, harm, blocked = self.attended, added(harm, theirs.harm), max(blocked, theirs.blocked_until)
+            context, harm, blocked = (
+                self.attended,
+                added(harm, theirs.expected_tpot_misses),
+                max(blocked, theirs.blocked_until),
+            )
             writing, warming = theirs.writing, warming or theirs.warming > 0
-        duty, pace = stall.duty(now), self.pace.predict(running, context)
+        duty, pace = stall.prefill_utilization(now), self.pace.predict(running, context)
         alone = pace if running < 2 else self.pace.predict(1, context / running)
-        strain, left = stall.strain(alone, writing), 1 - duty
+        strain, left = stall.tpot_pressure(alone, writing), 1 - duty
         return Load(
-            now, self.breaker.health(now), in_flight, prefilling, ahead, running, waiting,
-            self.engine.kv_usage or 0.0, self.scraped_at, blocked, busy, 0.0, harm, stall.since, strain,
-            closed(strain, busy) if strain else 0.0, duty, pace / (left if left > LEAST_LEFT else LEAST_LEFT),
-            context, self.heard_at, warming,
-        )  # fmt: skip
+            now,
+            self.breaker.health(now),
+            in_flight,
+            prefilling,
+            ahead,
+            running,
+            waiting,
+            self.engine.kv_usage or 0.0,
+            self.scraped_at,
+            blocked,
+            busy,
+            0.0,
+            harm,
+            stall.since,
+            strain,
+            reopens_in(strain, busy) if strain else 0.0,
+            duty,
+            pace / (left if left > LEAST_LEFT else LEAST_LEFT),
+            context,
+            self.last_token_at,
+            warming,
+        )
 
     def _look(self, now: float) -> tuple[float, int, int]:
         """Tokens ahead of a prompt, and requests that decode and that wait; how fast what is ahead drains."""
@@ -205,7 +246,7 @@ class EndpointState:
         self, prefix: PrefixStatistics, resident: ResidencyStatistics | None, now: float
     ) -> EndpointStatistics:
         load = self.load(now)
-        ratios = self.predictor.quantiles(load.ahead, now)
+        ratios = self.predictor.quantiles(load.queued_tokens, now)
         return EndpointStatistics(
             endpoint=self.endpoint,
             load=load,
@@ -254,10 +295,10 @@ class EndpointState:
         self._others_waiting = min(max(0, waiting - prefilling), others)
         self._others_running = others - self._others_waiting
 
-    def follow(self, sibling: EndpointState, now: float) -> None:
+    def warm_start_from(self, sibling: EndpointState, now: float) -> None:
         """Nothing is known of this endpoint: expect of it what its sibling does."""
-        self.predictor.follow(sibling.predictor, now)
-        self.pace.follow(sibling.pace)
+        self.predictor.warm_start_from(sibling.predictor, now)
+        self.pace.warm_start_from(sibling.pace)
 
 
 def _restarted(before: EngineLoad, after: EngineLoad) -> bool:

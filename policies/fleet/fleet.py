@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from policies.fleet.decode_interference import Answer
+from policies.fleet.decode_interference import DecodingAnswer
 from policies.fleet.endpoint_state import EndpointState, EndpointStatistics
-from policies.fleet.in_flight_attempt import Flight, Reported
+from policies.fleet.in_flight_attempt import InFlightAttempt, Reported
 from policies.fleet.standing import Standing
 from policies.latency.output_lengths import OutputLengths
 from policies.latency.token_scale import TokenScale
-from policies.prefix_cache.prefix_caches import Sent
-from policies.scorers.scorer import Prospect
-from policies.types import Candidate, Ending, Endpoint, EngineLoad, Forecast, Load, Pool, PoolEstimate
+from policies.prefix_cache.prefix_caches import PendingPrompt
+from policies.scorers.scorer import CandidateInput
+from policies.types import AttemptOutcome, Candidate, Endpoint, EngineLoad, Forecast, Load, Pool, PoolEstimate
 
 __all__ = ["Fleet", "Reported"]
 
-_COMPLETED = Ending.COMPLETED  # a member is slow to look up in its enumeration
+_COMPLETED = AttemptOutcome.COMPLETED  # a member is slow to look up in its enumeration
 _UNTOLD = Reported()
 _new = tuple.__new__  # half of what a named tuple's own constructor takes
 
@@ -37,15 +37,20 @@ class Fleet(Standing):
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         super().__init__(pools)
-        self._flights: dict[Hashable, Flight] = {}
+        self._flights: dict[Hashable, InFlightAttempt] = {}
         self._lengths: dict[str, OutputLengths] = {}
 
     # ----------------------------------------------------------------- read by decisions
 
     def prospects(
-        self, endpoints: Sequence[Endpoint], loads: Sequence[Load], prompt: PoolEstimate, tier: int, price: float,
+        self,
+        endpoints: Sequence[Endpoint],
+        loads: Sequence[Load],
+        prompt: PoolEstimate,
+        tier: int,
+        price: float,
         now: float,
-    ) -> list[Prospect]:  # fmt: skip
+    ) -> list[CandidateInput]:
         """What each of these endpoints of one pool would make of the prompt, sent at `now`."""
         states, caches, tokens, hashes = self._states, self.caches, prompt.tokens, prompt.blocks.hashes
         find, prospects = caches.index.find, []
@@ -56,7 +61,7 @@ class Fleet(Standing):
             predictor = state.predictor
             center, ratios, seconds = predictor.expect(load, state.context, state.rate, tokens, hit, now)
             about = endpoint, tier, load, prompt, price, hit, center, ratios, seconds, predictor.samples
-            prospects.append(_new(Prospect, about))
+            prospects.append(_new(CandidateInput, about))
         return prospects
 
     def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
@@ -87,23 +92,30 @@ class Fleet(Standing):
     # ----------------------------------------------------------------- told by the monitor
 
     def sent(
-        self, key: Hashable, candidate: Candidate, prompt: PoolEstimate, now: float, stream: bool,
-        pace: float | None = None, output: int = 256, session: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        key: Hashable,
+        candidate: Candidate,
+        prompt: PoolEstimate,
+        now: float,
+        stream: bool,
+        pace: float | None = None,
+        output: int = 256,
+        session: str = "",
+    ) -> None:
         """An attempt, named by `key`, is on its way. `pace`: s per output token that its caller was promised;
         `session`: what the engine's events call it."""
         state = self._states.get(candidate.endpoint.id)
         if state is None:
             return
         if key in self._flights:
-            self.ended(key, Ending.CANCELLED, now)
+            self.ended(key, AttemptOutcome.CANCELLED, now)
         tokens, hit = candidate.prompt_tokens, candidate.hit
         work, ledger, predictor = state.work(tokens, hit, now), state.ledger, state.predictor
         cache = self._record(key, state, prompt, session)
         _, uncached, ahead, pairs, running = work
-        told = predictor.center(tokens, uncached, ahead, pairs, running, now)
-        answer = Answer(pace, output, tokens)
-        self._flights[key] = Flight(
+        told = predictor.point_estimate(tokens, uncached, ahead, pairs, running, now)
+        answer = DecodingAnswer(pace, output, tokens)
+        self._flights[key] = InFlightAttempt(
             state, candidate, prompt, work, told, now, stream, cache, state.queue, state.rate, answer
         )
         state.stall.prefill(predictor.seconds(uncached, uncached * (hit + 0.5 * uncached)), now)
@@ -121,7 +133,7 @@ class Fleet(Standing):
         if flight is None or flight.first_at is not None:
             return
         state = flight.state
-        state.heard_at = now
+        state.last_token_at = now
         flight.began(now)
         state.stall.began(key, flight.answer, now)
         state.ledger.clear(key, now)
@@ -131,7 +143,7 @@ class Fleet(Standing):
             self._learn(flight, ttft, now)
         self._touch(state)
 
-    def ended(self, key: Hashable, ending: Ending, now: float, reported: Reported | None = None) -> None:
+    def ended(self, key: Hashable, ending: AttemptOutcome, now: float, reported: Reported | None = None) -> None:
         """The attempt is over. Unknown keys and second endings change nothing."""
         flight = self._flights.pop(key, None)
         if flight is None:
@@ -207,7 +219,7 @@ class Fleet(Standing):
 
     # ----------------------------------------------------------------- what follows from it
 
-    def _record(self, key: Hashable, state: EndpointState, prompt: PoolEstimate, session: str) -> Sent | None:
+    def _record(self, key: Hashable, state: EndpointState, prompt: PoolEstimate, session: str) -> PendingPrompt | None:
         """Takes this prompt for held there."""
         blocks = prompt.blocks
         if not state.local or not blocks.hashes:
@@ -218,7 +230,7 @@ class Fleet(Standing):
             self.siblings.sent(state.endpoint.id, blocks.hashes)
         return self.caches.sent(key, state.endpoint.id, prompt, session)
 
-    def _computed(self, key: Hashable, flight: Flight, ending: Ending, reported: Reported) -> bool:
+    def _computed(self, key: Hashable, flight: InFlightAttempt, ending: AttemptOutcome, reported: Reported) -> bool:
         """What has become of its prompt; whether the engine's own events tell of it."""
         if flight.cache is None:
             return False
@@ -227,7 +239,7 @@ class Fleet(Standing):
         self.caches.unanswered(key, flight.cache)
         return False
 
-    def _learn(self, flight: Flight, ttft: float, now: float) -> None:
+    def _learn(self, flight: InFlightAttempt, ttft: float, now: float) -> None:
         state, group = flight.state, self._groups.get(flight.state.pool.name)
         state.predictor.observe(flight.sample(ttft), now)
         state.calibration.observe(ttft, flight.candidate.forecast)
@@ -235,14 +247,16 @@ class Fleet(Standing):
             for taught in group.teach(state, now):
                 self._touch(taught)
 
-    def _ended_without_token(self, flight: Flight, ending: Ending, now: float, reported: Reported) -> None:
+    def _ended_without_token(
+        self, flight: InFlightAttempt, ending: AttemptOutcome, now: float, reported: Reported
+    ) -> None:
         if ending is _COMPLETED:
             if reported.engine_ttft is not None:
                 self._learn(flight, reported.engine_ttft, now)
-        elif flight.stream and ending in (Ending.SILENT, Ending.CANCELLED):
+        elif flight.stream and ending in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
             flight.learn_at_least(now)
 
-    def _reconcile(self, flight: Flight, reported: Reported, accounted: bool) -> None:
+    def _reconcile(self, flight: InFlightAttempt, reported: Reported, accounted: bool) -> None:
         """Hold what was believed against what the answer says."""
         state, prompt = flight.state, flight.prompt
         if reported.prompt_tokens is not None and prompt.text_tokens and (group := self._groups.get(state.pool.name)):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from policies.fleet.decode_interference import Answer
+from policies.fleet.decode_interference import DecodingAnswer
 from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.inflight_tokens import Queue
 from policies.latency.ttft_predictor import Sample, Work, learn_at_least
-from policies.prefix_cache.prefix_caches import Sent
-from policies.types import Candidate, Ending, PoolEstimate
+from policies.prefix_cache.prefix_caches import PendingPrompt
+from policies.types import AttemptOutcome, Candidate, PoolEstimate
 from policies.value import value
 
 _new = tuple.__new__  # half of what a named tuple's own constructor takes
-_COMPLETED = Ending.COMPLETED  # a member is slow to look up in its enumeration
+_COMPLETED = AttemptOutcome.COMPLETED  # a member is slow to look up in its enumeration
 OVERDUE, OVERDUE_LEAST = 0.98, 0.5  # the quantile of its forecast, and s, that an attempt must outlast to be silent
 
 
@@ -32,7 +32,7 @@ class Reported:
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightAttempt:
     """An attempt that has not ended."""
 
     state: EndpointState
@@ -42,10 +42,10 @@ class Flight:
     told: float  # the TTFT expected then, s
     sent_at: float
     stream: bool
-    cache: Sent | None  # what is believed of its prompt there; None: nothing can be
+    cache: PendingPrompt | None  # what is believed of its prompt there; None: nothing can be
     queue: Queue  # what was ahead of it then
     rate: float  # tokens/s it was thought to drain at
-    answer: Answer  # that is to come
+    answer: DecodingAnswer  # that is to come
     first_at: float | None = None
     running: int = 0  # at its first token
     context: float = 0.0  # of all that were being answered then, tokens
@@ -77,17 +77,17 @@ class Flight:
         running, context = (self.running + state.answering) / 2, (self.context + state.attended) / 2
         state.pace.observe(running, context, alone if alone > least else least)
 
-    def judge(self, key: Hashable, ending: Ending, now: float, reported: Reported) -> None:
+    def judge(self, key: Hashable, ending: AttemptOutcome, now: float, reported: Reported) -> None:
         """What its end says of its endpoint's health."""
         breaker, quota = self.state.breaker, self.state.quota
         if ending is _COMPLETED:
             breaker.ended(key, ending, now)
             return
-        if ending is Ending.SILENT:
+        if ending is AttemptOutcome.SILENT:
             patience = max(self.candidate.forecast.quantile(OVERDUE), OVERDUE_LEAST)
             breaker.silent(key, self.sent_at, now, self.stream and now - self.sent_at > patience)
             return
-        if ending is Ending.RATE_LIMITED:
+        if ending is AttemptOutcome.RATE_LIMITED:
             breaker.limited(now, reported.retry_after)
             if quota is not None:
                 quota.refused(now)

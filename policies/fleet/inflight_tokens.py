@@ -52,7 +52,7 @@ class Charge(NamedTuple):
     stream: bool = True
 
 
-class Ledger:
+class InflightTokens:
     """The attempts in flight on one endpoint. Tokens and attention pairs are integers, so sums stay exact."""
 
     __slots__ = ("_pairs", "_remainder", "_since", "_tokens", "answering", "waiting")

@@ -19,7 +19,7 @@ GROWTH = 0.01  # of the limit, per minute
 MOST = 10_000  # requests a minute that are counted: beyond, no limit is learned
 
 
-class Quota:
+class LearnedRateLimit:
     """One API's."""
 
     __slots__ = ("_learned_at", "_limit", "_sent")

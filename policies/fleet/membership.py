@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from policies.fleet.endpoint_state import EndpointState
-from policies.fleet.pool_state import Group
+from policies.fleet.pool_state import PoolState
 from policies.latency.token_scale import TokenScale
-from policies.prefix_cache.prefix_caches import Caches
+from policies.prefix_cache.prefix_caches import PrefixCaches
 from policies.types import Endpoint, Pool
 
 
-class Members:
+class Membership:
     """Tells the caches of every endpoint that comes or goes."""
 
-    def __init__(self, caches: Caches) -> None:
+    def __init__(self, caches: PrefixCaches) -> None:
         self.states: dict[str, EndpointState] = {}  # by endpoint
-        self.groups: dict[str, Group] = {}  # by pool
+        self.groups: dict[str, PoolState] = {}  # by pool
         self._caches = caches
 
     def reload(self, pools: Iterable[Pool]) -> set[str]:
@@ -29,7 +29,7 @@ class Members:
         self.states, self.groups = {}, {}
         for pool in pools:
             scale = before[pool.name].scale if pool.name in before else TokenScale()
-            group = self.groups[pool.name] = Group(pool, scale)
+            group = self.groups[pool.name] = PoolState(pool, scale)
             for endpoint in pool.endpoints:
                 group.members.append(self._keep_or_create(known.get(endpoint.id), endpoint, pool))
             group.untaught = list(group.members)

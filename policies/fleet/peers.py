@@ -25,7 +25,7 @@ from policies.fleet.inflight_tokens import Queue
 from policies.types import FOREVER, NEVER
 
 
-class Burden(NamedTuple):
+class PeerLoad(NamedTuple):
     """What one process has under way at one endpoint."""
 
     in_flight: int = 0  # attempts
@@ -36,7 +36,7 @@ class Burden(NamedTuple):
     context: int = 0  # tokens that its answers attend to
     warming: int = 0  # 1: it is giving the engine its cache back
     since: float = FOREVER  # when what waits began to; FOREVER: nothing does
-    heard_at: float = NEVER  # the latest first token
+    last_token_at: float = NEVER  # the latest first token
     used_at: float = NEVER  # the latest attempt
     blocked_until: float = NEVER  # a provider's rate limit
     down_at: float = NEVER  # since when it finds the endpoint down; NEVER: it does not
@@ -44,7 +44,7 @@ class Burden(NamedTuple):
     time: float = 0.0  # of the answers being written there, lately: s,
     written: float = 0.0  # tokens written in them,
     pace: float = FOREVER  # and the tightest promise, s per token
-    harm: Harm = HARMLESS
+    expected_tpot_misses: Harm = HARMLESS
 
     @property
     def running(self) -> int:
@@ -64,33 +64,33 @@ class Burden(NamedTuple):
         )
 
 
-NOTHING = Burden()
+NOTHING = PeerLoad()
 
 
-class Reader(Protocol):
+class PeerReader(Protocol):
     """Who takes in what siblings tell: the fleet."""
 
-    def burdened(self, endpoint_id: str, burden: Burden, now: float) -> None:
+    def burdened(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
         """All siblings together have this under way there."""
 
     def hinted(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         """A sibling sent a prompt of these blocks there."""
 
 
-class Siblings(Protocol):
+class PeerLink(Protocol):
     """The way to the others: shared memory between processes, anything else between machines. Loses news, not sense."""
 
-    def publish(self, endpoint_id: str, burden: Burden) -> None:
+    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
         """All that we have under way there."""
 
     def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         """We have just sent a prompt of these blocks there."""
 
-    def merge(self, reader: Reader, now: float) -> None:
+    def merge(self, reader: PeerReader, now: float) -> None:
         """Tell the reader what is new since it was told last. Called before every decision."""
 
 
-def together(burdens: Iterable[Burden]) -> Burden:
+def together(burdens: Iterable[PeerLoad]) -> PeerLoad:
     """Of several processes, as one."""
     total = NOTHING
     for burden in burdens:
@@ -98,8 +98,8 @@ def together(burdens: Iterable[Burden]) -> Burden:
     return total
 
 
-def _plus(a: Burden, b: Burden) -> Burden:
-    return Burden(
+def _plus(a: PeerLoad, b: PeerLoad) -> PeerLoad:
+    return PeerLoad(
         a.in_flight + b.in_flight,
         a.prefilling + b.prefilling,
         a.tokens + b.tokens,
@@ -108,7 +108,7 @@ def _plus(a: Burden, b: Burden) -> Burden:
         a.context + b.context,
         a.warming | b.warming,
         min(a.since, b.since),
-        max(a.heard_at, b.heard_at),
+        max(a.last_token_at, b.last_token_at),
         max(a.used_at, b.used_at),
         max(a.blocked_until, b.blocked_until),
         max(a.down_at, b.down_at),
@@ -116,7 +116,7 @@ def _plus(a: Burden, b: Burden) -> Burden:
         a.time + b.time,
         a.written + b.written,
         min(a.pace, b.pace),
-        added(a.harm, b.harm),
+        added(a.expected_tpot_misses, b.expected_tpot_misses),
     )
 
 
@@ -127,13 +127,13 @@ def added(one: Harm, other: Harm) -> Harm:
     return tuple(map(add, one, other))
 
 
-class Both:
+class CombinedPeers:
     """Several ways to others, who are not the same on any two of them: what all tell adds up."""
 
-    def __init__(self, *ways: Siblings) -> None:
+    def __init__(self, *ways: PeerLink) -> None:
         self._ways = [_Way(way) for way in ways]
 
-    def publish(self, endpoint_id: str, burden: Burden) -> None:
+    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
         for one in self._ways:
             one.way.publish(endpoint_id, burden)
 
@@ -141,7 +141,7 @@ class Both:
         for one in self._ways:
             one.way.sent(endpoint_id, hashes)
 
-    def merge(self, reader: Reader, now: float) -> None:
+    def merge(self, reader: PeerReader, now: float) -> None:
         changed: dict[str, None] = {}
         for one in self._ways:
             changed |= one.news(reader, now)
@@ -153,17 +153,17 @@ class Both:
 class _Way:
     """A Reader that keeps burdens, and passes prompts on."""
 
-    def __init__(self, way: Siblings) -> None:
+    def __init__(self, way: PeerLink) -> None:
         self.way = way
-        self.burdens: dict[str, Burden] = {}
+        self.burdens: dict[str, PeerLoad] = {}
         self._changed: dict[str, None] = {}
         self.hinted: Callable[[str, Sequence[int]], None] = _to_nobody
 
-    def burdened(self, endpoint_id: str, burden: Burden, now: float) -> None:
+    def burdened(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
         self.burdens[endpoint_id] = burden
         self._changed[endpoint_id] = None
 
-    def news(self, reader: Reader, now: float) -> dict[str, None]:
+    def news(self, reader: PeerReader, now: float) -> dict[str, None]:
         """The endpoints whose burden has changed."""
         self.hinted = reader.hinted
         self.way.merge(self, now)

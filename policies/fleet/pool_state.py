@@ -20,7 +20,7 @@ GROWN = 1.25  # times the samples it had when it last taught, at which a teacher
 
 
 @dataclass(slots=True)
-class Group:
+class PoolState:
     """The endpoints of a pool. Those in `untaught` may know less than their siblings."""
 
     pool: Pool
@@ -41,5 +41,5 @@ class Group:
 
 def _follow(state: EndpointState, teachers: list[EndpointState], now: float) -> None:
     """The most similar of them."""
-    state.follow(min(teachers, key=lambda other: state.predictor.unlike(other.predictor, now)), now)
+    state.warm_start_from(min(teachers, key=lambda other: state.predictor.distance(other.predictor, now)), now)
     state.taught_by = max(other.predictor.samples for other in teachers)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from policies.fleet.circuit_breaker import State
+from policies.fleet.circuit_breaker import BreakerState
 from policies.fleet.endpoint_state import STALE, EndpointState
-from policies.fleet.membership import Members
-from policies.fleet.peers import NOTHING, Burden, Siblings
-from policies.prefix_cache.prefix_caches import Caches
+from policies.fleet.membership import Membership
+from policies.fleet.peers import NOTHING, PeerLink, PeerLoad
+from policies.prefix_cache.prefix_caches import PrefixCaches
 from policies.types import NEVER, EngineLoad, FleetSnapshot, Health, Load, Pool
 
 REFRESH = 0.1  # s: how long a snapshot lets time drain what is ahead before it asks the ledger again
@@ -29,12 +29,12 @@ class Standing:
     """Implements `policies.fleet.peers.Reader`. All times are seconds of one monotonic clock."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
-        self.siblings: Siblings | None = None  # other processes before the same engines
-        self.on_untold: Callable[[], None] = self.tell  # they are to be told of something, now or soon
+        self.siblings: PeerLink | None = None  # other processes before the same engines
+        self.on_untold: Callable[[], None] = self.publish  # they are to be told of something, now or soon
         self._untold: dict[EndpointState, None] = {}
-        self.caches = Caches()  # whoever hears engines tell of them writes there
-        self.cold: set[str] = set()  # endpoints without a cache, that nobody has cared for yet
-        self._members = Members(self.caches)
+        self.caches = PrefixCaches()  # whoever hears engines tell of them writes there
+        self.cache_lost: set[str] = set()  # endpoints without a cache, that nobody has cared for yet
+        self._members = Membership(self.caches)
         self._recheck = NEVER
         self.reload(pools)
 
@@ -43,7 +43,7 @@ class Standing:
         before = self._members.states.keys()
         joined = self._members.reload(pools)
         self._states, self._groups = self._members.states, self._members.groups
-        self.cold = (self.cold | joined) & self._states.keys()
+        self.cache_lost = (self.cache_lost | joined) & self._states.keys()
         if self.siblings is not None:
             for gone in before - self._states.keys():
                 self.siblings.publish(gone, NOTHING)
@@ -84,18 +84,18 @@ class Standing:
         """When an attempt was last sent there."""
         return self._states[endpoint_id].used_at
 
-    def told(self, now: float) -> Mapping[str, EngineLoad]:
+    def reported(self, now: float) -> Mapping[str, EngineLoad]:
         """What engines said of themselves lately, by endpoint."""
         return {name: state.engine for name, state in self._states.items() if now - state.scraped_at <= STALE}
 
     # ----------------------------------------------------------------- told by siblings
 
-    def burdened(self, endpoint_id: str, burden: Burden, now: float) -> None:
+    def burdened(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
         """All of them together have this under way there."""
         if (state := self._states.get(endpoint_id)) is not None:
-            state.hear(burden, now)
-            if burden.down_at > NEVER or state.breaker.hearsay:
-                state.breaker.rumoured(burden.down_at if self._is_spared(state) else NEVER, now)
+            state.on_peer_load(burden, now)
+            if burden.down_at > NEVER or state.breaker.peer_reported_down:
+                state.breaker.peer_reported(burden.down_at if self._is_spared(state) else NEVER, now)
             self._changed[state] = None
 
     def hinted(self, endpoint_id: str, hashes: Sequence[int]) -> None:
@@ -103,7 +103,7 @@ class Standing:
         if (state := self._states.get(endpoint_id)) is not None and state.local:
             self.caches.index.record(endpoint_id, hashes)
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Siblings, of what we have under way where that has changed."""
         untold, self._untold = self._untold, {}
         for state in untold:
@@ -126,7 +126,7 @@ class Standing:
     def _is_spared(self, state: EndpointState) -> bool:
         """Another one of its pool is up, so that hearsay may take it."""
         members = self._groups[state.pool.name].members
-        return any(one.breaker.state is State.CLOSED for one in members if one is not state)
+        return any(one.breaker.state is BreakerState.CLOSED for one in members if one is not state)
 
     def _finds_most_down(self, state: EndpointState) -> bool:
         """Of its pool."""
@@ -142,7 +142,7 @@ class Standing:
         if not self._is_member(state):
             return
         self.caches.forget(state.endpoint.id)
-        self.cold.add(state.endpoint.id)
+        self.cache_lost.add(state.endpoint.id)
 
 
 def _moves(load: Load) -> bool:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from policies.scorers.scorer import scatter
+from policies.scorers.scorer import tie_break
 from policies.types import Health, Load
 
 Prefix = TypeVar("Prefix")
@@ -72,5 +72,5 @@ def is_idle(endpoint_id: str, load: Load, used_at: float, idle: float, now: floa
     """Whether to keep this endpoint warm now."""
     if load.health is Health.DOWN or load.in_flight or load.blocked_until > now:
         return False
-    luck = scatter(int(used_at * 1e3), endpoint_id) % 1024 / 1024
+    luck = tie_break(int(used_at * 1e3), endpoint_id) % 1024 / 1024
     return now - used_at >= idle * (1 - JITTER * luck)

@@ -32,7 +32,7 @@ class Calibration:
         if self._samples < MEMORY:
             self._samples += 1
         weight, ratios = 1 / self._samples, forecast.ratios
-        ratio = ttft / (forecast.center or TINY)
+        ratio = ttft / (forecast.point_estimate or TINY)
         self._under_p50 += ((ratio <= ratios[MEDIAN]) - self._under_p50) * weight
         self._under_p90 += ((ratio <= ratios[NINETIETH]) - self._under_p90) * weight
 

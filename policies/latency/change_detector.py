@@ -13,7 +13,7 @@ UNTAUGHT = 1.0  # the usual error before any sample: a factor of 2.7
 REGIME = 0.3  # and at the beginning of a new regime
 
 
-class Surprise:
+class ChangeDetector:
     """Judges one deviation, the logarithm of actual / predicted, after the other."""
 
     __slots__ = ("_samples", "_streak", "_usual", "limit")

@@ -25,7 +25,7 @@ SMALLEST = 1e-9
 PRIOR: tuple[float, ...] = tuple(PRIOR_SIGMA * NormalDist().inv_cdf(q) for q in QUANTILES)
 
 
-class Ratios:
+class ErrorQuantiles:
     """A window of ratios; works in logarithms, in which twice and half are equally wrong."""
 
     __slots__ = ("_latest", "_mixed_at", "_prior", "_quantiles", "_recent", "_sorted")
@@ -52,7 +52,7 @@ class Ratios:
         self._sorted.clear()
         self._mixed_at = NEVER
 
-    def follow(self, other: Ratios, now: float) -> None:
+    def warm_start_from(self, other: ErrorQuantiles, now: float) -> None:
         """Take another's spread for prior."""
         self._prior = tuple(map(log, other.quantiles(now)))
         self._mixed_at = NEVER

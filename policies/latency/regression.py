@@ -45,9 +45,16 @@ class Regression:
     def learn(self, features: Sequence[float], actual: float, clip: float = float("inf")) -> None:
         """One sample; its relative error counts for at most `clip`."""
         self.coefficients, self._covariance = self._step(
-            self.coefficients, self._covariance, self._variances, features, actual, clip, self._noise, self._floor,
+            self.coefficients,
+            self._covariance,
+            self._variances,
+            features,
+            actual,
+            clip,
+            self._noise,
+            self._floor,
             self._project,
-        )  # fmt: skip
+        )
 
     @property
     def covariance(self) -> list[list[float]]:
@@ -71,7 +78,7 @@ class Regression:
         self._covariance = [factor * factor * value for value in self._covariance]
         self.loosen(0.1, 0.05)
 
-    def follow(self, other: Regression) -> None:
+    def warm_start_from(self, other: Regression) -> None:
         """Start from what `other` learned, as likely to differ from it by half as not."""
         self.coefficients, self._covariance = other.coefficients, other._covariance
         self.loosen(0.25, 0.05)

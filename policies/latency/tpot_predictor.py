@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log
 from typing import Self
 
-from policies.latency.change_detector import Surprise
+from policies.latency.change_detector import ChangeDetector
 from policies.latency.regression import Regression
 
 DECODE_BASE = 0.02  # s per output token
@@ -15,14 +15,14 @@ LEAST_TPOT = 1e-5  # s
 PACE_VARIANCES = (4.0,) * 3
 
 
-class Pace:
+class TpotPredictor:
     """TPOT: a step's time grows with how many requests share it."""
 
     __slots__ = ("_fit", "_surprise")
 
     def __init__(self) -> None:
         self._fit = Regression(PACE_VARIANCES)
-        self._surprise = Surprise()
+        self._surprise = ChangeDetector()
 
     def predict(self, running: float, context: float) -> float:
         base, step, read = self._fit.coefficients
@@ -38,5 +38,5 @@ class Pace:
             terms = DECODE_BASE, DECODE_RUNNING * running, DECODE_CONTEXT * context
             self._fit.learn(terms, tpot, self._surprise.clip)
 
-    def follow(self, sibling: Self) -> None:
-        self._fit.follow(sibling._fit)
+    def warm_start_from(self, sibling: Self) -> None:
+        self._fit.warm_start_from(sibling._fit)

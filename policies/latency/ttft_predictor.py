@@ -27,8 +27,8 @@ from statistics import median
 from typing import NamedTuple, Protocol, Self
 
 from policies.fleet.inflight_tokens import REMAINDER
-from policies.latency.change_detector import SURPRISES, Surprise
-from policies.latency.error_quantiles import Ratios
+from policies.latency.change_detector import SURPRISES, ChangeDetector
+from policies.latency.error_quantiles import ErrorQuantiles
 from policies.latency.regression import Regression
 from policies.types import NEVER, Forecast, Load, Quantiles
 
@@ -69,7 +69,7 @@ class Sample(NamedTuple):
     """One first token. `told` is what was predicted when it was sent; `work` what is known of it by now."""
 
     work: Work
-    told: float  # s
+    predicted: float  # s
     ttft: float  # s
 
 
@@ -82,7 +82,9 @@ class Predictor(Protocol):
     samples: int
     top_rate: float  # tokens/s, where a token reads no others
 
-    def center(self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float) -> float:
+    def point_estimate(
+        self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float
+    ) -> float:
         """Predicted seconds, before the spread, for the fields of a `Work` (which costs as much as the answer)."""
         ...
 
@@ -103,11 +105,11 @@ class Predictor(Protocol):
 
     def observe(self, sample: Sample, now: float) -> None: ...
 
-    def follow(self, sibling: Self, now: float) -> None:
+    def warm_start_from(self, sibling: Self, now: float) -> None:
         """Begin with what another endpoint of the pool learned."""
         ...
 
-    def unlike(self, sibling: Self, now: float) -> float:
+    def distance(self, sibling: Self, now: float) -> float:
         """How different its own samples say it is: the logarithm of the ratio of their speeds, without its sign."""
         ...
 
@@ -118,16 +120,16 @@ def learn_at_least(predictor: Predictor, sample: Sample, now: float) -> None:
     It is taken for the median of what is left beyond (as Kaplan and Meier redistribute it): were it taken for what it
     was waited for, the quantile at which one leaves would hold itself down, however low it is.
     """
-    if sample.ttft <= predictor.center(*sample.work, now):
+    if sample.ttft <= predictor.point_estimate(*sample.work, now):
         return
-    told = Forecast(sample.told, predictor.quantiles(sample.work.ahead, now))
-    beyond = told.quantile((1 + told.chance(sample.ttft)) / 2)
+    told = Forecast(sample.predicted, predictor.quantiles(sample.work.ahead, now))
+    beyond = told.quantile((1 + told.probability(sample.ttft)) / 2)
     predictor.observe(sample._replace(ttft=max(beyond, sample.ttft)), now)
 
 
 def _drained(load: Load, rate: float, now: float) -> float:
     """What is ahead by now."""
-    ahead, least = load.ahead - rate * (now - load.at), load.ahead * REMAINDER
+    ahead, least = load.queued_tokens - rate * (now - load.at), load.queued_tokens * REMAINDER
     return ahead if ahead > least else least
 
 
@@ -142,12 +144,14 @@ class EnginePredictor:
         self.samples = 0
         self._fit = Regression(ENGINE_VARIANCES)
         self._own: deque[Sample] = deque()  # while it may still follow a sibling
-        self._idle, self._behind = Ratios(), Ratios()  # errors with nothing ahead, and behind others
-        self._surprise = Surprise()
+        self._idle, self._behind = ErrorQuantiles(), ErrorQuantiles()  # errors with nothing ahead, and behind others
+        self._surprise = ChangeDetector()
         self._since = NEVER  # when the present regime was noticed
         self._price()
 
-    def center(self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float) -> float:
+    def point_estimate(
+        self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float
+    ) -> float:
         base, length, token, pair, step = self.prices
         return base + length * prompt + token * (uncached + ahead) + pair * pairs + step * running
 
@@ -156,7 +160,7 @@ class EnginePredictor:
         uncached = tokens - hit
         pairs = uncached * (hit + 0.5 * uncached)
         own, running = token * uncached + pair * pairs, load.running + load.context * READ
-        if load.ahead:
+        if load.queued_tokens:
             ahead, errors = _drained(load, rate, now), self._behind
             pairs += ahead * context
             center = base + length * tokens + token * (uncached + ahead) + pair * pairs + step * running
@@ -186,7 +190,7 @@ class EnginePredictor:
         elif self._own:
             self._own.clear()
         prompt, uncached, ahead, pairs, running = work
-        predicted = self.center(prompt, uncached, ahead, pairs, running, now)
+        predicted = self.point_estimate(prompt, uncached, ahead, pairs, running, now)
         factor = self._surprise.judge(log(ttft / predicted))
         if factor != 1.0:
             self._begin_regime(factor, now)
@@ -214,26 +218,28 @@ class EnginePredictor:
         self._behind.forget()
         self._since = now
 
-    def follow(self, sibling: Self, now: float) -> None:
+    def warm_start_from(self, sibling: Self, now: float) -> None:
         own = tuple(islice(self._own, 1, None))  # engines begin cold: the first tells its kind, not its speed
         speed = sibling._speed_of(own, now)
-        self._fit.follow(sibling._fit)
+        self._fit.warm_start_from(sibling._fit)
         self._fit.coefficients = [speed * value for value in self._fit.coefficients]
         self._price()
-        self._idle.follow(sibling._idle, now)
-        self._behind.follow(sibling._behind, now)
+        self._idle.warm_start_from(sibling._idle, now)
+        self._behind.warm_start_from(sibling._behind, now)
         self._forget_errors(now)
         for sample in own:
-            self._take(sample.work, sample.ttft, sample.ttft / self.center(*sample.work, now), now)
+            self._take(sample.work, sample.ttft, sample.ttft / self.point_estimate(*sample.work, now), now)
 
-    def unlike(self, sibling: Self, now: float) -> float:
+    def distance(self, sibling: Self, now: float) -> float:
         return abs(log(sibling._speed_of(self._own, now)))
 
     def _speed_of(self, samples: Collection[Sample], now: float) -> float:
         """How many times as long they took as they would here; 1 of none."""
         if not samples:
             return 1.0
-        middle = median(log(max(sample.ttft, LEAST_TTFT) / self.center(*sample.work, now)) for sample in samples)
+        middle = median(
+            log(max(sample.ttft, LEAST_TTFT) / self.point_estimate(*sample.work, now)) for sample in samples
+        )
         return exp(middle * len(samples) / (len(samples) + SPEED_SHRINK))
 
     def _price(self) -> None:
@@ -281,18 +287,20 @@ class ApiPredictor:
         self.top_rate = self.rate(0.0)
         self._all = _Level()
         self._levels: dict[int, _Level] = {}
-        self._ratios = Ratios()
-        self._surprise = Surprise()
+        self._ratios = ErrorQuantiles()
+        self._surprise = ChangeDetector()
         self._since = NEVER  # when the present regime was noticed
 
-    def center(self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float) -> float:
+    def point_estimate(
+        self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float
+    ) -> float:
         overall = self._all.read(now, 0.0, 1.0)
         level = self._levels.get(prompt.bit_length())
         return _api_reference(prompt) * exp(overall if level is None else level.read(now, overall, API_SHRINK))
 
     def expect(self, load: Load, context: float, rate: float, tokens: int, hit: int, now: float) -> Expected:
         wait = max(load.wait, load.blocked_until - now)
-        return wait + self.center(tokens, tokens, 0.0, 0.0, 0.0, now), self._ratios.quantiles(now), 0.0
+        return wait + self.point_estimate(tokens, tokens, 0.0, 0.0, 0.0, now), self._ratios.quantiles(now), 0.0
 
     def quantiles(self, ahead: float, now: float) -> Quantiles:
         return self._ratios.quantiles(now)
@@ -307,7 +315,7 @@ class ApiPredictor:
         work, told, took = sample
         prompt, ttft = work.prompt, max(took, LEAST_TTFT)
         self.samples += 1
-        predicted = self.center(*work, now)
+        predicted = self.point_estimate(*work, now)
         factor = self._surprise.judge(log(ttft / predicted))
         if factor != 1.0:
             self._begin_regime(log(factor), now)
@@ -323,11 +331,11 @@ class ApiPredictor:
         self._ratios.forget()
         self._since = now
 
-    def follow(self, sibling: Self, now: float) -> None:
+    def warm_start_from(self, sibling: Self, now: float) -> None:
         self._all.add(sibling._all.read(now, 0.0, 1.0), now)
-        self._ratios.follow(sibling._ratios, now)
+        self._ratios.warm_start_from(sibling._ratios, now)
 
-    def unlike(self, sibling: Self, now: float) -> float:
+    def distance(self, sibling: Self, now: float) -> float:
         return 0.0
 
 

@@ -20,16 +20,16 @@ from policies.prefix_cache.block_table import BlockTable
 GONE = -1
 
 
-class Run:
+class BlockRun:
     """Consecutive blocks of one size. Depths are tokens from the root; `base` is what precedes the root."""
 
     __slots__ = ("base", "blocks", "children", "gaps", "held", "hint", "number", "parent", "size", "start")
 
-    def __init__(self, parent: Run | None, start: int, size: int, base: int | None) -> None:
+    def __init__(self, parent: BlockRun | None, start: int, size: int, base: int | None) -> None:
         self.blocks: array[int] = array("Q")
         self.held = bytearray()  # by block: 1, or 0 once it was removed
         self.gaps = 0  # blocks not held
-        self.children: dict[int, Run] = {}  # by first block: only a run's end can be continued
+        self.children: dict[int, BlockRun] = {}  # by first block: only a run's end can be continued
         self.parent, self.start, self.size, self.base = parent, start, size, base
         self.hint = 0  # the block removed last: the engine frees a prompt's blocks last to first
         self.number = GONE  # among the runs that hold something
@@ -51,19 +51,19 @@ class Run:
 class Chain:
     """The blocks of one prompt: `depth` tokens from the root, of which `tip` holds the last."""
 
-    tip: Run
+    tip: BlockRun
     depth: int
 
-    def path(self) -> Iterator[Run]:
+    def path(self) -> Iterator[BlockRun]:
         """Runs, last to first."""
-        run: Run | None = self.tip
+        run: BlockRun | None = self.tip
         while run is not None:
             if run.start < self.depth:
                 yield run
             run = run.parent
 
     @property
-    def root(self) -> Run:
+    def root(self) -> BlockRun:
         run = self.tip
         while run.parent is not None:
             run = run.parent
@@ -102,9 +102,9 @@ class BlockTree:
 
     def __init__(self) -> None:
         self._where = BlockTable()  # the run of each block that is held
-        self._runs: list[Run | None] = []
+        self._runs: list[BlockRun | None] = []
         self._free: list[int] = []  # numbers
-        self._roots: dict[int, Run] = {}
+        self._roots: dict[int, BlockRun] = {}
 
     def __len__(self) -> int:
         """Blocks held."""
@@ -150,7 +150,7 @@ class BlockTree:
                 if not run.held[at]:
                     self._hold(run, at)
 
-    def _end_of(self, block: int, size: int) -> tuple[Run, int]:
+    def _end_of(self, block: int, size: int) -> tuple[BlockRun, int]:
         """Where the block is; one that was stored before we listened is the root of a tree of unknown depth."""
         run = self._find(block)
         if run is not None:
@@ -159,7 +159,7 @@ class BlockTree:
         self._append(run, block)
         return run, 1
 
-    def _step(self, run: Run | None, at: int, block: int, size: int) -> tuple[Run, int]:
+    def _step(self, run: BlockRun | None, at: int, block: int, size: int) -> tuple[BlockRun, int]:
         """The block is the next one there."""
         known = self._find(block)
         if known is not None:
@@ -178,12 +178,12 @@ class BlockTree:
         self._append(run, block)
         return run, len(run.blocks)
 
-    def _find(self, block: int) -> Run | None:
+    def _find(self, block: int) -> BlockRun | None:
         number = self._where.get(block)
         return None if number is None else self._runs[number]
 
-    def _new(self, parent: Run | None, start: int, size: int, base: int | None) -> Run:
-        run = Run(parent, start, size, base)
+    def _new(self, parent: BlockRun | None, start: int, size: int, base: int | None) -> BlockRun:
+        run = BlockRun(parent, start, size, base)
         if self._free:
             run.number = self._free.pop()
             self._runs[run.number] = run
@@ -192,17 +192,17 @@ class BlockTree:
             self._runs.append(run)
         return run
 
-    def _append(self, run: Run, block: int) -> None:
+    def _append(self, run: BlockRun, block: int) -> None:
         run.blocks.append(block)
         run.held.append(1)
         self._where.put(block, run.number)
 
-    def _hold(self, run: Run, at: int) -> None:
+    def _hold(self, run: BlockRun, at: int) -> None:
         run.held[at] = 1
         run.gaps -= 1
         self._where.put(run.blocks[at], run.number)
 
-    def _split(self, run: Run, at: int) -> Run:
+    def _split(self, run: BlockRun, at: int) -> BlockRun:
         """Cut a run in two: the lower part stays itself, and with it the chains that end there."""
         upper = self._new(run.parent, run.start, run.size, run.base)
         upper.blocks, upper.held = run.blocks[:at], run.held[:at]
@@ -220,7 +220,7 @@ class BlockTree:
         self._drop(run)
         return upper
 
-    def _drop(self, run: Run | None) -> None:
+    def _drop(self, run: BlockRun | None) -> None:
         """If nothing of it is held, and nothing continues it."""
         while run is not None and run.gaps == len(run.blocks) and not run.children:
             siblings = self._roots if run.parent is None else run.parent.children

@@ -18,7 +18,7 @@ MEMORY = 1 / 16  # weight of the latest turn
 
 
 @dataclass(slots=True)
-class Echo:
+class AnswerReuse:
     """The share of an answer's blocks that the next turn finds again."""
 
     share: float = 0.0
@@ -28,7 +28,7 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class ChainBinding:
     """A prompt of ours and the engine's chain for it."""
 
     prompt: Chain  # its full blocks
@@ -37,7 +37,7 @@ class Anchor:
     blocks: int  # of ours
     block_tokens: float  # the engine's tokens in one of ours
     messages: int = 0  # 0: it was not computed to its end
-    echo: Echo = field(default_factory=Echo)
+    echo: AnswerReuse = field(default_factory=AnswerReuse)
 
     def held(self, depth: int, prompt: PoolEstimate) -> float:
         """Tokens held of a prompt that shares `depth` of its blocks with this one, or with one that continues it."""

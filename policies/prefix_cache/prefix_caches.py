@@ -19,7 +19,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from policies.prefix_cache.block_tree import Chain
-from policies.prefix_cache.chain_binding import Anchor, Echo
+from policies.prefix_cache.chain_binding import AnswerReuse, ChainBinding
 from policies.prefix_cache.prefix_index import Found, PrefixIndex, PrefixStatistics
 from policies.prefix_cache.residency import Residency, ResidencyStatistics
 from policies.types import PoolEstimate
@@ -28,14 +28,14 @@ LATE = 64  # prompts of one endpoint that ended before their last event came
 
 
 @dataclass(slots=True)
-class Sent:
+class PendingPrompt:
     """A prompt on its way, or on record until its last event comes."""
 
     endpoint: str
     prompt: PoolEstimate
     depth: int  # blocks believed held when it was sent
     stamp: int  # of its record in the index
-    after: Anchor | None = None  # of the prompt that it shares them with
+    after: ChainBinding | None = None  # of the prompt that it shares them with
     tokens: int = 0  # once it was answered
     cached: int | None = None
     computed: int = 0  # tokens, as far as events tell, of one that was not answered
@@ -46,14 +46,14 @@ class Sent:
         return self.prompt.blocks.size * self.prompt.blocks.scale
 
 
-class Caches:
+class PrefixCaches:
     """Beliefs about the prefix caches of a fleet."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
         self._engines: dict[str, Residency] = {}
-        self._late: dict[str, OrderedDict[Hashable, Sent]] = {}
-        self._echoes: dict[str, Echo] = {}
+        self._late: dict[str, OrderedDict[Hashable, PendingPrompt]] = {}
+        self._echoes: dict[str, AnswerReuse] = {}
 
     # ----------------------------------------------------------------- read by decisions
 
@@ -74,13 +74,13 @@ class Caches:
 
     # ----------------------------------------------------------------- told of our prompts
 
-    def sent(self, key: Hashable, endpoint_id: str, prompt: PoolEstimate, session: str) -> Sent:
+    def sent(self, key: Hashable, endpoint_id: str, prompt: PoolEstimate, session: str) -> PendingPrompt:
         depth, anchor, stamp = self.index.enter(endpoint_id, prompt.blocks.hashes)
         if (engine := self._engines.get(endpoint_id)) is not None:
             engine.sent(key, session, stamp)
-        return Sent(endpoint_id, prompt, depth, stamp, anchor)
+        return PendingPrompt(endpoint_id, prompt, depth, stamp, anchor)
 
-    def answered(self, key: Hashable, sent: Sent, tokens: int | None, cached: int | None) -> bool:
+    def answered(self, key: Hashable, sent: PendingPrompt, tokens: int | None, cached: int | None) -> bool:
         """Its prompt was computed. Whether the engine's events account for it, now or shortly."""
         engine = self._engines.get(sent.endpoint)
         if engine is None:
@@ -93,7 +93,7 @@ class Caches:
             return True
         return self._await(key, sent, engine)
 
-    def unanswered(self, key: Hashable, sent: Sent) -> None:
+    def unanswered(self, key: Hashable, sent: PendingPrompt) -> None:
         """It ended before its first token: what the engine is not known to have computed is not there."""
         self.index.trim(sent.endpoint, sent.prompt.blocks.hashes, sent.depth, sent.stamp)
         engine = self._engines.get(sent.endpoint)
@@ -106,7 +106,7 @@ class Caches:
 
     def listen(self, endpoint_id: str) -> Residency:
         """The engine publishes its events."""
-        self._late[endpoint_id], self._echoes[endpoint_id] = OrderedDict(), Echo()
+        self._late[endpoint_id], self._echoes[endpoint_id] = OrderedDict(), AnswerReuse()
         engine = self._engines[endpoint_id] = Residency()
         return engine
 
@@ -150,7 +150,7 @@ class Caches:
 
     # ----------------------------------------------------------------- anchors
 
-    def _tie(self, key: Hashable, sent: Sent, engine: Residency) -> bool:
+    def _tie(self, key: Hashable, sent: PendingPrompt, engine: Residency) -> bool:
         answered = engine.chain(key, sent.tokens, sent.cached) or self._shared(sent)
         chain = answered and answered.upto(sent.tokens)
         if chain is None or answered is None:
@@ -158,16 +158,21 @@ class Caches:
         if sent.cached is not None:
             engine.hold(chain, sent.cached)
         prompt, hashes = sent.prompt, sent.prompt.blocks.hashes
-        anchor = Anchor(
-            chain, answered, sent.tokens, len(hashes), sent.block_tokens * sent.tokens / prompt.tokens,
-            prompt.messages, self._echoes[sent.endpoint],
-        )  # fmt: skip
+        anchor = ChainBinding(
+            chain,
+            answered,
+            sent.tokens,
+            len(hashes),
+            sent.block_tokens * sent.tokens / prompt.tokens,
+            prompt.messages,
+            self._echoes[sent.endpoint],
+        )
         self.index.tie(sent.endpoint, hashes, anchor)
         engine.forget(key)
         engine.anchored += 1
         return True
 
-    def _tie_part(self, key: Hashable, sent: Sent, engine: Residency) -> bool:
+    def _tie_part(self, key: Hashable, sent: PendingPrompt, engine: Residency) -> bool:
         """As far as the prompt was computed; an engine that is told to stop may still finish a step or two."""
         chain, hashes, size = engine.chain(key, sent.prompt.tokens, None), sent.prompt.blocks.hashes, sent.block_tokens
         if chain is None or chain.depth <= sent.computed:
@@ -176,10 +181,10 @@ class Caches:
         blocks = min(int(resident / size), len(hashes))
         self.index.trim(sent.endpoint, hashes, blocks, sent.stamp)
         if blocks:
-            self.index.tie(sent.endpoint, hashes[:blocks], Anchor(chain, chain, resident, blocks, size))
+            self.index.tie(sent.endpoint, hashes[:blocks], ChainBinding(chain, chain, resident, blocks, size))
         return False
 
-    def _await(self, key: Hashable, sent: Sent, engine: Residency) -> bool:
+    def _await(self, key: Hashable, sent: PendingPrompt, engine: Residency) -> bool:
         """Whether its events may still come."""
         late = self._late[sent.endpoint]
         if not engine.awaited(key):
@@ -190,7 +195,7 @@ class Caches:
             self._give_up(*late.popitem(last=False), engine)
         return True
 
-    def _shared(self, sent: Sent) -> Chain | None:
+    def _shared(self, sent: PendingPrompt) -> Chain | None:
         """A prompt of which all but the last tokens were cached stores nothing: its chain is known already."""
         _, anchor, _ = self.index.find(sent.endpoint, sent.prompt.blocks.hashes)
         if anchor is None or sent.cached is None:
@@ -198,7 +203,7 @@ class Caches:
         size = anchor.answered.tip.size
         return anchor.answered if sent.cached == sent.tokens // size * size else None
 
-    def _give_up(self, key: Hashable, sent: Sent, engine: Residency) -> None:
+    def _give_up(self, key: Hashable, sent: PendingPrompt, engine: Residency) -> None:
         engine.forget(key)
         engine.unanchored += sent.tokens > 0
 

@@ -22,13 +22,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.prefix_cache.chain_binding import Anchor
+from policies.prefix_cache.chain_binding import ChainBinding
 
 SHRINK = 0.2  # of the capacity, when nothing of what was believed cached was
 GROW = 0.005  # of the capacity, when all of it was
 SMALLEST_SHARE = 1 / 256  # of the engine's capacity: enough to be proved wrong
 
-Found = tuple[int, Anchor | None, int]  # leading blocks; the anchor and the stamp of the last of them
+Found = tuple[int, ChainBinding | None, int]  # leading blocks; the anchor and the stamp of the last of them
 NOTHING: Found = (0, None, 0)
 
 
@@ -42,17 +42,17 @@ class PrefixStatistics:
     nominal: int
 
 
-class _Run:
+class _IndexRun:
     """Consecutive blocks. `children` are runs that continue it: only its end can be continued."""
 
     __slots__ = ("anchor", "blocks", "children", "parent", "stamp")
 
-    def __init__(self, blocks: array[int], parent: _Run | None, stamp: int, children: int = 0) -> None:
+    def __init__(self, blocks: array[int], parent: _IndexRun | None, stamp: int, children: int = 0) -> None:
         self.blocks = blocks
         self.parent = parent
         self.stamp = stamp  # the record that used it last
         self.children = children
-        self.anchor: Anchor | None = None  # of the prompt through its end that was tied to its chain last
+        self.anchor: ChainBinding | None = None  # of the prompt through its end that was tied to its chain last
 
 
 def _shared(blocks: array[int], hashes: Sequence[int], at: int) -> int:
@@ -76,13 +76,13 @@ class _Cache:
     __slots__ = ("capacity", "nominal", "order", "runs", "share", "size")
 
     def __init__(self, capacity: int) -> None:
-        self.runs: dict[int, _Run] = {}  # by first hash
-        self.order: OrderedDict[_Run, None] = OrderedDict()  # least recently used first; children before parents
+        self.runs: dict[int, _IndexRun] = {}  # by first hash
+        self.order: OrderedDict[_IndexRun, None] = OrderedDict()  # least recently used first; children before parents
         self.size = 0
         self.share = 1.0  # of the engine's capacity, that is borne out
         self.nominal = self.capacity = capacity
 
-    def path(self, hashes: Sequence[int]) -> tuple[list[_Run], int, int]:
+    def path(self, hashes: Sequence[int]) -> tuple[list[_IndexRun], int, int]:
         """The runs that begin the prompt, how many blocks they share with it, and how many the last one has beyond."""
         path, at, size, runs = [], 0, len(hashes), self.runs
         while at < size and (run := runs.get(hashes[at])) is not None:
@@ -95,7 +95,7 @@ class _Cache:
             at = end
         return path, at, 0
 
-    def record(self, hashes: Sequence[int], stamp: int) -> tuple[int, Anchor | None]:
+    def record(self, hashes: Sequence[int], stamp: int) -> tuple[int, ChainBinding | None]:
         """How many of the blocks were held before, and their anchor."""
         path, depth, surplus = self.path(hashes)
         anchor = path[-1].anchor if path else None
@@ -110,9 +110,9 @@ class _Cache:
             self.evict()
         return depth, anchor
 
-    def _split(self, run: _Run, at: int) -> _Run:
+    def _split(self, run: _IndexRun, at: int) -> _IndexRun:
         """Cut a run in two; the lower part stays where it is in the order."""
-        upper = _Run(run.blocks[:at], run.parent, run.stamp, children=1)
+        upper = _IndexRun(run.blocks[:at], run.parent, run.stamp, children=1)
         upper.anchor = run.anchor
         self.runs[run.blocks[0]] = upper
         run.blocks, run.parent = run.blocks[at:], upper
@@ -120,7 +120,7 @@ class _Cache:
         self.order[upper] = None
         return upper
 
-    def _append(self, path: list[_Run], hashes: Sequence[int], depth: int, stamp: int) -> None:
+    def _append(self, path: list[_IndexRun], hashes: Sequence[int], depth: int, stamp: int) -> None:
         parent = path[-1] if path else None
         fresh = hashes[depth:]
         if not isinstance(fresh, array):
@@ -131,7 +131,7 @@ class _Cache:
             return
         if parent is not None:
             parent.children += 1
-        run = _Run(fresh, parent, stamp)
+        run = _IndexRun(fresh, parent, stamp)
         self.runs[fresh[0]] = run
         self.order[run] = None
         path.append(run)
@@ -147,7 +147,7 @@ class _Cache:
             oldest = next(iter(self.order))
             self.shorten(oldest, max(0, len(oldest.blocks) - excess))
 
-    def shorten(self, run: _Run, keep: int) -> None:
+    def shorten(self, run: _IndexRun, keep: int) -> None:
         """Drop the tail of a run that nothing continues."""
         self.size -= len(run.blocks) - keep
         if keep:
@@ -201,7 +201,7 @@ class PrefixIndex:
                 return end, run.anchor, run.stamp
             run, at = following, end
 
-    def tie(self, endpoint_id: str, hashes: Sequence[int], anchor: Anchor | None) -> None:
+    def tie(self, endpoint_id: str, hashes: Sequence[int], anchor: ChainBinding | None) -> None:
         """The endpoint was given these blocks, and this is what it made of them."""
         self.record(endpoint_id, hashes)
         path, _, _ = self._cache(endpoint_id).path(hashes)

@@ -30,7 +30,7 @@ MOST_BLOCKS = 4_000_000  # of one engine; beyond it somebody counts wrong
 
 
 @dataclass(slots=True)
-class Watched:
+class PendingChain:
     """A prompt of ours under way. `first`, `tip`: what was stored for its session so far."""
 
     session: str
@@ -57,17 +57,22 @@ class Residency:
         self.anchored = self.unanchored = 0
         self._tree = BlockTree()
         self._group: int | None = None
-        self._watched: dict[Hashable, Watched] = {}
-        self._sessions: dict[str, Watched] = {}
+        self._watched: dict[Hashable, PendingChain] = {}
+        self._sessions: dict[str, PendingChain] = {}
         self._recent: deque[tuple[int, Chain]] = deque(maxlen=RECENT)
         self._stored = 0
 
     # ----------------------------------------------------------------- told by the engine
 
     def stored(
-        self, blocks: Sequence[int], parent: int | None, size: int, group: int = 0, kind: str | None = None,
+        self,
+        blocks: Sequence[int],
+        parent: int | None,
+        size: int,
+        group: int = 0,
+        kind: str | None = None,
         session: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """These blocks follow `parent` and one another, and are held."""
         if not blocks or not self._counts(group, kind):
             return
@@ -90,7 +95,7 @@ class Residency:
 
     def sent(self, key: Hashable, session: str, stamp: int) -> None:
         self.flying.add(stamp)
-        watched = self._watched[key] = Watched(session, self._stored)
+        watched = self._watched[key] = PendingChain(session, self._stored)
         if session:
             self._sessions[session] = watched
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from policies.fleet.decode_interference import MEMORY, harm
+from policies.fleet.decode_interference import MEMORY, expected_tpot_misses
 from policies.fleet.fleet import Fleet
 from policies.fleet.learned_rate_limit import WINDOW as QUOTA
-from policies.queue.endpoint_queues import Held, Lanes
+from policies.queue.endpoint_queues import EndpointQueues, QueuedRequest
 from policies.routing.tiers import decide
-from policies.types import FOREVER, NEVER, Candidate, Decision, FleetSnapshot, Health, Load, Outcome
+from policies.types import FOREVER, NEVER, Candidate, Decision, FleetSnapshot, Health, Load, Placement
 
 ROOM = 0.1  # s of prefill that may wait inside an engine: its next step is never short of work
 IDLE = 0.01  # s of prefill under which an engine is idle
@@ -37,24 +37,24 @@ _closed = attrgetter("closed")
 
 
 @dataclass(slots=True)
-class Turn:
+class PlacementRound:
     """Decisions, and who has room, as of `now`. `limited`: until when APIs were last at their rate limit."""
 
-    lanes: Lanes
+    lanes: EndpointQueues
     fleet: Fleet
     now: float
     limited: dict[str, float]
 
     # ---------------------------------------------------------------- decisions
 
-    def decide(self, held: Held, patient: bool = False) -> Decision:
+    def decide(self, held: QueuedRequest, patient: bool = False) -> Decision:
         """With what goes before it. `patient`: as if engines whose answers must catch up first were open."""
         snapshot = self.fleet.snapshot(self.now)
         if held.route.scorer == "predicted":
             snapshot = self._shown(snapshot, held, patient)
         return decide(held.ask, held.estimate, held.route, snapshot, self.fleet, self.now, held.seed)
 
-    def _shown(self, snapshot: FleetSnapshot, held: Held, patient: bool) -> FleetSnapshot:
+    def _shown(self, snapshot: FleetSnapshot, held: QueuedRequest, patient: bool) -> FleetSnapshot:
         """As it is to a request that waits here for others' prefill."""
         loads, quiet = snapshot.loads, self.lanes.quiet
         if quiet and (patient or not any(map(_closed, loads.values()))):
@@ -63,7 +63,7 @@ class Turn:
         shown = {name: _waiting(load, ahead.get(name, 0.0), patient) for name, load in loads.items()}
         return FleetSnapshot(snapshot.at, snapshot.pools, shown)
 
-    def place(self, held: Held) -> Decision | None:
+    def place(self, held: QueuedRequest) -> Decision | None:
         """Its decision, if it goes now; else it is held."""
         decision = self.decide(held)
         chosen = decision.chosen
@@ -71,28 +71,28 @@ class Turn:
             return decision
         if held.deadline == FOREVER:
             return self._last(held, decision)
-        if chosen.chance < held.route.target:
+        if chosen.probability < held.route.target:
             decision = self.decide(held, patient=True)
             chosen = decision.ranked[0]
-            if chosen.chance < held.route.target:
+            if chosen.probability < held.route.target:
                 return None if self._displace(held, decision) else self._last(held, decision)
         return decision if self._goes(held, decision, chosen) else None
 
-    def _goes(self, held: Held, decision: Decision, chosen: Candidate) -> bool:
+    def _goes(self, held: QueuedRequest, decision: Decision, chosen: Candidate) -> bool:
         """Now, if there is room and nobody waits there; else it is bound."""
         endpoint = chosen.endpoint.id
-        if endpoint not in self.lanes.bound and self.has_room(endpoint):
+        if endpoint not in self.lanes.assigned and self.has_room(endpoint):
             return True
         self._bind(held, decision, chosen)
         return False
 
-    def _bind(self, held: Held, decision: Decision, chosen: Candidate) -> None:
+    def _bind(self, held: QueuedRequest, decision: Decision, chosen: Candidate) -> None:
         held.looked_at = self.now
         leave_by = self._later(self._leave_by(held, decision, chosen.endpoint.pool))
         held.wait_on(self.now, held.route.prefer == "quality" and self._refused(decision, chosen.tier))
         self.lanes.bind(held, chosen.endpoint, chosen.forecast.prefill, leave_by)
 
-    def _leave_by(self, held: Held, decision: Decision, pool: str) -> float:
+    def _leave_by(self, held: QueuedRequest, decision: Decision, pool: str) -> float:
         """When a tier other than `pool` could only just make its deadline."""
         if len(held.route.tiers) == 1:
             return FOREVER
@@ -100,17 +100,17 @@ class Turn:
         others = [c.forecast.quantile(sure) for c in decision.ranked if c.endpoint.pool != pool]
         return held.deadline - min(others, default=FOREVER) - TICK
 
-    def _last(self, held: Held, decision: Decision) -> Decision | None:
+    def _last(self, held: QueuedRequest, decision: Decision) -> Decision | None:
         """It waits for an idle endpoint, behind those that do; and there may be one."""
         soonest = self.soonest(held, decision)
-        if not self.lanes.last and (free := self.free(soonest)) is not None:
+        if not self.lanes.best_effort_queue and (free := self.free(soonest)) is not None:
             return first(decision, free)
         held.seconds = soonest[0].forecast.prefill
         held.wait_on(self.now, self.is_kept(held, decision, soonest))
         self.lanes.put_last(held)
         return None
 
-    def _displace(self, held: Held, decision: Decision) -> bool:
+    def _displace(self, held: QueuedRequest, decision: Decision) -> bool:
         """Put one of those that wait last, if that lets this one make it."""
         need, victims = self.lanes.need(), []
         for candidate in decision.ranked:
@@ -132,15 +132,15 @@ class Turn:
 
     # ---------------------------------------------------------------- what is bound
 
-    def keep(self, held: Held, endpoint: str) -> Decision | None:
+    def revalidate(self, held: QueuedRequest, endpoint: str) -> Decision | None:
         """Its turn has come: it goes where it was bound if it still makes it there, else it is placed anew."""
         decision = self.decide(held)
         for candidate in decision.ranked:
-            if candidate.endpoint.id == endpoint and candidate.chance >= STILL * held.route.target:
+            if candidate.endpoint.id == endpoint and candidate.probability >= STILL * held.route.target:
                 return first(decision, candidate)
         return self.place(held)
 
-    def leave(self, held: Held) -> tuple[Decision | None] | None:
+    def leave(self, held: QueuedRequest) -> tuple[Decision | None] | None:
         """For another tier, if that should have it by now: its decision if it goes at once. None: it stays."""
         assert held.endpoint is not None
         decision, here, target = self.decide(held), held.endpoint.pool, held.route.target
@@ -151,7 +151,7 @@ class Turn:
         elif decision.ranked[0].endpoint.pool == here:
             return None
         for candidate in decision.ranked:
-            if candidate.endpoint.pool != here and candidate.chance >= target:
+            if candidate.endpoint.pool != here and candidate.probability >= target:
                 self.lanes.unbind(held)
                 return (first(decision, candidate) if self._goes(held, decision, candidate) else None,)
         return None
@@ -160,28 +160,28 @@ class Turn:
         """What cannot be helped now is looked at again."""
         return at if at > self.now else self.now + RELOOK
 
-    def is_overdue(self, held: Held) -> bool:
+    def is_overdue(self, held: QueuedRequest) -> bool:
         """For a look whether another tier should have it."""
-        if held.leave_by == FOREVER or self.now - held.looked_at < RELOOK:
+        if held.spill_at == FOREVER or self.now - held.looked_at < RELOOK:
             return False
         held.looked_at = self.now
         return True
 
-    def steal(self, endpoint: str) -> tuple[Held, Decision] | None:
+    def rebalance(self, endpoint: str) -> tuple[QueuedRequest, Decision] | None:
         """The first that waits for another endpoint of the pool, and would rather go to this one now."""
         pool = endpoint.partition("/")[0]
-        for name, lane in self.lanes.bound.items():
+        for name, lane in self.lanes.assigned.items():
             if name.partition("/")[0] == pool:
                 held, decision = lane[0], self.decide(lane[0])
                 chosen = decision.chosen
-                if chosen is not None and chosen.endpoint.id == endpoint and chosen.chance >= held.route.target:
+                if chosen is not None and chosen.endpoint.id == endpoint and chosen.probability >= held.route.target:
                     self.lanes.unbind(held)
                     return held, decision
         return None
 
     # ---------------------------------------------------------------- endpoints
 
-    def soonest(self, held: Held, decision: Decision) -> list[Candidate]:
+    def soonest(self, held: QueuedRequest, decision: Decision) -> list[Candidate]:
         """Where what is late would be least so, tier by tier; of the tier that was preferred, if it has no deadline.
 
         An API at its limit comes behind all others.
@@ -202,7 +202,7 @@ class Turn:
 
     def has_room(self, endpoint: str) -> bool:
         load = self.fleet.snapshot(self.now).loads[endpoint]
-        return (load.busy <= ROOM and not load.closed) or not self.fleet.is_local(endpoint)
+        return (load.backlog_s <= ROOM and not load.reopens_in) or not self.fleet.is_local(endpoint)
 
     def is_limited(self, endpoint: str) -> bool:
         """An API that was at its rate limit lately."""
@@ -211,7 +211,7 @@ class Turn:
             self.limited[endpoint] = blocked_until
         return self.now - self.limited.get(endpoint, NEVER) <= QUOTA
 
-    def is_kept(self, held: Held, decision: Decision, soonest: list[Candidate]) -> bool:
+    def is_kept(self, held: QueuedRequest, decision: Decision, soonest: list[Candidate]) -> bool:
         """Whether an API would have what waits last, but for its rate limit."""
         if any(self.is_limited(c.endpoint.id) and not self.fleet.is_local(c.endpoint.id) for c in soonest):
             return True
@@ -222,10 +222,12 @@ class Turn:
         """Whether an API of a tier before this one was left out because it refuses for a while."""
         loads = self.fleet.snapshot(self.now).loads
         return any(
-            out.tier < tier and out.endpoint and not self.fleet.is_local(out.endpoint)
+            out.tier < tier
+            and out.endpoint
+            and not self.fleet.is_local(out.endpoint)
             and loads[out.endpoint].blocked_until > self.now
             for out in decision.rejected
-        )  # fmt: skip
+        )
 
     def free(self, candidates: list[Candidate]) -> Candidate | None:
         """The first that is idle."""
@@ -241,20 +243,20 @@ class Turn:
         if not self.fleet.is_local(endpoint):
             return not self.is_limited(endpoint) and load.health is not Health.DOWN
         enough = ROOM if 0.0 < seconds <= SHORT else IDLE  # a short one need not wait for the very end
-        if load.health is Health.DOWN or load.busy > enough or load.strain * (1 + seconds / MEMORY) > 1:
+        if load.health is Health.DOWN or load.backlog_s > enough or load.tpot_pressure * (1 + seconds / MEMORY) > 1:
             return False
         if self.lanes.of(endpoint) or self.lanes.on_the_way(endpoint):
             return False
-        return harm(load, seconds) <= HARMLESS
+        return expected_tpot_misses(load, seconds) <= HARMLESS
 
 
 def first(decision: Decision, candidate: Candidate) -> Decision:
     """The same, with this one chosen."""
     others = (other for other in decision.ranked if other is not candidate)
-    return replace(decision, ranked=(candidate, *others), outcome=Outcome.PLACE)
+    return replace(decision, ranked=(candidate, *others), outcome=Placement.PLACE)
 
 
 def _waiting(load: Load, ahead: float, patient: bool) -> Load:
     """As it is to a request that waits here for so many seconds of others' prefill."""
-    wait = ahead if patient else ahead + max(load.closed - load.busy, 0.0)
+    wait = ahead if patient else ahead + max(load.reopens_in - load.backlog_s, 0.0)
     return replace(load, wait=wait) if wait else load

@@ -26,10 +26,10 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from policies.fleet.fleet import Fleet
-from policies.queue.endpoint_queues import Held, Lanes
-from policies.queue.placement_round import TICK, Turn, first
+from policies.queue.endpoint_queues import EndpointQueues, QueuedRequest
+from policies.queue.placement_round import TICK, PlacementRound, first
 from policies.routes.route import Route
-from policies.types import FOREVER, NEVER, Ask, Candidate, Decision, Outcome, PromptEstimate
+from policies.types import FOREVER, NEVER, Candidate, Decision, Placement, PromptEstimate, RequestView
 
 SPARED = 0.05  # of the engines' time, for what waits last
 FORCED = 30.0  # s after which what must be sent anyway is
@@ -39,11 +39,11 @@ REFUSED = 5.0  # s after which whoever found the room full may try again
 Going = tuple[Hashable, Decision]
 
 
-class WaitingRoom:
+class QueueScheduler:
     """All requests that are not decided, or decided and not sent. `release` says which go now."""
 
     def __init__(self) -> None:
-        self.lanes = Lanes()
+        self.lanes = EndpointQueues()
         self.wake_at = FOREVER
         self._limited: dict[str, float] = {}
         self._rounds: dict[tuple[str, str], int] = {}  # by tenant and route: turns had, of those that wait last
@@ -54,23 +54,32 @@ class WaitingRoom:
     def held(self) -> int:
         return len(self.lanes)
 
-    def enter(self, ticket: Hashable, ask: Ask, estimate: PromptEstimate, route: Route, now: float, seed: int) -> None:
+    def enter(
+        self, ticket: Hashable, ask: RequestView, estimate: PromptEstimate, route: Route, now: float, seed: int
+    ) -> None:
         """`ticket` names the request until it has departed or left; `seed` is its ordinal."""
         self.lanes.new.append(_held(ticket, ask, estimate, route, seed))
 
     def pass_through(
-        self, ticket: Hashable, ask: Ask, estimate: PromptEstimate, route: Route, fleet: Fleet, now: float, seed: int
+        self,
+        ticket: Hashable,
+        ask: RequestView,
+        estimate: PromptEstimate,
+        route: Route,
+        fleet: Fleet,
+        now: float,
+        seed: int,
     ) -> Decision | None:
         """`enter` and `release` in one, for where nobody is held. None: it is held now."""
         held = _held(ticket, ask, estimate, route, seed)
-        decision = Turn(self.lanes, fleet, now, self._limited).place(held)
+        decision = PlacementRound(self.lanes, fleet, now, self._limited).place(held)
         if decision is None:
             self.wake_at = now + TICK
         elif (chosen := decision.chosen) is not None:
             self.lanes.send(ticket, chosen.endpoint, chosen.forecast.prefill)
         return decision
 
-    def departed(self, ticket: Hashable) -> None:
+    def on_dispatched(self, ticket: Hashable) -> None:
         """What was released is known to the fleet."""
         self.lanes.leaving.pop(ticket, None)
 
@@ -82,63 +91,63 @@ class WaitingRoom:
         if held is None:
             return 0.0
         held.wait_on(now)
-        return held.limited
+        return held.rate_limited_s
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Going]:
         """Who goes now, one at a time: the caller sends each before it asks for the next."""
-        turn, lanes = Turn(self.lanes, fleet, now, self._limited), self.lanes
+        turn, lanes = PlacementRound(self.lanes, fleet, now, self._limited), self.lanes
         yield from self._serve_last(turn, owed=True)
         while lanes.new:
             held = lanes.new.pop(0)
             yield from self._let_go(held, turn.place(held))
             if len(lanes) - len(lanes.new) > HELD:
                 yield self._refuse(turn)
-        if lanes.last or lanes.bound:
+        if lanes.best_effort_queue or lanes.assigned:
             yield from self._fill(turn)
         self.wake_at = now + TICK if len(lanes) else FOREVER
 
-    def _fill(self, turn: Turn) -> Iterator[Going]:
+    def _fill(self, turn: PlacementRound) -> Iterator[Going]:
         """Every endpoint with room takes what waits for it, then what it can spare time for."""
         lanes = self.lanes
-        for endpoint in tuple(lanes.bound):
+        for endpoint in tuple(lanes.assigned):
             while (lane := lanes.of(endpoint)) and turn.moves(endpoint):
                 lanes.unbind(held := lane[0])
-                yield from self._let_go(held, turn.keep(held, endpoint))
+                yield from self._let_go(held, turn.revalidate(held, endpoint))
             if lane and turn.is_overdue(lane[0]):
                 yield from self._move_on(lane[0], turn)
         for held in lanes.must_leave(turn.now):
             yield from self._move_on(held, turn)
         for endpoint in turn.idle():
-            if (moved := turn.steal(endpoint)) is not None:
+            if (moved := turn.rebalance(endpoint)) is not None:
                 yield from self._let_go(*moved)
         yield from self._serve_last(turn, owed=False)
 
-    def _move_on(self, held: Held, turn: Turn) -> Iterator[Going]:
+    def _move_on(self, held: QueuedRequest, turn: PlacementRound) -> Iterator[Going]:
         if (left := turn.leave(held)) is not None:
             yield from self._let_go(held, left[0])
 
-    def _serve_last(self, turn: Turn, owed: bool) -> Iterator[Going]:
-        while self.lanes.last and (late := self._first_last(turn, owed)) is not None:
+    def _serve_last(self, turn: PlacementRound, owed: bool) -> Iterator[Going]:
+        while self.lanes.best_effort_queue and (late := self._first_last(turn, owed)) is not None:
             yield from self._let_go(*late)
 
-    def _first_last(self, turn: Turn, owed: bool) -> tuple[Held, Decision] | None:
+    def _first_last(self, turn: PlacementRound, owed: bool) -> tuple[QueuedRequest, Decision] | None:
         """The first that may go, of the tenant and route that had the fewest turns: batch, too, gets its own."""
-        heads = {(held.route.name, held.tenant): held for held in reversed(self.lanes.last)}
+        heads = {(held.route.name, held.tenant): held for held in reversed(self.lanes.best_effort_queue)}
         for held in sorted(heads.values(), key=self._turn):
             if (decision := self._late(held, turn, owed)) is not None:
-                self.lanes.last.remove(held)
+                self.lanes.best_effort_queue.remove(held)
                 self._round = self._had(held)
                 self._rounds[held.tenant, held.route.name] = self._round + 1
                 return held, decision
         return None
 
-    def _turn(self, held: Held) -> tuple[int, bool, int]:
+    def _turn(self, held: QueuedRequest) -> tuple[int, bool, int]:
         return self._had(held), held.deadline == FOREVER, held.seed
 
-    def _had(self, held: Held) -> int:
+    def _had(self, held: QueuedRequest) -> int:
         return max(self._rounds.get((held.tenant, held.route.name), 0), self._round)
 
-    def _late(self, held: Held, turn: Turn, owed: bool) -> Decision | None:
+    def _late(self, held: QueuedRequest, turn: PlacementRound, owed: bool) -> Decision | None:
         """Its decision, if an engine owes it time; or else is free for it, or has to take it."""
         if owed and self._owed < held.seconds:
             return None
@@ -153,40 +162,40 @@ class WaitingRoom:
         self._owed = max(self._owed - best.forecast.prefill, 0.0)
         return first(decision, best)
 
-    def _owing(self, soonest: Candidate, turn: Turn) -> Candidate | None:
+    def _owing(self, soonest: Candidate, turn: PlacementRound) -> Candidate | None:
         endpoint = soonest.endpoint.id
         may = self._owed >= soonest.forecast.prefill and turn.has_room(endpoint) and not turn.is_limited(endpoint)
         return soonest if may else None
 
-    def _free(self, held: Held, soonest: list[Candidate], turn: Turn) -> Candidate | None:
+    def _free(self, held: QueuedRequest, soonest: list[Candidate], turn: PlacementRound) -> Candidate | None:
         return turn.free(soonest) or (soonest[0] if _forced(held, turn.now) else None)
 
-    def _let_go(self, held: Held, decision: Decision | None) -> Iterator[Going]:
+    def _let_go(self, held: QueuedRequest, decision: Decision | None) -> Iterator[Going]:
         """None: it stays."""
         if decision is None:
             return
         if (chosen := decision.chosen) is not None:
             seconds = chosen.forecast.prefill
-            self.lanes.send(held.ticket, chosen.endpoint, seconds)
-            self._owed = self._owed + SPARED * seconds if self.lanes.last else 0.0
-        yield held.ticket, _waited(held, decision)
+            self.lanes.send(held.request_key, chosen.endpoint, seconds)
+            self._owed = self._owed + SPARED * seconds if self.lanes.best_effort_queue else 0.0
+        yield held.request_key, _waited(held, decision)
 
-    def _refuse(self, turn: Turn) -> Going:
+    def _refuse(self, turn: PlacementRound) -> Going:
         held = self.lanes.most()
-        self.lanes.drop(held.ticket)
+        self.lanes.drop(held.request_key)
         reason = f"{HELD} requests wait already"
-        refused = replace(turn.decide(held), outcome=Outcome.SHED, retry_after=REFUSED, reason=reason)
-        return held.ticket, _waited(held, refused)
+        refused = replace(turn.decide(held), outcome=Placement.SHED, retry_after=REFUSED, reason=reason)
+        return held.request_key, _waited(held, refused)
 
 
-def _held(ticket: Hashable, ask: Ask, estimate: PromptEstimate, route: Route, seed: int) -> Held:
-    return Held(ticket, ask, estimate, route, seed, ask.arrival + route.ttft_budget(ask.ttft_budget))
+def _held(ticket: Hashable, ask: RequestView, estimate: PromptEstimate, route: Route, seed: int) -> QueuedRequest:
+    return QueuedRequest(ticket, ask, estimate, route, seed, ask.arrival + route.ttft_budget(ask.ttft_budget))
 
 
-def _waited(held: Held, decision: Decision) -> Decision:
+def _waited(held: QueuedRequest, decision: Decision) -> Decision:
     held.wait_on(decision.at)
-    return replace(decision, limited=held.limited) if held.limited else decision
+    return replace(decision, rate_limited=held.rate_limited_s) if held.rate_limited_s else decision
 
 
-def _forced(held: Held, now: float) -> bool:
+def _forced(held: QueuedRequest, now: float) -> bool:
     return held.route.on_miss == "best_effort" and held.deadline < FOREVER and now - held.ask.arrival > FORCED

@@ -21,7 +21,7 @@ WORDS = 2 + 3 * RING
 Used = tuple[int, int]  # requests, tokens
 
 
-class Words(Protocol):
+class CounterArray(Protocol):
     """Integers of 64 bits: a list, an array, memory that processes share."""
 
     def __getitem__(self, at: int, /) -> int: ...
@@ -29,12 +29,12 @@ class Words(Protocol):
     def __setitem__(self, at: int, to: int, /) -> None: ...
 
 
-class Window:
+class SlidingWindow:
     """At `base` in `words`: totals of requests and tokens; then per second its number + 1, and both as it began."""
 
     __slots__ = ("_found", "_idle", "_when", "base", "words")
 
-    def __init__(self, words: Words, base: int = 0) -> None:
+    def __init__(self, words: CounterArray, base: int = 0) -> None:
         self.words, self.base = words, base
         # Within a second the oldest that counts stays the same; where none does, until something is added.
         self._when = self._found = self._idle = -1
@@ -92,7 +92,7 @@ class Window:
                 words[place + 2] -= tokens
 
 
-def used(windows: Iterable[Window], now: int) -> Used:
+def used(windows: Iterable[SlidingWindow], now: int) -> Used:
     """By all of them."""
     requests = tokens = 0
     for window in windows:
@@ -101,7 +101,7 @@ def used(windows: Iterable[Window], now: int) -> Used:
     return requests, tokens
 
 
-def leaves(windows: Iterable[Window], now: int, field: int, amount: int) -> int:
+def leaves(windows: Iterable[SlidingWindow], now: int, field: int, amount: int) -> int:
     """The second at whose beginning so many requests (field 0) or tokens (1) of those that count no longer do."""
     found: dict[int, int] = {}
     for window in windows:
@@ -115,7 +115,7 @@ def leaves(windows: Iterable[Window], now: int, field: int, amount: int) -> int:
     return at + SPAN + 1
 
 
-def counts_until(windows: Iterable[Window], now: int) -> tuple[int, int]:
+def counts_until(windows: Iterable[SlidingWindow], now: int) -> tuple[int, int]:
     """The seconds at whose beginning no request, and no token, of those that count still does; 0: none counts."""
     last = [0, 0]
     for window in windows:

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
 
-from policies.types import Ask
+from policies.types import RequestView
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _NUMERIC = re.compile(rf"\s*{_NUMBER}\s*")
@@ -160,7 +160,7 @@ class When(BaseModel):
         """The lower-case names of the headers that it reads: no others need be collected."""
         return set(self.header)
 
-    def refuses(self, ask: Ask, prompt_tokens: int) -> str | None:
+    def refuses(self, ask: RequestView, prompt_tokens: int) -> str | None:
         """Why it does not hold, or None if it does."""
         for name, test in self._conditions:
             if reason := _refusal(name, test, _value(name, ask, prompt_tokens)):
@@ -178,7 +178,7 @@ def _header_name(key: str) -> str:
     return name
 
 
-def _value(name: str, ask: Ask, prompt_tokens: int) -> float | bool | None:
+def _value(name: str, ask: RequestView, prompt_tokens: int) -> float | bool | None:
     if name == "prompt_tokens":
         return prompt_tokens
     if name == "output_tokens":

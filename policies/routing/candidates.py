@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.routes.route import Route, Tier
-from policies.routing.fleet_view import Beliefs
-from policies.scorers.scorer import Prospect
-from policies.types import Ask, Endpoint, FleetSnapshot, Health, Load, Pool, PromptEstimate, Rejection
+from policies.routing.fleet_view import FleetView
+from policies.scorers.scorer import CandidateInput
+from policies.types import Endpoint, FleetSnapshot, Health, Load, Pool, PromptEstimate, Rejection, RequestView
 
-Group = list[Prospect]  # the usable endpoints of one tier, never empty
+TierCandidates = list[CandidateInput]  # the usable endpoints of one tier, never empty
 
 _UNSEEN = Load()
 _DOWN = Health.DOWN  # to look a member up in its enumeration takes longer than all else that is asked of an endpoint
@@ -26,14 +26,14 @@ _FEATURES = ("tools", "images", "json_schema")  # of an Ask; the capabilities th
 
 
 @dataclass(slots=True, eq=False)
-class Survey:
+class CandidateSet:
     """One request and everything that its decision depends on; `survey` fills in what was found."""
 
-    ask: Ask
+    ask: RequestView
     estimate: PromptEstimate
     route: Route
     fleet: FleetSnapshot
-    beliefs: Beliefs
+    beliefs: FleetView
     now: float
     seed: int
     deadline: float  # of the first token
@@ -41,7 +41,7 @@ class Survey:
     left: float  # of the budget, s
     output_tokens: int  # the most that the answer may hold; what is expected of it where nobody sets a limit
     expected_tokens: int  # of the answer
-    groups: list[Group]
+    groups: list[TierCandidates]
     rejected: list[Rejection]
     unfit: int = 0  # tiers that can never take this request
 
@@ -111,15 +111,33 @@ class Survey:
 
 
 def survey(
-    ask: Ask, estimate: PromptEstimate, route: Route, fleet: FleetSnapshot, beliefs: Beliefs, now: float, seed: int
-) -> Survey:
+    ask: RequestView,
+    estimate: PromptEstimate,
+    route: Route,
+    fleet: FleetSnapshot,
+    beliefs: FleetView,
+    now: float,
+    seed: int,
+) -> CandidateSet:
     """All tiers of the route, in their order."""
     deadline, expected = ask.arrival + route.ttft_budget(ask.ttft_budget), estimate.output_tokens
     most = route.output_cap(ask.max_tokens) or expected
-    found = Survey(
-        ask, estimate, route, fleet, beliefs, now, seed, deadline, route.target, deadline - now, most,
-        expected if expected < most else most, [], [],
-    )  # fmt: skip
+    found = CandidateSet(
+        ask,
+        estimate,
+        route,
+        fleet,
+        beliefs,
+        now,
+        seed,
+        deadline,
+        route.target,
+        deadline - now,
+        most,
+        expected if expected < most else most,
+        [],
+        [],
+    )
     for number, tier in enumerate(route.tiers):
         found.add(number, tier)
     return found

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from policies.scorers.scorer import Prospect
+from policies.scorers.scorer import CandidateInput
 from policies.types import Endpoint, Load, PoolEstimate
 
 
-class Beliefs(Protocol):
+class FleetView(Protocol):
     """Read-only to decisions; `policies.fleet.fleet.Fleet` is the implementation that learns."""
 
     def prospects(
-        self, endpoints: Sequence[Endpoint], loads: Sequence[Load], prompt: PoolEstimate, tier: int, price: float,
+        self,
+        endpoints: Sequence[Endpoint],
+        loads: Sequence[Load],
+        prompt: PoolEstimate,
+        tier: int,
+        price: float,
         now: float,
-    ) -> list[Prospect]:  # fmt: skip
+    ) -> list[CandidateInput]:
         """All that is believed of a prompt sent at `now` to these endpoints of one pool, in their order.
 
         One question for all of them: a call costs more than most of what is worked out in it.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import overload
 
-from policies.scorers.scorer import Prospect, scatter
-from policies.types import FOREVER, MEDIAN, Candidate, Forecast, chance_of
+from policies.scorers.scorer import CandidateInput, tie_break
+from policies.types import FOREVER, MEDIAN, Candidate, Forecast, probability_within
 
 PICKED = 2  # are found one at a time, the one to be sent to and the one that stands by; the others are sorted
 
-Row = tuple[Prospect, float, str]  # with its score, and a reason to be filled in with p50 (ms) and chance
+Row = tuple[CandidateInput, float, str]  # with its score, and a reason to be filled in with p50 (ms) and chance
 
 
 def p50_of(ranked: Sequence[Candidate], at: int) -> float:
@@ -31,9 +31,15 @@ class Ranking(Sequence[Candidate]):
     __slots__ = ("_group", "_left", "_made", "_others", "_reason", "_rows", "_scores", "_seed", "_size")
 
     def __init__(
-        self, seed: int, left: float, group: Sequence[Prospect], scores: Sequence[float], reason: str,
-        others: Callable[[], list[Row]] = list, more: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        seed: int,
+        left: float,
+        group: Sequence[CandidateInput],
+        scores: Sequence[float],
+        reason: str,
+        others: Callable[[], list[Row]] = list,
+        more: int = 0,
+    ) -> None:
         """`left`: s of the TTFT budget; `more`: how many the others are."""
         self._seed, self._left, self._group, self._reason = seed, left, group, reason
         self._scores, self._others, self._size = list(scores), others, len(group) + more
@@ -88,7 +94,7 @@ class Ranking(Sequence[Candidate]):
         return self._group[at], least, self._reason
 
     def _luck(self, at: int) -> int:
-        return scatter(self._seed, self._group[at].endpoint.id)
+        return tie_break(self._seed, self._group[at].endpoint.id)
 
     def __len__(self) -> int:
         return self._size
@@ -115,7 +121,7 @@ class Ranking(Sequence[Candidate]):
         if at:
             reason = self._behind(at)
         endpoint, tier, load, prompt, price, hit, center, ratios, prefill, samples = prospect
-        chance = chance_of(center, ratios, self._left)
+        chance = probability_within(center, ratios, self._left)
         forecast = Forecast(center, ratios, load.tpot, samples, prefill)
         reason %= (center * ratios[MEDIAN] * 1e3, chance)
         return Candidate(endpoint, tier, prompt.tokens, hit, forecast, chance, price, score, reason, load)

@@ -25,34 +25,40 @@ from functools import cache, partial
 from itertools import repeat
 
 from policies.routes.route import Route
-from policies.routing.candidates import Group, Survey, survey
-from policies.routing.fleet_view import Beliefs
+from policies.routing.candidates import CandidateSet, TierCandidates, survey
+from policies.routing.fleet_view import FleetView
 from policies.routing.ranking import Ranking, Row
-from policies.scorers.scorer import Context, Prospect, scatter
+from policies.scorers.scorer import CandidateInput, Context, tie_break
 from policies.scorers.scorer_catalog import SCORERS
 from policies.types import (
     FOREVER,
     QUANTILES,
     TINY,
-    Ask,
     Candidate,
     Decision,
     FleetSnapshot,
     Health,
     Load,
-    Outcome,
+    Placement,
     PromptEstimate,
+    RequestView,
 )
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 30.0  # s, bounds of Retry-After: sooner is a storm, later a guess
 PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests of which one tries such an endpoint
 RECHECK = 1.0  # s until an endpoint that is down or on trial deserves another look: about one probe
 
-_PLACE = Outcome.PLACE  # a member is slow to look up in its enumeration
+_PLACE = Placement.PLACE  # a member is slow to look up in its enumeration
 
 
 def decide(
-    ask: Ask, estimate: PromptEstimate, route: Route, fleet: FleetSnapshot, beliefs: Beliefs, now: float, seed: int
+    ask: RequestView,
+    estimate: PromptEstimate,
+    route: Route,
+    fleet: FleetSnapshot,
+    beliefs: FleetView,
+    now: float,
+    seed: int,
 ) -> Decision:
     """Where to send a request. `seed` is its ordinal: it turns round robin and breaks ties."""
     found = survey(ask, estimate, route, fleet, beliefs, now, seed)
@@ -64,20 +70,20 @@ def decide(
     return _walk(found, able, others) if able else _miss(found, others)
 
 
-def _divided(found: Survey) -> tuple[list[Group], Group]:
+def _divided(found: CandidateSet) -> tuple[list[TierCandidates], TierCandidates]:
     """Those that offer the target, by tier; and all that do not.
 
     Where the quantile next to the target is within what is left, the chance need not be worked out.
     """
     left, target, at = found.left, found.target, bisect_left(QUANTILES, found.target)
-    able: list[Group] = []
-    others: Group = []
+    able: list[TierCandidates] = []
+    others: TierCandidates = []
     for group in found.groups:
-        hopeful: Group = []
+        hopeful: TierCandidates = []
         for p in group:
             _, _, _, _, _, _, center, ratios, _, _ = p  # by place: by name it takes twice as long
             sure = at < len(QUANTILES) and left / (center or TINY) >= ratios[at]
-            (hopeful if sure or p.chance(left) >= target else others).append(p)
+            (hopeful if sure or p.probability(left) >= target else others).append(p)
         if hopeful:
             able.append(hopeful)
     return able, others
@@ -86,28 +92,32 @@ def _divided(found: Survey) -> tuple[list[Group], Group]:
 # --------------------------------------------------------------------------- the walk
 
 
-def _first(group: Group) -> float:
+def _first(group: TierCandidates) -> float:
     return group[0].tier
 
 
-def _cheapest(group: Group) -> float:
+def _cheapest(group: TierCandidates) -> float:
     return group[0].price  # a tier is one pool, and has one price
 
 
-def _fastest(group: Group) -> float:
+def _fastest(group: TierCandidates) -> float:
     return min(p.p50 for p in group)
 
 
-_PREFERENCES: Mapping[str, Callable[[Group], float]] = {"quality": _first, "cost": _cheapest, "latency": _fastest}
+_PREFERENCES: Mapping[str, Callable[[TierCandidates], float]] = {
+    "quality": _first,
+    "cost": _cheapest,
+    "latency": _fastest,
+}
 
 
-def _walk(found: Survey, able: list[Group], others: Group) -> Decision:
+def _walk(found: CandidateSet, able: list[TierCandidates], others: TierCandidates) -> Decision:
     numbers, behind = _numbers(found.target, found.deadline == FOREVER), len(others)
     if len(able) > 1:
         able.sort(key=_PREFERENCES[found.route.prefer])
         behind += sum(map(len, able[1:]))
     ranked = _by_score(found, able[0], numbers, partial(_behind, found, able, others, numbers), behind)
-    if not scatter(found.seed, "probe") % PROBE_EVERY and (unheard := _unheard(found, able[0])) is not None:
+    if not tie_break(found.seed, "probe") % PROBE_EVERY and (unheard := _unheard(found, able[0])) is not None:
         ranked = _probing(unheard, ranked.told(), found.left)
     chosen = ranked[0]
     return _decision(found, _PLACE, ranked, f"tier {chosen.tier + 1}: {chosen.reason}")
@@ -119,7 +129,7 @@ def _numbers(target: float, unbounded: bool) -> str:
     return f"p50 %.0f ms, chance %.3f {'(no TTFT budget)' if unbounded else f'>= {target:g}'}"
 
 
-def _behind(found: Survey, able: Sequence[Group], others: Group, numbers: str) -> list[Row]:
+def _behind(found: CandidateSet, able: Sequence[TierCandidates], others: TierCandidates, numbers: str) -> list[Row]:
     """What comes after the chosen tier."""
     chosen, prefer = able[0][0].tier + 1, found.route.prefer
     by, rows = "" if prefer == "quality" else f" by {prefer}", []
@@ -129,15 +139,15 @@ def _behind(found: Survey, able: Sequence[Group], others: Group, numbers: str) -
     return rows + _by_chance(found, others)
 
 
-def _unheard(found: Survey, group: Group) -> Prospect | None:
+def _unheard(found: CandidateSet, group: TierCandidates) -> CandidateInput | None:
     """The one that this request is to try, for a belief that nobody tests stays wrong: mostly none."""
     latest = found.now - PROBE_AFTER
-    longest = min(group, key=lambda p: p.load.heard_at)
-    stale = longest.load.heard_at < latest <= max(p.load.heard_at for p in group)
+    longest = min(group, key=lambda p: p.load.last_token_at)
+    stale = longest.load.last_token_at < latest <= max(p.load.last_token_at for p in group)
     return longest if stale and not longest.load.prefilling else None
 
 
-def _probing(unheard: Prospect, rows: list[Row], left: float) -> Ranking:
+def _probing(unheard: CandidateInput, rows: list[Row], left: float) -> Ranking:
     first = rows[0]
     rows.sort(key=lambda row: row[0] is not unheard)
     _, score, reason = rows[0]
@@ -147,35 +157,35 @@ def _probing(unheard: Prospect, rows: list[Row], left: float) -> Ranking:
     return Ranking.of(rows, left)
 
 
-def _by_yardstick(found: Survey) -> Decision:
+def _by_yardstick(found: CandidateSet) -> Decision:
     rows: list[Row] = []
     for group in found.groups:
         after = f", after tier {rows[0][0].tier + 1}" if rows else ""
         reason = f"{found.route.scorer} in tier {group[0].tier + 1}{after}; not weighed: p50 %.0f ms, chance %.3f"
         rows += _by_score(found, group, reason).told()
     ranked = Ranking.of(rows, found.left)
-    return _decision(found, Outcome.PLACE, ranked, ranked[0].reason)
+    return _decision(found, Placement.PLACE, ranked, ranked[0].reason)
 
 
 def _by_score(
-    found: Survey, group: Group, reason: str, others: Callable[[], list[Row]] = list, more: int = 0
+    found: CandidateSet, group: TierCandidates, reason: str, others: Callable[[], list[Row]] = list, more: int = 0
 ) -> Ranking:
     scores = SCORERS[found.route.scorer](group, Context(found.now, found.seed))
     return Ranking(found.seed, found.left, group, scores, reason, others, more)
 
 
-def _by_chance(found: Survey, others: Group) -> list[Row]:
+def _by_chance(found: CandidateSet, others: TierCandidates) -> list[Row]:
     """The best chance first; where none is left, the least delay; ties by the luck of the request."""
     left, delays = found.left, [p.p50 for p in others]
     ties = len(set(delays)) < len(delays)
-    luck = [scatter(found.seed, p.endpoint.id) for p in others] if ties else repeat(0)
-    order = sorted(zip([-p.chance(left) for p in others], delays, luck, range(len(others)), others, strict=False))
+    luck = [tie_break(found.seed, p.endpoint.id) for p in others] if ties else repeat(0)
+    order = sorted(zip([-p.probability(left) for p in others], delays, luck, range(len(others)), others, strict=False))
     reason = f"p50 %.0f ms, chance %.3f < {found.target:g} for {_ms(left)}"
     return [(p, delay, reason) for _, delay, _, _, p in order]
 
 
 def _decision(
-    found: Survey, outcome: Outcome, ranked: Sequence[Candidate], reason: str, retry_after: float = 0.0
+    found: CandidateSet, outcome: Placement, ranked: Sequence[Candidate], reason: str, retry_after: float = 0.0
 ) -> Decision:
     rejected, scorer = tuple(found.rejected), found.route.scorer
     return Decision(outcome, found.now, found.deadline, ranked, rejected, scorer, retry_after, reason)
@@ -184,52 +194,52 @@ def _decision(
 # --------------------------------------------------------------------------- when there is no such tier
 
 
-def _miss(found: Survey, others: Group) -> Decision:
+def _miss(found: CandidateSet, others: TierCandidates) -> Decision:
     """No tier can make the deadline: send to the best all the same, or say when another try would be worth it."""
     ranked = Ranking.of(_by_chance(found, others), found.left)
-    best = f"the best chance is {ranked[0].chance:.3f} < {found.target:g} for {_ms(found.left)}"
+    best = f"the best chance is {ranked[0].probability:.3f} < {found.target:g} for {_ms(found.left)}"
     match found.route.on_miss:
         case "shed":
             wait, reason = _shed(found, others, best)
-            return _decision(found, Outcome.SHED, ranked, reason, _bounded(wait))
+            return _decision(found, Placement.SHED, ranked, reason, _bounded(wait))
         case "queue":
-            return _decision(found, Outcome.PLACE, ranked, f"{best}; behind all that can still make theirs")
+            return _decision(found, Placement.PLACE, ranked, f"{best}; behind all that can still make theirs")
         case "best_effort":
-            return _decision(found, Outcome.PLACE, ranked, f"{best}; best effort")
+            return _decision(found, Placement.PLACE, ranked, f"{best}; best effort")
 
 
-def _shed(found: Survey, others: Group, best: str) -> tuple[float, str]:
+def _shed(found: CandidateSet, others: TierCandidates, best: str) -> tuple[float, str]:
     """Seconds until another try, which starts with the whole budget, and why."""
     if any(_chance_when_idle(found, p) >= found.target for p in others):
         return _wait(others, found.target, found.budget), best
     return LONGEST_WAIT, f"a prompt of this length cannot make {_ms(found.budget)} anywhere, even on an idle endpoint"
 
 
-def _wait(others: Group, target: float, budget: float) -> float:
+def _wait(others: TierCandidates, target: float, budget: float) -> float:
     """Seconds until the first of them offers `target` again.
 
     Waiting shortens the queue, and so the prediction's center, by a second per second; it qualifies
     when its `target` quantile, which scales with the center, is down to the budget.
     """
-    return min(p.center * (1 - budget / max(p.forecast.quantile(target), 1e-9)) for p in others)
+    return min(p.point_estimate * (1 - budget / max(p.forecast.quantile(target), 1e-9)) for p in others)
 
 
-def _chance_when_idle(found: Survey, p: Prospect) -> float:
+def _chance_when_idle(found: CandidateSet, p: CandidateInput) -> float:
     idle = Load(at=found.now, scraped_at=found.now)
     [alone] = found.beliefs.prospects((p.endpoint,), (idle,), p.prompt, p.tier, p.price, found.now)
-    return alone.chance(found.budget)
+    return alone.probability(found.budget)
 
 
-def _nowhere(found: Survey) -> Decision:
+def _nowhere(found: CandidateSet) -> Decision:
     """The request fits nowhere, or what it fits is out."""
     if found.unfit == len(found.route.tiers):
-        return _decision(found, Outcome.UNFIT, (), _misfit(found))
+        return _decision(found, Placement.UNFIT, (), _misfit(found))
     waits = [_back_in(found.fleet.loads[r.endpoint], found.now) for r in found.rejected if r.endpoint]
     reason = "every endpoint that could take it is down, on trial or rate limited"
-    return _decision(found, Outcome.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)))
+    return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)))
 
 
-def _misfit(found: Survey) -> str:
+def _misfit(found: CandidateSet) -> str:
     pools = [found.fleet.pools[tier.pool] for tier in found.route.tiers]
     largest = max(pools, key=lambda pool: pool.context_window or FOREVER)
     tokens, output = found.estimate.pools[largest.name].tokens, found.output_tokens

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.scorers.scorer import Context, Prospect
+from policies.scorers.scorer import CandidateInput, Context
 
 
-def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
+def score(prospects: Sequence[CandidateInput], context: Context) -> list[float]:
     """Seconds, the median."""
     return [p.p50 for p in prospects]

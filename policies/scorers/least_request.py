@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.scorers.scorer import Context, Prospect
+from policies.scorers.scorer import CandidateInput, Context
 
 
-def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
+def score(prospects: Sequence[CandidateInput], context: Context) -> list[float]:
     """Requests in flight; the engine's queue adds less than one, so it only breaks ties."""
     return [p.load.in_flight + p.load.waiting / (p.load.waiting + 1) for p in prospects]

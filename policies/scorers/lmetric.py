@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.scorers.scorer import Context, Prospect
+from policies.scorers.scorer import CandidateInput, Context
 from policies.types import Load
 
 
-def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
+def score(prospects: Sequence[CandidateInput], context: Context) -> list[float]:
     """Tokens times requests."""
-    return [(p.prompt.tokens - p.hit + p.load.ahead) * batch(p.load) for p in prospects]
+    return [(p.prompt.tokens - p.hit + p.load.queued_tokens) * batch(p.load) for p in prospects]
 
 
 def batch(load: Load) -> int:

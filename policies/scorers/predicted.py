@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.fleet.decode_interference import harm
-from policies.scorers.scorer import Context, Prospect
+from policies.fleet.decode_interference import expected_tpot_misses
+from policies.scorers.scorer import CandidateInput, Context
 from policies.types import MEDIAN
 
 WORTH = 3.0  # s of this request's delay that one answer's pace is worth: an agent's whole budget
@@ -31,12 +31,12 @@ NEAR = 0.05  # of the least cost
 PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough to order equals
 
 
-def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
+def score(prospects: Sequence[CandidateInput], context: Context) -> list[float]:
     """Seconds."""
     costs, hits = [], []
     for _, _, load, _, _, hit, center, ratios, prefill, _ in prospects:  # by place: names cost as much as the rest
         cost = center * ratios[MEDIAN] + EFFORT * prefill
-        costs.append(cost + WORTH * harm(load, prefill) if load.harm else cost)
+        costs.append(cost + WORTH * expected_tpot_misses(load, prefill) if load.expected_tpot_misses else cost)
         hits.append(hit)
     least = min(costs)
     near = least * (1 + NEAR)

@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from policies.scorers.scorer import Context, Prospect, scatter
+from policies.scorers.scorer import CandidateInput, Context, tie_break
 from policies.types import PrefixBlocks
 
 PREFIX = 256  # tokens that decide: a system prompt's worth; SGLang's default
 LOAD_FACTOR = 1.25  # of the mean number of requests in flight
 
 
-def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
+def score(prospects: Sequence[CandidateInput], context: Context) -> list[float]:
     """The rank in the draw, plus the number of endpoints for those that are full."""
     n = len(prospects)
     draw = key(prospects[0].prompt.blocks, context.seed)
     bound = ceil(LOAD_FACTOR * (sum(p.load.in_flight for p in prospects) + 1) / n)
-    order = sorted(range(n), key=lambda i: scatter(draw, prospects[i].endpoint.id), reverse=True)
+    order = sorted(range(n), key=lambda i: tie_break(draw, prospects[i].endpoint.id), reverse=True)
     rank = {i: position for position, i in enumerate(order)}
     return [float(rank[i] + (n if p.load.in_flight >= bound else 0)) for i, p in enumerate(prospects)]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.scorers.scorer import Context, Prospect
+from policies.scorers.scorer import CandidateInput, Context
 
 
-def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
+def score(prospects: Sequence[CandidateInput], context: Context) -> list[float]:
     """Turns until it is the endpoint's."""
     n = len(prospects)
     return [float((rank - context.seed) % n) for rank in range(n)]

@@ -14,12 +14,12 @@ from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
-from policies.types import MEDIAN, Endpoint, Forecast, Load, PoolEstimate, Quantiles, chance_of
+from policies.types import MEDIAN, Endpoint, Forecast, Load, PoolEstimate, Quantiles, probability_within
 
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 
-class Prospect(NamedTuple):
+class CandidateInput(NamedTuple):
     """An endpoint that could take the request, before it is ranked.
 
     One is made for every endpoint of every decision: it holds what a `Forecast` is made of, and makes one when asked.
@@ -31,7 +31,7 @@ class Prospect(NamedTuple):
     prompt: PoolEstimate
     price: float  # expected USD
     hit: int  # tokens, believed cached
-    center: float  # of the TTFT, s
+    point_estimate: float  # of the TTFT, s
     ratios: Quantiles  # to it, at QUANTILES
     prefill: float  # s of the engine's time
     samples: int  # first tokens that stand behind it
@@ -39,15 +39,15 @@ class Prospect(NamedTuple):
     @property
     def p50(self) -> float:
         """The median TTFT, s."""
-        return self.center * self.ratios[MEDIAN]
+        return self.point_estimate * self.ratios[MEDIAN]
 
     @property
     def forecast(self) -> Forecast:
-        return Forecast(self.center, self.ratios, self.load.tpot, self.samples, self.prefill)
+        return Forecast(self.point_estimate, self.ratios, self.load.tpot, self.samples, self.prefill)
 
-    def chance(self, left: float) -> float:
+    def probability(self, left: float) -> float:
         """Of the first token within so many seconds from now."""
-        return chance_of(self.center, self.ratios, left)
+        return probability_within(self.point_estimate, self.ratios, left)
 
 
 class Context(NamedTuple):
@@ -57,7 +57,7 @@ class Context(NamedTuple):
     seed: int  # the ordinal of the request: the only source of variety
 
 
-Scorer = Callable[[Sequence[Prospect], Context], Sequence[float]]
+Scorer = Callable[[Sequence[CandidateInput], Context], Sequence[float]]
 
 
 @lru_cache(maxsize=4096)
@@ -65,7 +65,7 @@ def _digest(name: str) -> int:
     return crc32(name.encode())
 
 
-def scatter(seed: int, name: str) -> int:
+def tie_break(seed: int, name: str) -> int:
     """A number that is the same in every process, and whose order over names differs with every seed.
 
     `hash` of text differs between processes, and CRC-32 alone is linear: of three names, one would

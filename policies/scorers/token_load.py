@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.scorers.scorer import Context, Prospect
+from policies.scorers.scorer import CandidateInput, Context
 
 STICKY = 0.8  # share of the prompt that is cached
 PATIENCE = 18.0  # s of predicted TTFT that affinity is worth
 
 
-def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
+def score(prospects: Sequence[CandidateInput], context: Context) -> list[float]:
     """Tokens in flight; all those kept come before all others."""
-    tokens = [p.load.ahead + p.prompt.tokens - p.hit for p in prospects]
+    tokens = [p.load.queued_tokens + p.prompt.tokens - p.hit for p in prospects]
     sticky = [p.hit >= STICKY * p.prompt.tokens for p in prospects]
     if not any(sticky) or all(sticky) or too_slow(prospects, sticky):
         return tokens
@@ -25,7 +25,7 @@ def score(prospects: Sequence[Prospect], context: Context) -> list[float]:
     return [count if held else count + behind for count, held in zip(tokens, sticky, strict=True)]
 
 
-def too_slow(prospects: Sequence[Prospect], sticky: Sequence[bool]) -> bool:
+def too_slow(prospects: Sequence[CandidateInput], sticky: Sequence[bool]) -> bool:
     """Whether affinity would cost more than PATIENCE."""
     best = {True: float("inf"), False: float("inf")}
     for p, held in zip(prospects, sticky, strict=True):

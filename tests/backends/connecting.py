@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.http.connection_pool import Origin
+from backends.http.connection_pool import ConnectionPool
 from backends.interface import HttpCall
 from tests.support.upstream import (
     Listener,
@@ -28,17 +28,17 @@ HEAD = HttpCall("HEAD", "/health")
 
 
 @asynccontextmanager
-async def played(*scripts: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[Origin, Upstream]]:
+async def played(*scripts: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[ConnectionPool, Upstream]]:
     """An origin in front of a scripted upstream."""
     async with Upstream(*scripts, tls=tls) as upstream:
-        origin = Origin(upstream.url, connect_timeout=2, idle_timeout=60)
+        origin = ConnectionPool(upstream.url, connect_timeout=2, idle_timeout=60)
         try:
             yield origin, upstream
         finally:
             await origin.close()
 
 
-async def ask(origin: Origin, call: HttpCall = POST) -> Listener:
+async def ask(origin: ConnectionPool, call: HttpCall = POST) -> Listener:
     """One call to its end."""
     listener = Listener()
     await origin.open(call, listener)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from backends.catalog import KINDS, Kind, build
-from backends.http.address import Address
+from backends.catalog import KINDS, BackendKind, build
+from backends.http.address import BackendAddress
 from backends.interface import Backend, BackendConfig, HttpCall
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_every_kind_can_be_built_and_knows_itself(kind: Kind) -> None:
+def test_every_kind_can_be_built_and_knows_itself(kind: BackendKind) -> None:
     """The name in the configuration is the one in the metrics."""
     backend: Backend = build(BackendConfig(kind.name, "m", api_key="sk-x"))
     assert (backend.kind, backend.local) == (kind.name, kind.local)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_what_needs_a_key_is_an_api_with_a_place(kind: Kind) -> None:
+def test_what_needs_a_key_is_an_api_with_a_place(kind: BackendKind) -> None:
     """An API has an address of its own and no queue to model; the default addresses are addresses."""
     if kind.needs_key:
         assert kind.base_url is not None
         assert not kind.local
     if kind.base_url is not None:
-        Address.parse(kind.base_url)
+        BackendAddress.parse(kind.base_url)
     assert kind.doc
 
 

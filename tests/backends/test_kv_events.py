@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.kv_events import END, Cleared, Malformed, Removed, Stored, decode, sequence_of
+from backends.kv_events import END, Cleared, MalformedKvEvents, Removed, Stored, decode, sequence_of
 
 pack = msgspec.msgpack.Encoder().encode
 
@@ -26,10 +26,19 @@ def one(event: Any) -> Any:
 
 # As vLLM 0.32 sent it, but for the length of its lists.
 FROM_VLLM = {
-    "type": "BlockStored", "block_hashes": [3, 4], "parent_block_hash": 2, "token_ids": [9] * 64, "block_size": 32,
-    "lora_id": None, "medium": "GPU", "lora_name": None, "extra_keys": [["salt"], None], "group_idx": 0,
-    "kv_cache_spec_kind": "full_attention", "session_id": "req_1",
-}  # fmt: skip
+    "type": "BlockStored",
+    "block_hashes": [3, 4],
+    "parent_block_hash": 2,
+    "token_ids": [9] * 64,
+    "block_size": 32,
+    "lora_id": None,
+    "medium": "GPU",
+    "lora_name": None,
+    "extra_keys": [["salt"], None],
+    "group_idx": 0,
+    "kv_cache_spec_kind": "full_attention",
+    "session_id": "req_1",
+}
 
 
 def test_a_batch_has_a_number_and_a_time() -> None:
@@ -85,7 +94,7 @@ def test_what_a_newer_engine_adds_is_skipped() -> None:
 )
 def test_what_is_no_event_is_said(frames: list[bytes], said: str) -> None:
     """One kind of error, that names the batch."""
-    with pytest.raises(Malformed) as raised:
+    with pytest.raises(MalformedKvEvents) as raised:
         list(decode(frames).events())
     assert str(raised.value).startswith(said)
 
@@ -93,7 +102,7 @@ def test_what_is_no_event_is_said(frames: list[bytes], said: str) -> None:
 @given(st.lists(st.binary(max_size=60), min_size=3, max_size=3) | st.binary().map(lambda b: [b"", bytes(8), b]))
 def test_any_bytes_are_events_or_malformed(frames: list[bytes]) -> None:
     """A stranger on the port cannot end the listener."""
-    with suppress(Malformed):
+    with suppress(MalformedKvEvents):
         assert all(isinstance(event, Stored | Removed | Cleared) for event in decode(frames).events())
 
 

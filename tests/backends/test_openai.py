@@ -11,7 +11,7 @@ import pytest
 from msgspec import Raw
 
 from backends.compatible import Compatible, Mistral
-from backends.interface import BackendConfig, FailureKind, Forward, HttpCall, Operation
+from backends.interface import BackendConfig, BackendRequest, FailureKind, HttpCall, Operation
 from backends.openai import OpenAI
 from backends.stream.taps import BodyTap, StreamTap
 
@@ -22,9 +22,9 @@ def config(**fields: Any) -> BackendConfig:
     return BackendConfig(**{"kind": "openai", "model": "m", "api_key": "sk-own", **fields})
 
 
-def forward(body: dict[str, Any] | None = None, **fields: Any) -> Forward:
+def forward(body: dict[str, Any] | None = None, **fields: Any) -> BackendRequest:
     given = {"model": "chat", "messages": MESSAGES, **(body or {})}
-    return Forward(**{"operation": Operation.CHAT, "body": given, "model": "served", "stream": False, **fields})
+    return BackendRequest(**{"operation": Operation.CHAT, "body": given, "model": "served", "stream": False, **fields})
 
 
 def sent(call: HttpCall) -> dict[str, Any]:
@@ -46,9 +46,14 @@ def test_what_lies_within_goes_through_as_it_was_written() -> None:
     call = OpenAI(config()).call(forward(body, stream=True, max_tokens=5))
     assert message in call.body
     assert sent(call) == {
-        "model": "served", "messages": MESSAGES, "stream": True, "n": 2, "tools": [], "max_completion_tokens": 5,
+        "model": "served",
+        "messages": MESSAGES,
+        "stream": True,
+        "n": 2,
+        "tools": [],
+        "max_completion_tokens": 5,
         "stream_options": {"other": 100.0, "include_usage": True},
-    }  # fmt: skip
+    }
 
 
 def test_completions_go_to_their_own_path() -> None:
@@ -62,7 +67,7 @@ def test_what_was_parsed_is_not_changed_in_place() -> None:
     before = copy.deepcopy(body)
     OpenAI(config()).call(forward(body, stream=True, max_tokens=5))
     assert body == before
-    OpenAI(config()).call(Forward(Operation.CHAT, MappingProxyType(body), "served", True))
+    OpenAI(config()).call(BackendRequest(Operation.CHAT, MappingProxyType(body), "served", True))
 
 
 def test_a_stream_is_asked_for_its_usage() -> None:

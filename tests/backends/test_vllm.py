@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.catalog import KINDS, build
-from backends.interface import BackendConfig, Forward, HttpCall, Operation
+from backends.interface import BackendConfig, BackendRequest, HttpCall, Operation
 from backends.vllm import SGLang, Vllm
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
@@ -20,7 +20,7 @@ VLLM, SGLANG = Vllm(BackendConfig("vllm", "m")), SGLang(BackendConfig("sglang", 
 
 def sent(backend: Vllm, **fields: Any) -> dict[str, Any]:
     body: dict[str, Any] = {"messages": [], "cache_salt": "the caller's", "priority": 9}
-    forward = Forward(**{"operation": Operation.CHAT, "body": body, "model": "m", "stream": False, **fields})
+    forward = BackendRequest(**{"operation": Operation.CHAT, "body": body, "model": "m", "stream": False, **fields})
     decoded: dict[str, Any] = json.loads(backend.call(forward).body)
     return decoded
 
@@ -41,7 +41,7 @@ def test_the_gateways_salt_and_priority_overwrite_the_callers() -> None:
 def test_only_backends_that_know_a_salt_are_given_one(kind: str) -> None:
     """OpenAI refuses fields that it does not know."""
     backend = build(BackendConfig(kind, "m", api_key="sk-backend"))
-    forward = Forward(Operation.CHAT, {"messages": [], "cache_salt": "the caller's"}, "m", stream=False)
+    forward = BackendRequest(Operation.CHAT, {"messages": [], "cache_salt": "the caller's"}, "m", stream=False)
     salts = [
         json.loads(backend.call(one).body).get("cache_salt") for one in (forward, forward._replace(cache_salt="ab"))
     ]
@@ -66,7 +66,7 @@ def test_a_caller_cannot_name_anothers_attempt_in_the_engines_events() -> None:
 
 def test_an_engine_is_told_by_which_name_its_events_are_read() -> None:
     """Where somebody reads them."""
-    forward = Forward(Operation.CHAT, {"messages": []}, "m", stream=False)
+    forward = BackendRequest(Operation.CHAT, {"messages": []}, "m", stream=False)
     names = [dict(VLLM.call(one).headers).get("x-session-id") for one in (forward, forward._replace(session_id="r-2"))]
     assert names == [None, "r-2"]
 

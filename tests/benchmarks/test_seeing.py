@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.seeing import GROUP, finished, measure, table
-from gateway.observe.record import STREAM, End, Stage
+from gateway.observe.record import STREAM, RequestOutcome, Stage
 
 
 def test_its_records_are_those_of_answered_requests() -> None:
@@ -13,7 +13,7 @@ def test_its_records_are_those_of_answered_requests() -> None:
     records = finished(200)
     ordinary = {stage for stage in Stage if stage not in (Stage.FAILOVER, Stage.RATE_LIMIT)}
     for record in records:
-        assert record.end is End.COMPLETED
+        assert record.end is RequestOutcome.COMPLETED
         assert {*record.stages} - {Stage.FAILOVER} == ordinary
         assert sum(s for stage, s in record.stages.items() if stage is not STREAM) == pytest.approx(record.ttft)
     assert 0 < sum(len(record.attempts) == 2 for record in records) < 100

@@ -20,10 +20,17 @@ BINARY = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
     "--disable-background-networking",
-    "--disable-component-update", "--disable-dev-shm-usage", "--remote-debugging-port=0",
-)  # fmt: skip
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-port=0",
+)
 COMPLAINTS = ("error", "warning")
 
 

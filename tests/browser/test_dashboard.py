@@ -49,9 +49,11 @@ async def call_forever(client: ClientSession, gateway: Gateway, seed: int) -> No
     rng = random.Random(seed)
     while True:
         body = {
-            "model": rng.choice(list(ROUTES)), "stream": True, "max_tokens": 4,
+            "model": rng.choice(list(ROUTES)),
+            "stream": True,
+            "max_tokens": 4,
             "messages": [{"role": "user", "content": "word " * rng.randrange(500)}],
-        }  # fmt: skip
+        }
         with suppress(ClientError):
             async with client.post(f"{gateway.url}/v1/chat/completions", json=body) as reply:
                 await reply.read()
@@ -129,9 +131,12 @@ async def test_a_gateway_that_goes_away_is_said_and_waited_for() -> None:
 async def test_the_page_reckons_as_the_terminal_does() -> None:
     """Two renderings of one definition."""
     cases = [
-        ([10.0, 20.0, 50.0], [0.0, 3.0, 1.0, 0.0]), ([10.0, 20.0], [5.0, 0.0, 0.0]), ([10.0], [0.0, 2.0]),
-        ([10.0, 20.0, 50.0], [1.0, 0.0, 7.0, 2.0]), ([10.0], [0.0, 0.0]),
-    ]  # fmt: skip
+        ([10.0, 20.0, 50.0], [0.0, 3.0, 1.0, 0.0]),
+        ([10.0, 20.0], [5.0, 0.0, 0.0]),
+        ([10.0], [0.0, 2.0]),
+        ([10.0, 20.0, 50.0], [1.0, 0.0, 7.0, 2.0]),
+        ([10.0], [0.0, 0.0]),
+    ]
     async with busy() as gateway, browsing() as page:
         await page.open(f"{gateway.admin_url}/dashboard")
         for bounds, counts in cases:

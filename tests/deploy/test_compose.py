@@ -119,8 +119,9 @@ def test_grafana_is_given_the_data_source_that_dashboards_ask_for() -> None:
     provisioning = DEPLOY / "grafana/provisioning"
     sources = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text("utf-8"))["datasources"]
     assert [(source["type"], source["url"]) for source in sources] == [
-        ("prometheus", "http://prometheus:9090"), ("jaeger", "http://traces:16686"),
-    ]  # fmt: skip
+        ("prometheus", "http://prometheus:9090"),
+        ("jaeger", "http://traces:16686"),
+    ]
     assert {urlsplit(source["url"]).hostname for source in sources} <= set(SERVICES)
     (examples,) = sources[0]["jsonData"]["exemplarTraceIdDestinations"]
     assert examples["datasourceUid"] == sources[1]["uid"]

@@ -20,7 +20,7 @@ from tests.deploy.dashboards import (
     of_rules,
     of_variables,
     panels,
-)  # fmt: skip
+)
 
 PANELS = [
     pytest.param(panel, id=f"{name}: {panel['title']}") for name, board in DASHBOARDS.items() for panel in panels(board)
@@ -41,8 +41,10 @@ def test_the_files_are_what_the_generator_writes() -> None:
 def test_each_dashboard_has_a_name_of_its_own_that_stays() -> None:
     """Bookmarks, links and alerts hold on to the uid."""
     assert {name: board["uid"] for name, board in DASHBOARDS.items()} == {
-        "routes": "firsttoken-routes", "pools": "firsttoken-pools", "why-slow": "firsttoken-why-slow",
-    }  # fmt: skip
+        "routes": "firsttoken-routes",
+        "pools": "firsttoken-pools",
+        "why-slow": "firsttoken-why-slow",
+    }
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import post
 from tests.support.canaries import ANSWER, BACKEND, CALLER, HEADER, HEADERS, OWN, PROMPT, TOOL, UNKNOWN, asking
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, chunk, reply
@@ -33,7 +33,7 @@ class Failing:
     """A request that fails. `status` of its reply, None where there is none; `end` of its Record, if it has one."""
 
     status: int | None
-    end: End | None
+    end: RequestOutcome | None
     script: Script = ()
     raw: bytes = field(default_factory=asking)
     config: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +43,12 @@ class Failing:
 STREAM = asking(stream=True)
 SOON = {"defaults": {"first_token": "100ms", "stream_idle": "100ms", "max_attempts": 1}}
 SMALL = {"defaults": {"max_body": "1KB"}}
-REFUSED, FAILED, BROKE, COMPLETED = End.REFUSED, End.FAILED, End.UPSTREAM_BROKE, End.COMPLETED
+REFUSED, FAILED, BROKE, COMPLETED = (
+    RequestOutcome.REFUSED,
+    RequestOutcome.FAILED,
+    RequestOutcome.UPSTREAM_BROKE,
+    RequestOutcome.COMPLETED,
+)
 QUERY = asking().replace(b"/completions ", f"/completions?api_key={CALLER}&q={PROMPT} ".encode(), 1)
 WRONG = (f"authorization: Bearer {UNKNOWN}", *HEADERS[1:])
 
@@ -99,6 +104,10 @@ PATHS = {
     "silence before the first token": Failing(504, FAILED, [HANG], STREAM, SOON),
     "silence in the stream": Failing(200, BROKE, [STREAM_HEAD + chunk(TOKEN), HANG], STREAM, SOON),
     # nobody's in particular
-    "shed": Failing(429, End.SHED, raw=asking((*HEADERS, "x-slo-ttft-ms: 0.001"), stream=True), config={
-        "routes": {"chat": {"tiers": ["only"], "ttft": {"budget": "1s"}, "on_miss": "shed"}}}),
-}  # fmt: skip
+    "shed": Failing(
+        429,
+        RequestOutcome.SHED,
+        raw=asking((*HEADERS, "x-slo-ttft-ms: 0.001"), stream=True),
+        config={"routes": {"chat": {"tiers": ["only"], "ttft": {"budget": "1s"}, "on_miss": "shed"}}},
+    ),
+}

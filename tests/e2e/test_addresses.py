@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.app import Gateway
 from gateway.config.models import Config
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, calling, get, last, post
 from tests.support.gateways import document, pool
 from tests.support.served import serving, written
@@ -89,7 +89,7 @@ async def test_an_address_that_goes_is_left_and_its_stream_ends_there() -> None:
             assert len(comes.requests) == 1
             leaves.proceed()
             assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
-            assert last(gateway).end is End.COMPLETED
+            assert last(gateway).end is RequestOutcome.COMPLETED
 
 
 async def test_a_pool_whose_name_has_no_address_yet_has_no_endpoint() -> None:
@@ -99,7 +99,7 @@ async def test_a_pool_whose_name_has_no_address_yet_has_no_endpoint() -> None:
         async with resolving(dns, port) as gateway:
             assert (await get(gateway.url, "/ready"))[0] == 503
             assert await ask(gateway) == 503
-            assert last(gateway).end is End.UNAVAILABLE
+            assert last(gateway).end is RequestOutcome.UNAVAILABLE
             dns.addresses = ["127.0.0.1"]
             await eventually(gateway.monitor.loads)
             assert (await get(gateway.url, "/ready"))[0] == 200
@@ -109,7 +109,7 @@ async def test_a_pool_whose_name_has_no_address_yet_has_no_endpoint() -> None:
             "api": pool(api.url),
         }
         async with resolving(Dns(), port) as gateway:
-            await gateway.take(Config.model_validate(document(two)))
+            await gateway.apply_config(Config.model_validate(document(two)))
             assert await ask(gateway) == 200
             assert last(gateway).pool == "api"
 
@@ -121,7 +121,7 @@ async def test_a_reload_keeps_what_a_name_stands_for() -> None:
         async with resolving(dns, port) as gateway:
             dns.addresses = []
             endpoint = {"url": f"http://engines.svc:{port}", "resolve": "10ms", "region": "here"}
-            await gateway.take(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}})))
+            await gateway.apply_config(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}})))
             assert await ask(gateway) == 200
             assert last(gateway).region == "here"
             await asyncio.sleep(0.03)

@@ -36,7 +36,11 @@ async def gateway() -> AsyncIterator[tuple[Gateway, Counting]]:
 
 
 def http(body: bytes, *, path: str = "/v1/chat/completions", method: str = "POST", extra: bytes = b"") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nhost: x\r\n".encode() + extra + b"content-length: %d\r\n\r\n%b" % (len(body), body)  # fmt: skip # noqa: E501
+    return (
+        f"{method} {path} HTTP/1.1\r\nhost: x\r\n".encode()
+        + extra
+        + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    )
 
 
 async def send(gateway: Gateway, raw: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -117,12 +121,35 @@ async def test_a_bad_body_is_a_4xx_in_the_openai_envelope(name: str, gateway: tu
 
 
 PATHS = [
-    "/", "/v1", "/v1/", "/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions",
-    "/v1/./chat/completions", "/v1/chat/../chat/completions", "/v1/chat%2fcompletions", "/%761/chat/completions",
-    "/v1/chat/completions%00", "/v1/chat/completions%20", "/V1/chat/completions", "/v1/chat/completions;x",
-    "http://127.0.0.1:9/v1/chat/completions", "/metrics", "/fleet", "/requests", "/config", "/invocations", "/pause",
-    "/sleep", "/v1/load_lora_adapter", "/server_info", "/v1/models/chat", "*", "/../../etc/passwd", "/v1/embeddings",
-]  # fmt: skip
+    "/",
+    "/v1",
+    "/v1/",
+    "/v1/chat/completions/",
+    "//v1/chat/completions",
+    "/v1//chat/completions",
+    "/v1/./chat/completions",
+    "/v1/chat/../chat/completions",
+    "/v1/chat%2fcompletions",
+    "/%761/chat/completions",
+    "/v1/chat/completions%00",
+    "/v1/chat/completions%20",
+    "/V1/chat/completions",
+    "/v1/chat/completions;x",
+    "http://127.0.0.1:9/v1/chat/completions",
+    "/metrics",
+    "/fleet",
+    "/requests",
+    "/config",
+    "/invocations",
+    "/pause",
+    "/sleep",
+    "/v1/load_lora_adapter",
+    "/server_info",
+    "/v1/models/chat",
+    "*",
+    "/../../etc/passwd",
+    "/v1/embeddings",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.observe.record import End, Stage
+from gateway.observe.record import RequestOutcome, Stage
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines
 
@@ -57,7 +57,7 @@ async def test_an_impossible_budget_is_shed_or_answered_as_the_route_says(on_mis
             assert int(caught.value.response.headers["retry-after-ms"]) > 0
             assert len(only[0].requests) == 0
         (record,) = gateway.recorder.recent
-    assert record.end is (End.COMPLETED if answered else End.SHED)
+    assert record.end is (RequestOutcome.COMPLETED if answered else RequestOutcome.SHED)
     assert record.ttft_met is False
 
 

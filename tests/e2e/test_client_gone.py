@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gateway.app import Gateway
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
@@ -40,10 +40,10 @@ async def test_a_caller_that_leaves_is_an_abort_in_the_engine(moment: str, body:
         await leave_when(gateway, body, None if mid_stream else lambda: engine.engine.running + engine.engine.waiting)
         await eventually(lambda: engine.engine.running + engine.engine.waiting == 0)
         await eventually(lambda: gateway.recorder.recent)
-        assert [r.end for r in gateway.recorder.recent] == [End.CLIENT_GONE]
+        assert [r.end for r in gateway.recorder.recent] == [RequestOutcome.CLIENT_GONE]
         assert engine.aborts == 1
         load = next(iter(gateway.monitor.loads().values()))
-        assert (load.in_flight, load.prefilling, load.ahead) == (0, 0, 0.0)
+        assert (load.in_flight, load.prefilling, load.queued_tokens) == (0, 0, 0.0)
 
 
 async def test_a_caller_that_leaves_the_engines_queue_is_dropped_from_it() -> None:
@@ -54,7 +54,7 @@ async def test_a_caller_that_leaves_the_engines_queue_is_dropped_from_it() -> No
             await asking
         await eventually(lambda: engine.engine.running + engine.engine.waiting == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)
-        assert {r.end for r in gateway.recorder.recent} == {End.CLIENT_GONE}
+        assert {r.end for r in gateway.recorder.recent} == {RequestOutcome.CLIENT_GONE}
 
 
 async def test_a_hundred_callers_that_leave_at_random_leave_nothing_behind() -> None:
@@ -80,5 +80,8 @@ async def test_a_hundred_callers_that_leave_at_random_leave_nothing_behind() -> 
         await asyncio.gather(*(abrupt(i) for i in range(100)))
         await eventually(lambda: gateway.recorder.live == 0)
         await eventually(lambda: all(s.engine.running + s.engine.waiting == 0 for s in (one, two)))
-        assert [(load.in_flight, load.ahead) for load in gateway.monitor.loads().values()] == [(0, 0.0), (0, 0.0)]
+        assert [(load.in_flight, load.queued_tokens) for load in gateway.monitor.loads().values()] == [
+            (0, 0.0),
+            (0, 0.0),
+        ]
         await eventually(lambda: all(up.origin.active == 0 for up in gateway.upstreams.values()))

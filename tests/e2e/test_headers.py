@@ -62,8 +62,13 @@ async def test_a_backends_secrets_never_reach_a_caller() -> None:
         _, headers, body = await post(gateway, {"x-request-id": "mine-1"}, stream_options={"include_usage": True})
     assert body == TOKEN + END
     assert {name for name in headers if not name.startswith("x-firsttoken-")} == {
-        "content-type", "cache-control", "x-accel-buffering", "x-request-id", "server-timing", "transfer-encoding",
-    }  # fmt: skip
+        "content-type",
+        "cache-control",
+        "x-accel-buffering",
+        "x-request-id",
+        "server-timing",
+        "transfer-encoding",
+    }
     assert headers["x-request-id"] == "mine-1"
 
 
@@ -88,7 +93,12 @@ async def test_every_answer_says_who_answered_and_where_the_time_went() -> None:
 async def test_usage_is_asked_for_upstream_and_stripped_for_a_caller_that_did_not_ask() -> None:
     """The gateway meters every stream; only the caller that wants the usage chunk sees it."""
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
-    script = [STREAM_HEAD + chunk(TOKEN) + chunk(END.replace(b"data: [DONE]\n\n", b"") + usage + b"data: [DONE]\n\n") + LAST_CHUNK]  # fmt: skip # noqa: E501
+    script = [
+        STREAM_HEAD
+        + chunk(TOKEN)
+        + chunk(END.replace(b"data: [DONE]\n\n", b"") + usage + b"data: [DONE]\n\n")
+        + LAST_CHUNK
+    ]
     async with Upstream(script) as upstream, running({"only": pool(upstream.url)}) as gateway:
         _, _, without = await post(gateway, {})
         _, _, with_usage = await post(gateway, {}, stream_options={"include_usage": True})

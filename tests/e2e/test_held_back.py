@@ -13,7 +13,7 @@ import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway
-from gateway.observe.record import End, Record, Stage
+from gateway.observe.record import Record, RequestOutcome, Stage
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
@@ -127,7 +127,7 @@ async def test_a_caller_that_leaves_the_queue_frees_its_place() -> None:
         assert await callers.answers() == {"running": 200, "next": 200}
         assert len(engine.requests) == reached + 1
         record = callers.records["gone"]
-    assert (record.end, record.attempts) == (End.CLIENT_GONE, [])
+    assert (record.end, record.attempts) == (RequestOutcome.CLIENT_GONE, [])
 
 
 async def test_no_request_is_lost_when_an_engine_dies_with_a_queue_before_it() -> None:
@@ -140,7 +140,7 @@ async def test_no_request_is_lost_when_an_engine_dies_with_a_queue_before_it() -
         assert set((await callers.answers()).values()) == {200}
         ends = {record.end for record in callers.records.values()}
         await dying.start()
-    assert ends == {End.COMPLETED}
+    assert ends == {RequestOutcome.COMPLETED}
 
 
 async def test_a_gateway_that_drains_serves_whom_it_holds() -> None:
@@ -162,7 +162,7 @@ async def test_whom_a_stopping_gateway_still_holds_is_told_to_ask_elsewhere() ->
         assert (await callers.answers())["held"] == 503
         assert callers.asking["held"].result()[1]["retry-after"] == "1"
         record = callers.records["held"]
-    assert (record.end, record.status, record.attempts) == (End.SHED, 503, [])
+    assert (record.end, record.status, record.attempts) == (RequestOutcome.SHED, 503, [])
     assert record.stages[Stage.QUEUE] > 0
 
 
@@ -174,7 +174,7 @@ async def test_nobody_is_held_beyond_the_hard_limit_of_silence() -> None:
         assert (await callers.answers())["r11"] == 503
         record, headers = callers.records["r11"], callers.asking["r11"].result()[1]
     assert int(headers["retry-after"]) >= 1
-    assert (record.end, record.ttft_met) == (End.SHED, False)
+    assert (record.end, record.ttft_met) == (RequestOutcome.SHED, False)
     assert record.stages[Stage.QUEUE] == pytest.approx(1.0, abs=0.2)
 
 

@@ -25,10 +25,13 @@ A, B, MATE, OTHER_MATE = "sk-a", "sk-b", "sk-mate", "sk-other-mate"
 KEYS = [
     {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), **more}
     for name, key, more in (
-        ("a", A, {}), ("b", B, {}), ("mates", "sk-mates", {}),
-        ("mate", MATE, {"cache_group": "mates"}), ("other", OTHER_MATE, {"cache_group": "mates"}),
+        ("a", A, {}),
+        ("b", B, {}),
+        ("mates", "sk-mates", {}),
+        ("mate", MATE, {"cache_group": "mates"}),
+        ("other", OTHER_MATE, {"cache_group": "mates"}),
     )
-]  # fmt: skip
+]
 QUICK = {"scrape": "50ms"}
 
 
@@ -151,8 +154,10 @@ async def test_what_warms_up_an_engine_is_in_its_tenants_cache() -> None:
         await eventually(lambda: len(mortal.requests) == 2 and not gateway.monitor.loads()[health].warming)
         assert {of(received.body) for received in mortal.requests} == set(salts.items())
         await steady.kill()
-        assert [(await said(gateway, prompt(name), key))[0]["prompt_tokens_details"]["cached_tokens"] > 500
-                for key, name in ((A, "x"), (B, "y"), (A, "y"), (B, "x"))] == [True, True, False, False]  # fmt: skip
+        assert [
+            (await said(gateway, prompt(name), key))[0]["prompt_tokens_details"]["cached_tokens"] > 500
+            for key, name in ((A, "x"), (B, "y"), (A, "y"), (B, "x"))
+        ] == [True, True, False, False]
 
 
 def of(body: dict[str, Any]) -> tuple[str, str]:

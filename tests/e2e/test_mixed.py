@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 
 from benchmarks.mixed import Truth, measure, unaccounted, unsummed, untold
-from gateway.observe.record import End, Stage
+from gateway.observe.record import RequestOutcome, Stage
 from policies.types import AttemptKind
 
 COUNT = 500
@@ -21,8 +21,15 @@ async def test_every_request_has_one_true_record_and_leaves_nothing() -> None:
     assert truth.wrong == []
     assert len(truth.asked) == len(truth.records) == COUNT
     ends = Counter(record.end for record in truth.records)
-    assert {End.COMPLETED, End.REFUSED, End.SHED, End.CLIENT_GONE, End.UPSTREAM_BROKE, End.FAILED} <= set(ends)
-    gone = [record.ttft is None for record in truth.records if record.end is End.CLIENT_GONE]
+    assert {
+        RequestOutcome.COMPLETED,
+        RequestOutcome.REFUSED,
+        RequestOutcome.SHED,
+        RequestOutcome.CLIENT_GONE,
+        RequestOutcome.UPSTREAM_BROKE,
+        RequestOutcome.FAILED,
+    } <= set(ends)
+    gone = [record.ttft is None for record in truth.records if record.end is RequestOutcome.CLIENT_GONE]
     assert set(gone) == {True, False}  # before and after the first token
     kinds = {attempt.kind for record in truth.records for attempt in record.attempts}
     assert kinds == {AttemptKind.PRIMARY, AttemptKind.FALLBACK, AttemptKind.HEDGE}
@@ -35,8 +42,10 @@ def assert_it_would_be_noticed(truth: Truth) -> None:
     assert unaccounted(asked, records[1:])
     assert unaccounted(asked, [*records, records[0]])
     assert unaccounted(asked[1:], records)
-    told = next(i for i, record in enumerate(records) if record.end is End.COMPLETED)
-    assert unaccounted(asked, [*records[:told], replace(records[told], end=End.CLIENT_GONE), *records[told + 1 :]])
+    told = next(i for i, record in enumerate(records) if record.end is RequestOutcome.COMPLETED)
+    assert unaccounted(
+        asked, [*records[:told], replace(records[told], end=RequestOutcome.CLIENT_GONE), *records[told + 1 :]]
+    )
     assert untold(asked, [{"request_id": one.id} for one in asked[1:]])
     late = [seconds if seconds is None else seconds + 0.002 for seconds in records[told].spent]
     assert late[Stage.READ] is not None

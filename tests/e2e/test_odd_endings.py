@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.record import End, Record
+from gateway.observe.record import Record, RequestOutcome
 from tests.gateway.builders import CHAT, calling, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
@@ -35,13 +35,13 @@ async def told(script: Script, *, stream: bool = True, idle: str = "300ms") -> t
 async def test_what_follows_done_cannot_turn_success_into_failure(end: Any) -> None:
     """A connection that breaks or stays open behind [DONE] has nothing more to say."""
     status, body, record = await told([STREAM_HEAD + chunk(TOKEN + FINISH + DONE), end])
-    assert (status, body, record.end) == (200, TOKEN + FINISH + DONE, End.COMPLETED)
+    assert (status, body, record.end) == (200, TOKEN + FINISH + DONE, RequestOutcome.COMPLETED)
 
 
 async def test_a_token_and_an_error_in_one_read_are_one_token_and_one_error() -> None:
     """No [DONE] behind it, and no second error event; the backend's own words are not kept."""
     _, body, record = await told([STREAM_HEAD + chunk(TOKEN + ERROR + DONE) + LAST_CHUNK])
-    assert (body, record.end) == (TOKEN + ERROR, End.UPSTREAM_BROKE)
+    assert (body, record.end) == (TOKEN + ERROR, RequestOutcome.UPSTREAM_BROKE)
     assert "CANARY" not in json.dumps(record.as_json())
 
 
@@ -52,7 +52,7 @@ async def test_garbage_in_a_stream_is_followed_by_an_error_event_of_ours() -> No
     assert body.startswith(TOKEN + garbage)
     assert b'data: {"error":' in body
     assert DONE not in body
-    assert record.end is End.UPSTREAM_BROKE
+    assert record.end is RequestOutcome.UPSTREAM_BROKE
 
 
 async def test_a_redirect_is_never_followed_and_never_an_answer() -> None:
@@ -61,14 +61,14 @@ async def test_a_redirect_is_never_followed_and_never_an_answer() -> None:
     status, body, record = await told([elsewhere], stream=False)
     assert status >= 500
     assert b"html" not in body
-    assert (record.end, len(record.attempts)) == (End.FAILED, 2)
+    assert (record.end, len(record.attempts)) == (RequestOutcome.FAILED, 2)
 
 
 async def test_a_whole_answer_that_is_an_error_is_not_a_success() -> None:
     """It is the caller's to read, and the Record's to tell."""
     said = json.dumps({"error": {"message": "CANARY", "type": "server_error"}}).encode()
     status, body, record = await told([reply(said, "200 OK", "content-type: application/json")], stream=False)
-    assert (status, body, record.end) == (200, said, End.UPSTREAM_BROKE)
+    assert (status, body, record.end) == (200, said, RequestOutcome.UPSTREAM_BROKE)
     assert "CANARY" not in json.dumps(record.as_json())
 
 
@@ -76,7 +76,7 @@ async def test_a_lone_surrogate_in_a_backends_error_reaches_nobody() -> None:
     """It could not be encoded again: not to the caller, and not in the Record."""
     said = b'{"error":{"message":"bad \\ud800 value","type":"BadRequestError","code":400}}'
     status, body, record = await told([reply(said, "400 Bad Request", "content-type: application/json")], stream=False)
-    assert (status, record.end) == (400, End.REFUSED)
+    assert (status, record.end) == (400, RequestOutcome.REFUSED)
     assert json.loads(body)["error"]["message"]
     json.dumps(record.as_json()).encode()
 

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.config.models import Config
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, last, post
 from tests.support.gateways import document, pool, running
 from tests.support.served import Served, serving, written
@@ -52,13 +52,13 @@ async def test_a_stream_ends_on_the_endpoint_that_a_reload_removed() -> None:
         [way] = gateway.upstreams.values()
         async with calling(gateway.url) as caller:
             assert (await caller.ask(post(STREAM)))[0] == 200
-            await gateway.take(configured({"only": pool(new.url)}))
+            await gateway.apply_config(configured({"only": pool(new.url)}))
             assert (await answer(gateway))[1] == f"only/{new.url.removeprefix('http://')}"
             assert way.origin.active == 1
             old.proceed()
             assert await rest(caller) == TOKEN + FINISH + DONE
         await eventually(lambda: way.origin.active + way.origin.idle == 0)
-        assert last(gateway).end is End.COMPLETED
+        assert last(gateway).end is RequestOutcome.COMPLETED
 
 
 async def test_a_request_whose_engine_fails_after_a_reload_goes_where_it_was_decided_to_go() -> None:
@@ -70,12 +70,12 @@ async def test_a_request_whose_engine_fails_after_a_reload_goes_where_it_was_dec
             async with calling(gateway.url) as caller:
                 asking = asyncio.create_task(caller.ask(post(STREAM)))
                 await first.until(lambda seen: len(seen.requests) == 1)
-                await gateway.take(configured({"c": pool(third.url)}))
+                await gateway.apply_config(configured({"c": pool(third.url)}))
                 first.proceed()
                 assert (await asking)[0] == 200
                 await caller.chunks()
             record = last(gateway)
-            assert (record.end, record.pool, len(record.attempts)) == (End.COMPLETED, "b", 2)
+            assert (record.end, record.pool, len(record.attempts)) == (RequestOutcome.COMPLETED, "b", 2)
             assert gateway.monitor.loads().keys() == {f"c/{third.url.removeprefix('http://')}"}
 
 
@@ -89,7 +89,7 @@ async def test_what_was_learned_of_an_endpoint_that_stays_is_kept() -> None:
         await answer(gateway)
         [known] = gateway.monitor.loads()
         samples = gateway.monitor.fleet.statistics(known, 1e9).samples
-        await gateway.take(configured({"only": pool(stays.url, joins.url, price={"input": 1.0})}))
+        await gateway.apply_config(configured({"only": pool(stays.url, joins.url, price={"input": 1.0})}))
         assert samples == gateway.monitor.fleet.statistics(known, 1e9).samples == 1
         assert gateway.upstreams[known].origin.idle == 1
         assert len(gateway.monitor.loads()) == 2
@@ -106,9 +106,9 @@ async def test_who_is_held_for_a_pool_that_is_gone_gets_an_answer() -> None:
             await busy.until(lambda seen: any(request.method == "POST" for request in seen.requests))
             asking = asyncio.create_task(two.whole(post(STREAM)))
             await eventually(lambda: gateway.line.depth() == {"chat": 1})
-            await gateway.take(configured({"b": engines["b"]}, {"other": routes["other"]}))
+            await gateway.apply_config(configured({"b": engines["b"]}, {"other": routes["other"]}))
             assert (await asking)[0] == 503
-            assert last(gateway).end is End.UNAVAILABLE
+            assert last(gateway).end is RequestOutcome.UNAVAILABLE
             for _ in busy.requests:  # looks at its load are among them
                 busy.proceed()
             assert (await running_one)[0] == 200
@@ -123,11 +123,11 @@ async def test_routes_keys_and_budgets_are_those_of_the_new_configuration() -> N
     async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
         assert (await answer(gateway))[0] == 200
         routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "777ms"}}}
-        await gateway.take(configured({"only": pool(upstream.url)}, routes, keys=[key]))
+        await gateway.apply_config(configured({"only": pool(upstream.url)}, routes, keys=[key]))
         assert (await answer(gateway))[0] == 401
-        await gateway.take(configured({"only": pool(upstream.url)}, routes, defaults={"max_body": 10}))
+        await gateway.apply_config(configured({"only": pool(upstream.url)}, routes, defaults={"max_body": 10}))
         assert (await answer(gateway))[0] == 413
-        await gateway.take(configured({"only": pool(upstream.url)}, routes))
+        await gateway.apply_config(configured({"only": pool(upstream.url)}, routes))
         assert (await answer(gateway))[0] == 200
         assert last(gateway).ttft_budget == pytest.approx(0.777)
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
@@ -147,7 +147,7 @@ async def test_a_model_that_is_passed_through_is_so_after_a_reload_too() -> None
             await upstream.until(lambda seen: any(request.method == "POST" for request in seen.requests))
             asking.append(asyncio.create_task(two.ask(post({**STREAM, "model": "second"}))))
             await eventually(lambda: gateway.line.depth() == {"passthrough": 1})
-            await gateway.take(configured(pools, **config, defaults={"stream_idle": "31s"}))
+            await gateway.apply_config(configured(pools, **config, defaults={"stream_idle": "31s"}))
             for _ in range(10):
                 upstream.proceed()
             assert [status for status, _ in await asyncio.gather(*asking)] == [200, 200]
@@ -161,7 +161,7 @@ async def test_what_the_gateway_does_for_an_endpoint_ends_when_that_is_gone() ->
         warm = pool(upstream.url, keep_warm={"idle": "10ms"})
         async with running({"only": warm}) as gateway:
             await upstream.until(lambda seen: len(seen.requests) == 1)
-            await gateway.take(configured({"only": pool(other.url)}))
+            await gateway.apply_config(configured({"only": pool(other.url)}))
             await upstream.until(lambda seen: seen.hangups == 1)
             assert (await answer(gateway))[0] == 200
 
@@ -206,8 +206,9 @@ async def test_post_reload_answers_what_changed_or_what_check_would_say(tmp_path
             assert await asked(served) == 200
             config.write_text(text.replace("chat:", "talk:").replace("{listen:", "{workers: 4, listen:"))
             assert await reload(served) == (
-                200, {"result": "applied", "changed": ["routes.chat", "routes.talk"], "restart": ["server.workers"]}
-            )  # fmt: skip
+                200,
+                {"result": "applied", "changed": ["routes.chat", "routes.talk"], "restart": ["server.workers"]},
+            )
             await says(served, "was reloaded (POST /reload): routes.chat, routes.talk")
             await says(served, "need a restart, and have no effect until then: server.workers")
             assert (await asked(served), await asked(served, model="talk")) == (404, 200)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from gateway.observe.log_format import unhandled
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 from gateway.proxy import Proxy
 from gateway.upstream.relay import Relay
 from tests.e2e.failing import DONE, JSON, PATHS, STREAM, TOKEN, WRONG
@@ -39,7 +39,7 @@ from tests.support.canaries import (
     asking,
     seen,
     watched,
-)  # fmt: skip
+)
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, STREAM_HEAD, Script, chunk, reply
 
@@ -130,7 +130,7 @@ async def test_a_caller_that_leaves_leaves_nothing(
             if len(script) > 1:
                 await caller.head()
         await eventually(lambda: world.gateway.recorder.recent)
-        assert last(world.gateway).end is End.CLIENT_GONE
+        assert last(world.gateway).end is RequestOutcome.CLIENT_GONE
     assert_nothing(found, capfd)
 
 
@@ -202,15 +202,24 @@ async def failing_page(world: World, patch: pytest.MonkeyPatch) -> None:
 
 
 BUGS: list[Callable[[World, pytest.MonkeyPatch], Awaitable[None]]] = [
-    failing_sink, failing_stage, failing_stage_with_a_cause, failing_relay, failing_handler, failing_task, failing_page,
-]  # fmt: skip
+    failing_sink,
+    failing_stage,
+    failing_stage_with_a_cause,
+    failing_relay,
+    failing_handler,
+    failing_task,
+    failing_page,
+]
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 async def test_a_bug_of_ours_tells_where_it_is_and_not_of_whose_request(
-    bug: Callable[[World, pytest.MonkeyPatch], Awaitable[None]], tmp_path: Path, found: list[str],
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    bug: Callable[[World, pytest.MonkeyPatch], Awaitable[None]],
+    tmp_path: Path,
+    found: list[str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Frames and the kind of exception are logged; its message may quote anything."""
     async with watched(tmp_path, [STREAM_HEAD + chunk(TOKEN + DONE) + LAST_CHUNK], found=found) as world:
         await bug(world, monkeypatch)
@@ -255,7 +264,7 @@ async def test_a_stop_in_the_middle_of_a_stream_leaves_nothing(
         await world.gateway.stop()
         await caller.rest()
         await eventually(lambda: world.gateway.recorder.recent)
-        assert last(world.gateway).end is End.CUT
+        assert last(world.gateway).end is RequestOutcome.CUT
         await world.gateway.start()  # so that it can be looked at
     assert_nothing(found, capfd)
 

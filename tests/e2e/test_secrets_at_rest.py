@@ -56,9 +56,13 @@ MISTAKES = {
 def run(*arguments: str, **environ: str) -> tuple[int, str]:
     """Exit code, and all that was said."""
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-m", "gateway.cli", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, **environ},
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout + done.stderr
 
 

@@ -120,7 +120,7 @@ async def test_a_key_that_is_made_for_redis_is_shown_once_and_told_to_nobody(tmp
             ]
             done = await asyncio.to_thread(
                 subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60
-            )  # fmt: skip
+            )
             return done.returncode, done.stdout, done.stderr
 
         code, made, told = await keys("add", "web", "--cache-group", "front")

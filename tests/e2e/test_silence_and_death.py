@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from gateway.app import Gateway
-from gateway.observe.record import End
-from policies.types import AttemptKind, Ending
+from gateway.observe.record import RequestOutcome
+from policies.types import AttemptKind, AttemptOutcome
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
@@ -50,7 +50,7 @@ async def test_a_bad_endpoint_costs_no_request_and_is_avoided_after(fault: str) 
         for i in range(12):
             assert await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])
         records = list(gateway.recorder.recent)
-        assert [r.end for r in records] == [End.COMPLETED] * 12
+        assert [r.end for r in records] == [RequestOutcome.COMPLETED] * 12
         assert all(r.ttft is not None and r.ttft <= BUDGET for r in records)
         assert len(bad.requests) <= 6
 
@@ -61,7 +61,7 @@ async def test_a_dead_endpoint_costs_no_request() -> None:
         await dead.stop()
         for i in range(6):
             assert await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])
-        assert {r.end for r in gateway.recorder.recent} == {End.COMPLETED}
+        assert {r.end for r in gateway.recorder.recent} == {RequestOutcome.COMPLETED}
 
 
 async def test_a_stream_that_dies_ends_with_an_error_event() -> None:
@@ -71,9 +71,9 @@ async def test_a_stream_that_dies_ends_with_an_error_event() -> None:
         with pytest.raises(openai.APIError):
             await stream(gateway, max_tokens=50)
         (record,) = gateway.recorder.recent
-        assert record.end is End.UPSTREAM_BROKE
+        assert record.end is RequestOutcome.UPSTREAM_BROKE
         assert record.ttft is not None
-        assert record.attempts[-1].ending is Ending.BROKEN
+        assert record.attempts[-1].ending is AttemptOutcome.BROKEN
 
 
 async def test_nothing_is_retried_after_the_first_token() -> None:
@@ -92,7 +92,7 @@ async def test_when_every_endpoint_fails_the_caller_is_told_whose_fault_it_was()
         with pytest.raises(openai.InternalServerError) as caught:
             await stream(gateway)
         assert caught.value.response.headers["x-should-retry"] == "false"
-        assert [r.end for r in gateway.recorder.recent] == [End.FAILED]
+        assert [r.end for r in gateway.recorder.recent] == [RequestOutcome.FAILED]
 
 
 async def test_a_requests_own_mistake_is_not_tried_elsewhere() -> None:
@@ -102,7 +102,7 @@ async def test_a_requests_own_mistake_is_not_tried_elsewhere() -> None:
         with pytest.raises(openai.BadRequestError):
             await stream(gateway)
         assert len(one.requests) + len(two.requests) == 1
-        assert [r.end for r in gateway.recorder.recent] == [End.REFUSED]
+        assert [r.end for r in gateway.recorder.recent] == [RequestOutcome.REFUSED]
         assert {load.health.value for load in gateway.monitor.loads().values()} == {"up"}
 
 
@@ -136,7 +136,7 @@ async def test_an_error_event_of_the_backend_is_the_end_and_no_done_follows_it()
             await stream(gateway)
         body = await _raw(gateway)
     assert body == token + dying.partition(b"data: [DONE]")[0]
-    assert {record.end for record in gateway.recorder.recent} == {End.UPSTREAM_BROKE}
+    assert {record.end for record in gateway.recorder.recent} == {RequestOutcome.UPSTREAM_BROKE}
 
 
 async def test_an_error_event_before_the_first_token_is_mended() -> None:
@@ -174,7 +174,7 @@ async def test_a_hedge_races_a_silent_attempt_and_the_loser_is_aborted() -> None
         await eventually(lambda: primary.aborts == 1)
     record = gateway.recorder.recent[-1]
     assert [(attempt.kind, attempt.ending) for attempt in record.attempts] == [
-        (AttemptKind.PRIMARY, Ending.CANCELLED),
-        (AttemptKind.HEDGE, Ending.COMPLETED),
+        (AttemptKind.PRIMARY, AttemptOutcome.CANCELLED),
+        (AttemptKind.HEDGE, AttemptOutcome.COMPLETED),
     ]
     assert record.ttft_met

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from gateway.app import Gateway
 from gateway.observe.otel import otlp
-from gateway.observe.record import STAGE_NAMES, STREAM, End, Record
+from gateway.observe.record import STAGE_NAMES, STREAM, Record, RequestOutcome
 from tests.gateway.builders import ANSWER, CHAT, STREAMED, USAGE, calling, last, post
 from tests.support.collector import Collector, Trace, read
 from tests.support.gateways import pool, running
@@ -215,7 +215,12 @@ async def test_only_what_is_notable_is_told_of_what_is_not_sampled() -> None:
         await ask(gateway)  # its backend fails
         found = await collector.requests(2)
         records = list(gateway.recorder.recent)
-    assert [r.end for r in records] == [End.COMPLETED, End.REFUSED, End.COMPLETED, End.FAILED]
+    assert [r.end for r in records] == [
+        RequestOutcome.COMPLETED,
+        RequestOutcome.REFUSED,
+        RequestOutcome.COMPLETED,
+        RequestOutcome.FAILED,
+    ]
     assert {span.trace_id.hex() for span in found} == {record.trace_id for record in records[2:]}
     assert read(found[0].attributes)["firsttoken.ttft.met"] is False
 
@@ -267,18 +272,23 @@ async def test_genai_metrics_come_with_them(monkeypatch: pytest.MonkeyPatch) -> 
         (report,) = collector.metrics
         metrics = {metric.name: metric for metric in report}
         assert set(metrics) == {
-            "gen_ai.server.request.duration", "gen_ai.server.time_to_first_token",
-            "gen_ai.server.time_per_output_token", "gen_ai.client.operation.duration",
-            "gen_ai.client.operation.time_to_first_chunk", "gen_ai.client.operation.time_per_output_chunk",
+            "gen_ai.server.request.duration",
+            "gen_ai.server.time_to_first_token",
+            "gen_ai.server.time_per_output_token",
+            "gen_ai.client.operation.duration",
+            "gen_ai.client.operation.time_to_first_chunk",
+            "gen_ai.client.operation.time_per_output_chunk",
             "gen_ai.client.token.usage",
-        }  # fmt: skip
+        }
         (point,) = metrics["gen_ai.server.time_to_first_token"].histogram.data_points
         assert point.count == sum(point.bucket_counts) == 3
         assert point.sum == pytest.approx(sum(record.ttft or 0.0 for record in gateway.recorder.recent))
         assert read(point.attributes) == {
-            "gen_ai.operation.name": "chat", "gen_ai.provider.name": "compatible", "gen_ai.request.model": "chat",
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "compatible",
+            "gen_ai.request.model": "chat",
             "gen_ai.response.model": "served",
-        }  # fmt: skip
+        }
         usage = metrics["gen_ai.client.token.usage"].histogram.data_points
         assert {read(p.attributes)["gen_ai.token.type"]: p.sum for p in usage} == {"input": 21.0, "output": 6.0}
         monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http,gen_ai_latest_experimental")
@@ -286,11 +296,15 @@ async def test_genai_metrics_come_with_them(monkeypatch: pytest.MonkeyPatch) -> 
             await ask(gateway)
         metrics = {metric.name: metric for metric in collector.metrics[-1]}
     assert {name for name in metrics if "client" in name} == {
-        "gen_ai.client.inference.duration", "gen_ai.client.inference.time_to_first_chunk",
-        "gen_ai.client.inference.time_per_output_chunk", "gen_ai.client.inference.usage.input_tokens",
-        "gen_ai.client.inference.usage.output_tokens", "gen_ai.client.inference.usage.cache_read.input_tokens",
-        "gen_ai.client.inference.operation.input_tokens", "gen_ai.client.inference.operation.output_tokens",
-    }  # fmt: skip
+        "gen_ai.client.inference.duration",
+        "gen_ai.client.inference.time_to_first_chunk",
+        "gen_ai.client.inference.time_per_output_chunk",
+        "gen_ai.client.inference.usage.input_tokens",
+        "gen_ai.client.inference.usage.output_tokens",
+        "gen_ai.client.inference.usage.cache_read.input_tokens",
+        "gen_ai.client.inference.operation.input_tokens",
+        "gen_ai.client.inference.operation.output_tokens",
+    }
     counted = metrics["gen_ai.client.inference.usage.cache_read.input_tokens"].sum
     assert (counted.is_monotonic, [point.as_int for point in counted.data_points]) == (True, [4])
 

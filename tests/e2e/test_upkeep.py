@@ -14,7 +14,7 @@ import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 from policies.types import Load
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
@@ -96,8 +96,8 @@ async def test_warming_up_is_nobodys_request(caplog: pytest.LogCaptureFixture) -
         taught = gateway.monitor.fleet.statistics(endpoint, monotonic()).samples
         await eventually(lambda: warmed(caplog))
         assert gateway.monitor.fleet.statistics(endpoint, monotonic()).samples > taught
-        assert (load_of(gateway, mortal).in_flight, load_of(gateway, mortal).ahead) == (0, 0)
-        assert [record.end for record in gateway.recorder.recent] == [End.COMPLETED] * 3
+        assert (load_of(gateway, mortal).in_flight, load_of(gateway, mortal).queued_tokens) == (0, 0)
+        assert [record.end for record in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 3
 
 
 async def test_an_engine_that_cannot_be_warmed_up_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -111,7 +111,7 @@ async def test_an_engine_that_cannot_be_warmed_up_harms_nobody(caplog: pytest.Lo
         await eventually(lambda: warmed(caplog))
         assert ": 0 prefixes" in warmed(caplog)[0]
         await ask(gateway, "and now?")
-        assert [record.end for record in gateway.recorder.recent] == [End.COMPLETED] * 7
+        assert [record.end for record in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 7
 
 
 async def test_an_engine_that_restarts_again_and_again_is_warmed_up_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -124,7 +124,7 @@ async def test_an_engine_that_restarts_again_and_again_is_warmed_up_once(caplog:
         await restart(gateway, mortal)
         endpoint = f"both/{mortal.url.removeprefix('http://')}"
         await eventually(
-            lambda: load_of(gateway, mortal).health.value != "down" and endpoint not in gateway.upkeep.fleet.cold
+            lambda: load_of(gateway, mortal).health.value != "down" and endpoint not in gateway.upkeep.fleet.cache_lost
         )
         await ask(gateway, "hello")
         assert not load_of(gateway, mortal).warming

@@ -10,19 +10,29 @@ from time import monotonic
 from typing import Any
 
 from backends import catalog
-from backends.http.connection_pool import Origin
+from backends.http.connection_pool import ConnectionPool
 from backends.http.exchange import Exchange
-from backends.interface import Backend, BackendConfig, Failure, Forward, Operation
+from backends.interface import Backend, BackendConfig, BackendRequest, Failure, Operation
 from gateway.api import inference_request as ingress
 from gateway.api.inference_request import InferenceRequest
 from gateway.app import Gateway
 from gateway.fleet.monitor import Monitor
-from gateway.observe.record import End, Record
-from gateway.upstream.upstream_request import Run
+from gateway.observe.record import Record, RequestOutcome
+from gateway.upstream.upstream_request import UpstreamRequest
 from policies import types as facts
 from policies.fleet.fleet import Fleet, Reported
 from policies.routes.route import Route
-from policies.types import Attempt, AttemptKind, Candidate, Decision, Ending, Endpoint, Forecast, Outcome, PoolEstimate
+from policies.types import (
+    Attempt,
+    AttemptKind,
+    AttemptOutcome,
+    Candidate,
+    Decision,
+    Endpoint,
+    Forecast,
+    Placement,
+    PoolEstimate,
+)
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
@@ -49,7 +59,7 @@ def candidate(id: str = "small/a", p50: float = 0.2, *, tokens: int = 100, hit: 
 
 
 def decided(*ranked: Candidate, deadline: float = facts.FOREVER, at: float = 0.0) -> Decision:
-    return Decision(Outcome.PLACE, at, deadline, ranked or (candidate(),), scorer="predicted")
+    return Decision(Placement.PLACE, at, deadline, ranked or (candidate(),), scorer="predicted")
 
 
 def route(name: str = "chat", **more: Any) -> Route:
@@ -64,10 +74,22 @@ def request(headers: Mapping[str, str] | None = None, **body: Any) -> InferenceR
 def record(**known: Any) -> Record:
     """Of a streamed answer that met its budgets, but for what is said."""
     given = {
-        "request_id": "req-1", "arrival": 100.0, "wall": 1.7e9, "route": "chat", "workload": "chat", "stream": True,
-        "end": End.COMPLETED, "status": 200, "pool": "small", "model": "served", "endpoint": "small/a",
-        "ttft": 0.2, "ttft_budget": 0.8, "total": 1.0, "output_tokens": 10,
-    }  # fmt: skip
+        "request_id": "req-1",
+        "arrival": 100.0,
+        "wall": 1.7e9,
+        "route": "chat",
+        "workload": "chat",
+        "stream": True,
+        "end": RequestOutcome.COMPLETED,
+        "status": 200,
+        "pool": "small",
+        "model": "served",
+        "endpoint": "small/a",
+        "ttft": 0.2,
+        "ttft_budget": 0.8,
+        "total": 1.0,
+        "output_tokens": 10,
+    }
     return Record(**{**given, **known})
 
 
@@ -79,10 +101,10 @@ class Hearing(Monitor):
 
     def __init__(self, *pools: facts.Pool) -> None:
         super().__init__(Fleet(pools or (POOL,)))
-        self.endings: list[Ending] = []
+        self.endings: list[AttemptOutcome] = []
         self.reports: list[Reported] = []
 
-    def ended(self, attempt: Hashable, ending: Ending, now: float, reported: Reported) -> None:
+    def ended(self, attempt: Hashable, ending: AttemptOutcome, now: float, reported: Reported) -> None:
         self.endings.append(ending)
         self.reports.append(reported)
         super().ended(attempt, ending, now, reported)
@@ -92,13 +114,13 @@ class Owner:
     """Remembers what attempts came to."""
 
     def __init__(self) -> None:
-        self.firsts: list[Run] = []
+        self.firsts: list[UpstreamRequest] = []
         self.failures: list[Failure] = []
 
-    def first_token(self, run: Run) -> None:
+    def first_token(self, run: UpstreamRequest) -> None:
         self.firsts.append(run)
 
-    def failed(self, run: Run, failure: Failure) -> None:
+    def failed(self, run: UpstreamRequest, failure: Failure) -> None:
         self.failures.append(failure)
 
 
@@ -118,10 +140,10 @@ class Reader:
     def end(self) -> None:
         self.ends.append(None)
 
-    def broke(self, failure: Failure) -> None:
+    def on_broken(self, failure: Failure) -> None:
         self.ends.append(failure)
 
-    def said_error(self, data: bytes, failure: Failure) -> None:
+    def on_error_event(self, data: bytes, failure: Failure) -> None:
         self.reads.append(data)
         self.ends.append(failure)
 
@@ -147,15 +169,15 @@ def backend(kind: str = "vllm") -> Backend:
     return catalog.build(BackendConfig(kind, "served", "sk-backend"))
 
 
-def forward(stream: bool = True, **body: Any) -> Forward:
-    return Forward(Operation.CHAT, {**CHAT, "stream": stream, **body}, "served", stream)
+def forward(stream: bool = True, **body: Any) -> BackendRequest:
+    return BackendRequest(Operation.CHAT, {**CHAT, "stream": stream, **body}, "served", stream)
 
 
-def run(monitor: Monitor, owner: Owner, *, stream: bool = True, chosen: Candidate | None = None) -> Run:
+def run(monitor: Monitor, owner: Owner, *, stream: bool = True, chosen: Candidate | None = None) -> UpstreamRequest:
     """An attempt that the monitor knows of, whose bytes the test says."""
     speaker, asked, attempt = backend(), forward(stream), Attempt(1, AttemptKind.PRIMARY, chosen or candidate())
-    origin = Origin("http://127.0.0.1:9", connect_timeout=1.0)
-    made = Run(
+    origin = ConnectionPool("http://127.0.0.1:9", connect_timeout=1.0)
+    made = UpstreamRequest(
         attempt, origin, speaker, speaker.call(asked), speaker.tap(asked), streams=stream, owner=owner, monitor=monitor
     )
     monitor.sent(made, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), made.opened, stream)

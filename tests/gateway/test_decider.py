@@ -9,15 +9,15 @@ import pytest
 
 from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 from gateway.api.strict_json import decode, encode
 from gateway.decider import LARGE, MANY, Decider, ask_of, wanted_headers
 from gateway.fleet.monitor import Monitor
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 from gateway.tokenize.estimator import Estimator, PoolTokenizer
 from policies.fleet.fleet import Fleet, Reported
 from policies.routes.route import Route
-from policies.types import Ending, Endpoint, Outcome, Pool, PoolEstimate, Price
+from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price
 from tests.gateway.builders import Owner, candidate, record, request, route, run
 
 PRICE = Price(1.0, 2.0)
@@ -56,7 +56,7 @@ async def test_what_takes_long_to_parse_is_parsed_in_a_thread(
     decider.estimator.executor.submit = lambda *asked: ran.append(asked) or submit(*asked)  # type: ignore[method-assign]
     body = {"model": "chat", "messages": [{"role": "user", "content": "x" * size}] * messages}
     found = await decider.parse(Operation.CHAT, json.dumps(body).encode(), {}, 1.0, "req-1")
-    assert (len(ran), found.turns) == (threads, messages)
+    assert (len(ran), found.user_turns) == (threads, messages)
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
@@ -79,7 +79,7 @@ async def test_a_request_is_understood_wherever_it_is_parsed(decider: Decider, s
 async def test_a_refusal_is_the_same_wherever_it_is_found(decider: Decider, size: int) -> None:
     """It reaches the caller from a thread too."""
     raw = json.dumps({"model": "chat", "messages": [], "padding": "x" * size}).encode()
-    with pytest.raises(Refusal, match="'messages': expected 'array' of length >= 1"):
+    with pytest.raises(ApiError, match="'messages': expected 'array' of length >= 1"):
         await decider.parse(Operation.CHAT, raw, {}, 1.0, "req-1")
 
 
@@ -97,7 +97,7 @@ async def test_a_prompt_is_estimated_for_every_pool_of_its_route(decider: Decide
 async def test_an_answer_is_expected_to_be_as_long_as_its_routes_were(decider: Decider) -> None:
     """Learned from what was completed, and from nothing else; never longer than its cap."""
     before = (await decider.estimate(request(), BOTH, ANYONE)).output_tokens
-    for end in (End.CLIENT_GONE, End.UPSTREAM_BROKE, End.FAILED):
+    for end in (RequestOutcome.CLIENT_GONE, RequestOutcome.UPSTREAM_BROKE, RequestOutcome.FAILED):
         decider.learn(record(end=end, output_tokens=3))
     decider.learn(record(output_tokens=None))
     decider.learn(record(output_tokens=0))
@@ -129,7 +129,7 @@ async def test_a_decision_is_made_on_the_snapshot_of_now(decider: Decider) -> No
     estimate = await decider.estimate(asked, BOTH, ANYONE)
     before = monotonic()
     decision = decider.decide(asked, BOTH, estimate, ANYONE, 1)
-    assert decision.outcome is Outcome.PLACE
+    assert decision.outcome is Placement.PLACE
     assert before <= decision.at <= monotonic()
     assert decision.deadline == asked.arrival + 5.0
     assert {c.endpoint.id for c in decision.ranked} == {"small/a", "small/b"}
@@ -179,7 +179,7 @@ def test_an_endpoint_that_fails_its_requests_is_not_usable(decider: Decider) -> 
         for i in range(5):
             key, now = (endpoint, i), monotonic()
             decider.monitor.sent(key, candidate(endpoint), PoolEstimate(1), now, stream=True)
-            decider.monitor.ended(key, Ending.FAILED, now, Reported())
+            decider.monitor.ended(key, AttemptOutcome.FAILED, now, Reported())
     assert not decider.any_usable(monotonic())
 
 
@@ -201,8 +201,14 @@ def test_policies_see_the_request_but_not_its_text() -> None:
     asked = request(headers, stream=True, tools=[{}], response_format={"type": "json_object"})
     ask = ask_of(asked, BOTH)
     assert (ask.route, ask.arrival, ask.stream, ask.turns, ask.tools, ask.images, ask.json_schema) == (
-        "chat", asked.arrival, True, 1, True, False, True,
-    )  # fmt: skip
+        "chat",
+        asked.arrival,
+        True,
+        1,
+        True,
+        False,
+        True,
+    )
     assert (ask.priority, ask.session, ask.ttft_budget, ask.tpot_budget) == (2, "s", 0.3, 0.03)
     assert "hello" not in repr(ask)
     assert ask_of(asked, BOTH, "web").cache_group == "web"

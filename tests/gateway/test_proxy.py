@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from gateway.admission.auth import ANYONE, Tenant
-from gateway.api.api_error import Refusal, bad_request, internal
-from gateway.observe.record import End, Stage
-from gateway.proxy import end_of, identify, refuse_unplaced, settle, strips
+from gateway.api.api_error import ApiError, bad_request, internal
+from gateway.observe.record import RequestOutcome, Stage
+from gateway.proxy import end_of, hide_usage, label_record, record_winner, reject_unplaced
 from gateway.upstream import relay
-from gateway.upstream.upstream_request import Run
-from policies.types import FOREVER, Decision, Ending, Outcome, Price
+from gateway.upstream.upstream_request import UpstreamRequest
+from policies.types import FOREVER, AttemptOutcome, Decision, Placement, Price
 from tests.gateway.builders import (
     ANSWER,
     CHAT,
@@ -71,7 +71,7 @@ async def test_one_request_one_record_with_all_that_was_found_out() -> None:
     (found,) = gateway.recorder.recent
     assert (found.request_id, found.operation, found.stream, found.tenant) == ("mine-1", "chat", True, "all")
     assert (found.route, found.workload, found.pool, found.model, found.tier) == ("chat", "chat", "only", "served", 0)
-    assert (found.end, found.status, found.error) == (End.COMPLETED, 200, "")
+    assert (found.end, found.status, found.error) == (RequestOutcome.COMPLETED, 200, "")
     assert found.ttft_budget == pytest.approx(5.0)
     assert found.total_budget == 30.0
     assert (found.prompt_tokens_reported, found.cached_tokens_reported, found.output_tokens) == (7, 4, 2)
@@ -79,11 +79,20 @@ async def test_one_request_one_record_with_all_that_was_found_out() -> None:
     assert found.tpot is not None
     assert found.ttft is not None
     assert found.ttft <= found.total
-    assert [(a.number, a.ending) for a in found.attempts] == [(1, Ending.COMPLETED)]
+    assert [(a.number, a.ending) for a in found.attempts] == [(1, AttemptOutcome.COMPLETED)]
     assert [*found.stages] == [
-        Stage.READ, Stage.PARSE, Stage.ESTIMATE, Stage.ADMIT, Stage.QUEUE, Stage.DECIDE, Stage.CONNECT, Stage.SEND,
-        Stage.UPSTREAM, Stage.RELAY, Stage.STREAM,
-    ]  # fmt: skip
+        Stage.READ,
+        Stage.PARSE,
+        Stage.ESTIMATE,
+        Stage.ADMIT,
+        Stage.QUEUE,
+        Stage.DECIDE,
+        Stage.CONNECT,
+        Stage.SEND,
+        Stage.UPSTREAM,
+        Stage.RELAY,
+        Stage.STREAM,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +131,7 @@ async def test_a_refusal_has_the_headers_of_an_answer() -> None:
     assert headers["x-firsttoken-attempts"] == "0"
     assert headers["server-timing"].startswith("read;dur=")
     found = last(gateway)
-    assert (found.end, found.status, found.route, found.ttft_met) == (End.REFUSED, 404, "-", None)
+    assert (found.end, found.status, found.route, found.ttft_met) == (RequestOutcome.REFUSED, 404, "-", None)
 
 
 async def test_attempts_that_all_failed_are_counted_in_the_error() -> None:
@@ -130,7 +139,7 @@ async def test_attempts_that_all_failed_are_counted_in_the_error() -> None:
     async with conversing([reply(b"{}", "500 x")]) as (gateway, caller, _):  # asked twice: it has no stand-in
         status, headers, _ = await caller.whole(post(STREAM))
     assert (status, headers["x-firsttoken-attempts"], headers["x-should-retry"]) == (502, "2", "false")
-    assert (last(gateway).end, len(last(gateway).attempts), last(gateway).ttft_met) == (End.FAILED, 2, False)
+    assert (last(gateway).end, len(last(gateway).attempts), last(gateway).ttft_met) == (RequestOutcome.FAILED, 2, False)
 
 
 async def test_without_a_usable_endpoint_the_caller_is_told_when_to_come_back() -> None:
@@ -143,7 +152,7 @@ async def test_without_a_usable_endpoint_the_caller_is_told_when_to_come_back() 
             status, headers, body = await caller.whole(post(STREAM))
         assert (status, int(headers["retry-after"]) >= 1) == (503, True)
         assert json.loads(body)["error"]["code"] == "unavailable"
-        assert (last(gateway).end, last(gateway).ttft_met) == (End.UNAVAILABLE, False)
+        assert (last(gateway).end, last(gateway).ttft_met) == (RequestOutcome.UNAVAILABLE, False)
         assert (await get(gateway.url, "/ready"))[0] == 503
 
 
@@ -156,7 +165,7 @@ async def test_a_key_sees_and_uses_its_own_routes_only() -> None:
         ]
         assert listed == [["chat"], ["chat", "agent"]]
         assert (await caller.whole(post({**CHAT, "model": "agent"}, WEB)))[0] == 404
-        assert (upstream.requests, last(gateway).end, last(gateway).tenant) == ([], End.REFUSED, "web")
+        assert (upstream.requests, last(gateway).end, last(gateway).tenant) == ([], RequestOutcome.REFUSED, "web")
         assert (await caller.whole(post(CHAT, WEB)))[0] == 200
 
 
@@ -189,7 +198,7 @@ async def test_a_bug_before_the_first_token_is_a_500_and_a_record(caplog: pytest
         assert (status, headers["x-request-id"], headers["connection"]) == (500, "mine-1", "close")
         assert "NoneType" not in body.decode()
         assert "the fault is ours" in body.decode()
-        assert (last(gateway).end, last(gateway).status) == (End.INTERNAL, 500)
+        assert (last(gateway).end, last(gateway).status) == (RequestOutcome.INTERNAL, 500)
         assert "internal error on request mine-1" in caplog.text
         async with calling(gateway.url) as caller:
             assert (await caller.ask(post(STREAM)))[0] == 200
@@ -210,7 +219,10 @@ async def test_a_bug_at_the_relay_frees_the_engine(monkeypatch: pytest.MonkeyPat
             assert (await caller.whole(post(STREAM)))[0] == 500
         await upstream.until(lambda seen: seen.hangups == 1)
         assert [load.in_flight for load in gateway.monitor.loads().values()] == [0]
-    assert (last(gateway).end, [a.ending for a in last(gateway).attempts]) == (End.INTERNAL, [Ending.CANCELLED])
+    assert (last(gateway).end, [a.ending for a in last(gateway).attempts]) == (
+        RequestOutcome.INTERNAL,
+        [AttemptOutcome.CANCELLED],
+    )
 
 
 async def test_a_bug_after_the_first_token_leaves_the_answer_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +231,7 @@ async def test_a_bug_after_the_first_token_leaves_the_answer_unfinished(monkeypa
         Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream,
         running({"only": pool(upstream.url)}) as gateway,
     ):
-        monkeypatch.setattr(Run, "attach", _bug)
+        monkeypatch.setattr(UpstreamRequest, "attach", _bug)
         rest = b""
         async with calling(gateway.url) as caller:
             status, _ = await caller.ask(post(STREAM))
@@ -228,7 +240,7 @@ async def test_a_bug_after_the_first_token_leaves_the_answer_unfinished(monkeypa
         await eventually(lambda: gateway.recorder.recent)
     assert status == 200
     assert rest in (b"", chunk(TOKEN))
-    assert last(gateway).end is End.INTERNAL
+    assert last(gateway).end is RequestOutcome.INTERNAL
 
 
 # --------------------------------------------------------------------------- alive and ready
@@ -272,16 +284,16 @@ async def test_a_connection_ends_with_an_answer_that_is_given_while_draining() -
 @pytest.mark.parametrize(
     ("outcome", "reason", "status", "code"),
     [
-        (Outcome.SHED, "the best chance is 0.1", 429, "rate_limit_exceeded"),
-        (Outcome.UNAVAILABLE, "all are down", 503, "unavailable"),
-        (Outcome.UNFIT, "small: a context window of 10 tokens", 400, "context_length_exceeded"),
-        (Outcome.UNFIT, "small: no images", 400, "no_suitable_tier"),
+        (Placement.SHED, "the best chance is 0.1", 429, "rate_limit_exceeded"),
+        (Placement.UNAVAILABLE, "all are down", 503, "unavailable"),
+        (Placement.UNFIT, "small: a context window of 10 tokens", 400, "context_length_exceeded"),
+        (Placement.UNFIT, "small: no images", 400, "no_suitable_tier"),
     ],
 )
-def test_what_was_not_placed_is_answered_at_once(outcome: Outcome, reason: str, status: int, code: str) -> None:
+def test_what_was_not_placed_is_answered_at_once(outcome: Placement, reason: str, status: int, code: str) -> None:
     """With the reason; and with the time to come back, unless coming back would not help."""
-    with pytest.raises(Refusal) as caught:
-        refuse_unplaced(Decision(outcome, 0.0, FOREVER, reason=reason, retry_after=1.2))
+    with pytest.raises(ApiError) as caught:
+        reject_unplaced(Decision(outcome, 0.0, FOREVER, reason=reason, retry_after=1.2))
     refusal = caught.value
     assert (refusal.status, refusal.code) == (status, code)
     assert reason in refusal.message
@@ -290,26 +302,26 @@ def test_what_was_not_placed_is_answered_at_once(outcome: Outcome, reason: str, 
 
 def test_what_was_placed_goes_on() -> None:
     """Silently."""
-    refuse_unplaced(decided())
+    reject_unplaced(decided())
 
 
 @pytest.mark.parametrize(
     ("refusal", "outcome", "end"),
     [
-        (bad_request("x"), None, End.REFUSED),
-        (Refusal(401, "x"), None, End.REFUSED),
-        (Refusal(429, "x"), Outcome.SHED, End.SHED),
-        (Refusal(503, "x"), Outcome.UNAVAILABLE, End.UNAVAILABLE),
-        (Refusal(400, "x"), Outcome.UNFIT, End.REFUSED),
-        (Refusal(400, "x"), Outcome.PLACE, End.REFUSED),
-        (Refusal(422, "x"), Outcome.PLACE, End.REFUSED),
-        (Refusal(429, "x"), Outcome.PLACE, End.FAILED),
-        (Refusal(502, "x"), Outcome.PLACE, End.FAILED),
-        (Refusal(504, "x"), Outcome.PLACE, End.FAILED),
-        (internal("x"), Outcome.PLACE, End.FAILED),
+        (bad_request("x"), None, RequestOutcome.REFUSED),
+        (ApiError(401, "x"), None, RequestOutcome.REFUSED),
+        (ApiError(429, "x"), Placement.SHED, RequestOutcome.SHED),
+        (ApiError(503, "x"), Placement.UNAVAILABLE, RequestOutcome.UNAVAILABLE),
+        (ApiError(400, "x"), Placement.UNFIT, RequestOutcome.REFUSED),
+        (ApiError(400, "x"), Placement.PLACE, RequestOutcome.REFUSED),
+        (ApiError(422, "x"), Placement.PLACE, RequestOutcome.REFUSED),
+        (ApiError(429, "x"), Placement.PLACE, RequestOutcome.FAILED),
+        (ApiError(502, "x"), Placement.PLACE, RequestOutcome.FAILED),
+        (ApiError(504, "x"), Placement.PLACE, RequestOutcome.FAILED),
+        (internal("x"), Placement.PLACE, RequestOutcome.FAILED),
     ],
 )
-def test_an_error_is_the_fault_of_one_side(refusal: Refusal, outcome: Outcome | None, end: End) -> None:
+def test_an_error_is_the_fault_of_one_side(refusal: ApiError, outcome: Placement | None, end: RequestOutcome) -> None:
     """A 4xx after sending is the request's own; a 429 or 5xx then means that every attempt failed."""
     assert end_of(refusal, None if outcome is None else Decision(outcome, 0.0, FOREVER)) is end
 
@@ -318,12 +330,12 @@ def test_labels_and_budgets_come_from_the_configuration() -> None:
     """Of the caller's own words, nothing becomes a label."""
     own = route("passthrough", workload="agent", tpot={"budget": "50ms"}, total={"budget": "30s"})
     found = record()
-    assert identify(found, request(model="whatever", stream=True), own, Tenant("web")) is own
+    assert label_record(found, request(model="whatever", stream=True), own, Tenant("web")) is own
     assert (found.route, found.workload, found.tenant, found.stream) == ("passthrough", "agent", "web", True)
     assert (found.tpot_budget, found.total_budget) == (0.05, 30.0)
-    identify(found, request({"x-slo-tpot-ms": "20"}), own, ANYONE)
+    label_record(found, request({"x-slo-tpot-ms": "20"}), own, ANYONE)
     assert found.tpot_budget == 0.02
-    identify(found, request(), route(), ANYONE)
+    label_record(found, request(), route(), ANYONE)
     assert (found.tpot_budget, found.total_budget, found.tenant) == (None, None, "-")
 
 
@@ -332,7 +344,7 @@ def test_labels_and_budgets_come_from_the_configuration() -> None:
 )
 def test_usage_is_stripped_only_from_streams_that_did_not_ask(stream: bool, wants: bool, strip: bool) -> None:
     """A whole answer has it in its body, for whoever reads it."""
-    assert strips(request(stream=stream, stream_options={"include_usage": wants})) is strip
+    assert hide_usage(request(stream=stream, stream_options={"include_usage": wants})) is strip
 
 
 @pytest.mark.parametrize(("parts", "tokens"), [([TOKEN, TOKEN, FINISH, USAGE], 7), ([TOKEN, TOKEN, FINISH], 100)])
@@ -343,9 +355,9 @@ def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: i
     attempt.on_head(200, {})
     for part in parts:
         attempt.on_body(part)
-    settle(attempt, found, Price(1.0, 10.0))
-    assert monitor.endings == [Ending.CANCELLED]
-    assert [a.ending for a in found.attempts] == [Ending.CANCELLED]
+    record_winner(attempt, found, Price(1.0, 10.0))
+    assert monitor.endings == [AttemptOutcome.CANCELLED]
+    assert [a.ending for a in found.attempts] == [AttemptOutcome.CANCELLED]
     assert (found.output_tokens, found.prompt_tokens_reported) == (2, 7 if tokens == 7 else None)
     assert found.cost_usd == pytest.approx((tokens + 20) / 1e6)
 

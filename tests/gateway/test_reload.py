@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
-from gateway.reload import Reloader, Source
+from gateway.reload import ConfigSource, Reloader
 from tests.support.gateways import document, pool, running
 from tests.support.upstream import Upstream
 
@@ -22,7 +22,7 @@ def test_a_file_is_read_when_two_looks_find_the_same_news(tmp_path: Path) -> Non
     """The first may have found half of it. What was tried is not tried again."""
     file = tmp_path / "f.yaml"
     file.write_text("a")
-    source = Source(lambda: ONE, [file])
+    source = ConfigSource(lambda: ONE, [file])
     assert not source.look()
     file.write_text("ab")
     assert not source.look()
@@ -40,7 +40,7 @@ def test_a_file_that_is_replaced_or_goes_is_news_too(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (1, 1))
     link = tmp_path / "link"
     link.symlink_to("one")
-    source = Source(lambda: ONE, [link])
+    source = ConfigSource(lambda: ONE, [link])
     (tmp_path / "new").symlink_to("two")
     os.replace(tmp_path / "new", link)
     assert [source.look(), source.look()] == [False, True]
@@ -54,7 +54,7 @@ def test_a_tokenizer_that_cannot_be_had_is_found_before_anything_is_touched(tmp_
     bad.write_text("{}")
     wanted = Config.model_validate(document({"only": pool("http://127.0.0.1:9", tokenizer=str(bad))}))
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        Source(lambda: wanted).next(ONE)
+        ConfigSource(lambda: wanted).next(ONE)
 
 
 async def test_reloads_come_one_after_the_other() -> None:
@@ -66,7 +66,7 @@ async def test_reloads_come_one_after_the_other() -> None:
         await asyncio.sleep(0.01)
         taken.append(config)
 
-    reloader = Reloader(ONE, Source(lambda: configs.pop(0)), take)
+    reloader = Reloader(ONE, ConfigSource(lambda: configs.pop(0)), take)
     first, second = await asyncio.gather(reloader.reload("a"), reloader.reload("b"))
     assert ([*taken[0].pools], [*taken[1].pools]) == (["other"], ["only"])
     assert {*first.changed} == {*second.changed} == {"pools.only", "pools.other", "routes.chat.tiers"}
@@ -76,7 +76,7 @@ async def test_who_was_let_go_is_sent_before_the_fleet_changes() -> None:
     """Its decision names endpoints of the fleet of now."""
     async with Upstream([]) as upstream, running({"only": pool(upstream.url)}) as gateway:
         before, gateway.line._going = gateway.parts, True
-        taking = asyncio.create_task(gateway.take(OTHER))
+        taking = asyncio.create_task(gateway.apply_config(OTHER))
         await asyncio.sleep(0.05)
         assert gateway.parts is before
         gateway.line._going = False

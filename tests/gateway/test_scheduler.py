@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from backends.http.connection_pool import Origin
+from backends.http.connection_pool import ConnectionPool
 from gateway import scheduler as module
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.inference_request import InferenceRequest
 from gateway.fleet.monitor import Monitor
-from gateway.scheduler import NO_HURRY, HeldTooLong, Line
+from gateway.scheduler import NO_HURRY, QueueTimeout, RequestQueue
 from policies.fleet.fleet import Fleet, Reported
-from policies.queue.queue_scheduler import WaitingRoom
+from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route, Ttft
-from policies.types import FOREVER, NEVER, Ask, Decision, Ending, PoolEstimate, PromptEstimate
+from policies.types import FOREVER, NEVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate, RequestView
 from tests.gateway.builders import POOL, backend, candidate, decided, request, route
 from tests.gateway.upstream.dispatching import dead_url
 from tests.support.upstream import turn_until
@@ -30,23 +30,30 @@ ESTIMATE = PromptEstimate({"small": PoolEstimate(100)})
 CHAT = route().model_copy(update={"ttft": Ttft(budget="1s")})
 
 
-class Room(WaitingRoom):
+class Room(QueueScheduler):
     """Lets pass whom the test says, and remembers what it was told."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside: dict[Hashable, Ask] = {}
+        self.inside: dict[Hashable, RequestView] = {}
         self.passing = 0  # how many more may pass
         self.looks = 0
         self.told: list[tuple[str, Hashable]] = []
         self.bug: Exception | None = None
         self.limited = 0.0
 
-    def enter(self, ticket: Hashable, ask: Ask, *rest: Any) -> None:
+    def enter(self, ticket: Hashable, ask: RequestView, *rest: Any) -> None:
         self.inside[ticket] = ask
 
     def pass_through(
-        self, ticket: Hashable, ask: Ask, estimate: PromptEstimate, route: Route, fleet: Fleet, now: float, seed: int
+        self,
+        ticket: Hashable,
+        ask: RequestView,
+        estimate: PromptEstimate,
+        route: Route,
+        fleet: Fleet,
+        now: float,
+        seed: int,
     ) -> Decision | None:
         self.enter(ticket, ask)
         return next((decision for _, decision in self.release(fleet, now)), None)
@@ -66,7 +73,7 @@ class Room(WaitingRoom):
         self.told.append(("leave", ticket))
         return self.limited
 
-    def departed(self, ticket: Hashable) -> None:
+    def on_dispatched(self, ticket: Hashable) -> None:
         self.told.append(("departed", ticket))
 
 
@@ -76,7 +83,7 @@ class Stage:
     def __init__(self, patience: float = 60.0) -> None:
         self.rooms: list[Room] = []
         self.monitor = Monitor(Fleet([POOL]))
-        self.line = Line(self.monitor, patience, self._open)
+        self.line = RequestQueue(self.monitor, patience, self._open)
 
     def _open(self) -> Room:
         self.rooms.append(Room())
@@ -129,7 +136,7 @@ def test_its_tenants_cache_group_goes_with_it() -> None:
 def test_a_request_that_was_sent_leaves_the_room() -> None:
     """From then on the fleet counts it."""
     stage, asked = Stage(), request()
-    stage.line.departed(asked)
+    stage.line.on_dispatched(asked)
     assert stage.room.told == [("departed", id(asked))]
 
 
@@ -179,9 +186,9 @@ async def test_who_waits_is_looked_at_when_something_happens(event: str) -> None
         case "first token":
             stage.monitor.first_token("unknown", monotonic())
         case "end":
-            stage.monitor.ended("unknown", Ending.FAILED, monotonic(), Reported())
+            stage.monitor.ended("unknown", AttemptOutcome.FAILED, monotonic(), Reported())
         case "scrape":
-            await stage.monitor.ask("small/a", Origin(dead_url(), connect_timeout=1), backend())
+            await stage.monitor.ask("small/a", ConnectionPool(dead_url(), connect_timeout=1), backend())
         case "entry":
             third = asyncio.create_task(stage.asking(request()))
         case _:
@@ -306,7 +313,7 @@ async def test_a_request_is_not_held_for_ever() -> None:
     stage = Stage(patience=0.02)
     stage.room.wake_at, stage.room.limited = FOREVER, 0.01
     ((asked, task),) = await stage.held()
-    with pytest.raises(HeldTooLong) as caught:
+    with pytest.raises(QueueTimeout) as caught:
         await asyncio.wait_for(task, 1)
     assert caught.value.limited == 0.01
     assert (caught.value.status, caught.value.type, caught.value.headers["retry-after"]) == (503, "server_error", "30")
@@ -330,7 +337,7 @@ async def test_who_still_waits_when_the_gateway_goes_away_is_told_so() -> None:
     pairs = await stage.held(3)
     stage.line.close()
     for _, task in pairs:
-        with pytest.raises(HeldTooLong) as caught:
+        with pytest.raises(QueueTimeout) as caught:
             await task
         assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "1")
     assert (stage.room.inside, stage.line.depth(), stage.monitor.on_news) == ({}, {}, None)
@@ -348,7 +355,7 @@ async def test_a_bug_befalls_the_request_that_it_is_about(
     poison, now = request(), monotonic()
     real = module.decide
 
-    def decide(ask: Ask, *rest: Any) -> Decision:
+    def decide(ask: RequestView, *rest: Any) -> Decision:
         if ask.cache_group == "poison":
             raise ZeroDivisionError("a bug of ours")
         return real(ask, *rest)

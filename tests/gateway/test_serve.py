@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gateway.app import CUT, Gateway
-from gateway.config.addresses import Address
+from gateway.config.addresses import ListenAddress
 from gateway.config.models import Config
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 from gateway.serve import serve
 from gateway.workers.listen_sockets import bound
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
@@ -79,7 +79,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 @pytest.mark.parametrize("port", ["listen", "admin"])
 def test_a_port_that_is_taken_is_exit_code_2(port: str, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
     """In one line: the mend is the operator's. Nor is a port shared with somebody else's workers."""
-    with bound(Address("127.0.0.1", 0), shared=True) as taken:
+    with bound(ListenAddress("127.0.0.1", 0), shared=True) as taken:
         taken.listen()
         free = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "workers": workers}
         server = {**free, port: f"127.0.0.1:{taken.getsockname()[1]}"}
@@ -112,7 +112,7 @@ async def test_what_outlasts_its_grace_is_cut_and_recorded() -> None:
     assert said.startswith(chunk(TOKEN))
     assert b'data: {"error":{"message":"The gateway was stopped in the middle of the answer; try again."' in said
     assert said.endswith(LAST_CHUNK)
-    assert (last(gateway).end, gateway.recorder.live) == (End.CUT, 0)
+    assert (last(gateway).end, gateway.recorder.live) == (RequestOutcome.CUT, 0)
 
 
 async def test_what_has_no_answer_yet_when_its_grace_is_over_is_told_to_go_elsewhere() -> None:
@@ -126,7 +126,7 @@ async def test_what_has_no_answer_yet_when_its_grace_is_over_is_told_to_go_elsew
             status, headers, _ = await asking
             assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
             await upstream.until(lambda seen: seen.hangups == 1)
-    assert last(gateway).end is End.CUT
+    assert last(gateway).end is RequestOutcome.CUT
 
 
 async def test_nobody_is_refused_while_the_balancer_has_not_heard_of_it() -> None:
@@ -140,7 +140,7 @@ async def test_nobody_is_refused_while_the_balancer_has_not_heard_of_it() -> Non
             status, headers = await caller.ask(post(STREAM))
             assert (status, headers["connection"]) == (200, "close")
             assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
-        gateway.hurried = True
+        gateway.force_stop = True
         async with asyncio.timeout(5):
             await stopping
         with pytest.raises(ConnectionRefusedError):
@@ -160,7 +160,7 @@ async def test_stopping_waits_no_longer_than_it_has_to() -> None:
             assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
             async with asyncio.timeout(5):
                 await stopping
-    assert last(gateway).end is End.COMPLETED
+    assert last(gateway).end is RequestOutcome.COMPLETED
 
 
 async def test_nothing_is_left_of_a_gateway_that_has_stopped() -> None:

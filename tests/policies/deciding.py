@@ -9,20 +9,20 @@ from typing import Any
 from policies.routes import workloads
 from policies.routes.route import Route
 from policies.routing.tiers import decide
-from policies.scorers.scorer import Prospect
+from policies.scorers.scorer import CandidateInput
 from policies.types import (
-    Ask,
     Candidate,
     Decision,
     Endpoint,
     FleetSnapshot,
     Forecast,
     Load,
-    Outcome,
+    Placement,
     Pool,
     PoolEstimate,
     Price,
     PromptEstimate,
+    RequestView,
 )
 
 RATE = 20_000.0  # prefill, tokens per second
@@ -40,15 +40,22 @@ class Given:
     asked: list[str] = field(default_factory=list)
 
     def prospects(
-        self, endpoints: Sequence[Endpoint], loads: Sequence[Load], prompt: PoolEstimate, tier: int, price: float,
+        self,
+        endpoints: Sequence[Endpoint],
+        loads: Sequence[Load],
+        prompt: PoolEstimate,
+        tier: int,
+        price: float,
         now: float,
-    ) -> list[Prospect]:  # fmt: skip
+    ) -> list[CandidateInput]:
         self.asked += [endpoint.id for endpoint in endpoints]
         return [self._prospect(*about, prompt, tier, price) for about in zip(endpoints, loads, strict=True)]
 
-    def _prospect(self, endpoint: Endpoint, load: Load, prompt: PoolEstimate, tier: int, price: float) -> Prospect:
-        hit, ttft = self.hits.get(endpoint.id, 0), self.ttft[endpoint.id] + load.ahead / RATE
-        return Prospect(endpoint, tier, load, prompt, price, hit, ttft, RATIOS, (prompt.tokens - hit) / RATE, 100)
+    def _prospect(
+        self, endpoint: Endpoint, load: Load, prompt: PoolEstimate, tier: int, price: float
+    ) -> CandidateInput:
+        hit, ttft = self.hits.get(endpoint.id, 0), self.ttft[endpoint.id] + load.queued_tokens / RATE
+        return CandidateInput(endpoint, tier, load, prompt, price, hit, ttft, RATIOS, (prompt.tokens - hit) / RATE, 100)
 
 
 @dataclass
@@ -65,9 +72,9 @@ class World:
     def __post_init__(self) -> None:
         self.beliefs = Given({id: s for pool in self.ttft.values() for id, s in pool.items()}, self.hits)
 
-    def decide(self, ask: Ask | None = None, now: float = 0.0, seed: int = 0) -> Decision:
+    def decide(self, ask: RequestView | None = None, now: float = 0.0, seed: int = 0) -> Decision:
         return decide(
-            ask or Ask("r", 0.0, stream=True), self.estimate, self._route(), self.fleet, self.beliefs, now, seed
+            ask or RequestView("r", 0.0, stream=True), self.estimate, self._route(), self.fleet, self.beliefs, now, seed
         )
 
     @property
@@ -104,7 +111,7 @@ def candidate(id: str, p50: float = 0.2, pool: str = "small") -> Candidate:
 
 
 def decided(*ranked: Candidate, deadline: float = 1.0) -> Decision:
-    return Decision(Outcome.PLACE, 0.0, deadline, ranked)
+    return Decision(Placement.PLACE, 0.0, deadline, ranked)
 
 
 PRICES: Mapping[str, Price] = {"dear": Price(10.0, 30.0), "cheap": Price(0.1, 0.3)}

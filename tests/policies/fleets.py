@@ -8,7 +8,7 @@ from statistics import median
 from hypothesis import strategies as st
 
 from policies.fleet.fleet import Fleet, Reported
-from policies.types import Candidate, Ending, Endpoint, Load, Pool, PoolEstimate, PrefixBlocks
+from policies.types import AttemptOutcome, Candidate, Endpoint, Load, Pool, PoolEstimate, PrefixBlocks
 from tests.policies.virtual_engine import Request
 
 ONE, TWO, API = Endpoint("small/1", "small"), Endpoint("small/2", "small"), Endpoint("api/1", "api")
@@ -43,12 +43,16 @@ def send(
 
 
 def answer(
-    to: Fleet, estimate: PoolEstimate | None = None, endpoint: Endpoint = ONE, now: float = 0.0, ttft: float = 0.1,
+    to: Fleet,
+    estimate: PoolEstimate | None = None,
+    endpoint: Endpoint = ONE,
+    now: float = 0.0,
+    ttft: float = 0.1,
     reported: Reported | None = None,
-) -> None:  # fmt: skip
+) -> None:
     key = send(to, estimate, endpoint, now)
     to.first_token(key, now + ttft)
-    to.ended(key, Ending.COMPLETED, now + ttft + 1, reported)
+    to.ended(key, AttemptOutcome.COMPLETED, now + ttft + 1, reported)
 
 
 def load(of: Fleet, now: float = 0.0, endpoint: Endpoint = ONE) -> Load:
@@ -63,7 +67,7 @@ events = st.tuples(
     st.sampled_from(["send", "first", "end", "scrape", "lost", "found"]),
     st.integers(0, 7),
     st.sampled_from([ONE, TWO, API]),
-    st.sampled_from(list(Ending)),
+    st.sampled_from(list(AttemptOutcome)),
     st.booleans(),
 )
 

@@ -8,11 +8,11 @@ from itertools import count
 from random import Random
 
 from backends.simulated.engine import Engine
-from backends.simulated.events import EngineRequest, FirstToken
+from backends.simulated.events import EngineFirstToken, EngineRequest
 from backends.simulated.profiles import EngineProfile, profile_named
 from backends.simulated.virtual_engine import VirtualEngine
 from policies.fleet.fleet import Fleet, Reported
-from policies.types import Candidate, Ending, Endpoint, Forecast, Pool, PoolEstimate
+from policies.types import AttemptOutcome, Candidate, Endpoint, Forecast, Pool, PoolEstimate
 
 ONE = Endpoint("main/1", "main")
 
@@ -68,7 +68,7 @@ class Bench:
             if key in self._open:
                 del self._open[key]
                 self.engine.abort(key)
-                self.fleet.ended(key, Ending.CANCELLED, at)
+                self.fleet.ended(key, AttemptOutcome.CANCELLED, at)
         self._hear(until)
 
     def _leaving(self, until: float) -> Iterator[tuple[float, int]]:
@@ -79,10 +79,12 @@ class Bench:
     def _hear(self, until: float) -> None:
         for event in self.engine.run_until(until):
             key = int(event.id)
-            if isinstance(event, FirstToken):
+            if isinstance(event, EngineFirstToken):
                 one = self._open.pop(key)
                 one.ttft = event.at - one.at
                 self.fleet.first_token(key, event.at)
             else:
-                self.fleet.ended(key, Ending.COMPLETED, event.at, Reported(completion_tokens=event.output_tokens))
+                self.fleet.ended(
+                    key, AttemptOutcome.COMPLETED, event.at, Reported(completion_tokens=event.output_tokens)
+                )
         self.now = max(self.now, until)

@@ -15,7 +15,7 @@ from itertools import count
 from random import Random
 
 from policies.fleet.fleet import Fleet, Reported
-from policies.types import Candidate, Ending, Endpoint, Forecast, Pool, PoolEstimate, PrefixBlocks
+from policies.types import AttemptOutcome, Candidate, Endpoint, Forecast, Pool, PoolEstimate, PrefixBlocks
 
 BLOCK = 16  # tokens
 
@@ -149,7 +149,9 @@ def serve(
             answered.append(request)
         elif what == "last":
             itl = (now - request.at - request.ttft) / max(request.output - 1, 1)
-            fleet.ended(request, Ending.COMPLETED, now, Reported(request.prompt, request.cached, request.output, itl))
+            fleet.ended(
+                request, AttemptOutcome.COMPLETED, now, Reported(request.prompt, request.cached, request.output, itl)
+            )
         elif what == "admit":
             engine.waiting.append(request)
         elif what == "stepped":

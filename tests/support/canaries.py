@@ -46,9 +46,14 @@ OWN = (PROMPT, ANSWER, TOOL, HEADER)  # a backend's words about a request may be
 TOOLS = [{"type": "function", "function": {"name": "f", "description": TOOL, "parameters": {"type": "object"}}}]
 BODY = {"model": "chat", "messages": [{"role": "user", "content": f"tell me about {PROMPT}"}], "tools": TOOLS}
 HEADERS = (
-    f"authorization: Bearer {CALLER}", f"cookie: {COOKIE}={COOKIE}", f"x-secret: {HEADER}", f"user-agent: {HEADER}",
-    f"x-session-id: {HEADER}", f"x-cache-salt: {HEADER}", f"referer: http://{HEADER}/",
-)  # fmt: skip
+    f"authorization: Bearer {CALLER}",
+    f"cookie: {COOKIE}={COOKIE}",
+    f"x-secret: {HEADER}",
+    f"user-agent: {HEADER}",
+    f"x-session-id: {HEADER}",
+    f"x-cache-salt: {HEADER}",
+    f"referer: http://{HEADER}/",
+)
 
 
 def asking(headers: tuple[str, ...] = HEADERS, **more: Any) -> bytes:
@@ -82,9 +87,10 @@ async def _others(world: World) -> str:
     """What other callers are told, right or wrong."""
     told = ""
     for raw in (
-        post(b"{", f"authorization: Bearer {OTHER}"), post(b"{}", "authorization: Bearer x"),
+        post(b"{", f"authorization: Bearer {OTHER}"),
+        post(b"{}", "authorization: Bearer x"),
         post({"model": "nope", "messages": [{"role": "user", "content": "x"}]}, f"authorization: Bearer {OTHER}"),
-    ):  # fmt: skip
+    ):
         async with calling(world.gateway.url) as caller:
             told += str(await caller.whole(raw))
     for path in ("/v1/models", "/ready", "/nowhere"):

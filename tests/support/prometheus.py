@@ -73,9 +73,13 @@ async def scraping(admin_url: str, folder: Path) -> AsyncIterator[Prometheus]:
     log = folder / "prometheus.log"
     with log.open("wb") as said:
         process = await asyncio.create_subprocess_exec(
-            program("prometheus"), f"--config.file={path}", f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address={address}", stdout=said, stderr=said,
-        )  # fmt: skip
+            program("prometheus"),
+            f"--config.file={path}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={address}",
+            stdout=said,
+            stderr=said,
+        )
     try:
         async with aiohttp.ClientSession() as session:
             if not await _ready(f"http://{address}", session, process):

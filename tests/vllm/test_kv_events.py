@@ -47,9 +47,11 @@ def test_every_prompt_is_tied_to_its_chain(listening: Gateway, story: list[dict[
     known = [endpoint["resident"] for endpoint in listening.endpoints()]
     assert sum(one["anchored"] + one["unanchored"] for one in known) >= len(story)
     figures.at_least(
-        "prompts tied to the engine's own chain", share([True] * sum(one["anchored"] for one in known)
-        + [False] * sum(one["unanchored"] for one in known)), "%", 99,
-    )  # fmt: skip
+        "prompts tied to the engine's own chain",
+        share([True] * sum(one["anchored"] for one in known) + [False] * sum(one["unanchored"] for one in known)),
+        "%",
+        99,
+    )
 
 
 async def test_speculation_alone_knows_less(pair: Gateway, figures: Figures) -> None:

@@ -57,8 +57,10 @@ def test_every_request_is_answered(story: list[Told], figures: Figures) -> None:
     figures.at_most("requests of 200 that did not complete", len(wrong), "", 0)
     figures.at_most(
         "requests that took a second attempt",
-        share([len(told.record["attempts"]) > 1 for told in story]), "%", 3,
-    )  # fmt: skip
+        share([len(told.record["attempts"]) > 1 for told in story]),
+        "%",
+        3,
+    )
 
 
 def test_a_repeated_prefix_returns_to_the_engine_that_holds_it(story: list[Told], figures: Figures) -> None:
@@ -76,8 +78,10 @@ def test_the_predicted_hit_is_what_the_engine_reports(story: list[Told], figures
     errors = [told.record["cached_tokens_predicted"] - told.record["cached_tokens_reported"] for told in story]
     figures.at_least(
         f"predicted hits within one block ({BLOCK} tokens) of cached_tokens",
-        share([abs(error) <= BLOCK for error in errors]), "%", 95,
-    )  # fmt: skip
+        share([abs(error) <= BLOCK for error in errors]),
+        "%",
+        95,
+    )
     reused = sum(told.record["cached_tokens_reported"] for told in story)
     sent = sum(told.record["prompt_tokens_reported"] for told in story)
     figures.note("prompt tokens served from the engines' caches", 100 * reused / sent, "%")
@@ -105,8 +109,10 @@ def test_predicted_ttft_is_right_after_fifty_requests(story: list[Told], figures
     figures.note("TTFT under its predicted 90% quantile", share(within), "%")
     figures.at_most(
         f"error of predicted TTFT, requests {LEARNING + 1} to {len(timed)}, median",
-        median(errors[LEARNING:]), "%", 25,
-    )  # fmt: skip
+        median(errors[LEARNING:]),
+        "%",
+        25,
+    )
 
 
 def test_stages_sum_to_ttft(story: list[Told]) -> None:

@@ -60,9 +60,12 @@ async def test_an_engines_span_is_the_child_of_the_attempt_that_asked_it(
             for i in range(REQUESTS):
                 told = {"traceparent": f"00-{ID}-{SPAN}-01"} if i == 0 else {}
                 chunks = await sdk.chat.completions.create(
-                    model="chat", max_tokens=5, stream=True, extra_headers=told,
+                    model="chat",
+                    max_tokens=5,
+                    stream=True,
+                    extra_headers=told,
                     messages=[{"role": "user", "content": f"{i} hello there"}],
-                )  # fmt: skip
+                )
                 assert [chunk async for chunk in chunks]
             await eventually(lambda: len(engine_spans(collector)) >= REQUESTS, within=30.0)
             await collector.requests(REQUESTS)

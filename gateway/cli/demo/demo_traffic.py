@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from gateway.cli.demo.scene import CALLERS, Callers
+from gateway.cli.demo.scene import CALLERS, TrafficSpec
 from gateway.serve import loop_factory
 
 WORDS = """
@@ -23,10 +23,10 @@ def words(count: int, rng: random.Random) -> str:
     return " ".join(rng.choices(WORDS, k=count))
 
 
-class Crowd:
+class LoadGenerator:
     """All callers of one route."""
 
-    def __init__(self, base_url: str, callers: Callers, session: aiohttp.ClientSession, rng: random.Random) -> None:
+    def __init__(self, base_url: str, callers: TrafficSpec, session: aiohttp.ClientSession, rng: random.Random) -> None:
         self.url, self.callers, self.session, self.rng = f"{base_url}/chat/completions", callers, session, rng
         self.system = words(callers.system_words, rng)
         self.tasks: set[asyncio.Task[None]] = set()
@@ -57,8 +57,11 @@ class Crowd:
 
     async def ask(self, messages: list[dict[str, Any]]) -> str | None:
         body = {
-            "model": self.callers.route, "messages": messages, "stream": True, "max_tokens": self.callers.max_tokens,
-        }  # fmt: skip
+            "model": self.callers.route,
+            "messages": messages,
+            "stream": True,
+            "max_tokens": self.callers.max_tokens,
+        }
         try:
             async with self.session.post(self.url, json=body) as reply:
                 text = await reply.text()
@@ -71,7 +74,7 @@ async def crowd(base_url: str) -> None:
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
         arriving = [
-            asyncio.create_task(Crowd(base_url, callers, session, random.Random(i)).arrive_forever())
+            asyncio.create_task(LoadGenerator(base_url, callers, session, random.Random(i)).arrive_forever())
             for i, callers in enumerate(CALLERS)
         ]
         await asyncio.to_thread(sys.stdin.read)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from gateway.observe.record import End, Record
+from gateway.observe.record import Record, RequestOutcome
 
 WINDOW = 30.0  # s
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RouteRow:
     """One route. Times in seconds; shares from 0 to 1; None where nothing was seen."""
 
     route: str
@@ -30,20 +30,20 @@ class Row:
     failed: int
 
 
-def rows(records: Iterable[Record], routes: Iterable[str], now: float, since: float) -> list[Row]:
+def rows(records: Iterable[Record], routes: Iterable[str], now: float, since: float) -> list[RouteRow]:
     """`since`: when counting began, so that the first seconds are not divided by a whole window."""
     recent = [r for r in records if r.arrival + r.total >= now - WINDOW]
     span = max(min(WINDOW, now - since), 1.0)
     return [_row(route, [r for r in recent if r.route == route], span) for route in routes]
 
 
-def _row(route: str, records: list[Record], span: float) -> Row:
+def _row(route: str, records: list[Record], span: float) -> RouteRow:
     ttfts = sorted(r.ttft for r in records if r.ttft is not None and r.stream)
     judged = [r.ttft_met for r in records if r.ttft_met is not None]
     pools = Counter(r.pool for r in records if r.ttft is not None)
     prompt = sum(r.prompt_tokens_reported or 0 for r in records)
     cached = sum(r.cached_tokens_reported or 0 for r in records)
-    return Row(
+    return RouteRow(
         route=route,
         per_second=len(records) / span,
         budget=next((r.ttft_budget for r in reversed(records) if r.ttft_budget), None),
@@ -52,8 +52,10 @@ def _row(route: str, records: list[Record], span: float) -> Row:
         attainment=sum(judged) / len(judged) if judged else None,
         tiers={pool: count / pools.total() for pool, count in pools.most_common()},
         hit=cached / prompt if prompt else None,
-        shed=sum(r.end is End.SHED for r in records) / max(len(records), 1),
-        failed=sum(r.end in (End.FAILED, End.UPSTREAM_BROKE, End.INTERNAL) for r in records),
+        shed=sum(r.end is RequestOutcome.SHED for r in records) / max(len(records), 1),
+        failed=sum(
+            r.end in (RequestOutcome.FAILED, RequestOutcome.UPSTREAM_BROKE, RequestOutcome.INTERNAL) for r in records
+        ),
     )
 
 
@@ -64,7 +66,7 @@ def _quantile(ordered: list[float], q: float) -> float | None:
 COLUMNS = ("route", "req/s", "budget", "TTFT p50", "p99", "met", "answered by", "hit", "shed", "failed")
 
 
-def render(found: list[Row], title: str) -> Table:
+def render(found: list[RouteRow], title: str) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
     for name in COLUMNS:
         table.add_column(
@@ -75,7 +77,7 @@ def render(found: list[Row], title: str) -> Table:
     return table
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: RouteRow) -> tuple[str, ...]:
     return (
         row.route,
         f"{row.per_second:.1f}",

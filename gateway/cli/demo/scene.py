@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class EngineSpec:
     """Simulated servers of one pool."""
 
     pool: str
@@ -18,7 +18,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Callers:
+class TrafficSpec:
     """Traffic of one route. Conversations arrive at `rate` per second and take `turns` turns.
 
     Tokens are rough: a word is about one. `pause`: seconds that a caller thinks between turns.
@@ -39,15 +39,15 @@ class Callers:
 
 
 CAST = (
-    Cast("small", "8b-h100", "qwen3-8b", 2),
-    Cast("large", "70b-4xh100", "llama-3.3-70b", 1),
-    Cast("api", "api", "gpt-4.1-mini", 1),
+    EngineSpec("small", "8b-h100", "qwen3-8b", 2),
+    EngineSpec("large", "70b-4xh100", "llama-3.3-70b", 1),
+    EngineSpec("api", "api", "gpt-4.1-mini", 1),
 )
 
 CALLERS = (
-    Callers("chat", 1.5, 4, 400, 120, 100, 2.0, burst=3.0),
-    Callers("agent", 0.3, 5, 600, 500, 40, 0.5, opening_words=9000, burst=4.0, burst_every=20.0),
-    Callers("code", 4.0, 1, 200, 900, 24, 0.0),
+    TrafficSpec("chat", 1.5, 4, 400, 120, 100, 2.0, burst=3.0),
+    TrafficSpec("agent", 0.3, 5, 600, 500, 40, 0.5, opening_words=9000, burst=4.0, burst_every=20.0),
+    TrafficSpec("code", 4.0, 1, 200, 900, 24, 0.0),
 )
 
 ROUTES: dict[str, Any] = {

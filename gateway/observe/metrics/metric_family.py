@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -25,7 +25,7 @@ class Family:
     """One metric. `name` is what is queried: a counter's ends in `_total`."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str  # as a reader says it; of `bounds` and values
     help: str  # one line, which Prometheus shows
     moves: str
@@ -38,4 +38,4 @@ class Family:
     @property
     def family(self) -> str:
         """As the library names it."""
-        return self.name.removesuffix("_total") if self.kind is Kind.COUNTER else self.name
+        return self.name.removesuffix("_total") if self.kind is MetricKind.COUNTER else self.name

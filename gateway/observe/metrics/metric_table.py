@@ -13,14 +13,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Required, TypedDict, Unpack
 
-from gateway.observe.metrics.metric_family import Family, Kind, Merge
+from gateway.observe.metrics.metric_family import Family, Merge, MetricKind
 
 TTFT_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
 TPOT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 STAGE_BOUNDS = (
-    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-    30.0, 60.0,
-)  # fmt: skip
+    0.00005,
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 ERROR_BOUNDS = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 RATIO_BOUNDS = tuple(i / 10 for i in range(11))
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -28,7 +45,7 @@ LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 SECONDS, TOKENS, RATIO, USD, REQUESTS, ATTEMPTS, NONE = "s", "tokens", "0 to 1", "USD", "requests", "attempts", ""
 
 
-class Said(TypedDict, total=False):
+class HelpText(TypedDict, total=False):
     """In words: see `Family`."""
 
     help: Required[str]
@@ -37,16 +54,16 @@ class Said(TypedDict, total=False):
     act: Required[str]
 
 
-def counter(name: str, unit: str, labels: str, **said: Unpack[Said]) -> Family:
-    return Family(name=name, kind=Kind.COUNTER, unit=unit, labels=tuple(labels.split()), **said)
+def counter(name: str, unit: str, labels: str, **said: Unpack[HelpText]) -> Family:
+    return Family(name=name, kind=MetricKind.COUNTER, unit=unit, labels=tuple(labels.split()), **said)
 
 
-def gauge(name: str, unit: str, labels: str, merge: Merge = Merge.MAX, **said: Unpack[Said]) -> Family:
-    return Family(name=name, kind=Kind.GAUGE, unit=unit, labels=tuple(labels.split()), merge=merge, **said)
+def gauge(name: str, unit: str, labels: str, merge: Merge = Merge.MAX, **said: Unpack[HelpText]) -> Family:
+    return Family(name=name, kind=MetricKind.GAUGE, unit=unit, labels=tuple(labels.split()), merge=merge, **said)
 
 
-def histogram(name: str, unit: str, labels: str, bounds: tuple[float, ...], **said: Unpack[Said]) -> Family:
-    return Family(name=name, kind=Kind.HISTOGRAM, unit=unit, labels=tuple(labels.split()), bounds=bounds, **said)
+def histogram(name: str, unit: str, labels: str, bounds: tuple[float, ...], **said: Unpack[HelpText]) -> Family:
+    return Family(name=name, kind=MetricKind.HISTOGRAM, unit=unit, labels=tuple(labels.split()), bounds=bounds, **said)
 
 
 PROMISED = (

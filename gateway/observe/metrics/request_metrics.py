@@ -17,10 +17,10 @@ from prometheus_client.registry import Collector
 
 from gateway.observe.loop_lag import LoopLag
 from gateway.observe.metrics.metric_table import STAGE_BOUNDS
-from gateway.observe.metrics.series import Count, Tally, counter, histogram
+from gateway.observe.metrics.series import Count, HistogramCounts, counter, histogram
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record
 from policies.routes.route import Route
-from policies.types import AttemptKind, Ending
+from policies.types import AttemptKind, AttemptOutcome
 
 log = logging.getLogger("firsttoken")
 
@@ -35,7 +35,7 @@ def budgets(routes: Iterable[Route]) -> tuple[float, ...]:
     return tuple(sorted({route.ttft.budget for route in routes if route.ttft is not None}))
 
 
-class Metrics(Collector):
+class RequestMetrics(Collector):
     """A sink of Records. `loop_lag` is exported with them; whoever has the loop starts it."""
 
     def __init__(self, registry: CollectorRegistry, routes: Iterable[Route]) -> None:
@@ -56,8 +56,10 @@ class Metrics(Collector):
         self.cost = counter("firsttoken_cost_usd_total")
         self.loop_lag = LoopLag()
         self._all: list[Collector] = list(vars(self).values())
-        self._by_route: dict[str, list[Tally]] = {}  # of `stage`
-        self._by_pair: dict[tuple[str, str], tuple[Tally, Count, Count, Count]] = {}  # what every answer adds to
+        self._by_route: dict[str, list[HistogramCounts]] = {}  # of `stage`
+        self._by_pair: dict[
+            tuple[str, str], tuple[HistogramCounts, Count, Count, Count]
+        ] = {}  # what every answer adds to
         self._waiting: list[Record] = []
         registry.register(self)
 
@@ -111,13 +113,13 @@ class Metrics(Collector):
         if record.ttft is not None:
             self._answered(record, record.ttft, route, pool)
 
-    def _stages_of(self, route: str) -> list[Tally]:
+    def _stages_of(self, route: str) -> list[HistogramCounts]:
         tallies = self._by_route.get(route)
         if tallies is None:
             tallies = self._by_route[route] = [self.stage.of[route, name] for name in (*STAGE_NAMES, *PARTS)]
         return tallies
 
-    def _pair(self, route: str, pool: str) -> tuple[Tally, Count, Count, Count]:
+    def _pair(self, route: str, pool: str) -> tuple[HistogramCounts, Count, Count, Count]:
         pair, of = (route, pool), self.tokens.of
         found = self.ttft.of[pair], of[route, pool, "input"], of[route, pool, "output"], self.cost.of[pair]
         self._by_pair[pair] = found
@@ -164,4 +166,4 @@ def _result(record: Record, hedge: AttemptRecord) -> str:
     """The attempt that answered is the last of a Record."""
     if record.ttft is not None and hedge is record.attempts[-1]:
         return "won"
-    return "lost" if hedge.ending is Ending.CANCELLED else "failed"
+    return "lost" if hedge.ending is AttemptOutcome.CANCELLED else "failed"

@@ -19,8 +19,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.observe.loop_lag import LoopLag
-from gateway.observe.metrics.request_metrics import Metrics
-from gateway.observe.metrics.series import Series, Tally
+from gateway.observe.metrics.request_metrics import RequestMetrics
+from gateway.observe.metrics.series import HistogramCounts, Series
 from policies.routes.route import Route
 
 Key = tuple[str, str]  # family, route
@@ -51,7 +51,7 @@ class Known:
         self.families: set[str] = set()
         self.samples: dict[Key, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
         self.totals: dict[Key, dict[float, float]] = defaultdict(dict)
-        self.tallies: dict[Key, Tally] = {}
+        self.tallies: dict[Key, HistogramCounts] = {}
 
     def add(self, metric: Metric) -> None:
         """As it is collected."""
@@ -69,14 +69,14 @@ class Known:
         """As it is kept: nothing is made of it that would only be taken apart again."""
         self.families.add(series.name)
         for values, child in series.of.items():
-            if isinstance(child, Tally) and not any(child.counts):
+            if isinstance(child, HistogramCounts) and not any(child.counts):
                 continue
             labels = dict(zip(series.labels, values, strict=True))
             key = series.name, labels.get("route", "")
-            if isinstance(child, Tally):
-                tally = self.tallies.setdefault(key, Tally(child.bounds))
+            if isinstance(child, HistogramCounts):
+                tally = self.tallies.setdefault(key, HistogramCounts(child.bounds))
                 tally.counts = list(map(add, tally.counts, child.counts))
-            self.samples[key].append((labels, child.sum if isinstance(child, Tally) else child.value))
+            self.samples[key].append((labels, child.sum if isinstance(child, HistogramCounts) else child.value))
 
     def total(self, family: str, route: str = "") -> float:
         """Of a gauge, or a counter."""
@@ -115,7 +115,7 @@ def kept(collectors: Iterable[Collector]) -> Known:
     for collector in collectors:
         if not type(collector).__module__.startswith("gateway."):
             continue
-        if isinstance(collector, Metrics):
+        if isinstance(collector, RequestMetrics):
             collector.count()
         if series := _series(collector):
             for one in series:
@@ -136,7 +136,7 @@ def _series(collector: object) -> list[Series[Any]]:
     return [one for part in parts if isinstance(part, Series | LoopLag) for one in _series(part)]
 
 
-def figures(known: Known, routes: Sequence[Route], wall: float) -> dict[str, Any]:
+def route_stats(known: Known, routes: Sequence[Route], wall: float) -> dict[str, Any]:
     """Ready for JSON. `wall`: now, as Unix time."""
     return {"at": wall, "gateway": _gateway(known), "routes": [_route(route, known) for route in routes]}
 

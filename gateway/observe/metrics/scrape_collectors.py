@@ -49,7 +49,7 @@ class EndpointCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         loads, told = self.loads(), self.told()
         yield _of("in_flight", {name: load.in_flight for name, load in loads.items()})
-        yield _of("uncached_tokens_ahead", {name: load.ahead for name, load in loads.items()})
+        yield _of("uncached_tokens_ahead", {name: load.queued_tokens for name, load in loads.items()})
         yield _of("state", {name: STATES[load.health] for name, load in loads.items()})
         yield _of("running", {name: engine.running for name, engine in told.items()})
         yield _of("waiting", {name: engine.waiting for name, engine in told.items()})

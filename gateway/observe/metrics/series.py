@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from gateway.observe.metrics.metric_family import Family, Kind
+from gateway.observe.metrics.metric_family import Family, MetricKind
 from gateway.observe.metrics.metric_table import CATALOG
 
 Child = TypeVar("Child")
@@ -37,7 +37,7 @@ class Count:
         self.value = 0.0
 
 
-class Tally:
+class HistogramCounts:
     """A histogram's buckets for one set of labels; `bounds` are upper and inclusive, +Inf is implied.
 
     `examples`: the latest of each bucket that somebody left there.
@@ -55,8 +55,8 @@ class Tally:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def copy(self) -> Tally:
-        made = Tally(self.bounds)
+    def copy(self) -> HistogramCounts:
+        made = HistogramCounts(self.bounds)
         made.counts, made.examples, made.sum = self.counts.copy(), self.examples.copy(), self.sum
         return made
 
@@ -130,11 +130,11 @@ class Counter(Series[Count]):
         yield Taken(self.name, self.doc, "counter", made)
 
 
-class Histogram(Series[Tally]):
+class Histogram(Series[HistogramCounts]):
     """`bounds`: ascending upper bounds, in the metric's unit."""
 
     def __init__(self, name: str, doc: str, *labels: str, bounds: Sequence[float]) -> None:
-        super().__init__(name, doc, labels, lambda: Tally(self.bounds))
+        super().__init__(name, doc, labels, lambda: HistogramCounts(self.bounds))
         self.bounds = bounds
 
     def refine(self, bounds: Sequence[float]) -> None:
@@ -157,7 +157,9 @@ class Histogram(Series[Tally]):
         yield Taken(self.name, self.doc, "histogram", made)
 
 
-def _buckets(bounds: Sequence[str], tally: Tally) -> Iterable[tuple[str, float] | tuple[str, float, Exemplar]]:
+def _buckets(
+    bounds: Sequence[str], tally: HistogramCounts
+) -> Iterable[tuple[str, float] | tuple[str, float, Exemplar]]:
     for place, (bound, count) in enumerate(zip(bounds, accumulate(tally.counts), strict=True)):
         if place in tally.examples:
             trace_id, value, at = tally.examples[place]
@@ -171,13 +173,13 @@ def _buckets(bounds: Sequence[str], tally: Tally) -> Iterable[tuple[str, float] 
 
 def counter(name: str) -> Counter:
     """`name` as in the catalogue: with `_total`."""
-    row = _row(name, Kind.COUNTER)
+    row = _row(name, MetricKind.COUNTER)
     return Counter(row.family, row.help, *row.labels)
 
 
 def histogram(name: str, bounds: Iterable[float] = ()) -> Histogram:
     """`bounds`: more than the catalogue's."""
-    row = _row(name, Kind.HISTOGRAM)
+    row = _row(name, MetricKind.HISTOGRAM)
     return Histogram(row.family, row.help, *row.labels, bounds=tuple(sorted({*row.bounds, *bounds})))
 
 
@@ -190,14 +192,14 @@ def total(name: str, value: float) -> Iterable[Metric]:
 
 def gauge(name: str, values: Iterable[tuple[Labels, float]]) -> GaugeMetricFamily:
     """As of now."""
-    row = _row(name, Kind.GAUGE)
+    row = _row(name, MetricKind.GAUGE)
     family = GaugeMetricFamily(row.family, row.help, labels=row.labels)
     for labels, value in values:
         family.add_metric(labels, value)
     return family
 
 
-def _row(name: str, kind: Kind) -> Family:
+def _row(name: str, kind: MetricKind) -> Family:
     row = CATALOG[name]
     assert row.kind is kind, f"{name} is a {row.kind}"
     return row

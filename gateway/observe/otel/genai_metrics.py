@@ -18,7 +18,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     Sum,
 )
 
-from gateway.observe.metrics.series import Count, Tally
+from gateway.observe.metrics.series import Count, HistogramCounts
 from gateway.observe.otel import semconv as names
 from gateway.observe.otel.spans import WANTED, Served, attribute, error_type
 from gateway.observe.record import UPSTREAM, AttemptRecord, Record
@@ -30,7 +30,7 @@ Attributes = tuple[tuple[str, str | int], ...]
 class _Histogram:
     def __init__(self, name: str, unit: str, bounds: tuple[float, ...]) -> None:
         self.name, self.unit, self.bounds = name, unit, bounds
-        self.of: defaultdict[Attributes, Tally] = defaultdict(lambda: Tally(bounds))
+        self.of: defaultdict[Attributes, HistogramCounts] = defaultdict(lambda: HistogramCounts(bounds))
 
     def fill(self, told: ScopeMetrics, since: int, now: int) -> Iterator[None]:
         if not self.of:
@@ -39,9 +39,14 @@ class _Histogram:
         points = told.metrics.add(name=self.name, unit=self.unit, histogram=data).histogram.data_points
         for attributes, tally in list(self.of.items()):
             points.add(
-                attributes=[attribute(*one) for one in attributes], start_time_unix_nano=since, time_unix_nano=now,
-                count=sum(tally.counts), sum=tally.sum, bucket_counts=tally.counts, explicit_bounds=self.bounds,
-            )  # fmt: skip
+                attributes=[attribute(*one) for one in attributes],
+                start_time_unix_nano=since,
+                time_unix_nano=now,
+                count=sum(tally.counts),
+                sum=tally.sum,
+                bucket_counts=tally.counts,
+                explicit_bounds=self.bounds,
+            )
             yield
 
 
@@ -57,16 +62,18 @@ class _Counter:
         points = told.metrics.add(name=self.name, unit=self.unit, sum=data).sum.data_points
         for attributes, count in list(self.of.items()):
             points.add(
-                attributes=[attribute(*one) for one in attributes], start_time_unix_nano=since, time_unix_nano=now,
+                attributes=[attribute(*one) for one in attributes],
+                start_time_unix_nano=since,
+                time_unix_nano=now,
                 as_int=int(count.value),
-            )  # fmt: skip
+            )
             yield
 
 
 class GenAi:
     """`count` each Record; `fill` puts what there is into a message."""
 
-    def __init__(self, called: names.Names, served: Mapping[str, Served]) -> None:
+    def __init__(self, called: names.SemanticNames, served: Mapping[str, Served]) -> None:
         self._served = served
         self.server_duration = _Histogram(names.SERVER_DURATION, "s", names.DURATION_BUCKETS)
         self.server_ttft = _Histogram(names.SERVER_TTFT, "s", names.SERVER_TTFT_BUCKETS)

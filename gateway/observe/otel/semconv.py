@@ -80,7 +80,7 @@ TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 TOKEN_BUCKETS = tuple(float(4**n) for n in range(14))
 
 
-class Names(NamedTuple):
+class SemanticNames(NamedTuple):
     """The metrics of whoever asks, whose names depend on the set. `usage`: tokens by type in one histogram; empty where
     the set has a counter and a histogram for each type instead."""
 
@@ -93,7 +93,7 @@ class Names(NamedTuple):
 
 
 _INFERENCE = "gen_ai.client.inference"
-OLDER = Names(
+OLDER = SemanticNames(
     "gen_ai.client.operation.duration",
     "gen_ai.client.operation.time_to_first_chunk",
     "gen_ai.client.operation.time_per_output_chunk",
@@ -101,7 +101,7 @@ OLDER = Names(
     {},
     {},
 )
-NEWER = Names(
+NEWER = SemanticNames(
     f"{_INFERENCE}.duration",
     f"{_INFERENCE}.time_to_first_chunk",
     f"{_INFERENCE}.time_per_output_chunk",
@@ -115,7 +115,7 @@ NEWER = Names(
 )
 
 
-def names(environ: Mapping[str, str]) -> Names:
+def names(environ: Mapping[str, str]) -> SemanticNames:
     """The set that the operator has asked for."""
     asked = {name.strip() for name in environ.get(OPT_IN, "").split(",")}
     return NEWER if LATEST in asked else OLDER

@@ -23,15 +23,15 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from gateway.observe.otel import semconv as names
 from gateway.observe.otel.trace_context import ATTEMPT, STAGE, Trace
-from gateway.observe.record import STAGE_NAMES, UPSTREAM, AttemptRecord, End, Record
-from policies.types import Ending
+from gateway.observe.record import STAGE_NAMES, UPSTREAM, AttemptRecord, Record, RequestOutcome
+from policies.types import AttemptOutcome
 
 KEPT = 2048  # templates: 10 MB
 INTERNAL, SERVER, CLIENT = Span.SPAN_KIND_INTERNAL, Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CLIENT
 ERROR = Status(code=Status.STATUS_CODE_ERROR)
 LOCAL, REMOTE = 0x100, 0x300  # SpanFlags: whether the parent is in another process is known, and whether it is
-BLAMELESS = (End.COMPLETED, End.REFUSED, End.CLIENT_GONE)  # no error of a server's
-WANTED = (Ending.COMPLETED, Ending.CANCELLED)  # no error of an engine's
+BLAMELESS = (RequestOutcome.COMPLETED, RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE)  # no error of a server's
+WANTED = (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED)  # no error of an engine's
 
 
 class Served(NamedTuple):
@@ -55,16 +55,34 @@ class Layout(NamedTuple):
 
 OF_REQUEST = Layout(
     (
-        names.TTFT, names.TTFT_BUDGET, names.TTFT_P50, names.TTFT_P90, names.TPOT, names.TPOT_BUDGET,
-        names.TOTAL_BUDGET, names.CHANCE, names.LOOP_LAG, names.COST,
+        names.TTFT,
+        names.TTFT_BUDGET,
+        names.TTFT_P50,
+        names.TTFT_P90,
+        names.TPOT,
+        names.TPOT_BUDGET,
+        names.TOTAL_BUDGET,
+        names.CHANCE,
+        names.LOOP_LAG,
+        names.COST,
     ),
     (names.REQUEST_MAX_TOKENS, names.PROMPT_ESTIMATED, names.CACHED_PREDICTED),
-)  # fmt: skip
+)
 _of_request = attrgetter(
-    "ttft", "ttft_budget", "ttft_predicted_p50", "ttft_predicted_p90", "tpot", "tpot_budget",
-    "total_budget", "chance", "loop_lag", "cost_usd",
-    "max_tokens", "prompt_tokens_estimated", "cached_tokens_predicted",
-)  # fmt: skip
+    "ttft",
+    "ttft_budget",
+    "ttft_predicted_p50",
+    "ttft_predicted_p90",
+    "tpot",
+    "tpot_budget",
+    "total_budget",
+    "chance",
+    "loop_lag",
+    "cost_usd",
+    "max_tokens",
+    "prompt_tokens_estimated",
+    "cached_tokens_predicted",
+)
 OF_ANSWER = Layout(
     (names.TIME_TO_FIRST_CHUNK, names.ENGINE_QUEUE, names.ENGINE_TTFT),
     (names.INPUT_TOKENS, names.CACHE_READ_TOKENS, names.OUTPUT_TOKENS),
@@ -82,7 +100,7 @@ class Template:
 
     def __init__(
         self, name: str, kind: Span.SpanKind.ValueType, told: Told, layout: Layout, present: Sequence[bool], error: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.span = Span(name=name, kind=kind, status=ERROR if error else None)
         self.span.attributes.extend(attribute(key, value) for key, value in told if value not in ("", "-", None))
         there = dict(zip((*layout.real, *layout.whole), present, strict=True))
@@ -143,20 +161,27 @@ class Spans:
         arrived = int(record.wall * 1e9)
         operation = names.OPERATIONS.get(record.operation, record.operation)
         self._add(
-            trace_id=id, span_id=own, parent_span_id=bytes.fromhex(trace.parent), trace_state=trace.state,
+            trace_id=id,
+            span_id=own,
+            parent_span_id=bytes.fromhex(trace.parent),
+            trace_state=trace.state,
             flags=(REMOTE if trace.parent else LOCAL) | trace.flags | trace.sampled,
-            start_time_unix_nano=arrived, end_time_unix_nano=arrived + int(record.total * 1e9),
+            start_time_unix_nano=arrived,
+            end_time_unix_nano=arrived + int(record.total * 1e9),
             attributes=[KeyValue(key=names.REQUEST_ID, value=AnyValue(string_value=record.request_id))],
-        ).MergeFrom(self._of_request(record, operation))  # fmt: skip
+        ).MergeFrom(self._of_request(record, operation))
         first_in = self._stages(record, trace, id, own, arrived)
         for attempt in record.attempts:
             won = record.ttft is not None and attempt is record.attempts[-1]
             self._add(
-                trace_id=id, span_id=(trace.span + ATTEMPT - 1 + attempt.number).to_bytes(8, "big"),
-                parent_span_id=own, flags=LOCAL | trace.flags | trace.sampled, trace_state=trace.state,
+                trace_id=id,
+                span_id=(trace.span + ATTEMPT - 1 + attempt.number).to_bytes(8, "big"),
+                parent_span_id=own,
+                flags=LOCAL | trace.flags | trace.sampled,
+                trace_state=trace.state,
                 start_time_unix_nano=arrived + int(attempt.opened * 1e9),
                 end_time_unix_nano=arrived + int(attempt.ended * 1e9),
-            ).MergeFrom(self._of_attempt(record, attempt, operation, first_in if won else None))  # fmt: skip
+            ).MergeFrom(self._of_attempt(record, attempt, operation, first_in if won else None))
 
     def _stages(self, record: Record, trace: Trace, id: bytes, own: bytes, arrived: int) -> float:
         """Seconds from arrival to the first token in."""
@@ -169,9 +194,15 @@ class Spans:
             passed += spent
             ended = arrived + int(passed * 1e9)
             add(
-                trace_id=id, span_id=(span + place).to_bytes(8, "big"), parent_span_id=own, flags=flags,
-                name=STAGE_NAMES[place], kind=INTERNAL, start_time_unix_nano=began, end_time_unix_nano=ended,
-            )  # fmt: skip
+                trace_id=id,
+                span_id=(span + place).to_bytes(8, "big"),
+                parent_span_id=own,
+                flags=flags,
+                name=STAGE_NAMES[place],
+                kind=INTERNAL,
+                start_time_unix_nano=began,
+                end_time_unix_nano=ended,
+            )
             began = ended
             if place == UPSTREAM:
                 first_in = passed
@@ -184,9 +215,20 @@ class Spans:
         present = tuple([number is not None for number in numbers])
         met = record.ttft_met, record.tpot_met, record.total_met
         key = (
-            record.route, record.endpoint, record.tier, record.end, record.status, record.stream, record.tenant,
-            record.scorer, record.model, operation, len(record.attempts), met, present,
-        )  # fmt: skip
+            record.route,
+            record.endpoint,
+            record.tier,
+            record.end,
+            record.status,
+            record.stream,
+            record.tenant,
+            record.scorer,
+            record.model,
+            operation,
+            len(record.attempts),
+            met,
+            present,
+        )
         template = self._templates.get(key)
         if template is None:
             name = operation if record.route == "-" else f"{operation} {record.route}"
@@ -222,16 +264,26 @@ class Spans:
 
 def _said_of_request(record: Record, served: Served | None, operation: str, verdicts: Sequence[bool | None]) -> Told:
     return (
-        (names.OPERATION, operation), (names.PROVIDER, served.provider if served is not None else "firsttoken"),
-        (names.REQUEST_MODEL, record.route), (names.REQUEST_STREAM, record.stream),
-        (names.RESPONSE_MODEL, record.model), (names.HTTP_METHOD, "POST"),
-        (names.HTTP_STATUS, record.status or None), (names.ROUTE, record.route), (names.WORKLOAD, record.workload),
-        (names.TENANT, record.tenant), (names.OUTCOME, record.end.value), (names.ATTEMPTS, len(record.attempts)),
-        (names.TIER, None if record.tier is None else record.tier + 1), (names.POOL, record.pool),
-        (names.ENDPOINT, record.endpoint), (names.REGION, record.region), (names.SCORER, record.scorer),
+        (names.OPERATION, operation),
+        (names.PROVIDER, served.provider if served is not None else "firsttoken"),
+        (names.REQUEST_MODEL, record.route),
+        (names.REQUEST_STREAM, record.stream),
+        (names.RESPONSE_MODEL, record.model),
+        (names.HTTP_METHOD, "POST"),
+        (names.HTTP_STATUS, record.status or None),
+        (names.ROUTE, record.route),
+        (names.WORKLOAD, record.workload),
+        (names.TENANT, record.tenant),
+        (names.OUTCOME, record.end.value),
+        (names.ATTEMPTS, len(record.attempts)),
+        (names.TIER, None if record.tier is None else record.tier + 1),
+        (names.POOL, record.pool),
+        (names.ENDPOINT, record.endpoint),
+        (names.REGION, record.region),
+        (names.SCORER, record.scorer),
         (names.ERROR_TYPE, error_type(record)),
         *zip((names.TTFT_MET, names.TPOT_MET, names.TOTAL_MET), verdicts, strict=True),
-    )  # fmt: skip
+    )
 
 
 def _said_of_attempt(
@@ -239,19 +291,24 @@ def _said_of_attempt(
 ) -> Told:
     kind, ending = attempt.kind.value, attempt.ending.value
     return (
-        (names.OPERATION, operation), (names.PROVIDER, served.provider if served is not None else None),
-        (names.REQUEST_MODEL, model), (names.REQUEST_STREAM, record.stream),
+        (names.OPERATION, operation),
+        (names.PROVIDER, served.provider if served is not None else None),
+        (names.REQUEST_MODEL, model),
+        (names.REQUEST_STREAM, record.stream),
         (names.RESPONSE_MODEL, model if won else None),
         (names.SERVER_ADDRESS, served.address if served is not None else None),
         (names.SERVER_PORT, served.port if served is not None else None),
-        (names.POOL, attempt.pool), (names.ENDPOINT, attempt.endpoint), (names.ATTEMPT_NUMBER, attempt.number),
-        (names.ATTEMPT_KIND, kind), (names.ATTEMPT_ENDING, ending),
+        (names.POOL, attempt.pool),
+        (names.ENDPOINT, attempt.endpoint),
+        (names.ATTEMPT_NUMBER, attempt.number),
+        (names.ATTEMPT_KIND, kind),
+        (names.ATTEMPT_ENDING, ending),
         (names.ERROR_TYPE, None if attempt.ending in WANTED else ending),
-    )  # fmt: skip
+    )
 
 
 def error_type(record: Record) -> str | None:
     """None where it was answered whole. Of the caller's own faults it is the status."""
-    if record.end is End.COMPLETED:
+    if record.end is RequestOutcome.COMPLETED:
         return None
-    return str(record.status) if record.end is End.REFUSED else record.end.value
+    return str(record.status) if record.end is RequestOutcome.REFUSED else record.end.value

@@ -27,14 +27,20 @@ from gateway.observe.otel import semconv
 from gateway.observe.otel.genai_metrics import GenAi
 from gateway.observe.otel.otlp import Post, Reports, SpanQueue
 from gateway.observe.otel.spans import Served, Spans
-from gateway.observe.record import STAGES, End, Record
+from gateway.observe.record import STAGES, Record, RequestOutcome
 
 log = logging.getLogger("firsttoken")
 
 BATCH = 8  # Records that are made into spans at once: 0.4 ms
 LINGER = 0.1  # s that a Record may wait for others
 POINTS = 32  # of metrics that are made at once: 0.2 ms
-FAULTS = (End.SHED, End.UNAVAILABLE, End.FAILED, End.UPSTREAM_BROKE, End.INTERNAL)
+FAULTS = (
+    RequestOutcome.SHED,
+    RequestOutcome.UNAVAILABLE,
+    RequestOutcome.FAILED,
+    RequestOutcome.UPSTREAM_BROKE,
+    RequestOutcome.INTERNAL,
+)
 
 
 def notable(record: Record) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.http.address import Address
+from backends.http.address import BackendAddress
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from backends.http.address import Address
 )
 def test_a_path_in_the_url_names_the_api_and_none_means_v1(url: str, path: str, target: str) -> None:
     """`/v1/...` is looked for where the URL says; the server's own pages lie beside the API."""
-    assert Address.parse(url).target(path) == target
+    assert BackendAddress.parse(url).target(path) == target
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_ports_have_defaults_and_the_host_header_keeps_what_was_written(
     url: str, host: str, port: int, tls: bool, authority: str
 ) -> None:
     """80 and 443; an IPv6 address loses its brackets only where it is dialled."""
-    address = Address.parse(url)
+    address = BackendAddress.parse(url)
     assert (address.host, address.port, address.tls, address.authority) == (host, port, tls, authority)
 
 
@@ -63,11 +63,11 @@ def test_ports_have_defaults_and_the_host_header_keeps_what_was_written(
 def test_a_url_that_is_no_server_is_refused_with_the_mend(url: str, part: str) -> None:
     """What is wrong is said at once, not when the first request fails."""
     with pytest.raises(ValueError, match=part):
-        Address.parse(url)
+        BackendAddress.parse(url)
 
 
 def test_a_refused_url_does_not_repeat_its_credentials() -> None:
     """Error messages end in logs."""
     with pytest.raises(ValueError) as refused:
-        Address.parse("https://sk-secret@api.openai.com")
+        BackendAddress.parse("https://sk-secret@api.openai.com")
     assert "sk-secret" not in str(refused.value)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backends.http.connection import Connection
 from backends.http.exchange import Exchange, Request
-from backends.http.write_coalescer import Outbox
+from backends.http.write_coalescer import WriteCoalescer
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Listener, chunk
 
 
@@ -36,7 +36,7 @@ class Idle:
 
     def made(self) -> None: ...
 
-    outbox = Outbox()
+    outbox = WriteCoalescer()
 
     def release(self, connection: Connection) -> None: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.http.connection import HEAD_LIMIT
-from backends.http.connection_pool import Origin
+from backends.http.connection_pool import ConnectionPool
 from backends.interface import FailureKind, HttpCall
 from tests.backends.connecting import GET, HEAD, POST, TRANSCRIPTS, ask, played
 from tests.support.upstream import (
@@ -92,12 +92,15 @@ async def test_a_header_with_a_line_break_is_never_sent(value: str) -> None:
         ([b"HTTP/1.1 100 Continue\r\n\r\n" + reply(b"hello")], POST, 200, b"hello", True),
         (
             [b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n", b"HTTP/1.1 102 Processing\r\n\r\n", reply(b"hello")],
-            POST, 200, b"hello", True,
+            POST,
+            200,
+            b"hello",
+            True,
         ),
         ([reply(b"hello", "200 OK", "upgrade: h2c", "connection: upgrade")], POST, 200, b"hello", True),
         ([b"HTTP/1.1 200\r\ncontent-length: 2\r\n\r\nhi"], POST, 200, b"hi", True),
     ],
-)  # fmt: skip
+)
 async def test_where_a_reply_ends_is_known_from_its_head(
     script: Script, call: HttpCall, status: int, body: bytes, kept: bool
 ) -> None:
@@ -247,7 +250,7 @@ async def test_bytes_on_an_idle_connection_close_it() -> None:
 async def test_a_refusal_before_the_request_was_read_ends_the_connection() -> None:
     """An early 413: what is left of the body would be read as a request."""
     async with Upstream(banner=[GATE, reply(b"", "413 Content Too Large"), HANG]) as upstream:
-        origin = Origin(upstream.url, connect_timeout=2)
+        origin = ConnectionPool(upstream.url, connect_timeout=2)
         listener = Listener()
         await origin.open(HttpCall("POST", "/v1/x", (), b"x" * (64 << 20)), listener)
         upstream.proceed()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from backends.http import connection_pool as transport
-from backends.http.connection_pool import Origin, TransportError
+from backends.http.connection_pool import ConnectionPool, TransportError
 from backends.interface import Failure, FailureKind, HttpCall
 from tests.backends.http.test_connection import POST, ask, played
 from tests.support.upstream import (
@@ -44,7 +44,7 @@ def closed_port() -> int:
         return port
 
 
-async def refused(origin: Origin) -> Failure:
+async def refused(origin: ConnectionPool) -> Failure:
     with pytest.raises(TransportError) as raised:
         await origin.open(POST, Listener())
     return raised.value.failure
@@ -70,7 +70,7 @@ async def test_a_connection_is_reused_and_starts_without_waiting() -> None:
 async def test_requests_at_once_have_connections_of_their_own() -> None:
     """And all of them are kept, up to `max_idle`."""
     async with Upstream([GATE, reply()]) as upstream:
-        origin = Origin(upstream.url, connect_timeout=2, max_idle=2)
+        origin = ConnectionPool(upstream.url, connect_timeout=2, max_idle=2)
         listeners = [Listener() for _ in range(3)]
         for listener in listeners:
             await origin.open(POST, listener)
@@ -102,7 +102,7 @@ async def test_the_most_recently_used_connection_is_taken_first() -> None:
 async def test_idle_connections_are_closed_before_the_server_does_it() -> None:
     """By one timer, each in its turn."""
     async with Upstream([reply()], [Pause(0.01), reply()]) as upstream:
-        origin = Origin(upstream.url, connect_timeout=2, idle_timeout=0.02)
+        origin = ConnectionPool(upstream.url, connect_timeout=2, idle_timeout=0.02)
         await asyncio.gather(*(ask(origin) for _ in range(3)))
         assert origin.idle == upstream.connections == 3
         await upstream.until(lambda up: up.hangups == 3)
@@ -119,7 +119,7 @@ async def test_a_connection_past_its_time_is_not_used_even_before_the_timer() ->
             super().on_end()
 
     async with Upstream([reply()]) as upstream:
-        origin = Origin(upstream.url, connect_timeout=2, idle_timeout=0.0)
+        origin = ConnectionPool(upstream.url, connect_timeout=2, idle_timeout=0.0)
         await origin.open(POST, listener := Eager())
         await listener.ended()
     assert seen == [1, None, 0]
@@ -129,9 +129,9 @@ async def test_a_connection_to_a_name_is_not_used_for_ever(monkeypatch: pytest.M
     """The name may have moved; an address cannot, and a connection to it is as good as it ever was."""
     monkeypatch.setattr(transport, "LONGEST", 0.0)
     async with Upstream([reply(b"one")], [reply(b"two")]) as upstream:
-        named = Origin(upstream.url.replace("127.0.0.1", "localhost"), connect_timeout=2)
-        at = Origin(upstream.url.replace("127.0.0.1", "engines.svc"), connect_timeout=2, at="127.0.0.1")
-        for origin, kept in ((named, 0), (Origin(upstream.url, connect_timeout=2), 1), (at, 1)):
+        named = ConnectionPool(upstream.url.replace("127.0.0.1", "localhost"), connect_timeout=2)
+        at = ConnectionPool(upstream.url.replace("127.0.0.1", "engines.svc"), connect_timeout=2, at="127.0.0.1")
+        for origin, kept in ((named, 0), (ConnectionPool(upstream.url, connect_timeout=2), 1), (at, 1)):
             await ask(origin)
             assert origin.idle == kept
             await origin.close()
@@ -202,7 +202,7 @@ async def test_a_connection_that_dies_at_work_is_not_stale() -> None:
 async def test_a_retry_that_cannot_connect_is_a_failure() -> None:
     """The server has gone."""
     async with Upstream([reply(b"one")], [GATE, RESET]) as upstream:
-        origin = Origin(upstream.url, connect_timeout=2)
+        origin = ConnectionPool(upstream.url, connect_timeout=2)
         await ask(origin)
         listener = Listener()
         await origin.open(POST, listener)
@@ -217,7 +217,7 @@ async def test_a_retry_that_cannot_connect_is_a_failure() -> None:
 async def test_cancel_while_sending_again_is_the_last_word() -> None:
     """Neither a reply nor a connection is left."""
     async with Upstream([reply(b"one")], [GATE, RESET], [HANG]) as upstream:
-        origin = Origin(upstream.url, connect_timeout=2)
+        origin = ConnectionPool(upstream.url, connect_timeout=2)
         await ask(origin)
         listener = Listener()
         exchange = await origin.open(POST, listener)
@@ -234,14 +234,14 @@ async def test_cancel_while_sending_again_is_the_last_word() -> None:
 
 async def test_a_refused_connection_is_named_without_its_address() -> None:
     """The caller learns that, not where."""
-    origin = Origin(f"http://127.0.0.1:{closed_port()}", connect_timeout=2)
+    origin = ConnectionPool(f"http://127.0.0.1:{closed_port()}", connect_timeout=2)
     assert await refused(origin) == Failure(FailureKind.CONNECT, "The backend refused the connection.")
     assert origin.active == 0
 
 
 async def test_a_name_that_does_not_exist_is_named_as_such() -> None:
     """RFC 6761 keeps `.invalid` for this."""
-    failure = await refused(Origin("http://nowhere.invalid:8000", connect_timeout=2))
+    failure = await refused(ConnectionPool("http://nowhere.invalid:8000", connect_timeout=2))
     assert failure == Failure(FailureKind.CONNECT, "The backend's name could not be resolved.")
 
 
@@ -251,7 +251,7 @@ async def test_connecting_is_bounded() -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
         filler.connect(listening.getsockname())
-        origin = Origin(f"http://127.0.0.1:{listening.getsockname()[1]}", connect_timeout=0.05)
+        origin = ConnectionPool(f"http://127.0.0.1:{listening.getsockname()[1]}", connect_timeout=0.05)
         failure = await refused(origin)
     assert failure == Failure(FailureKind.CONNECT, "The backend did not accept a connection in time.")
 
@@ -259,7 +259,7 @@ async def test_connecting_is_bounded() -> None:
 async def test_sockets_do_not_delay_small_writes_and_hold_what_they_are_told() -> None:
     """NODELAY on every connection; a receive buffer bounds what a stalled reader costs."""
     async with Upstream([reply()]) as upstream:
-        origin = Origin(upstream.url, connect_timeout=2, receive_buffer=16384)
+        origin = ConnectionPool(upstream.url, connect_timeout=2, receive_buffer=16384)
         await ask(origin)
         sock = next(iter(origin._idle))._transport.get_extra_info("socket")  # type: ignore[union-attr]
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
@@ -275,11 +275,29 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate for localhost, with its key."""
     path = tmp_path_factory.mktemp("tls") / "localhost.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", path, "-out", f"{path}.crt"],
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+            "-keyout",
+            path,
+            "-out",
+            f"{path}.crt",
+        ],
         check=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
     return path
 
@@ -295,7 +313,7 @@ async def test_tls_carries_streams_and_reuses_connections(certificate: Path) -> 
     trusted = ssl.create_default_context(cafile=str(certificate))
     stream = [STREAM_HEAD, chunk(b"one"), chunk(b"two"), b"0\r\n\r\n"]
     async with Upstream(stream, [reply(b"three")], tls=server_tls(certificate)) as upstream:
-        origin = Origin(upstream.url, connect_timeout=2, tls=trusted)
+        origin = ConnectionPool(upstream.url, connect_timeout=2, tls=trusted)
         assert [(await ask(origin)).body for _ in range(2)] == [b"onetwo", b"three"]
         assert upstream.connections == 1
         await origin.close()
@@ -304,7 +322,7 @@ async def test_tls_carries_streams_and_reuses_connections(certificate: Path) -> 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: Path) -> None:
     """Before a byte of the request, or of the key, is sent."""
     async with Upstream([reply()], tls=server_tls(certificate)) as upstream:
-        failure = await refused(Origin(upstream.url, connect_timeout=2))
+        failure = await refused(ConnectionPool(upstream.url, connect_timeout=2))
         assert failure == Failure(FailureKind.CONNECT, "The backend's certificate could not be verified.")
         assert upstream.requests == []
 
@@ -312,7 +330,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: Pat
 async def test_a_server_without_tls_is_a_failed_handshake() -> None:
     """`https` in the configuration, `http` on the wire."""
     async with Upstream(banner=[reply(), CLOSE]) as upstream:
-        failure = await refused(Origin(upstream.url.replace("http:", "https:"), connect_timeout=2))
+        failure = await refused(ConnectionPool(upstream.url.replace("http:", "https:"), connect_timeout=2))
         assert failure == Failure(FailureKind.CONNECT, "The TLS handshake with the backend failed.")
 
 
@@ -324,7 +342,7 @@ async def test_a_server_that_hangs_up_or_speaks_first_is_a_failure(
     """Whichever of us is quicker: before the request it is one of connecting, after it one of the reply."""
     async with Upstream([HANG], tls=server_tls(certificate) if secure else None, banner=greeting) as upstream:
         trusted = ssl.create_default_context(cafile=str(certificate))
-        origin = Origin(upstream.url, connect_timeout=2, tls=trusted)
+        origin = ConnectionPool(upstream.url, connect_timeout=2, tls=trusted)
         try:
             failure = (await ask(origin)).done.result()
         except TransportError as error:
@@ -338,7 +356,7 @@ async def test_cancel_closes_a_tls_connection_too(certificate: Path) -> None:
     """At once, without waiting for the server's close_notify."""
     trusted = ssl.create_default_context(cafile=str(certificate))
     async with Upstream([STREAM_HEAD, HANG], tls=server_tls(certificate)) as upstream:
-        exchange = await Origin(upstream.url, connect_timeout=2, tls=trusted).open(POST, Listener())
+        exchange = await ConnectionPool(upstream.url, connect_timeout=2, tls=trusted).open(POST, Listener())
         await upstream.until(lambda up: len(up.requests) == 1)
         exchange.cancel()
         await upstream.until(lambda up: up.hangups == 1)
@@ -377,7 +395,7 @@ async def test_a_fetch_that_fails_leaves_nothing_behind(script: Script, kind: Fa
 async def test_a_fetch_is_bounded_while_connecting_too() -> None:
     """The timeout is for all of it; a refused connection is told as such."""
     with pytest.raises(TransportError) as raised:
-        await Origin(f"http://127.0.0.1:{closed_port()}", connect_timeout=2).fetch(GET, 1)
+        await ConnectionPool(f"http://127.0.0.1:{closed_port()}", connect_timeout=2).fetch(GET, 1)
     assert raised.value.failure.kind is FailureKind.CONNECT
 
 

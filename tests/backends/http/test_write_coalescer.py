@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from backends.http import write_coalescer as outbox
-from backends.http.write_coalescer import CLOSELY, Outbox
+from backends.http.write_coalescer import CLOSELY, WriteCoalescer
 
 
 class Clock:
@@ -53,7 +53,7 @@ async def turn() -> None:
 
 async def test_a_write_that_is_alone_waits_for_nothing(clock: Clock, written: list[tuple[str, bytes]]) -> None:
     """However many there were before, if that was a while ago."""
-    box, wire = Outbox(), Wire("a", written)
+    box, wire = WriteCoalescer(), Wire("a", written)
     for i in range(3):
         clock.now += 2 * CLOSELY
         box.write(wire, b"%d" % i)
@@ -64,7 +64,7 @@ async def test_writes_that_follow_closely_are_made_together_at_the_end_of_the_tu
     clock: Clock, written: list[tuple[str, bytes]]
 ) -> None:
     """In the order in which their sockets were written to first; what goes to one, in one piece."""
-    box, one, two = Outbox(), Wire("one", written), Wire("two", written)
+    box, one, two = WriteCoalescer(), Wire("one", written), Wire("two", written)
     for wire, data in ((one, b"a"), (one, b"b"), (two, b"c"), (one, b"d")):
         box.write(wire, data)
         clock.now += CLOSELY / 2
@@ -78,7 +78,7 @@ async def test_writes_that_follow_closely_are_made_together_at_the_end_of_the_tu
 
 async def test_a_socket_gets_nothing_before_what_waits_for_it(clock: Clock, written: list[tuple[str, bytes]]) -> None:
     """Neither a write that comes after a rest, nor one that would not wait itself."""
-    box, one, two = Outbox(), Wire("one", written), Wire("two", written)
+    box, one, two = WriteCoalescer(), Wire("one", written), Wire("two", written)
     for wire in (one, one, two):
         box.write(wire, b"1")
     clock.now += 2 * CLOSELY
@@ -93,7 +93,7 @@ async def test_what_waits_is_written_before_the_socket_is_closed(
     clock: Clock, written: list[tuple[str, bytes]]
 ) -> None:
     """Once; and who has gone by then is written to no more."""
-    box, one, two = Outbox(), Wire("one", written), Wire("two", written)
+    box, one, two = WriteCoalescer(), Wire("one", written), Wire("two", written)
     for wire in (one, one, two):
         box.write(wire, b"x")
     box.flush_to(one)

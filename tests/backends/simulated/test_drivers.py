@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from backends.simulated import drivers
-from backends.simulated.answer import Answer
+from backends.simulated.answer import AnswerWriter
 from backends.simulated.drivers import EngineDriver, HostedDriver
 from backends.simulated.engine import Engine
 from backends.simulated.faults import Faults
@@ -16,7 +16,7 @@ async def test_an_aborted_answer_gets_no_token_even_from_the_step_under_way():
     """The last token may be planned already; the caller is gone all the same."""
     engine = Engine(quiet())
     driver = EngineDriver(engine, Faults(), speed=1.0)
-    gone, stays = Answer(1000, 0.0), Answer(1000, 0.0)
+    gone, stays = AnswerWriter(1000, 0.0), AnswerWriter(1000, 0.0)
     driver.submit(ask("gone", 1000), gone)
     driver.submit(ask("stays", 1000), stays)
     while not engine.running:  # noqa: ASYNC110
@@ -32,7 +32,7 @@ async def test_lateness_does_not_add_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(drivers, "_LATE", 10.0)  # s: no machine that runs tests is that late
     profile = quiet()
     driver = EngineDriver(Engine(profile), Faults(), speed=20.0)
-    answer = Answer(10, 0.0)
+    answer = AnswerWriter(10, 0.0)
     driver.submit(ask(1, 10, 201), answer)
     await answer.done.wait()
     await driver.close()
@@ -43,7 +43,7 @@ async def test_lateness_does_not_add_up(monkeypatch: pytest.MonkeyPatch):
 async def test_an_aborted_answer_of_an_api_gets_no_token():
     """Its timer is gone: the other answer, which lasts far longer, gets all of its own."""
     driver = HostedDriver(HostedApi(ApiProfile("api", "mini")), Faults(), speed=100.0)
-    gone, stays = Answer(10, 0.0), Answer(10, 0.0)
+    gone, stays = AnswerWriter(10, 0.0), AnswerWriter(10, 0.0)
     driver.submit(ask("gone", 10, 50), gone)
     driver.submit(ask("stays", 10, 300), stays)
     driver.abort("gone")

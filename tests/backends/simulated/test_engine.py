@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.simulated.engine import Engine
-from backends.simulated.events import Finished, FirstToken, Refused, StepResult
+from backends.simulated.events import EngineFirstToken, Finished, Refused, StepResult
 from backends.simulated.virtual_engine import VirtualEngine
 from tests.backends.simulated.builders import ask, engine, quiet, seconds, virtual
 
@@ -259,8 +259,8 @@ workloads = st.lists(
 )
 
 
-def single_steps(one: Engine, clock: float, until: float) -> tuple[list[FirstToken | Finished], float]:
-    events: list[FirstToken | Finished] = []
+def single_steps(one: Engine, clock: float, until: float) -> tuple[list[EngineFirstToken | Finished], float]:
+    events: list[EngineFirstToken | Finished] = []
     while (start := one.wakes_at(clock)) is not None and start < until:
         step = one.step(start)
         if step is not None:
@@ -299,4 +299,4 @@ def test_fast_forward_takes_many_steps_at_once():
     one = virtual()
     one.submit(ask(1, 100, 500), now=0.0)
     events = one.run_until(60.0)
-    assert (one.steps, [type(event) for event in events]) == (500, [FirstToken, Finished])
+    assert (one.steps, [type(event) for event in events]) == (500, [EngineFirstToken, Finished])

@@ -3,7 +3,7 @@ from statistics import median
 
 import pytest
 
-from backends.simulated.events import EngineRequest, Finished, FirstToken, Refused
+from backends.simulated.events import EngineFirstToken, EngineRequest, Finished, Refused
 from backends.simulated.hosted import HostedApi
 from backends.simulated.profiles import ApiProfile
 
@@ -26,7 +26,7 @@ def test_tokens_come_steadily_after_the_first():
     course = api.submit(EngineRequest("a", 100, 101), now=2.0)
     first, last = api.run_until(99.0)
     assert (first, last, api.running) == (
-        FirstToken("a", course.first_at, 0.0, 0),
+        EngineFirstToken("a", course.first_at, 0.0, 0),
         Finished("a", pytest.approx(course.first_at + 100 * course.gap), 101),
         0,
     )

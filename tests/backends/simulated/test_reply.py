@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.simulated.bodies import Function
-from backends.simulated.reply import Wish, call_tool, write_text
+from backends.simulated.reply import OutputSpec, call_tool, write_text
 from tests.backends.simulated.builders import encode
 
-LONG = Wish(limit=100_000)
+LONG = OutputSpec(limit=100_000)
 
 
 def test_the_same_prompt_gets_the_same_answer():
@@ -23,22 +23,22 @@ def test_answers_have_150_tokens_in_the_mean():
 
 def test_a_limit_cuts_the_answer_and_says_so():
     """finish_reason is length if the answer would have been longer, else stop."""
-    cut, whole = write_text(1, Wish(limit=5)), write_text(1, LONG)
+    cut, whole = write_text(1, OutputSpec(limit=5)), write_text(1, LONG)
     assert (cut.pieces, cut.finish, whole.finish) == (whole.pieces[:5], "length", "stop")
 
 
 def test_min_tokens_and_ignore_eos_set_the_length():
     """As vLLM's sampling parameters do."""
-    assert len(write_text(1, Wish(2000, at_least=1500)).pieces) == 1500
-    assert len(write_text(1, Wish(2000, ignore_eos=True)).pieces) == 2000
+    assert len(write_text(1, OutputSpec(2000, at_least=1500)).pieces) == 1500
+    assert len(write_text(1, OutputSpec(2000, ignore_eos=True)).pieces) == 2000
 
 
 @given(st.integers(0, 1000), st.integers(1, 60))
 def test_an_answer_that_was_cut_off_is_continued_where_it_stopped(seed: int, given_words: int):
     """The beginning and the rest are the whole."""
-    whole = write_text(seed, Wish(80, ignore_eos=True))
+    whole = write_text(seed, OutputSpec(80, ignore_eos=True))
     begun = "".join(whole.pieces[:given_words])
-    rest = write_text(seed, Wish(80 - given_words, ignore_eos=True), begun)
+    rest = write_text(seed, OutputSpec(80 - given_words, ignore_eos=True), begun)
     assert begun + rest.text == whole.text
 
 
@@ -63,5 +63,5 @@ def test_a_tool_call_has_arguments_that_fit_the_schema():
 
 def test_a_tool_call_may_be_cut_by_max_tokens():
     """Then its arguments are not whole, and finish_reason says why."""
-    reply = call_tool(Function("f", {"type": "object", "properties": {"a": {"type": "string"}}}), Wish(2))
+    reply = call_tool(Function("f", {"type": "object", "properties": {"a": {"type": "string"}}}), OutputSpec(2))
     assert (reply.arguments, reply.finish) == ('{"a"', "length")

@@ -1,4 +1,4 @@
-from backends.simulated.events import Finished, FirstToken
+from backends.simulated.events import EngineFirstToken, Finished
 from tests.backends.simulated.builders import ask, virtual
 
 
@@ -27,7 +27,7 @@ def test_an_abort_long_after_does_not_silence_another_step():
     one.abort(1)
     one.run_until(1.0)
     one.submit(ask(1, 100, 2), now=2.0)
-    assert [type(event) for event in one.run_until(3.0)] == [FirstToken, Finished]
+    assert [type(event) for event in one.run_until(3.0)] == [EngineFirstToken, Finished]
 
 
 def test_an_engine_may_run_ahead_by_its_overhead_and_stay_exact():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.stream.redaction import CountHider, KeyMask
+from backends.stream.redaction import CachedCountMasker, SecretMasker
 from backends.stream.sse import UsageStripper
 from tests.gateway.builders import DONE, FINISH, TOKEN, USAGE
 
@@ -28,7 +28,7 @@ SAYING_ALL = {
 }
 
 
-def read(hider: CountHider | KeyMask, *reads: bytes) -> bytes:
+def read(hider: CachedCountMasker | SecretMasker, *reads: bytes) -> bytes:
     return b"".join(map(hider.feed, reads)) + hider.close()
 
 
@@ -36,7 +36,7 @@ def read(hider: CountHider | KeyMask, *reads: bytes) -> bytes:
 def test_every_count_is_zero_and_all_else_as_it_was(indent: int | None) -> None:
     """To the byte's place: what has a length keeps it. Text that looks like a count is text."""
     body = json.dumps(SAYING_ALL, indent=indent).encode()
-    hidden = read(CountHider(), body)
+    hidden = read(CachedCountMasker(), body)
     assert len(hidden) == len(body)
     said, usage = json.loads(hidden), json.loads(hidden)["usage"]
     assert said["choices"] == SAYING_ALL["choices"]
@@ -51,12 +51,12 @@ def test_it_does_not_matter_where_the_bytes_were_torn(cuts: list[int]) -> None:
     body = json.dumps(SAYING_ALL).encode()
     places = sorted({0, len(body), *(cut % len(body) for cut in cuts)})
     reads = [body[start:end] for start, end in pairwise(places)]
-    assert read(CountHider(), *reads) == read(CountHider(), body)
+    assert read(CachedCountMasker(), *reads) == read(CachedCountMasker(), body)
 
 
 def test_whole_events_pass_at_once() -> None:
     """Nobody waits for a token because of it."""
-    hider = CountHider()
+    hider = CachedCountMasker()
     for event in (TOKEN, FINISH, DONE):
         assert hider.feed(event) == event
         assert hider.idle
@@ -64,10 +64,10 @@ def test_whole_events_pass_at_once() -> None:
 
 def test_a_usage_that_was_not_asked_for_is_still_taken_out_whole() -> None:
     """What hides counts comes behind what strips the usage."""
-    assert read(CountHider(UsageStripper()), TOKEN, USAGE + FINISH, DONE) == TOKEN + FINISH + DONE
+    assert read(CachedCountMasker(UsageStripper()), TOKEN, USAGE + FINISH, DONE) == TOKEN + FINISH + DONE
     torn = USAGE[:100], USAGE[100:] + DONE
-    assert read(CountHider(UsageStripper()), *torn) == DONE
-    assert b'"cached_tokens":0}' in read(CountHider(), *torn)
+    assert read(CachedCountMasker(UsageStripper()), *torn) == DONE
+    assert b'"cached_tokens":0}' in read(CachedCountMasker(), *torn)
 
 
 KEY = b"sk-sk-backend-0123"
@@ -78,12 +78,12 @@ QUOTING = b'{"error":{"message":"wrong key sk-sk-sk-backend-0123, or sk-backend"
 def test_our_key_is_hidden_wherever_the_bytes_were_torn(cuts: list[int]) -> None:
     """What only looks like its beginning is left alone."""
     places = [0, *sorted(cuts), len(QUOTING)]
-    hidden = read(KeyMask(KEY), *[QUOTING[start:end] for start, end in pairwise(places)])
+    hidden = read(SecretMasker(KEY), *[QUOTING[start:end] for start, end in pairwise(places)])
     assert hidden == QUOTING.replace(KEY, b"*" * len(KEY))
 
 
 def test_an_answer_in_one_read_is_not_held_back() -> None:
     """The usual one ends with its object."""
-    mask = KeyMask(KEY)
+    mask = SecretMasker(KEY)
     assert mask.feed(b'{"choices":[]}') == b'{"choices":[]}'
     assert mask.idle

@@ -82,8 +82,16 @@ def test_signals_come_with_the_read_that_brings_them() -> None:
     events = transcript("vllm_chat_stream.sse").split(b"\n\n")[:9]
     none, content = Signal.NOTHING, Signal.CONTENT
     assert [tap.feed(each + b"\n\n") for each in events] == [
-        none, content, content, content, content, content, content | Signal.END, Signal.USAGE, Signal.END,
-    ]  # fmt: skip
+        none,
+        content,
+        content,
+        content,
+        content,
+        content,
+        content | Signal.END,
+        Signal.USAGE,
+        Signal.END,
+    ]
 
 
 @pytest.mark.parametrize(

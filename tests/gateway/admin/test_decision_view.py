@@ -11,7 +11,7 @@ from policies.types import (
     Decision,
     Endpoint,
     Load,
-    Outcome,
+    Placement,
     Pool,
     PoolEstimate,
     PromptEstimate,
@@ -37,7 +37,7 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
             price=0.001,
             score=0.5,
             reason="p50 123 ms",
-            load=Load(ahead=1234.4, running=3, waiting=2),
+            load=Load(queued_tokens=1234.4, running=3, waiting=2),
         ),
         candidate("large/b", 0.4, tokens=110, tier=1, reason="qualifies in tier 2"),
     )
@@ -82,7 +82,10 @@ def test_every_rejection_has_its_reason() -> None:
         Rejection("gone", "", 2, "was removed"),
     )
     said = explain(
-        Decision(Outcome.UNAVAILABLE, 0.0, 1.0, (), rejected, retry_after=1.5, reason="none is up"), ESTIMATE, {}, POOLS
+        Decision(Placement.UNAVAILABLE, 0.0, 1.0, (), rejected, retry_after=1.5, reason="none is up"),
+        ESTIMATE,
+        {},
+        POOLS,
     )
     assert said["rejected"] == [
         {"pool": "small", "endpoint": "small/a", "tier": 1, "reason": "is down"},
@@ -95,7 +98,7 @@ def test_every_rejection_has_its_reason() -> None:
 
 def test_of_a_request_that_is_not_placed_nobody_is_chosen() -> None:
     """Though the best of those that would be too late is said."""
-    said = explain(Decision(Outcome.SHED, 0.0, 1.0, (candidate(),), retry_after=1.5), ESTIMATE, {}, POOLS)
+    said = explain(Decision(Placement.SHED, 0.0, 1.0, (candidate(),), retry_after=1.5), ESTIMATE, {}, POOLS)
     assert [c["chosen"] for c in said["candidates"]] == [False]
 
 

@@ -8,7 +8,7 @@ from gateway.admin.endpoint_view import shown
 from gateway.api.strict_json import encode
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.fleet.fleet import Fleet, Reported
-from policies.types import Candidate, Ending, Forecast, PoolEstimate
+from policies.types import AttemptOutcome, Candidate, Forecast, PoolEstimate
 from tests.gateway.builders import POOL
 
 A = POOL.endpoints[0]
@@ -18,12 +18,14 @@ def asked(fleet: Fleet, now: float) -> EndpointStatistics:
     return fleet.statistics(A.id, now)
 
 
-def attempt(fleet: Fleet, key: str, sent: float, ending: Ending, first: float | None = None, p50: float = 0.2) -> None:
+def attempt(
+    fleet: Fleet, key: str, sent: float, ending: AttemptOutcome, first: float | None = None, p50: float = 0.2
+) -> None:
     candidate = Candidate(A, 0, 100, 0, Forecast(p50, (1.0,) * 10 + (2.0,) * 4), 1.0, 0.0)
     fleet.sent(key, candidate, PoolEstimate(100), sent, True)
     if first is not None:
         fleet.first_token(key, first)
-    fleet.ended(key, ending, first or sent, Reported(connected=ending is not Ending.FAILED, retry_after=7.0))
+    fleet.ended(key, ending, first or sent, Reported(connected=ending is not AttemptOutcome.FAILED, retry_after=7.0))
 
 
 def test_an_endpoint_that_is_well_says_nothing_of_its_health() -> None:
@@ -39,21 +41,21 @@ def test_an_endpoint_that_is_out_says_why_and_until_when() -> None:
     """Then that one request may try it, and of what became of that."""
     fleet = Fleet([POOL])
     for number in range(2):
-        attempt(fleet, f"{number}", 100.0, Ending.FAILED)
+        attempt(fleet, f"{number}", 100.0, AttemptOutcome.FAILED)
     down = shown(asked(fleet, 101.0), 101.0)
     assert (down["breaker"], down["why"]) == ("open", "2 connections in a row were refused or reset")
     assert (down["load"]["health"], down["tried_again_in_s"]) == ("down", 4.0)
     fleet.sent("probe", Candidate(A, 0, 100, 0, Forecast(0.2), 1.0, 0.0), PoolEstimate(100), 106.0, True)
     tried = shown(asked(fleet, 106.0), 106.0)
     assert tried["why"] == "2 connections in a row were refused or reset; one request at a time may try it"
-    fleet.ended("probe", Ending.FAILED, 106.5, Reported())
+    fleet.ended("probe", AttemptOutcome.FAILED, 106.5, Reported())
     assert shown(asked(fleet, 106.5), 106.5)["why"] == "the request that tried it failed"
 
 
 def test_a_rate_limit_is_no_ill_health() -> None:
     """It is said beside it."""
     fleet = Fleet([POOL])
-    attempt(fleet, "a", 100.0, Ending.RATE_LIMITED)
+    attempt(fleet, "a", 100.0, AttemptOutcome.RATE_LIMITED)
     found = shown(asked(fleet, 101.0), 101.0)
     assert (found["load"]["health"], found["limited_for_s"]) == ("up", 6.0)
     assert found["why"] == "its provider limits us for 6.0 s more"
@@ -63,7 +65,7 @@ def test_calibration_is_the_share_that_came_as_soon_as_predicted() -> None:
     """Of ten first tokens five came within the p50 and nine within the p90: as it should be."""
     fleet = Fleet([POOL])
     for number, took in enumerate([0.1] * 5 + [0.3] * 4 + [0.9]):
-        attempt(fleet, f"{number}", 100.0 + number, Ending.COMPLETED, 100.0 + number + took)
+        attempt(fleet, f"{number}", 100.0 + number, AttemptOutcome.COMPLETED, 100.0 + number + took)
     found = shown(asked(fleet, 111.9), 111.9)
     assert found["calibration"] == {"under_p50": 0.5, "under_p90": 0.9, "samples": 10}
     assert (found["samples"], found["heard_s_ago"]) == (10, 2.0)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from gateway.admin.request_query import wanted
-from gateway.api.api_error import Refusal
-from gateway.observe.record import End, Record
+from gateway.api.api_error import ApiError
+from gateway.observe.record import Record, RequestOutcome
 from tests.gateway.builders import record
 
 ROUTES, POOLS = ["chat", "agent"], ["small", "large"]
 RECENT = [
     record(request_id="a"),
     record(request_id="b", route="agent", pool="large", ttft=0.9),
-    record(request_id="c", end=End.SHED, pool="-", ttft=None, total=0.001),
-    record(request_id="d", end=End.FAILED, ttft=None, total=3.0),
+    record(request_id="c", end=RequestOutcome.SHED, pool="-", ttft=None, total=0.001),
+    record(request_id="d", end=RequestOutcome.FAILED, ttft=None, total=3.0),
     record(request_id="e", stream=False, ttft=9.0),
-    record(request_id="f", route="-", pool="-", end=End.REFUSED, ttft=None, total=0.0),
+    record(request_id="f", route="-", pool="-", end=RequestOutcome.REFUSED, ttft=None, total=0.0),
 ]
 
 
@@ -66,7 +66,7 @@ def test_all_that_is_asked_for_must_hold(query: dict[str, str], expected: list[s
 )
 def test_what_cannot_be_meant_is_refused_with_what_can(query: dict[str, str], param: str, message: str) -> None:
     """An empty answer to a misspelt name would be believed."""
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiError) as refused:
         asked(**query)
     assert (refused.value.status, refused.value.param, refused.value.message) == (
         400,

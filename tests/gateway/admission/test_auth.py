@@ -8,7 +8,7 @@ import hmac
 import pytest
 
 from gateway.admission.auth import ANYONE, Keys, Tenant
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 
 
 def tenant(name: str, key: str, routes: frozenset[str] | None = None) -> Tenant:
@@ -19,8 +19,8 @@ WEB, BATCH, LAB = tenant("web", "sk-web"), tenant("batch", "sk-batch"), tenant("
 ALL = Keys([WEB, BATCH, LAB])
 
 
-def refused(authorization: str | None) -> Refusal:
-    with pytest.raises(Refusal) as caught:
+def refused(authorization: str | None) -> ApiError:
+    with pytest.raises(ApiError) as caught:
         ALL.tenant(authorization)
     return caught.value
 
@@ -48,11 +48,16 @@ def test_a_key_names_its_tenant(authorization: str, found: Tenant) -> None:
 @pytest.mark.parametrize(
     "authorization",
     [
-        "Bearer sk-we", "Bearer sk-webb", "Bearer SK-WEB", "Bearer sk-web\0", "Bearer x" * 10_000,
+        "Bearer sk-we",
+        "Bearer sk-webb",
+        "Bearer SK-WEB",
+        "Bearer sk-web\0",
+        "Bearer x" * 10_000,
         "Bearer \udcff\udcfe",
-        "Bearer " + WEB.digest.hex(), "Bearer sk-web,sk-batch",
+        "Bearer " + WEB.digest.hex(),
+        "Bearer sk-web,sk-batch",
     ],
-)  # fmt: skip
+)
 def test_an_unknown_key_is_401_and_learns_nothing(authorization: str) -> None:
     """One text for all of them: not how near it was, nor whose. A digest is not a key."""
     refusal = refused(authorization)
@@ -81,7 +86,7 @@ def test_every_digest_is_compared_whichever_matches(key: str, monkeypatch: pytes
     monkeypatch.setattr(hmac, "compare_digest", compare)
     try:
         ALL.tenant(f"Bearer {key}")
-    except Refusal:
+    except ApiError:
         assert key == "sk-nobody"
     digest = hashlib.sha256(key.encode()).digest()
     assert compared == [(WEB.digest, digest), (BATCH.digest, digest), (LAB.digest, digest)]

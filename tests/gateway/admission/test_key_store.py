@@ -15,7 +15,7 @@ import pytest
 from gateway.admission import key_store as keyring
 from gateway.admission.key_store import Keyring
 from gateway.cli.main import main
-from gateway.cluster.redis_client import Link
+from gateway.cluster.redis_client import RedisClient
 from gateway.config.models import Key
 from tests.gateway.builders import calling
 from tests.support.gateways import pool, running
@@ -26,10 +26,10 @@ SEEN = 2.5  # s
 
 
 @asynccontextmanager
-async def watched(server: RedisServer) -> AsyncIterator[tuple[Link, list[list[str]]]]:
+async def watched(server: RedisServer) -> AsyncIterator[tuple[RedisClient, list[list[str]]]]:
     """The names of the keys, each time they change."""
     told: list[list[str]] = []
-    link = Link(server.url)
+    link = RedisClient(server.url)
     ring = Keyring(link, lambda: told.append([key.name for key in ring.known]))
     link.start()
     ring.start()
@@ -100,7 +100,7 @@ async def test_a_gateway_lets_in_who_has_a_key_in_redis_and_nobody_else() -> Non
             await eventually(lambda: gateway.proxy.keys.tenants, SEEN)
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             assert gateway.proxy.keys.tenants[0].limits is not None
-            await gateway.take(gateway.config)  # a reload keeps them
+            await gateway.apply_config(gateway.config)  # a reload keeps them
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             server.kill()
             await eventually(lambda: not gateway.link.up)  # type: ignore[union-attr]
@@ -155,9 +155,12 @@ async def test_a_key_is_printed_once_and_its_digest_alone_is_kept(
     async with server.client() as client:
         kept = json.loads((await client.hgetall(keyring.HASH))["web"])
         assert kept == {
-            "name": "web", "sha256": hashlib.sha256(text.encode()).hexdigest(), "routes": ["chat"],
-            "requests_per_minute": 60, "monthly_cost_usd": 2.5,
-        }  # fmt: skip
+            "name": "web",
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "routes": ["chat"],
+            "requests_per_minute": 60,
+            "monthly_cost_usd": 2.5,
+        }
         everything = " ".join([str(await client.hgetall(name)) for name in await client.keys("*")])
         assert text not in everything
     code, out, _ = await said("list", "--config", file)

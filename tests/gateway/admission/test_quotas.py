@@ -11,7 +11,7 @@ import pytest
 from gateway.admission.quotas import claim_of, duration, quota_headers, refusal, tokens_of
 from gateway.admission.reservations import Reservation
 from gateway.config.models import Config
-from gateway.observe.record import End, Record
+from gateway.observe.record import Record, RequestOutcome
 from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit, Verdict
 from policies.types import PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
@@ -42,18 +42,48 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
 @pytest.mark.parametrize(
     ("limit", "wait", "type", "code", "said", "headers"),
     [
-        (Limit.REQUESTS, 1.2, "requests", "rate_limit_exceeded", "limit of 9 requests per minute. Try again in 1.2s.",
-         {"retry-after": "2", "retry-after-ms": "1200"}),
-        (Limit.TOKENS, 30.0, "tokens", "rate_limit_exceeded", "limit of 50 tokens per minute. Try again in 30s.",
-         {"retry-after": "30", "retry-after-ms": "30000"}),
-        (Limit.CONCURRENT, 1.0, "requests", "rate_limit_exceeded", "limit of 2 requests at a time.",
-         {"retry-after": "1", "retry-after-ms": "1000"}),
-        (Limit.TOKENS, None, "tokens", "rate_limit_exceeded", "too large: it may take 70 tokens, and this key has 50",
-         {"x-should-retry": "false"}),
-        (Limit.COST, None, "insufficient_quota", "insufficient_quota", "used its 5.00 USD of this calendar month",
-         {"x-should-retry": "false"}),
+        (
+            Limit.REQUESTS,
+            1.2,
+            "requests",
+            "rate_limit_exceeded",
+            "limit of 9 requests per minute. Try again in 1.2s.",
+            {"retry-after": "2", "retry-after-ms": "1200"},
+        ),
+        (
+            Limit.TOKENS,
+            30.0,
+            "tokens",
+            "rate_limit_exceeded",
+            "limit of 50 tokens per minute. Try again in 30s.",
+            {"retry-after": "30", "retry-after-ms": "30000"},
+        ),
+        (
+            Limit.CONCURRENT,
+            1.0,
+            "requests",
+            "rate_limit_exceeded",
+            "limit of 2 requests at a time.",
+            {"retry-after": "1", "retry-after-ms": "1000"},
+        ),
+        (
+            Limit.TOKENS,
+            None,
+            "tokens",
+            "rate_limit_exceeded",
+            "too large: it may take 70 tokens, and this key has 50",
+            {"x-should-retry": "false"},
+        ),
+        (
+            Limit.COST,
+            None,
+            "insufficient_quota",
+            "insufficient_quota",
+            "used its 5.00 USD of this calendar month",
+            {"x-should-retry": "false"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_says_which_limit_and_what_will_help(
     limit: Limit, wait: float | None, type: str, code: str, said: str, headers: dict[str, str]
 ) -> None:
@@ -67,9 +97,13 @@ def test_only_limits_that_there_are_have_headers() -> None:
     verdict = Verdict(None, None, 3, 40, 61.0, 0.25)
     assert list(quota_headers(made(KeyLimits(concurrent=1), verdict))) == []
     assert "\r\n".join(quota_headers(made(KeyLimits(requests=9, tokens=50), verdict))).split("\r\n") == [
-        "x-ratelimit-limit-requests: 9", "x-ratelimit-remaining-requests: 3", "x-ratelimit-reset-requests: 1m1s",
-        "x-ratelimit-limit-tokens: 50", "x-ratelimit-remaining-tokens: 40", "x-ratelimit-reset-tokens: 250ms",
-    ]  # fmt: skip
+        "x-ratelimit-limit-requests: 9",
+        "x-ratelimit-remaining-requests: 3",
+        "x-ratelimit-reset-requests: 1m1s",
+        "x-ratelimit-limit-tokens: 50",
+        "x-ratelimit-remaining-tokens: 40",
+        "x-ratelimit-reset-tokens: 250ms",
+    ]
 
 
 def test_claimed_is_what_it_may_take_where_it_takes_most() -> None:
@@ -83,14 +117,16 @@ def test_claimed_is_what_it_may_take_where_it_takes_most() -> None:
 @pytest.mark.parametrize(
     ("end", "ttft", "reported", "output", "took"),
     [
-        (End.COMPLETED, 0.1, 80, 20, 100),
-        (End.COMPLETED, 0.1, None, 20, 110),  # the engine does not say: our estimate
-        (End.UPSTREAM_BROKE, 0.1, None, 5, 95),
-        (End.FAILED, None, None, None, 0),
-        (End.CLIENT_GONE, None, None, None, 90),  # the engine may have read it all
+        (RequestOutcome.COMPLETED, 0.1, 80, 20, 100),
+        (RequestOutcome.COMPLETED, 0.1, None, 20, 110),  # the engine does not say: our estimate
+        (RequestOutcome.UPSTREAM_BROKE, 0.1, None, 5, 95),
+        (RequestOutcome.FAILED, None, None, None, 0),
+        (RequestOutcome.CLIENT_GONE, None, None, None, 90),  # the engine may have read it all
     ],
 )
-def test_what_a_request_took(end: End, ttft: float | None, reported: int | None, output: int | None, took: int) -> None:
+def test_what_a_request_took(
+    end: RequestOutcome, ttft: float | None, reported: int | None, output: int | None, took: int
+) -> None:
     found = Record(
         end=end, ttft=ttft, prompt_tokens_estimated=90, prompt_tokens_reported=reported, output_tokens=output
     )
@@ -108,8 +144,10 @@ async def test_an_answer_says_what_is_left_and_a_refusal_is_counted() -> None:
         async with running(pools, routes, keys=key(requests_per_minute=1)) as gateway, calling(gateway.url) as caller:
             status, headers, _ = await caller.whole(post(CHAT, WEB))
             assert (status, headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == (
-                200, "1", "0",
-            )  # fmt: skip
+                200,
+                "1",
+                "0",
+            )
             assert headers["x-ratelimit-reset-requests"].startswith("1m")
             status, headers, body = await caller.whole(post(CHAT, WEB))
             assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -117,7 +155,7 @@ async def test_an_answer_says_what_is_left_and_a_refusal_is_counted() -> None:
             assert headers["x-ratelimit-remaining-requests"] == "0"
             assert len(upstream.requests) == 1
             _, refused = gateway.recorder.recent
-            assert (refused.end, refused.status, refused.ttft_met) == (End.REFUSED, 429, None)
+            assert (refused.end, refused.status, refused.ttft_met) == (RequestOutcome.REFUSED, 429, None)
             assert gateway.proxy.admission.refused.of["web", "requests"].value == 1
 
 
@@ -173,9 +211,9 @@ async def test_a_reload_changes_limits_and_what_was_used_still_counts() -> None:
     async with Upstream([reply(WHOLE)]) as upstream:
         pools = {"only": pool(upstream.url)}
         async with running(pools, keys=key()) as gateway, calling(gateway.url) as caller:
-            await gateway.take(Config.model_validate(document(pools, keys=key(requests_per_minute=3))))
+            await gateway.apply_config(Config.model_validate(document(pools, keys=key(requests_per_minute=3))))
             assert [(await caller.whole(post(CHAT, WEB)))[0] for _ in range(2)] == [200, 200]
-            await gateway.take(Config.model_validate(document(pools, keys=key(requests_per_minute=2))))
+            await gateway.apply_config(Config.model_validate(document(pools, keys=key(requests_per_minute=2))))
             assert (await caller.whole(post(CHAT, WEB)))[0] == 429
-            await gateway.take(Config.model_validate(document(pools, keys=key())))
+            await gateway.apply_config(Config.model_validate(document(pools, keys=key())))
             assert (await caller.whole(post(CHAT, WEB)))[0] == 200

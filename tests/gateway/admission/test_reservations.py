@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.admission.local_quotas import LocalQuotas, Shared
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.admission.reservations import Quotas, Reservation
-from gateway.cluster.redis_client import Link
+from gateway.cluster.redis_client import RedisClient
 from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually
@@ -81,7 +81,7 @@ async def in_redis() -> AsyncIterator[Place]:
     """Two replicas."""
     clock = Clock()
     async with redis_server() as server, server.client() as client:
-        links = [Link(server.url, patience=2.0) for _ in range(2)]
+        links = [RedisClient(server.url, patience=2.0) for _ in range(2)]
         quotas = [RedisQuotas(link, 1, clock.monotonic, clock.wall, VIRTUAL) for link in links]
 
         async def tell() -> None:
@@ -227,9 +227,12 @@ STEPS = st.lists(
     max_size=25,
 )
 LIMITS = st.builds(
-    KeyLimits, requests=st.none() | st.integers(1, 8), tokens=st.none() | st.integers(30, 120),
-    concurrent=st.none() | st.integers(1, 4), cost=st.none() | st.integers(5, 30),
-)  # fmt: skip
+    KeyLimits,
+    requests=st.none() | st.integers(1, 8),
+    tokens=st.none() | st.integers(30, 120),
+    concurrent=st.none() | st.integers(1, 4),
+    cost=st.none() | st.integers(5, 30),
+)
 
 
 @settings(max_examples=60, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
@@ -251,10 +254,15 @@ async def played(place: Place, steps: list[tuple[str, float, int, int, int]], li
         if act == "ask":
             made = await place.ask(limits, tokens, cost, turn)
             verdict = made.verdict
-            said.append((
-                verdict.limit, None if verdict.wait is None else pytest.approx(verdict.wait, abs=0.002),
-                verdict.requests_left, verdict.tokens_left, pytest.approx(verdict.tokens_reset, abs=0.002),
-            ))  # fmt: skip
+            said.append(
+                (
+                    verdict.limit,
+                    None if verdict.wait is None else pytest.approx(verdict.wait, abs=0.002),
+                    verdict.requests_left,
+                    verdict.tokens_left,
+                    pytest.approx(verdict.tokens_reset, abs=0.002),
+                )
+            )
             if made.verdict.limit is None:
                 open_.append((made, turn))
         elif open_:
@@ -309,7 +317,7 @@ async def test_in_redis_a_reservation_lapses_unless_it_is_renewed() -> None:
 
 async def test_in_redis_everything_expires() -> None:
     async with redis_server() as server, server.client() as client:
-        link = Link(server.url, patience=2.0)
+        link = RedisClient(server.url, patience=2.0)
         link.start()
         await eventually(lambda: link.up)
         quotas = RedisQuotas(link)
@@ -330,7 +338,7 @@ async def test_in_redis_everything_expires() -> None:
 
 async def test_a_caller_that_leaves_while_its_reservation_is_made_leaves_none() -> None:
     async with redis_server() as server:
-        link = Link(server.url, patience=2.0)
+        link = RedisClient(server.url, patience=2.0)
         link.start()
         await eventually(lambda: link.up)
         quotas = RedisQuotas(link)

@@ -6,15 +6,15 @@ import pytest
 
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.admission.route_table import Routes, admit
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 from tests.gateway.builders import route
 
 CHAT, AGENT, REST = route("chat"), route("agent"), route("passthrough")
 ROUTES = {"chat": CHAT, "agent": AGENT}
 
 
-def refused(routes: Routes, model: str) -> Refusal:
-    with pytest.raises(Refusal) as caught:
+def refused(routes: Routes, model: str) -> ApiError:
+    with pytest.raises(ApiError) as caught:
         routes.match(model)
     return caught.value
 
@@ -49,9 +49,9 @@ def test_a_route_that_is_not_the_keys_does_not_exist() -> None:
     guarded = Routes(ROUTES, open=False)
     assert admit(ANYONE, AGENT, "agent") is AGENT
     assert admit(Tenant("web", routes=frozenset({"agent"})), AGENT, "agent") is AGENT
-    with pytest.raises(Refusal) as forbidden:
+    with pytest.raises(ApiError) as forbidden:
         admit(Tenant("web", routes=frozenset({"chat"})), AGENT, "agent")
-    with pytest.raises(Refusal) as absent:
+    with pytest.raises(ApiError) as absent:
         guarded.match("other")
     assert forbidden.value.message.replace("agent", "other") == absent.value.message
     assert (forbidden.value.status, forbidden.value.code) == (absent.value.status, absent.value.code)

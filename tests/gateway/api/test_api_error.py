@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.api_error import REASONS, Refusal, bad_request, envelope, internal, retry_later
+from gateway.api.api_error import REASONS, ApiError, bad_request, envelope, internal, retry_later
 
 
 def test_the_body_is_openais_envelope() -> None:
     """All four fields are always there: SDKs read them without asking."""
-    refusal = Refusal(429, "Too \u2028 much.", type="rate_limit_error", code="slow_down", param="n")
+    refusal = ApiError(429, "Too \u2028 much.", type="rate_limit_error", code="slow_down", param="n")
     assert json.loads(refusal.body()) == {
         "error": {"message": "Too \u2028 much.", "type": "rate_limit_error", "param": "n", "code": "slow_down"}
     }
@@ -64,6 +64,6 @@ def test_every_status_that_is_written_has_its_reason(status: int) -> None:
 def test_a_refusals_headers_are_its_own() -> None:
     """A shared Refusal, such as 404, must not collect the headers of the requests that it answers."""
     given_headers = {"allow": "POST"}
-    refusal = Refusal(405, "No.", headers=given_headers)
+    refusal = ApiError(405, "No.", headers=given_headers)
     given_headers["allow"] = "GET"
     assert refusal.headers == {"allow": "POST"}

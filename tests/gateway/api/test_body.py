@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.interface import BackendConfig, Forward, Operation
+from backends.interface import BackendConfig, BackendRequest, Operation
 from backends.vllm import Vllm
 from gateway.api import body
-from gateway.api.api_error import Refusal
-from gateway.api.body import Reading, read, spell_out
+from gateway.api.api_error import ApiError
+from gateway.api.body import Reading, parse_full, read
 from gateway.api.strict_json import decode, encode
 from gateway.tokenize.prompt import Piece
 from tests.e2e.test_bad_input import BODIES
@@ -23,13 +23,35 @@ from tests.gateway.upstream.writing import Writer
 ENGINE = Vllm(BackendConfig("vllm", "served"))
 OURS = {"model", "stream", "stream_options", "max_tokens", "max_completion_tokens"}  # what we may change
 SCALARS = (
-    st.none() | st.booleans() | st.integers(-(10**25), 10**25) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**25), 10**25)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(["x", "user", "a: b", 'c":', "é\u2028😀", "\\\\", "image_url", "json_schema", ""])
-)  # fmt: skip
+)
 NAMES = st.sampled_from(
-    ["stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "tools", "functions", "response_format",
-     "role", "content", "type", "text", "image_url", "function", "tool_calls", "include_usage", "stop", "vendor", "a:"]
-)  # fmt: skip
+    [
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "tools",
+        "functions",
+        "response_format",
+        "role",
+        "content",
+        "type",
+        "text",
+        "image_url",
+        "function",
+        "tool_calls",
+        "include_usage",
+        "stop",
+        "vendor",
+        "a:",
+    ]
+)
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4), max_leaves=8
 )
@@ -48,11 +70,16 @@ TOOLS = st.lists(st.dictionaries(NAMES, VALUES, max_size=2), max_size=2)
 SENSIBLE = st.fixed_dictionaries(
     {"model": st.sampled_from(["m", "é"])},
     optional={
-        "stream": st.booleans() | st.none(), "max_tokens": st.integers(1, 9), "tools": TOOLS, "functions": VALUES,
+        "stream": st.booleans() | st.none(),
+        "max_tokens": st.integers(1, 9),
+        "tools": TOOLS,
+        "functions": VALUES,
         "response_format": st.fixed_dictionaries({"type": st.sampled_from(["text", "json_schema"])}),
-        "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}), "vendor": VALUES, "seed": SCALARS,
+        "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}),
+        "vendor": VALUES,
+        "seed": SCALARS,
     },
-)  # fmt: skip
+)
 CHAT = st.builds(lambda rest, said: {**rest, "messages": said}, SENSIBLE, st.lists(MESSAGE, min_size=1, max_size=4))
 COMPLETION = st.builds(lambda rest, prompt: {**rest, "prompt": prompt}, SENSIBLE, TEXT | st.lists(st.integers(0, 9)))
 ODD = st.dictionaries(NAMES | st.sampled_from(["model", "messages", "prompt"]), VALUES, max_size=4)
@@ -74,8 +101,8 @@ def forget() -> None:
 def outcome(operation: Operation, raw: bytes, how: str | None = "key") -> Any:
     """All that a reading says, or its refusal. `how` None: spelled out."""
     try:
-        found = spell_out(operation, raw) if how is None else read(operation, raw, how)
-    except Refusal as refusal:
+        found = parse_full(operation, raw) if how is None else read(operation, raw, how)
+    except ApiError as refusal:
         return refusal.status, refusal.message, refusal.param
     return repr(plain(found.members)), found.parameters, found.turns, found.images, pieces(found)
 
@@ -145,9 +172,9 @@ def test_what_is_sent_on_is_what_the_caller_wrote_but_for_the_fields_that_we_set
         outcome(Operation.CHAT, raw)
     try:
         found = read(Operation.CHAT, raw, "key")
-    except Refusal:
+    except ApiError:
         return
-    asked = Forward(Operation.CHAT, found.members, "served", found.parameters.stream, max_tokens=5)
+    asked = BackendRequest(Operation.CHAT, found.members, "served", found.parameters.stream, max_tokens=5)
     sent, written = json.loads(ENGINE.call(asked).body), json.loads(raw)
     assert repr({k: v for k, v in sent.items() if k not in OURS}) == repr(
         {k: v for k, v in written.items() if k not in OURS}
@@ -233,12 +260,15 @@ def test_a_message_that_was_refused_is_not_known() -> None:
 @pytest.mark.parametrize(
     "hostile",
     [
-        b'{"role":"user","content":"x","role":"system"}', rb'{"role":"user","content":"\ud800"}',
-        b'{"role":"user","content":"\xff"}', b'{"role":"user","content":"x","n":1e999}',
-        b'{"role":"user","content":[{"a":1,"a":2}]}', b'{"role":"user","content":NaN}',
+        b'{"role":"user","content":"x","role":"system"}',
+        rb'{"role":"user","content":"\ud800"}',
+        b'{"role":"user","content":"\xff"}',
+        b'{"role":"user","content":"x","n":1e999}',
+        b'{"role":"user","content":[{"a":1,"a":2}]}',
+        b'{"role":"user","content":NaN}',
         b'{"role":"user","content":"x","d":' + b"[" * 199 + b"]" * 199 + b"}",
     ],
-)  # fmt: skip
+)
 def test_a_hostile_message_among_known_ones_is_refused(hostile: bytes) -> None:
     """Each new message is judged as strictly as a whole body is."""
     known = b'{"role":"user","content":"known"}'

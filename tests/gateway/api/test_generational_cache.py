@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gateway.api.generational_cache import Memo
+from gateway.api.generational_cache import GenerationalCache
 
 
 def test_what_was_put_is_found() -> None:
     """And what was not is not."""
-    memo: Memo[str] = Memo(2)
+    memo: GenerationalCache[str] = GenerationalCache(2)
     memo.update({1: "one", 3: ""})
     assert (memo.get(1), memo.get(2), memo.get(3)) == ("one", None, "")
     assert memo.get_all([3, 2, 1]) == ["", None, "one"]
@@ -15,7 +15,7 @@ def test_what_was_put_is_found() -> None:
 
 def test_two_generations_are_kept_at_most() -> None:
     """However much is put."""
-    memo: Memo[int] = Memo(10)
+    memo: GenerationalCache[int] = GenerationalCache(10)
     for key in range(1_000):
         memo.update({key: key})
         assert len(memo) <= 20
@@ -24,7 +24,7 @@ def test_two_generations_are_kept_at_most() -> None:
 
 def test_what_is_asked_for_is_not_forgotten() -> None:
     """It moves to the young generation."""
-    memo: Memo[str] = Memo(4)
+    memo: GenerationalCache[str] = GenerationalCache(4)
     memo.update({0: "kept"})
     for key in range(1, 100):
         memo.update({key: "passing"})

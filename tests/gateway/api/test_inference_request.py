@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.interface import Forward, Operation
-from gateway.api.api_error import Refusal
+from backends.interface import BackendRequest, Operation
+from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest, parse, request_id
 from gateway.api.strict_json import decode, encode
 from tests.gateway.builders import CHAT, backend
@@ -25,8 +25,8 @@ def completion(**body: Any) -> InferenceRequest:
     return parse(Operation.COMPLETION, json.dumps({"model": "m", **body}).encode(), NO_HEADERS, 0.0, "req-1")
 
 
-def refused(headers: Mapping[str, str] | None = None, **body: Any) -> Refusal:
-    with pytest.raises(Refusal) as caught:
+def refused(headers: Mapping[str, str] | None = None, **body: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
         understood(headers, **body)
     return caught.value
 
@@ -72,7 +72,7 @@ def test_what_decides_something_is_read_from_the_body(body: dict[str, Any], know
 def test_turns_and_images_are_read_from_the_messages(messages: list[Any], turns: int, images: bool) -> None:
     """A turn is a message of the user's; there is at least one."""
     request = understood(messages=messages)
-    assert (request.turns, request.images) == (turns, images)
+    assert (request.user_turns, request.images) == (turns, images)
 
 
 @pytest.mark.parametrize("prompt", ["text", ["one", "two"], [1, 2, 3], [[1, 2], [3]], []])
@@ -80,7 +80,7 @@ def test_a_completions_prompt_is_text_or_tokens_or_a_list_of_either(prompt: Any)
     """And it is one turn without tools or images."""
     request = completion(prompt=prompt)
     assert decode(encode(request.body))["prompt"] == prompt
-    assert (request.turns, request.tools, request.images, request.json_schema) == (1, False, False, False)
+    assert (request.user_turns, request.tools, request.images, request.json_schema) == (1, False, False, False)
 
 
 def test_everything_else_passes_untouched() -> None:
@@ -97,9 +97,14 @@ def test_everything_else_passes_untouched() -> None:
 def test_headers_say_budgets_priority_and_session() -> None:
     """Milliseconds on the wire, seconds inside; of other headers only those that a policy looks at are kept."""
     headers = {
-        "x-slo-ttft-ms": "250", "x-slo-tpot-ms": "12.5", "x-priority": "-3", "x-session-id": "s" * 300,
-        "traceparent": "00-" + "a" * 200, "x-team": "web", "cookie": "secret",
-    }  # fmt: skip
+        "x-slo-ttft-ms": "250",
+        "x-slo-tpot-ms": "12.5",
+        "x-priority": "-3",
+        "x-session-id": "s" * 300,
+        "traceparent": "00-" + "a" * 200,
+        "x-team": "web",
+        "cookie": "secret",
+    }
     request = parse(Operation.CHAT, json.dumps(CHAT).encode(), headers, 1.0, "req-1", frozenset({"x-team", "x-none"}))
     assert (request.ttft_budget, request.tpot_budget, request.priority) == (0.25, 0.0125, -3)
     assert (len(request.session), len(request.traceparent)) == (256, 128)
@@ -144,7 +149,7 @@ def test_a_field_of_the_wrong_type_is_named_in_jsons_terms(
 
 def test_a_missing_field_is_named() -> None:
     """Also at the top, where there is no path."""
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         completion()
     assert (caught.value.message, caught.value.param) == (
         "'prompt': Object missing required field 'prompt'.",
@@ -155,13 +160,13 @@ def test_a_missing_field_is_named() -> None:
 @pytest.mark.parametrize("raw", [b"[]", b'"chat"', b"1", b"null"])
 def test_a_body_is_an_object(raw: bytes) -> None:
     """Anything else has no fields."""
-    with pytest.raises(Refusal, match=r"^The body must be a JSON object\.$"):
+    with pytest.raises(ApiError, match=r"^The body must be a JSON object\.$"):
         parse(Operation.CHAT, raw, NO_HEADERS, 0.0, "")
 
 
 def test_bad_json_is_refused_in_words() -> None:
     """The parser's, after ours."""
-    with pytest.raises(Refusal, match=r"^The body is not valid JSON: it is empty\.$"):
+    with pytest.raises(ApiError, match=r"^The body is not valid JSON: it is empty\.$"):
         parse(Operation.CHAT, b"", NO_HEADERS, 0.0, "")
 
 
@@ -179,15 +184,36 @@ def test_a_priority_is_a_whole_number(value: str) -> None:
 
 
 NAMES = st.sampled_from(
-    ["model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "tools",
-     "response_format", "role", "content", "type", "text", "image_url", "function", "tool_calls", "include_usage"]
-)  # fmt: skip
+    [
+        "model",
+        "messages",
+        "prompt",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "tools",
+        "response_format",
+        "role",
+        "content",
+        "type",
+        "text",
+        "image_url",
+        "function",
+        "tool_calls",
+        "include_usage",
+    ]
+)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(["x", "user", "text", "image_url", "json_schema", "function", ""]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=12,
-)  # fmt: skip
+)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["user", "assistant", "tool", "x"])},
@@ -203,11 +229,11 @@ MESSAGES = st.lists(
 def test_any_object_is_understood_or_refused(operation: Operation, body: dict[str, Any], messages: Any, p: Any) -> None:
     """What is understood can be counted and sent: no body of a caller's is an error of ours."""
     raw = json.dumps({"model": "m", "messages": messages, "prompt": p, **body}).encode()
-    with suppress(Refusal):
+    with suppress(ApiError):
         request = parse(operation, raw, NO_HEADERS, 0.0, "req-1")
         for part in range(len(request.prompt.digests)):
             assert request.prompt.pieces(part)
-        speaker, sent = backend(), Forward(operation, request.body, "served", request.stream, max_tokens=5)
+        speaker, sent = backend(), BackendRequest(operation, request.body, "served", request.stream, max_tokens=5)
         assert json.loads(speaker.call(sent).body)["model"] == "served"
         speaker.tap(sent)
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from gateway.api.response_headers import gateway_headers, response_headers, server_timing
 from gateway.observe.loop_lag import STALL, LoopLag
 from gateway.observe.record import AttemptRecord, Stage
-from gateway.observe.timeline import Life
-from policies.types import AttemptKind, Ending
+from gateway.observe.timeline import RequestTimeline
+from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import Hearing, Owner, candidate, decided, record, run
 
-LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.01, 0.02, Ending.FAILED)
+LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.01, 0.02, AttemptOutcome.FAILED)
 
 
 def as_dict(lines: list[str]) -> dict[str, str]:
@@ -24,8 +24,8 @@ def as_dict(lines: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition(": ") for line in split)}
 
 
-def life(**known: object) -> Life:
-    return Life(record(ttft=None, total=0.0, **known))
+def life(**known: object) -> RequestTimeline:
+    return RequestTimeline(record(ttft=None, total=0.0, **known))
 
 
 def test_of_a_backends_headers_only_the_allowed_pass() -> None:
@@ -34,11 +34,17 @@ def test_of_a_backends_headers_only_the_allowed_pass() -> None:
     attempt.on_head(
         200,
         {
-            "content-type": "text/event-stream", "content-encoding": "identity", "server": "uvicorn",
-            "set-cookie": "a=b", "x-ratelimit-remaining-requests": "3", "x-request-id": "theirs",
-            "x-firsttoken-route": "forged", "location": "http://10.0.0.1/", "content-length": "3",
+            "content-type": "text/event-stream",
+            "content-encoding": "identity",
+            "server": "uvicorn",
+            "set-cookie": "a=b",
+            "x-ratelimit-remaining-requests": "3",
+            "x-request-id": "theirs",
+            "x-firsttoken-route": "forged",
+            "location": "http://10.0.0.1/",
+            "content-length": "3",
         },
-    )  # fmt: skip
+    )
     sent = as_dict(response_headers(attempt, life()))
     ours = {name for name in sent if name.startswith("x-firsttoken-")} | {"x-request-id", "server-timing"}
     assert set(sent) - ours == {"content-type", "content-encoding", "cache-control", "x-accel-buffering"}
@@ -107,7 +113,7 @@ def test_server_timing_sums_to_the_ttft(times: list[float], left_out: set[Stage]
 def test_a_stall_of_our_loop_is_said_beside_the_stages() -> None:
     """It fell into some of them; less than a stall is not worth the bytes."""
     lag = LoopLag()
-    request = Life(record(ttft=None), lag)
+    request = RequestTimeline(record(ttft=None), lag)
     request.close(Stage.READ, 100.2)
     lag.saw(STALL / 2, 100.1)
     assert server_timing(request, 100.25) == "server-timing: read;dur=200.00, relay;dur=50.00"
@@ -125,6 +131,6 @@ def test_a_clock_read_too_early_does_not_make_time_negative() -> None:
 def test_the_time_in_an_answers_head_is_the_time_it_is_written() -> None:
     """From arrival to now, on the clock of all other times."""
     before = monotonic()
-    request = Life(record(arrival=before))
+    request = RequestTimeline(record(arrival=before))
     sent = as_dict(response_headers(run(Hearing(), Owner()), request))
     assert 0 <= float(sent["x-firsttoken-ttft-ms"]) <= (monotonic() - before) * 1e3 + 0.01

@@ -128,10 +128,26 @@ def test_a_refusal_says_why(data: bytes, why: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"NaN", b"Infinity", b"-Infinity", b"[1,]", b'{"a":1,}', b"{'a':1}", b"01", b"+1", b".5", b"1.", b'"\x1f"',
-        b"// x\n1", b"\xef\xbb\xbf1", "1".encode("utf-16"), "1".encode("utf-32"), b"\x0c1", b"tRue", b'"a',
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+        b"[1,]",
+        b'{"a":1,}',
+        b"{'a':1}",
+        b"01",
+        b"+1",
+        b".5",
+        b"1.",
+        b'"\x1f"',
+        b"// x\n1",
+        b"\xef\xbb\xbf1",
+        "1".encode("utf-16"),
+        "1".encode("utf-32"),
+        b"\x0c1",
+        b"tRue",
+        b'"a',
     ],
-)  # fmt: skip
+)
 def test_what_is_not_in_the_grammar_is_refused(data: bytes) -> None:
     """RFC 8259, with none of the extensions that Python's own parser has."""
     assert reason(data)
@@ -204,11 +220,23 @@ def _in_parts(found: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "text",
     [
-        b'{"a":1,"a":2}', rb'{"a":[1],"\u0061":2}', b'{"a":{"b":1,"b":[2]}}', b"[1]", b"1", b'"x"', b"null", b"",
-        b'{"a":"\xff"}', rb'{"a":"\ud800"}', b'{"a":NaN}', b'{"a":1e999}', b'{"a":[1,]}', b'{"a":1}x',
+        b'{"a":1,"a":2}',
+        rb'{"a":[1],"\u0061":2}',
+        b'{"a":{"b":1,"b":[2]}}',
+        b"[1]",
+        b"1",
+        b'"x"',
+        b"null",
+        b"",
+        b'{"a":"\xff"}',
+        rb'{"a":"\ud800"}',
+        b'{"a":NaN}',
+        b'{"a":1e999}',
+        b'{"a":[1,]}',
+        b'{"a":1}x',
         b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_the_members_themselves_shows_at_once(text: bytes) -> None:
     """Keys given twice in the document or in one of its objects, scalars, framing; and what is no object."""
     with pytest.raises(UNREADABLE):

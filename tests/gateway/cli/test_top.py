@@ -133,11 +133,16 @@ async def says(process: asyncio.subprocess.Process, pattern: str) -> str:
 def test_what_stands_between_others_is_text_and_no_markup() -> None:
     """Names come from a configuration and from callers."""
     entry = {
-        "endpoint": {"id": "[bold]a[/]"}, "error": [0.9, 1.0, 1.1], "calibration": None, "samples": 0,
-        "why": "[red]nobody[/] is there", "tried_again_in_s": 3.2, "scraped_s_ago": None,
+        "endpoint": {"id": "[bold]a[/]"},
+        "error": [0.9, 1.0, 1.1],
+        "calibration": None,
+        "samples": 0,
+        "why": "[red]nobody[/] is there",
+        "tried_again_in_s": 3.2,
+        "scraped_s_ago": None,
         "load": {"health": "down", "in_flight": 0, "ahead": 0.0, "running": 0, "waiting": 0, "kv_usage": 0.0},
         "health_by_worker": {"1": "down", "2": "up"},
-    }  # fmt: skip
+    }
     console = Console(width=130, record=True)
     with console.capture() as captured:
         console.print(frame("here", GatewayView(None, 0, {}), [], [entry], [], 0.0))

@@ -13,9 +13,16 @@ BOUNDS = [10.0, 20.0, 50.0]
 
 def said(at: float, counts: list[float], **more: Any) -> dict[str, Any]:
     chat = {
-        "route": "chat", "ttft_budget_ms": 20.0, "ttft_target": 0.9, "held": 0.0, "requests": {}, "pools": {},
-        "slo": {"ttft": {}}, "ttft_ms": {"le": BOUNDS, "counts": counts}, **more,
-    }  # fmt: skip
+        "route": "chat",
+        "ttft_budget_ms": 20.0,
+        "ttft_target": 0.9,
+        "held": 0.0,
+        "requests": {},
+        "pools": {},
+        "slo": {"ttft": {}},
+        "ttft_ms": {"le": BOUNDS, "counts": counts},
+        **more,
+    }
     lag = {"le": [1.0, 5.0], "counts": [at * 20, 0.0, 0.0]}
     return {"at": at, "gateway": {"loop_stalls": 0.0, "loop_lag_ms": lag}, "routes": [chat]}
 
@@ -26,9 +33,13 @@ def test_rates_and_shares_are_of_what_came_in_between() -> None:
         100.0, [5.0, 0.0, 0.0, 0.0], requests={"completed": 5.0}, pools={"small": 5.0}, slo={"ttft": {"true": 5.0}}
     )
     after = said(
-        102.0, [5.0, 10.0, 0.0, 0.0], held=3.0, requests={"completed": 13.0, "shed": 2.0, "failed": 4.0},
-        pools={"small": 7.0, "large": 6.0, "-": 6.0}, slo={"ttft": {"true": 13.0, "false": 2.0}},
-    )  # fmt: skip
+        102.0,
+        [5.0, 10.0, 0.0, 0.0],
+        held=3.0,
+        requests={"completed": 13.0, "shed": 2.0, "failed": 4.0},
+        pools={"small": 7.0, "large": 6.0, "-": 6.0},
+        slo={"ttft": {"true": 13.0, "false": 2.0}},
+    )
     (chat,) = routes(before, after)
     assert (chat.per_second, chat.shed, chat.failed, chat.held) == (7.0, 1.0, 2.0, 3)
     assert chat.attainment == 0.8

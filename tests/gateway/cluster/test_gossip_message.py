@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.gossip_message import AHEAD, HEAD, Malformed, at, packed, read, teller_of
+from gateway.cluster.gossip_message import AHEAD, HEAD, MalformedUpdate, at, packed, read, teller_of
 from policies.fleet.decode_interference import GRID
-from policies.fleet.peers import NOTHING, Burden
+from policies.fleet.peers import NOTHING, PeerLoad
 from policies.types import FOREVER, NEVER
 
 GROUP, TELLER = b"group..1", b"teller.1"
@@ -18,12 +18,22 @@ PAST = st.just(NEVER) | st.integers(-100, 50).map(float)
 AMOUNTS = st.integers(0, 1000).map(float)
 HARMS = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(GRID))
 BURDENS = st.builds(
-    lambda answering, prefilling, *rest: Burden(answering + prefilling, prefilling, *rest),
-    st.integers(0, 99), st.integers(0, 99), *[st.integers(0, 1 << 40)] * 4, st.integers(0, 1),
-    PAST.filter(lambda time: time > NEVER) | st.just(FOREVER), PAST, PAST,
-    st.just(NEVER) | st.integers(-50, 99).map(float), PAST,
-    AMOUNTS, AMOUNTS, AMOUNTS, st.sampled_from([0.02, FOREVER]), HARMS,
-)  # fmt: skip
+    lambda answering, prefilling, *rest: PeerLoad(answering + prefilling, prefilling, *rest),
+    st.integers(0, 99),
+    st.integers(0, 99),
+    *[st.integers(0, 1 << 40)] * 4,
+    st.integers(0, 1),
+    PAST.filter(lambda time: time > NEVER) | st.just(FOREVER),
+    PAST,
+    PAST,
+    st.just(NEVER) | st.integers(-50, 99).map(float),
+    PAST,
+    AMOUNTS,
+    AMOUNTS,
+    AMOUNTS,
+    st.sampled_from([0.02, FOREVER]),
+    HARMS,
+)
 NAMES = st.text(max_size=20)
 HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=9).map(lambda hashes: array("Q", hashes))
 BUSY = NOTHING._replace(in_flight=2, prefilling=1, tokens=500, since=49.5, used_at=49.5)
@@ -34,7 +44,7 @@ MESSAGE = packed(GROUP, TELLER, 50.0, {"small/a": BUSY}, [("small/b", array("Q",
     st.dictionaries(NAMES, BURDENS, max_size=4), st.lists(st.tuples(NAMES, HASHES), max_size=4), *[st.booleans()] * 2
 )
 def test_what_is_told_arrives(
-    burdens: dict[str, Burden], prompts: list[tuple[str, array[int]]], full: bool, last: bool
+    burdens: dict[str, PeerLoad], prompts: list[tuple[str, array[int]]], full: bool, last: bool
 ) -> None:
     """Every field, on a machine whose clock has run for another while: times are as old there as here."""
     raw = packed(GROUP, TELLER, 50.0, burdens, prompts, full=full, last=last)
@@ -51,7 +61,7 @@ def test_what_is_told_arrives(
 @given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda rest: MESSAGE[: HEAD.size] + rest))
 def test_noise_is_malformed(raw: bytes) -> None:
     """Also behind a head of ours."""
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedUpdate):
         read(raw)
 
 
@@ -61,21 +71,29 @@ def test_a_message_that_was_cut_or_changed_is_malformed(place: int, change: int)
     changed = bytearray(MESSAGE)
     changed[place] ^= change
     for raw in (MESSAGE[:place], bytes(changed), MESSAGE + b"\0"):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedUpdate):
             read(raw)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"in_flight": -1}, {"tokens": 1 << 50}, {"prefilling": 3}, {"warming": 2}, {"spent": float("nan")},
-        {"spent": FOREVER}, {"used_at": float("nan")}, {"pace": 0.0}, {"time": -1.0}, {"harm": (-1.0,) * len(GRID)},
+        {"in_flight": -1},
+        {"tokens": 1 << 50},
+        {"prefilling": 3},
+        {"warming": 2},
+        {"spent": float("nan")},
+        {"spent": FOREVER},
+        {"used_at": float("nan")},
+        {"pace": 0.0},
+        {"time": -1.0},
+        {"harm": (-1.0,) * len(GRID)},
     ],
-)  # fmt: skip
+)
 def test_numbers_that_cannot_be_are_malformed(wrong: dict[str, float]) -> None:
     """One of them, added to our own, would be believed for ever."""
     raw = packed(GROUP, TELLER, 50.0, {"small/a": BUSY._replace(**wrong)}, [])
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedUpdate):
         read(raw)
 
 
@@ -83,5 +101,5 @@ def test_what_has_happened_is_not_to_come() -> None:
     """Whatever a teller says: but for a rate limit, that has a longest time too."""
     told = NOTHING._replace(heard_at=90.0, used_at=FOREVER, down_at=90.0, since=90.0, blocked_until=1e9)
     found = at(read(packed(GROUP, TELLER, 50.0, {"a": told}, [])).burdens["a"], 10.0)
-    assert (found.heard_at, found.used_at, found.down_at, found.since) == (10.0,) * 4
+    assert (found.last_token_at, found.used_at, found.down_at, found.since) == (10.0,) * 4
     assert found.blocked_until == 10.0 + AHEAD

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.cluster.gossip_message import packed
 from gateway.cluster.peer_view import EVERY, MOST_TELLERS, PENDING, SILENT, Peers
-from gateway.cluster.pending_updates import EVERY_FULL, RATE, ROOM, Outbox
-from policies.fleet.peers import NOTHING, Both, Burden
+from gateway.cluster.pending_updates import EVERY_FULL, RATE, ROOM, PendingUpdates
+from policies.fleet.peers import NOTHING, CombinedPeers, PeerLoad
 from policies.types import NEVER
 
 NAMES = ("small/a", "small/b")
@@ -23,10 +23,10 @@ class Heard:
     """A reader that remembers."""
 
     def __init__(self) -> None:
-        self.burdens: dict[str, Burden] = {}
+        self.burdens: dict[str, PeerLoad] = {}
         self.hints: list[tuple[str, list[int]]] = []
 
-    def burdened(self, endpoint_id: str, burden: Burden, now: float) -> None:
+    def burdened(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
         self.burdens[endpoint_id] = burden
 
     def hinted(self, endpoint_id: str, hashes: Sequence[int]) -> None:
@@ -50,7 +50,7 @@ class Listening(Heard):
         return self
 
 
-def told(outbox: Outbox, now: float = 1.0, **burdens: Burden) -> bytes:
+def told(outbox: PendingUpdates, now: float = 1.0, **burdens: PeerLoad) -> bytes:
     """`a` and `b` are the endpoints."""
     for name, burden in burdens.items():
         outbox.publish(f"small/{name}", burden)
@@ -64,7 +64,7 @@ def told(outbox: Outbox, now: float = 1.0, **burdens: Burden) -> bytes:
 
 def test_what_others_have_under_way_adds_up() -> None:
     """Each by its latest word."""
-    listening, theirs, thirds = Listening(), Outbox(THEIRS), Outbox(THIRDS)
+    listening, theirs, thirds = Listening(), PendingUpdates(THEIRS), PendingUpdates(THIRDS)
     listening.hear(told(theirs, a=BUSY), 1.0).hear(told(thirds, a=BUSY, b=BUSY), 1.01)
     assert [listening.burdens[name].in_flight for name in NAMES] == [4, 2]
     listening.hear(told(theirs, 1.02, a=BUSY._replace(in_flight=1)), 1.02)
@@ -74,7 +74,7 @@ def test_what_others_have_under_way_adds_up() -> None:
 
 def test_ones_own_group_is_not_heard() -> None:
     """Its workers know of each other through memory; and everybody hears himself."""
-    listening, sibling = Listening(), Outbox(OURS)
+    listening, sibling = Listening(), PendingUpdates(OURS)
     sibling.sent(NAMES[0], [1, 2])
     listening.hear(told(sibling, a=BUSY), 1.0)
     assert (listening.burdens, listening.hints, listening.peers.replicas(1.0)) == ({}, [], 1)
@@ -84,13 +84,13 @@ def test_workers_of_one_gateway_are_one_replica() -> None:
     """Whose load adds up all the same."""
     listening = Listening()
     for now in (1.0, 1.1):
-        listening.hear(told(Outbox(THEIRS), now, a=BUSY), now)
+        listening.hear(told(PendingUpdates(THEIRS), now, a=BUSY), now)
     assert (listening.burdens[NAMES[0]].in_flight, listening.peers.replicas(1.1)) == (4, 2)
 
 
 def test_who_falls_silent_has_nothing_under_way() -> None:
     """Nobody takes what is said once for true for ever. The others stay."""
-    listening, theirs, thirds = Listening(), Outbox(THEIRS), Outbox(THIRDS)
+    listening, theirs, thirds = Listening(), PendingUpdates(THEIRS), PendingUpdates(THIRDS)
     listening.hear(told(theirs, a=BUSY._replace(down_at=0.9)), 1.0).hear(told(thirds, a=BUSY), 1.5)
     assert listening.look(0.99 + SILENT).burdens[NAMES[0]].in_flight == 4
     assert listening.look(1.0 + SILENT).burdens[NAMES[0]].in_flight == 2
@@ -101,14 +101,14 @@ def test_who_falls_silent_has_nothing_under_way() -> None:
 
 def test_who_says_farewell_is_gone_at_once() -> None:
     """A drained replica is not waited for."""
-    listening, theirs = Listening(), Outbox(THEIRS)
+    listening, theirs = Listening(), PendingUpdates(THEIRS)
     listening.hear(told(theirs, a=BUSY), 1.0).hear(theirs.farewell(1.1), 1.1)
     assert (listening.burdens[NAMES[0]].in_flight, listening.peers.replicas(1.1)) == (0, 1)
 
 
 def test_a_lost_message_is_made_up_for_within_a_second() -> None:
     """Everything is told again, also that something has ended."""
-    listening, theirs = Listening(), Outbox(THEIRS)
+    listening, theirs = Listening(), PendingUpdates(THEIRS)
     listening.hear(told(theirs, 1.0, a=BUSY), 1.0)
     told(theirs, 1.1, a=NOTHING, b=BUSY)  # is lost
     assert theirs.message(1.2) is None
@@ -118,7 +118,7 @@ def test_a_lost_message_is_made_up_for_within_a_second() -> None:
 
 def test_an_endpoint_that_is_not_ours_is_nobodys() -> None:
     """Another fleet, or another version of this one."""
-    listening, theirs = Listening(), Outbox(THEIRS)
+    listening, theirs = Listening(), PendingUpdates(THEIRS)
     theirs.publish("large/x", BUSY)
     theirs.sent("large/x", [1])
     listening.hear(told(theirs, b=BUSY), 1.0)
@@ -127,9 +127,9 @@ def test_an_endpoint_that_is_not_ours_is_nobodys() -> None:
 
 def test_what_others_have_spent_never_leaps() -> None:
     """It stands for a prefill that stalls our answers now: not when one is heard first, goes, comes or begins anew."""
-    listening, theirs = Listening(), Outbox(THEIRS)
+    listening, theirs = Listening(), PendingUpdates(THEIRS)
 
-    def spent(at: float, amount: float, outbox: Outbox = theirs) -> float:
+    def spent(at: float, amount: float, outbox: PendingUpdates = theirs) -> float:
         raw = told(outbox, at, a=BUSY._replace(spent=amount))
         return listening.hear(raw, at).burdens[NAMES[0]].spent
 
@@ -138,21 +138,21 @@ def test_what_others_have_spent_never_leaps() -> None:
     assert listening.look(1.1 + SILENT).burdens[NAMES[0]].spent == pytest.approx(0.5)
     assert spent(9.0, 5004.0) == pytest.approx(0.5)
     assert spent(9.1, 5004.25) == pytest.approx(0.75)
-    assert spent(9.2, 1.0, Outbox(THEIRS)) == pytest.approx(0.75)
+    assert spent(9.2, 1.0, PendingUpdates(THEIRS)) == pytest.approx(0.75)
     assert spent(9.3, 0.0) == pytest.approx(0.75)
 
 
 def test_two_ways_add_up_and_pass_prompts_on() -> None:
     """Workers beside us and replicas elsewhere. What is published goes both ways."""
     near, far, reader = Far(OURS), Far(OURS), Heard()
-    both = Both(near, far)
+    both = CombinedPeers(near, far)
     both.publish(NAMES[0], BUSY)
     both.sent(NAMES[0], [7])
     assert [way.outbox.message(1.0) is not None for way in (near, far)] == [True, True]
-    near.peers.hear(told(Outbox(THEIRS), a=BUSY), 1.0)
+    near.peers.hear(told(PendingUpdates(THEIRS), a=BUSY), 1.0)
     both.merge(reader, 1.0)
     assert reader.burdens[NAMES[0]].in_flight == 2
-    thirds = Outbox(THIRDS)
+    thirds = PendingUpdates(THIRDS)
     thirds.sent(NAMES[1], [8])
     far.peers.hear(told(thirds, 1.1, a=BUSY), 1.1)
     both.merge(reader, 1.1)
@@ -163,7 +163,7 @@ class Far:
     """As `gateway.cluster.replicas`, without Redis."""
 
     def __init__(self, group: bytes) -> None:
-        self.outbox, self.peers = Outbox(group), Peers(group, NAMES.__contains__)
+        self.outbox, self.peers = PendingUpdates(group), Peers(group, NAMES.__contains__)
         self.publish, self.sent, self.merge = self.outbox.publish, self.outbox.sent, self.peers.merge
 
 
@@ -173,13 +173,13 @@ class Far:
 def test_times_are_as_old_here_as_there() -> None:
     """Whatever the other machine's clock says."""
     listening = Listening()
-    listening.hear(told(Outbox(THEIRS), 90_000.0, a=BUSY._replace(used_at=89_999.0, since=89_999.5)), 7.0)
+    listening.hear(told(PendingUpdates(THEIRS), 90_000.0, a=BUSY._replace(used_at=89_999.0, since=89_999.5)), 7.0)
     assert (listening.burdens[NAMES[0]].used_at, listening.burdens[NAMES[0]].since) == (6.0, 6.5)
 
 
 def test_a_message_that_was_long_on_its_way_is_older() -> None:
     """By as much as it came later than the quickest."""
-    listening, theirs = Listening(), Outbox(THEIRS)
+    listening, theirs = Listening(), PendingUpdates(THEIRS)
     listening.hear(told(theirs, 100.0, a=BUSY), 7.0)
     listening.hear(told(theirs, 101.0, a=BUSY._replace(used_at=101.0)), 8.4)  # 0.4 s late
     assert listening.burdens[NAMES[0]].used_at == pytest.approx(8.0, abs=0.001)
@@ -187,7 +187,7 @@ def test_a_message_that_was_long_on_its_way_is_older() -> None:
 
 def test_clocks_may_drift() -> None:
     """A slow one for hours: what it tells does not grow old."""
-    listening, theirs = Listening(), Outbox(THEIRS)
+    listening, theirs = Listening(), PendingUpdates(THEIRS)
     for i in range(3600):
         now, clock = 2.0 * i, 2.0 * i * (1 - 1e-4)
         listening.hear(told(theirs, clock, a=BUSY._replace(used_at=clock)), now)
@@ -196,7 +196,7 @@ def test_clocks_may_drift() -> None:
 
 def test_what_is_very_late_or_comes_twice_is_no_news() -> None:
     """Who tells nothing newer in time is silent."""
-    listening, theirs = Listening(), Outbox(THEIRS)
+    listening, theirs = Listening(), PendingUpdates(THEIRS)
     first = told(theirs, 100.0, a=BUSY)
     listening.hear(first, 1.0).hear(told(theirs, 100.5, a=NOTHING), 1.5).hear(first, 1.6)
     assert listening.burdens[NAMES[0]].in_flight == 0
@@ -209,7 +209,7 @@ def test_what_is_very_late_or_comes_twice_is_no_news() -> None:
 
 def test_one_whose_clock_stood_still_is_heard_again() -> None:
     """A machine that was suspended is late for ever, by its old clock; it is taken for another one then."""
-    listening, theirs = Listening(), Outbox(THEIRS)
+    listening, theirs = Listening(), PendingUpdates(THEIRS)
     listening.hear(told(theirs, 100.0, a=BUSY), 1.0)
     for second in range(3):
         listening.hear(told(theirs, 101.0 + second, a=BUSY._replace(in_flight=7)), 61.0 + second)
@@ -221,7 +221,7 @@ def test_one_whose_clock_stood_still_is_heard_again() -> None:
 
 def test_prompts_arrive_in_order_and_once() -> None:
     """With the burdens, or alone."""
-    listening, theirs = Listening(), Outbox(THEIRS)
+    listening, theirs = Listening(), PendingUpdates(THEIRS)
     prompts = [(NAMES[0], [1, 2, 3]), (NAMES[1], [1]), (NAMES[0], [2**64 - 1])]
     for name, hashes in prompts:
         theirs.sent(name, hashes)
@@ -233,7 +233,7 @@ def test_prompts_arrive_in_order_and_once() -> None:
 
 def test_prompts_are_bounded_in_a_message_and_in_a_second() -> None:
     """The beginning of a prompt is a prompt: the end is left out."""
-    theirs, listening = Outbox(THEIRS), Listening()
+    theirs, listening = PendingUpdates(THEIRS), Listening()
     theirs.sent(NAMES[0], range(ROOM - 5))
     theirs.sent(NAMES[1], range(10))
     theirs.sent(NAMES[1], range(10))
@@ -251,7 +251,7 @@ def test_prompts_are_bounded_in_a_message_and_in_a_second() -> None:
 
 def test_what_nobody_takes_in_is_bounded() -> None:
     """The oldest goes."""
-    listening, theirs = Listening(), Outbox(THEIRS)
+    listening, theirs = Listening(), PendingUpdates(THEIRS)
     for i in range(3 * PENDING // ROOM):
         now = 1.0 + i
         theirs.sent(NAMES[0], array("Q", [i]) * ROOM)
@@ -263,7 +263,7 @@ def test_what_nobody_takes_in_is_bounded() -> None:
 
 def test_while_nobody_can_be_told_prompts_are_forgotten_and_load_is_not() -> None:
     """The first message afterwards says all that is under way."""
-    theirs, listening = Outbox(THEIRS), Listening()
+    theirs, listening = PendingUpdates(THEIRS), Listening()
     told(theirs, 1.0, a=BUSY)
     theirs.sent(NAMES[0], [1])
     theirs.forget()
@@ -276,7 +276,7 @@ def test_while_nobody_can_be_told_prompts_are_forgotten_and_load_is_not() -> Non
 
 def test_noise_is_counted_and_changes_nothing() -> None:
     """Of any kind, between messages that are ours."""
-    random, listening, theirs = Random(1), Listening(), Outbox(THEIRS)
+    random, listening, theirs = Random(1), Listening(), PendingUpdates(THEIRS)
     for i in range(200):
         raw, now = told(theirs, 1.0 + i / 50, a=BUSY._replace(in_flight=i + 1)), 1.0 + i / 50
         noise = bytearray(raw[: random.randrange(len(raw))] if i % 2 else raw)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.cluster.redis_client import Link, Unavailable
+from gateway.cluster.redis_client import RedisClient, Unavailable
 from tests.support.redis import Between, RedisServer, free_port, redis_server
 from tests.support.simulated import eventually
 
@@ -26,8 +26,8 @@ BACK = 5.0  # s
 
 
 @asynccontextmanager
-async def linked(url: str, up: bool = True) -> AsyncIterator[Link]:
-    link = Link(url)
+async def linked(url: str, up: bool = True) -> AsyncIterator[RedisClient]:
+    link = RedisClient(url)
     link.start()
     try:
         if up:
@@ -41,7 +41,7 @@ async def ping(client: Redis) -> Any:
     return await client.ping()
 
 
-async def refused(link: Link) -> float:
+async def refused(link: RedisClient) -> float:
     """How long it took."""
     began = monotonic()
     with pytest.raises(Unavailable):
@@ -49,7 +49,7 @@ async def refused(link: Link) -> float:
     return monotonic() - began
 
 
-async def opens(link: Link) -> int:
+async def opens(link: RedisClient) -> int:
     """Calls that failed until nobody is asked any more."""
     failed = 0
     while link.up:
@@ -129,7 +129,7 @@ async def test_a_redis_that_is_slow_is_one_that_is_away() -> None:
         assert not link.up
 
 
-async def look(link: Link) -> None:
+async def look(link: RedisClient) -> None:
     await asyncio.sleep(0.005)
     if link.up:
         with pytest.raises(Unavailable):
@@ -183,7 +183,7 @@ async def test_its_state_is_in_the_metrics() -> None:
         assert samples(link)["firsttoken_redis_errors_total"] >= 3.0
 
 
-def samples(link: Link) -> dict[str, float]:
+def samples(link: RedisClient) -> dict[str, float]:
     return {sample.name: sample.value for family in link.collect() for sample in family.samples}
 
 
@@ -192,10 +192,29 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed one for localhost, with its key."""
     path = tmp_path_factory.mktemp("tls") / "localhost.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", path, "-out", f"{path}.crt"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+            "-keyout",
+            path,
+            "-out",
+            f"{path}.crt",
+        ],
+        check=True,
+        capture_output=True,
+    )
     path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
     return path
 
@@ -210,8 +229,11 @@ async def test_tls_and_a_user_with_a_password(certificate: Path, caplog: pytest.
         where = f"localhost:{way.url.rpartition(':')[2]}?ssl_ca_certs={path}"
         async with linked(f"rediss://web:CANARY@{where}") as link:
             await link.call(lambda redis: redis.set("firsttoken:k", "v"))
-        wrong = (f"rediss://web:CANARY-no@{where}", f"rediss://web:CANARY@{where.partition('?')[0]}",
-                 f"rediss://web:CANARY@{where.replace('localhost', '127.0.0.1', 1)}")  # fmt: skip
+        wrong = (
+            f"rediss://web:CANARY-no@{where}",
+            f"rediss://web:CANARY@{where.partition('?')[0]}",
+            f"rediss://web:CANARY@{where.replace('localhost', '127.0.0.1', 1)}",
+        )
         for url in wrong:
             async with linked(url, up=False) as link:
                 await eventually(lambda link=link: link.errors)  # type: ignore[misc]

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cluster.redis_url import Address, Kind, parsed
+from gateway.cluster.redis_url import RedisTopology, RedisUrl, parsed
 
 
 @pytest.mark.parametrize(
     ("url", "address", "shown"),
     [
-        ("redis://", Address(Kind.SINGLE, [("127.0.0.1", 6379)]), "redis://127.0.0.1:6379"),
-        ("redis://h:1/2", Address(Kind.SINGLE, [("h", 1)], db=2), "redis://h:1"),
-        ("redis://h?db=3", Address(Kind.SINGLE, [("h", 6379)], db=3), "redis://h:6379"),
+        ("redis://", RedisUrl(RedisTopology.SINGLE, [("127.0.0.1", 6379)]), "redis://127.0.0.1:6379"),
+        ("redis://h:1/2", RedisUrl(RedisTopology.SINGLE, [("h", 1)], db=2), "redis://h:1"),
+        ("redis://h?db=3", RedisUrl(RedisTopology.SINGLE, [("h", 6379)], db=3), "redis://h:6379"),
         (
             "rediss://u:p%40ss@[::1]:7/0?ssl_ca_certs=/ca.pem",
-            Address(Kind.SINGLE, [("::1", 7)], True, "u", "p@ss", options={"ssl_ca_certs": "/ca.pem"}),
+            RedisUrl(RedisTopology.SINGLE, [("::1", 7)], True, "u", "p@ss", options={"ssl_ca_certs": "/ca.pem"}),
             "rediss://[::1]:7",
         ),
-        ("unix:///run/r.sock?db=1", Address(Kind.UNIX, db=1, path="/run/r.sock"), "unix:///run/r.sock"),
+        ("unix:///run/r.sock?db=1", RedisUrl(RedisTopology.UNIX, db=1, path="/run/r.sock"), "unix:///run/r.sock"),
         (
             "redis+sentinel://:p@a,b:1/main/4",
-            Address(Kind.SENTINEL, [("a", 26379), ("b", 1)], password="p", db=4, service="main"),
+            RedisUrl(RedisTopology.SENTINEL, [("a", 26379), ("b", 1)], password="p", db=4, service="main"),
             "redis+sentinel://a:26379,b:1/main",
         ),
         (
             "rediss+sentinel://a/main",
-            Address(Kind.SENTINEL, [("a", 26379)], True, service="main"),
+            RedisUrl(RedisTopology.SENTINEL, [("a", 26379)], True, service="main"),
             "rediss+sentinel://a:26379/main",
         ),
         (
             "redis+cluster://a:1,b:2",
-            Address(Kind.CLUSTER, [("a", 1), ("b", 2)]),
+            RedisUrl(RedisTopology.CLUSTER, [("a", 1), ("b", 2)]),
             "redis+cluster://a:1,b:2",
         ),
     ],
 )
-def test_a_url_is_read(url: str, address: Address, shown: str) -> None:
+def test_a_url_is_read(url: str, address: RedisUrl, shown: str) -> None:
     assert parsed(url) == address
     assert parsed(url).shown == shown
 

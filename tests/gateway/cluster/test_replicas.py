@@ -9,7 +9,7 @@ import pytest
 
 from gateway.cluster import redis_client as links
 from gateway.cluster.pending_updates import new_group
-from gateway.cluster.redis_client import Link
+from gateway.cluster.redis_client import RedisClient
 from gateway.cluster.replicas import Replicas
 from policies.fleet.peers import NOTHING
 from tests.support.redis import redis_server
@@ -40,7 +40,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_they_end_though_their_cancellation_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a gateway that is told to stop would never."""
     async with redis_server() as server:
-        link, losing = Link(server.url), Losing()
+        link, losing = RedisClient(server.url), Losing()
         link.start()
         await eventually(lambda: link.up)
         replicas = Replicas(link, "test", new_group(), lambda _: True)
@@ -57,7 +57,7 @@ async def test_they_end_though_their_cancellation_is_lost(monkeypatch: pytest.Mo
 async def test_a_link_ends_though_its_cancellation_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it looks whether Redis is there."""
     async with redis_server() as server:
-        link, losing = Link(server.url, patience=60.0), Losing()
+        link, losing = RedisClient(server.url, patience=60.0), Losing()
         link.start()
         await eventually(lambda: link.up)
         monkeypatch.setattr(link.client, "set", losing.answer)

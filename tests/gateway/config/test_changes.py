@@ -32,8 +32,13 @@ def test_each_place_that_differs_is_named_once_and_no_value_is() -> None:
         keys=[{"name": "app", "sha256": DIGEST}],
     )
     assert change(before, after).changed == (
-        "pools.a.endpoints", "pools.a.api_key", "routes.chat.ttft.budget", "routes.old", 'routes."new-1.5"', "keys",
-    )  # fmt: skip
+        "pools.a.endpoints",
+        "pools.a.api_key",
+        "routes.chat.ttft.budget",
+        "routes.old",
+        'routes."new-1.5"',
+        "keys",
+    )
 
 
 def test_what_is_given_at_the_start_stays_and_is_said_to_need_a_restart() -> None:

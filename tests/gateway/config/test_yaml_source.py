@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.config_errors import ConfigError, Place
+from gateway.config.config_errors import ConfigError, SourceLocation
 from gateway.config.yaml_source import merge, parse
 
 
@@ -22,8 +22,24 @@ def test_scalars_follow_the_core_schema_of_yaml_1_2() -> None:
     """`off` is text, as editors read it; `010` is ten."""
     text = "[off, on, yes, true, FALSE, 010, -3, 1.5, 1e3, .5, ~, null, 2024-01-01, 10:30, 0x10, 3%, '7']"
     expected = [
-        "off", "on", "yes", True, False, 10, -3, 1.5, 1000.0, 0.5, None, None, "2024-01-01", "10:30", "0x10", "3%", "7",
-    ]  # fmt: skip
+        "off",
+        "on",
+        "yes",
+        True,
+        False,
+        10,
+        -3,
+        1.5,
+        1000.0,
+        0.5,
+        None,
+        None,
+        "2024-01-01",
+        "10:30",
+        "0x10",
+        "3%",
+        "7",
+    ]
     assert data(f"a: {text}") == {"a": expected}
 
 
@@ -41,7 +57,7 @@ def test_every_value_knows_the_line_of_its_key() -> None:
 
 def test_what_is_not_written_is_where_it_would_have_been() -> None:
     """The place of a missing key is the place of the mapping that lacks it."""
-    assert parse("a:\n  b: 1\n", "f.yaml", {}).place(("a", "c", 0)) == Place("f.yaml", 1)
+    assert parse("a:\n  b: 1\n", "f.yaml", {}).place(("a", "c", 0)) == SourceLocation("f.yaml", 1)
 
 
 def test_anchors_and_merge_keys_work() -> None:
@@ -116,8 +132,11 @@ def test_merged_mappings_grow_and_lists_are_replaced() -> None:
     merged = merge(under, over)
     assert merged.data == {"a": {"b": 1, "c": [9], "e": 5}, "d": 4}
     assert [str(merged.place(path)) for path in [("a", "b"), ("a", "c"), ("a", "c", 2), ("d",)]] == [
-        "one:1", "two:2", "two:2", "one:2",
-    ]  # fmt: skip
+        "one:1",
+        "two:2",
+        "two:2",
+        "one:2",
+    ]
 
 
 def test_a_replaced_value_takes_its_variables_with_it() -> None:

@@ -12,12 +12,12 @@ from time import monotonic
 
 import pytest
 
-from gateway.api.api_error import Refusal, bad_request
+from gateway.api.api_error import ApiError, bad_request
 from gateway.downstream import downstream_connection as connections
 from gateway.downstream import http_server as frontend
 from gateway.downstream.downstream_connection import HIGH_WATER, MAX_HEAD, SEND_BUFFER
 from gateway.downstream.http_request import HttpRequest, rendered
-from gateway.downstream.http_server import FrontServer
+from gateway.downstream.http_server import HttpServer
 from tests.gateway.builders import Caller, calling, post
 from tests.support.simulated import eventually
 
@@ -28,10 +28,10 @@ SMALL = 1000  # bytes of body that are accepted here
 
 @asynccontextmanager
 async def serving(
-    handler: Callable[[HttpRequest], Awaitable[None]], screen: Callable[[HttpRequest], Refusal | None] = lambda _: None
+    handler: Callable[[HttpRequest], Awaitable[None]], screen: Callable[[HttpRequest], ApiError | None] = lambda _: None
 ) -> AsyncIterator[Caller]:
     """A connection to a server of one handler."""
-    front = FrontServer(handler, max_body=SMALL, screen=screen)
+    front = HttpServer(handler, max_body=SMALL, screen=screen)
     server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
     async with calling(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as caller:
         yield caller
@@ -213,9 +213,9 @@ async def test_a_head_that_will_be_refused_is_not_waited_for() -> None:
     """A caller without a key is told so before its body has come; what it still sends is read and dropped."""
     asked: list[str] = []
 
-    def screen(http: HttpRequest) -> Refusal | None:
+    def screen(http: HttpRequest) -> ApiError | None:
         asked.append(http.headers.get("authorization", ""))
-        return Refusal(401, "No key.")
+        return ApiError(401, "No key.")
 
     async with serving(Echo(), screen) as caller:
         raw = post(b"x" * 900)
@@ -228,7 +228,7 @@ async def test_a_head_that_will_be_refused_is_not_waited_for() -> None:
 async def test_a_request_that_came_whole_is_not_screened() -> None:
     """Its handler looks at the same things, and once is enough."""
 
-    def screen(http: HttpRequest) -> Refusal | None:
+    def screen(http: HttpRequest) -> ApiError | None:
         raise AssertionError
 
     async with serving(Echo(), screen) as caller:
@@ -319,10 +319,10 @@ async def test_a_reader_is_told_when_its_socket_fills_and_drains() -> None:
     heard: list[str] = []
 
     class Reader:
-        def client_full(self) -> None:
+        def on_write_paused(self) -> None:
             heard.append("full")
 
-        def client_drained(self) -> None:
+        def on_write_resumed(self) -> None:
             heard.append("drained")
 
         def gateway_stops(self) -> None:
@@ -419,7 +419,7 @@ async def test_a_server_that_ends_lets_requests_finish_for_a_while() -> None:
             ends.append("cancelled")
             raise
 
-    front = FrontServer(handler)
+    front = HttpServer(handler)
     server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with calling(url) as quick, calling(url) as slow, calling(url) as idle:
@@ -447,7 +447,7 @@ def test_an_answer_of_ours_is_json_and_names_no_library() -> None:
 
 async def test_a_refusal_closes_the_connection_only_where_it_says_so() -> None:
     """A mistake in a body costs no handshake; bytes that were not read do."""
-    refusals = [bad_request("No."), Refusal(413, "Too large.", headers={"x-one": "1"}, close=True)]
+    refusals = [bad_request("No."), ApiError(413, "Too large.", headers={"x-one": "1"}, close=True)]
 
     async def handler(http: HttpRequest) -> None:
         http.refuse(refusals.pop(0))

@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 
 from gateway.fleet import dns_discovery as module
-from gateway.fleet.dns_discovery import Names, system
+from gateway.fleet.dns_discovery import DnsDiscovery, system
 from tests.support.simulated import eventually
 
 NAME = "engines.svc"
@@ -37,8 +37,8 @@ class Resolver:
 
 
 @asynccontextmanager
-async def following(resolver: Resolver) -> AsyncIterator[Names]:
-    names = Names(resolver)
+async def following(resolver: Resolver) -> AsyncIterator[DnsDiscovery]:
+    names = DnsDiscovery(resolver)
     await names.follow(OFTEN)
     yield names
     await names.close()

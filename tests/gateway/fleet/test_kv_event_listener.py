@@ -73,9 +73,13 @@ class Engine:
 
 def stored(*blocks: int, parent: int | None = None, **more: Any) -> dict[str, Any]:
     return {
-        "type": "BlockStored", "block_hashes": blocks, "parent_block_hash": parent, "token_ids": [7] * 16 * len(blocks),
-        "block_size": 16, "medium": "GPU",
-    } | more  # fmt: skip
+        "type": "BlockStored",
+        "block_hashes": blocks,
+        "parent_block_hash": parent,
+        "token_ids": [7] * 16 * len(blocks),
+        "block_size": 16,
+        "medium": "GPU",
+    } | more
 
 
 def removed(*blocks: int, **more: Any) -> dict[str, Any]:

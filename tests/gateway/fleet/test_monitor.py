@@ -10,12 +10,12 @@ from time import monotonic
 
 import pytest
 
-from backends.http.connection_pool import Origin
+from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend
 from gateway.fleet import monitor as module
 from gateway.fleet.monitor import Monitor, engine_load
 from policies.fleet.fleet import Fleet, Reported
-from policies.types import Ending, EngineLoad, Health, Load, PoolEstimate
+from policies.types import AttemptOutcome, EngineLoad, Health, Load, PoolEstimate
 from tests.gateway.builders import POOL, backend, candidate
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, Script, Upstream, reply
@@ -49,10 +49,12 @@ class Odd:
 
 
 @asynccontextmanager
-async def asking(*scripts: Script, kind: str = "vllm") -> AsyncIterator[tuple[Monitor, Origin, Backend, Upstream]]:
+async def asking(
+    *scripts: Script, kind: str = "vllm"
+) -> AsyncIterator[tuple[Monitor, ConnectionPool, Backend, Upstream]]:
     """A monitor, and one endpoint of its fleet that plays a script at each question."""
     async with Upstream(*scripts) as upstream:
-        origin = Origin(upstream.url, connect_timeout=1)
+        origin = ConnectionPool(upstream.url, connect_timeout=1)
         yield Monitor(Fleet([POOL])), origin, backend(kind), upstream
         await origin.close()
 
@@ -77,7 +79,7 @@ def test_an_attempt_counts_from_its_sending_to_its_end() -> None:
     seen.append(load())
     monitor.first_token(key, now)
     seen.append(load())
-    monitor.ended(key, Ending.COMPLETED, now, Reported())
+    monitor.ended(key, AttemptOutcome.COMPLETED, now, Reported())
     assert [*seen, load()] == [(0, 0), (1, 1), (1, 0), (0, 0)]
 
 
@@ -101,9 +103,9 @@ async def test_while_answers_are_written_the_fleet_is_told_how_far_they_are(monk
     answers[0].output_tokens = 7
     await eventually(lambda: told)
     assert told[0] == [7, 1]
-    monitor.ended(answers[0], Ending.COMPLETED, monotonic(), Reported())
+    monitor.ended(answers[0], AttemptOutcome.COMPLETED, monotonic(), Reported())
     await eventually(lambda: told[-1] == [1])
-    monitor.ended(answers[1], Ending.COMPLETED, monotonic(), Reported())
+    monitor.ended(answers[1], AttemptOutcome.COMPLETED, monotonic(), Reported())
     await eventually(lambda: told[-1] == [])
     looks = len(told)
     await asyncio.sleep(0.02)
@@ -119,7 +121,7 @@ def test_news_is_told_to_whoever_waits_for_it() -> None:
     assert heard == []
     monitor.first_token(key, now)
     assert heard == ["news"]
-    monitor.ended(key, Ending.COMPLETED, now, Reported())
+    monitor.ended(key, AttemptOutcome.COMPLETED, now, Reported())
     assert heard == ["news"] * 2
 
 
@@ -130,7 +132,7 @@ async def test_siblings_are_told_soon_after_something_changed() -> None:
     """Without another event or a decision."""
     told = asyncio.Event()
     monitor = Monitor(Fleet([]))
-    monitor.fleet.tell = told.set  # type: ignore[method-assign]
+    monitor.fleet.publish = told.set  # type: ignore[method-assign]
     monitor.tell_soon()
     assert not told.is_set()
     async with asyncio.timeout(5):
@@ -180,7 +182,7 @@ async def test_an_endpoint_that_cannot_answer_twice_is_down(script: Script, monk
 async def test_an_endpoint_where_nobody_listens_is_down_and_may_try_again_once_somebody_does() -> None:
     """Found again by a probe, it is given one request; that request decides."""
     async with asking(GOOD) as (monitor, origin, vllm, _):
-        dead = Origin("http://127.0.0.1:9", connect_timeout=1)
+        dead = ConnectionPool("http://127.0.0.1:9", connect_timeout=1)
         for _ in range(2):
             await monitor.ask(ENDPOINT, dead, vllm)
         assert health(monitor) is Health.DOWN

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends.interface import Operation
-from gateway.fleet.saved_prompt import LAST_WORD, KeptPrompt
+from gateway.fleet.saved_prompt import LAST_WORD, SavedPrompt
 from gateway.tokenize.estimator import Estimator, PoolTokenizer, prompt_of
 from policies.latency.token_scale import TokenScale
 from policies.types import PoolEstimate
@@ -40,9 +40,9 @@ async def estimate(estimator: Estimator, operation: Operation, body: Mapping[str
     return (await estimator.estimate(prompt_of(operation, body), [POOL], "group", 1)).pools[POOL]
 
 
-async def keep(estimator: Estimator, operation: Operation = Operation.CHAT, **body: Any) -> KeptPrompt:
+async def keep(estimator: Estimator, operation: Operation = Operation.CHAT, **body: Any) -> SavedPrompt:
     known = await estimate(estimator, operation, body)
-    return KeptPrompt(operation, json.dumps(body).encode(), "served", POOL, "group", known)
+    return SavedPrompt(operation, json.dumps(body).encode(), "served", POOL, "group", known)
 
 
 async def test_a_beginning_ends_with_the_first_message_that_fills_it(estimator: Estimator) -> None:
@@ -51,7 +51,7 @@ async def test_a_beginning_ends_with_the_first_message_that_fills_it(estimator: 
     for count in (2, 4):
         wanted = await estimate(estimator, Operation.CHAT, {"messages": TALK[:count]})
         blocks = len(wanted.blocks.hashes)
-        body, found = await prompt.beginning(blocks, estimator)
+        body, found = await prompt.prefix(blocks, estimator)
         assert body == {"messages": TALK[:count]}
         assert list(found.blocks.hashes) == list(prompt.estimate.blocks.hashes[:blocks])
 
@@ -59,7 +59,7 @@ async def test_a_beginning_ends_with_the_first_message_that_fills_it(estimator: 
 async def test_a_beginning_that_awaits_no_answer_gets_a_last_word(estimator: Estimator) -> None:
     """Templates refuse a system prompt alone; the word stands behind the blocks that are wanted."""
     prompt = await keep(estimator, messages=TALK)
-    body, found = await prompt.beginning(2, estimator)
+    body, found = await prompt.prefix(2, estimator)
     assert body == {"messages": [TALK[0], LAST_WORD]}
     assert found.blocks.hashes[:2] == prompt.estimate.blocks.hashes[:2]
 
@@ -67,7 +67,7 @@ async def test_a_beginning_that_awaits_no_answer_gets_a_last_word(estimator: Est
 async def test_what_is_rendered_into_the_prompt_goes_along_and_nothing_else(estimator: Estimator) -> None:
     """Tools are; how the caller wanted its answer is not."""
     prompt = await keep(estimator, messages=TALK, tools=TOOLS, n=4, stop=["x"], max_tokens=900, logprobs=True)
-    body, _ = await prompt.beginning(len(prompt.estimate.blocks.hashes), estimator)
+    body, _ = await prompt.prefix(len(prompt.estimate.blocks.hashes), estimator)
     assert body == {"messages": TALK, "tools": TOOLS}
 
 
@@ -78,11 +78,11 @@ async def test_of_a_completion_it_is_the_first_part(estimator: Estimator) -> Non
     tokens = await keep(estimator, Operation.COMPLETION, prompt=ids)
     several = await keep(estimator, Operation.COMPLETION, prompt=["one " * 40, "two " * 40])
     half = len(text.estimate.blocks.hashes) // 2
-    body, _ = await text.beginning(half, estimator)
+    body, _ = await text.prefix(half, estimator)
     assert body["prompt"] == ("abcd" * 400)[: len(body["prompt"])]
     assert 700 <= len(body["prompt"]) <= 900
-    assert (await tokens.beginning(5, estimator))[0] == {"prompt": ids[:80]}
-    assert (await several.beginning(1, estimator))[0] == {"prompt": ["one " * 40, "two " * 40]}
+    assert (await tokens.prefix(5, estimator))[0] == {"prompt": ids[:80]}
+    assert (await several.prefix(1, estimator))[0] == {"prompt": ["one " * 40, "two " * 40]}
 
 
 async def test_its_size_is_that_of_its_bytes_and_hashes(estimator: Estimator) -> None:

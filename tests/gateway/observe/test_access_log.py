@@ -16,7 +16,7 @@ import pytest
 
 from gateway.observe import access_log as accesslog
 from gateway.observe.access_log import BATCH, LINGER, AccessLog
-from gateway.observe.record import End, Record
+from gateway.observe.record import Record, RequestOutcome
 from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, get, post, record
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
@@ -176,9 +176,20 @@ async def test_a_disk_that_refuses_is_said_once_and_the_writer_goes_on(caplog: p
 
 
 BREAKING = (
-    "\n", "\r\n", "\x1b[31mred", "\x9b31m", "\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\0", "\x7f", "\u202e",
+    "\n",
+    "\r\n",
+    "\x1b[31mred",
+    "\x9b31m",
+    "\u2028",
+    "\u2029",
+    "\x85",
+    "\x0b",
+    "\x0c",
+    "\0",
+    "\x7f",
+    "\u202e",
     '"}\n{"forged":"',
-)  # fmt: skip
+)
 HEADERS = ("x-request-id", "traceparent", "x-session-id", "x-priority", "authorization", "x-slo-ttft-ms", "user-agent")
 
 
@@ -228,9 +239,15 @@ async def test_no_prompt_or_answer_is_ever_in_it(tmp_path: Path) -> None:
     canary = {**CHAT, "messages": [{"role": "user", "content": "CANARY prompt"}], "stream": True, "user": "CANARY user"}
     answer = STREAM_HEAD + chunk(ANSWER.replace(b"hi", b"CANARY answer"))
     bodies: list[Any] = [
-        canary, canary, {**canary, "model": "nope"}, {**canary, "n": "CANARY"}, {**canary, "messages": ["CANARY"]},
-        {**canary, "max_tokens": -1}, b'{"CANARY', b'{"messages":"CANARY","messages":"CANARY"}',
-    ]  # fmt: skip
+        canary,
+        canary,
+        {**canary, "model": "nope"},
+        {**canary, "n": "CANARY"},
+        {**canary, "messages": ["CANARY"]},
+        {**canary, "max_tokens": -1},
+        b'{"CANARY',
+        b'{"messages":"CANARY","messages":"CANARY"}',
+    ]
     async with Upstream(
         [answer + LAST_CHUNK], [answer.partition(b"data: [DONE]")[0].replace(b"stop", b""), CLOSE]
     ) as upstream:
@@ -241,5 +258,9 @@ async def test_no_prompt_or_answer_is_ever_in_it(tmp_path: Path) -> None:
                     await caller.ask(post(body, "connection: close", "authorization: Bearer CANARY", "cookie: CANARY"))
                     await caller.rest()
     found = lines(path)
-    assert [line["end"] for line in found] == [End.COMPLETED.value, *[End.UPSTREAM_BROKE.value], *["refused"] * 6]
+    assert [line["end"] for line in found] == [
+        RequestOutcome.COMPLETED.value,
+        *[RequestOutcome.UPSTREAM_BROKE.value],
+        *["refused"] * 6,
+    ]
     assert "CANARY" not in path.read_text()

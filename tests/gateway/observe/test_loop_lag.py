@@ -20,7 +20,10 @@ def exported(lag: LoopLag) -> dict[str, float | None]:
     registry = CollectorRegistry()
     registry.register(lag)
     samples = {s.name: s.value for family in registry.collect() for s in family.samples}
-    return {name: samples.get(f"firsttoken_loop_{name}") for name in ("lag_seconds_count", "lag_seconds_sum", "lag_max_seconds", "stalls_total")}  # fmt: skip # noqa: E501
+    return {
+        name: samples.get(f"firsttoken_loop_{name}")
+        for name in ("lag_seconds_count", "lag_seconds_sum", "lag_max_seconds", "stalls_total")
+    }
 
 
 # --------------------------------------------------------------------------- what operators see
@@ -32,9 +35,11 @@ def test_every_look_is_counted_and_stalls_beside_it() -> None:
     for i, late in enumerate((0.0, STALL / 2, STALL, STALL * 3)):
         lag.saw(late, float(i))
     assert exported(lag) == {
-        "lag_seconds_count": 4, "lag_seconds_sum": pytest.approx(STALL * 4.5), "lag_max_seconds": STALL * 3,
+        "lag_seconds_count": 4,
+        "lag_seconds_sum": pytest.approx(STALL * 4.5),
+        "lag_max_seconds": STALL * 3,
         "stalls_total": 2,
-    }  # fmt: skip
+    }
 
 
 def test_the_greatest_lateness_is_that_since_the_last_scrape() -> None:

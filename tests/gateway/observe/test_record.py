@@ -8,8 +8,8 @@ from dataclasses import fields
 import pytest
 
 from gateway.api.strict_json import encode
-from gateway.observe.record import UNSPENT, AttemptRecord, End, Record
-from policies.types import AttemptKind, Ending
+from gateway.observe.record import UNSPENT, AttemptRecord, Record, RequestOutcome
+from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import record
 
 # --------------------------------------------------------------------------- the verdict
@@ -21,20 +21,20 @@ from tests.gateway.builders import record
         ({"ttft": 0.8}, True),
         ({"ttft": 0.800001}, False),
         ({"ttft": 0.1, "ttft_budget": None}, None),
-        ({"end": End.SHED, "ttft": None}, False),
-        ({"end": End.UNAVAILABLE, "ttft": None}, False),
-        ({"end": End.FAILED, "ttft": None}, False),
-        ({"end": End.INTERNAL, "ttft": None}, False),
-        ({"end": End.REFUSED, "ttft": None}, None),
-        ({"end": End.CLIENT_GONE, "ttft": None, "total": 0.8}, None),
-        ({"end": End.CLIENT_GONE, "ttft": None, "total": 0.81}, False),
-        ({"end": End.CLIENT_GONE, "ttft": 0.2}, True),
-        ({"end": End.CLIENT_GONE, "ttft": 0.9}, False),
-        ({"end": End.UPSTREAM_BROKE, "ttft": 0.2}, True),
+        ({"end": RequestOutcome.SHED, "ttft": None}, False),
+        ({"end": RequestOutcome.UNAVAILABLE, "ttft": None}, False),
+        ({"end": RequestOutcome.FAILED, "ttft": None}, False),
+        ({"end": RequestOutcome.INTERNAL, "ttft": None}, False),
+        ({"end": RequestOutcome.REFUSED, "ttft": None}, None),
+        ({"end": RequestOutcome.CLIENT_GONE, "ttft": None, "total": 0.8}, None),
+        ({"end": RequestOutcome.CLIENT_GONE, "ttft": None, "total": 0.81}, False),
+        ({"end": RequestOutcome.CLIENT_GONE, "ttft": 0.2}, True),
+        ({"end": RequestOutcome.CLIENT_GONE, "ttft": 0.9}, False),
+        ({"end": RequestOutcome.UPSTREAM_BROKE, "ttft": 0.2}, True),
         ({"stream": False, "ttft": 0.2}, None),
         ({"stream": False, "ttft": 0.9}, None),
-        ({"stream": False, "end": End.SHED, "ttft": None}, False),
-        ({"stream": False, "end": End.REFUSED, "ttft": None}, None),
+        ({"stream": False, "end": RequestOutcome.SHED, "ttft": None}, False),
+        ({"stream": False, "end": RequestOutcome.REFUSED, "ttft": None}, None),
     ],
 )
 def test_ttft_is_met_by_a_first_token_within_the_budget(known: dict[str, object], met: bool | None) -> None:
@@ -51,8 +51,8 @@ def test_ttft_is_met_by_a_first_token_within_the_budget(known: dict[str, object]
         ({"tpot": None}, True),
         ({"tpot": 0.01, "tpot_budget": None}, None),
         ({"tpot": 0.01, "stream": False}, None),
-        ({"tpot": None, "ttft": None, "end": End.FAILED}, None),
-        ({"tpot": 0.06, "end": End.UPSTREAM_BROKE}, False),
+        ({"tpot": None, "ttft": None, "end": RequestOutcome.FAILED}, None),
+        ({"tpot": 0.06, "end": RequestOutcome.UPSTREAM_BROKE}, False),
     ],
 )
 def test_tpot_is_met_within_its_budget_or_by_fewer_than_two_tokens(known: dict[str, object], met: bool | None) -> None:
@@ -67,13 +67,13 @@ def test_tpot_is_met_within_its_budget_or_by_fewer_than_two_tokens(known: dict[s
         ({"total": 5.1}, False),
         ({"total": 1.0, "stream": False}, True),
         ({"total": 1.0, "total_budget": None}, None),
-        ({"total": 1.0, "end": End.UPSTREAM_BROKE}, False),
-        ({"total": 1.0, "end": End.FAILED, "ttft": None}, False),
-        ({"total": 0.1, "end": End.SHED, "ttft": None}, False),
-        ({"total": 0.1, "end": End.UNAVAILABLE, "ttft": None}, False),
-        ({"total": 0.1, "end": End.INTERNAL, "ttft": None}, False),
-        ({"total": 0.1, "end": End.REFUSED, "ttft": None}, None),
-        ({"total": 9.0, "end": End.CLIENT_GONE}, None),
+        ({"total": 1.0, "end": RequestOutcome.UPSTREAM_BROKE}, False),
+        ({"total": 1.0, "end": RequestOutcome.FAILED, "ttft": None}, False),
+        ({"total": 0.1, "end": RequestOutcome.SHED, "ttft": None}, False),
+        ({"total": 0.1, "end": RequestOutcome.UNAVAILABLE, "ttft": None}, False),
+        ({"total": 0.1, "end": RequestOutcome.INTERNAL, "ttft": None}, False),
+        ({"total": 0.1, "end": RequestOutcome.REFUSED, "ttft": None}, None),
+        ({"total": 9.0, "end": RequestOutcome.CLIENT_GONE}, None),
     ],
 )
 def test_total_is_met_by_a_complete_answer_within_the_budget(known: dict[str, object], met: bool | None) -> None:
@@ -86,18 +86,29 @@ def test_total_is_met_by_a_complete_answer_within_the_budget(known: dict[str, ob
 
 def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
     """What an operator greps for: no nesting but for stages and attempts."""
-    attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 0.25, Ending.CANCELLED)
+    attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 0.25, AttemptOutcome.CANCELLED)
     shown = record(spent=[0.00125, *UNSPENT[1:]], attempts=[attempt], tpot=0.0125, tpot_budget=0.05).as_json()
     names = ("request_id", "end", "status", "ttft_ms", "ttft_budget_ms", "total_ms", "tpot_ms")
     assert {name: shown[name] for name in names} == {
-        "request_id": "req-1", "end": "completed", "status": 200, "ttft_ms": 200.0, "ttft_budget_ms": 800.0,
-        "total_ms": 1000.0, "tpot_ms": 12.5,
-    }  # fmt: skip
+        "request_id": "req-1",
+        "end": "completed",
+        "status": 200,
+        "ttft_ms": 200.0,
+        "ttft_budget_ms": 800.0,
+        "total_ms": 1000.0,
+        "tpot_ms": 12.5,
+    }
     assert shown["stages_ms"] == {"read": 1.25}
     assert shown["attempts"] == [
-        {"number": 2, "kind": "hedge", "endpoint": "small/b", "opened_ms": 100.0, "ended_ms": 250.0,
-         "ending": "cancelled"}
-    ]  # fmt: skip
+        {
+            "number": 2,
+            "kind": "hedge",
+            "endpoint": "small/b",
+            "opened_ms": 100.0,
+            "ended_ms": 250.0,
+            "ending": "cancelled",
+        }
+    ]
     assert (shown["ttft_met"], shown["tpot_met"], shown["total_met"]) == (True, True, None)
 
 

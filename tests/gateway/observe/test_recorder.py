@@ -11,7 +11,7 @@ import pytest
 
 from gateway.api.api_error import bad_request
 from gateway.observe import recorder
-from gateway.observe.record import End, Record
+from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import Recorder
 from tests.gateway.builders import decided
 
@@ -20,11 +20,11 @@ def ended(raised: BaseException | None) -> list[Record]:
     """What a recorder is left with after a request that ends in that way."""
     seen: list[Record] = []
     made = Recorder([seen.append])
-    with suppress(BaseException), made.life(monotonic() - 0.25) as life:
+    with suppress(BaseException), made.timeline(monotonic() - 0.25) as life:
         life.record.route = "chat"
         if raised is not None:
             raise raised
-        life.finished(End.COMPLETED, monotonic())
+        life.finished(RequestOutcome.COMPLETED, monotonic())
     assert list(made.recent) == seen
     assert made.live == 0
     return seen
@@ -33,15 +33,15 @@ def ended(raised: BaseException | None) -> list[Record]:
 @pytest.mark.parametrize(
     ("raised", "end", "error"),
     [
-        (None, End.COMPLETED, ""),
-        (asyncio.CancelledError(), End.CLIENT_GONE, ""),
-        (ConnectionResetError(), End.CLIENT_GONE, ""),
-        (KeyError("route"), End.INTERNAL, "KeyError"),
-        (bad_request("nobody caught it"), End.INTERNAL, "Refusal"),
-        (SystemExit(), End.INTERNAL, "SystemExit"),
+        (None, RequestOutcome.COMPLETED, ""),
+        (asyncio.CancelledError(), RequestOutcome.CLIENT_GONE, ""),
+        (ConnectionResetError(), RequestOutcome.CLIENT_GONE, ""),
+        (KeyError("route"), RequestOutcome.INTERNAL, "KeyError"),
+        (bad_request("nobody caught it"), RequestOutcome.INTERNAL, "Refusal"),
+        (SystemExit(), RequestOutcome.INTERNAL, "SystemExit"),
     ],
 )
-def test_every_way_out_leaves_exactly_one_record(raised: BaseException | None, end: End, error: str) -> None:
+def test_every_way_out_leaves_exactly_one_record(raised: BaseException | None, end: RequestOutcome, error: str) -> None:
     """A caller that left is no error; what nobody caught is ours. Its text is not kept: it may hold data."""
     (found,) = ended(raised)
     assert (found.route, found.end, found.error) == ("chat", end, error)
@@ -51,15 +51,15 @@ def test_every_way_out_leaves_exactly_one_record(raised: BaseException | None, e
 def test_an_end_that_was_said_stands_whatever_is_raised_after_it() -> None:
     """The relay knows better how a stream ended than the exception that unwinds it."""
     seen: list[Record] = []
-    with suppress(asyncio.CancelledError), Recorder([seen.append]).life(monotonic() - 1) as life:
-        life.finished(End.UPSTREAM_BROKE, monotonic(), "it broke")
+    with suppress(asyncio.CancelledError), Recorder([seen.append]).timeline(monotonic() - 1) as life:
+        life.finished(RequestOutcome.UPSTREAM_BROKE, monotonic(), "it broke")
         raise asyncio.CancelledError
-    assert [(found.end, found.error) for found in seen] == [(End.UPSTREAM_BROKE, "it broke")]
+    assert [(found.end, found.error) for found in seen] == [(RequestOutcome.UPSTREAM_BROKE, "it broke")]
 
 
 def test_the_exception_itself_goes_on() -> None:
     """A Record hides no bug, and a cancelled task stays cancelled."""
-    with pytest.raises(asyncio.CancelledError), Recorder().life(monotonic()):
+    with pytest.raises(asyncio.CancelledError), Recorder().timeline(monotonic()):
         raise asyncio.CancelledError
 
 
@@ -68,7 +68,7 @@ async def test_a_request_cancelled_in_the_middle_of_an_await_is_recorded() -> No
     made = Recorder()
 
     async def request() -> None:
-        with made.life(monotonic()):
+        with made.timeline(monotonic()):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(request())
@@ -76,7 +76,7 @@ async def test_a_request_cancelled_in_the_middle_of_an_await_is_recorded() -> No
     assert (made.live, list(made.recent)) == (1, [])
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert (made.live, [found.end for found in made.recent]) == (0, [End.CLIENT_GONE])
+    assert (made.live, [found.end for found in made.recent]) == (0, [RequestOutcome.CLIENT_GONE])
 
 
 def test_a_sink_that_fails_loses_its_own_record_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -89,8 +89,8 @@ def test_a_sink_that_fails_loses_its_own_record_and_nothing_else(caplog: pytest.
     made = Recorder([broken, seen.append])
     with caplog.at_level(logging.ERROR, "firsttoken"):
         for _ in range(2):
-            with made.life(monotonic()) as life:
-                life.finished(End.COMPLETED, monotonic())
+            with made.timeline(monotonic()) as life:
+                life.finished(RequestOutcome.COMPLETED, monotonic())
     assert (len(seen), len(made.recent)) == (2, 2)
     assert [entry.message for entry in caplog.records] == ["a sink failed"] * 2
 
@@ -98,7 +98,7 @@ def test_a_sink_that_fails_loses_its_own_record_and_nothing_else(caplog: pytest.
 def test_a_record_carries_the_wall_clock_of_its_arrival() -> None:
     """Which is before now: logs of several machines are laid side by side by it."""
     made = Recorder()
-    with made.life(monotonic() - 5.0) as life:
+    with made.timeline(monotonic() - 5.0) as life:
         pass
     assert life.record.wall == pytest.approx(time() - 5.0, abs=1.0)
 
@@ -106,7 +106,7 @@ def test_a_record_carries_the_wall_clock_of_its_arrival() -> None:
 def test_what_a_decision_weighed_is_kept_no_longer_than_its_request() -> None:
     """Hundreds of candidates in each of hundreds of Records would be all that a gateway's memory holds."""
     made = Recorder()
-    with made.life(monotonic()) as life:
+    with made.timeline(monotonic()) as life:
         life.decided(decided())
         assert life.record.decision is not None
     (found,) = made.recent
@@ -118,6 +118,6 @@ def test_the_most_recent_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(recorder, "RECENT", 3)
     made = Recorder()
     for i in range(5):
-        with made.life(monotonic()) as life:
+        with made.timeline(monotonic()) as life:
             life.record.request_id = str(i)
     assert [found.request_id for found in made.recent] == ["2", "3", "4"]

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.observe.loop_lag import LoopLag
-from gateway.observe.record import AttemptRecord, End, Record, Stage
-from gateway.observe.timeline import Life
-from policies.types import FOREVER, QUANTILES, AttemptKind, Decision, Ending, Forecast, Outcome
+from gateway.observe.record import AttemptRecord, Record, RequestOutcome, Stage
+from gateway.observe.timeline import RequestTimeline
+from policies.types import FOREVER, QUANTILES, AttemptKind, AttemptOutcome, Decision, Forecast, Placement
 from tests.gateway.builders import candidate, decided
 
 BEFORE_FIRST_TOKEN = [stage for stage in Stage if stage is not Stage.STREAM]
@@ -27,14 +27,14 @@ BEFORE_FIRST_TOKEN = [stage for stage in Stage if stage is not Stage.STREAM]
 )
 def test_stages_sum_to_ttft_and_total(steps: list[tuple[Stage, float]], relay: float, stream: float) -> None:
     """By construction: each begins where the one before it ended, however late or early its end was taken."""
-    life, at = Life(Record(arrival=100.0)), 100.0
+    life, at = RequestTimeline(Record(arrival=100.0)), 100.0
     latest = at
     for stage, step in steps:
         at += step
         latest = max(latest, at)
         life.close(stage, at)
     life.first_token_out(latest + max(relay, 0))
-    life.finished(End.COMPLETED, latest + max(relay, 0) + max(stream, 0))
+    life.finished(RequestOutcome.COMPLETED, latest + max(relay, 0) + max(stream, 0))
     stages = life.record.stages
     assert all(seconds >= 0 for seconds in stages.values())
     assert life.record.ttft == pytest.approx(sum(s for stage, s in stages.items() if stage is not Stage.STREAM))
@@ -43,7 +43,7 @@ def test_stages_sum_to_ttft_and_total(steps: list[tuple[Stage, float]], relay: f
 
 def test_a_time_before_the_last_stage_counts_as_none() -> None:
     """A connection may have been opened before the decision was noted; time is never taken back."""
-    life = Life(Record(arrival=100.0))
+    life = RequestTimeline(Record(arrival=100.0))
     life.close(Stage.READ, 100.5)
     life.close(Stage.CONNECT, 100.2)
     life.close(Stage.SEND, 100.6)
@@ -52,7 +52,7 @@ def test_a_time_before_the_last_stage_counts_as_none() -> None:
 
 def test_a_stage_that_is_closed_twice_adds_up() -> None:
     """A request may wait, try and wait again."""
-    life = Life(Record(arrival=100.0))
+    life = RequestTimeline(Record(arrival=100.0))
     for stage, at in ((Stage.QUEUE, 101.0), (Stage.DECIDE, 101.5), (Stage.QUEUE, 103.0)):
         life.close(stage, at)
     assert life.record.stages == {Stage.QUEUE: 2.5, Stage.DECIDE: 0.5}
@@ -60,26 +60,26 @@ def test_a_stage_that_is_closed_twice_adds_up() -> None:
 
 def test_note_closes_a_stage_now_and_passes_the_value_on() -> None:
     """So that the straight line stays one."""
-    life = Life(Record(arrival=monotonic()))
+    life = RequestTimeline(Record(arrival=monotonic()))
     body = b"x"
-    assert life.note(Stage.READ, body) is body
+    assert life.end_stage(Stage.READ, body) is body
     assert 0 <= life.record.stages[Stage.READ] < 5
 
 
 def test_a_request_without_a_first_token_has_no_stream_stage() -> None:
     """What followed its last stage is in the total alone."""
-    life = Life(Record(arrival=100.0))
+    life = RequestTimeline(Record(arrival=100.0))
     life.close(Stage.READ, 100.1)
-    life.finished(End.SHED, 100.4, "too late")
+    life.finished(RequestOutcome.SHED, 100.4, "too late")
     assert life.record.stages == {Stage.READ: pytest.approx(0.1)}
-    assert (life.record.end, life.record.error) == (End.SHED, "too late")
+    assert (life.record.end, life.record.error) == (RequestOutcome.SHED, "too late")
     assert life.record.total == pytest.approx(0.4)
 
 
 def test_an_end_without_an_error_keeps_what_was_said_before() -> None:
     """A reader that was cut off for reading nothing is a client that has gone, and the reason stands."""
-    life = Life(Record(arrival=100.0, error="the client read nothing for 60 s"))
-    life.finished(End.CLIENT_GONE, 101.0)
+    life = RequestTimeline(Record(arrival=100.0, error="the client read nothing for 60 s"))
+    life.finished(RequestOutcome.CLIENT_GONE, 101.0)
     assert life.record.error == "the client read nothing for 60 s"
 
 
@@ -89,14 +89,14 @@ def test_an_end_without_an_error_keeps_what_was_said_before() -> None:
 def test_a_stall_of_the_loop_is_told_and_is_part_of_the_stages() -> None:
     """The longest one before the first token; what comes later is not this request's to wait for."""
     lag = LoopLag()
-    life = Life(Record(arrival=100.0), lag)
+    life = RequestTimeline(Record(arrival=100.0), lag)
     lag.saw(0.02, 100.1)
     life.close(Stage.UPSTREAM, 100.2)
     assert life.stalled(100.2) == life.record.loop_lag == 0.02
     lag.saw(0.04, 100.25)
     life.first_token_out(100.3)
     lag.saw(0.9, 101.5)
-    life.finished(End.COMPLETED, 102.0)
+    life.finished(RequestOutcome.COMPLETED, 102.0)
     assert life.record.loop_lag == 0.04
     assert sum(life.record.stages.values()) == pytest.approx(life.record.total)
 
@@ -104,9 +104,9 @@ def test_a_stall_of_the_loop_is_told_and_is_part_of_the_stages() -> None:
 def test_a_request_without_a_first_token_is_told_of_stalls_until_its_end() -> None:
     """A refusal waits for the loop too."""
     lag = LoopLag()
-    life = Life(Record(arrival=100.0), lag)
+    life = RequestTimeline(Record(arrival=100.0), lag)
     lag.saw(0.02, 100.1)
-    life.finished(End.SHED, 100.2)
+    life.finished(RequestOutcome.SHED, 100.2)
     assert life.record.loop_lag == 0.02
 
 
@@ -115,7 +115,7 @@ def test_a_request_without_a_first_token_is_told_of_stalls_until_its_end() -> No
 
 def test_a_decision_sets_the_budget_and_what_is_believed_of_its_first_choice() -> None:
     """Both count from arrival: the time that the gateway itself took is in them."""
-    life = Life(Record(arrival=100.0))
+    life = RequestTimeline(Record(arrival=100.0))
     chosen = candidate("small/b", 0.2, tokens=90, hit=32, tier=1, chance=0.97)
     assert life.decided(decided(chosen, candidate(), deadline=100.8, at=100.01)).chosen is chosen
     found = life.record
@@ -129,14 +129,14 @@ def test_a_decision_sets_the_budget_and_what_is_believed_of_its_first_choice() -
 
 def test_a_decision_that_places_nothing_believes_nothing() -> None:
     """Its budget still counts: a shed request is a miss."""
-    life = Life(Record(arrival=100.0))
-    life.decided(Decision(Outcome.SHED, 100.0, 100.5, (candidate(),)))
+    life = RequestTimeline(Record(arrival=100.0))
+    life.decided(Decision(Placement.SHED, 100.0, 100.5, (candidate(),)))
     assert (life.record.ttft_budget, life.record.pool, life.record.ttft_predicted_p50) == (0.5, "-", None)
 
 
 def test_a_route_without_a_budget_has_none_in_its_record() -> None:
     """FOREVER is no number to show."""
-    life = Life(Record(arrival=100.0))
+    life = RequestTimeline(Record(arrival=100.0))
     life.decided(decided(deadline=FOREVER))
     assert life.record.ttft_budget is None
 
@@ -144,24 +144,30 @@ def test_a_route_without_a_budget_has_none_in_its_record() -> None:
 def test_the_attempt_that_won_owns_the_prediction() -> None:
     """A fallback is predicted from the moment it was sent; what was lost before is the failover stage, and before the
     decision was made the request waited."""
-    life = Life(Record(arrival=100.0))
+    life = RequestTimeline(Record(arrival=100.0))
     life.decided(decided(candidate("small/a"), at=100.1))
     life.close(Stage.DECIDE, 100.12)
-    life.record.attempts.append(AttemptRecord(1, AttemptKind.PRIMARY, "small/a", "small", 0.1, 0.5, Ending.SILENT))
+    life.record.attempts.append(
+        AttemptRecord(1, AttemptKind.PRIMARY, "small/a", "small", 0.1, 0.5, AttemptOutcome.SILENT)
+    )
     other = candidate("large/c", 0.3, tier=1)
     life.won(other, opened=100.5, connected=100.52, sent=100.53, first_in=100.9)
     found = life.record
     assert (found.pool, found.endpoint, found.tier) == ("large", "large/c", 1)
     assert found.ttft_predicted_p50 == pytest.approx(0.5 + 0.3)
     assert found.stages == {
-        Stage.QUEUE: pytest.approx(0.1), Stage.DECIDE: pytest.approx(0.02), Stage.FAILOVER: pytest.approx(0.38),
-        Stage.CONNECT: pytest.approx(0.02), Stage.SEND: pytest.approx(0.01), Stage.UPSTREAM: pytest.approx(0.37),
-    }  # fmt: skip
+        Stage.QUEUE: pytest.approx(0.1),
+        Stage.DECIDE: pytest.approx(0.02),
+        Stage.FAILOVER: pytest.approx(0.38),
+        Stage.CONNECT: pytest.approx(0.02),
+        Stage.SEND: pytest.approx(0.01),
+        Stage.UPSTREAM: pytest.approx(0.37),
+    }
 
 
 def test_what_a_rate_limit_kept_back_is_no_queue_of_ours() -> None:
     """Of the time before the decision that part is its own stage; the sum stays what it was."""
-    life = Life(Record(arrival=100.0))
+    life = RequestTimeline(Record(arrival=100.0))
     life.decided(replace(decided(candidate("small/a"), at=100.9), limited=0.5))
     assert life.record.stages == {Stage.QUEUE: pytest.approx(0.4), Stage.RATE_LIMIT: pytest.approx(0.5)}
 
@@ -169,16 +175,16 @@ def test_what_a_rate_limit_kept_back_is_no_queue_of_ours() -> None:
 @pytest.mark.parametrize(
     ("ending", "endpoint", "limited"),
     [
-        (Ending.RATE_LIMITED, "api/a", 0.4),
-        (Ending.RATE_LIMITED, "api/other", None),
-        (Ending.SILENT, "api/a", None),
+        (AttemptOutcome.RATE_LIMITED, "api/a", 0.4),
+        (AttemptOutcome.RATE_LIMITED, "api/other", None),
+        (AttemptOutcome.SILENT, "api/a", None),
     ],
 )
 def test_the_wait_for_an_endpoint_that_refused_is_the_rate_limits(
-    ending: Ending, endpoint: str, limited: float | None
+    ending: AttemptOutcome, endpoint: str, limited: float | None
 ) -> None:
     """It had said for how long; what the refused attempt itself took is failover, as any other that was lost."""
-    life = Life(Record(arrival=100.0))
+    life = RequestTimeline(Record(arrival=100.0))
     life.decided(decided(candidate("api/a"), at=100.0))
     life.record.attempts.append(AttemptRecord(1, AttemptKind.PRIMARY, endpoint, "api", 0.0, 0.1, ending))
     life.won(candidate("api/a"), opened=100.5, connected=100.5, sent=100.5, first_in=100.9)
@@ -189,7 +195,7 @@ def test_the_wait_for_an_endpoint_that_refused_is_the_rate_limits(
 
 def test_the_first_choice_keeps_its_first_prediction() -> None:
     """It was believed when it was decided, not when it had connected."""
-    life = Life(Record(arrival=100.0))
+    life = RequestTimeline(Record(arrival=100.0))
     chosen = candidate("small/a", 0.2)
     life.decided(decided(chosen, at=100.1))
     life.won(chosen, 100.4, 100.4, 100.4, 100.5)
@@ -199,7 +205,7 @@ def test_the_first_choice_keeps_its_first_prediction() -> None:
 
 def test_a_forecast_is_kept_at_both_quantiles() -> None:
     """p50 and p90, on which calibration is measured."""
-    life = Life(Record(arrival=100.0))
+    life = RequestTimeline(Record(arrival=100.0))
     ratios = tuple(1.0 + i / 10 for i in range(len(QUANTILES)))
     life.decided(decided(replace(candidate(), forecast=Forecast(0.1, ratios)), at=100.0))
     assert life.record.ttft_predicted_p50 == pytest.approx(0.16)

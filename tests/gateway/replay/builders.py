@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from backends.simulated.profiles import PROFILES, Profile
-from gateway.replay.scenario import Setting
+from gateway.replay.scenario import Scenario
 from gateway.replay.traces import BLOCK, Arrival
 from policies.routes.route import Route
 from policies.routes.workloads import apply
@@ -36,11 +36,11 @@ def pool(name: str = "main", *, engines: int = 2, local: bool = True, price: Pri
     return Pool(name, "m", endpoints, local=local, price=price)
 
 
-def setting(engines: int = 2, profile: str = "8b-h100", *routes: Route, **more: Any) -> Setting:
+def setting(engines: int = 2, profile: str = "8b-h100", *routes: Route, **more: Any) -> Scenario:
     """One pool of equal engines."""
     main = pool(engines=engines)
     profiles: dict[str, Profile] = {endpoint.id: PROFILES[profile] for endpoint in main.endpoints}
-    return Setting((main,), {r.name: r for r in routes or (route(),)}, profiles, **more)
+    return Scenario((main,), {r.name: r for r in routes or (route(),)}, profiles, **more)
 
 
 def arrivals(

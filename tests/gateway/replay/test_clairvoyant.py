@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from backends.simulated.events import EngineRequest, Finished, FirstToken
+from backends.simulated.events import EngineFirstToken, EngineRequest, Finished
 from backends.simulated.profiles import PROFILES, EngineProfile
-from gateway.replay.exact_engine import Answer, Machine
+from gateway.replay.exact_engine import ExactAnswer, Machine
 from gateway.replay.player import play
-from gateway.replay.results import End, Tally
-from gateway.replay.scenario import YARDSTICKS, Setting
-from gateway.replay.sim_fleet import World
+from gateway.replay.results import ReplayOutcome, Results
+from gateway.replay.scenario import YARDSTICKS, Scenario
+from gateway.replay.sim_fleet import SimFleet
 from gateway.replay.traces import BLOCK, Arrival
 from policies.types import Endpoint
 from tests.gateway.replay.builders import arrivals, pool, route, setting
@@ -21,7 +21,7 @@ QUIET = replace(PROFILES["8b-h100"], sigma=0.0)  # type: ignore[type-var]
 assert isinstance(QUIET, EngineProfile)
 
 
-def quiet(engines: int = 1, **more: object) -> Setting:
+def quiet(engines: int = 1, **more: object) -> Scenario:
     """Engines whose steps take what they should."""
     found = setting(engines, "8b-h100", route(**more))
     return replace(found, profiles=dict.fromkeys(found.profiles, QUIET)).with_scorer("reference")
@@ -31,7 +31,7 @@ def request(at: float, prompt: int, output: int = 2, first: int = 1) -> Arrival:
     return Arrival(at, prompt, output, range(first << 30, (first << 30) + prompt // BLOCK), "agent")
 
 
-def ttfts(tally: Tally) -> list[float]:
+def ttfts(tally: Results) -> list[float]:
     return [round(fate.ttft or 0.0, 2) for fate in tally.fates]
 
 
@@ -54,7 +54,7 @@ def test_the_long_one_gives_way() -> None:
 
 def test_the_earliest_deadline_is_first() -> None:
     """Whoever came first: what counts is by when."""
-    both = Setting(
+    both = Scenario(
         (pool(engines=1),),
         {"agent": route(), "chat": route("chat", workload="chat")},
         {"main/0": QUIET},
@@ -83,27 +83,27 @@ def test_no_prefill_takes_the_pace_from_an_answer() -> None:
 def test_what_is_late_is_answered_when_there_is_time() -> None:
     """It is put last, and not lost."""
     tally = play(quiet(), [request(0.0, 120_000), *(request(1.0 + i, 8_000, first=2 + i) for i in range(5))])
-    assert {fate.end for fate in tally.fates} == {End.COMPLETED}
+    assert {fate.end for fate in tally.fates} == {ReplayOutcome.COMPLETED}
     assert [tally.met_ttft(fate) for fate in tally.fates] == [False, *[True] * 5]
 
 
 def test_work_without_a_deadline_is_behind_what_has_one() -> None:
     """And done all the same."""
-    mixed = Setting(
+    mixed = Scenario(
         (pool(engines=1),),
         {"agent": route(), "batch": route("batch", workload="batch")},
         {"main/0": QUIET},
     ).with_scorer("reference")
     batch = [replace(request(i / 100, 10_000, first=10 + i), route="batch") for i in range(4)]
     tally = play(mixed, sorted([*batch, *(request(i / 5, 9_000, first=50 + i) for i in range(6))], key=lambda a: a.at))
-    assert {fate.end for fate in tally.fates} == {End.COMPLETED}
+    assert {fate.end for fate in tally.fates} == {ReplayOutcome.COMPLETED}
     assert tally.row("agent", [fate for fate in tally.fates if fate.route == "agent"]).good == 1.0
 
 
 def test_later_tiers_take_what_the_first_has_no_time_for() -> None:
     """As late as the route's order allows; an API only as often as it takes requests."""
     small, api = pool("small", engines=1), pool("api", engines=1, local=False)
-    both = Setting(
+    both = Scenario(
         (small, api), {"agent": route(tiers=("small", "api"))}, {"small/0": QUIET, "api/0": PROFILES["api"]}
     ).with_scorer("reference")
     calm = play(both, [request(2.0 * i, 12_000, first=i) for i in range(5)]).overall()
@@ -116,14 +116,14 @@ def test_a_tier_that_can_never_take_a_request_is_none_of_its_tiers() -> None:
     """As for everybody else: what fits nowhere is refused."""
     found = quiet(tiers=({"pool": "main", "when": {"prompt_tokens": "<= 5000"}},))
     tally = play(found, [request(0.0, 4_000), request(0.1, 6_000, first=2)])
-    assert [fate.end for fate in tally.fates] == [End.COMPLETED, End.SHED]
+    assert [fate.end for fate in tally.fates] == [ReplayOutcome.COMPLETED, ReplayOutcome.SHED]
 
 
 # ---------------------------------------------------------------- exact times
 
 
-def watched(profile: EngineProfile) -> tuple[World, Machine]:
-    world = World({"main/0": profile})
+def watched(profile: EngineProfile) -> tuple[SimFleet, Machine]:
+    world = SimFleet({"main/0": profile})
     return world, Machine(Endpoint("main/0", "main"), world.machines["main/0"], set())  # type: ignore[arg-type]
 
 
@@ -133,8 +133,8 @@ def test_a_first_token_comes_when_it_was_said_to() -> None:
     for number in range(6):
         world.submit("main/0", EngineRequest(number, 3_000, 400), 0.0)
     for happened in world.run_until(1.0):
-        if isinstance(happened.event, FirstToken):
-            machine.answers[happened.event.id] = Answer(400, 3_000, 100.0)
+        if isinstance(happened.event, EngineFirstToken):
+            machine.answers[happened.event.id] = ExactAnswer(400, 3_000, 100.0)
     machine.touch()
     machine.look()
     told = machine.first_token(request(1.0, 20_000), 0, 0.05, 1.0)
@@ -149,9 +149,9 @@ def test_answers_end_when_they_were_said_to() -> None:
     for number in range(5):
         world.submit("main/0", EngineRequest(number, 4_000, 100 + 150 * number), 0.0)
     for happened in world.run_until(1.0):
-        if isinstance(happened.event, FirstToken):
+        if isinstance(happened.event, EngineFirstToken):
             number = int(happened.event.id)
-            machine.answers[number] = Answer(100 + 150 * number, 4_000, 100.0)
+            machine.answers[number] = ExactAnswer(100 + 150 * number, 4_000, 100.0)
     machine.look()
     told = {key: answer.finish for key, answer in machine.answers.items()}
     came = {h.event.id: h.at for h in world.run_until(60.0) if isinstance(h.event, Finished)}

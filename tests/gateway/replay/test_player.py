@@ -9,23 +9,23 @@ import pytest
 
 from backends.simulated.profiles import PROFILES
 from gateway.replay.player import Player, play
-from gateway.replay.results import End
-from gateway.replay.scenario import COMPARABLE, POOLED, YARDSTICKS, Setting
+from gateway.replay.results import ReplayOutcome
+from gateway.replay.scenario import COMPARABLE, POOLED, YARDSTICKS, Scenario
 from gateway.replay.sim_dispatcher import Live
 from gateway.replay.sim_fleet import Fault
 from gateway.replay.traces import Arrival
 from policies.routing.tiers import decide
-from policies.types import Ask, Decision, Price
+from policies.types import Decision, Price, RequestView
 from tests.gateway.replay.builders import arrivals, pool, route, setting
 
 BUSY = arrivals(80, rate=8.0)
 
 
-def tiered(*tiers: str, prefer: str = "quality") -> Setting:
+def tiered(*tiers: str, prefer: str = "quality") -> Scenario:
     """Two small engines, and an API."""
     small, api = pool("small", price=Price(0.1, 0.2)), pool("api", engines=1, local=False, price=Price(1.0, 2.0))
     profiles = {e.id: PROFILES["8b-h100"] for e in small.endpoints} | {"api/0": PROFILES["api"]}
-    return Setting((small, api), {"agent": route(tiers=tiers, prefer=prefer)}, profiles)
+    return Scenario((small, api), {"agent": route(tiers=tiers, prefer=prefer)}, profiles)
 
 
 @pytest.mark.parametrize("scorer", ["ours", "lmetric", "reference"])
@@ -41,7 +41,7 @@ def test_everybody_is_answered() -> None:
     """Each request has one fate, in order of arrival, and its answer costs what its pool says."""
     tally = play(tiered("small", "api"), BUSY)
     assert [fate.number for fate in tally.fates] == list(range(1, 81))
-    assert Counter(fate.end for fate in tally.fates) == {End.COMPLETED: 80}
+    assert Counter(fate.end for fate in tally.fates) == {ReplayOutcome.COMPLETED: 80}
     told = tally.fates[0]
     assert told.cost == pytest.approx((told.prompt_tokens * 0.1 + told.output_tokens * 0.2) / 1e6)
 
@@ -53,7 +53,7 @@ def test_a_yardstick_decides_as_it_does_in_the_gateway(scorer: str) -> None:
     decided, seen = player.brains[0].sender.decided, []
 
     def compared(live: Live, decision: Decision) -> None:
-        now, fleet, ask = player.clock.now, player.brains[0].fleet, Ask("agent", live.fate.arrived, True)
+        now, fleet, ask = player.clock.now, player.brains[0].fleet, RequestView("agent", live.fate.arrived, True)
         same = decide(ask, live.estimate, live.route, fleet.snapshot(now), fleet, now, live.number)
         seen.append([c.endpoint for c in decision.ranked] == [c.endpoint for c in same.ranked])
         decided(live, decision)
@@ -88,8 +88,8 @@ def test_a_dying_engine_loses_no_request_without_a_first_token() -> None:
     for scorer in ("ours", "least_request", "reference"):
         tally = play(kill.with_scorer(scorer), BUSY)
         ends = Counter(fate.end for fate in tally.fates)
-        assert (ends[End.LOST], ends[End.UNFINISHED], ends[End.SHED]) == (0, 0, 0)
-        assert ends[End.BROKEN] > 0
+        assert (ends[ReplayOutcome.LOST], ends[ReplayOutcome.UNFINISHED], ends[ReplayOutcome.SHED]) == (0, 0, 0)
+        assert ends[ReplayOutcome.BROKEN] > 0
         assert any(fate.endpoint == "main/0" and fate.arrived > 6.5 for fate in tally.fates)
 
 
@@ -99,14 +99,16 @@ def test_what_hangs_is_left_for_another() -> None:
     ours, theirs = (play(hanging.with_scorer(name), BUSY) for name in ("ours", "least_request"))
     for tally in (ours, theirs):
         assert any(fate.attempts > 1 for fate in tally.fates)
-    slowest = [max(fate.ttft or 0.0 for fate in tally.fates if fate.end is End.COMPLETED) for tally in (ours, theirs)]
+    slowest = [
+        max(fate.ttft or 0.0 for fate in tally.fates if fate.end is ReplayOutcome.COMPLETED) for tally in (ours, theirs)
+    ]
     assert slowest[0] < 10.0 < 20.0 < slowest[1]
 
 
 def test_what_no_engine_could_hold_is_lost() -> None:
     """Refused by the engine as the caller's own fault: nobody else is asked."""
     tally = play(setting(), [Arrival(0.0, 600_000, 10, (), "agent"), *BUSY[:3]])
-    assert (tally.fates[0].end, tally.fates[0].attempts) == (End.LOST, 1)
+    assert (tally.fates[0].end, tally.fates[0].attempts) == (ReplayOutcome.LOST, 1)
 
 
 def test_a_rate_limit_is_waited_out_or_gone_round() -> None:
@@ -114,14 +116,14 @@ def test_a_rate_limit_is_waited_out_or_gone_round() -> None:
     many = arrivals(700, rate=40.0, prompt=300, output=4)
     tally = play(tiered("api", "small"), many)
     ends = Counter(fate.end for fate in tally.fates)
-    assert (ends[End.COMPLETED], tally.overall().tiers[1] > 0.1) == (700, True)
+    assert (ends[ReplayOutcome.COMPLETED], tally.overall().tiers[1] > 0.1) == (700, True)
 
 
 def test_what_is_held_for_too_long_is_refused() -> None:
     """As the gateway's line does it."""
     crowded = replace(setting(1, "8b-l4"), first_token=5.0)
     tally = play(crowded, arrivals(80, rate=8.0, prompt=20_000))
-    refused = [fate for fate in tally.fates if fate.end is End.SHED]
+    refused = [fate for fate in tally.fates if fate.end is ReplayOutcome.SHED]
     assert refused
     assert all(fate.first_at is None for fate in refused)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.replay.results import End, Fate, Tally, quantile
+from gateway.replay.results import ReplayOutcome, RequestResult, Results, quantile
 from policies.types import PromptEstimate
 from tests.gateway.builders import candidate, decided
 from tests.gateway.replay.builders import route
@@ -16,22 +16,22 @@ AGENT = route()  # TTFT 3 s, TPOT 50 ms, total 30 s
 BATCH = route("batch", workload="batch")
 
 
-def fate(ttft: float | None = 1.0, tpot: float = 0.02, number: int = 1, **more: Any) -> Fate:
+def fate(ttft: float | None = 1.0, tpot: float = 0.02, number: int = 1, **more: Any) -> RequestResult:
     """An answer of 101 tokens."""
     given: dict[str, Any] = {"route": "agent", "arrived": 10.0, "prompt_tokens": 1000, "output_tokens": 101}
     if ttft is not None:
         given |= {"sent_at": 10.0, "first_at": 10.0 + ttft, "ended_at": 10.0 + ttft + 100 * tpot}
-        given |= {"end": End.COMPLETED, "endpoint": "main/0"}
-    return Fate(number, **{**given, **more})
+        given |= {"end": ReplayOutcome.COMPLETED, "endpoint": "main/0"}
+    return RequestResult(number, **{**given, **more})
 
 
-def tally(*fates: Fate, seconds: float = 10.0, keep: int = 0) -> Tally:
-    return Tally({"agent": AGENT, "batch": BATCH}, seconds, keep, list(fates))
+def tally(*fates: RequestResult, seconds: float = 10.0, keep: int = 0) -> Results:
+    return Results({"agent": AGENT, "batch": BATCH}, seconds, keep, list(fates))
 
 
 def test_attainment_is_of_all_that_were_offered() -> None:
     """Refusing one is missing one."""
-    row = tally(fate(), fate(), fate(4.0), fate(None, end=End.SHED)).overall()
+    row = tally(fate(), fate(), fate(4.0), fate(None, end=ReplayOutcome.SHED)).overall()
     assert (row.offered, row.attainment, row.sheds) == (4, 0.5, 1)
 
 
@@ -48,7 +48,7 @@ def test_an_answer_of_one_token_has_no_pace_to_miss() -> None:
 
 def test_lost_is_before_the_first_token_and_broken_after_it() -> None:
     """Two different promises: the first is never to be broken by a dying engine."""
-    row = tally(fate(None, end=End.LOST), fate(end=End.BROKEN, ended_at=None), fate(None)).overall()
+    row = tally(fate(None, end=ReplayOutcome.LOST), fate(end=ReplayOutcome.BROKEN, ended_at=None), fate(None)).overall()
     assert (row.lost, row.broken, row.unfinished, row.good) == (1, 1, 1, 0.0)
     assert row.attainment == pytest.approx(1 / 3)
 
@@ -56,7 +56,7 @@ def test_lost_is_before_the_first_token_and_broken_after_it() -> None:
 def test_total_time_is_judged_where_it_is_promised() -> None:
     """Of all offered to such a route; elsewhere there is nothing to meet."""
     slow = fate(ended_at=41.0)
-    rows = tally(fate(), slow, fate(None, end=End.LOST), fate(route="batch")).rows()
+    rows = tally(fate(), slow, fate(None, end=ReplayOutcome.LOST), fate(route="batch")).rows()
     assert [row.name for row in rows] == ["agent", "batch", "all"]
     assert rows[0].total == pytest.approx(1 / 3)
     assert isnan(rows[1].total)

@@ -6,7 +6,7 @@ import pytest
 
 from backends.simulated.events import EngineRequest, Refused
 from backends.simulated.profiles import PROFILES, ApiProfile
-from gateway.replay.sim_fleet import API_OVERHEAD, Fault, Happened, World
+from gateway.replay.sim_fleet import API_OVERHEAD, Fault, Happened, SimFleet
 from tests.gateway.replay.builders import arrivals
 
 ENGINES = {"main/0": PROFILES["8b-h100"], "main/1": PROFILES["8b-a100"]}
@@ -18,7 +18,7 @@ def ask(number: int, prompt: int = 2_000, output: int = 20) -> EngineRequest:
 
 def played(step: float) -> list[Happened]:
     """Everything that happens, with the world run in slices of `step` seconds."""
-    world, happened, now = World(ENGINES, seed=3), list[Happened](), 0.0
+    world, happened, now = SimFleet(ENGINES, seed=3), list[Happened](), 0.0
     for number, arrival in enumerate(arrivals(40, rate=10.0)):
         while now + step < arrival.at:
             now += step
@@ -43,7 +43,7 @@ def test_events_come_in_the_order_of_their_times() -> None:
 
 def test_one_seed_is_one_outcome() -> None:
     """And another seed another one."""
-    first, again, other = (World(ENGINES, seed) for seed in (1, 1, 2))
+    first, again, other = (SimFleet(ENGINES, seed) for seed in (1, 1, 2))
     for world in (first, again, other):
         world.submit("main/0", ask(1), 0.0)
     ends = [list(world.run_until(60.0)) for world in (first, again, other)]
@@ -53,7 +53,7 @@ def test_one_seed_is_one_outcome() -> None:
 
 def test_a_dead_engine_takes_its_requests_along() -> None:
     """It refuses until it is back, and is empty then."""
-    world = World(ENGINES)
+    world = SimFleet(ENGINES)
     world.submit("main/0", ask(1), 0.0)
     assert world.befall(Fault(0.1, "main/0", "kill"), 0.1) == (1,)
     assert world.load_of("main/0", 0.0) is None
@@ -68,7 +68,7 @@ def test_a_slow_engine_takes_as_many_times_longer() -> None:
     """And is healed by a factor of one."""
     took = []
     for factor in (1.0, 5.0):
-        world = World(ENGINES)
+        world = SimFleet(ENGINES)
         world.befall(Fault(0.0, "main/0", "slow", factor), 0.0)
         world.submit("main/0", ask(1), 0.0)
         took.append(list(world.run_until(60.0))[-1].at - 0.015)
@@ -77,7 +77,7 @@ def test_a_slow_engine_takes_as_many_times_longer() -> None:
 
 def test_a_hung_request_is_never_answered() -> None:
     """It is no load to the engine, and is lost when that dies."""
-    world = World(ENGINES, hung=1.0)
+    world = SimFleet(ENGINES, hung=1.0)
     world.submit("main/0", ask(1), 0.0)
     assert list(world.run_until(100.0)) == []
     assert world.befall(Fault(100.0, "main/1", "kill"), 100.0) == ()
@@ -86,7 +86,7 @@ def test_a_hung_request_is_never_answered() -> None:
 
 def test_a_hung_request_can_be_left() -> None:
     """Nothing is heard of it then."""
-    world = World(ENGINES, hung=1.0)
+    world = SimFleet(ENGINES, hung=1.0)
     world.submit("main/0", ask(1), 0.0)
     world.abort("main/0", 1)
     assert world.befall(Fault(1.0, "main/0", "kill"), 1.0) == ()
@@ -94,5 +94,5 @@ def test_a_hung_request_can_be_left() -> None:
 
 def test_the_world_may_run_ahead_by_what_a_request_needs_to_arrive() -> None:
     """Where there are only APIs, by less than any of them takes to answer."""
-    assert World(ENGINES).overhead == PROFILES["8b-h100"].overhead  # type: ignore[union-attr]
-    assert World({"api/0": ApiProfile("api", "m")}).overhead == API_OVERHEAD
+    assert SimFleet(ENGINES).overhead == PROFILES["8b-h100"].overhead  # type: ignore[union-attr]
+    assert SimFleet({"api/0": ApiProfile("api", "m")}).overhead == API_OVERHEAD

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.replay.synthetic import agents
 from gateway.replay.traces import TraceError, at_load, read_trace, spread
-from gateway.replay.traffic_sources import AGENTS, Source, Traffic
+from gateway.replay.traffic_sources import AGENTS, Traffic, TrafficSource
 from tests.gateway.builders import record
 from tests.gateway.replay.builders import mooncake, route, setting
 
@@ -129,17 +129,17 @@ def test_a_limit_takes_the_first_requests(tmp_path: Path) -> None:
 
 def test_a_source_may_name_its_route() -> None:
     """A path may have an equals sign too."""
-    assert Source.parse("chat=a.csv") == Source("a.csv", "chat")
-    assert Source.parse("dir/x=1.csv") == Source("dir/x=1.csv")
+    assert TrafficSource.parse("chat=a.csv") == TrafficSource("a.csv", "chat")
+    assert TrafficSource.parse("dir/x=1.csv") == TrafficSource("dir/x=1.csv")
 
 
 def test_a_single_route_needs_no_name(tmp_path: Path) -> None:
     """With several, the trace or the caller says which."""
-    traffic = Traffic((Source(str(mooncake(tmp_path / "trace", 3))),))
+    traffic = Traffic((TrafficSource(str(mooncake(tmp_path / "trace", 3))),))
     assert {a.route for a in traffic.arrivals(setting(), 1.0, 0)} == {"agent"}
     with pytest.raises(TraceError, match="names one of the routes agent, chat; write ROUTE=TRACE"):
         traffic.arrivals(setting(2, "8b-h100", route(), route("chat")), 1.0, 0)
-    unknown = Traffic((Source(str(tmp_path / "trace"), "agnet"),))
+    unknown = Traffic((TrafficSource(str(tmp_path / "trace"), "agnet"),))
     with pytest.raises(TraceError, match="no route 'agnet'; there are agent"):
         unknown.arrivals(setting(), 1.0, 0)
 
@@ -147,13 +147,13 @@ def test_a_single_route_needs_no_name(tmp_path: Path) -> None:
 def test_several_sources_are_one_stream(tmp_path: Path) -> None:
     """In order of time, cut at the replay's own seconds."""
     one, two = mooncake(tmp_path / "one", 10, gap=1000), mooncake(tmp_path / "two", 10, gap=700)
-    found = Traffic((Source(str(one)), Source(str(two))), seconds=2.0).arrivals(setting(), 1.0, 0)
+    found = Traffic((TrafficSource(str(one)), TrafficSource(str(two))), seconds=2.0).arrivals(setting(), 1.0, 0)
     assert [a.at for a in found] == [0.0, 0.0, 0.7, 1.0, 1.4]
 
 
 def test_made_up_sessions_become_more_not_faster() -> None:
     """Whoever thinks between two turns does not think faster under load."""
-    once, twice = (Source(AGENTS).arrivals(load, 3, None) for load in (1.0, 2.0))
+    once, twice = (TrafficSource(AGENTS).arrivals(load, 3, None) for load in (1.0, 2.0))
     assert 1.5 < len(twice) / len(once) < 2.5
     assert twice[-1].at > 800
 

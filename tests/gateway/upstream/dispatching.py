@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from backends.http.connection_pool import Origin
+from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind
-from gateway.api.api_error import Refusal
+from gateway.api.api_error import ApiError
 from gateway.observe.record import Record
-from gateway.observe.timeline import Life
+from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.routed_request import Job, Upstream
-from gateway.upstream.upstream_request import Run
+from gateway.upstream.routed_request import RoutedRequest, Upstream
+from gateway.upstream.upstream_request import UpstreamRequest
 from policies import types as facts
 from policies.attempts.retry_budgets import RetryBudget
 from policies.types import FOREVER, Candidate, Endpoint, PoolEstimate, PromptEstimate
@@ -81,7 +81,7 @@ class Fleet:
         self.monitor = Hearing(pool)
         urls = [s if isinstance(s, str) else await self._started(s) for s in self.scripts]
         self.ways = {
-            id: Upstream(Origin(url, connect_timeout=0.5), backend(), "served")
+            id: Upstream(ConnectionPool(url, connect_timeout=0.5), backend(), "served")
             for id, url in zip(ids, urls, strict=True)
         }
         self.dispatcher = Dispatcher(self.ways, self.monitor, self.retries, first_token_limit=self.limit)
@@ -101,27 +101,33 @@ class Fleet:
         return [candidate(id, FAST) for id in self.ways]
 
     async def open(
-        self, *, stream: bool = True, within: float = FOREVER, passthrough: bool = False,
-        headers: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None, **on: Any,
-    ) -> Run:  # fmt: skip
+        self,
+        *,
+        stream: bool = True,
+        within: float = FOREVER,
+        passthrough: bool = False,
+        headers: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        **on: Any,
+    ) -> UpstreamRequest:
         """A request, up to its first token: the attempt that won. `on`: of its route."""
         now = time.monotonic()
         self.record = Record(arrival=now, wall=time.time())
-        job = Job(
+        job = RoutedRequest(
             request(headers, stream=stream, **(body or {})),
             route(**on),
             PromptEstimate({"small": PoolEstimate(100)}),
             decided(*self.candidates, deadline=now + within, at=now),
-            Life(self.record),
+            RequestTimeline(self.record),
             passthrough,
         )
         landing: Any = Landing()
-        await self.dispatcher.carry(job, landing)
-        run: Run = landing.run
+        await self.dispatcher.execute(job, landing)
+        run: UpstreamRequest = landing.run
         return run
 
-    async def refused(self, **how: Any) -> Refusal:
-        with pytest.raises(Refusal) as caught:
+    async def refused(self, **how: Any) -> ApiError:
+        with pytest.raises(ApiError) as caught:
             await self.open(**how)
         return caught.value
 
@@ -146,7 +152,7 @@ class Landing:
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: UpstreamRequest) -> None:
         self.run = run
         self.done.set_result(None)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from backends.interface import Failure, FailureKind
 from gateway.downstream.http_request import HttpRequest
-from gateway.downstream.http_server import FrontServer
-from gateway.observe.record import End
-from gateway.observe.timeline import Life
+from gateway.downstream.http_server import HttpServer
+from gateway.observe.record import RequestOutcome
+from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.relay import Relay
-from gateway.upstream.upstream_request import Run
+from gateway.upstream.upstream_request import UpstreamRequest
 from tests.gateway.builders import (
     CHAT,
     Caller,
@@ -64,7 +64,7 @@ class Begins(Owner):
 
     relay: Relay
 
-    def first_token(self, run: Run) -> None:
+    def first_token(self, run: UpstreamRequest) -> None:
         super().first_token(run)
         self.relay.begin(run)
 
@@ -75,12 +75,12 @@ class Relaying:
     def __init__(self, *reads: bytes, stream: bool = True, **headers: str) -> None:
         self.wire, self.monitor, self.owner = Wire(), Hearing(), Begins()
         self.run = run(self.monitor, self.owner, stream=stream)
-        self.life = Life(record(ttft=None, total=0.0, arrival=monotonic()))
+        self.life = RequestTimeline(record(ttft=None, total=0.0, arrival=monotonic()))
         self.headers, self.reads = {"content-type": "text/event-stream", **headers}, reads
 
     async def to(self, *, http10: bool = False, keep_alive: bool = True, strip: bool = False, idle: float = 30) -> None:
         """Begin to relay: the first of `reads` that holds a token goes out with all before it."""
-        connection = FrontServer(_nobody)()
+        connection = HttpServer(_nobody)()
         connection.transport = self.wire
         connection.write = connection.write_on = self.wire.write
         self.connection = connection
@@ -100,7 +100,7 @@ class Relaying:
         return self.http
 
     @property
-    def outcome(self) -> tuple[End, str]:
+    def outcome(self) -> tuple[RequestOutcome, str]:
         return self.life.record.end, self.life.record.error
 
 

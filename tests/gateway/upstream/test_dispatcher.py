@@ -47,10 +47,10 @@ async def test_an_attempt_counts_from_the_moment_it_is_opened() -> None:
         await asyncio.sleep(0)
         load = fleet.monitor.loads()["small/0"]
         assert (load.in_flight, load.prefilling, fleet.upstreams[0].connections) == (1, 1, 0)
-        assert 0 < load.ahead <= 100
+        assert 0 < load.queued_tokens <= 100
         fleet.upstreams[0].proceed()
         await task
-        assert fleet.monitor.loads()["small/0"].ahead == 0
+        assert fleet.monitor.loads()["small/0"].queued_tokens == 0
 
 
 async def test_what_is_sent_is_in_the_backends_words() -> None:
@@ -178,8 +178,12 @@ async def test_a_requests_own_mistake_is_tried_nowhere_else() -> None:
     async with Fleet([reply(wrong, "400 x")], OK) as fleet:
         refusal = await fleet.refused()
         assert (refusal.status, refusal.message, refusal.param, refusal.code, refusal.headers) == (
-            400, "bad temperature", "temperature", "odd", {},
-        )  # fmt: skip
+            400,
+            "bad temperature",
+            "temperature",
+            "odd",
+            {},
+        )
         assert (fleet.asked, fleet.lost) == ([1, 0], [("small/0", "primary", "refused")])
 
 

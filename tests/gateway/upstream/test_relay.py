@@ -7,9 +7,9 @@ from time import monotonic
 
 import pytest
 
-from gateway.observe.record import End, Stage
+from gateway.observe.record import RequestOutcome, Stage
 from gateway.upstream.relay import SILENT, TRUNCATED
-from policies.types import Ending
+from policies.types import AttemptOutcome
 from tests.gateway.builders import (
     ANSWER,
     DONE,
@@ -47,7 +47,7 @@ async def test_every_read_of_the_upstream_is_one_chunk_in_its_own_call() -> None
     talk.run.on_end()
     assert talk.wire.writes[-1] == LAST_CHUNK
     assert (await talk.written()).keep_alive
-    assert talk.outcome == (End.COMPLETED, "")
+    assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
 async def test_a_whole_answer_keeps_its_length() -> None:
@@ -59,7 +59,7 @@ async def test_a_whole_answer_keeps_its_length() -> None:
     assert (await talk.written()).keep_alive
     assert (talk.wire.head["content-length"], talk.wire.body) == (str(len(WHOLE)), WHOLE)
     assert "transfer-encoding" not in talk.wire.head
-    assert talk.outcome == (End.COMPLETED, "")
+    assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
 async def test_a_whole_answer_without_a_length_is_chunked() -> None:
@@ -100,7 +100,7 @@ async def test_an_answer_of_one_read_goes_out_whole() -> None:
     assert len(talk.wire.writes) == 2
     await talk.written()
     assert talk.wire.body == chunk(ANSWER) + LAST_CHUNK
-    assert talk.outcome == (End.COMPLETED, "")
+    assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
 async def test_an_answer_without_a_visible_token_goes_out_at_its_end() -> None:
@@ -111,7 +111,7 @@ async def test_an_answer_without_a_visible_token_goes_out_at_its_end() -> None:
     talk.run.on_end()
     await talk.written()
     assert talk.wire.body == chunk(PREAMBLE + FINISH + DONE) + LAST_CHUNK
-    assert talk.outcome == (End.COMPLETED, "")
+    assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
 async def test_stages_follow_the_first_and_the_last_byte_out() -> None:
@@ -171,7 +171,7 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event_of_its_own(
     talk.run.on_failure(RESET)
     assert not (await talk.written()).keep_alive
     assert talk.wire.writes[-1] == chunk(between + error_event(RESET)) + LAST_CHUNK
-    assert talk.outcome == (End.UPSTREAM_BROKE, RESET.message)
+    assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, RESET.message)
 
 
 async def test_a_stripped_stream_that_is_cut_ends_on_a_boundary_too() -> None:
@@ -191,7 +191,7 @@ async def test_a_stream_that_ends_without_saying_so_is_an_error() -> None:
     talk.run.on_end()
     await talk.written()
     assert talk.wire.body == chunk(TOKEN) + chunk(error_event(TRUNCATED)) + LAST_CHUNK
-    assert talk.outcome == (End.UPSTREAM_BROKE, TRUNCATED.message)
+    assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, TRUNCATED.message)
 
 
 async def test_a_finish_reason_without_done_is_success() -> None:
@@ -202,7 +202,7 @@ async def test_a_finish_reason_without_done_is_success() -> None:
     talk.run.on_end()
     assert (await talk.written()).keep_alive
     assert talk.wire.body == chunk(TOKEN) + chunk(FINISH) + LAST_CHUNK
-    assert talk.outcome == (End.COMPLETED, "")
+    assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
 @pytest.mark.parametrize("tail", [ERROR + DONE, b"data: {nonsense\n\n"])
@@ -214,7 +214,7 @@ async def test_an_answer_that_breaks_in_its_first_read_says_so(tail: bytes) -> N
     body = talk.wire.body
     assert body.startswith(chunk(TOKEN + tail.partition(DONE)[0]))
     assert (body.count(b'"error"'), body.count(DONE), body.endswith(LAST_CHUNK)) == (1, 0, True)
-    assert talk.outcome[0] is End.UPSTREAM_BROKE
+    assert talk.outcome[0] is RequestOutcome.UPSTREAM_BROKE
 
 
 async def test_the_backends_own_error_event_is_the_explicit_end() -> None:
@@ -224,7 +224,7 @@ async def test_the_backends_own_error_event_is_the_explicit_end() -> None:
     talk.run.on_body(ERROR + DONE)
     assert not (await talk.written()).keep_alive
     assert talk.wire.body == chunk(TOKEN) + chunk(ERROR) + LAST_CHUNK
-    assert talk.outcome == (End.UPSTREAM_BROKE, "the backend's own error: server")
+    assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, "the backend's own error: server")
 
 
 async def test_a_whole_answer_that_is_cut_stays_unfinished() -> None:
@@ -234,7 +234,7 @@ async def test_a_whole_answer_that_is_cut_stays_unfinished() -> None:
     talk.run.on_failure(RESET)
     assert not (await talk.written()).keep_alive
     assert (talk.wire.body, talk.wire.gone) == (WHOLE[:30], True)
-    assert talk.outcome == (End.UPSTREAM_BROKE, RESET.message)
+    assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, RESET.message)
 
 
 async def test_silence_in_mid_stream_is_given_up() -> None:
@@ -243,7 +243,10 @@ async def test_silence_in_mid_stream_is_given_up() -> None:
     await talk.to(idle=0.1)
     await talk.written()
     assert talk.wire.body == chunk(TOKEN) + chunk(error_event(SILENT)) + LAST_CHUNK
-    assert (talk.outcome, talk.monitor.endings) == ((End.UPSTREAM_BROKE, SILENT.message), [Ending.CANCELLED])
+    assert (talk.outcome, talk.monitor.endings) == (
+        (RequestOutcome.UPSTREAM_BROKE, SILENT.message),
+        [AttemptOutcome.CANCELLED],
+    )
 
 
 async def test_every_byte_puts_the_silence_off() -> None:
@@ -258,4 +261,4 @@ async def test_every_byte_puts_the_silence_off() -> None:
     talk.run.on_body(FINISH)
     talk.run.on_end()
     await talk.written()
-    assert talk.outcome == (End.COMPLETED, "")
+    assert talk.outcome == (RequestOutcome.COMPLETED, "")

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 from gateway.upstream import relay
-from policies.types import Ending
+from policies.types import AttemptOutcome
 from tests.gateway.builders import (
     ANSWER,
     CHAT,
@@ -62,8 +62,8 @@ async def test_a_reader_that_stalls_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
         await eventually(lambda: gateway.recorder.recent)
         await upstream.until(lambda seen: seen.hangups == 1)
     found = last(gateway)
-    assert (found.end, found.error) == (End.CLIENT_GONE, "the client read nothing for 0.2 s")
-    assert found.attempts[-1].ending is Ending.CANCELLED
+    assert (found.end, found.error) == (RequestOutcome.CLIENT_GONE, "the client read nothing for 0.2 s")
+    assert found.attempts[-1].ending is AttemptOutcome.CANCELLED
 
 
 async def test_a_reader_that_catches_up_gets_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ async def test_a_reader_that_catches_up_gets_every_byte(monkeypatch: pytest.Monk
         caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
         body = b"".join(await caller.chunks())
     assert body == event * 100 + ANSWER
-    assert last(gateway).end is End.COMPLETED
+    assert last(gateway).end is RequestOutcome.COMPLETED
 
 
 # --------------------------------------------------------------------------- on the wire
@@ -102,7 +102,7 @@ async def test_a_kept_connection_serves_answer_after_answer() -> None:
             assert b"".join(await caller.chunks()) == ANSWER
             assert (await caller.whole(post(CHAT)))[2] == WHOLE
         assert len(gateway.front.connections) == 1
-    assert [found.end for found in gateway.recorder.recent] == [End.COMPLETED] * 4
+    assert [found.end for found in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 4
 
 
 async def test_a_whole_answer_that_is_cut_is_cut_for_the_caller() -> None:
@@ -115,4 +115,4 @@ async def test_a_whole_answer_that_is_cut_is_cut_for_the_caller() -> None:
             rest = await caller.rest()
         assert len(rest) < int(headers["content-length"])
         await eventually(lambda: gateway.recorder.recent)
-    assert last(gateway).end is End.UPSTREAM_BROKE
+    assert last(gateway).end is RequestOutcome.UPSTREAM_BROKE

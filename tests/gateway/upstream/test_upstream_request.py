@@ -8,10 +8,10 @@ from time import monotonic
 import pytest
 
 from backends import failures
-from backends.http.connection_pool import Origin
+from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind, HttpCall
-from gateway.upstream.upstream_request import MAX_ERROR, MAX_HELD, Run
-from policies.types import Ending
+from gateway.upstream.upstream_request import MAX_ERROR, MAX_HELD, UpstreamRequest
+from policies.types import AttemptOutcome
 from tests.gateway.builders import (
     ANSWER,
     DONE,
@@ -43,7 +43,7 @@ class Attaches(Owner):
         super().__init__()
         self.reader = reader
 
-    def first_token(self, run: Run) -> None:
+    def first_token(self, run: UpstreamRequest) -> None:
         super().first_token(run)
         self.reader.reads.append(run.take_held())
         run.attach(self.reader)
@@ -119,7 +119,7 @@ def test_an_error_event_before_the_first_token_fails_over() -> None:
     """Inside a 200, too: nobody has seen anything yet."""
     stage = Stage().reads(PREAMBLE, ERROR)
     assert (stage.failure.kind, stage.owner.firsts) == (FailureKind.SERVER, [])
-    assert (stage.monitor.endings, stage.load) == ([Ending.FAILED], (0, 0))
+    assert (stage.monitor.endings, stage.load) == ([AttemptOutcome.FAILED], (0, 0))
 
 
 def test_a_token_before_an_error_event_commits() -> None:
@@ -132,14 +132,18 @@ def test_a_token_before_an_error_event_commits() -> None:
 def test_an_answer_without_output_that_says_it_is_over_is_an_answer() -> None:
     """A model may have nothing to say; asking another would not be more honest."""
     stage = Stage().reads(PREAMBLE, FINISH, USAGE, DONE).ends()
-    assert (stage.owner.firsts, stage.monitor.endings, stage.run.answered) == ([stage.run], [Ending.COMPLETED], True)
+    assert (stage.owner.firsts, stage.monitor.endings, stage.run.answered) == (
+        [stage.run],
+        [AttemptOutcome.COMPLETED],
+        True,
+    )
 
 
 @pytest.mark.parametrize("parts", [(), (PREAMBLE,), (PREAMBLE, USAGE), (TOKEN[:30],)])
 def test_a_reply_that_ends_before_its_first_token_has_failed(parts: tuple[bytes, ...]) -> None:
     """It did not say that it was over, so somebody else is asked."""
     stage = Stage().reads(*parts).ends()
-    assert (stage.failure.kind, stage.monitor.endings) == (FailureKind.PROTOCOL, [Ending.FAILED])
+    assert (stage.failure.kind, stage.monitor.endings) == (FailureKind.PROTOCOL, [AttemptOutcome.FAILED])
 
 
 def test_an_answer_without_its_last_blank_line_is_found_at_the_end() -> None:
@@ -162,7 +166,7 @@ def test_an_answer_that_is_not_streamed_commits_at_its_first_byte() -> None:
     stage = Stage(stream=False).reads(WHOLE[:10])
     assert (stage.owner.firsts, stage.load) == ([stage.run], (1, 1))
     stage.reads(WHOLE[10:]).ends()
-    assert (stage.monitor.endings, stage.run.answered, stage.run.output_tokens) == ([Ending.COMPLETED], True, 2)
+    assert (stage.monitor.endings, stage.run.answered, stage.run.output_tokens) == ([AttemptOutcome.COMPLETED], True, 2)
 
 
 # --------------------------------------------------------------------------- errors instead of an answer
@@ -171,17 +175,17 @@ def test_an_answer_that_is_not_streamed_commits_at_its_first_byte() -> None:
 @pytest.mark.parametrize(
     ("status", "ending", "kind"),
     [
-        (400, Ending.REFUSED, FailureKind.CLIENT),
-        (422, Ending.REFUSED, FailureKind.CLIENT),
-        (401, Ending.FAILED, FailureKind.AUTH),
-        (429, Ending.RATE_LIMITED, FailureKind.RATE_LIMITED),
-        (503, Ending.RATE_LIMITED, FailureKind.OVERLOADED),
-        (500, Ending.FAILED, FailureKind.SERVER),
-        (504, Ending.FAILED, FailureKind.TIMEOUT),
+        (400, AttemptOutcome.REFUSED, FailureKind.CLIENT),
+        (422, AttemptOutcome.REFUSED, FailureKind.CLIENT),
+        (401, AttemptOutcome.FAILED, FailureKind.AUTH),
+        (429, AttemptOutcome.RATE_LIMITED, FailureKind.RATE_LIMITED),
+        (503, AttemptOutcome.RATE_LIMITED, FailureKind.OVERLOADED),
+        (500, AttemptOutcome.FAILED, FailureKind.SERVER),
+        (504, AttemptOutcome.FAILED, FailureKind.TIMEOUT),
     ],
 )
 def test_an_error_reply_is_read_whole_and_means_what_its_dialect_says(
-    status: int, ending: Ending, kind: FailureKind
+    status: int, ending: AttemptOutcome, kind: FailureKind
 ) -> None:
     """Overload is not illness, and a request's own mistake says nothing against the endpoint."""
     stage = Stage(status=status).reads(b'{"error":{"message":"no such ', b'thing"}}').ends()
@@ -217,7 +221,7 @@ def test_an_endpoint_was_reached_if_it_said_anything(status: int, failure: Failu
     """Refusals and resets without a byte are what a dead server looks like."""
     stage = Stage(status=status)
     stage.run.on_failure(failure)
-    assert (stage.failure, stage.monitor.endings) == (failure, [Ending.FAILED])
+    assert (stage.failure, stage.monitor.endings) == (failure, [AttemptOutcome.FAILED])
     assert stage.monitor.reports[0].connected is reached
 
 
@@ -227,21 +231,21 @@ def test_an_endpoint_was_reached_if_it_said_anything(status: int, failure: Failu
 def test_a_stream_that_ends_without_saying_so_is_broken() -> None:
     """Its end of body is no end of answer; the receiver hears of the end and asks whether it was one."""
     stage = Stage().reads(TOKEN).ends()
-    assert (stage.monitor.endings, stage.run.answered, stage.reader.ends) == ([Ending.BROKEN], False, [None])
+    assert (stage.monitor.endings, stage.run.answered, stage.reader.ends) == ([AttemptOutcome.BROKEN], False, [None])
 
 
 @pytest.mark.parametrize("last", [FINISH, DONE, FINISH + DONE])
 def test_a_finish_reason_or_done_completes_a_stream(last: bytes) -> None:
     """Either is enough: some servers never send [DONE], some never a finish reason."""
     stage = Stage().reads(TOKEN).reads(last).ends()
-    assert (stage.monitor.endings, stage.run.answered, stage.reader.ends) == ([Ending.COMPLETED], True, [None])
+    assert (stage.monitor.endings, stage.run.answered, stage.reader.ends) == ([AttemptOutcome.COMPLETED], True, [None])
 
 
 def test_a_connection_that_dies_under_a_committed_stream_breaks_it() -> None:
     """No failover any more: the receiver says so to the caller."""
     stage = Stage().reads(TOKEN)
     stage.run.on_failure(RESET)
-    assert (stage.monitor.endings, stage.reader.ends, stage.owner.failures) == ([Ending.BROKEN], [RESET], [])
+    assert (stage.monitor.endings, stage.reader.ends, stage.owner.failures) == ([AttemptOutcome.BROKEN], [RESET], [])
 
 
 @pytest.mark.parametrize("reads", [(TOKEN, QUOTING), (TOKEN + QUOTING,)], ids=["behind a token", "with it"])
@@ -257,7 +261,7 @@ def test_an_error_event_in_mid_stream_is_the_answers_end() -> None:
     """It is passed on, without the [DONE] that vLLM sends after it as if all were well."""
     stage = Stage().reads(TOKEN).reads(ERROR + DONE)
     assert (stage.reader.reads, stage.reader.ends) == ([TOKEN, ERROR], [stage.run.tap.failure])
-    assert (stage.monitor.endings, stage.run.over) == ([Ending.BROKEN], True)
+    assert (stage.monitor.endings, stage.run.over) == ([AttemptOutcome.BROKEN], True)
 
 
 # --------------------------------------------------------------------------- one end
@@ -266,22 +270,22 @@ def test_an_error_event_in_mid_stream_is_the_answers_end() -> None:
 @pytest.mark.parametrize(
     ("first", "ending"),
     [
-        (lambda r: (r.on_body(ANSWER), r.on_end()), Ending.COMPLETED),
-        (lambda r: (r.on_body(TOKEN), r.on_end()), Ending.BROKEN),
-        (lambda r: (r.on_body(TOKEN), r.on_failure(RESET)), Ending.BROKEN),
-        (lambda r: r.on_failure(RESET), Ending.FAILED),
-        (lambda r: r.on_body(ERROR), Ending.FAILED),
-        (lambda r: r.cancel(), Ending.CANCELLED),
-        (lambda r: r.stop(Ending.SILENT), Ending.SILENT),
-        (lambda r: r.stop_if_open(), Ending.CANCELLED),
+        (lambda r: (r.on_body(ANSWER), r.on_end()), AttemptOutcome.COMPLETED),
+        (lambda r: (r.on_body(TOKEN), r.on_end()), AttemptOutcome.BROKEN),
+        (lambda r: (r.on_body(TOKEN), r.on_failure(RESET)), AttemptOutcome.BROKEN),
+        (lambda r: r.on_failure(RESET), AttemptOutcome.FAILED),
+        (lambda r: r.on_body(ERROR), AttemptOutcome.FAILED),
+        (lambda r: r.cancel(), AttemptOutcome.CANCELLED),
+        (lambda r: r.stop(AttemptOutcome.SILENT), AttemptOutcome.SILENT),
+        (lambda r: r.stop_if_open(), AttemptOutcome.CANCELLED),
     ],
 )
-def test_an_attempt_ends_once(first: Callable[[Run], object], ending: Ending) -> None:
+def test_an_attempt_ends_once(first: Callable[[UpstreamRequest], object], ending: AttemptOutcome) -> None:
     """Whatever is done to it afterwards: the fleet is told of one ending, at one time."""
     stage = Stage()
     first(stage.run)
     ended_at = stage.run.ended_at
-    for late in (Run.cancel, Run.stop_if_open, lambda r: r.stop(Ending.SILENT)):
+    for late in (UpstreamRequest.cancel, UpstreamRequest.stop_if_open, lambda r: r.stop(AttemptOutcome.SILENT)):
         late(stage.run)
     assert (stage.monitor.endings, stage.run.ending, stage.run.ended_at) == ([ending], ending, ended_at)
     assert stage.run.opened <= ended_at <= monotonic()
@@ -292,13 +296,13 @@ async def test_cancelling_closes_the_connection_at_once() -> None:
     """So that the engine stops: it hears of it by the connection's end."""
     async with Upstream([STREAM_HEAD + chunk(TOKEN), GATE]) as upstream:
         stage = Stage(status=0)
-        origin = Origin(upstream.url, connect_timeout=1)
+        origin = ConnectionPool(upstream.url, connect_timeout=1)
         stage.run.sent_on(await origin.open(HttpCall("POST", "/v1/chat/completions"), stage.run))
         await turn_until(lambda: stage.owner.firsts)
         stage.run.cancel()
         upstream.proceed()
         await upstream.until(lambda seen: seen.hangups == 1)
-    assert (stage.monitor.endings, origin.active) == ([Ending.CANCELLED], 0)
+    assert (stage.monitor.endings, origin.active) == ([AttemptOutcome.CANCELLED], 0)
 
 
 def test_pausing_reaches_the_exchange_while_it_runs() -> None:
@@ -320,8 +324,8 @@ def test_pausing_reaches_the_exchange_while_it_runs() -> None:
 async def test_connecting_and_sending_are_told_apart() -> None:
     """A reused connection costs no connecting; a new one's share is taken from between opened and sent."""
     async with Upstream([STREAM_HEAD + chunk(ANSWER) + b"0\r\n\r\n"]) as upstream:
-        origin = Origin(upstream.url, connect_timeout=1)
-        seen: list[Run] = []
+        origin = ConnectionPool(upstream.url, connect_timeout=1)
+        seen: list[UpstreamRequest] = []
         for _ in range(2):
             stage = Stage(status=0)
             stage.run.sent_on(await origin.open(HttpCall("POST", "/v1/chat/completions"), stage.run))

@@ -13,12 +13,12 @@ from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetri
 
 from gateway.config.models import Config
 from gateway.workers import admin_aggregator as desks
-from gateway.workers.admin_aggregator import Desk, readiness
+from gateway.workers.admin_aggregator import AdminAggregator, readiness
 from gateway.workers.merged_stats import families
-from gateway.workers.retired_counters import Retired
-from gateway.workers.shared_value import Shelf
+from gateway.workers.retired_counters import RetiredCounters
+from gateway.workers.shared_value import SharedValue
 from gateway.workers.worker import COUNTS
-from gateway.workers.worker_register import Entry, Register, State
+from gateway.workers.worker_register import Entry, WorkerRegister, WorkerState
 from tests.support.gateways import document, pool
 
 CONFIG = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))
@@ -47,7 +47,9 @@ class Worker:
 
 
 @asynccontextmanager
-async def asking(tmp_path: Path, retired: Retired | None = None) -> AsyncIterator[tuple[Desk, list[Worker]]]:
+async def asking(
+    tmp_path: Path, retired: RetiredCounters | None = None
+) -> AsyncIterator[tuple[AdminAggregator, list[Worker]]]:
     workers, runners = [Worker(tmp_path / f"{number}.sock") for number in range(2)], []
     for worker in workers:
         app = web.Application()
@@ -56,7 +58,14 @@ async def asking(tmp_path: Path, retired: Retired | None = None) -> AsyncIterato
         await runner.setup()
         await web.UnixSite(runner, str(worker.path)).start()
         runners.append(runner)
-    desk = Desk(CONFIG, [str(worker.path) for worker in workers], Register(2), retired or Retired(), Shelf(), Shelf())
+    desk = AdminAggregator(
+        CONFIG,
+        [str(worker.path) for worker in workers],
+        WorkerRegister(2),
+        retired or RetiredCounters(),
+        SharedValue(),
+        SharedValue(),
+    )
     try:
         yield desk, workers
     finally:
@@ -65,7 +74,7 @@ async def asking(tmp_path: Path, retired: Retired | None = None) -> AsyncIterato
             await runner.cleanup()
 
 
-async def total(desk: Desk) -> float:
+async def total(desk: AdminAggregator) -> float:
     await desk.look()
     return sum(s.value for metric in desk.collect() for s in metric.samples if s.name == "firsttoken_requests_total")
 
@@ -87,13 +96,13 @@ async def test_a_total_never_goes_back(tmp_path: Path) -> None:
 
 async def test_another_desk_knows_of_the_dead(tmp_path: Path) -> None:
     """What is counted does not hang on one process."""
-    retired = Retired()
+    retired = RetiredCounters()
     async with asking(tmp_path, retired) as (desk, (one, _)):
         one.requests = 3
         await desk.look()
         one.life, one.requests = "second", 1
         assert await total(desk) == 4
-        successor = Desk(CONFIG, [str(one.path)], Register(1), retired, Shelf(), Shelf())
+        successor = AdminAggregator(CONFIG, [str(one.path)], WorkerRegister(1), retired, SharedValue(), SharedValue())
         assert await total(successor) == 4
         await successor.close()
 
@@ -123,16 +132,16 @@ async def test_a_worker_that_is_not_there_is_left_out(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("states", "expected"),
     [
-        ((State.SERVING, State.SERVING), "ready"),
-        ((State.STARTING, State.SERVING), "starting"),
-        ((State.ENDED, State.SERVING), "starting"),
-        ((State.DRAINING, State.SERVING), "draining"),
-        ((State.DRAINING, State.ENDED), "draining"),
+        ((WorkerState.SERVING, WorkerState.SERVING), "ready"),
+        ((WorkerState.STARTING, WorkerState.SERVING), "starting"),
+        ((WorkerState.ENDED, WorkerState.SERVING), "starting"),
+        ((WorkerState.DRAINING, WorkerState.SERVING), "draining"),
+        ((WorkerState.DRAINING, WorkerState.ENDED), "draining"),
     ],
 )
-def test_it_is_ready_when_all_workers_serve(states: tuple[State, ...], expected: str) -> None:
+def test_it_is_ready_when_all_workers_serve(states: tuple[WorkerState, ...], expected: str) -> None:
     """One that is missing is worth an operator's look."""
-    register = Register(2)
+    register = WorkerRegister(2)
     for place, state in enumerate(states):
         register.set(place, Entry(state, place + 1))
     assert readiness(register.all()) == expected

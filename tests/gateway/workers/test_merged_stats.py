@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFam
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from gateway.workers.merged_stats import Families, buried, endpoints, families, kept, merged
-from gateway.workers.retired_counters import Retired
+from gateway.workers.merged_stats import Families, add_retired, endpoints, families, kept, merged
+from gateway.workers.retired_counters import RetiredCounters
 
 
 def counted(chat: float, batch: float | None = None) -> Families:
@@ -68,15 +68,16 @@ def test_of_a_buckets_exemplars_the_latest_stays() -> None:
     told = [
         exemplified(1, ("0.1", "b" * 32, 200.0)),
         exemplified(2, ("0.1", "a" * 32, 100.0), ("+Inf", "c" * 32, 50.0)),
-        buried(exemplified(3), exemplified(4, ("+Inf", "d" * 32, 60.5))),
+        add_retired(exemplified(3), exemplified(4, ("+Inf", "d" * 32, 60.5))),
     ]
     told = msgspec.json.decode(msgspec.json.encode(told), type=list[Families])
     registry = CollectorRegistry()
     registry.register(Fixed(merged({1: told[0], 2: told[1], None: told[2]})))
     page = openmetrics.generate_latest(registry).decode()
     assert re.findall(r'le="([^"]+)",route="chat"} ([\d.]+) # {trace_id="(.)\3*"} 0.05 ([\d.]+)', page) == [
-        ("0.1", "10.0", "b", "200.0"), ("+Inf", "10.0", "d", "60.5"),
-    ]  # fmt: skip
+        ("0.1", "10.0", "b", "200.0"),
+        ("+Inf", "10.0", "d", "60.5"),
+    ]
 
 
 class Fixed(Collector):
@@ -90,10 +91,15 @@ class Fixed(Collector):
 def test_each_gauge_is_merged_by_what_it_means() -> None:
     """Queues are each worker's own; load is told by all of all; trouble shows whoever sees it."""
     cases = {
-        "firsttoken_queue_depth": 5.0, "firsttoken_requests_in_progress": 5.0, "firsttoken_endpoint_in_flight": 3.0,
-        "firsttoken_endpoint_waiting": 3.0, "firsttoken_endpoint_state": 2.0, "firsttoken_redis_up": 2.0,
-        "firsttoken_config_loaded_timestamp_seconds": 2.0, "firsttoken_not_in_the_table": 3.0,
-    }  # fmt: skip
+        "firsttoken_queue_depth": 5.0,
+        "firsttoken_requests_in_progress": 5.0,
+        "firsttoken_endpoint_in_flight": 3.0,
+        "firsttoken_endpoint_waiting": 3.0,
+        "firsttoken_endpoint_state": 2.0,
+        "firsttoken_redis_up": 2.0,
+        "firsttoken_config_loaded_timestamp_seconds": 2.0,
+        "firsttoken_not_in_the_table": 3.0,
+    }
     for name, expected in cases.items():
         assert values(merged({1: gauge(name, 2.0), 2: gauge(name, 3.0)})) == {(name,): expected}
 
@@ -107,7 +113,7 @@ def test_processes_stay_apart() -> None:
 def test_the_dead_stay_counted_and_weigh_nothing() -> None:
     """Counts are kept, of any number of them; their load and their memory are gone."""
     last = counted(3) + gauge("firsttoken_endpoint_in_flight", 9) + gauge("process_open_fds", 7)
-    dead = buried(buried([], last), counted(2, 1))
+    dead = add_retired(add_retired([], last), counted(2, 1))
     found = values(merged({None: dead, 1: counted(1)}))
     assert found == {("firsttoken_requests_total", "chat"): 6, ("firsttoken_requests_total", "batch"): 1}
 
@@ -122,9 +128,9 @@ def test_what_was_largest_is_kept_until_it_is_shown() -> None:
 
 def test_the_dead_outlast_who_buried_them() -> None:
     """The admin port's process may die too."""
-    kept = Retired()
+    kept = RetiredCounters()
     assert kept.read() == []
-    for dead in (buried([], counted(3, 4)), buried([], counted(3))):
+    for dead in (add_retired([], counted(3, 4)), add_retired([], counted(3))):
         kept.write(dead)
         assert kept.read() == dead
 

@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.shared_memory import EVERY, HEAD, LONGEST, RING, Member, Memory, Part
+from gateway.workers.shared_memory import EVERY, HEAD, LONGEST, RING, Memory, Part, WorkerMemory
 from policies.fleet.decode_interference import GRID
-from policies.fleet.peers import NOTHING, Burden
+from policies.fleet.peers import NOTHING, PeerLoad
 
 NAMES = ["small/a", "small/b"]
-BUSY = Burden(3, 1, 500, 70_000, 50, 900, 0, 1.5, 1.2, 1.4, spent=2.5, time=1.0, written=20.0, pace=0.05)
+BUSY = PeerLoad(3, 1, 500, 70_000, 50, 900, 0, 1.5, 1.2, 1.4, spent=2.5, time=1.0, written=20.0, pace=0.05)
 
 
 class Heard:
     """A reader that remembers."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: WorkerMemory) -> None:
         self.member, self.now = member, 0.0
-        self.burdens: dict[str, Burden] = {}
+        self.burdens: dict[str, PeerLoad] = {}
         self.hints: list[tuple[str, list[int]]] = []
 
-    def burdened(self, endpoint_id: str, burden: Burden, now: float) -> None:
+    def burdened(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
         self.burdens[endpoint_id] = burden
 
     def hinted(self, endpoint_id: str, hashes: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class Heard:
         return self
 
 
-def sharing(workers: int = 2) -> tuple[Memory, list[Member], list[Heard]]:
+def sharing(workers: int = 2) -> tuple[Memory, list[WorkerMemory], list[Heard]]:
     memory = Memory(NAMES, workers)
     members = [memory.member(number) for number in range(workers)]
     heard = [Heard(member).look() for member in members]

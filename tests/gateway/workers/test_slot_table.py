@@ -5,21 +5,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.slot_table import Table, tag
+from gateway.workers.slot_table import SlotTable, tag
 
 NAMES = [f"pool/{letter}" for letter in "abcdef"]
 
 
 def test_workers_find_the_same_slots_in_whatever_order_they_ask() -> None:
     """Whoever comes first takes them; the others find the names."""
-    table = Table(4, 2)
+    table = SlotTable(4, 2)
     first = table.take(0, ["pool/a", "pool/b"])
     assert table.take(1, ["pool/b", "pool/a"]) == first == {"pool/a": 0, "pool/b": 1}
 
 
 def test_a_slot_is_free_when_nobody_holds_it_and_not_before() -> None:
     """A worker that is late with a reload still has the endpoint that others have given up."""
-    table = Table(2, 2)
+    table = SlotTable(2, 2)
     for worker in (0, 1):
         table.take(worker, ["pool/a", "pool/b"])
     assert table.take(0, ["pool/b", "pool/c"]) == {"pool/b": 1}
@@ -29,20 +29,20 @@ def test_a_slot_is_free_when_nobody_holds_it_and_not_before() -> None:
 
 def test_the_slot_that_was_taken_longest_ago_is_taken_first() -> None:
     """What its last endpoint left in it is old."""
-    table = Table(3, 1)
+    table = SlotTable(3, 1)
     for name in ("pool/a", "pool/b", "pool/c"):
         table.take(0, [name])
     assert table.take(0, ["pool/d"]) == {"pool/d": 0}
 
 
 def test_one_that_finds_no_slot_is_left_out() -> None:
-    assert len(Table(2, 1).take(0, NAMES)) == 2
+    assert len(SlotTable(2, 1).take(0, NAMES)) == 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sets(st.sampled_from(NAMES))), max_size=30))
 def test_no_two_endpoints_that_are_held_have_one_slot(turns: list[tuple[int, set[str]]]) -> None:
     """Whatever is taken and given up, and by whom."""
-    table, held = Table(4, 3), dict[int, dict[str, int]]()
+    table, held = SlotTable(4, 3), dict[int, dict[str, int]]()
     for worker, names in turns:
         held[worker] = table.take(worker, sorted(names))
         assert held[worker].keys() <= names

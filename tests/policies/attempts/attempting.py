@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.attempt_steps import (
+    AttemptStep,
     Begin,
     Cancel,
     ClientGone,
@@ -17,8 +18,7 @@ from policies.attempts.attempt_steps import (
     FirstToken,
     GiveUp,
     Open,
-    Step,
-    Wake,
+    TimerFired,
 )
 from policies.types import Candidate
 from tests.policies.deciding import P90, candidate, decided
@@ -39,11 +39,15 @@ def machine(
 ) -> AttemptMachine:
     return AttemptMachine(
         decided(*ranked, deadline=deadline),
-        max_attempts=max_attempts, stream=stream, hedge=hedge, first_token_limit=limit, now=0.0,
-    )  # fmt: skip
+        max_attempts=max_attempts,
+        stream=stream,
+        hedge=hedge,
+        first_token_limit=limit,
+        now=0.0,
+    )
 
 
-def told(step: Step) -> list[str]:
+def told(step: AttemptStep) -> list[str]:
     """A step in words: `open 1 primary a`, `cancel 1 silent`, `commit 2`, `give up`."""
     words = []
     for action in step.actions:
@@ -59,17 +63,17 @@ def told(step: Step) -> list[str]:
     return words
 
 
-def silence(race: AttemptMachine, step: Step, may_retry: bool = True) -> tuple[Step, float]:
+def silence(race: AttemptMachine, step: AttemptStep, may_retry: bool = True) -> tuple[AttemptStep, float]:
     """Nothing but the Wakes that the machine asks for, until it does something; and when that was."""
     while step.wake_at is not None:
         now = step.wake_at
-        step = race.on(Wake(), now, may_retry)
+        step = race.on(TimerFired(), now, may_retry)
         if step.actions:
             return step, now
     raise AssertionError("the machine waits for nothing")
 
 
-def reason(step: Step) -> str:
+def reason(step: AttemptStep) -> str:
     (given_up,) = [action.reason for action in step.actions if isinstance(action, GiveUp)]
     return given_up
 
@@ -94,7 +98,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.just(Begin()),
     st.builds(FirstToken, NUMBERS),
     st.builds(Failed, NUMBERS, retryable=st.booleans(), died=st.booleans(), retry_after=st.none() | st.floats(0, 100)),
-    st.just(Wake()),
+    st.just(TimerFired()),
     st.just(ClientGone()),
 )
 

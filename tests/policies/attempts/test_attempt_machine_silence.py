@@ -8,8 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.attempts.attempt_machine import TRANSITIONS, State
-from policies.attempts.attempt_steps import Begin, Cancel, Commit, Event, Failed, FirstToken, GiveUp, Open, Step, Wake
+from policies.attempts.attempt_machine import TRANSITIONS, AttemptState
+from policies.attempts.attempt_steps import (
+    AttemptStep,
+    Begin,
+    Cancel,
+    Commit,
+    Event,
+    Failed,
+    FirstToken,
+    GiveUp,
+    Open,
+    TimerFired,
+)
 from policies.types import FOREVER, Candidate
 from tests.policies.attempts.attempting import (
     CANDIDATES,
@@ -31,7 +42,7 @@ def test_the_last_candidate_is_waited_for_until_the_limit() -> None:
     """There is nobody to leave it for."""
     race = machine(A)
     assert race.on(Begin(), 0.0).wake_at == 30.0
-    step = race.on(Wake(), 30.0)
+    step = race.on(TimerFired(), 30.0)
     assert told(step) == ["cancel 1 silent", "give up"]
     assert reason(step) == "no first token within 30 s"
 
@@ -41,7 +52,7 @@ def test_silence_says_nothing_of_an_answer_that_arrives_whole_or_has_no_deadline
     """Only the limit bounds it, and then the next candidate is tried."""
     race = machine(A, B, **plain)
     assert race.on(Begin(), 0.0).wake_at == 30.0
-    assert told(race.on(Wake(), 30.0)) == ["cancel 1 silent", "open 2 fallback b"]
+    assert told(race.on(TimerFired(), 30.0)) == ["cancel 1 silent", "open 2 fallback b"]
 
 
 def test_past_the_deadline_a_silent_stream_is_left_when_it_is_overdue() -> None:
@@ -49,11 +60,11 @@ def test_past_the_deadline_a_silent_stream_is_left_when_it_is_overdue() -> None:
     race = machine(A, B, C)
     race.on(Begin(), 0.0)
     race.on(Failed(1), 2.0)
-    step = race.on(Wake(), 2.0 + PATIENCE)
+    step = race.on(TimerFired(), 2.0 + PATIENCE)
     assert step.actions == ()
     assert step.wake_at is not None
     assert step.wake_at == pytest.approx(2.0 + 3 * A.forecast.quantile(0.99))
-    assert told(race.on(Wake(), step.wake_at)) == ["cancel 2 silent", "open 3 fallback c"]
+    assert told(race.on(TimerFired(), step.wake_at)) == ["cancel 2 silent", "open 3 fallback c"]
 
 
 def test_the_limit_holds_before_any_other_moment() -> None:
@@ -89,7 +100,7 @@ def test_a_survivors_silence_is_weighed_again() -> None:
     """Its hedge was refused at once; it is as silent as before, and there is a third."""
     race, now = hedged(A, B, C)
     refused = race.on(Failed(2), now + 0.01)
-    assert refused == Step((), now + 0.01)
+    assert refused == AttemptStep((), now + 0.01)
     step, again = silence(race, refused)
     assert told(step) == ["open 3 hedge c"]
     assert again < now + 0.1
@@ -98,7 +109,7 @@ def test_a_survivors_silence_is_weighed_again() -> None:
 def test_no_more_than_two_race() -> None:
     """A hedge that is silent too is replaced, while the first may still speak."""
     race, now = hedged(A, B, C, deadline=2.0)
-    step, later = silence(race, race.on(Wake(), now))
+    step, later = silence(race, race.on(TimerFired(), now))
     assert told(step) == ["cancel 2 silent", "open 3 fallback c"]
     assert told(race.on(FirstToken(1), later + 0.1)) == ["cancel 3 cancelled", "commit 1"]
 
@@ -113,8 +124,8 @@ def test_without_a_hedge_budget_the_silent_attempt_is_left() -> None:
 def test_the_limit_ends_one_racer_after_the_other() -> None:
     """The request fails with the last of them."""
     race, now = hedged(A, B, limit=5.0)
-    assert told(race.on(Wake(), 5.0)) == ["cancel 1 silent"]
-    assert told(race.on(Wake(), now + 5.0)) == ["cancel 2 silent", "give up"]
+    assert told(race.on(TimerFired(), 5.0)) == ["cancel 1 silent"]
+    assert told(race.on(TimerFired(), now + 5.0)) == ["cancel 2 silent", "give up"]
 
 
 def test_two_failed_racers_are_followed_by_the_next_candidate() -> None:
@@ -143,10 +154,10 @@ def test_every_request_comes_to_one_end_and_leaves_nothing_behind(
         punctual = on_time and wake_at is not None
         now = max(now, wake_at or 0.0) if punctual else now + wait
         before = race.state
-        step = race.on(Wake() if punctual else event, now, may_retry)
-        assert race.state is before or race.state in TRANSITIONS[before][Wake if punctual else type(event)]
-        if before is not State.RACING and before is not State.IDLE:
-            assert step == Step()
+        step = race.on(TimerFired() if punctual else event, now, may_retry)
+        assert race.state is before or race.state in TRANSITIONS[before][TimerFired if punctual else type(event)]
+        if before is not AttemptState.RACING and before is not AttemptState.IDLE:
+            assert step == AttemptStep()
         if isinstance(event, Failed) and not punctual:
             pending.discard(event.number)
         for action in step.actions:
@@ -162,14 +173,14 @@ def test_every_request_comes_to_one_end_and_leaves_nothing_behind(
                     ends += 1
                 case GiveUp():
                     ends += 1
-        ends += before in (State.IDLE, State.RACING) and race.state is State.GONE
+        ends += before in (AttemptState.IDLE, AttemptState.RACING) and race.state is AttemptState.GONE
         assert opened == list(range(1, len(opened) + 1))
         assert len(opened) <= max_attempts
         assert len(pending) <= 2
         assert set(race.pending) == pending
         assert (step.wake_at is None) == bool(ends)
         wake_at = step.wake_at
-    assert ends == (race.state in (State.COMMITTED, State.GAVE_UP, State.GONE))
+    assert ends == (race.state in (AttemptState.COMMITTED, AttemptState.GAVE_UP, AttemptState.GONE))
     assert not (ends and pending)
 
 
@@ -185,14 +196,16 @@ def test_silence_alone_comes_to_an_end(
             break
         assert step.wake_at >= now
         now = step.wake_at
-        step = race.on(Wake(), now)
-    assert race.state is State.GAVE_UP
+        step = race.on(TimerFired(), now)
+    assert race.state is AttemptState.GAVE_UP
     assert now <= 5.0 * min(max_attempts, len(ranked))
 
 
 def test_every_transition_leads_to_a_state() -> None:
     """The table at the top is complete: every state has its row, and ends listen to nothing."""
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(AttemptState)
     assert [state for state, heard in TRANSITIONS.items() if not heard] == [
-        State.COMMITTED, State.GAVE_UP, State.GONE,
-    ]  # fmt: skip
+        AttemptState.COMMITTED,
+        AttemptState.GAVE_UP,
+        AttemptState.GONE,
+    ]

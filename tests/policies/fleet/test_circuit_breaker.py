@@ -5,29 +5,31 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fleet.circuit_breaker import DEAF, TRANSITIONS, Breaker, Sign, State
-from policies.types import NEVER, Ending, Health
+from policies.fleet.circuit_breaker import DEAF, TRANSITIONS, Breaker, BreakerState, Sign
+from policies.types import NEVER, AttemptOutcome, Health
 
 
 def failed(times: int, connected: bool = True, now: float = 0.0) -> Breaker:
     breaker = Breaker()
     for number in range(times):
         breaker.sent(number, now)
-        breaker.ended(number, Ending.FAILED, now, connected)
+        breaker.ended(number, AttemptOutcome.FAILED, now, connected)
     return breaker
 
 
 def refused_probe(breaker: Breaker, now: float) -> None:
     breaker.sent("probe", now)
-    breaker.ended("probe", Ending.FAILED, now)
+    breaker.ended("probe", AttemptOutcome.FAILED, now)
 
 
 def test_the_table_knows_no_way_from_open_to_closed_but_through_half_open() -> None:
     """Nobody is trusted with everything at once."""
     assert {
-        sign for (state, sign), after in TRANSITIONS.items() if (state, after) == (State.OPEN, State.CLOSED)
+        sign
+        for (state, sign), after in TRANSITIONS.items()
+        if (state, after) == (BreakerState.OPEN, BreakerState.CLOSED)
     } == set()
-    assert TRANSITIONS[State.HALF_OPEN, Sign.PROVED] is State.CLOSED
+    assert TRANSITIONS[BreakerState.HALF_OPEN, Sign.PROVED] is BreakerState.CLOSED
 
 
 def test_five_failures_in_a_row_open_it() -> None:
@@ -37,10 +39,10 @@ def test_five_failures_in_a_row_open_it() -> None:
 
 def test_an_answer_between_failures_starts_the_count_again() -> None:
     """In a row means in a row; a request refused for its own fault is an answer too."""
-    for answer in (Ending.COMPLETED, Ending.REFUSED):
+    for answer in (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED):
         breaker = failed(4)
         breaker.ended("good", answer, 0.0)
-        breaker.ended("bad", Ending.FAILED, 0.0)
+        breaker.ended("bad", AttemptOutcome.FAILED, 0.0)
         assert breaker.health(0.0) is Health.UP
 
 
@@ -50,7 +52,7 @@ def test_answers_that_die_half_way_count_though_they_began() -> None:
     for number in range(5):
         breaker.sent(number, 0.0)
         breaker.spoke(number, 0.0)
-        breaker.ended(number, Ending.BROKEN, 0.0)
+        breaker.ended(number, AttemptOutcome.BROKEN, 0.0)
     assert breaker.health(0.0) is Health.DOWN
 
 
@@ -65,7 +67,7 @@ def test_one_refused_connection_is_enough_if_the_probe_finds_nobody_either() -> 
     first.unreachable(0.0)
     second = Breaker()
     second.unreachable(0.0)
-    second.ended("a", Ending.FAILED, 0.0, connected=False)
+    second.ended("a", AttemptOutcome.FAILED, 0.0, connected=False)
     assert (first.health(0.0), second.health(0.0)) == (Health.DOWN, Health.DOWN)
 
 
@@ -99,7 +101,7 @@ def test_a_trial_that_was_cancelled_decided_nothing() -> None:
     """The next may try."""
     breaker = failed(5)
     breaker.sent("probe", 5.0)
-    breaker.ended("probe", Ending.CANCELLED, 5.1)
+    breaker.ended("probe", AttemptOutcome.CANCELLED, 5.1)
     assert breaker.health(5.1) is Health.PROBING
 
 
@@ -107,10 +109,10 @@ def test_only_the_trial_itself_closes_or_opens_it_again() -> None:
     """Attempts sent before it opened say what was, not what is."""
     breaker = failed(5)
     breaker.sent("probe", 5.0)
-    for old in (Ending.FAILED, Ending.COMPLETED):
+    for old in (AttemptOutcome.FAILED, AttemptOutcome.COMPLETED):
         breaker.ended("old", old, 5.1)
         assert breaker.health(5.1) is Health.DOWN
-    breaker.ended("probe", Ending.COMPLETED, 5.3)
+    breaker.ended("probe", AttemptOutcome.COMPLETED, 5.3)
     assert breaker.health(5.3) is Health.UP
 
 
@@ -131,7 +133,7 @@ def test_a_minute_without_trouble_forgives() -> None:
     breaker.sent("probe", 20.0)
     breaker.spoke("probe", 20.0)
     for _ in range(5):
-        breaker.ended("late", Ending.FAILED, 81.0)
+        breaker.ended("late", AttemptOutcome.FAILED, 81.0)
     assert breaker.until == 86.0
 
 
@@ -172,7 +174,7 @@ def test_a_rate_limit_says_until_when_and_nothing_of_health() -> None:
         breaker = Breaker()
         for _ in range(9):
             breaker.limited(10.0, retry_after)
-            breaker.ended("a", Ending.RATE_LIMITED, 10.0)
+            breaker.ended("a", AttemptOutcome.RATE_LIMITED, 10.0)
         assert breaker.health(10.0) is Health.UP
         waits.append(round(breaker.blocked_until - 10.0, 9))
     assert waits == [1.0, 7.0, 0.1, 60.0]
@@ -183,7 +185,7 @@ def test_a_rate_limit_says_until_when_and_nothing_of_health() -> None:
 
 def heard(down_at: float = 1.0, now: float = 1.0) -> Breaker:
     breaker = Breaker()
-    breaker.rumoured(down_at, now)
+    breaker.peer_reported(down_at, now)
     return breaker
 
 
@@ -199,9 +201,9 @@ def test_what_we_saw_alive_since_is_not_down() -> None:
     for sign in ("spoke", "reachable"):
         breaker = Breaker()
         breaker.spoke("a", 2.0) if sign == "spoke" else breaker.reachable(2.0)
-        breaker.rumoured(2.0, 2.1)
+        breaker.peer_reported(2.0, 2.1)
         assert breaker.health(2.1) is Health.UP
-        breaker.rumoured(2.05, 2.1)
+        breaker.peer_reported(2.05, 2.1)
         assert breaker.health(2.1) is Health.DOWN
 
 
@@ -213,9 +215,9 @@ def test_a_sign_of_life_disproves_hearsay_and_its_like_for_a_while() -> None:
         assert breaker.health(1.2) is Health.PROBING
         breaker.sent("trial", 1.3)
         breaker.spoke("trial", 1.4)
-        breaker.rumoured(20.0, 20.0)
+        breaker.peer_reported(20.0, 20.0)
         assert breaker.health(20.0) is Health.UP
-        breaker.rumoured(1.2 + DEAF, 1.2 + DEAF)
+        breaker.peer_reported(1.2 + DEAF, 1.2 + DEAF)
         assert breaker.health(1.2 + DEAF) is Health.DOWN
 
 
@@ -227,16 +229,16 @@ def test_what_we_see_ourselves_is_hearsay_no_more() -> None:
             breaker.unreachable(2.0)
         else:
             breaker.sent("a", 6.5 if sign == "trial" else 0.5)
-            breaker.ended("a", Ending.FAILED, 2.0 if sign == "failed" else 7.0)
+            breaker.ended("a", AttemptOutcome.FAILED, 2.0 if sign == "failed" else 7.0)
         assert breaker.down_at in (2.0, 7.0), sign
-        breaker.rumoured(NEVER, 7.1)
-        assert (breaker.state, breaker.openings) == (State.OPEN, 1), sign
+        breaker.peer_reported(NEVER, 7.1)
+        assert (breaker.state, breaker.openings) == (BreakerState.OPEN, 1), sign
 
 
 def test_hearsay_that_is_taken_back_is_worth_a_try() -> None:
     """Whoever said it found it again, or is gone."""
     breaker = heard()
-    breaker.rumoured(NEVER, 2.0)
+    breaker.peer_reported(NEVER, 2.0)
     assert breaker.health(2.0) is Health.PROBING
 
 
@@ -275,10 +277,12 @@ def test_whatever_happens_it_gives_another_chance_within_five_minutes(history: l
         elif what == "found":
             breaker.reachable(now)
         elif what in ("rumoured", "taken back"):
-            breaker.rumoured(now if what == "rumoured" else NEVER, now)
+            breaker.peer_reported(now if what == "rumoured" else NEVER, now)
         else:
-            ending = {"done": Ending.COMPLETED, "cancel": Ending.CANCELLED}.get(what, Ending.FAILED)
+            ending = {"done": AttemptOutcome.COMPLETED, "cancel": AttemptOutcome.CANCELLED}.get(
+                what, AttemptOutcome.FAILED
+            )
             breaker.ended(key, ending, now, connected=what != "refuse")
     for key in range(4):
-        breaker.ended(key, Ending.CANCELLED, now)
+        breaker.ended(key, AttemptOutcome.CANCELLED, now)
     assert breaker.health(now + 300.0) is not Health.DOWN

@@ -9,25 +9,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fleet.decode_interference import GRID, LIMITS, MEMORY, MISSES, Answer, Stall, closed, harm
+from policies.fleet.decode_interference import (
+    GRID,
+    LIMITS,
+    MEMORY,
+    MISSES,
+    DecodeInterference,
+    DecodingAnswer,
+    expected_tpot_misses,
+    reopens_in,
+)
 from policies.types import Load
 
 PACE = 0.02  # s per token where nothing else is done
 
 
-def writing(*answers: tuple[float | None, float, int], expected: float = 100.0, pace: float = PACE) -> Stall:
+def writing(
+    *answers: tuple[float | None, float, int], expected: float = 100.0, pace: float = PACE
+) -> DecodeInterference:
     """Answers, each with the pace it was promised, its age in seconds and its tokens by now, which is 100 s."""
-    stall = Stall()
+    stall = DecodeInterference()
     for key, (promised, age, tokens) in enumerate(answers):
-        answer = Answer(promised, expected, context=1000)
+        answer = DecodingAnswer(promised, expected, context=1000)
         stall.began(key, answer, 100.0 - age)
         answer.tokens = tokens
     stall.look(pace, 100.0)
     return stall
 
 
-def lost(stall: Stall, seconds: float) -> float:
-    return harm(Load(harm=stall.harm, stalled=stall.since), seconds)
+def lost(stall: DecodeInterference, seconds: float) -> float:
+    return expected_tpot_misses(Load(expected_tpot_misses=stall.expected_tpot_misses, stalled=stall.since), seconds)
 
 
 # --------------------------------------------------------------------------- harm
@@ -61,7 +72,7 @@ def test_a_short_answer_is_harmed_more() -> None:
 def test_an_answer_that_was_promised_no_pace_cannot_lose_it() -> None:
     """Nor does it count for strain."""
     stall = writing((None, 10.0, 5))
-    assert (lost(stall, 6.0), stall.strain(PACE)) == (0.0, 0.0)
+    assert (lost(stall, 6.0), stall.tpot_pressure(PACE)) == (0.0, 0.0)
 
 
 def test_an_engine_that_is_too_slow_by_itself_leaves_little_to_lose() -> None:
@@ -108,17 +119,19 @@ def test_harm_grows_with_the_stall_and_is_no_more_than_the_answers(
 
 def test_between_two_points_of_the_grid_harm_is_in_between() -> None:
     """And beyond the last one it is that of the last."""
-    load = Load(harm=tuple(float(i + 1) for i in range(len(GRID))))
-    assert harm(load, GRID[0] / 2) == pytest.approx(0.5)
-    assert harm(load, (GRID[2] + GRID[3]) / 2) == pytest.approx(3.5)
-    assert harm(load, 100.0) == len(GRID)
-    assert harm(Load(), 1.0) == 0.0
+    load = Load(expected_tpot_misses=tuple(float(i + 1) for i in range(len(GRID))))
+    assert expected_tpot_misses(load, GRID[0] / 2) == pytest.approx(0.5)
+    assert expected_tpot_misses(load, (GRID[2] + GRID[3]) / 2) == pytest.approx(3.5)
+    assert expected_tpot_misses(load, 100.0) == len(GRID)
+    assert expected_tpot_misses(Load(), 1.0) == 0.0
 
 
 # --------------------------------------------------------------------------- strain
 
 
-def stretch(stall: Stall, answer: Answer, token: float, seconds: float, since: float = 0.0) -> None:
+def stretch(
+    stall: DecodeInterference, answer: DecodingAnswer, token: float, seconds: float, since: float = 0.0
+) -> None:
     """It goes on at so many seconds a token, looked at five times a second."""
     steps = round(seconds / 0.2)
     begun = answer.tokens
@@ -127,8 +140,8 @@ def stretch(stall: Stall, answer: Answer, token: float, seconds: float, since: f
         stall.look(PACE, since + step * 0.2)
 
 
-def began(pace: float | None = 0.05) -> tuple[Stall, Answer]:
-    stall, answer = Stall(), Answer(pace, 100.0, 1000)
+def began(pace: float | None = 0.05) -> tuple[DecodeInterference, DecodingAnswer]:
+    stall, answer = DecodeInterference(), DecodingAnswer(pace, 100.0, 1000)
     stall.began("a", answer, 0.0)
     return stall, answer
 
@@ -138,42 +151,42 @@ def test_strain_is_what_a_token_takes_beside_what_was_promised(token: float) -> 
     """As a share of what the answers can bear, which is a little less than what was promised."""
     stall, answer = began()
     stretch(stall, answer, token, 60)
-    assert stall.strain(PACE) == pytest.approx(token / 0.05 / stall.limit, rel=0.02)
+    assert stall.tpot_pressure(PACE) == pytest.approx(token / 0.05 / stall.limit, rel=0.02)
 
 
 def test_strain_is_of_the_tightest_promise() -> None:
     """All answers get their tokens from the same steps."""
     stall, answer = began(0.05)
     stretch(stall, answer, 0.04, 60)
-    alone = stall.strain(PACE)
-    stall.began("b", Answer(0.025, 100.0, 1000), 60.0)
-    stall.began("c", Answer(0.025, 100.0, 1000), 60.0)
-    assert stall.strain(PACE) == pytest.approx(2 * alone)
+    alone = stall.tpot_pressure(PACE)
+    stall.began("b", DecodingAnswer(0.025, 100.0, 1000), 60.0)
+    stall.began("c", DecodingAnswer(0.025, 100.0, 1000), 60.0)
+    assert stall.tpot_pressure(PACE) == pytest.approx(2 * alone)
     stall.ended("b")
-    assert stall.strain(PACE) == pytest.approx(2 * alone)
+    assert stall.tpot_pressure(PACE) == pytest.approx(2 * alone)
     stall.ended("c")
-    assert stall.strain(PACE) == alone
+    assert stall.tpot_pressure(PACE) == alone
 
 
 def test_a_promise_that_an_engine_cannot_keep_holds_nobody_back() -> None:
     """It would be too slow without any prefill: to wait helps nobody."""
     stall, answer = began(0.05)
     stretch(stall, answer, 0.1, 60)
-    assert stall.strain(0.04) > 1.0
-    assert stall.strain(0.043) == 0.0
+    assert stall.tpot_pressure(0.04) > 1.0
+    assert stall.tpot_pressure(0.043) == 0.0
 
 
 def test_tokens_are_counted_as_the_engine_counts_them() -> None:
     """A server that sends several at once is faster than it looks. Short answers do not tell."""
     stall, answer = began(0.05)
     for number in range(60):
-        stall.began(number, Answer(0.05, 100.0, 1000, tokens=50), 0.0)
+        stall.began(number, DecodingAnswer(0.05, 100.0, 1000, tokens=50), 0.0)
         stall.ended(number, tokens=200)
     for number, (counted, tokens) in enumerate([(15, 1500), (50, None), (50, 200)]):
-        stall.began(number, Answer(0.05, 100.0, 1000, tokens=counted), 0.0)
+        stall.began(number, DecodingAnswer(0.05, 100.0, 1000, tokens=counted), 0.0)
         stall.ended(number, tokens=tokens)
     stretch(stall, answer, 0.2, 60)
-    assert stall.strain(PACE) == pytest.approx(1 / stall.limit, rel=0.02)
+    assert stall.tpot_pressure(PACE) == pytest.approx(1 / stall.limit, rel=0.02)
 
 
 def test_strain_is_forgotten_in_some_multiples_of_memory() -> None:
@@ -181,26 +194,26 @@ def test_strain_is_forgotten_in_some_multiples_of_memory() -> None:
     stall, answer = began()
     stretch(stall, answer, 0.1, 60)
     stretch(stall, answer, 0.025, 3 * MEMORY, since=60.0)
-    assert stall.strain(PACE) == pytest.approx(0.5 / stall.limit, rel=0.1)
+    assert stall.tpot_pressure(PACE) == pytest.approx(0.5 / stall.limit, rel=0.1)
 
 
 def test_an_engine_is_closed_until_its_answers_have_caught_up() -> None:
     """As much longer as more is on its way there; an engine at half of what is bearable bears ten seconds."""
-    assert (closed(1.0, 0.0), closed(0.5, MEMORY)) == (0.0, 0.0)
-    assert closed(1.2, 0.0) == pytest.approx(0.2 * MEMORY)
-    assert closed(1.2, 1.0) == pytest.approx(1.2 + 0.2 * MEMORY)
+    assert (reopens_in(1.0, 0.0), reopens_in(0.5, MEMORY)) == (0.0, 0.0)
+    assert reopens_in(1.2, 0.0) == pytest.approx(0.2 * MEMORY)
+    assert reopens_in(1.2, 1.0) == pytest.approx(1.2 + 0.2 * MEMORY)
 
 
 # --------------------------------------------------------------------------- the limit
 
 
-def settled(sensitive: float, answers: int = 40_000) -> tuple[Stall, float]:
+def settled(sensitive: float, answers: int = 40_000) -> tuple[DecodeInterference, float]:
     """Answers lose their pace the oftener the higher the limit is; the share of the latter half that did."""
-    stall, random, missed = Stall(), Random(1), 0
+    stall, random, missed = DecodeInterference(), Random(1), 0
     for number in range(answers):
         misses = random.random() < sensitive * max(stall.limit - 0.5, 0.0)
         missed += misses and number >= answers // 2
-        stall.began(number, Answer(0.05, 100.0, 1000), 0.0)
+        stall.began(number, DecodingAnswer(0.05, 100.0, 1000), 0.0)
         stall.ended(number, 0.06 if misses else 0.04)
     return stall, missed / (answers // 2)
 
@@ -215,9 +228,9 @@ def test_the_limit_settles_where_a_few_answers_lose_their_pace(sensitive: float)
 @pytest.mark.parametrize(("tpot", "limit"), [(0.01, LIMITS[2]), (0.9, LIMITS[0])])
 def test_the_limit_is_bounded(tpot: float, limit: float) -> None:
     """Whatever answers say: nobody is closed out for good, and no promise is given up."""
-    stall = Stall()
+    stall = DecodeInterference()
     for number in range(1000):
-        stall.began(number, Answer(0.05, 100.0, 1000), 0.0)
+        stall.began(number, DecodingAnswer(0.05, 100.0, 1000), 0.0)
         stall.ended(number, tpot)
     assert stall.limit == limit
 
@@ -225,8 +238,8 @@ def test_the_limit_is_bounded(tpot: float, limit: float) -> None:
 @pytest.mark.parametrize(("pace", "tpot"), [(None, 9.0), (0.05, None)])
 def test_what_was_not_promised_or_not_measured_teaches_nothing(pace: float | None, tpot: float | None) -> None:
     """An answer of one token has no pace."""
-    stall = Stall()
-    stall.began("a", Answer(pace, 100.0, 1000), 0.0)
+    stall = DecodeInterference()
+    stall.began("a", DecodingAnswer(pace, 100.0, 1000), 0.0)
     stall.ended("a", tpot)
     assert stall.limit == LIMITS[1]
 
@@ -245,10 +258,10 @@ def test_the_context_is_that_of_the_answers_being_written() -> None:
 
 def test_duty_is_the_share_of_time_that_is_prefilled_lately() -> None:
     """0.1 s in every 0.2 s are a half; it fades, and is never more than all."""
-    stall = Stall()
+    stall = DecodeInterference()
     for step in range(500):
         stall.prefill(0.1, step * 0.2)
-    assert stall.duty(100.0) == pytest.approx(0.5, rel=0.03)
-    assert stall.duty(100.0 + 3 * MEMORY) < 0.03
+    assert stall.prefill_utilization(100.0) == pytest.approx(0.5, rel=0.03)
+    assert stall.prefill_utilization(100.0 + 3 * MEMORY) < 0.03
     stall.prefill(1000.0, 200.0)
-    assert stall.duty(200.0) == 1.0
+    assert stall.prefill_utilization(200.0) == 1.0

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.fleet.fleet import Reported
-from policies.routing.fleet_view import Beliefs
-from policies.types import Candidate, Ending, EngineLoad
+from policies.routing.fleet_view import FleetView
+from policies.types import AttemptOutcome, Candidate, EngineLoad
 from tests.policies.fleets import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
 
 
 def test_it_is_what_decisions_ask() -> None:
     """The Beliefs protocol."""
     to = fleet()
-    beliefs: Beliefs = to
+    beliefs: FleetView = to
     assert [p.hit for p in beliefs.prospects([ONE], [load(to)], prompt(), 0, 0.0, 0.0)] == [0]
 
 
@@ -41,11 +41,11 @@ def test_an_attempt_counts_from_the_moment_it_is_sent() -> None:
     """The next decision sees it, or a burst would herd onto one engine."""
     to = fleet()
     key = send(to, prompt(4000))
-    assert (load(to).ahead, load(to).prefilling, load(to).in_flight) == (4000, 1, 1)
+    assert (load(to).queued_tokens, load(to).prefilling, load(to).in_flight) == (4000, 1, 1)
     assert median_ttft(to, ONE) > median_ttft(to, TWO)
     to.first_token(key, 0.2)
-    assert (load(to, 0.2).ahead, load(to, 0.2).prefilling, load(to, 0.2).running) == (0, 0, 1)
-    to.ended(key, Ending.COMPLETED, 1.0)
+    assert (load(to, 0.2).queued_tokens, load(to, 0.2).prefilling, load(to, 0.2).running) == (0, 0, 1)
+    to.ended(key, AttemptOutcome.COMPLETED, 1.0)
     assert (load(to, 1.0).in_flight, load(to, 1.0).running) == (0, 0)
 
 
@@ -59,7 +59,7 @@ def test_a_snapshot_is_the_same_value_until_something_changes() -> None:
     assert after is not before
     assert (before.loads[ONE.id].in_flight, after.loads[ONE.id].in_flight) == (0, 1)
     assert after.loads[TWO.id] is before.loads[TWO.id]
-    to.ended(key, Ending.CANCELLED, 0.05)
+    to.ended(key, AttemptOutcome.CANCELLED, 0.05)
     assert list(after.loads) == [ONE.id, TWO.id, API.id]  # as configured: what goes through all of them can be replayed
 
 
@@ -68,7 +68,7 @@ def test_between_events_a_forecast_lets_time_drain_what_is_ahead() -> None:
     to = fleet()
     send(to, prompt(8000))
     seen = load(to)
-    early, late = (to.forecast(ONE, seen, 1000, 0, now).center for now in (0.0, 0.1))
+    early, late = (to.forecast(ONE, seen, 1000, 0, now).point_estimate for now in (0.0, 0.1))
     assert early - late == pytest.approx(0.1, rel=0.05)
 
 
@@ -82,7 +82,7 @@ def test_other_traffic_is_seen_in_two_scrapes_and_forgotten_when_they_stop() -> 
     to.scraped(ONE.id, said, 0.5)
     seen = load(to, 0.5)
     assert (seen.running, seen.waiting, seen.in_flight) == (3, 5, 1)
-    assert seen.ahead > 1000
+    assert seen.queued_tokens > 1000
     assert (load(to, 60.0).running, load(to, 60.0).waiting) == (0, 1)
 
 
@@ -121,12 +121,12 @@ def test_nothing_is_left_in_flight_whatever_the_order_of_events(history: list) -
             to.reachable(endpoint.id, now)
         for seen in to.snapshot(now).loads.values():
             assert 0 <= seen.prefilling <= seen.in_flight <= 8
-            assert seen.ahead >= 0
+            assert seen.queued_tokens >= 0
     for key in range(8):
-        to.ended(key, Ending.CANCELLED, now)
+        to.ended(key, AttemptOutcome.CANCELLED, now)
     idle = [(seen.in_flight, seen.prefilling) for seen in to.snapshot(now + 60).loads.values()]
     assert idle == [(0, 0)] * 3
-    assert all(seen.ahead == 0 for seen in to.snapshot(now + 60).loads.values())
+    assert all(seen.queued_tokens == 0 for seen in to.snapshot(now + 60).loads.values())
 
 
 def test_an_endpoint_that_was_slow_at_first_is_not_avoided_for_ever() -> None:
@@ -176,7 +176,7 @@ def test_a_hit_is_counted_in_the_engines_tokens_and_blocks() -> None:
 def test_a_failed_attempt_leaves_no_prefix() -> None:
     """Nothing was computed."""
     to = fleet()
-    for ending in (Ending.FAILED, Ending.CANCELLED, Ending.RATE_LIMITED, Ending.SILENT):
+    for ending in (AttemptOutcome.FAILED, AttemptOutcome.CANCELLED, AttemptOutcome.RATE_LIMITED, AttemptOutcome.SILENT):
         to.ended(send(to, prompt(1000, blocks=62)), ending, 0.01)
         assert to.hit(ONE, prompt(1000, blocks=62)) == 0
 
@@ -186,7 +186,7 @@ def test_an_attempt_cancelled_after_its_first_token_leaves_its_prefix() -> None:
     to = fleet()
     key = send(to, prompt(1000, blocks=62))
     to.first_token(key, 0.1)
-    to.ended(key, Ending.CANCELLED, 0.2)
+    to.ended(key, AttemptOutcome.CANCELLED, 0.2)
     assert to.hit(ONE, prompt(1000, blocks=62)) == 992
 
 
@@ -240,7 +240,7 @@ def test_where_nobody_answers_any_more_nothing_is_cached() -> None:
     to = fleet()
     answer(to, prompt(1000, blocks=62))
     for _ in range(2):
-        to.ended(send(to, now=2.0), Ending.FAILED, 2.0, Reported(connected=False))
+        to.ended(send(to, now=2.0), AttemptOutcome.FAILED, 2.0, Reported(connected=False))
     assert to.hit(ONE, prompt(1000, blocks=62)) == 0
 
 

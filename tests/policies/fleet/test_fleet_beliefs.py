@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from policies.fleet.fleet import Fleet, Reported
-from policies.types import Ending, Endpoint, EngineLoad, Health
+from policies.types import AttemptOutcome, Endpoint, EngineLoad, Health
 from tests.policies.fleets import API, ONE, SMALL, TWO, answer, fleet, load, median_ttft, prompt, send, wrong
 from tests.policies.virtual_engine import A100, CPU, H100, Profile, conversations, serve
 
@@ -55,8 +55,8 @@ def test_silence_teaches_that_it_takes_at_least_as_long() -> None:
     left, failed = fleet(), fleet()
     before = median_ttft(left)
     for now in range(4):
-        left.ended(send(left, now=now * 10.0), Ending.CANCELLED, now * 10.0 + 5.0)
-        failed.ended(send(failed, now=now * 10.0), Ending.FAILED, now * 10.0 + 5.0)
+        left.ended(send(left, now=now * 10.0), AttemptOutcome.CANCELLED, now * 10.0 + 5.0)
+        failed.ended(send(failed, now=now * 10.0), AttemptOutcome.FAILED, now * 10.0 + 5.0)
     assert median_ttft(left, now=50.0) > 2.0
     assert median_ttft(failed, now=50.0) == before
 
@@ -65,12 +65,12 @@ def test_an_answer_that_is_not_streamed_teaches_only_by_what_the_engine_says() -
     """Its duration is not a TTFT, and neither is its silence."""
     to = fleet()
     before = median_ttft(to)
-    for ending in (Ending.COMPLETED, Ending.CANCELLED, Ending.SILENT):
+    for ending in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED, AttemptOutcome.SILENT):
         to.ended(send(to, stream=False), ending, 30.0)
     assert (median_ttft(to, now=40.0), load(to, 40.0).health) == (before, Health.UP)
     for now in range(20):
         key = send(to, now=50.0 + now, stream=False)
-        to.ended(key, Ending.COMPLETED, 50.9 + now, Reported(engine_ttft=0.4))
+        to.ended(key, AttemptOutcome.COMPLETED, 50.9 + now, Reported(engine_ttft=0.4))
     assert median_ttft(to, now=80.0) == pytest.approx(0.4, rel=0.15)
 
 
@@ -100,7 +100,7 @@ def test_an_endpoint_that_fails_is_down_and_then_on_trial() -> None:
     """Though nothing happens meanwhile, the snapshot moves on; the trial is for one."""
     to = fleet()
     for _ in range(5):
-        to.ended(send(to), Ending.FAILED, 0.0)
+        to.ended(send(to), AttemptOutcome.FAILED, 0.0)
     assert [load(to, now).health for now in (0.0, 4.9, 5.2)] == [Health.DOWN, Health.DOWN, Health.PROBING]
     key = send(to, now=5.2)
     assert load(to, 5.2).health is Health.DOWN
@@ -122,7 +122,7 @@ def test_an_api_is_tried_again_within_ten_seconds() -> None:
     """No probe would tell that it is back."""
     to, now = fleet(), 0.0
     for _ in range(12):
-        to.ended(send(to, endpoint=API, now=now), Ending.FAILED, now)
+        to.ended(send(to, endpoint=API, now=now), AttemptOutcome.FAILED, now)
         if load(to, now, API).health is Health.DOWN:
             now += 10.2
             assert load(to, now, API).health is Health.PROBING
@@ -134,15 +134,15 @@ def test_silence_that_the_forecast_cannot_explain_takes_an_endpoint_out() -> Non
     for to in (hung, slow):
         for now in range(40):
             answer(to, now=10.0 * now, ttft=0.1)
-    hung.ended(send(hung, now=500.0), Ending.SILENT, 503.0)
-    slow.ended(send(slow, now=500.0), Ending.SILENT, 500.1)
+    hung.ended(send(hung, now=500.0), AttemptOutcome.SILENT, 503.0)
+    slow.ended(send(slow, now=500.0), AttemptOutcome.SILENT, 500.1)
     assert (load(hung, 503.0).health, load(slow, 500.1).health) == (Health.DOWN, Health.UP)
 
 
 def test_a_rate_limit_blocks_until_the_provider_said() -> None:
     """And says nothing of health."""
     to = fleet()
-    to.ended(send(to, endpoint=API), Ending.RATE_LIMITED, 1.0, Reported(retry_after=7.0))
+    to.ended(send(to, endpoint=API), AttemptOutcome.RATE_LIMITED, 1.0, Reported(retry_after=7.0))
     assert (load(to, 1.0, API).blocked_until, load(to, 1.0, API).health) == (8.0, Health.UP)
 
 
@@ -158,7 +158,7 @@ def test_a_reload_keeps_what_was_learned_of_what_stays() -> None:
     assert set(to.snapshot(9.0).loads) == {ONE.id}
     assert (load(to, 9.0).in_flight, to.hit(ONE, prompt(1000, blocks=62))) == (1, 992)
     for key in flying:
-        to.ended(key, Ending.COMPLETED, 10.0, Reported(1000, 0, 10, 0.02))
+        to.ended(key, AttemptOutcome.COMPLETED, 10.0, Reported(1000, 0, 10, 0.02))
     to.scraped(TWO.id, EngineLoad(running=1), 10.0)
     assert set(to.snapshot(10.0).loads) == {ONE.id}
     assert (load(to, 10.0).in_flight, median_ttft(to, now=10.0)) == (0, pytest.approx(expected, rel=0.01))
@@ -179,13 +179,16 @@ def test_an_attempt_that_outlives_its_endpoint_says_nothing_of_the_one_that_has_
     to = fleet()
     flying = [send(to, endpoint=ONE, now=9.0) for _ in range(3)]
     to.reload([replace(SMALL, model="other", endpoints=(ONE,))])
-    to.cold.clear()
+    to.cache_lost.clear()
     to.ended(
-        send(to, prompt(1000, blocks=62), endpoint=ONE, now=9.0), Ending.COMPLETED, 9.5, Reported(1000, 0, 10, 0.02)
+        send(to, prompt(1000, blocks=62), endpoint=ONE, now=9.0),
+        AttemptOutcome.COMPLETED,
+        9.5,
+        Reported(1000, 0, 10, 0.02),
     )
     for key in flying:
-        to.ended(key, Ending.FAILED, 10.0, Reported(connected=False))
-    assert (to.hit(ONE, prompt(1000, blocks=62)), to.cold) == (992, set())
+        to.ended(key, AttemptOutcome.FAILED, 10.0, Reported(connected=False))
+    assert (to.hit(ONE, prompt(1000, blocks=62)), to.cache_lost) == (992, set())
     assert load(to, 10.0).health is Health.UP
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.fleet.fleet import Fleet, Reported
 from policies.prefix_cache.residency import Residency
-from policies.types import Ending, EngineLoad
+from policies.types import AttemptOutcome, EngineLoad
 from tests.policies.fleets import ONE, TWO, answer, fleet, prompt, send
 
 ASKED = prompt(645, blocks=40)
@@ -21,7 +21,7 @@ def serve(to: Fleet, engine: Residency) -> None:
     key = send(to, ASKED)
     engine.stored(THEIRS, None, 16)
     to.first_token(key, 0.1)
-    to.ended(key, Ending.COMPLETED, 0.2, Reported(prompt_tokens=645, cached_tokens=0))
+    to.ended(key, AttemptOutcome.COMPLETED, 0.2, Reported(prompt_tokens=645, cached_tokens=0))
 
 
 def test_a_hit_is_what_the_engine_still_holds() -> None:
@@ -41,7 +41,7 @@ def test_an_eviction_says_nothing_of_the_caches_size() -> None:
         key = send(to, ASKED, now=now)
         engine.stored(THEIRS, None, 16)
         to.first_token(key, now + 0.1)
-        to.ended(key, Ending.COMPLETED, now + 0.2, Reported(prompt_tokens=645, cached_tokens=0))
+        to.ended(key, AttemptOutcome.COMPLETED, now + 0.2, Reported(prompt_tokens=645, cached_tokens=0))
         answer(to, ASKED, TWO, now=now, reported=Reported(prompt_tokens=645, cached_tokens=0))
     assert [to.statistics(one.id, 30.0).prefix_capacity < 100 for one in (ONE, TWO)] == [False, True]
 
@@ -51,7 +51,7 @@ def test_an_emptied_engine_is_cold() -> None:
     to, engine = heard()
     serve(to, engine)
     to.emptied(ONE.id)
-    assert (to.hit(ONE, ASKED), engine.statistics().blocks, to.cold) == (0, 0, {ONE.id})
+    assert (to.hit(ONE, ASKED), engine.statistics().blocks, to.cache_lost) == (0, 0, {ONE.id})
     serve(to, engine)
     to.scraped(ONE.id, EngineLoad(started_at=1.0), 5.0)
     to.scraped(ONE.id, EngineLoad(started_at=9.0), 6.0)

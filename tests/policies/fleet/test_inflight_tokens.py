@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.fleet.inflight_tokens import Ledger
+from policies.fleet.inflight_tokens import InflightTokens
 
 RATE = 1000.0  # tokens/s
 
 
-def ahead(ledger: Ledger, now: float) -> float:
+def ahead(ledger: InflightTokens, now: float) -> float:
     return ledger.queue.ahead(now, RATE)
 
 
 def test_a_prompt_counts_from_the_moment_it_is_sent_until_its_first_token() -> None:
     """Then it decodes, until it is released."""
-    ledger = Ledger()
+    ledger = InflightTokens()
     ledger.charge("a", 500, now=0.0)
     assert (ahead(ledger, 0.0), ledger.prefilling, ledger.in_flight) == (500, 1, 1)
     ledger.clear("a", now=0.5)
@@ -28,7 +28,7 @@ def test_a_prompt_counts_from_the_moment_it_is_sent_until_its_first_token() -> N
 
 def test_time_drains_what_is_ahead_at_the_prefill_rate() -> None:
     """First come, first served: the second begins when the first is done."""
-    ledger = Ledger()
+    ledger = InflightTokens()
     ledger.charge("a", 1000, now=0.0)
     ledger.charge("b", 1000, now=0.5)
     assert ahead(ledger, 0.5) == 1500
@@ -37,7 +37,7 @@ def test_time_drains_what_is_ahead_at_the_prefill_rate() -> None:
 
 def test_a_prompt_without_its_first_token_is_not_done_whatever_the_clock_says() -> None:
     """It keeps a tenth."""
-    ledger = Ledger()
+    ledger = InflightTokens()
     ledger.charge("a", 1000, now=0.0)
     ledger.charge("b", 500, now=0.0)
     assert ahead(ledger, 60.0) == 150
@@ -45,7 +45,7 @@ def test_a_prompt_without_its_first_token_is_not_done_whatever_the_clock_says() 
 
 def test_a_first_token_means_that_the_rest_begins_now() -> None:
     """The engine was slower than thought: what was thought done of the second is not."""
-    ledger = Ledger()
+    ledger = InflightTokens()
     ledger.charge("a", 1000, now=0.0)
     ledger.charge("b", 1000, now=0.0)
     ledger.clear("a", now=1.8)
@@ -54,7 +54,7 @@ def test_a_first_token_means_that_the_rest_begins_now() -> None:
 
 def test_a_first_token_proves_that_what_came_before_is_all_but_done() -> None:
     """Only the remainder of the earlier one is left."""
-    ledger = Ledger()
+    ledger = InflightTokens()
     ledger.charge("a", 1000, now=0.0)
     ledger.charge("b", 100, now=0.0)
     ledger.clear("b", now=0.1)
@@ -64,7 +64,7 @@ def test_a_first_token_proves_that_what_came_before_is_all_but_done() -> None:
 
 def test_an_answer_that_is_not_streamed_is_taken_for_begun_when_its_turn_is_over() -> None:
     """It shows no first token; the clock must do."""
-    ledger = Ledger()
+    ledger = InflightTokens()
     for key in "ab":
         ledger.charge(key, 1000, now=0.0, stream=False)
     ledger.expire(now=1.5, rate=RATE)
@@ -75,14 +75,14 @@ def test_an_answer_that_is_not_streamed_is_taken_for_begun_when_its_turn_is_over
 
 def test_the_context_of_what_is_ahead_is_remembered() -> None:
     """A token on top of a cached conversation reads all of it: 100 tokens on 900, each reading 950 on average."""
-    ledger = Ledger()
+    ledger = InflightTokens()
     ledger.charge("a", 100, now=0.0, context=900)
     assert ledger.queue.context == 950
 
 
 def test_a_key_that_is_sent_again_counts_once() -> None:
     """Whatever became of the first."""
-    ledger = Ledger()
+    ledger = InflightTokens()
     ledger.charge("a", 500, now=0.0)
     ledger.charge("a", 200, now=0.0)
     assert (ahead(ledger, 0.0), ledger.in_flight) == (200, 1)
@@ -97,7 +97,7 @@ events = st.tuples(
 @given(st.lists(events, max_size=60))
 def test_no_order_of_events_makes_it_negative_or_leaves_anything_behind(history: list) -> None:
     """Twice, late, unknown: counters that leak or go below zero have sunk routers before."""
-    ledger, open_ = Ledger(), set()
+    ledger, open_ = InflightTokens(), set()
     for now, (what, key, tokens, stream) in enumerate(history):
         if what == "charge":
             ledger.charge(key, tokens, now, context=tokens, stream=stream)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from policies.fleet.fleet import Reported
-from policies.fleet.learned_rate_limit import Quota
-from policies.types import NEVER, Ending
+from policies.fleet.learned_rate_limit import LearnedRateLimit
+from policies.types import NEVER, AttemptOutcome
 from tests.policies.fleets import API, answer, fleet, load, send
 
 
-def refused_after(requests: int) -> Quota:
+def refused_after(requests: int) -> LearnedRateLimit:
     """One request every 0.1 s, and one too many."""
-    quota = Quota()
+    quota = LearnedRateLimit()
     for i in range(requests + 1):
         quota.sent(0.1 * i)
     quota.refused(0.1 * requests)
@@ -33,7 +33,7 @@ def test_a_refusal_after_a_few_requests_says_nothing_of_a_limit() -> None:
 
 def test_without_a_refusal_there_is_no_limit() -> None:
     """However many are sent."""
-    quota = Quota()
+    quota = LearnedRateLimit()
     for i in range(5000):
         quota.sent(0.001 * i)
     assert quota.full_until(5.0) == NEVER
@@ -52,7 +52,7 @@ def test_an_api_at_its_limit_is_out_before_it_refuses() -> None:
     to = fleet()
     for i in range(50):
         answer(to, endpoint=API, now=0.2 * i)
-    to.ended(send(to, endpoint=API, now=10.0), Ending.RATE_LIMITED, 10.0, Reported(retry_after=1.0))
+    to.ended(send(to, endpoint=API, now=10.0), AttemptOutcome.RATE_LIMITED, 10.0, Reported(retry_after=1.0))
     assert 59.0 < load(to, 12.0, API).blocked_until <= 61.0
     for i in range(50):
         answer(to, endpoint=API, now=61.0 + 0.2 * i)

@@ -12,17 +12,23 @@ from policies.fleet.circuit_breaker import EJECTION
 from policies.fleet.decode_interference import GRID
 from policies.fleet.fleet import Fleet, Reported
 from policies.fleet.inflight_tokens import Queue
-from policies.fleet.peers import NOTHING, Burden, Reader, together
-from policies.types import FOREVER, NEVER, Ending, Endpoint, EngineLoad, Health
+from policies.fleet.peers import NOTHING, PeerLoad, PeerReader, together
+from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, EngineLoad, Health
 from tests.policies.fleets import API, HOSTED, ONE, SMALL, TWO, answer, load, prompt, send
 
 HARMS = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(GRID))
 COUNTS = st.integers(0, 1 << 20)
 TIMES = st.sampled_from([NEVER, 0.0, 1.0, 2.5])
 BURDENS = st.builds(
-    Burden, *[COUNTS] * 6, st.integers(0, 1), st.sampled_from([0.0, 1.0, FOREVER]), *[TIMES] * 4,
-    *[COUNTS.map(float)] * 3, st.sampled_from([0.02, FOREVER]), HARMS,
-)  # fmt: skip
+    PeerLoad,
+    *[COUNTS] * 6,
+    st.integers(0, 1),
+    st.sampled_from([0.0, 1.0, FOREVER]),
+    *[TIMES] * 4,
+    *[COUNTS.map(float)] * 3,
+    st.sampled_from([0.02, FOREVER]),
+    HARMS,
+)
 
 
 class Member:
@@ -30,14 +36,14 @@ class Member:
 
     def __init__(self, all_of_them: list[Member]) -> None:
         self.others = [other for other in all_of_them if other is not self]
-        self.burdens: dict[str, Burden] = {}
+        self.burdens: dict[str, PeerLoad] = {}
         self.news: set[str] = set()
         self.hints: list[tuple[str, Sequence[int]]] = []
         for other in self.others:
             other.others.append(self)
         all_of_them.append(self)
 
-    def publish(self, endpoint_id: str, burden: Burden) -> None:
+    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
         self.burdens[endpoint_id] = burden
         for other in self.others:
             other.news.add(endpoint_id)
@@ -46,7 +52,7 @@ class Member:
         for other in self.others:
             other.hints.append((endpoint_id, hashes))
 
-    def merge(self, reader: Reader, now: float) -> None:
+    def merge(self, reader: PeerReader, now: float) -> None:
         while self.news:
             name = self.news.pop()
             reader.burdened(name, together(o.burdens[name] for o in self.others if name in o.burdens), now)
@@ -70,12 +76,12 @@ def test_what_a_sibling_has_sent_waits_ahead_as_if_we_had_sent_it() -> None:
     ours, theirs = fleets()
     key = send(theirs, prompt(4000))
     seen, own = load(ours), load(theirs)
-    assert (seen.ahead, seen.prefilling, seen.in_flight, seen.busy) == (4000, 1, 1, own.busy)
+    assert (seen.queued_tokens, seen.prefilling, seen.in_flight, seen.backlog_s) == (4000, 1, 1, own.backlog_s)
     theirs.first_token(key, 0.2)
     seen = load(ours, 0.2)
-    assert (seen.ahead, seen.prefilling, seen.running, seen.heard_at) == (0, 0, 1, 0.2)
+    assert (seen.queued_tokens, seen.prefilling, seen.running, seen.last_token_at) == (0, 0, 1, 0.2)
     assert seen.context == 4000
-    theirs.ended(key, Ending.COMPLETED, 1.0)
+    theirs.ended(key, AttemptOutcome.COMPLETED, 1.0)
     assert (load(ours, 1.0).in_flight, load(ours, 1.0).running, load(ours, 1.0).context) == (0, 0, 0)
 
 
@@ -100,11 +106,11 @@ def test_what_changes_until_they_are_told_is_one_piece_of_news() -> None:
     asked: list[Fleet] = []
     theirs.on_untold = lambda: asked.append(theirs)
     keys = [send(theirs, prompt(1000)) for _ in range(3)]
-    theirs.ended(keys[0], Ending.COMPLETED, 0.1)
+    theirs.ended(keys[0], AttemptOutcome.COMPLETED, 0.1)
     assert (len(asked), load(ours, 0.1).in_flight) == (1, 0)
-    theirs.tell()
+    theirs.publish()
     assert load(ours, 0.1).in_flight == 2
-    theirs.ended(keys[1], Ending.COMPLETED, 0.2)
+    theirs.ended(keys[1], AttemptOutcome.COMPLETED, 0.2)
     assert len(asked) == 2
 
 
@@ -117,7 +123,9 @@ def test_what_is_heard_is_not_told_on() -> None:
         assert [load(of, now).in_flight for of in three] == [3, 3, 3]
         for of in three:
             of.progress([], now)
-    assert all(load(of, 0.3).duty == pytest.approx(load(three[0], 0.3).duty) for of in three)
+    assert all(
+        load(of, 0.3).prefill_utilization == pytest.approx(load(three[0], 0.3).prefill_utilization) for of in three
+    )
 
 
 def test_a_scrape_shows_no_traffic_that_siblings_account_for() -> None:
@@ -139,9 +147,9 @@ def test_a_sibling_that_begins_anew_takes_nothing_back() -> None:
     """What it has under way is gone with it; the prefills that it sent have stalled our answers all the same."""
     ours, _ = fleets()
     ours.burdened(ONE.id, NOTHING._replace(in_flight=2, prefilling=1, tokens=500, since=0.0, spent=3.0), 0.0)
-    duty = load(ours).duty
+    duty = load(ours).prefill_utilization
     ours.burdened(ONE.id, NOTHING._replace(spent=0.5), 0.0)
-    assert (load(ours).in_flight, load(ours).ahead, load(ours).duty) == (0, 0, duty)
+    assert (load(ours).in_flight, load(ours).queued_tokens, load(ours).prefill_utilization) == (0, 0, duty)
 
 
 def test_an_endpoint_that_a_sibling_warms_up_or_that_refused_it_is_left_alone_by_all() -> None:
@@ -149,7 +157,7 @@ def test_an_endpoint_that_a_sibling_warms_up_or_that_refused_it_is_left_alone_by
     ours, theirs = fleets()
     theirs.warming(ONE.id, True)
     key = send(theirs, endpoint=TWO)
-    theirs.ended(key, Ending.RATE_LIMITED, 1.0, Reported(retry_after=20.0))
+    theirs.ended(key, AttemptOutcome.RATE_LIMITED, 1.0, Reported(retry_after=20.0))
     assert load(ours).warming
     assert load(ours, 1.0, TWO).blocked_until == pytest.approx(21.0)
 
@@ -242,7 +250,7 @@ def test_a_prefix_that_a_sibling_sent_is_a_hit() -> None:
 
 
 @given(st.lists(BURDENS, max_size=4))
-def test_burdens_add_up_in_any_order(burdens: list[Burden]) -> None:
+def test_burdens_add_up_in_any_order(burdens: list[PeerLoad]) -> None:
     """And nothing beside them changes nothing."""
     total = together(burdens)
     assert together([*reversed(burdens), NOTHING]) == total

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from policies.types import Ask, Load
+from policies.types import Load, RequestView
 from tests.policies.deciding import World, budget
 
 REQUESTS = 4000
-ASK = Ask("r", 100.0, stream=True)
+ASK = RequestView("r", 100.0, stream=True)
 
 
 def world(**loads: Load) -> World:
     """`slow` is three times slower and never the best; `late` cannot make the deadline."""
-    heard = {name: Load(heard_at=99.0) for name in ("fast", "other", "slow", "late")}
+    heard = {name: Load(last_token_at=99.0) for name in ("fast", "other", "slow", "late")}
     return World(
         {"p": {"fast": 0.1, "other": 0.1, "slow": 0.3, "late": 5.0}}, loads={**heard, **loads}, route=budget(1.0)
     )
@@ -26,36 +26,36 @@ def share(of: World, endpoint: str) -> float:
 
 def test_one_request_in_a_hundred_tries_who_was_not_heard_of() -> None:
     """Slower than the others as it is: what is never tried is never known to have become better."""
-    assert 0.005 < share(world(slow=Load(heard_at=60.0)), "slow") < 0.015
+    assert 0.005 < share(world(slow=Load(last_token_at=60.0)), "slow") < 0.015
 
 
 def test_who_was_heard_of_lately_is_not_tried() -> None:
     """Twenty seconds ago, or about to be: a prompt is there already."""
-    assert share(world(slow=Load(heard_at=80.0)), "slow") == 0
-    assert share(world(slow=Load(heard_at=60.0, prefilling=1)), "slow") == 0
+    assert share(world(slow=Load(last_token_at=80.0)), "slow") == 0
+    assert share(world(slow=Load(last_token_at=60.0, prefilling=1)), "slow") == 0
 
 
 def test_a_request_that_would_be_late_there_does_not_try() -> None:
     """A probe is paid for with slack, not with a miss."""
-    assert share(world(late=Load(heard_at=0.0)), "late") == 0
+    assert share(world(late=Load(last_token_at=0.0)), "late") == 0
 
 
 def test_where_nothing_was_heard_of_anybody_nobody_is_tried() -> None:
     """After a quiet night every endpoint is as little known as the others."""
-    quiet = {name: Load(heard_at=10.0) for name in ("fast", "other", "slow", "late")}
+    quiet = {name: Load(last_token_at=10.0) for name in ("fast", "other", "slow", "late")}
     assert share(world(**quiet), "slow") == 0
 
 
 def test_a_yardstick_does_not_probe() -> None:
     """It must not inherit our brain."""
-    yardstick = world(slow=Load(heard_at=60.0))
+    yardstick = world(slow=Load(last_token_at=60.0))
     yardstick.route = {**budget(1.0), "scorer": "argmin_ttft"}
     assert share(yardstick, "slow") == 0
 
 
 def test_a_probe_that_fails_goes_on_in_the_usual_order() -> None:
     """Only the first place changes."""
-    probing = world(slow=Load(heard_at=60.0))
+    probing = world(slow=Load(last_token_at=60.0))
     decisions = [probing.decide(ASK, now=100.0, seed=seed) for seed in range(REQUESTS)]
     tried = [one for one in decisions if one.ranked[0].endpoint.id == "slow"]
     assert tried

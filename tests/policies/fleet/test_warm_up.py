@@ -14,7 +14,7 @@ from tests.policies.fleets import HOSTED, ONE, SMALL, TWO, fleet, load
 
 def test_at_boot_nobody_is_cold() -> None:
     """Nothing is known that could be lost."""
-    assert fleet().cold == set()
+    assert fleet().cache_lost == set()
 
 
 @pytest.mark.parametrize("sign", ["start time", "counter", "unreachable"])
@@ -28,16 +28,16 @@ def test_an_engine_that_restarted_is_cold(sign: str) -> None:
         for at, value in ((0.0, 500.0), (0.5, 100.0)):
             said = EngineLoad(started_at=value) if sign == "start time" else EngineLoad(prefix_queries=value)
             to.scraped(ONE.id, said, at)
-    assert to.cold == {ONE.id}
+    assert to.cache_lost == {ONE.id}
 
 
 def test_an_endpoint_that_joins_is_cold_and_one_that_leaves_is_forgotten() -> None:
     """A reload may do both."""
     to = Fleet([HOSTED])
     to.reload([HOSTED, SMALL])
-    assert to.cold == {ONE.id, TWO.id}
+    assert to.cache_lost == {ONE.id, TWO.id}
     to.reload([HOSTED])
-    assert to.cold == set()
+    assert to.cache_lost == set()
 
 
 def test_decisions_see_who_is_warming() -> None:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.latency.error_quantiles import Ratios
+from policies.latency.error_quantiles import ErrorQuantiles
 from policies.types import QUANTILES, Forecast
 
 
-def filled(sigma: float, samples: int, seed: int = 1) -> Ratios:
-    ratios, random = Ratios(), Random(seed)
+def filled(sigma: float, samples: int, seed: int = 1) -> ErrorQuantiles:
+    ratios, random = ErrorQuantiles(), Random(seed)
     for _ in range(samples):
         ratios.add(random.lognormvariate(0, sigma), now=0.0)
     return ratios
@@ -23,7 +23,7 @@ def filled(sigma: float, samples: int, seed: int = 1) -> Ratios:
 
 def test_before_any_sample_the_spread_is_wide() -> None:
     """Nine of ten within 2.2 times the prediction."""
-    assert Forecast(1.0, Ratios().quantiles(0.0)).p90 == pytest.approx(exp(0.6 * 1.2816), rel=1e-3)
+    assert Forecast(1.0, ErrorQuantiles().quantiles(0.0)).p90 == pytest.approx(exp(0.6 * 1.2816), rel=1e-3)
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0])
@@ -42,7 +42,7 @@ def test_quantiles_are_those_of_the_recent_errors(sigma: float) -> None:
 
 def test_a_persistent_bias_is_corrected() -> None:
     """Predictions half too small have a median ratio of two."""
-    ratios = Ratios()
+    ratios = ErrorQuantiles()
     for _ in range(100):
         ratios.add(2.0, now=0.0)
     assert Forecast(1.0, ratios.quantiles(0.0)).p50 == pytest.approx(2.0, rel=0.05)
@@ -61,20 +61,20 @@ def test_what_has_not_been_sampled_for_long_is_less_certain() -> None:
     ratios = filled(0.05, 128)
     fresh, hour, day = (Forecast(1.0, ratios.quantiles(now)).p90 for now in (0.0, 3600.0, 86400.0))
     assert fresh < hour < day
-    assert day == pytest.approx(Forecast(1.0, Ratios().quantiles(0.0)).p90, rel=0.01)
+    assert day == pytest.approx(Forecast(1.0, ErrorQuantiles().quantiles(0.0)).p90, rel=0.01)
 
 
 def test_a_follower_expects_the_spread_of_the_one_it_follows() -> None:
     """Until it has its own."""
-    follower = Ratios()
-    follower.follow(filled(0.05, 128), now=0.0)
+    follower = ErrorQuantiles()
+    follower.warm_start_from(filled(0.05, 128), now=0.0)
     assert Forecast(1.0, follower.quantiles(0.0)).p90 < 1.2
 
 
 @given(st.lists(st.floats(0, 1e12, allow_nan=False), max_size=300))
 def test_quantiles_ascend_and_are_positive(values: list[float]) -> None:
     """Whatever ratios were seen."""
-    ratios = Ratios()
+    ratios = ErrorQuantiles()
     for value in values:
         ratios.add(value, now=0.0)
     grid = ratios.quantiles(0.0)

@@ -72,7 +72,7 @@ def test_a_follower_believes_the_same_but_less_firmly() -> None:
     leader, follower = Regression(OWN[:2]), Regression(OWN[:2])
     for _ in range(50):
         leader.learn((1.0, 1.0), 6.0)
-    follower.follow(leader)
+    follower.warm_start_from(leader)
     assert follower.predict((1.0, 1.0)) == leader.predict((1.0, 1.0))
     for fit in (leader, follower):
         fit.learn((1.0, 1.0), 12.0)

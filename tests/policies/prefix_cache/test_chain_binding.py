@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from policies.prefix_cache.block_tree import BlockTree
-from policies.prefix_cache.chain_binding import Anchor
+from policies.prefix_cache.chain_binding import ChainBinding
 from policies.types import PoolEstimate, PrefixBlocks
 
 B = 32  # tokens of a block, the engine's; of ours 30 of its tokens
 OURS = 30.0
 
 
-def anchored(tree: BlockTree) -> Anchor:
+def anchored(tree: BlockTree) -> ChainBinding:
     """330 tokens: 10 blocks of the engine's, 11 of ours; and 3 blocks of answer."""
     _, answered = tree.store(range(1, 14), None, B)
     prompt = answered.upto(330)
     assert prompt is not None
-    return Anchor(prompt, answered, 330, 11, OURS, messages=1)
+    return ChainBinding(prompt, answered, 330, 11, OURS, messages=1)
 
 
 def asked(blocks: int, messages: int = 1) -> PoolEstimate:

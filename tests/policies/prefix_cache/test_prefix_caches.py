@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from policies.prefix_cache.prefix_caches import Caches
+from policies.prefix_cache.prefix_caches import PrefixCaches
 from policies.prefix_cache.residency import Residency
 from policies.types import PoolEstimate, PrefixBlocks
 
@@ -21,7 +21,7 @@ def prompt(hashes: Sequence[int] = OURS, rest: int = 5, messages: int = 1) -> Po
     return PoolEstimate(tokens, PrefixBlocks(hashes, B, 1.0), tokens, messages)
 
 
-def held(caches: Caches, asked: PoolEstimate, block: int = B) -> int:
+def held(caches: PrefixCaches, asked: PoolEstimate, block: int = B) -> int:
     """Rounded to the engine's blocks, as hits are."""
     return caches.hit(E, asked, caches.index.find(E, asked.blocks.hashes), block)
 
@@ -30,7 +30,7 @@ class Served:
     """One endpoint that publishes its events."""
 
     def __init__(self) -> None:
-        self.caches = Caches()
+        self.caches = PrefixCaches()
         self.engine: Residency = self.caches.listen(E)
         self.number = 0
 
@@ -175,7 +175,7 @@ def test_a_prompt_whose_events_never_come_is_as_without_events(served: Served) -
 
 def test_an_endpoint_without_events_is_believed_by_what_was_sent() -> None:
     """Nobody else is asked."""
-    caches = Caches()
+    caches = PrefixCaches()
     sent = caches.sent("key", E, prompt(), "")
     assert not caches.answered("key", sent, 4 * B + 5, 0)
     assert held(caches, prompt()) == 4 * B

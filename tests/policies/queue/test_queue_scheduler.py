@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policies.queue import placement_round as turn
 from policies.queue import queue_scheduler as waiting
 from policies.routes.route import ScorerName
-from policies.types import FOREVER, Outcome
+from policies.types import FOREVER, Placement
 from tests.policies.queue.waiting_room import API, LARGE, ONE, PROMPT, START, TWO, Scene, pool
 
 # --------------------------------------------------------------------------- room
@@ -48,7 +48,7 @@ def test_an_engine_whose_answers_must_catch_up_has_no_room() -> None:
     """Idle as it is: a prefill would stall them again. It has room once they are done."""
     scene = Scene()
     answers = scene.write(token=0.0435)
-    assert scene.load().busy == 0
+    assert scene.load().backlog_s == 0
     assert scene.enter("r", budget=2.0) == []
     assert scene.lane() == ["r"]
     scene.end(*answers)
@@ -59,8 +59,10 @@ def test_an_api_always_has_room() -> None:
     """Whatever waits there already."""
     scene = Scene((API,))
     names = [f"{budget} {number}" for budget in (None, 0.01, 1.0, 20.0) for number in range(50)]
-    assert [scene.enter(name, budget=float(b) if (b := name.split()[0]) != "None" else None, tiers=["api"])
-            for name in names] == [[name] for name in names]  # fmt: skip
+    assert [
+        scene.enter(name, budget=float(b) if (b := name.split()[0]) != "None" else None, tiers=["api"])
+        for name in names
+    ] == [[name] for name in names]
 
 
 @pytest.mark.parametrize("scorer", [name for name in get_args(ScorerName) if name != "predicted"])
@@ -81,7 +83,7 @@ def test_what_can_go_nowhere_is_told_at_once() -> None:
         scene.fleet.unreachable(ONE.id, scene.now)
     scene.enter("alone")
     outcomes = [scene.gone[name].outcome for name in ("late", "unfit", "alone")]
-    assert outcomes == [Outcome.SHED, Outcome.UNFIT, Outcome.UNAVAILABLE]
+    assert outcomes == [Placement.SHED, Placement.UNFIT, Placement.UNAVAILABLE]
     assert scene.room.held == 0
 
 
@@ -108,7 +110,7 @@ def test_a_tight_deadline_overtakes_at_once() -> None:
     scene.enter("tight", budget=0.5)
     scene.first_tokens(*keys)
     assert scene.look()[0] == "tight"
-    assert scene.gone["tight"].ranked[0].chance > 0.9
+    assert scene.gone["tight"].ranked[0].probability > 0.9
 
 
 def test_what_is_due_no_later_counts_as_ahead() -> None:
@@ -189,7 +191,7 @@ def test_an_idle_engine_leaves_what_is_better_served_where_it_waits() -> None:
     scene.fill(ONE)
     answers = scene.write(TWO, since=0.2, token=0.02, pace=0.03, answers=20)
     scene.enter("r", tokens=4000, budget=3.0)
-    assert (scene.load(TWO).busy, scene.load(TWO).closed) == (0.0, 0.0)
+    assert (scene.load(TWO).backlog_s, scene.load(TWO).reopens_in) == (0.0, 0.0)
     assert scene.lane(ONE) == ["r"]
     assert scene.look() == []
     scene.end(*answers)
@@ -263,7 +265,7 @@ def test_who_gives_way_on_a_route_that_sheds_is_refused() -> None:
     assert (scene.lane(), scene.last) == (["small"], ["large"])
     scene.send("more", ONE, 20_000, scene.now)
     assert scene.look(later=0.01) == ["large"]
-    assert scene.gone["large"].outcome is Outcome.SHED
+    assert scene.gone["large"].outcome is Placement.SHED
     assert scene.last == []
 
 
@@ -279,7 +281,7 @@ def test_the_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scene.enter(name, tenant=tenant, budget=9.0) == []
     assert scene.enter("d", tenant="z", budget=None) == ["b"]
     refused = scene.gone["b"]
-    assert (refused.outcome, refused.retry_after, refused.reason) == (Outcome.SHED, 5.0, "3 requests wait already")
+    assert (refused.outcome, refused.retry_after, refused.reason) == (Placement.SHED, 5.0, "3 requests wait already")
     assert scene.room.held == 3
 
 
@@ -328,7 +330,7 @@ def test_what_was_let_go_counts_until_the_fleet_knows_of_it() -> None:
     assert second.chosen is not None
     assert first.chosen.endpoint != second.chosen.endpoint
     for ticket in ("a", "b", "nobody"):
-        scene.room.departed(ticket)
+        scene.room.on_dispatched(ticket)
         scene.room.leave(ticket)
     assert (scene.room.held, scene.room.lanes.leaving) == (0, {})
 
@@ -375,7 +377,7 @@ def test_a_request_goes_once_or_waits_in_one_place(
             if step != "enter" or which % 2:
                 inside -= set(scene.look())
                 lanes = scene.room.lanes
-                assert sorted(str(held.ticket) for held in lanes.waiting()) == sorted(inside)
-                assert all(lane == sorted(lane) for lane in lanes.bound.values())
+                assert sorted(str(held.request_key) for held in lanes.waiting()) == sorted(inside)
+                assert all(lane == sorted(lane) for lane in lanes.assigned.values())
                 assert (lanes.new, lanes.leaving, scene.room.held <= 6) == ([], {}, True)
                 assert scene.room.wake_at == (scene.now + turn.TICK if inside else FOREVER)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.queue.queue_scheduler import SPARED
-from policies.types import Outcome
+from policies.types import Placement
 from tests.policies.queue.waiting_room import API, LARGE, ONE, PROMPT, TWO, Scene
 
 LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # 0.22 s, and no engine is that fast
@@ -50,7 +50,7 @@ def test_it_waits_for_answers_that_it_would_cost_their_pace(request_: dict[str, 
     """It must not make others miss what it cannot make itself."""
     scene = Scene()
     answers = scene.write(since=0.2, token=0.02, pace=0.03, answers=20)
-    assert scene.load().busy == 0
+    assert scene.load().backlog_s == 0
     assert scene.enter("r", **request_) == []
     scene.end(*answers)
     assert scene.look() == ["r"]
@@ -151,7 +151,7 @@ def test_shed_is_refused_and_not_kept() -> None:
     scene = Scene()
     busy(scene)
     assert scene.enter("r", tokens=PROMPT, budget=0.25, on_miss="shed") == ["r"]
-    assert scene.gone["r"].outcome is Outcome.SHED
+    assert scene.gone["r"].outcome is Placement.SHED
     assert scene.gone["r"].retry_after > 0
 
 
@@ -187,4 +187,4 @@ def test_nothing_to_go_to_is_told_at_once() -> None:
     for _ in range(3):
         scene.fleet.unreachable(ONE.id, scene.now)
     assert scene.look() == ["r"]
-    assert scene.gone["r"].outcome is Outcome.UNAVAILABLE
+    assert scene.gone["r"].outcome is Placement.UNAVAILABLE

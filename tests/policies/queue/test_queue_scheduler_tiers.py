@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.fleet.fleet import Reported
 from policies.queue.placement_round import RELOOK, TICK
-from policies.types import FOREVER, Ask, Ending, Endpoint, PoolEstimate, PromptEstimate
+from policies.types import FOREVER, AttemptOutcome, Endpoint, PoolEstimate, PromptEstimate, RequestView
 from tests.policies.queue.waiting_room import API, LARGE, ONE, PROMPT, START, TWO, Scene, route
 
 MIXED: dict[str, Any] = {"budget": 3.0, "tiers": ["small", "api"]}
@@ -33,7 +33,7 @@ def sure(scene: Scene, endpoint: Endpoint) -> float:
 def limited(scene: Scene) -> None:
     """The API has refused a request: it takes the next in a minute."""
     scene.send("refused", API, 100, scene.now)
-    scene.fleet.ended("refused", Ending.RATE_LIMITED, scene.now, Reported(retry_after=60.0))
+    scene.fleet.ended("refused", AttemptOutcome.RATE_LIMITED, scene.now, Reported(retry_after=60.0))
 
 
 # --------------------------------------------------------------------------- it leaves in time
@@ -47,7 +47,7 @@ def test_what_waits_too_long_leaves_while_another_tier_still_makes_its_deadline(
     assert scene.lane() == ["r"]
     assert looked_at(scene, START + 3.0) == pytest.approx(START + 3.0 - sure(scene, API), abs=2 * TICK)
     assert scene.went("r") == API.id
-    assert scene.gone["r"].ranked[0].chance >= 0.9
+    assert scene.gone["r"].ranked[0].probability >= 0.9
 
 
 def test_every_one_that_waits_has_its_last_moment() -> None:
@@ -60,7 +60,7 @@ def test_every_one_that_waits_has_its_last_moment() -> None:
     while scene.room.held and scene.now < START + 5:
         scene.look(later=TICK)
     assert {scene.went(name) for name in names} == {API.id}
-    assert min(scene.gone[name].ranked[0].chance for name in names) >= 0.9
+    assert min(scene.gone[name].ranked[0].probability for name in names) >= 0.9
 
 
 def test_those_that_leave_together_go_one_at_a_time() -> None:
@@ -76,7 +76,7 @@ def test_those_that_leave_together_go_one_at_a_time() -> None:
         ticket, decision = next(scene.room.release(scene.fleet, scene.now))
         assert decision.chosen is not None
         assert decision.chosen.endpoint == API
-        scene.room.departed(ticket)
+        scene.room.on_dispatched(ticket)
         gone.add(ticket)
     assert (gone, scene.room.held) == (names, 0)
 
@@ -164,7 +164,7 @@ def test_what_would_have_gone_to_an_api_but_for_its_limit_waits_for_that() -> No
     scene.enter("second", tokens=4000, budget=0.15, tiers=["small", "api"])
     scene.look(later=119.0)
     assert scene.look(later=1.0) == ["first", "second"]
-    assert [scene.gone[name].limited for name in ("first", "second")] == pytest.approx([121.0, 120.0])
+    assert [scene.gone[name].rate_limited for name in ("first", "second")] == pytest.approx([121.0, 120.0])
 
 
 def test_what_an_engine_keeps_waiting_does_not_wait_for_a_limit() -> None:
@@ -229,7 +229,7 @@ def test_to_pass_through_is_to_enter_and_be_released(
             scene.write(TWO)
         if on_the_way:
             scene.room.lanes.send("other", ONE, 0.2)
-        asks = Ask("r", scene.now, stream=True), PromptEstimate({name: PoolEstimate(tokens) for name in tiers})
+        asks = RequestView("r", scene.now, stream=True), PromptEstimate({name: PoolEstimate(tokens) for name in tiers})
         promised = route(budget, tiers=tiers, on_miss=on_miss, scorer=scorer)
         if at_once:
             decision = scene.room.pass_through("r", *asks, promised, scene.fleet, scene.now, 7)
@@ -237,6 +237,9 @@ def test_to_pass_through_is_to_enter_and_be_released(
             scene.room.enter("r", *asks, promised, scene.now, 7)
             decision = next((one for _, one in scene.room.release(scene.fleet, scene.now)), None)
         lanes = scene.room.lanes
-        places = [[str(held.ticket) for held in lane] for lane in (lanes.new, lanes.last, *lanes.bound.values())]
-        ends.append((decision, places, sorted(lanes.bound), lanes.leaving, scene.room.wake_at))
+        places = [
+            [str(held.request_key) for held in lane]
+            for lane in (lanes.new, lanes.best_effort_queue, *lanes.assigned.values())
+        ]
+        ends.append((decision, places, sorted(lanes.assigned), lanes.leaving, scene.room.wake_at))
     assert ends[0] == ends[1]

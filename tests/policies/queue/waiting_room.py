@@ -12,10 +12,21 @@ from itertools import count
 from typing import Any
 
 from policies.fleet.fleet import Fleet
-from policies.queue.endpoint_queues import Held
-from policies.queue.queue_scheduler import WaitingRoom
+from policies.queue.endpoint_queues import QueuedRequest
+from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
-from policies.types import Ask, Candidate, Decision, Ending, Endpoint, Load, Pool, PoolEstimate, Price, PromptEstimate
+from policies.types import (
+    AttemptOutcome,
+    Candidate,
+    Decision,
+    Endpoint,
+    Load,
+    Pool,
+    PoolEstimate,
+    Price,
+    PromptEstimate,
+    RequestView,
+)
 
 PROMPT = 1900  # tokens
 START = 1000.0
@@ -47,7 +58,7 @@ class Scene:
     def __post_init__(self) -> None:
         members = {endpoint.pool: [e for e in self.endpoints if e.pool == endpoint.pool] for endpoint in self.endpoints}
         self.fleet = Fleet(pool(name, found) for name, found in members.items())
-        self.room = WaitingRoom()
+        self.room = QueueScheduler()
         self._seeds = count()
         self._estimates: dict[str, PromptEstimate] = {}
         for endpoint in self.endpoints:
@@ -62,7 +73,7 @@ class Scene:
             }
             for key, first_token in tokens.items():
                 self.fleet.first_token(key, first_token)
-                self.fleet.ended(key, Ending.COMPLETED, first_token)
+                self.fleet.ended(key, AttemptOutcome.COMPLETED, first_token)
 
     def send(
         self, key: str, endpoint: Endpoint, tokens: int, at: float, pace: float | None = None, stream: bool = False
@@ -72,7 +83,7 @@ class Scene:
         forecast = self.fleet.forecast(endpoint, load, tokens, 0, at)
         candidate = Candidate(endpoint, 0, tokens, 0, forecast, 1.0, 0.0)
         self.fleet.sent(key, candidate, PoolEstimate(tokens), at, stream, pace)
-        return forecast.center
+        return forecast.point_estimate
 
     def enter(
         self, ticket: str, tokens: int = PROMPT, budget: float | None = 1.0, tenant: str = "", **more: Any
@@ -84,7 +95,7 @@ class Scene:
     def arrive(
         self, ticket: str, tokens: int = PROMPT, budget: float | None = 1.0, tenant: str = "", **more: Any
     ) -> None:
-        ask = Ask("r", self.now, stream=True, cache_group=tenant)
+        ask = RequestView("r", self.now, stream=True, cache_group=tenant)
         pools = {endpoint.pool: PoolEstimate(tokens) for endpoint in self.endpoints}
         self._estimates[ticket] = PromptEstimate(pools)
         self.room.enter(ticket, ask, self._estimates[ticket], route(budget, **more), self.now, next(self._seeds))
@@ -102,7 +113,7 @@ class Scene:
             if (chosen := decision.chosen) is not None:
                 prompt = self._estimates[name].pools[chosen.endpoint.pool]
                 self.fleet.sent(name, chosen, prompt, self.now, False)
-                self.room.departed(name)
+                self.room.on_dispatched(name)
             yield name
 
     def went(self, name: str) -> str:
@@ -118,7 +129,7 @@ class Scene:
         """An engine takes its time for the prompt."""
         self.now += self.seconds([name])
         self.first_tokens(name)
-        self.fleet.ended(name, Ending.COMPLETED, self.now)
+        self.fleet.ended(name, AttemptOutcome.COMPLETED, self.now)
         self.done.add(name)
 
     def seconds(self, names: Iterable[str]) -> float:
@@ -130,7 +141,7 @@ class Scene:
 
     @property
     def last(self) -> list[str]:
-        return _names(self.room.lanes.last)
+        return _names(self.room.lanes.best_effort_queue)
 
     def load(self, endpoint: Endpoint = ONE) -> Load:
         return self.fleet.snapshot(self.now).loads[endpoint.id]
@@ -155,8 +166,8 @@ class Scene:
 
     def end(self, *keys: str) -> None:
         for key in keys:
-            self.fleet.ended(key, Ending.COMPLETED, self.now)
+            self.fleet.ended(key, AttemptOutcome.COMPLETED, self.now)
 
 
-def _names(lane: Sequence[Held]) -> list[str]:
-    return [str(held.ticket) for held in lane]
+def _names(lane: Sequence[QueuedRequest]) -> list[str]:
+    return [str(held.request_key) for held in lane]

@@ -6,13 +6,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.quota.sliding_window import SPAN, WORDS, Window, leaves, used
+from policies.quota.sliding_window import SPAN, WORDS, SlidingWindow, leaves, used
 
 STEPS = st.lists(st.tuples(st.floats(0, 2) | st.floats(0, 30), st.integers(0, 2), st.integers(1, 40)), max_size=60)
 
 
-def window() -> Window:
-    return Window([0] * WORDS)
+def window() -> SlidingWindow:
+    return SlidingWindow([0] * WORDS)
 
 
 @given(steps=STEPS, limit=st.integers(1, 100))

@@ -108,5 +108,7 @@ def test_editors_offer_off_for_every_budget() -> None:
     """The JSON Schema accepts what validation does."""
     properties = Route.model_json_schema()["properties"]
     assert [name for name, field in properties.items() if {"const": "off"} in field.get("anyOf", [])] == [
-        "ttft", "tpot", "total",
-    ]  # fmt: skip
+        "ttft",
+        "tpot",
+        "total",
+    ]

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from policies.routes.when import When
-from policies.types import Ask
+from policies.types import RequestView
 
 
 def when(**conditions: Any) -> When:
     return When.model_validate(conditions)
 
 
-def ask(**more: Any) -> Ask:
-    return Ask("r", 0.0, **more)
+def ask(**more: Any) -> RequestView:
+    return RequestView("r", 0.0, **more)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,15 @@ def test_editors_know_every_condition() -> None:
     """The JSON Schema has headers as a pattern, refuses other keys, and offers no defaults."""
     schema = When.model_json_schema()
     assert set(schema["properties"]) == {
-        "prompt_tokens", "output_tokens", "turns", "priority", "tools", "images", "json_schema", "stream",
-    }  # fmt: skip
+        "prompt_tokens",
+        "output_tokens",
+        "turns",
+        "priority",
+        "tools",
+        "images",
+        "json_schema",
+        "stream",
+    }
     (pattern,) = schema["patternProperties"]
     assert re.search(pattern, "header.x-team")
     assert not re.search(pattern, "headers.x-team")

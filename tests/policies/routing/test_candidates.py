@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.fleet.decode_interference import GRID
-from policies.types import Ask, Decision, Health, Load, Outcome
+from policies.types import Decision, Health, Load, Placement, RequestView
 from tests.policies.deciding import World, budget, order
 
 TWO = {"small": {"a": 0.1, "b": 0.1}}
@@ -41,20 +41,20 @@ def test_an_endpoint_that_is_only_busy_or_due_is_considered(load: Load) -> None:
 def test_an_endpoint_that_is_being_warmed_up_is_the_last_resort() -> None:
     """It is taken where its pool has no other that could be, and only there."""
     warming, down = Load(warming=True), Load(health=Health.DOWN)
-    assert order(World(TWO, loads={"a": warming, "b": Load(ahead=1e6)}).decide()) == ["b"]
+    assert order(World(TWO, loads={"a": warming, "b": Load(queued_tokens=1e6)}).decide()) == ["b"]
     assert order(World(TWO, loads={"a": warming, "b": down}).decide()) == ["a"]
     assert sorted(order(World(TWO, loads={"a": warming, "b": warming}).decide())) == ["a", "b"]
 
 
 def test_the_engine_time_of_a_prompt_is_looked_up_where_it_would_be_spent() -> None:
     """What is cached costs none: scorers need the seconds to price the harm to others."""
-    asked = World(TWO, hits={"b": 960}, loads={name: Load(harm=(9.0,) * len(GRID)) for name in "ab"})
+    asked = World(TWO, hits={"b": 960}, loads={name: Load(expected_tpot_misses=(9.0,) * len(GRID)) for name in "ab"})
     assert order(asked.decide()) == ["b", "a"]
 
 
 def test_an_endpoint_without_a_load_is_taken_as_idle() -> None:
     """It has just been configured; nothing is known against it."""
-    decision = World(TWO, loads={"a": Load(ahead=100.0)}, route=budget(1.0)).decide()
+    decision = World(TWO, loads={"a": Load(queued_tokens=100.0)}, route=budget(1.0)).decide()
     assert order(decision) == ["b", "a"]
 
 
@@ -73,7 +73,7 @@ def test_a_tier_that_can_never_take_the_request_is_passed(
 ) -> None:
     """Whatever its load: the next tier is asked."""
     world = World({"large": {"L": 0.1}, "small": {"s": 0.1}}, pools={"large": pool})
-    decision = world.decide(Ask("r", 0.0, **asked))
+    decision = world.decide(RequestView("r", 0.0, **asked))
     assert order(decision) == ["s"]
     assert rejections(decision) == {"large": reason}
     assert [rejection.tier for rejection in decision.rejected] == [0]
@@ -90,15 +90,15 @@ def test_a_tier_that_can_never_take_the_request_is_passed(
 )
 def test_what_is_not_known_filters_nothing(asked: dict[str, Any], pool: dict[str, Any]) -> None:
     """Nor does what just fits."""
-    assert order(World({"large": {"L": 0.1}}, pools={"large": pool}).decide(Ask("r", 0.0, **asked))) == ["L"]
+    assert order(World({"large": {"L": 0.1}}, pools={"large": pool}).decide(RequestView("r", 0.0, **asked))) == ["L"]
 
 
 def test_the_routes_cap_on_output_counts_for_the_context_window() -> None:
     """What is sent is the capped max_tokens, so that is what must fit."""
     world = World({"large": {"L": 0.1}}, pools={"large": {"context_window": 1100}})
-    assert world.decide(Ask("r", 0.0, max_tokens=4096)).outcome is Outcome.UNFIT
+    assert world.decide(RequestView("r", 0.0, max_tokens=4096)).outcome is Placement.UNFIT
     world.route = {"limits": {"output_tokens": 100}}
-    assert world.decide(Ask("r", 0.0, max_tokens=4096)).outcome is Outcome.PLACE
+    assert world.decide(RequestView("r", 0.0, max_tokens=4096)).outcome is Placement.PLACE
 
 
 def test_a_when_that_does_not_hold_closes_its_tier() -> None:
@@ -114,7 +114,10 @@ def test_a_pool_that_stands_in_two_tiers_is_considered_once() -> None:
     tiers = [{"pool": "small", "when": {"tools": False}}, "large", "small"]
     world = World({"small": {"s": 0.1}, "large": {"L": 0.1}}, route={"tiers": tiers})
     assert [(c.endpoint.id, c.tier) for c in world.decide().ranked] == [("s", 0), ("L", 1)]
-    assert [(c.endpoint.id, c.tier) for c in world.decide(Ask("r", 0.0, tools=True)).ranked] == [("L", 1), ("s", 2)]
+    assert [(c.endpoint.id, c.tier) for c in world.decide(RequestView("r", 0.0, tools=True)).ranked] == [
+        ("L", 1),
+        ("s", 2),
+    ]
     assert [(r.pool, r.tier, r.reason) for r in world.decide().rejected] == [
         ("small", 2, "its pool is looked at in tier 1")
     ]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.routing.ranking import Ranking, Row, p50_of
-from policies.scorers.scorer import Prospect, scatter
+from policies.scorers.scorer import CandidateInput, tie_break
 from policies.types import Endpoint, Load, PoolEstimate
 from tests.policies.deciding import RATIOS
 
@@ -14,11 +14,13 @@ SEED, LEFT = 7, 1.0
 NUMBERS = "p50 %.0f ms, chance %.3f"
 
 
-def prospect(name: str, ttft: float) -> Prospect:
-    return Prospect(Endpoint(name, "main"), 0, Load(tpot=0.02), PoolEstimate(1000), 0.1, 64, ttft, RATIOS, 0.05, 9)
+def prospect(name: str, ttft: float) -> CandidateInput:
+    return CandidateInput(
+        Endpoint(name, "main"), 0, Load(tpot=0.02), PoolEstimate(1000), 0.1, 64, ttft, RATIOS, 0.05, 9
+    )
 
 
-def group(size: int) -> list[Prospect]:
+def group(size: int) -> list[CandidateInput]:
     return [prospect(f"main/{number}", 0.1 * (number + 1)) for number in range(size)]
 
 
@@ -37,7 +39,7 @@ def test_whatever_is_asked_for_first_the_order_is_the_same(scores: list[float], 
     for at in asked:
         if at < len(ranked):
             assert p50_of(ranked, at) == ranked[at].forecast.p50
-    ties = [(score, scatter(SEED, p.endpoint.id), p.endpoint.id) for score, p in zip(scores, members, strict=True)]
+    ties = [(score, tie_break(SEED, p.endpoint.id), p.endpoint.id) for score, p in zip(scores, members, strict=True)]
     assert [candidate.endpoint.id for candidate in ranked] == [name for _, _, name in sorted(ties)] + ["other/0"]
     assert [candidate.score for candidate in ranked] == [*sorted(scores), 0.3]
     assert p50_of(tuple(ranked), 0) == ranked[0].forecast.p50
@@ -48,8 +50,8 @@ def test_a_candidate_says_all_that_is_known_of_it() -> None:
     (made,) = Ranking(SEED, LEFT, [prospect("main/0", 0.2)], [0.5], NUMBERS)
     assert (made.endpoint.id, made.prompt_tokens, made.hit, made.uncached, made.price) == ("main/0", 1000, 64, 936, 0.1)
     assert (made.forecast.p50, made.forecast.tpot, made.forecast.prefill, made.forecast.samples) == (0.2, 0.02, 0.05, 9)
-    assert made.chance == made.forecast.chance(LEFT)
-    assert made.reason == f"p50 200 ms, chance {made.chance:.3f}"
+    assert made.probability == made.forecast.probability(LEFT)
+    assert made.reason == f"p50 200 ms, chance {made.probability:.3f}"
 
 
 def test_rows_that_are_in_order_stay_so() -> None:
@@ -82,6 +84,6 @@ def test_who_stands_behind_the_first_is_told_why() -> None:
 
 def test_a_candidate_tells_what_was_ahead_of_it() -> None:
     """The load that it was weighed with, not one that is looked up later."""
-    loaded = prospect("main/0", 0.2)._replace(load=Load(ahead=1234.0, running=3, waiting=2))
+    loaded = prospect("main/0", 0.2)._replace(load=Load(queued_tokens=1234.0, running=3, waiting=2))
     (made,) = Ranking(SEED, LEFT, [loaded], [0.5], NUMBERS)
-    assert (made.load.ahead, made.load.running, made.load.waiting) == (1234.0, 3, 2)
+    assert (made.load.queued_tokens, made.load.running, made.load.waiting) == (1234.0, 3, 2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.types import FOREVER, Ask, Health, Load, Outcome
+from policies.types import FOREVER, Health, Load, Placement, RequestView
 from tests.policies.deciding import P90, PRICES, RATE, World, budget, order
 
 FLEET = {"large": {"L": 0.5}, "small": {"s": 0.2}, "api": {"A": 0.3}}  # chance 0.9 at 1.4 times: 700, 280, 420 ms
@@ -30,7 +30,7 @@ def test_the_first_tier_that_can_still_make_the_deadline_is_taken(seconds: float
 
 def test_what_the_gateway_spent_counts() -> None:
     """The budget runs from the request's arrival, not from the decision."""
-    ask = Ask("r", arrival=0.0)
+    ask = RequestView("r", arrival=0.0)
     assert order(world(0.8).decide(ask, now=0.09))[0] == "L"
     assert order(world(0.8).decide(ask, now=0.11))[0] == "s"
 
@@ -43,7 +43,7 @@ def test_the_target_says_how_sure_a_tier_must_be() -> None:
 
 def test_a_caller_may_tighten_its_budget() -> None:
     """`x-slo-ttft-ms` moves the deadline, and with it the tier."""
-    decision = world(0.8).decide(Ask("r", 5.0, ttft_budget=0.3), now=5.0)
+    decision = world(0.8).decide(RequestView("r", 5.0, ttft_budget=0.3), now=5.0)
     assert (order(decision)[0], decision.deadline) == ("s", 5.3)
 
 
@@ -52,7 +52,7 @@ def test_without_a_budget_every_tier_qualifies() -> None:
     decision = world().decide()
     assert order(decision) == ["L", "s", "A"]
     assert decision.deadline == FOREVER
-    assert {candidate.chance for candidate in decision.ranked} == {1.0}
+    assert {candidate.probability for candidate in decision.ranked} == {1.0}
     assert decision.ranked[0].reason == "p50 500 ms, chance 1.000 (no TTFT budget)"
 
 
@@ -84,7 +84,7 @@ def test_the_price_is_of_the_prompt_and_the_expected_answer() -> None:
     """1000 tokens in at 10 USD per million, 200 out at 30; an answer that is cut short costs less."""
     dear = World({"dear": {"d": 0.1}}, pools={"dear": {"price": PRICES["dear"]}})
     assert dear.decide().ranked[0].price == pytest.approx(0.01 + 0.006)
-    assert dear.decide(Ask("r", 0.0, max_tokens=100)).ranked[0].price == pytest.approx(0.01 + 0.003)
+    assert dear.decide(RequestView("r", 0.0, max_tokens=100)).ranked[0].price == pytest.approx(0.01 + 0.003)
 
 
 # --------------------------------------------------------------------------- the ranking
@@ -141,7 +141,7 @@ def test_the_same_question_has_the_same_answer() -> None:
 def test_best_effort_sends_to_the_best_chance() -> None:
     """A late answer is better than none."""
     decision = world(0.16).decide()
-    assert decision.outcome is Outcome.PLACE
+    assert decision.outcome is Placement.PLACE
     assert order(decision) == ["s", "A", "L"]
     assert decision.reason == "the best chance is 0.100 < 0.9 for 160 ms; best effort"
 
@@ -150,26 +150,26 @@ def test_with_the_budget_gone_the_least_delay_is_best() -> None:
     """All chances are nothing then."""
     decision = world(0.8).decide(now=2.0)
     assert order(decision) == ["s", "A", "L"]
-    assert {candidate.chance for candidate in decision.ranked} == {0.0}
+    assert {candidate.probability for candidate in decision.ranked} == {0.0}
 
 
 def test_queue_says_whom_the_request_waits_for() -> None:
     """The decision is the same; when it is carried out the waiting room says."""
     decision = world(0.1, on_miss="queue").decide()
-    assert (decision.outcome, order(decision)[0]) == (Outcome.PLACE, "s")
+    assert (decision.outcome, order(decision)[0]) == (Placement.PLACE, "s")
     assert decision.reason.endswith("; behind all that can still make theirs")
 
 
 def test_shedding_keeps_the_candidates_for_the_explanation() -> None:
     """But none of them is chosen."""
     decision = world(0.1, on_miss="shed").decide()
-    assert (decision.outcome, decision.chosen) == (Outcome.SHED, None)
+    assert (decision.outcome, decision.chosen) == (Placement.SHED, None)
     assert order(decision) == ["s", "A", "L"]
 
 
 def crowded(ahead: float, seconds: float) -> World:
     """Two engines that could make the budget, but for the tokens ahead."""
-    loads = {"a": Load(ahead=ahead), "b": Load(ahead=2 * ahead)}
+    loads = {"a": Load(queued_tokens=ahead), "b": Load(queued_tokens=2 * ahead)}
     return World({"small": {"a": 0.1, "b": 0.1}}, loads=loads, route={**budget(seconds), "on_miss": "shed"})
 
 
@@ -177,14 +177,14 @@ def crowded(ahead: float, seconds: float) -> World:
 def test_a_shed_request_is_told_when_it_would_be_taken(ahead: float) -> None:
     """Retry-After is honest: after it, less a tenth, the best endpoint does not make it; after it, it does."""
     shed = crowded(ahead, 0.5).decide()
-    assert shed.outcome is Outcome.SHED
+    assert shed.outcome is Placement.SHED
     assert shed.retry_after == pytest.approx(0.1 + ahead / RATE - 0.5 / P90)
 
-    def after(wait: float) -> Outcome:
+    def after(wait: float) -> Placement:
         return crowded(ahead - wait * RATE, 0.5).decide().outcome
 
-    assert after(0.9 * shed.retry_after) is Outcome.SHED
-    assert after(shed.retry_after + 1e-9) is Outcome.PLACE
+    assert after(0.9 * shed.retry_after) is Placement.SHED
+    assert after(shed.retry_after + 1e-9) is Placement.PLACE
 
 
 @pytest.mark.parametrize(("ahead", "wait"), [(6_000.0, 0.1), (10_000_000.0, 30.0)])
@@ -201,7 +201,7 @@ def test_a_request_that_came_late_is_told_to_come_again_at_once() -> None:
 def test_a_prompt_that_cannot_make_it_anywhere_is_told_so() -> None:
     """No waiting helps if even an idle endpoint is too slow."""
     decision = crowded(10_000.0, 0.13).decide()
-    assert decision.outcome is Outcome.SHED
+    assert decision.outcome is Placement.SHED
     assert decision.reason == "a prompt of this length cannot make 130 ms anywhere, even on an idle endpoint"
     assert decision.retry_after == 30.0
 
@@ -213,7 +213,7 @@ def test_nothing_alive_is_unavailable() -> None:
     """Worth another look about when a probe may have found one."""
     down = {name: Load(health=Health.DOWN) for name in ("L", "s", "A")}
     decision = World(FLEET, loads=down).decide()
-    assert (decision.outcome, decision.ranked, decision.retry_after) == (Outcome.UNAVAILABLE, (), 1.0)
+    assert (decision.outcome, decision.ranked, decision.retry_after) == (Placement.UNAVAILABLE, (), 1.0)
     assert decision.reason == "every endpoint that could take it is down, on trial or rate limited"
 
 
@@ -221,21 +221,21 @@ def test_rate_limited_everywhere_is_unavailable_until_the_first_limit_ends() -> 
     """The providers said when."""
     limited = {"L": Load(blocked_until=14.0), "s": Load(blocked_until=12.5), "A": Load(blocked_until=99.0)}
     decision = World(FLEET, loads=limited).decide(now=10.0)
-    assert (decision.outcome, decision.retry_after) == (Outcome.UNAVAILABLE, 2.5)
+    assert (decision.outcome, decision.retry_after) == (Placement.UNAVAILABLE, 2.5)
 
 
 def test_one_tier_that_is_only_down_makes_it_unavailable_and_not_unfit() -> None:
     """It may be back; the request is not at fault."""
     pools = {"large": {"context_window": 100}, "small": {"context_window": 100}}
     decision = World(FLEET, loads={"A": Load(health=Health.DOWN)}, pools=pools).decide()
-    assert decision.outcome is Outcome.UNAVAILABLE
+    assert decision.outcome is Placement.UNAVAILABLE
 
 
 def test_a_prompt_longer_than_every_context_window_is_unfit() -> None:
     """The reason names the largest, so that the caller knows what would fit."""
     pools = {"large": {"context_window": 32768}, "small": {"context_window": 8192}, "api": {"context_window": 16384}}
-    decision = World(FLEET, pools=pools, tokens=40_000).decide(Ask("r", 0.0, max_tokens=256))
-    assert decision.outcome is Outcome.UNFIT
+    decision = World(FLEET, pools=pools, tokens=40_000).decide(RequestView("r", 0.0, max_tokens=256))
+    assert decision.outcome is Placement.UNFIT
     assert decision.reason == (
         "prompt of 40000 tokens + 256 output exceeds the context window of every tier (largest: 32768, pool large)"
     )
@@ -245,8 +245,10 @@ def test_an_unfit_request_is_told_what_every_tier_lacks() -> None:
     """One reason for each."""
     pools: dict[str, Any] = {"small": {"context_window": 1024}, "api": {"capabilities": frozenset({"tools"})}}
     tiers = [{"pool": "large", "when": {"images": False}}, "small", "api"]
-    decision = World(FLEET, pools=pools, route={"tiers": tiers}).decide(Ask("r", 0.0, images=True, max_tokens=100))
-    assert decision.outcome is Outcome.UNFIT
+    decision = World(FLEET, pools=pools, route={"tiers": tiers}).decide(
+        RequestView("r", 0.0, images=True, max_tokens=100)
+    )
+    assert decision.outcome is Placement.UNFIT
     assert decision.reason == (
         "large: images is true; small: 1000 tokens + 100 output exceed its context window of 1024; api: it lacks images"
     )
@@ -261,7 +263,7 @@ def test_a_yardstick_does_not_see_the_budget() -> None:
     route = {**budget(0.1), "scorer": "round_robin", "on_miss": "shed", "prefer": "latency"}
     decisions = [World(fleet, route=route).decide(seed=seed) for seed in range(4)]
     assert [order(decision) for decision in decisions] == [["L1", "L2", "s"], ["L2", "L1", "s"]] * 2
-    assert {decision.outcome for decision in decisions} == {Outcome.PLACE}
+    assert {decision.outcome for decision in decisions} == {Placement.PLACE}
 
 
 def test_a_yardstick_leaves_a_tier_only_when_nothing_in_it_lives() -> None:
@@ -301,11 +303,11 @@ def test_every_endpoint_is_ranked_or_rejected_once(
         half["one" if name < "e" else "two"][name] = ttft
     route = {**budget(seconds), "scorer": scorer, "on_miss": on_miss, "prefer": prefer}
     asked = World(half, loads={name: load for name, (_, load) in endpoints.items()}, route=route)
-    decision = asked.decide(now=1.0, ask=Ask("r", 1.0), seed=seed)
+    decision = asked.decide(now=1.0, ask=RequestView("r", 1.0), seed=seed)
     considered = order(decision) + [rejection.endpoint for rejection in decision.rejected]
     assert sorted(considered) == sorted(endpoints)
-    qualifying = [candidate.chance >= 0.9 for candidate in decision.ranked]
+    qualifying = [candidate.probability >= 0.9 for candidate in decision.ranked]
     if scorer == "predicted":
         assert qualifying == sorted(qualifying, reverse=True)
-        assert (decision.outcome is Outcome.SHED) == (on_miss == "shed" and bool(qualifying) and not any(qualifying))
-    assert (decision.outcome is Outcome.UNAVAILABLE) == (not decision.ranked)
+        assert (decision.outcome is Placement.SHED) == (on_miss == "shed" and bool(qualifying) and not any(qualifying))
+    assert (decision.outcome is Placement.UNAVAILABLE) == (not decision.ranked)

@@ -10,7 +10,7 @@ import pytest
 from policies.fleet.decode_interference import GRID
 from policies.routes.route import ScorerName
 from policies.scorers import token_load
-from policies.scorers.scorer import Context, Prospect, scatter
+from policies.scorers.scorer import CandidateInput, Context, tie_break
 from policies.scorers.scorer_catalog import SCORERS
 from policies.types import QUANTILES, Endpoint, Load, PoolEstimate, PrefixBlocks
 
@@ -26,19 +26,27 @@ def prospects(
     seconds: tuple[float, ...] = (),
     tokens: int = 1000,
     blocks: PrefixBlocks = NO_BLOCKS,
-) -> list[Prospect]:
+) -> list[CandidateInput]:
     """Endpoints a, b, c ... of one pool, with these loads, hits (tokens), median TTFTs and prefill times (s)."""
     prompt = PoolEstimate(tokens, blocks)
     return [
-        Prospect(
-            Endpoint(NAMES[i], "pool"), 0, load, prompt, 0.0, hits[i] if hits else 0,
-            ttft[i] if ttft else 0.2, EXACT, seconds[i] if seconds else 0.0, 0,
+        CandidateInput(
+            Endpoint(NAMES[i], "pool"),
+            0,
+            load,
+            prompt,
+            0.0,
+            hits[i] if hits else 0,
+            ttft[i] if ttft else 0.2,
+            EXACT,
+            seconds[i] if seconds else 0.0,
+            0,
         )
         for i, load in enumerate(loads)
-    ]  # fmt: skip
+    ]
 
 
-def best(scorer: ScorerName, found: list[Prospect], seed: int = 0) -> str:
+def best(scorer: ScorerName, found: list[CandidateInput], seed: int = 0) -> str:
     """The endpoints with the least score."""
     scores = SCORERS[scorer](found, Context(0.0, seed))
     return "".join(p.endpoint.id for p, score in zip(found, scores, strict=True) if score == min(scores))
@@ -87,7 +95,7 @@ def test_predicted_keeps_a_prefix_where_it_is() -> None:
 
 def writing(answers: float, **load: Any) -> Load:
     """An engine whose answers are lost one by one with the seconds that they are stalled, up to so many."""
-    return Load(harm=tuple(answers * seconds / GRID[-1] for seconds in GRID), **load)
+    return Load(expected_tpot_misses=tuple(answers * seconds / GRID[-1] for seconds in GRID), **load)
 
 
 def test_predicted_prices_the_answers_that_a_prefill_would_cost() -> None:
@@ -137,7 +145,7 @@ def test_least_request_counts_what_is_in_flight_and_then_what_waits() -> None:
 def test_lmetric_multiplies_new_tokens_by_the_batch() -> None:
     """1000 x 5 beats 600 x 9, and tokens already sent there count as new."""
     assert best("lmetric", prospects(Load(in_flight=4), Load(in_flight=8), hits=(0, 400))) == "a"
-    assert best("lmetric", prospects(Load(in_flight=4, ahead=9000), Load(in_flight=8), hits=(0, 400))) == "b"
+    assert best("lmetric", prospects(Load(in_flight=4, queued_tokens=9000), Load(in_flight=8), hits=(0, 400))) == "b"
 
 
 def test_lmetric_counts_no_request_twice() -> None:
@@ -147,14 +155,16 @@ def test_lmetric_counts_no_request_twice() -> None:
 
 def test_token_load_stays_where_the_prefix_is() -> None:
     """An endpoint with four fifths of the prompt comes first, however many tokens it has in flight."""
-    found = prospects(Load(ahead=50_000), IDLE, Load(ahead=60_000), hits=(800, 799, 900), ttft=(2.7, 0.1, 3.1))
+    found = prospects(
+        Load(queued_tokens=50_000), IDLE, Load(queued_tokens=60_000), hits=(800, 799, 900), ttft=(2.7, 0.1, 3.1)
+    )
     scores = SCORERS["token_load"](found, Context(0.0, 0))
     assert sorted(range(3), key=scores.__getitem__) == [0, 2, 1]
 
 
 def test_token_load_leaves_the_prefix_when_it_costs_18_seconds() -> None:
     """Then the fewest uncached tokens in flight decide among all."""
-    loads, hits = (Load(ahead=50_000), IDLE), (900, 0)
+    loads, hits = (Load(queued_tokens=50_000), IDLE), (900, 0)
     patience = token_load.PATIENCE
     assert best("token_load", prospects(*loads, hits=hits, ttft=(patience, 0.1))) == "a"
     assert best("token_load", prospects(*loads, hits=hits, ttft=(patience + 0.2, 0.1))) == "b"
@@ -162,7 +172,7 @@ def test_token_load_leaves_the_prefix_when_it_costs_18_seconds() -> None:
 
 def test_token_load_counts_tokens_where_nobody_holds_the_prefix() -> None:
     """What is in flight there, and what this prompt would add."""
-    assert best("token_load", prospects(Load(ahead=500), Load(ahead=400), hits=(300, 100))) == "a"
+    assert best("token_load", prospects(Load(queued_tokens=500), Load(queued_tokens=400), hits=(300, 100))) == "a"
 
 
 def test_argmin_ttft_looks_at_nothing_else() -> None:
@@ -225,13 +235,13 @@ def test_prefix_hash_passes_an_endpoint_over_that_holds_more_than_its_share() ->
 
 def test_luck_is_the_same_in_every_process() -> None:
     """A replay breaks ties as the gateway did: PYTHONHASHSEED has no part in it."""
-    assert scatter(7, "small/10.0.0.11:8000") == 1774196555529650499
+    assert tie_break(7, "small/10.0.0.11:8000") == 1774196555529650499
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 64])
 def test_luck_favours_nobody(n: int) -> None:
     """Over many ordinals each of n names is first about equally often, within five standard deviations."""
     names, draws = [f"small/10.0.0.{i}:8000" for i in range(n)], 4000
-    counts = Counter(min(names, key=lambda name: scatter(seed, name)) for seed in range(draws))
+    counts = Counter(min(names, key=lambda name: tie_break(seed, name)) for seed in range(draws))
     share = draws / n
     assert all(abs(counts[name] - share) < 5 * share**0.5 for name in names)

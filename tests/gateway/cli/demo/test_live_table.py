@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gateway.cli.demo.live_table import COLUMNS, WINDOW, Row, render, rows
-from gateway.observe.record import End, Record
+from gateway.cli.demo.live_table import COLUMNS, WINDOW, RouteRow, render, rows
+from gateway.observe.record import Record, RequestOutcome
 from tests.gateway.builders import record
 
 NOW = 1000.0
@@ -19,12 +19,12 @@ def ended(at: float = NOW, **known: Any) -> Record:
     return record(arrival=at - 1.0, total=1.0, **known)
 
 
-def row(*records: Record, now: float = NOW, since: float = NOW - WINDOW) -> Row:
+def row(*records: Record, now: float = NOW, since: float = NOW - WINDOW) -> RouteRow:
     (found,) = rows(records, ["chat"], now, since)
     return found
 
 
-def shown(*found: Row) -> list[str]:
+def shown(*found: RouteRow) -> list[str]:
     console = Console(width=110, no_color=True)
     with console.capture() as capture:
         console.print(render(list(found), "last 30 s"))
@@ -58,16 +58,20 @@ def test_ttft_is_that_of_streams() -> None:
 def test_attainment_is_met_over_all_that_were_judged() -> None:
     """Shed requests are misses; a caller that left early is nobody's."""
     found = row(
-        ended(ttft=0.1), ended(ttft=0.9), ended(ttft=None, end=End.SHED),
-        ended(ttft=0.1), ended(ttft=None, end=End.REFUSED), budgetless := ended(ttft_budget=None),
-    )  # fmt: skip
+        ended(ttft=0.1),
+        ended(ttft=0.9),
+        ended(ttft=None, end=RequestOutcome.SHED),
+        ended(ttft=0.1),
+        ended(ttft=None, end=RequestOutcome.REFUSED),
+        budgetless := ended(ttft_budget=None),
+    )
     assert budgetless.ttft_met is None
     assert (found.attainment, found.budget) == (0.5, 0.8)
 
 
 def test_tiers_are_shares_of_what_was_answered_the_largest_first() -> None:
     """What was refused was answered by nobody."""
-    found = row(*[ended(pool="small")] * 3, ended(pool="large"), ended(pool="-", ttft=None, end=End.SHED))
+    found = row(*[ended(pool="small")] * 3, ended(pool="large"), ended(pool="-", ttft=None, end=RequestOutcome.SHED))
     assert list(found.tiers.items()) == [("small", 0.75), ("large", 0.25)]
     assert (found.shed, found.failed) == (0.2, 0)
 
@@ -75,15 +79,15 @@ def test_tiers_are_shares_of_what_was_answered_the_largest_first() -> None:
 @pytest.mark.parametrize(
     ("end", "failed"),
     [
-        (End.FAILED, 1),
-        (End.UPSTREAM_BROKE, 1),
-        (End.INTERNAL, 1),
-        (End.CLIENT_GONE, 0),
-        (End.SHED, 0),
-        (End.REFUSED, 0),
+        (RequestOutcome.FAILED, 1),
+        (RequestOutcome.UPSTREAM_BROKE, 1),
+        (RequestOutcome.INTERNAL, 1),
+        (RequestOutcome.CLIENT_GONE, 0),
+        (RequestOutcome.SHED, 0),
+        (RequestOutcome.REFUSED, 0),
     ],
 )
-def test_a_failure_is_what_the_caller_could_not_help(end: End, failed: int) -> None:
+def test_a_failure_is_what_the_caller_could_not_help(end: RequestOutcome, failed: int) -> None:
     """And what was not said at once."""
     assert row(ended(end=end)).failed == failed
 

@@ -11,10 +11,10 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import Gateway
-from gateway.observe.metrics.metric_family import Family, Kind, Merge
+from gateway.observe.metrics.metric_family import Family, Merge, MetricKind
 from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS
 from gateway.observe.metrics.series import counter, gauge, histogram
-from policies.types import AttemptKind, Ending
+from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import CHAT, calling, get, post, record
 from tests.gateway.observe.metrics.test_request_metrics import LOST, WON
 from tests.support.gateways import running
@@ -22,10 +22,17 @@ from tests.support.simulated import engine_pool, engines, eventually
 
 # Of parts that one gateway without Redis, collector and other workers does not have.
 ELSEWHERE = {
-    "firsttoken_quota_refused_total", "firsttoken_redis_up", "firsttoken_redis_errors_total", "firsttoken_replicas",
-    "firsttoken_workers", "firsttoken_worker_starts_total", "firsttoken_spans_exported_total",
-    "firsttoken_spans_lost_total", "firsttoken_config_reloads_total", "firsttoken_config_loaded_timestamp_seconds",
-}  # fmt: skip
+    "firsttoken_quota_refused_total",
+    "firsttoken_redis_up",
+    "firsttoken_redis_errors_total",
+    "firsttoken_replicas",
+    "firsttoken_workers",
+    "firsttoken_worker_starts_total",
+    "firsttoken_spans_exported_total",
+    "firsttoken_spans_lost_total",
+    "firsttoken_config_reloads_total",
+    "firsttoken_config_loaded_timestamp_seconds",
+}
 UNITS = {"s": "_seconds", "s since 1970": "_timestamp_seconds", "0 to 1": "_ratio", "tokens": "tokens", "USD": "_usd"}
 ROUTES = {"chat": {"workload": "chat", "tiers": ["engines"], "ttft": {"budget": "7s"}, "total": {"budget": "60s"}}}
 
@@ -47,7 +54,7 @@ async def test_what_a_live_gateway_exposes_is_what_the_table_says(tmp_path: Path
             async with calling(gateway.url) as caller:
                 await caller.ask(post({**CHAT, "stream": True, "max_tokens": 8}))
                 await caller.chunks()
-        hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=Ending.CANCELLED)
+        hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=AttemptOutcome.CANCELLED)
         gateway.recorder.emit(record(attempts=[hedge, WON]))
         await eventually(lambda: len(gateway.monitor.told()) == 1 and gateway.recorder.live == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)
@@ -77,14 +84,14 @@ def assert_told_of(metric: Metric, row: Family) -> None:
 def test_a_row_is_complete_and_has_its_unit_in_its_name(row: Family) -> None:
     """An operator reads it at night."""
     assert re.fullmatch(r"firsttoken_[a-z0-9_]+", row.name)
-    assert row.name.endswith("_total") == (row.kind is Kind.COUNTER)
+    assert row.name.endswith("_total") == (row.kind is MetricKind.COUNTER)
     assert "\n" not in row.help
     assert not row.help.endswith(".")
     assert row.moves
     assert row.act
     assert UNITS.get(row.unit, "") in row.name
     assert list(row.bounds) == sorted(set(row.bounds))
-    assert bool(row.bounds) == (row.kind is Kind.HISTOGRAM)
+    assert bool(row.bounds) == (row.kind is MetricKind.HISTOGRAM)
 
 
 def test_no_metric_has_two_rows() -> None:

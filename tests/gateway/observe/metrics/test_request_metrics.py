@@ -21,13 +21,13 @@ from prometheus_client.samples import Sample
 
 from gateway.app import Gateway
 from gateway.observe.metrics.metric_table import CATALOG, TTFT_BOUNDS
-from gateway.observe.metrics.request_metrics import BATCH, PROMPTS, Metrics
+from gateway.observe.metrics.request_metrics import BATCH, PROMPTS, RequestMetrics
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, OwnCollector, QueueCollector, RouteCollector
 from gateway.observe.metrics.series import Counter, Histogram
 from gateway.observe.otel.trace_context import Trace
-from gateway.observe.record import AttemptRecord, End, Stage
+from gateway.observe.record import AttemptRecord, RequestOutcome, Stage
 from policies.routes.route import Route
-from policies.types import AttemptKind, Ending, EngineLoad, Health, Load
+from policies.types import AttemptKind, AttemptOutcome, EngineLoad, Health, Load
 from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
@@ -41,13 +41,21 @@ def spent(stages: dict[Stage, float]) -> list[float | None]:
 PAGE = Path(__file__).parents[4] / "docs/metrics.md"
 ROUTE = route(ttft={"budget": "800ms"})
 BUDGETS = {"chat": 700, "agent": 1_100, "autocomplete": 333}  # ms
-LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, Ending.SILENT)
-WON = AttemptRecord(2, AttemptKind.FALLBACK, "small/a", "small", 0.1, 1.0, Ending.COMPLETED)
+LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, AttemptOutcome.SILENT)
+WON = AttemptRecord(2, AttemptKind.FALLBACK, "small/a", "small", 0.1, 1.0, AttemptOutcome.COMPLETED)
 FULL: dict[str, Any] = {
-    "spent": spent({Stage.READ: 0.001, Stage.UPSTREAM: 0.19, Stage.STREAM: 0.8}), "tpot": 0.02, "tpot_budget": 0.05,
-    "total_budget": 5.0, "prompt_tokens_estimated": 100, "prompt_tokens_reported": 110, "cached_tokens_predicted": 50,
-    "cached_tokens_reported": 55, "ttft_predicted_p50": 0.125, "cost_usd": 0.002, "attempts": [LOST, WON],
-}  # fmt: skip
+    "spent": spent({Stage.READ: 0.001, Stage.UPSTREAM: 0.19, Stage.STREAM: 0.8}),
+    "tpot": 0.02,
+    "tpot_budget": 0.05,
+    "total_budget": 5.0,
+    "prompt_tokens_estimated": 100,
+    "prompt_tokens_reported": 110,
+    "cached_tokens_predicted": 50,
+    "cached_tokens_reported": 55,
+    "ttft_predicted_p50": 0.125,
+    "cost_usd": 0.002,
+    "attempts": [LOST, WON],
+}
 
 
 class Exported:
@@ -55,7 +63,7 @@ class Exported:
 
     def __init__(self, *records: dict[str, Any], routes: Sequence[Route] = (ROUTE,)) -> None:
         self.registry = CollectorRegistry()
-        self.metrics = Metrics(self.registry, routes)
+        self.metrics = RequestMetrics(self.registry, routes)
         for known in records:
             self.metrics(record(**{**FULL, **known}))
 
@@ -83,8 +91,9 @@ def test_one_record_counts_once_wherever_it_belongs() -> None:
     }
     assert exported["slo_total"] == {("chat", name, "true"): 1 for name in ("ttft", "tpot", "total")}
     assert exported["attempts_total"] == {
-        ("small", "primary", "silent"): 1, ("small", "fallback", "completed"): 1,
-    }  # fmt: skip
+        ("small", "primary", "silent"): 1,
+        ("small", "fallback", "completed"): 1,
+    }
     assert exported["tokens_total"] == {("chat", "small", "input"): 110, ("chat", "small", "output"): 10}
     assert exported["cost_usd_total"] == {("chat", "small"): 0.002}
     assert exported["prefix_hit_ratio_sum"] == {("small", "predicted"): 0.5, ("small", "reported"): 0.5}
@@ -92,15 +101,15 @@ def test_one_record_counts_once_wherever_it_belongs() -> None:
     assert next(s.labels["le"] for s in errors if s.value) == "0.1"  # 75 ms late
 
 
-@pytest.mark.parametrize("end", End)
-def test_every_outcome_has_its_series(end: End) -> None:
+@pytest.mark.parametrize("end", RequestOutcome)
+def test_every_outcome_has_its_series(end: RequestOutcome) -> None:
     """And docs/metrics.md explains it."""
     assert Exported({"end": end})["requests_total"] == {("chat", "small", end.value): 1}
     assert f"`{end.value}`" in PAGE.read_text("utf-8")
 
 
-@pytest.mark.parametrize("value", [*Ending, *(kind for kind in AttemptKind if kind is not AttemptKind.RESCUE)])
-def test_every_kind_and_outcome_of_an_attempt_is_explained(value: Ending | AttemptKind) -> None:
+@pytest.mark.parametrize("value", [*AttemptOutcome, *(kind for kind in AttemptKind if kind is not AttemptKind.RESCUE)])
+def test_every_kind_and_outcome_of_an_attempt_is_explained(value: AttemptOutcome | AttemptKind) -> None:
     """By docs/metrics.md; a rescue does not happen yet."""
     assert f"`{value.value}`" in PAGE.read_text("utf-8")
 
@@ -125,35 +134,45 @@ def test_a_record_that_cannot_be_counted_is_its_own_loss(caplog: pytest.LogCaptu
 def test_a_miss_is_counted_beside_what_was_met() -> None:
     """Attainment is met over all that have the objective; a request at fault itself is in neither."""
     exported = Exported(
-        {}, {"ttft": 0.9}, {"ttft": None, "end": End.SHED, "tpot": None}, {"ttft": None, "end": End.REFUSED}
+        {},
+        {"ttft": 0.9},
+        {"ttft": None, "end": RequestOutcome.SHED, "tpot": None},
+        {"ttft": None, "end": RequestOutcome.REFUSED},
     )
     assert exported["slo_total"] == {
-        ("chat", "ttft", "true"): 1, ("chat", "ttft", "false"): 2,
+        ("chat", "ttft", "true"): 1,
+        ("chat", "ttft", "false"): 2,
         ("chat", "tpot", "true"): 2,
-        ("chat", "total", "true"): 2, ("chat", "total", "false"): 1,
-    }  # fmt: skip
+        ("chat", "total", "true"): 2,
+        ("chat", "total", "false"): 1,
+    }
 
 
 def test_a_hedge_is_counted_by_what_came_of_it() -> None:
     """Won, lost to the attempt that it raced, or failed; an attempt that is none counts nowhere here."""
-    hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=Ending.CANCELLED)
-    won, failed = replace(WON, kind=AttemptKind.HEDGE), replace(hedge, ending=Ending.FAILED)
+    hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=AttemptOutcome.CANCELLED)
+    won, failed = replace(WON, kind=AttemptKind.HEDGE), replace(hedge, ending=AttemptOutcome.FAILED)
     exported = Exported(
-        {}, {"attempts": [LOST, won]}, {"attempts": [hedge, WON]}, {"attempts": [failed, WON]},
-        {"attempts": [LOST, hedge], "ttft": None, "end": End.CLIENT_GONE},
-    )  # fmt: skip
+        {},
+        {"attempts": [LOST, won]},
+        {"attempts": [hedge, WON]},
+        {"attempts": [failed, WON]},
+        {"attempts": [LOST, hedge], "ttft": None, "end": RequestOutcome.CLIENT_GONE},
+    )
     assert exported["hedges_total"] == {("chat", "won"): 1, ("chat", "lost"): 2, ("chat", "failed"): 1}
 
 
 def test_a_hedge_that_won_and_broke_off_has_won() -> None:
     """The race is about the first token."""
-    won = replace(WON, kind=AttemptKind.HEDGE, ending=Ending.BROKEN)
-    assert Exported({"attempts": [LOST, won], "end": End.UPSTREAM_BROKE})["hedges_total"] == {("chat", "won"): 1}
+    won = replace(WON, kind=AttemptKind.HEDGE, ending=AttemptOutcome.BROKEN)
+    assert Exported({"attempts": [LOST, won], "end": RequestOutcome.UPSTREAM_BROKE})["hedges_total"] == {
+        ("chat", "won"): 1
+    }
 
 
 def test_what_was_not_answered_has_no_tokens_and_no_cost() -> None:
     """They are of answered requests; its attempts count all the same."""
-    exported = Exported({"ttft": None, "tpot": None, "end": End.FAILED, "attempts": [LOST]})
+    exported = Exported({"ttft": None, "tpot": None, "end": RequestOutcome.FAILED, "attempts": [LOST]})
     names = ("ttft_seconds_count", "tpot_seconds_count", "tokens_total", "cost_usd_total", "prefix_hit_ratio_count")
     assert [exported[name] for name in names] == [{}] * len(names)
     assert exported["attempts_total"] == {("small", "primary", "silent"): 1}
@@ -191,9 +210,12 @@ def test_an_engines_own_times_are_parts_beside_the_stages() -> None:
     """They are within `upstream`: who adds up stages leaves them out."""
     exported = Exported({"engine_queue": 0.02, "engine_prefill": 0.15})
     assert exported["stage_seconds_sum"] == {
-        ("chat", "read"): 0.001, ("chat", "upstream"): 0.19, ("chat", "stream"): 0.8,
-        ("chat", "engine_queue"): 0.02, ("chat", "engine_prefill"): 0.15,
-    }  # fmt: skip
+        ("chat", "read"): 0.001,
+        ("chat", "upstream"): 0.19,
+        ("chat", "stream"): 0.8,
+        ("chat", "engine_queue"): 0.02,
+        ("chat", "engine_prefill"): 0.15,
+    }
 
 
 # --------------------------------------------------------------------------- buckets and labels
@@ -210,7 +232,7 @@ def test_a_routes_budget_is_a_bucket() -> None:
 def test_budgets_join_the_usual_buckets_in_order() -> None:
     """Each once, also one that is a usual bucket anyway; a route without a budget adds none."""
     routes = [ROUTE, route("a", ttft={"budget": "800ms"}), route("b", ttft={"budget": "1s"}), route("c")]
-    metrics = Metrics(CollectorRegistry(), routes)
+    metrics = RequestMetrics(CollectorRegistry(), routes)
     assert metrics.ttft.bounds == metrics.by_prompt.bounds == tuple(sorted({*TTFT_BOUNDS, 0.8}))
 
 
@@ -249,7 +271,7 @@ def test_on_a_route_of_streams_the_ttft_itself_says_it_too() -> None:
         {"ttft": 0.8},
         {"ttft": 0.3, "pool": "large"},
         {"ttft": 0.8000001},
-        {"ttft": None, "end": End.SHED, "tpot": None},
+        {"ttft": None, "end": RequestOutcome.SHED, "tpot": None},
     )
     buckets = exported.samples("ttft_seconds_bucket")
     assert (
@@ -361,7 +383,7 @@ async def test_two_hundred_odd_callers_leave_the_series_as_they_were() -> None:
                     page = (await get(gateway.admin_url, "/metrics", f"accept: {accept}"))[2].decode()
                     counted.append({series(line) for line in page.splitlines() if line.startswith(CALLERS)})
             assert [before ^ after for before, after in zip(counted[:2], counted[2:], strict=True)] == [set(), set()]
-            assert gateway.recorder.recent[-1].end is End.COMPLETED
+            assert gateway.recorder.recent[-1].end is RequestOutcome.COMPLETED
             total = sum(s.value for f in gateway.admin.registry.collect() for s in f.samples if s.name == REQUESTS)
             assert total == 2 * 201
 
@@ -370,9 +392,17 @@ REQUESTS = "firsttoken_requests_total"
 CHANCE = ("firsttoken_loop_", "firsttoken_ttft_prediction_covered_total")  # which of their series there are
 CALLERS = tuple(name for name in CATALOG if not name.startswith(CHANCE))
 ODD = (
-    "../../etc", "\u043c\u043e\u0434", "型", "a b", 'x"} 1\n', "\u202eevil", "{}", "\x7f", "<script>",
+    "../../etc",
+    "\u043c\u043e\u0434",
+    "型",
+    "a b",
+    'x"} 1\n',
+    "\u202eevil",
+    "{}",
+    "\x7f",
+    "<script>",
     "firsttoken_ttft_seconds",
-)  # fmt: skip
+)
 
 
 def series(line: str) -> str:
@@ -424,14 +454,17 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 def test_a_bucket_names_the_latest_trace_that_fell_into_it() -> None:
     """In OpenMetrics; a request without a trace leaves what was there."""
     exported = Exported(
-        {"trace_id": "1" * 32, "ttft": 0.3, "wall": 100.0}, {"trace_id": TRACE, "ttft": 0.4, "wall": 200.0},
-        {"ttft": 0.45}, {"trace_id": "2" * 32, "ttft": 50.0, "wall": 300.0},
-    )  # fmt: skip
+        {"trace_id": "1" * 32, "ttft": 0.3, "wall": 100.0},
+        {"trace_id": TRACE, "ttft": 0.4, "wall": 200.0},
+        {"ttft": 0.45},
+        {"trace_id": "2" * 32, "ttft": 50.0, "wall": 300.0},
+    )
     page = openmetrics.generate_latest(exported.registry).decode()
     shown = {s.labels["le"]: s.exemplar for s in samples_of(page, "firsttoken_ttft_seconds_bucket") if s.exemplar}
     assert {le: (e.labels, e.value, float(e.timestamp)) for le, e in shown.items()} == {
-        "0.5": ({"trace_id": TRACE}, 0.4, pytest.approx(200.4)), "+Inf": ({"trace_id": "2" * 32}, 50.0, 350.0),
-    }  # fmt: skip
+        "0.5": ({"trace_id": TRACE}, 0.4, pytest.approx(200.4)),
+        "+Inf": ({"trace_id": "2" * 32}, 50.0, 350.0),
+    }
     assert page.count("# {") == 2
 
 
@@ -527,7 +560,7 @@ def test_the_gateway_tells_of_itself() -> None:
 @pytest.mark.parametrize(("health", "state"), [(Health.UP, 1.0), (Health.PROBING, 0.5), (Health.DOWN, 0.0)])
 def test_endpoints_are_read_when_prometheus_asks(health: Health, state: float) -> None:
     """No series is kept up per request; the ledger is the truth."""
-    loads = {"small/a": Load(in_flight=3, ahead=1200.0, health=health), "large/b": Load()}
+    loads = {"small/a": Load(in_flight=3, queued_tokens=1200.0, health=health), "large/b": Load()}
     registry = CollectorRegistry()
     registry.register(EndpointCollector(lambda: loads))
     value = registry.get_sample_value

@@ -7,10 +7,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.observe.metrics.registry import Registry
-from gateway.observe.metrics.request_metrics import Metrics
-from gateway.observe.metrics.route_stats import collected, figures, kept
+from gateway.observe.metrics.request_metrics import RequestMetrics
+from gateway.observe.metrics.route_stats import collected, kept, route_stats
 from gateway.observe.metrics.scrape_collectors import QueueCollector
-from gateway.observe.record import End
+from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import record, route
 
 ROUTES = [route("chat", ttft={"budget": "150ms"}), route("agent")]
@@ -29,16 +29,18 @@ class Few(Collector):
 Few.__module__ = "gateway.few"
 
 
-def observed() -> tuple[Registry, Metrics]:
+def observed() -> tuple[Registry, RequestMetrics]:
     registry = Registry()
-    metrics = Metrics(registry, ROUTES)
+    metrics = RequestMetrics(registry, ROUTES)
     registry.register(QueueCollector(ROUTES, lambda: {"chat": 3}))
     registry.register(Few())
     PlatformCollector(registry)
     for known in (
-        record(ttft=0.12, ttft_budget=0.15), record(ttft=0.3, ttft_budget=0.15, pool="large"),
-        record(end=End.SHED, pool="-", ttft=None, ttft_budget=0.15), record(route="agent", ttft=99.0, ttft_budget=None),
-    ):  # fmt: skip
+        record(ttft=0.12, ttft_budget=0.15),
+        record(ttft=0.3, ttft_budget=0.15, pool="large"),
+        record(end=RequestOutcome.SHED, pool="-", ttft=None, ttft_budget=0.15),
+        record(route="agent", ttft=99.0, ttft_budget=None),
+    ):
         metrics(known)
     metrics.loop_lag.saw(0.002, 1.0)
     return registry, metrics
@@ -47,13 +49,15 @@ def observed() -> tuple[Registry, Metrics]:
 def test_what_is_kept_says_what_is_collected() -> None:
     """One process reads its counts where they are, several are added up from what they collect: the figures are one."""
     registry, _ = observed()
-    assert figures(kept(registry.collectors), ROUTES, 5.0) == figures(collected(registry.collect()), ROUTES, 5.0)
+    assert route_stats(kept(registry.collectors), ROUTES, 5.0) == route_stats(
+        collected(registry.collect()), ROUTES, 5.0
+    )
 
 
 def test_a_route_is_told_over_all_its_pools() -> None:
     """Milliseconds; each bucket alone; what was held back."""
     registry, metrics = observed()
-    said = figures(kept(registry.collectors), ROUTES, 5.0)
+    said = route_stats(kept(registry.collectors), ROUTES, 5.0)
     chat, agent = said["routes"]
     assert (said["at"], chat["ttft_budget_ms"], agent["ttft_budget_ms"]) == (5.0, 150.0, None)
     assert (chat["requests"], chat["pools"]) == ({"completed": 2, "shed": 1}, {"small": 1, "large": 1, "-": 1})

@@ -26,7 +26,10 @@ def test_what_was_collected_stays_as_it_was() -> None:
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(values, counted).result() == {("a_total", ""): 1}
         assert thread.submit(values, observed).result() == {
-            ("b_seconds_bucket", "1.0"): 1, ("b_seconds_bucket", "2.0"): 1, ("b_seconds_bucket", "+Inf"): 1,
-            ("b_seconds_count", ""): 1, ("b_seconds_sum", ""): 0.5,
-        }  # fmt: skip
+            ("b_seconds_bucket", "1.0"): 1,
+            ("b_seconds_bucket", "2.0"): 1,
+            ("b_seconds_bucket", "+Inf"): 1,
+            ("b_seconds_count", ""): 1,
+            ("b_seconds_sum", ""): 0.5,
+        }
     assert (counted.type, observed.type, len(observed.samples)) == ("counter", "histogram", 5)

@@ -10,8 +10,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from gateway.observe.otel import semconv
 from gateway.observe.otel.genai_metrics import GenAi
 from gateway.observe.otel.spans import Served
-from gateway.observe.record import STAGES, AttemptRecord, End, Record
-from policies.types import AttemptKind, Ending
+from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome
+from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import record
 from tests.support.collector import read
 
@@ -21,7 +21,9 @@ SERVED = {
 }
 
 
-def attempt(endpoint: str = "small/a", ending: Ending = Ending.COMPLETED, ended: float = 1.0) -> AttemptRecord:
+def attempt(
+    endpoint: str = "small/a", ending: AttemptOutcome = AttemptOutcome.COMPLETED, ended: float = 1.0
+) -> AttemptRecord:
     return AttemptRecord(1, AttemptKind.PRIMARY, endpoint, endpoint.partition("/")[0], 0.05, ended, ending)
 
 
@@ -31,7 +33,7 @@ def answered(**more: Any) -> Record:
     return record(**{**given, **more})
 
 
-def told(*records: Record, called: semconv.Names = semconv.OLDER) -> dict[str, Metric]:
+def told(*records: Record, called: semconv.SemanticNames = semconv.OLDER) -> dict[str, Metric]:
     metrics = GenAi(called, SERVED)
     for each in records:
         metrics.count(each)
@@ -53,8 +55,22 @@ def test_a_histogram_is_a_sum_since_the_start_in_the_conventions_buckets() -> No
     metric = told(answered(), answered(total=3.0))["gen_ai.server.request.duration"]
     (point,) = metric.histogram.data_points
     assert metric.histogram.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
-    assert list(point.explicit_bounds) == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48,
-                                           40.96, 81.92]  # fmt: skip
+    assert list(point.explicit_bounds) == [
+        0.01,
+        0.02,
+        0.04,
+        0.08,
+        0.16,
+        0.32,
+        0.64,
+        1.28,
+        2.56,
+        5.12,
+        10.24,
+        20.48,
+        40.96,
+        81.92,
+    ]
     assert list(point.bucket_counts) == [0] * 7 + [1, 0, 1] + [0] * 5
     assert (point.count, point.sum, point.start_time_unix_nano, point.time_unix_nano) == (2, 4.0, 1, 2)
     assert metric.unit == "s"
@@ -62,13 +78,17 @@ def test_a_histogram_is_a_sum_since_the_start_in_the_conventions_buckets() -> No
 
 def test_an_attempt_is_counted_where_it_was_made() -> None:
     """Lost ones too, by their error; the first chunk is that of the one that answered."""
-    lost, won = attempt(ending=Ending.FAILED, ended=0.1), attempt()
+    lost, won = attempt(ending=AttemptOutcome.FAILED, ended=0.1), attempt()
     found = told(answered(attempts=[lost, won]))
     points = found["gen_ai.client.operation.duration"].histogram.data_points
     same = {
-        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "served",
-        "gen_ai.response.model": "served", "server.address": "10.0.0.1", "server.port": 8000,
-    }  # fmt: skip
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "served",
+        "gen_ai.response.model": "served",
+        "server.address": "10.0.0.1",
+        "server.port": 8000,
+    }
     assert [(read(p.attributes), p.sum) for p in points] == [
         ({**same, "error.type": "failed"}, pytest.approx(0.05)),
         (same, pytest.approx(0.95)),
@@ -95,13 +115,17 @@ def test_an_answer_that_came_whole_has_no_first_token() -> None:
 def test_a_request_says_how_it_ended() -> None:
     """Its error, if any; who was meant to answer, if that was decided."""
     assert of_server() == {
-        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "chat",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "chat",
         "gen_ai.response.model": "served",
-    }  # fmt: skip
-    assert of_server(end=End.REFUSED, status=404, endpoint="-", route="-", attempts=[], ttft=None) == {
-        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "firsttoken", "error.type": "404",
-    }  # fmt: skip
-    assert of_server(end=End.SHED, status=429)["error.type"] == "shed"
+    }
+    assert of_server(end=RequestOutcome.REFUSED, status=404, endpoint="-", route="-", attempts=[], ttft=None) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "firsttoken",
+        "error.type": "404",
+    }
+    assert of_server(end=RequestOutcome.SHED, status=429)["error.type"] == "shed"
 
 
 def test_no_caller_can_make_a_series() -> None:

@@ -199,8 +199,14 @@ async def test_a_batch_is_not_tried_for_good(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_collector_says_when_to_come_again() -> None:
     """Not sooner; but not as late as it likes."""
     assert [asked(text) for text in (None, "1.5", "0", "9" * 99, "-3", "nan", "Wed, 21 Oct 2026 07:28:00 GMT")] == [
-        None, 1.5, 0.0, otlp.LONGEST_ASKED, None, None, None,
-    ]  # fmt: skip
+        None,
+        1.5,
+        0.0,
+        otlp.LONGEST_ASKED,
+        None,
+        None,
+        None,
+    ]
     async with Collector() as collector, telling(collector.url) as telemetry:
         collector.status, collector.more = 429, {"retry-after": "30"}
         tell(telemetry)

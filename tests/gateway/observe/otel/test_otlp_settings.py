@@ -66,11 +66,29 @@ def certificate(tmp_path: Path) -> Path:
     """Of localhost, with its key."""
     path = tmp_path / "localhost.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", path, "-out", f"{path}.crt"],
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+            "-keyout",
+            path,
+            "-out",
+            f"{path}.crt",
+        ],
         check=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
     return path
 

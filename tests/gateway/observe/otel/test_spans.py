@@ -13,8 +13,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from gateway.observe.otel import spans as module
 from gateway.observe.otel.spans import Served, Spans, attribute
 from gateway.observe.otel.trace_context import Trace
-from gateway.observe.record import STAGES, AttemptRecord, End, Record, Stage
-from policies.types import AttemptKind, Ending
+from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome, Stage
+from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import record
 from tests.support import collector
 from tests.support.collector import read
@@ -29,8 +29,12 @@ SERVED = {
 
 def attempt(number: int = 1, endpoint: str = "small/a", **more: Any) -> AttemptRecord:
     given: dict[str, Any] = {
-        "kind": AttemptKind.PRIMARY, "opened": 0.01, "ended": 1.0, "ending": Ending.COMPLETED, **more,
-    }  # fmt: skip
+        "kind": AttemptKind.PRIMARY,
+        "opened": 0.01,
+        "ended": 1.0,
+        "ending": AttemptOutcome.COMPLETED,
+        **more,
+    }
     return AttemptRecord(number, endpoint=endpoint, pool=endpoint.partition("/")[0], **given)
 
 
@@ -66,8 +70,15 @@ def test_stages_lie_end_to_end_and_sum_to_the_ttft() -> None:
     one = answered()
     found = tree(one)
     assert [span.name for span in found.stages] == [
-        "read", "parse", "queue", "decide", "send", "upstream", "relay", "stream",
-    ]  # fmt: skip
+        "read",
+        "parse",
+        "queue",
+        "decide",
+        "send",
+        "upstream",
+        "relay",
+        "stream",
+    ]
     assert found.stages[0].start_time_unix_nano == found.request.start_time_unix_nano == int(one.wall * 1e9)
     for before, after in zip(found.stages, found.stages[1:], strict=False):
         assert before.end_time_unix_nano == after.start_time_unix_nano
@@ -79,7 +90,9 @@ def test_stages_lie_end_to_end_and_sum_to_the_ttft() -> None:
 
 def test_all_are_children_of_the_request_with_ids_of_their_own() -> None:
     """And the attempt's is the one that the engine was told."""
-    one = answered(attempts=[attempt(1, ending=Ending.FAILED), attempt(2, "large/b", kind=AttemptKind.FALLBACK)])
+    one = answered(
+        attempts=[attempt(1, ending=AttemptOutcome.FAILED), attempt(2, "large/b", kind=AttemptKind.FALLBACK)]
+    )
     found = tree(one)
     assert {span.trace_id.hex() for span in found.spans} == {TRACE.id}
     assert found.request.span_id == TRACE.span.to_bytes(8, "big")
@@ -101,92 +114,150 @@ def test_what_a_request_s_span_says() -> None:
     """GenAI conventions, and what we believed and found."""
     found = tree(
         answered(
-            tenant="web", tier=1, chance=0.9, ttft_predicted_p50=0.1, ttft_predicted_p90=0.3, max_tokens=50,
-            prompt_tokens_estimated=120, cached_tokens_predicted=64, tpot_budget=0.05, tpot=0.01, total_budget=3.0,
-            scorer="predicted", region="eu", cost_usd=0.5, loop_lag=0.25,
+            tenant="web",
+            tier=1,
+            chance=0.9,
+            ttft_predicted_p50=0.1,
+            ttft_predicted_p90=0.3,
+            max_tokens=50,
+            prompt_tokens_estimated=120,
+            cached_tokens_predicted=64,
+            tpot_budget=0.05,
+            tpot=0.01,
+            total_budget=3.0,
+            scorer="predicted",
+            region="eu",
+            cost_usd=0.5,
+            loop_lag=0.25,
         )
-    ).request  # fmt: skip
+    ).request
     assert (found.name, found.status.code) == ("chat chat", Status.STATUS_CODE_UNSET)
     assert read(found.attributes) == {
-        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "chat",
-        "gen_ai.request.stream": True, "gen_ai.request.max_tokens": 50, "gen_ai.response.model": "served",
-        "http.request.method": "POST", "http.response.status_code": 200,
-        "firsttoken.request.id": "req-1", "firsttoken.route": "chat", "firsttoken.workload": "chat",
-        "firsttoken.tenant": "web", "firsttoken.outcome": "completed", "firsttoken.attempts": 1, "firsttoken.tier": 2,
-        "firsttoken.pool": "small", "firsttoken.endpoint": "small/a", "firsttoken.region": "eu",
-        "firsttoken.scorer": "predicted", "firsttoken.ttft": 0.2, "firsttoken.ttft.budget": 0.8,
-        "firsttoken.ttft.predicted.p50": 0.1, "firsttoken.ttft.predicted.p90": 0.3, "firsttoken.ttft.met": True,
-        "firsttoken.tpot": 0.01, "firsttoken.tpot.budget": 0.05, "firsttoken.tpot.met": True,
-        "firsttoken.total.budget": 3.0, "firsttoken.total.met": True, "firsttoken.chance": 0.9,
-        "firsttoken.prompt_tokens.estimated": 120, "firsttoken.cached_tokens.predicted": 64,
-        "firsttoken.loop_lag": 0.25, "firsttoken.cost_usd": 0.5,
-    }  # fmt: skip
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "chat",
+        "gen_ai.request.stream": True,
+        "gen_ai.request.max_tokens": 50,
+        "gen_ai.response.model": "served",
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "firsttoken.request.id": "req-1",
+        "firsttoken.route": "chat",
+        "firsttoken.workload": "chat",
+        "firsttoken.tenant": "web",
+        "firsttoken.outcome": "completed",
+        "firsttoken.attempts": 1,
+        "firsttoken.tier": 2,
+        "firsttoken.pool": "small",
+        "firsttoken.endpoint": "small/a",
+        "firsttoken.region": "eu",
+        "firsttoken.scorer": "predicted",
+        "firsttoken.ttft": 0.2,
+        "firsttoken.ttft.budget": 0.8,
+        "firsttoken.ttft.predicted.p50": 0.1,
+        "firsttoken.ttft.predicted.p90": 0.3,
+        "firsttoken.ttft.met": True,
+        "firsttoken.tpot": 0.01,
+        "firsttoken.tpot.budget": 0.05,
+        "firsttoken.tpot.met": True,
+        "firsttoken.total.budget": 3.0,
+        "firsttoken.total.met": True,
+        "firsttoken.chance": 0.9,
+        "firsttoken.prompt_tokens.estimated": 120,
+        "firsttoken.cached_tokens.predicted": 64,
+        "firsttoken.loop_lag": 0.25,
+        "firsttoken.cost_usd": 0.5,
+    }
 
 
 def test_the_attempt_that_answered_tells_the_usage() -> None:
     """And nobody else does, or it would be added up twice."""
-    lost = attempt(1, kind=AttemptKind.PRIMARY, ending=Ending.CANCELLED, ended=0.5)
+    lost = attempt(1, kind=AttemptKind.PRIMARY, ending=AttemptOutcome.CANCELLED, ended=0.5)
     won = attempt(2, "large/b", kind=AttemptKind.HEDGE, opened=0.1)
     found = tree(
         answered(
-            attempts=[lost, won], endpoint="large/b", pool="large", model="big", prompt_tokens_reported=130,
-            cached_tokens_reported=64, engine_queue=0.25, engine_ttft=0.5,
+            attempts=[lost, won],
+            endpoint="large/b",
+            pool="large",
+            model="big",
+            prompt_tokens_reported=130,
+            cached_tokens_reported=64,
+            engine_queue=0.25,
+            engine_ttft=0.5,
         )
-    )  # fmt: skip
+    )
     one, two = found.attempts
     assert [span.name for span in (one, two)] == ["chat served", "chat big"]
     assert read(one.attributes) == {
-        "gen_ai.operation.name": "chat", "gen_ai.request.stream": True, "gen_ai.provider.name": "vllm",
-        "gen_ai.request.model": "served", "server.address": "10.0.0.1", "server.port": 8000,
-        "firsttoken.pool": "small", "firsttoken.endpoint": "small/a", "firsttoken.attempt.number": 1,
-        "firsttoken.attempt.kind": "primary", "firsttoken.attempt.ending": "cancelled",
-    }  # fmt: skip
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.stream": True,
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "served",
+        "server.address": "10.0.0.1",
+        "server.port": 8000,
+        "firsttoken.pool": "small",
+        "firsttoken.endpoint": "small/a",
+        "firsttoken.attempt.number": 1,
+        "firsttoken.attempt.kind": "primary",
+        "firsttoken.attempt.ending": "cancelled",
+    }
     assert read(two.attributes) == {
-        "gen_ai.operation.name": "chat", "gen_ai.request.stream": True, "gen_ai.provider.name": "vllm",
-        "gen_ai.request.model": "big", "gen_ai.response.model": "big", "server.address": "10.0.0.2",
-        "server.port": 8000, "firsttoken.pool": "large", "firsttoken.endpoint": "large/b",
-        "firsttoken.attempt.number": 2, "firsttoken.attempt.kind": "hedge", "firsttoken.attempt.ending": "completed",
-        "gen_ai.usage.input_tokens": 130, "gen_ai.usage.cache_read.input_tokens": 64, "gen_ai.usage.output_tokens": 10,
-        "gen_ai.response.time_to_first_chunk": pytest.approx(0.09), "firsttoken.engine.queue": 0.25,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.stream": True,
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": "big",
+        "gen_ai.response.model": "big",
+        "server.address": "10.0.0.2",
+        "server.port": 8000,
+        "firsttoken.pool": "large",
+        "firsttoken.endpoint": "large/b",
+        "firsttoken.attempt.number": 2,
+        "firsttoken.attempt.kind": "hedge",
+        "firsttoken.attempt.ending": "completed",
+        "gen_ai.usage.input_tokens": 130,
+        "gen_ai.usage.cache_read.input_tokens": 64,
+        "gen_ai.usage.output_tokens": 10,
+        "gen_ai.response.time_to_first_chunk": pytest.approx(0.09),
+        "firsttoken.engine.queue": 0.25,
         "firsttoken.engine.ttft": 0.5,
-    }  # fmt: skip
+    }
     begin = found.request.start_time_unix_nano
     assert [two.start_time_unix_nano - begin, one.end_time_unix_nano - begin] == [100_000_000, 500_000_000]
 
 
 ENDS = {  # status of the span, error.type
-    End.COMPLETED: (200, Status.STATUS_CODE_UNSET, None),
-    End.REFUSED: (404, Status.STATUS_CODE_UNSET, "404"),
-    End.CLIENT_GONE: (200, Status.STATUS_CODE_UNSET, "client_gone"),
-    End.SHED: (429, Status.STATUS_CODE_ERROR, "shed"),
-    End.UNAVAILABLE: (503, Status.STATUS_CODE_ERROR, "unavailable"),
-    End.FAILED: (502, Status.STATUS_CODE_ERROR, "failed"),
-    End.UPSTREAM_BROKE: (200, Status.STATUS_CODE_ERROR, "upstream_broke"),
-    End.INTERNAL: (500, Status.STATUS_CODE_ERROR, "internal"),
-    End.CUT: (200, Status.STATUS_CODE_ERROR, "cut"),
+    RequestOutcome.COMPLETED: (200, Status.STATUS_CODE_UNSET, None),
+    RequestOutcome.REFUSED: (404, Status.STATUS_CODE_UNSET, "404"),
+    RequestOutcome.CLIENT_GONE: (200, Status.STATUS_CODE_UNSET, "client_gone"),
+    RequestOutcome.SHED: (429, Status.STATUS_CODE_ERROR, "shed"),
+    RequestOutcome.UNAVAILABLE: (503, Status.STATUS_CODE_ERROR, "unavailable"),
+    RequestOutcome.FAILED: (502, Status.STATUS_CODE_ERROR, "failed"),
+    RequestOutcome.UPSTREAM_BROKE: (200, Status.STATUS_CODE_ERROR, "upstream_broke"),
+    RequestOutcome.INTERNAL: (500, Status.STATUS_CODE_ERROR, "internal"),
+    RequestOutcome.CUT: (200, Status.STATUS_CODE_ERROR, "cut"),
 }
 
 
-@pytest.mark.parametrize("end", End)
-def test_an_end_is_an_error_where_it_is_nobody_s_choice(end: End) -> None:
+@pytest.mark.parametrize("end", RequestOutcome)
+def test_an_end_is_an_error_where_it_is_nobody_s_choice(end: RequestOutcome) -> None:
     """A caller's own fault, or its leaving, is none of a server's."""
     status, code, error = ENDS[end]
     found = tree(answered(end=end, status=status)).request
     assert (found.status.code, read(found.attributes).get("error.type")) == (code, error)
 
 
-@pytest.mark.parametrize("ending", Ending)
-def test_an_attempt_that_was_not_wanted_any_more_is_no_error(ending: Ending) -> None:
+@pytest.mark.parametrize("ending", AttemptOutcome)
+def test_an_attempt_that_was_not_wanted_any_more_is_no_error(ending: AttemptOutcome) -> None:
     """All other endings but success are."""
     found = tree(answered(attempts=[attempt(ending=ending)], ttft=None)).attempts[0]
-    fine = ending in (Ending.COMPLETED, Ending.CANCELLED)
+    fine = ending in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED)
     assert found.status.code == (Status.STATUS_CODE_UNSET if fine else Status.STATUS_CODE_ERROR)
     assert read(found.attributes).get("error.type") == (None if fine else ending.value)
 
 
 def test_a_request_that_was_never_understood_is_a_span_all_the_same() -> None:
     """What never became known is not said."""
-    found = tree(Record(request_id="r", operation="completion", end=End.REFUSED, status=400, total=0.1))
+    found = tree(Record(request_id="r", operation="completion", end=RequestOutcome.REFUSED, status=400, total=0.1))
     assert (found.request.name, found.stages, found.attempts) == ("text_completion", [], [])
     assert {"gen_ai.request.model", "firsttoken.route", "firsttoken.tier"}.isdisjoint(read(found.request.attributes))
 
@@ -231,6 +302,6 @@ def test_what_is_taken_can_be_joined() -> None:
 
 def test_each_stage_has_an_id_that_no_attempt_takes() -> None:
     """However many attempts there are."""
-    one = answered(spent=[0.1] * len(Stage), attempts=[attempt(i, ending=Ending.FAILED) for i in range(1, 11)])
+    one = answered(spent=[0.1] * len(Stage), attempts=[attempt(i, ending=AttemptOutcome.FAILED) for i in range(1, 11)])
     found = sent(one)
     assert len({span.span_id for span in found}) == len(found) == 1 + len(Stage) + 10
