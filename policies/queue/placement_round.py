@@ -33,7 +33,7 @@ RISK = 0.5  # of what the target leaves: who waits to the last moment should not
 RELOOK = 0.1  # s between two questions whether what waits should go to another tier
 TICK = 0.05  # s between two looks, where nothing happens
 
-_closed = attrgetter("closed")
+_closed = attrgetter("reopens_in")
 
 
 @dataclass(slots=True)
