@@ -95,12 +95,10 @@ def live(recorder: Recorder, lived: Lived) -> None:
         lived.decision.at = monotonic()  # type: ignore[misc]
         life.end_stage(DECIDE, life.decided(lived.decision))
         if lived.lost is not None:
-            record.attempts.append(lived.lost)
+            life.attempt_lost(lived.lost)
         first_in = arrival + lived.ttft
-        record.model = "qwen3-8b"
-        life.won(lived.candidate, arrival + 0.002, arrival + 0.002, arrival + 0.0021, first_in)
-        record.status = 200
-        life.first_token_out(first_in + 0.00002)
+        life.won(lived.candidate, "qwen3-8b", arrival + 0.002, arrival + 0.002, arrival + 0.0021, first_in)
+        life.first_token_out(first_in + 0.00002, 200)
         settle(record, lived)
         life.finished(RequestOutcome.COMPLETED, first_in + 0.02 * lived.tokens)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from backends.interface import Operation
-from gateway.admission.auth import Keys, Tenant
+from gateway.admission.auth import Keys
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import Routes, admit
 from gateway.api import inference_request as ingress
@@ -24,8 +24,8 @@ from gateway.api.strict_json import encode
 from gateway.decider import Decider
 from gateway.downstream.http_request import HttpRequest
 from gateway.fleet.cache_warming import CacheWarming
-from gateway.observe.otel.trace_context import Tracer, parent
-from gateway.observe.record import Record, RequestOutcome, Stage, prefix_sample
+from gateway.observe.otel.trace_context import Tracer
+from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.scheduler import QueueTimeout, RequestQueue
@@ -33,13 +33,11 @@ from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest, attempt_record
 from gateway.upstream.upstream_request import UpstreamRequest
-from policies.routes.route import Route
-from policies.types import FOREVER, Decision, Placement, Price
+from policies.types import Decision, Placement, Price
 
 log = logging.getLogger("firsttoken")
 
 OPERATIONS = {operation.value: operation for operation in Operation}
-NAMES = {operation.value: operation.name.lower() for operation in Operation}
 NOT_FOUND = ApiError(404, "There is nothing at this path.", code="unknown_url")
 
 
@@ -106,11 +104,8 @@ class Proxy:
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """One Record, one answer."""
         with self.recorder.timeline(http.arrival) as life:
-            life.record.request_id = ingress.request_id(http.headers)
-            life.record.operation = NAMES[http.path]
-            if self.tracer is not None:
-                life.record.trace = trace = self.tracer.trace(http.headers)
-                life.record.trace_id = trace.id
+            trace = None if self.tracer is None else self.tracer.trace(http.headers)
+            life.identified(ingress.request_id(http.headers), operation.name.lower(), trace)
             try:
                 await self.serve(http, operation, life)
             except QueueTimeout as refusal:
@@ -133,11 +128,12 @@ class Proxy:
         parsed = await self.decider.parse(operation, raw, http.headers, http.arrival, life.record.request_id)
         request = life.end_stage(Stage.PARSE, parsed)
         routes = self.routes  # a reload may put others in their place on the way
-        wanted = label_record(life.record, request, routes.match(request.model), tenant)
+        wanted = routes.match(request.model)
+        life.routed(request, wanted, tenant.name)
         estimate = life.end_stage(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
         route = admit(tenant, wanted, request.model)
         if tenant.limits is not None:
-            await self.admission.reserve(tenant, tenant.limits, estimate, life.record)
+            await self.admission.reserve(tenant, tenant.limits, estimate, life)
         life.end_stage(Stage.ADMIT, route)
         decision = life.end_stage(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
         reject_unplaced(decision)
@@ -149,18 +145,15 @@ class Proxy:
         finally:
             if relay.begun:
                 run = relay.run
-                record_winner(run, life.record, self.decider.price(run))
-                life.record.prefix = prefix_sample(estimate.pools[run.attempt.candidate.endpoint.pool].blocks)
+                record_winner(run, job, self.decider.price(run))
                 self.upkeep.answered(run, job, raw)
 
     def refuse(
         self, http: HttpRequest, refusal: ApiError, life: RequestTimeline, end: RequestOutcome | None = None
     ) -> None:
         """An error reply, with the same headers as an answer."""
-        record = life.record
-        record.status = refusal.status
-        record.error = refusal.logged
-        life.finished(end or end_of(refusal, record.decision), monotonic())
+        end = end or end_of(refusal, life.record.decision)
+        life.refused(refusal.status, refusal.logged, end, monotonic())
         http.refuse(refusal, gateway_headers(life, monotonic()))
         refusal.__traceback__ = None  # its frames hold what holds it
 
@@ -203,24 +196,6 @@ def body_of(http: HttpRequest) -> bytes:
     return http.body
 
 
-def label_record(record: Record, request: InferenceRequest, route: Route, tenant: Tenant) -> Route:
-    """Labels and budgets of the Record come from config only: no caller can mint a series."""
-    record.route, record.workload, record.tenant, record.stream = (
-        route.name,
-        route.workload,
-        tenant.name,
-        request.stream,
-    )
-    record.max_tokens = request.max_tokens
-    budget = route.ttft_budget(request.ttft_budget)
-    record.ttft_budget = None if budget == FOREVER else budget
-    if not record.trace_id and request.traceparent and (above := parent(request.traceparent)) is not None:
-        record.trace_id = above.id  # of the caller's trace, where we make none
-    record.tpot_budget = route.tpot_budget(request.tpot_budget)
-    record.total_budget = route.total.budget if route.total else None
-    return route
-
-
 def reject_unplaced(decision: Decision) -> None:
     """What the decision did not place is answered at once."""
     if decision.outcome is Placement.SHED:
@@ -255,17 +230,18 @@ def hide_usage(request: InferenceRequest) -> bool:
     return request.stream and not request.wants_usage
 
 
-def record_winner(run: UpstreamRequest, record: Record, price: Price) -> None:
-    """What the winning attempt found out."""
+def record_winner(run: UpstreamRequest, job: RoutedRequest, price: Price) -> None:
+    """Note the attempt that won, and end it if it is still open."""
     run.stop_if_open()
-    reported = run.report or run.reported()
-    record.attempts.append(attempt_record(run, record.arrival))
-    record.prompt_tokens_reported, record.cached_tokens_reported = reported.prompt_tokens, reported.cached_tokens
-    record.engine_ttft, times = reported.engine_ttft, run.tap.times
-    record.engine_queue, record.engine_prefill = times.queue, times.prefill
-    record.output_tokens, record.tpot = run.output_tokens, run.tpot()
-    prompt = reported.prompt_tokens if reported.prompt_tokens is not None else record.prompt_tokens_estimated or 0
-    record.cost_usd = price.of(prompt, run.output_tokens)
+    job.life.answered(
+        attempt_record(run, job.request.arrival),
+        run.report or run.reported(),
+        run.tap.times,
+        output_tokens=run.output_tokens,
+        tpot=run.tpot(),
+        price=price,
+        blocks=job.estimate.pools[run.attempt.candidate.endpoint.pool].blocks,
+    )
 
 
 def _wrong_method(right: str) -> ApiError:

@@ -20,6 +20,7 @@ from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import Recorder
+from gateway.observe.timeline import RequestTimeline
 from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit
 from policies.types import Price, PromptEstimate
 
@@ -37,21 +38,24 @@ class Admission:
         self._settling = False
         self.refused = counter("firsttoken_quota_refused_total")
 
-    async def reserve(self, tenant: Tenant, limits: KeyLimits, estimate: PromptEstimate, record: Record) -> None:
+    async def reserve(
+        self, tenant: Tenant, limits: KeyLimits, estimate: PromptEstimate, timeline: RequestTimeline
+    ) -> None:
         """Raises Refusal (429)."""
         if not self._settling:  # nobody has paid for this sink until now
             self._settling = True
             self._recorder.sinks.append(self.settle)
             self._registry.register(self.refused)
         claim = claim_of(estimate, None if limits.cost is None else self.prices)
-        record.quota = made = await self._quotas.reserve(tenant.name, limits, claim)
+        made = await self._quotas.reserve(tenant.name, limits, claim)
+        timeline.reserved(made)
         if (limit := made.verdict.limit) is not None:
             self.refused.of[tenant.name, limit.value].value += 1
             raise refusal(made, limit)
 
     def settle(self, record: Record) -> None:
         """A sink of Records."""
-        reservation, record.quota = record.quota, None
+        reservation = record.quota
         if reservation is not None and reservation.verdict.limit is None:
             self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
 

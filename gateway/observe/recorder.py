@@ -73,3 +73,4 @@ class _OpenTimeline(RequestTimeline):
             )
         record.decision = None  # kept with the recent ones it is memory out of every cache: 12 us a request
         self._recorder.emit(record)
+        record.quota = None

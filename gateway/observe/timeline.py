@@ -11,7 +11,11 @@ from __future__ import annotations
 from time import monotonic
 from typing import TypeVar
 
+from backends.interface import EngineTimes
+from gateway.admission.reservations import Reservation
+from gateway.api.inference_request import InferenceRequest
 from gateway.observe.loop_lag import LoopLag
+from gateway.observe.otel.trace_context import Trace, parent
 from gateway.observe.record import (
     CONNECT,
     FAILOVER,
@@ -21,11 +25,15 @@ from gateway.observe.record import (
     SEND,
     STREAM,
     UPSTREAM,
+    AttemptRecord,
     Record,
     RequestOutcome,
     Stage,
+    prefix_sample,
 )
-from policies.types import FOREVER, AttemptOutcome, Candidate, Decision
+from policies.fleet.fleet import Reported
+from policies.routes.route import Route
+from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixBlocks, Price
 
 T = TypeVar("T")
 
@@ -69,6 +77,34 @@ class RequestTimeline:
         lag = self.record.loop_lag = self._lag.since(self.record.arrival, now)
         return lag
 
+    def identified(self, request_id: str, operation: str, trace: Trace | None) -> None:
+        """Note the request's id, its operation and, with tracing on, its place in a trace."""
+        record = self.record
+        record.request_id = request_id
+        record.operation = operation
+        record.trace = trace
+        if trace is not None:
+            record.trace_id = trace.id
+
+    def routed(self, request: InferenceRequest, route: Route, tenant: str) -> None:
+        """Note labels and budgets. Labels come from the configuration only: no caller can create a metric series."""
+        record = self.record
+        record.route = route.name
+        record.workload = route.workload
+        record.tenant = tenant
+        record.stream = request.stream
+        record.max_tokens = request.max_tokens
+        ttft_budget = route.ttft_budget(request.ttft_budget)
+        record.ttft_budget = None if ttft_budget == FOREVER else ttft_budget
+        record.tpot_budget = route.tpot_budget(request.tpot_budget)
+        record.total_budget = route.total.budget if route.total else None
+        if not record.trace_id and request.traceparent and (caller := parent(request.traceparent)) is not None:
+            record.trace_id = caller.id  # with tracing off, the id of the caller's own trace
+
+    def reserved(self, reservation: Reservation) -> None:
+        """Note what was claimed of the key's limits, or which limit refused it."""
+        self.record.quota = reservation
+
     def decided(self, decision: Decision) -> Decision:
         """The decision, its deadline and the belief about its first choice; the wait for it is over."""
         self.held(decision.at, decision.rate_limited)
@@ -96,8 +132,14 @@ class RequestTimeline:
         record.ttft_predicted_p50 = waited + forecast.p50
         record.ttft_predicted_p90 = waited + forecast.p90
 
-    def won(self, candidate: Candidate, opened: float, connected: float, sent: float, first_in: float) -> None:
+    def attempt_lost(self, attempt: AttemptRecord) -> None:
+        self.record.attempts.append(attempt)
+
+    def won(
+        self, candidate: Candidate, model: str, opened: float, connected: float, sent: float, first_in: float
+    ) -> None:
         """The attempt that answered; what came before it was lost to others."""
+        self.record.model = model
         if candidate.endpoint.id != self.record.endpoint:
             self._believed(candidate, opened)
         if self.record.attempts:
@@ -116,10 +158,45 @@ class RequestTimeline:
         else:
             self.close(FAILOVER, opened)
 
-    def first_token_out(self, at: float) -> None:
+    def first_token_out(self, at: float, status: int) -> None:
         self.close(RELAY, at)
         self.stalled(at)
+        self.record.status = status
         self.record.ttft = at - self.record.arrival
+
+    def answered(
+        self,
+        attempt: AttemptRecord,
+        reported: Reported,
+        times: EngineTimes,
+        *,
+        output_tokens: int,
+        tpot: float | None,
+        price: Price,
+        blocks: PrefixBlocks,
+    ) -> None:
+        """Note tokens, engine times and cost of the attempt that won, once it has ended."""
+        record = self.record
+        record.attempts.append(attempt)
+        record.prompt_tokens_reported = reported.prompt_tokens
+        record.cached_tokens_reported = reported.cached_tokens
+        record.engine_ttft = reported.engine_ttft
+        record.engine_queue = times.queue
+        record.engine_prefill = times.prefill
+        record.output_tokens = output_tokens
+        record.tpot = tpot
+        prompt = reported.prompt_tokens if reported.prompt_tokens is not None else record.prompt_tokens_estimated or 0
+        record.cost_usd = price.of(prompt, output_tokens)
+        record.prefix = prefix_sample(blocks)
+
+    def refused(self, status: int, error: str, end: RequestOutcome, at: float) -> None:
+        """An error reply is about to be written."""
+        self.record.status = status
+        self.finished(end, at, error)
+
+    def note_error(self, error: str) -> None:
+        """The reason of an end that is about to come."""
+        self.record.error = error
 
     def finished(self, end: RequestOutcome, at: float, error: str = "") -> None:
         """The last byte is out, or nothing more will be."""

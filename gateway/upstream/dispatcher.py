@@ -297,8 +297,14 @@ class AttemptRunner:
             candidate = run.attempt.candidate
             self.finish()
             model = self._model(self.upstreams[candidate.endpoint.id])
-            self.job.life.record.model = header_safe(model) if self.job.passthrough else model
-            self.job.life.won(candidate, run.opened, run.connected, run.sent, run.first_in or run.sent)
+            self.job.life.won(
+                candidate,
+                header_safe(model) if self.job.passthrough else model,
+                opened=run.opened,
+                connected=run.connected,
+                sent=run.sent,
+                first_in=run.first_in or run.sent,
+            )
             try:
                 self.relay.begin(run)
             except Exception as bug:  # ours: for the task that waits, not for the upstream's connection
@@ -329,5 +335,5 @@ class AttemptRunner:
 
     def _note(self, run: UpstreamRequest) -> None:
         """Lost attempts go into the Record at once; the one that won is added at the end."""
-        record = self.job.life.record
-        record.attempts.append(attempt_record(run, record.arrival))
+        life = self.job.life
+        life.attempt_lost(attempt_record(run, life.record.arrival))

@@ -89,12 +89,11 @@ class Relay:
         if not self.http.http11:
             self.http.keep_alive = False
         self.connection.reader = self
-        self.life.record.status = run.status
         first = self._head() + self._frame(self._strip(run.take_held()))
         self.http.begun = True
         if not self.transport.is_closing():
             self.connection.write(first)
-        self.life.first_token_out(monotonic())
+        self.life.first_token_out(monotonic(), run.status)
         run.attach(self)
         if not run.over:
             self.watchdog = self.loop.call_later(self.idle, self._watch)
@@ -186,7 +185,7 @@ class Relay:
 
     def _cut(self) -> None:
         """The handler is cancelled by the connection's loss, and ends the upstream in turn."""
-        self.life.record.error = f"the client read nothing for {STALL:g} s"
+        self.life.note_error(f"the client read nothing for {STALL:g} s")
         self.transport.abort()
 
     # -- time ----------------------------------------------------------------------------

@@ -54,7 +54,7 @@ CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
 
 
 def candidate(id: str = "small/a", p50: float = 0.2, *, tokens: int = 100, hit: int = 0, **more: Any) -> Candidate:
-    given = {"tier": 0, "chance": 0.95, "price": 0.0, **more}
+    given = {"tier": 0, "probability": 0.95, "price": 0.0, **more}
     return Candidate(Endpoint(id, id.partition("/")[0]), prompt_tokens=tokens, hit=hit, forecast=Forecast(p50), **given)
 
 

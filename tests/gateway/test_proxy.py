@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError, bad_request, internal
 from gateway.observe.record import RequestOutcome, Stage
-from gateway.proxy import end_of, hide_usage, label_record, record_winner, reject_unplaced
+from gateway.observe.timeline import RequestTimeline
+from gateway.proxy import end_of, hide_usage, record_winner, reject_unplaced
 from gateway.upstream import relay
+from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream_request import UpstreamRequest
-from policies.types import FOREVER, AttemptOutcome, Decision, Placement, Price
+from policies.types import FOREVER, AttemptOutcome, Decision, Placement, PoolEstimate, Price, PromptEstimate
 from tests.gateway.builders import (
     ANSWER,
     CHAT,
@@ -326,19 +327,6 @@ def test_an_error_is_the_fault_of_one_side(refusal: ApiError, outcome: Placement
     assert end_of(refusal, None if outcome is None else Decision(outcome, 0.0, FOREVER)) is end
 
 
-def test_labels_and_budgets_come_from_the_configuration() -> None:
-    """Of the caller's own words, nothing becomes a label."""
-    own = route("passthrough", workload="agent", tpot={"budget": "50ms"}, total={"budget": "30s"})
-    found = record()
-    assert label_record(found, request(model="whatever", stream=True), own, Tenant("web")) is own
-    assert (found.route, found.workload, found.tenant, found.stream) == ("passthrough", "agent", "web", True)
-    assert (found.tpot_budget, found.total_budget) == (0.05, 30.0)
-    label_record(found, request({"x-slo-tpot-ms": "20"}), own, ANYONE)
-    assert found.tpot_budget == 0.02
-    label_record(found, request(), route(), ANYONE)
-    assert (found.tpot_budget, found.total_budget, found.tenant) == (None, None, "-")
-
-
 @pytest.mark.parametrize(
     ("stream", "wants", "strip"), [(True, False, True), (True, True, False), (False, False, False)]
 )
@@ -355,7 +343,10 @@ def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: i
     attempt.on_head(200, {})
     for part in parts:
         attempt.on_body(part)
-    record_winner(attempt, found, Price(1.0, 10.0))
+    estimate = PromptEstimate({"small": PoolEstimate(100)}, 10)
+    record_winner(
+        attempt, RoutedRequest(request(), route(), estimate, decided(), RequestTimeline(found)), Price(1.0, 10.0)
+    )
     assert monitor.endings == [AttemptOutcome.CANCELLED]
     assert [a.ending for a in found.attempts] == [AttemptOutcome.CANCELLED]
     assert (found.output_tokens, found.prompt_tokens_reported) == (2, 7 if tokens == 7 else None)

@@ -37,7 +37,7 @@ def ended(raised: BaseException | None) -> list[Record]:
         (asyncio.CancelledError(), RequestOutcome.CLIENT_GONE, ""),
         (ConnectionResetError(), RequestOutcome.CLIENT_GONE, ""),
         (KeyError("route"), RequestOutcome.INTERNAL, "KeyError"),
-        (bad_request("nobody caught it"), RequestOutcome.INTERNAL, "Refusal"),
+        (bad_request("nobody caught it"), RequestOutcome.INTERNAL, "ApiError"),
         (SystemExit(), RequestOutcome.INTERNAL, "SystemExit"),
     ],
 )

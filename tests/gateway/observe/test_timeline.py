@@ -13,7 +13,7 @@ from gateway.observe.loop_lag import LoopLag
 from gateway.observe.record import AttemptRecord, Record, RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
 from policies.types import FOREVER, QUANTILES, AttemptKind, AttemptOutcome, Decision, Forecast, Placement
-from tests.gateway.builders import candidate, decided
+from tests.gateway.builders import candidate, decided, request, route
 
 BEFORE_FIRST_TOKEN = [stage for stage in Stage if stage is not Stage.STREAM]
 
@@ -33,7 +33,7 @@ def test_stages_sum_to_ttft_and_total(steps: list[tuple[Stage, float]], relay: f
         at += step
         latest = max(latest, at)
         life.close(stage, at)
-    life.first_token_out(latest + max(relay, 0))
+    life.first_token_out(latest + max(relay, 0), 200)
     life.finished(RequestOutcome.COMPLETED, latest + max(relay, 0) + max(stream, 0))
     stages = life.record.stages
     assert all(seconds >= 0 for seconds in stages.values())
@@ -94,7 +94,7 @@ def test_a_stall_of_the_loop_is_told_and_is_part_of_the_stages() -> None:
     life.close(Stage.UPSTREAM, 100.2)
     assert life.stalled(100.2) == life.record.loop_lag == 0.02
     lag.saw(0.04, 100.25)
-    life.first_token_out(100.3)
+    life.first_token_out(100.3, 200)
     lag.saw(0.9, 101.5)
     life.finished(RequestOutcome.COMPLETED, 102.0)
     assert life.record.loop_lag == 0.04
@@ -116,7 +116,7 @@ def test_a_request_without_a_first_token_is_told_of_stalls_until_its_end() -> No
 def test_a_decision_sets_the_budget_and_what_is_believed_of_its_first_choice() -> None:
     """Both count from arrival: the time that the gateway itself took is in them."""
     life = RequestTimeline(Record(arrival=100.0))
-    chosen = candidate("small/b", 0.2, tokens=90, hit=32, tier=1, chance=0.97)
+    chosen = candidate("small/b", 0.2, tokens=90, hit=32, tier=1, probability=0.97)
     assert life.decided(decided(chosen, candidate(), deadline=100.8, at=100.01)).chosen is chosen
     found = life.record
     assert found.ttft_budget == pytest.approx(0.8)
@@ -147,11 +147,9 @@ def test_the_attempt_that_won_owns_the_prediction() -> None:
     life = RequestTimeline(Record(arrival=100.0))
     life.decided(decided(candidate("small/a"), at=100.1))
     life.close(Stage.DECIDE, 100.12)
-    life.record.attempts.append(
-        AttemptRecord(1, AttemptKind.PRIMARY, "small/a", "small", 0.1, 0.5, AttemptOutcome.SILENT)
-    )
+    life.attempt_lost(AttemptRecord(1, AttemptKind.PRIMARY, "small/a", "small", 0.1, 0.5, AttemptOutcome.SILENT))
     other = candidate("large/c", 0.3, tier=1)
-    life.won(other, opened=100.5, connected=100.52, sent=100.53, first_in=100.9)
+    life.won(other, "m", opened=100.5, connected=100.52, sent=100.53, first_in=100.9)
     found = life.record
     assert (found.pool, found.endpoint, found.tier) == ("large", "large/c", 1)
     assert found.ttft_predicted_p50 == pytest.approx(0.5 + 0.3)
@@ -168,7 +166,7 @@ def test_the_attempt_that_won_owns_the_prediction() -> None:
 def test_what_a_rate_limit_kept_back_is_no_queue_of_ours() -> None:
     """Of the time before the decision that part is its own stage; the sum stays what it was."""
     life = RequestTimeline(Record(arrival=100.0))
-    life.decided(replace(decided(candidate("small/a"), at=100.9), limited=0.5))
+    life.decided(replace(decided(candidate("small/a"), at=100.9), rate_limited=0.5))
     assert life.record.stages == {Stage.QUEUE: pytest.approx(0.4), Stage.RATE_LIMIT: pytest.approx(0.5)}
 
 
@@ -186,8 +184,8 @@ def test_the_wait_for_an_endpoint_that_refused_is_the_rate_limits(
     """It had said for how long; what the refused attempt itself took is failover, as any other that was lost."""
     life = RequestTimeline(Record(arrival=100.0))
     life.decided(decided(candidate("api/a"), at=100.0))
-    life.record.attempts.append(AttemptRecord(1, AttemptKind.PRIMARY, endpoint, "api", 0.0, 0.1, ending))
-    life.won(candidate("api/a"), opened=100.5, connected=100.5, sent=100.5, first_in=100.9)
+    life.attempt_lost(AttemptRecord(1, AttemptKind.PRIMARY, endpoint, "api", 0.0, 0.1, ending))
+    life.won(candidate("api/a"), "m", opened=100.5, connected=100.5, sent=100.5, first_in=100.9)
     stages = life.record.stages
     assert stages.get(Stage.RATE_LIMIT) == (limited and pytest.approx(limited))
     assert stages[Stage.FAILOVER] + stages.get(Stage.RATE_LIMIT, 0.0) == pytest.approx(0.5)
@@ -198,7 +196,7 @@ def test_the_first_choice_keeps_its_first_prediction() -> None:
     life = RequestTimeline(Record(arrival=100.0))
     chosen = candidate("small/a", 0.2)
     life.decided(decided(chosen, at=100.1))
-    life.won(chosen, 100.4, 100.4, 100.4, 100.5)
+    life.won(chosen, "m", 100.4, 100.4, 100.4, 100.5)
     assert life.record.ttft_predicted_p50 == pytest.approx(0.3)
     assert Stage.FAILOVER not in life.record.stages
 
@@ -210,3 +208,17 @@ def test_a_forecast_is_kept_at_both_quantiles() -> None:
     life.decided(decided(replace(candidate(), forecast=Forecast(0.1, ratios)), at=100.0))
     assert life.record.ttft_predicted_p50 == pytest.approx(0.16)
     assert life.record.ttft_predicted_p90 == pytest.approx(0.20)
+
+
+def test_labels_and_budgets_come_from_the_configuration() -> None:
+    """None of the caller's own words becomes a label."""
+    own = route("passthrough", workload="agent", tpot={"budget": "50ms"}, total={"budget": "30s"})
+    life = RequestTimeline(Record())
+    found = life.record
+    life.routed(request(model="whatever", stream=True), own, "web")
+    assert (found.route, found.workload, found.tenant, found.stream) == ("passthrough", "agent", "web", True)
+    assert (found.tpot_budget, found.total_budget) == (0.05, 30.0)
+    life.routed(request({"x-slo-tpot-ms": "20"}), own, "-")
+    assert found.tpot_budget == 0.02
+    life.routed(request(), route(), "-")
+    assert (found.tpot_budget, found.total_budget, found.tenant) == (None, None, "-")
