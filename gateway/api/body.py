@@ -23,11 +23,11 @@ from msgspec import Raw
 
 from backends.interface import Operation
 from gateway.api.api_error import bad_request
-from gateway.api.generational_cache import GenerationalCache
 from gateway.api.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
+from gateway.tokenize.generational_cache import GenerationalCache
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 
-KNOWN_MESSAGES, KNOWN_PARAMETERS = 50_000, 2_000  # of either generation; 100 and 500 bytes each
+KNOWN_MESSAGES, KNOWN_PARAMETERS = 100_000, 4_000  # entries; 100 and 500 bytes each
 
 _NAME = 256  # characters of a model's name that are kept
 _TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
@@ -160,7 +160,7 @@ def _recall(field: str, rest: dict[str, Any], key: int) -> _Known:
         before = tuple(digest_of(name, rest[name]) for name in definitions(rest))
         known = _Known(_parameters_of(found, plain), before)
         if len(found.model) <= _NAME:
-            _parameters.update({digest: known})
+            _parameters.put(digest, known)
     return known
 
 
@@ -172,7 +172,8 @@ def _learn(messages: list[Raw], keys: list[int], marks: list[int | None]) -> dic
         if mark is None:
             decoded[number] = message = element(messages[number], _MESSAGE_DEPTH)
             learned[keys[number]] = marks[number] = _mark(msgspec.convert(message, _Message))
-    _messages.update(learned)
+    for key, mark in learned.items():
+        _messages.put(key, mark)
     return decoded
 
 

@@ -17,7 +17,8 @@ from backends.interface import Operation
 from gateway.fleet.monitor import Monitor
 from gateway.fleet.saved_prompt import SavedPrompt
 from gateway.fleet.synthetic_request import SyntheticRequest
-from gateway.tokenize.estimator import Estimator, prompt_of
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.prompt import prompt_of
 from gateway.upstream.routed_request import RoutedRequest, Upstream
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.fleet.warm_up import AT_ONCE, REST, WarmUp, is_idle, room

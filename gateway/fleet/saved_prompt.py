@@ -16,7 +16,8 @@ from typing import Any
 
 from backends.interface import Operation
 from gateway.api.strict_json import decode
-from gateway.tokenize.estimator import Estimator, prompt_of
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.prompt import prompt_of
 from policies.types import PoolEstimate
 
 RENDERED = ("tools", "functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")

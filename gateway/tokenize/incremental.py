@@ -1,155 +1,180 @@
-"""How a prompt is read in one lane: recognised part by part, opened where that ends, and read on from there. Pure.
+"""Tokenizes a prompt incrementally: recognise known parts, encode new text, hash blocks from there on.
 
-What was read is named by a chain of digests: of a part, over those of all parts before it; of a piece, over those
-of the part's pieces before it. The last piece of a part goes by the part's digest.
+A known prefix is named by a chain of digests: a part by its digest over the digests of all parts before, a piece by its
+digest over the part's pieces before. The last piece of a part goes by the part's digest. Kept are digests, block hashes
+and token ids, bounded in bytes, never text.
+
+Cache groups share nothing, not even token ids of equal text: the time to tokenize would tell a tenant which text
+another tenant has sent.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import NamedTuple
 from zlib import crc32
 
+from gateway.tokenize.generational_cache import GenerationalCache
 from gateway.tokenize.prefix_blocks import Prefix, extend, start
 from gateway.tokenize.prompt import NOT_TEXT, Piece, Prompt
 from gateway.tokenize.tokenizers import Encoder
+from policies.value import value
 
-PIECE = 100  # bytes that could be tokenised while a piece is read whose ids are known
+PIECE_EFFORT = 100  # bytes encoded in the time which a piece takes besides
+PREFIX_OVERHEAD = 530  # bytes of a cache entry besides its hashes and tail (tracemalloc)
+IDS_OVERHEAD = 260  # bytes of a cache entry besides its ids (tracemalloc)
 
-Find = Callable[[int], Prefix | None]  # by digest
-FindIds = Callable[[int], bytes | None]  # packed token ids, by digest of tokenizer, cache group and text
 
-
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class TokenizerConfig:
-    """Pools that see a prompt the same way; one object for all of them (`lane_of`)."""
+    """Pools with equal settings see a prompt alike and share one object (`tokenizer_config`), compared by identity."""
 
     tokenizer: str
     block_size: int
-    template: int
+    template: int  # tokens which the chat template adds to a message
     digest: int
 
 
 @cache
-def lane_of(tokenizer: str, block_size: int, template: int) -> TokenizerConfig:
+def tokenizer_config(tokenizer: str, block_size: int, template: int) -> TokenizerConfig:
     return TokenizerConfig(tokenizer, block_size, template, hash((tokenizer, block_size, template)))
 
 
-class Position(NamedTuple):
-    """How far a prompt is known, in whole parts: the blocks of each, and where they end."""
+@value
+class Position:
+    """The end of the known parts of a prompt."""
 
-    lane: TokenizerConfig
-    digest: int
-    blocks: list[bytes]
-    end: Prefix
+    config: TokenizerConfig
+    digest: int  # of the chain of parts
+    blocks: list[bytes]  # block hashes by part
+    prefix: Prefix
+
+    @property
+    def parts(self) -> int:
+        return len(self.blocks)
 
 
-class TokenizeStep(NamedTuple):
-    """A piece to be read. `ids` None: its text is to be tokenised, and its ids kept under `key`."""
+@value
+class TokenizeStep:
+    """A piece to be appended. `ids` None: its text must be encoded first."""
 
-    role: str | None
-    text: str
-    key: int
+    piece: Piece
     ids: bytes | None
+    ids_key: int  # digest of tokenizer, cache group and text
     digest: int
-    ends: bool  # the part
+    ends_part: bool
 
 
-class Tail(NamedTuple):
-    """What is left behind a place. `blocks`: of the pieces that are known in the first part of it."""
+@value
+class Tail:
+    """The rest of a prompt after a position. `blocks`: of the pieces already known in the first unknown part."""
 
-    place: Position
+    position: Position
     prefix: Prefix
     blocks: list[bytes]
     steps: list[TokenizeStep]
 
-
-class Read(NamedTuple):
-    """A place at the end of the prompt; and by digest what had not been known of it."""
-
-    place: Position
-    added: list[tuple[int, Prefix]]
+    def effort(self) -> int:
+        """Time to read the tail, in bytes of text to be encoded (an upper bound where not all is ASCII)."""
+        texts = [step.piece.span for step in self.steps if step.ids is None]
+        return PIECE_EFFORT * len(self.steps) + sum(len(text) * (1 if text.isascii() else 3) for text in texts)
 
 
-def recognise(lane: TokenizerConfig, prompt: Prompt, cache_group: str, find: Find) -> Position:
-    """As many parts as are known."""
-    digest, end = hash((lane.digest, cache_group)), start(cache_group)
-    blocks: list[bytes] = []
-    for part in prompt.digests:
-        key = hash((digest, part))
-        found = find(key)
-        if found is None:
-            break
-        digest, end = key, found
-        blocks.append(found.blocks)
-    return Position(lane, digest, blocks, end)
+class IncrementalTokenizer:
+    """Remembers prompts. May be used by several threads, as its caches may."""
 
+    def __init__(self, encoders: Callable[[str], Encoder], cache_bytes: int) -> None:
+        self._encoders = encoders
+        self._prefixes: GenerationalCache[Prefix] = GenerationalCache(cache_bytes // 2, _prefix_bytes)
+        self._ids: GenerationalCache[bytes] = GenerationalCache(cache_bytes // 2, _ids_bytes)
 
-def open_rest(place: Position, prompt: Prompt, cache_group: str, find: Find, find_ids: FindIds) -> Tail:
-    """The pieces of all other parts, but for those at their beginning that are known."""
-    lane, digest, known, prefix = place
-    blocks: list[bytes] = []
-    steps: list[TokenizeStep] = []
-    for part in range(len(known), len(prompt.digests)):
-        chain, digest = digest, hash((digest, prompt.digests[part]))
-        *pieces, last = prompt.pieces(part)
-        for piece in pieces:
-            chain = hash((chain, type(piece[1]), piece))  # bytes hash as the text does that they spell
-            found = None if steps else find(chain)
+    @property
+    def cached_bytes(self) -> int:
+        return self._prefixes.size + self._ids.size
+
+    def recognise(self, config: TokenizerConfig, prompt: Prompt, cache_group: str) -> Position:
+        """The end of the longest run of known parts."""
+        digest, prefix = hash((config.digest, cache_group)), start(cache_group)
+        blocks: list[bytes] = []
+        for part in prompt.digests:
+            key = hash((digest, part))
+            found = self._prefixes.get(key)
             if found is None:
-                steps.append(_step(piece, lane, cache_group, find_ids, chain, False))
-            else:
-                prefix = found
-                blocks.append(found.blocks)
-        steps.append(_step(last, lane, cache_group, find_ids, digest, True))
-    return Tail(place, prefix, blocks, steps)
+                break
+            digest, prefix = key, found
+            blocks.append(found.blocks)
+        return Position(config, digest, blocks, prefix)
 
+    def open(self, position: Position, prompt: Prompt, cache_group: str) -> Tail:
+        """Split the unknown parts into pieces, and recognise those at the beginning of the first."""
+        digest, prefix = position.digest, position.prefix
+        blocks: list[bytes] = []
+        steps: list[TokenizeStep] = []
+        for part in range(position.parts, len(prompt.digests)):
+            chain, digest = digest, hash((digest, prompt.digests[part]))
+            *pieces, last = prompt.pieces(part)
+            for piece in pieces:
+                chain = hash((chain, type(piece.span), piece.role, piece.span))  # equal bytes and text hash alike
+                found = None if steps else self._prefixes.get(chain)
+                if found is None:
+                    steps.append(self._step(piece, position.config, cache_group, chain, ends_part=False))
+                else:
+                    prefix = found
+                    blocks.append(found.blocks)
+            steps.append(self._step(last, position.config, cache_group, digest, ends_part=True))
+        return Tail(position, prefix, blocks, steps)
 
-def _step(
-    piece: Piece, lane: TokenizerConfig, cache_group: str, find_ids: FindIds, digest: int, ends: bool
-) -> TokenizeStep:
-    role, span = piece
-    if isinstance(span, bytes):
-        return TokenizeStep(role, "", 0, span, digest, ends)
-    key = hash((lane.tokenizer, cache_group, span))
-    return TokenizeStep(role, span, key, find_ids(key), digest, ends)
-
-
-def effort(opened: Tail) -> int:
-    """What it takes to read this, in bytes of text to be tokenised: those, of UTF-8 at most, and so many a piece."""
-    found = PIECE * len(opened.steps)
-    for step in opened.steps:
-        if step.ids is None:
-            found += len(step.text) if step.text.isascii() else 3 * len(step.text)
-    return found
-
-
-def read_on(opened: Tail, encoder: Encoder, texts: dict[int, bytes]) -> Read:
-    """To the end. Changes nothing but `texts`, by key: what had to be tokenised."""
-    (lane, digest, known, _), prefix, begun, steps = opened
-    for step in steps:  # first all of it: the tokenizer leaves nothing of ours in the processor's caches
-        if step.ids is None and step.key not in texts:
-            texts[step.key] = encoder.pack(step.text)
-    parts, pieces = known.copy(), begun.copy()
-    added: list[tuple[int, Prefix]] = []
-    for role, _, key, ids, digest, ends in steps:
-        packed = texts[key] if ids is None else ids
-        prefix = extend(prefix, b"" if role is None else _opening(role, lane.template), packed, lane.block_size)
-        if not ends:
+    def read(self, tail: Tail) -> Position:
+        """Encode and hash the tail, and remember it. Returns the end of the prompt."""
+        config, prefix = tail.position.config, tail.prefix
+        encoder = self._encoders(config.tokenizer)
+        packed = [
+            self._encoded(step, encoder) for step in tail.steps
+        ]  # first: encoding evicts our data from CPU caches
+        parts, pieces = tail.position.blocks.copy(), tail.blocks.copy()
+        for step, ids in zip(tail.steps, packed, strict=True):
+            role = step.piece.role
+            opening = b"" if role is None else _opening(role, config.template)
+            prefix = extend(prefix, opening, ids, config.block_size)
             pieces.append(prefix.blocks)
-        else:
-            if pieces:
-                prefix = Prefix(b"".join((*pieces, prefix.blocks)), *prefix[1:])
+            if step.ends_part:
+                if len(pieces) > 1:
+                    prefix = replace(prefix, blocks=b"".join(pieces))
+                parts.append(prefix.blocks)
                 pieces.clear()
-            parts.append(prefix.blocks)
-        added.append((digest, prefix))
-    return Read(Position(lane, digest, parts, prefix), added)
+            self._prefixes.put(step.digest, prefix)
+        return Position(config, tail.steps[-1].digest, parts, prefix)
+
+    def _step(
+        self, piece: Piece, config: TokenizerConfig, cache_group: str, digest: int, *, ends_part: bool
+    ) -> TokenizeStep:
+        if isinstance(piece.span, bytes):
+            return TokenizeStep(piece, piece.span, 0, digest, ends_part)
+        key = hash((config.tokenizer, cache_group, piece.span))
+        return TokenizeStep(piece, self._ids.get(key), key, digest, ends_part)
+
+    def _encoded(self, step: TokenizeStep, encoder: Encoder) -> bytes:
+        ids = (
+            self._ids.get(step.ids_key) if step.ids is None else step.ids
+        )  # an equal piece may have been encoded since
+        if ids is None:
+            assert isinstance(step.piece.span, str)
+            ids = encoder.pack(step.piece.span)
+            self._ids.put(step.ids_key, ids)
+        return ids
 
 
 @lru_cache(maxsize=256)
 def _opening(role: str, tokens: int) -> bytes:
-    """Ids that stand for what a chat template puts around a message of this role."""
+    """Ids for the tokens which a chat template puts around a message of this role."""
     return array("I", [NOT_TEXT | crc32(role.encode())]).tobytes() * tokens
+
+
+def _prefix_bytes(prefix: Prefix) -> int:
+    return PREFIX_OVERHEAD + len(prefix.blocks) + len(prefix.tail)
+
+
+def _ids_bytes(ids: bytes) -> int:
+    return IDS_OVERHEAD + len(ids)

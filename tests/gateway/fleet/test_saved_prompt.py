@@ -10,7 +10,8 @@ import pytest
 
 from backends.interface import Operation
 from gateway.fleet.saved_prompt import LAST_WORD, SavedPrompt
-from gateway.tokenize.estimator import Estimator, PoolTokenizer, prompt_of
+from gateway.tokenize.estimator import Estimator, PoolTokenizer
+from gateway.tokenize.prompt import prompt_of
 from policies.latency.token_scale import TokenScale
 from policies.types import PoolEstimate
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from backends.interface import Operation
 from gateway.api.inference_request import parse
-from gateway.tokenize.estimator import AT_ONCE, Estimator, PoolTokenizer, Prompt, prompt_of
+from gateway.tokenize.estimator import Estimator, PoolTokenizer
+from gateway.tokenize.prompt import Prompt, prompt_of
 from gateway.tokenize.tokenizers import Encoder, encoder
 from policies.latency.token_scale import TokenScale
 from policies.types import PoolEstimate
@@ -83,10 +84,8 @@ def completion(prompt: Any) -> Prompt:
 
 
 def read(of: Estimator, prompt: Prompt, name: str = "small", group: str = "g") -> PoolEstimate:
-    """What one pool makes of a prompt that is small enough to be read at once."""
-    found = of.estimate_now(prompt, [name], group, 256)
-    assert found is not None
-    return found.pools[name]
+    """The estimate of one pool."""
+    return asyncio.run(of.estimate(prompt, [name], group, 256)).pools[name]
 
 
 def hashes(estimate: PoolEstimate) -> list[int]:
@@ -139,8 +138,7 @@ def test_every_pool_of_the_route_gets_its_own_view() -> None:
     """Tokenizer and block size are the pool's."""
     small, wide, other = pool("small", 16), pool("wide", 32), pool("other", 16, "o200k_base")
     prompt = chat("天地玄黄，宇宙洪荒。" * 40)
-    found = estimator(small, wide, other).estimate_now(prompt, ["small", "wide", "other"], "g", 77)
-    assert found is not None
+    found = asyncio.run(estimator(small, wide, other).estimate(prompt, ["small", "wide", "other"], "g", 77))
     assert found.output_tokens == 77
     sizes = {name: len(view.blocks.hashes) for name, view in found.pools.items()}
     texts = {name: view.text_tokens for name, view in found.pools.items()}
@@ -286,7 +284,8 @@ def test_a_long_message_that_changes_costs_what_stands_from_there_on() -> None:
 def test_pools_with_one_tokenizer_tokenise_once() -> None:
     """Two block sizes are two chains of blocks over the same tokens."""
     encoders = CountingEncoders()
-    estimator(pool("a", 16), pool("b", 32), encoders=encoders).estimate_now(chat("hello"), ["a", "b"], "g", 1)
+    both = estimator(pool("a", 16), pool("b", 32), encoders=encoders)
+    asyncio.run(both.estimate(chat("hello"), ["a", "b"], "g", 1))
     assert encoders.new() == ["hello"]
 
 
@@ -308,7 +307,7 @@ async def test_a_thread_finds_what_the_loop_would_have_found() -> None:
     threaded, direct = estimator(offload_bytes=0), estimator(offload_bytes=10**9)
     prompt = chat(LONG[:50_000], "and then?")
     found = await threaded.estimate(prompt, ["small"], "g", 1)
-    assert found == direct.estimate_now(prompt, ["small"], "g", 1)
+    assert found == await direct.estimate(prompt, ["small"], "g", 1)
     threaded.close()
 
 
@@ -322,18 +321,17 @@ async def test_a_block_size_learned_meanwhile_does_not_disturb_an_estimate() -> 
     changing.close()
 
 
-def test_large_new_text_is_not_read_now() -> None:
-    """A caller that cannot wait is told to."""
-    assert estimator(offload_bytes=100).estimate_now(chat("word " * 100), ["small"], "g", 1) is None
-
-
-def test_a_prompt_that_is_long_even_to_look_at_is_looked_at_in_a_thread() -> None:
+async def test_a_prompt_which_is_long_to_decode_is_decoded_in_a_thread() -> None:
     """Where the beginning is known only the rest counts."""
-    far = estimator(offload_bytes=10**9, open_bytes=10_000)
+    threads = CountingThreads(1)
+    far = estimator(offload_bytes=10**9, open_bytes=10_000, executor=threads)
     texts = ["word " * 1000] * 4
-    assert far.estimate_now(raw_chat(*texts), ["small"], "g", 1) is None
     for turn in range(1, 5):
-        assert far.estimate_now(raw_chat(*texts[:turn]), ["small"], "g", 1) is not None
+        await far.estimate(raw_chat(*texts[:turn]), ["small"], "g", 1)
+    assert threads.given == 0
+    await far.estimate(raw_chat(*texts), ["small"], "another", 1)
+    assert threads.given == 1
+    far.close()
 
 
 async def test_many_messages_are_large_however_short_they_are() -> None:
@@ -346,9 +344,10 @@ async def test_many_messages_are_large_however_short_they_are() -> None:
     busy.close()
 
 
-async def test_others_get_their_turn_while_much_is_remembered() -> None:
-    """What was read in a thread is put away in turns."""
-    large = estimator(open_bytes=0, offload_bytes=0)
+async def test_others_get_their_turn_while_a_long_prompt_is_read_and_remembered() -> None:
+    """Both are done in the thread."""
+    threads = CountingThreads(1)
+    large = estimator(open_bytes=0, offload_bytes=0, executor=threads)
     turns = 0
 
     async def others() -> None:
@@ -358,11 +357,12 @@ async def test_others_get_their_turn_while_much_is_remembered() -> None:
             turns += 1
 
     other = asyncio.create_task(others())
-    many = raw_chat(*(f"message {i}" for i in range(3 * AT_ONCE)))
-    await large.estimate(many, ["small"], "g", 1)
+    texts = [f"message {i}" for i in range(3_000)]
+    first = await large.estimate(raw_chat(*texts), ["small"], "g", 1)
     other.cancel()
     assert turns >= 6
-    assert large.statistics().entries == 6 * AT_ONCE
+    assert await large.estimate(raw_chat(*texts), ["small"], "g", 1) == first
+    assert threads.given == 1
     large.close()
 
 
@@ -371,10 +371,8 @@ def test_memory_is_bounded() -> None:
     bounded = estimator(cache_bytes=100_000, offload_bytes=10**9)
     for i in range(200):
         read(bounded, chat(f"{i} {LONG[i : i + 3000]}"))
-    statistics = bounded.statistics()
-    assert statistics.limit_bytes == 100_000
-    assert 50_000 < statistics.bytes <= 100_000
-    assert statistics.entries > 0
+        assert bounded.cached_bytes <= 100_000
+    assert bounded.cached_bytes > 50_000
 
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, " " * 1_000_000, "😀" * 100_000, "<|endoftext|>" * 1000])

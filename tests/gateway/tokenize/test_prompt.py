@@ -36,27 +36,30 @@ def ids(*tokens: int) -> bytes:
 def test_a_message_names_its_role_once() -> None:
     """Only the first piece of a message opens it."""
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert pieces(chat({"role": "user", "content": parts})) == [("user", "one"), (None, "two")]
+    assert pieces(chat({"role": "user", "content": parts})) == [Piece("user", "one"), Piece(None, "two")]
 
 
 def test_a_message_without_text_still_counts_as_one() -> None:
     """Its template is rendered all the same."""
     prompt = chat({"role": "assistant", "content": None})
-    assert (prompt.messages, pieces(prompt)) == (1, [("assistant", "")])
+    assert (prompt.messages, pieces(prompt)) == (1, [Piece("assistant", "")])
 
 
 def test_tools_come_before_the_messages() -> None:
     """Engines render tool definitions into the system prompt; they are not a message of their own."""
     prompt = chat({"role": "user", "content": "hi"}, tools=[{"type": "function", "function": {"name": "f"}}])
     assert prompt.messages == 1
-    assert pieces(prompt) == [(None, '[{"type":"function","function":{"name":"f"}}]'), ("user", "hi")]
+    assert pieces(prompt) == [
+        Piece(None, '[{"type":"function","function":{"name":"f"}}]'),
+        Piece("user", "hi"),
+    ]
 
 
 def test_what_the_assistant_called_is_part_of_the_prompt() -> None:
     """Name and arguments are rendered; ids are not."""
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
     prompt = chat({"role": "assistant", "tool_calls": [call]})
-    assert pieces(prompt) == [("assistant", '{"name": "f", "arguments": {"x":1}}')]
+    assert pieces(prompt) == [Piece("assistant", '{"name": "f", "arguments": {"x":1}}')]
 
 
 def test_the_old_function_call_counts_as_a_tool_call() -> None:
@@ -68,8 +71,8 @@ def test_the_old_function_call_counts_as_a_tool_call() -> None:
 
 def test_an_image_counts_by_the_tile_rule() -> None:
     """85 tokens at low detail, otherwise what 1024 x 1024 pixels would."""
-    (_, low), (_, high) = pieces(chat(image("http://a/b.png", detail="low"), image("http://a/b.png")))
-    assert (len(low) // 4, len(high) // 4) == (LOW_DETAIL_TOKENS, MEDIA_TOKENS)
+    low, high = pieces(chat(image("http://a/b.png", detail="low"), image("http://a/b.png")))
+    assert (len(low.span) // 4, len(high.span) // 4) == (LOW_DETAIL_TOKENS, MEDIA_TOKENS)
 
 
 def test_the_same_image_is_the_same_prefix_and_another_is_not() -> None:
@@ -81,16 +84,16 @@ def test_the_same_image_is_the_same_prefix_and_another_is_not() -> None:
 
 def test_media_never_collide_with_words() -> None:
     """Their ids are of no vocabulary."""
-    ((_, span),) = pieces(chat(image("http://a")))
-    assert isinstance(span, bytes)
-    assert min(array("I", span)) >= NOT_TEXT
+    (piece,) = pieces(chat(image("http://a")))
+    assert isinstance(piece.span, bytes)
+    assert min(array("I", piece.span)) >= NOT_TEXT
 
 
 def test_audio_is_not_tokenised_as_text() -> None:
     """A second of sound is not ten thousand letters of base64."""
     part = {"type": "input_audio", "input_audio": {"data": "UklGR" * 2000, "format": "wav"}}
-    ((_, span),) = pieces(chat({"role": "user", "content": [part]}))
-    assert len(span) // 4 == MEDIA_TOKENS
+    (piece,) = pieces(chat({"role": "user", "content": [part]}))
+    assert len(piece.span) // 4 == MEDIA_TOKENS
 
 
 def test_a_long_message_is_several_pieces() -> None:
@@ -98,8 +101,8 @@ def test_a_long_message_is_several_pieces() -> None:
     text = "one two three " * 500
     found = pieces(chat({"role": "user", "content": text}))
     assert len(found) > 1
-    assert "".join(str(span) for _, span in found) == text
-    assert [role for role, _ in found[1:]] == [None] * (len(found) - 1)
+    assert "".join(str(piece.span) for piece in found) == text
+    assert [piece.role for piece in found[1:]] == [None] * (len(found) - 1)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +119,14 @@ def test_a_long_message_is_several_pieces() -> None:
 def test_a_completion_prompt_may_be_text_or_ids_or_several(prompt: Any, spans: list[Any]) -> None:
     """Every form that the API takes is read, without roles or template."""
     found = completion(prompt)
-    assert (found.messages, pieces(found)) == (0, [(None, span) for span in spans])
+    assert (found.messages, pieces(found)) == (0, [Piece(None, span) for span in spans])
 
 
 @pytest.mark.parametrize("token", [-1, 2**40, True])
 def test_ids_that_no_vocabulary_has_are_left_to_the_engine(token: int) -> None:
     """The engine refuses them; counting them must not fail."""
-    ((_, span),) = pieces(completion([token]))
-    assert len(span) // 4 == 1
+    (piece,) = pieces(completion([token]))
+    assert len(piece.span) // 4 == 1
 
 
 @pytest.mark.parametrize(
@@ -179,14 +182,14 @@ def test_a_prompt_forgets_what_it_was_read_as_but_not_how() -> None:
     """It lives as long as its request, which holds the text already."""
     prompt = prompt_of(Operation.CHAT, {"messages": [Raw(encode(message)) for message in SAID]})
     before = pieces(prompt)
-    prompt.forget()
+    prompt.drop_decoded()
     assert pieces(prompt) == before
 
 
 def test_messages_that_were_decoded_are_not_decoded_again() -> None:
     """Whoever judged a message had to decode it."""
     prompt = Prompt([Raw(b"{"), Raw(b"{")], [1, 2], 2, 2, dict(enumerate(SAID)))
-    assert pieces(prompt) == [("user", "hi"), ("assistant", "ho")]
+    assert pieces(prompt) == [Piece("user", "hi"), Piece("assistant", "ho")]
 
 
 def test_sizes_are_those_of_the_text_where_it_is_known() -> None:

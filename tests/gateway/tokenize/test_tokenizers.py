@@ -1,4 +1,4 @@
-"""Encoders: offline, exact, and safe on whatever a caller writes."""
+"""Encoders: offline, exact, and safe on any text of a caller."""
 
 from __future__ import annotations
 
@@ -19,10 +19,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from gateway.tokenize import tiktoken_ranks as ranks
-from gateway.tokenize.tokenizers import _UNSAID, EncoderError, encoder
+from gateway.tokenize.tokenizers import (
+    SEGMENT_MAX,
+    SEGMENT_MIN,
+    UNUSED_SPECIAL_TOKEN,
+    EncoderError,
+    encoder,
+    load_ranks,
+    pack_ranks,
+    published_ranks,
+    segments,
+    unpack_ranks,
+)
 
-ENCODINGS = ["o200k_base", "cl100k_base"]
+PUBLISHED = {  # SHA-256, as tiktoken's openai_public.py expects them
+    "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+}
+ENCODINGS = list(PUBLISHED)
 URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 CODE = inspect.getsource(inspect) + inspect.getsource(argparse)  # 220 KB
 PROSE = (
@@ -40,7 +54,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ti
     folder = tmp_path_factory.mktemp("tiktoken")
     for name in ENCODINGS:
         key = hashlib.sha1(URL.format(name).encode()).hexdigest()
-        (folder / key).write_bytes(ranks.text(ranks.load(name)))
+        (folder / key).write_bytes(published_ranks(load_ranks(name)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
         yield {name: tiktoken.get_encoding(name) for name in ENCODINGS}
@@ -90,7 +104,7 @@ def test_not_even_the_one_special_token_that_ours_know_is_taken_for_one(
     published: dict[str, tiktoken.Encoding],
 ) -> None:
     """tiktoken is asked in a way that looks for some; a caller who writes it gets its letters."""
-    text = f"before{_UNSAID} {_UNSAID}{_UNSAID} after"
+    text = f"before{UNUSED_SPECIAL_TOKEN} {UNUSED_SPECIAL_TOKEN}{UNUSED_SPECIAL_TOKEN} after"
     assert encoder("o200k_base").encode(text) == published["o200k_base"].encode_ordinary(text)
 
 
@@ -163,3 +177,65 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # how Python marks a module that cannot be imported
     with pytest.raises(EncoderError, match=r"pip install 'firsttoken\[tokenizers\]'"):
         encoder.__wrapped__(str(tokenizer_json))
+
+
+# --------------------------------------------------------------------------- segments
+
+WORDS = st.sampled_from(["word", " ", "\n", "  ", "\n\n", "/", "}", "  \n", "x" * 700, "好" * 900, "\t", ".\n/", "é"])
+CUTTABLE = st.lists(WORDS, max_size=60).map("".join)
+
+
+@given(CUTTABLE)
+def test_joined_segments_are_the_text(text: str) -> None:
+    """Nothing is lost, doubled or moved."""
+    assert "".join(segments(text)) == text
+
+
+@given(CUTTABLE)
+def test_no_segment_is_longer_than_the_longest(text: str) -> None:
+    """Whatever the text, what is tokenised at a time is bounded."""
+    assert max(map(len, segments(text))) <= SEGMENT_MAX
+
+
+@given(CUTTABLE, CUTTABLE)
+def test_a_text_that_grows_keeps_its_segments_but_for_the_last(text: str, more: str) -> None:
+    """Cuts depend only on what stands before them."""
+    before = segments(text)
+    assert segments(text + more)[: len(before) - 1] == before[:-1]
+
+
+def test_a_cut_stands_before_a_space() -> None:
+    """The space belongs to the word after it, as in the tokens."""
+    assert segments("a" * 3000 + " b c") == ["a" * 3000, " b c"]
+
+
+def test_a_cut_stands_after_a_line_end_where_there_are_no_spaces() -> None:
+    """Chinese prose has no spaces, but it has paragraphs."""
+    assert segments("好" * SEGMENT_MIN + "。\n" + "好" * 10) == ["好" * SEGMENT_MIN + "。\n", "好" * 10]
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * SEGMENT_MIN])
+def test_a_short_text_is_one_segment(text: str) -> None:
+    """Most messages are not cut at all."""
+    assert segments(text) == [text]
+
+
+# --------------------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_bundled_ranks_are_byte_for_byte_the_published_file(name: str) -> None:
+    """Unpacked and written out again, a rank file has the digest that its publisher names."""
+    assert hashlib.sha256(published_ranks(load_ranks(name))).hexdigest() == PUBLISHED[name]
+
+
+def test_packing_loses_nothing() -> None:
+    """A packed rank file gives its text back, tokens of any bytes included."""
+    text = b"IQ== 0\nAAEC/w== 1\n8J+Yug== 2\n"
+    assert published_ranks(unpack_ranks(pack_ranks(text))) == text
+
+
+def test_a_rank_file_with_a_gap_is_not_packed() -> None:
+    """Ranks are not stored, so they must be the line numbers."""
+    with pytest.raises(ValueError, match="line 2 has rank 5"):
+        pack_ranks(b"IQ== 0\nIg== 5\n")
