@@ -33,7 +33,7 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
             0.1234,
             tokens=100,
             hit=64,
-            chance=0.98765,
+            probability=0.98765,
             price=0.001,
             score=0.5,
             reason="p50 123 ms",
