@@ -23,7 +23,7 @@ from benchmarks.routing import floats
 from benchmarks.scenarios import SCENARIOS, arrivals, setting
 from gateway.replay.player import play
 from gateway.replay.scenario import Scenario
-from policies.fleet import endpoint_state as endpoint
+from policies.fleet import endpoint_state
 from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import QueuedRequest
 from policies.queue.placement_round import PlacementRound, first
@@ -97,7 +97,7 @@ def _aimless(route: Route) -> Route:
     return route.model_copy(update={"ttft": ttft})
 
 
-OPEN: Patch = (endpoint, "closed", _none)
+OPEN: Patch = (endpoint_state, "reopens_in", _none)
 ON = "everything on"
 IDEAS = (
     Idea(ON),

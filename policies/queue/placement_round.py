@@ -15,7 +15,6 @@ Rules:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from policies.fleet.decode_interference import MEMORY, expected_tpot_misses
 from policies.fleet.fleet import Fleet
@@ -32,8 +31,6 @@ STILL = 0.9  # of the target, that is enough to keep to a plan
 RISK = 0.5  # of what the target leaves: who waits to the last moment should not miss more for having waited
 RELOOK = 0.1  # s between two questions whether what waits should go to another tier
 TICK = 0.05  # s between two looks, where nothing happens
-
-_closed = attrgetter("reopens_in")
 
 
 @dataclass(slots=True)
@@ -57,7 +54,7 @@ class PlacementRound:
     def _shown(self, snapshot: FleetSnapshot, held: QueuedRequest, patient: bool) -> FleetSnapshot:
         """As it is to a request that waits here for others' prefill."""
         loads, quiet = snapshot.loads, self.lanes.quiet
-        if quiet and (patient or not any(map(_closed, loads.values()))):
+        if quiet and (patient or not any(load.reopens_in for load in loads.values())):
             return snapshot
         ahead = {} if quiet else self.lanes.ahead(held)
         shown = {name: _waiting(load, ahead.get(name, 0.0), patient) for name, load in loads.items()}

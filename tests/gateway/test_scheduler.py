@@ -327,7 +327,7 @@ async def test_nobody_is_turned_away_who_has_no_deadline() -> None:
     task = asyncio.create_task(stage.asking(request(), on=route("batch")))
     await turn_until(lambda: sum(stage.line.depth().values()) == 1)
     (entrant,) = stage.line._inside.values()
-    assert entrant.until - entrant.entered == NO_HURRY
+    assert entrant.until - entrant.entered == pytest.approx(NO_HURRY)
     task.cancel()
 
 

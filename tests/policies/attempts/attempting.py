@@ -97,7 +97,13 @@ NUMBERS = st.integers(1, 5)
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.just(Begin()),
     st.builds(FirstToken, NUMBERS),
-    st.builds(Failed, NUMBERS, retryable=st.booleans(), died=st.booleans(), retry_after=st.none() | st.floats(0, 100)),
+    st.builds(
+        Failed,
+        NUMBERS,
+        retryable=st.booleans(),
+        connection_lost=st.booleans(),
+        retry_after=st.none() | st.floats(0, 100),
+    ),
     st.just(TimerFired()),
     st.just(ClientGone()),
 )

@@ -96,7 +96,12 @@ def test_one_brain_and_two_see_the_same_load() -> None:
     expected, *seen = (load(of, 0.62) for of in (one, *two))
     for found in seen:
         assert (found.in_flight, found.prefilling, found.running) == (6, 3, 3)
-        for name in ("ahead", "context", "duty", "heard_at"):  # what follows from these is each one's own learning
+        for name in (
+            "queued_tokens",
+            "context",
+            "prefill_utilization",
+            "last_token_at",
+        ):  # what follows from these is each one's own learning
             assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=0.01), name
 
 

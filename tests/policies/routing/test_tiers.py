@@ -281,7 +281,7 @@ LOADS = st.builds(
     Load,
     health=st.sampled_from(Health),
     in_flight=st.integers(0, 3),
-    ahead=st.floats(0, 1e5),
+    queued_tokens=st.floats(0, 1e5),
     blocked_until=st.sampled_from([0.0, 3.0]),
 )
 
