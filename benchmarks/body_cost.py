@@ -99,7 +99,7 @@ class Bench:
         fleet = Fleet([MAIN])
         self.tokenizer = Timed(O200K.pack)
         self.estimator = Estimator([PoolTokenizer("main")], fleet.token_scale, encoders=lambda name: self.tokenizer)
-        self.decider = Decider(self.estimator, Monitor(fleet), [MAIN], [ROUTE])
+        self.decider = Decider(self.estimator, Monitor(fleet))
         self.backend = Vllm(BackendConfig("vllm", "served"))
         self.estimator.warm()
 

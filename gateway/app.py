@@ -1,5 +1,7 @@
-"""Composition root: joins concrete classes into a gateway. What a configuration alone comes to is made in
-`gateway.runtime`, what not every gateway has in `gateway.wiring`."""
+"""Composition root: builds, starts, reloads and stops one gateway. The only module that joins concrete classes.
+
+What follows from the configuration alone is built in `gateway.runtime`, optional components in `gateway.wiring`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ from gateway.observe.metrics.scrape_collectors import (
 from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.recorder import Recorder
 from gateway.proxy import Proxy
-from gateway.runtime import Runtime, limits_of, parts, prices, shown, tenants, tokenizers, warmed, watched
+from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers
 from gateway.scheduler import RequestQueue
 from gateway.tokenize.estimator import Estimator
 from gateway.upstream.dispatcher import Dispatcher
@@ -47,215 +49,238 @@ from gateway.workers.worker_context import WorkerContext
 from policies.attempts.retry_budgets import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers
+from policies.routes.route import Route
 
 log = logging.getLogger("firsttoken")
 
-CUT = 0.1  # s that a handler gets to end once it has been cut
+CUT = 0.1  # s that a handler gets to end once its connection is aborted
 
 
 class Gateway:
-    """One gateway: `start`, then `url` and `admin_url` are served until `stop`. `seat`: where it is one of several."""
+    """One gateway: `start`, then `url` and `admin_url` are served until `stop`.
 
-    def __init__(self, config: Config, seat: WorkerContext | None = None) -> None:
-        self.config = config = config.at({})
-        self.parts = parts(config)
+    `worker`: given where the gateway is one of several processes behind one port. The leader does what must be done
+    once. `force_stop`: set to end the waits of `stop` at once.
+    """
+
+    def __init__(self, config: Config, worker: WorkerContext | None = None) -> None:
+        self.worker = worker
         self.url = self.admin_url = ""
-        self.force_stop = False  # whoever stops it will not wait
-        self.seat, self.first = seat, seat is None or seat.first  # the first does what is to be done once
-        pools, routes, every_route = self.parts.pools, self.parts.routes, self.parts.every_route
-        fleet = Fleet(pools)
-        fleet.siblings = None if seat is None else seat.siblings
-        self.estimator = Estimator(tokenizers(config), lambda pool: fleet.token_scale(pool))
-        self.monitor = Monitor(fleet, on_block_size=self.estimator.set_block_size)
-        if fleet.siblings is not None:
-            fleet.on_untold = self.monitor.tell_soon
-        self.decider = Decider(self.estimator, self.monitor, pools, every_route)
-        self.upstreams = self.parts.upstreams
-        self.access_log = optional.access_log(config.telemetry.access_log, seat)
-        registry = _registry()
-        self.metrics = RequestMetrics(registry, every_route)
-        self.loop_lag = self.metrics.loop_lag
-        self.recorder = Recorder([self.metrics, self.decider.learn], self.loop_lag)
+        self.force_stop = False
+        self.runtime = RuntimeHolder(build_runtime(config.at({})))
+        self._build_decisions()
+        self._build_observers(config)
+        self._build_shared_state(config)
+        self._build_servers(config)
+        self.kv_events = optional.kv_events(config, self.fleet)
+        self.names = DnsDiscovery()
+        self._reloading = asyncio.Lock()
+        self._following_names: asyncio.Task[None] | None = None
+
+    # -- build ------------------------------------------------------------------------------
+
+    def _build_decisions(self) -> None:
+        self.fleet = Fleet(self.runtime.current.pools.values())
+        self.estimator = Estimator(tokenizers(self.config), lambda pool: self.fleet.token_scale(pool))
+        self.monitor = Monitor(self.fleet, on_block_size=self.estimator.set_block_size)
+        self.decider = Decider(self.estimator, self.monitor)
+        self.line = RequestQueue(self.monitor, lambda: self.config.defaults.first_token)
+
+    def _build_observers(self, config: Config) -> None:
+        """The Record of each request goes to every sink of the recorder; the registry is what Prometheus reads."""
+        self.registry = Registry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self.metrics = RequestMetrics(self.registry, self._routes())
+        self.recorder = Recorder([self.metrics, self.decider.learn], self.metrics.loop_lag)
+        self.access_log = optional.access_log(config.telemetry.access_log, self.worker)
+        self.telemetry = optional.telemetry(config, self.runtime.current.upstreams)
+        self.beacons = Beacons(self.recorder, budgets(self._routes()))
         if self.access_log is not None:
             self.recorder.sinks.append(self.access_log)
-        self.telemetry = optional.telemetry(config, self.upstreams)
         if self.telemetry is not None:
             self.recorder.sinks.append(self.telemetry)
-            registry.register(self.telemetry)
-        registry.register(EndpointCollector(self.monitor.loads, self.monitor.told))
-        self.promised = RouteCollector(every_route)
-        registry.register(self.promised)
-        lost = None if (log_ := self.access_log) is None else lambda: log_.lost
-        registry.register(OwnCollector(lambda: self.recorder.live, lost))
-        first_token = config.defaults.first_token
-        self.line = RequestQueue(self.monitor, first_token)
-        self.queue = QueueCollector(every_route, self.line.depth)
-        registry.register(self.queue)
-        dispatcher = Dispatcher(
-            self.upstreams,
-            self.monitor,
-            RetryBudget(),
-            first_token_limit=first_token,
-            on_departed=self.line.on_dispatched,
-            saturated=lambda: self.line.saturated,
-        )
-        kept = pools if self.first else ()
-        self.upkeep = CacheWarming(self.monitor, self.estimator, self.upstreams, kept, config.keep_warm(), first_token)
-        limits, keys = limits_of(config), self.parts.keys
-        self.link = optional.link(config, registry)
+            self.registry.register(self.telemetry)
+        lost = None if (access_log := self.access_log) is None else lambda: access_log.lost
+        self.registry.register(EndpointCollector(self.monitor.loads, self.monitor.told))
+        self.registry.register(RouteCollector(self._routes))
+        self.registry.register(OwnCollector(lambda: self.recorder.live, lost))
+        self.registry.register(QueueCollector(self._routes, self.line.depth))
+        self.registry.register(self.beacons)
+
+    def _build_shared_state(self, config: Config) -> None:
+        """State shared with other workers through memory, and with other replicas through Redis."""
+        worker = self.worker
+        self.link = optional.link(config, self.registry)
         self.shared_quotas = optional.shared_quotas(config, self.link)
-        self.keyring = optional.keyring(config, self.link, self._found)
-        quotas: Quotas = self.shared_quotas or (seat.quotas if seat is not None else LocalQuotas())
-        admission = Admission(quotas, prices(pools), self.recorder, registry)
-        tracer = None if self.telemetry is None else Tracer(config.telemetry.traces)
-        self.proxy = Proxy(
-            keys, routes, self.decider, self.line, dispatcher, self.recorder, self.upkeep, limits, admission, tracer
-        )
-        beacons = Beacons(self.recorder, budgets(every_route))
-        registry.register(beacons)
-        self.admin = Admin(registry, self.recorder, self.decider, self.line, keys, routes, shown(config), beacons)
-        self.admin_app = self.admin.app()
-        self.kv_events = optional.kv_events(config, fleet)
-        self._taking, self.names = asyncio.Lock(), DnsDiscovery()
-        self._following: asyncio.Task[None] | None = None
-        self.replicas = optional.replicas(config, self.link, fleet, seat)
+        self.keyring = optional.keyring(config, self.link, self._swap_keys)
+        self.replicas = optional.replicas(config, self.link, self.fleet, worker)
+        self.fleet.siblings = None if worker is None else worker.siblings
         if self.replicas is not None:
-            fleet.siblings = self.replicas if seat is None else CombinedPeers(seat.siblings, self.replicas)
-            fleet.on_untold = self.monitor.tell_soon
-        registry.register(ReplicasCollector(self.replicas.count if self.replicas is not None else lambda: 1))
+            self.fleet.siblings = self.replicas if worker is None else CombinedPeers(worker.siblings, self.replicas)
+        if self.fleet.siblings is not None:
+            self.fleet.on_untold = self.monitor.tell_soon
+        self.registry.register(ReplicasCollector(self.replicas.count if self.replicas is not None else lambda: 1))
+
+    def _build_servers(self, config: Config) -> None:
+        quotas: Quotas = self.shared_quotas or (LocalQuotas() if self.worker is None else self.worker.quotas)
+        self.upkeep = CacheWarming(self.monitor, self.estimator, self.runtime)
+        self.proxy = Proxy(
+            runtime=self.runtime,
+            decider=self.decider,
+            line=self.line,
+            dispatcher=Dispatcher(
+                self.monitor,
+                RetryBudget(),
+                on_departed=self.line.on_dispatched,
+                saturated=lambda: self.line.saturated,
+            ),
+            recorder=self.recorder,
+            upkeep=self.upkeep,
+            admission=Admission(quotas, self.recorder, self.registry),
+            tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
+        )
+        self.admin = Admin(self.registry, self.recorder, self.decider, self.line, self.runtime, self.beacons)
+        self.admin_app = self.admin.app()
         self.front: HttpServer | None = None
         self._server: asyncio.Server | None = None
-        self._admin: web.AppRunner | None = None
+        self._admin_runner: web.AppRunner | None = None
 
-    async def start(self, settle: Callable[[], None] = lambda: None) -> None:
-        """On sockets of its own; `settle` is called when everything is in memory and nobody is let in yet. Raises
-        OSError where a port is taken."""
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self.runtime.current.config
+
+    def _routes(self) -> tuple[Route, ...]:
+        return self.runtime.current.routes.all
+
+    # -- start ------------------------------------------------------------------------------
+
+    async def start(self, before_open: Callable[[], None] = lambda: None) -> None:
+        """Listens on sockets of its own. `before_open` is called when everything is in memory and no caller is let in
+        yet. Raises OSError if a port is taken."""
         server = self.config.server
         with ExitStack() as stack:
             data, admin = (stack.enter_context(bound(address)) for address in (server.listen, server.admin))
             self.url, self.admin_url = url(data, server.listen.host), url(admin, server.admin.host)
             await self.prepare(admin)
-            settle()
+            before_open()
             await self.open(data)
-            stack.pop_all()  # they are the servers' now
+            stack.pop_all()  # closed by the servers from now on
 
     async def prepare(self, admin: socket) -> None:
-        """Everything but callers."""
+        """Starts everything but the data port."""
         self.estimator.warm()
-        self._admin = web.AppRunner(self.admin_app, access_log=None, shutdown_timeout=CUT)
-        await self._admin.setup()
-        await web.SockSite(self._admin, admin, backlog=BACKLOG).start()
-        self.monitor.watch(watched(self.upstreams), self.config.defaults.scrape)
-        if self.kv_events is not None:
-            self.kv_events.start()
-        self.upkeep.start()
-        if self.telemetry is not None:
-            self.telemetry.start()
-        for shared in (self.link, self.shared_quotas, self.keyring, self.replicas):
-            if shared is not None:
-                shared.start()
+        self._admin_runner = web.AppRunner(self.admin_app, access_log=None, shutdown_timeout=CUT)
+        await self._admin_runner.setup()
+        await web.SockSite(self._admin_runner, admin, backlog=BACKLOG).start()
+        self._watch_endpoints()
+        if self.worker is None or self.worker.first:
+            self.upkeep.start()
+        for component in (self.kv_events, self.telemetry, self.link, self.shared_quotas, self.keyring, self.replicas):
+            if component is not None:
+                component.start()
         if self.config.names():
             await self.apply_config(self.config)
-        self._following = asyncio.create_task(self._follow())
+        self._following_names = asyncio.create_task(self._follow_names())
 
     async def open(self, data: socket) -> None:
-        """Let callers in."""
-        max_body, loop = self.config.defaults.max_body, asyncio.get_running_loop()
-        self.loop_lag.start(loop)
-        self.front = HttpServer(self.proxy.handle, max_body=max_body, screen=self.proxy.precheck)
+        """Opens the data port."""
+        loop = asyncio.get_running_loop()
+        self.metrics.loop_lag.start(loop)
+        self.front = HttpServer(
+            self.proxy.handle, max_body=lambda: self.config.defaults.max_body, screen=self.proxy.precheck
+        )
         self._server = await loop.create_server(self.front, sock=data, backlog=BACKLOG)
 
-    async def apply_config(self, config: Config) -> None:
-        """Another configuration. What is built for it is built aside, and put in place in one turn of the loop."""
-        async with self._taking:
-            await self.names.follow(config.names())
-            await self._take(config)
+    # -- reload -----------------------------------------------------------------------------
 
-    async def _follow(self) -> None:
-        """The same configuration, when a name in it has other addresses."""
+    async def apply_config(self, config: Config) -> None:
+        """Brings another configuration into force."""
+        async with self._reloading:
+            await self.names.follow(config.names())
+            await self._reload(config)
+
+    async def _follow_names(self) -> None:
+        """Reloads the configuration in force when one of its DNS names has other addresses."""
         while True:
             await self.names.changed()
             try:
-                async with self._taking:
-                    await self._take(self.config)
+                async with self._reloading:
+                    await self._reload(self.config)
             except Exception:
-                log.exception("the new addresses of a name could not be taken")
+                log.exception("DNS addresses changed, but the new endpoints could not be applied")
 
-    async def _take(self, wanted: Config) -> None:
-        config = wanted.at(self.names.addresses)
-        new = await asyncio.to_thread(warmed, config, self.parts)
-        while self.line.dispatch_pending:  # noqa: ASYNC110 - somebody is on the way to where the fleet of now has sent them
+    async def _reload(self, wanted: Config) -> None:
+        """Builds the new Runtime in a thread, then swaps it in within one turn of the loop."""
+        new = await asyncio.to_thread(build_warm_runtime, wanted.at(self.names.addresses), self.runtime.current)
+        while self.line.dispatch_pending:  # noqa: ASYNC110 - its decision names endpoints of the fleet before the swap
             await asyncio.sleep(0)
-        gone = {up.origin for up in self.upstreams.values()} - {up.origin for up in new.upstreams.values()}
-        self._swap(config, new)
-        for origin in gone:
-            await origin.close()
+        unused = {*self.runtime.current.connections.values()} - {*new.connections.values()}
+        self._swap(new)
+        for connections in unused:
+            await connections.close()
 
-    def _swap(self, config: Config, new: Runtime) -> None:
-        """A request that has begun keeps its route, its tenant and the ways upstream that it was decided on."""
-        defaults, proxy, admin = config.defaults, self.proxy, self.admin
-        self.config, self.parts, self.upstreams = config, new, new.upstreams
-        self.monitor.fleet.reload(new.pools)
-        if self.seat is not None:
-            self.seat.siblings.share(new.upstreams)
-        self.estimator.reload(tokenizers(config))
-        self.decider.reload(new.pools, new.every_route)
-        proxy.dispatcher.reload(new.upstreams, new.every_route, defaults.first_token)
-        self.upkeep.reload(new.upstreams, new.pools if self.first else (), config.keep_warm(), defaults.first_token)
-        self.monitor.watch(watched(new.upstreams), defaults.scrape)
-        self.metrics.promise(new.every_route)
-        self.queue.routes = self.promised.routes = tuple(new.every_route)
-        admin.beacons.seconds.refine(budgets(new.every_route))
+    def _swap(self, new: Runtime) -> None:
+        """One assignment puts `new` in force; then components that keep learned or derived state are told."""
+        if self.keyring is not None:
+            new = new.with_stored_keys(self.keyring.known)
+        self.runtime.current = new
+        routes = new.routes.all
+        self.fleet.reload(new.pools.values())
+        self.estimator.reload(tokenizers(new.config))
+        self.proxy.dispatcher.reload(routes)
+        self.upkeep.reload()
+        self.metrics.promise(routes)
+        self.beacons.seconds.refine(budgets(routes))
+        self._watch_endpoints()
+        self._watch_kv_events()
+        if self.worker is not None:
+            self.worker.siblings.share(new.upstreams)
         if self.telemetry is not None:
             self.telemetry.reload(optional.served(new.upstreams))
-        proxy.keys = admin.keys = new.keys
-        proxy.routes = admin.routes = new.routes
-        proxy.limits, admin.shown_config = limits_of(config), shown(config)
-        if self.front is not None:
-            self.front.max_body = defaults.max_body
-        self._listen(config)
-        proxy.admission.prices = prices(new.pools)
-        self._found()
-        self.line.patience = defaults.first_token  # who waits for what is gone is placed anew at the room's next look
 
-    def _found(self) -> None:
-        """Keys in Redis, beside those of the file."""
+    def _swap_keys(self) -> None:
+        """Called when the keys in Redis have changed."""
         if self.keyring is not None:
-            self.parts.keys.tenants = tenants(self.config, self.keyring.known)
+            self.runtime.current = self.runtime.current.with_stored_keys(self.keyring.known)
 
-    def _listen(self, config: Config) -> None:
+    def _watch_endpoints(self) -> None:
+        watched = {id: (upstream.origin, upstream.backend) for id, upstream in self.runtime.current.upstreams.items()}
+        self.monitor.watch(watched, self.config.defaults.scrape)
+
+    def _watch_kv_events(self) -> None:
         if self.kv_events is not None:
-            self.kv_events.listen(config.kv_events())
-        elif (found := optional.kv_events(config, self.monitor.fleet)) is not None:
-            self.kv_events = found
-            found.start()
+            self.kv_events.listen(self.config.kv_events())
+        else:
+            self.kv_events = optional.kv_events(self.config, self.fleet)
+            if self.kv_events is not None:
+                self.kv_events.start()
+
+    # -- stop -------------------------------------------------------------------------------
 
     async def stop(self, grace: float = 0.0, wait: float = 0.0) -> None:
-        """Not ready at once; after `wait` seconds no new connection; `grace` seconds for what runs then, and the rest
-        is cut."""
+        """Not ready at once; after `wait` s no new connections; after `grace` s more, running requests are aborted."""
         self.proxy.draining = True
         await self._until(lambda: False, wait)
         if self._server is not None:
             self._server.close()
         await self._until(lambda: not self.recorder.live, grace)
         self.line.close()
-        self.loop_lag.close()
+        self.metrics.loop_lag.close()
         if self.front is not None:
-            await self._cut(self.front)
-        if self._admin is not None:
-            await self._admin.cleanup()
-        if self._following is not None:
-            self._following.cancel()
-        await self.names.close()
-        await self.upkeep.close()
-        await self.monitor.close()
-        if self.kv_events is not None:
-            await self.kv_events.close()
-        for shared in (self.replicas, self.keyring, self.shared_quotas, self.link):
-            if shared is not None:
-                await shared.close()
-        for upstream in self.upstreams.values():
-            await upstream.origin.close()
+            await self._abort_requests(self.front)
+        if self._admin_runner is not None:
+            await self._admin_runner.cleanup()
+        if self._following_names is not None:
+            self._following_names.cancel()
+        for component in (self.names, self.upkeep, self.monitor):
+            await component.close()
+        for optional_component in (self.kv_events, self.replicas, self.keyring, self.shared_quotas, self.link):
+            if optional_component is not None:
+                await optional_component.close()
+        for connections in self.runtime.current.connections.values():
+            await connections.close()
         self.estimator.close()
         if self.telemetry is not None:
             await self.telemetry.close()
@@ -267,24 +292,17 @@ class Gateway:
         while not over() and monotonic() < ends and not self.force_stop:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
-    async def _cut(self, front: HttpServer) -> None:
-        """Who was not answered is told why."""
-        await asyncio.sleep(0)  # those that were held are on their way out
+    async def _abort_requests(self, front: HttpServer) -> None:
+        """Requests without an answer yet get an error reply; streams end unfinished."""
+        await asyncio.sleep(0)  # requests that waited in the queue are about to answer
         if self.recorder.live:
-            log.warning("%d requests had not ended in time, and are cut", self.recorder.live)
+            log.warning("shutdown grace expired: aborting %d running requests", self.recorder.live)
         self.proxy.stopping = True
         await front.shutdown(CUT)
 
 
 def tune_gc() -> None:
-    """What lives as long as the process is not to be walked again; requests leave no cycles to be found."""
+    """Exempts what lives as long as the process from collection; requests leave no cycles behind."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-
-
-def _registry() -> Registry:
-    registry = Registry()
-    for collector in (ProcessCollector, PlatformCollector, GCCollector):
-        collector(registry=registry)
-    return registry

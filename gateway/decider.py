@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from time import monotonic
 
 from backends.interface import Operation
@@ -12,10 +12,9 @@ from gateway.api.inference_request import InferenceRequest, parse
 from gateway.fleet.monitor import Monitor
 from gateway.observe.record import Record, RequestOutcome
 from gateway.tokenize.estimator import Estimator
-from gateway.upstream.upstream_request import UpstreamRequest
 from policies.routes.route import Route
 from policies.routing.tiers import decide
-from policies.types import Decision, Health, Pool, Price, PromptEstimate, RequestView
+from policies.types import Decision, Health, PromptEstimate, RequestView
 
 LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing in it is known
 MANY, SUSPECT = 400, 15_000  # messages: 1 ms to parse if none is known; bytes of body that may hold as many
@@ -25,21 +24,20 @@ LOOK = 2_048  # bytes in which messages are counted, in three places: in all of 
 class Decider:
     """What the straight line, the line of those who wait and /explain share."""
 
-    def __init__(self, estimator: Estimator, monitor: Monitor, pools: Iterable[Pool], routes: Iterable[Route]) -> None:
+    def __init__(self, estimator: Estimator, monitor: Monitor) -> None:
         self.estimator, self.monitor = estimator, monitor
-        self.pools: dict[str, Pool] = {}
-        self.reload(pools, routes)
-
-    def reload(self, pools: Iterable[Pool], routes: Iterable[Route]) -> None:
-        """Another configuration. What a pool that is gone still answers has its price."""
-        self.pools.update((pool.name, pool) for pool in pools)
-        self.wanted_headers = wanted_headers(routes)
 
     async def parse(
-        self, operation: Operation, raw: bytes, headers: Mapping[str, str], arrival: float, request_id: str
+        self,
+        operation: Operation,
+        raw: bytes,
+        headers: Mapping[str, str],
+        arrival: float,
+        request_id: str,
+        wanted_headers: frozenset[str] = frozenset(),
     ) -> InferenceRequest:
         """`ingress.parse`, in a thread where it would hold up the loop. Raises Refusal."""
-        asked = operation, raw, headers, arrival, request_id, self.wanted_headers
+        asked = operation, raw, headers, arrival, request_id, wanted_headers
         if len(raw) <= LARGE and (len(raw) <= SUSPECT or messages_in(raw) <= MANY):
             return parse(*asked)
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, parse, *asked)
@@ -56,9 +54,6 @@ class Decider:
         """What would become of it now if nobody were held back. Changes nothing."""
         now, fleet, ask = monotonic(), self.monitor.fleet, ask_of(request, route, tenant.cache_group)
         return decide(ask, estimate, route, fleet.snapshot(now), fleet, now, ordinal)
-
-    def price(self, run: UpstreamRequest) -> Price:
-        return self.pools[run.attempt.candidate.endpoint.pool].price
 
     def learn(self, record: Record) -> None:
         """A sink of Records: how long this route's answers are."""
@@ -93,9 +88,3 @@ def ask_of(request: InferenceRequest, route: Route, cache_group: str = "") -> Re
         ttft_budget=request.ttft_budget,
         tpot_budget=request.tpot_budget,
     )
-
-
-def wanted_headers(routes: Iterable[Route]) -> frozenset[str]:
-    """The request headers that some tier's `when` looks at."""
-    conditions = [tier.when for route in routes for tier in route.tiers if tier.when is not None]
-    return frozenset(name for when in conditions for name in when.headers())

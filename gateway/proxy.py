@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
 
 from backends.interface import Operation
-from gateway.admission.auth import Keys
 from gateway.admission.quotas import Admission
-from gateway.admission.route_table import Routes, admit
+from gateway.admission.route_table import admit
 from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.inference_request import InferenceRequest
@@ -28,6 +26,7 @@ from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
+from gateway.runtime import RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
@@ -41,33 +40,28 @@ OPERATIONS = {operation.value: operation for operation in Operation}
 NOT_FOUND = ApiError(404, "There is nothing at this path.", code="unknown_url")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """`max_body`: bytes of a request. `stream_idle`: s without a byte before a stream is given up."""
-
-    max_body: int
-    stream_idle: float
-
-
 class Proxy:
     """The data port."""
 
     def __init__(
         self,
-        keys: Keys,
-        routes: Routes,
+        runtime: RuntimeHolder,
         decider: Decider,
         line: RequestQueue,
         dispatcher: Dispatcher,
         recorder: Recorder,
         upkeep: CacheWarming,
-        limits: RequestLimits,
         admission: Admission,
         tracer: Tracer | None = None,
     ) -> None:
-        self.keys, self.routes, self.decider, self.line, self.dispatcher = keys, routes, decider, line, dispatcher
-        self.recorder, self.upkeep, self.limits, self.tracer = recorder, upkeep, limits, tracer
+        self.runtime = runtime
+        self.decider = decider
+        self.line = line
+        self.dispatcher = dispatcher
+        self.recorder = recorder
+        self.upkeep = upkeep
         self.admission = admission
+        self.tracer = tracer
         self.draining = False
         self.stopping = False  # what is cancelled now, we cancel
         self.gets: dict[str, Callable[[HttpRequest], None]] = {
@@ -96,7 +90,7 @@ class Proxy:
         """Whether its head alone is enough to refuse it, before its body has come."""
         try:
             if http.path in OPERATIONS:
-                self.keys.tenant(http.headers.get("authorization"))
+                self.runtime.current.keys.tenant(http.headers.get("authorization"))
         except ApiError as refusal:
             return refusal
         return None
@@ -123,29 +117,41 @@ class Proxy:
 
     async def serve(self, http: HttpRequest, operation: Operation, life: RequestTimeline) -> None:
         """The straight line."""
-        tenant = self.keys.tenant(http.headers.get("authorization"))
+        runtime = self.runtime.current  # kept to the end of the request, whatever is reloaded meanwhile
+        tenant = runtime.keys.tenant(http.headers.get("authorization"))
         raw = life.end_stage(Stage.READ, body_of(http))
-        parsed = await self.decider.parse(operation, raw, http.headers, http.arrival, life.record.request_id)
+        parsed = await self.decider.parse(
+            operation, raw, http.headers, http.arrival, life.record.request_id, runtime.wanted_headers
+        )
         request = life.end_stage(Stage.PARSE, parsed)
-        routes = self.routes  # a reload may put others in their place on the way
-        wanted = routes.match(request.model)
+        wanted = runtime.routes.match(request.model)
         life.routed(request, wanted, tenant.name)
         estimate = life.end_stage(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
         route = admit(tenant, wanted, request.model)
         if tenant.limits is not None:
-            await self.admission.reserve(tenant, tenant.limits, estimate, life)
+            await self.admission.reserve(tenant, tenant.limits, estimate, runtime.pools, life)
         life.end_stage(Stage.ADMIT, route)
         decision = life.end_stage(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
         reject_unplaced(decision)
-        job = RoutedRequest(request, route, estimate, decision, life, route is routes.passthrough, tenant.cache_group)
-        idle, private = self.limits.stream_idle, bool(tenant.cache_group)
+        job = RoutedRequest(
+            request=request,
+            route=route,
+            estimate=estimate,
+            decision=decision,
+            life=life,
+            upstreams=self.runtime.current.upstreams,  # of the fleet that the decision, just made, has chosen from
+            first_token_limit=runtime.config.defaults.first_token,
+            passthrough=route is runtime.routes.passthrough,
+            cache_group=tenant.cache_group,
+        )
+        idle, private = runtime.config.defaults.stream_idle, bool(tenant.cache_group)
         relay = Relay(http, life, strip_usage=hide_usage(request), idle=idle, private=private)
         try:
             await self.dispatcher.execute(job, relay)
         finally:
             if relay.begun:
                 run = relay.run
-                record_winner(run, job, self.decider.price(run))
+                record_winner(run, job, runtime.price(run.attempt.candidate.endpoint))
                 self.upkeep.answered(run, job, raw)
 
     def refuse(
@@ -169,11 +175,12 @@ class Proxy:
 
     def models(self, http: HttpRequest) -> None:
         """The routes that this key may use, as OpenAI lists models."""
+        runtime = self.runtime.current
         try:
-            tenant = self.keys.tenant(http.headers.get("authorization"))
+            tenant = runtime.keys.tenant(http.headers.get("authorization"))
         except ApiError as refusal:
             return http.refuse(refusal)
-        names = [name for name in self.routes.by_name if tenant.may_use(name)]
+        names = [name for name in runtime.routes.by_name if tenant.may_use(name)]
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "firsttoken"} for name in names]
         return http.respond(200, encode({"object": "list", "data": data}))
 

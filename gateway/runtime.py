@@ -1,13 +1,16 @@
-"""What a configuration comes to: the values, and the ways to backends, that are built of it alone.
+"""Builds a Runtime from a Config: every value that follows from the configuration alone.
 
-They can be built beside those in force, in a thread, and put in place of them in one turn of the loop
-(`gateway.app.Gateway.take`). What learns or waits (fleet, line, recorder) is not among them: it is told.
+Rules:
+- A Runtime is frozen. A reload builds another one in a thread and replaces `RuntimeHolder.current` in one assignment.
+- A request reads `current` once and keeps that Runtime to its end.
+- Connections and backends that two configurations have in common are the same objects in both Runtimes.
+- Components that learn or wait (fleet, estimator, queue, metrics) are not part of a Runtime: `gateway.app` tells them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backends import catalog
@@ -18,100 +21,114 @@ from gateway.admission.auth import Keys, Tenant
 from gateway.admission.cache_salts import CacheSalts, GroupMember
 from gateway.admission.route_table import Routes
 from gateway.config.models import Config, Key
-from gateway.proxy import RequestLimits
 from gateway.tokenize.estimator import PoolTokenizer
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.routed_request import Upstream
-from policies.routes.route import Route
-from policies.types import Pool, Price
+from policies.types import Endpoint, Pool, Price
 
 IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
 RECEIVE_BUFFER = 16 * 1024  # bytes the kernel may hold of one upstream that its reader has not taken
 
 
-def tokenizers(config: Config) -> list[PoolTokenizer]:
-    return [PoolTokenizer(name, pool.tokenizer, pool.block_size) for name, pool in config.pools.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """What a configuration comes to, as far as it can be built beside one that is in force."""
-
-    pools: tuple[Pool, ...]
-    routes: Routes
-    every_route: list[Route]
-    upstreams: Mapping[str, Upstream]
-    keys: Keys
-    backends: Mapping[str, tuple[BackendConfig, Backend]]  # by pool
-    origins: Mapping[UpstreamAddress, ConnectionPool]
-    outbox: WriteCoalescer  # of them all
-
-
 @dataclass(frozen=True, slots=True)
 class UpstreamAddress:
-    """To one endpoint: whoever goes it can share its connections."""
+    """Network address of endpoints that can share connections. `at`: the resolved address; `connect`: s to connect."""
 
     url: str
     at: str
     connect: float
 
 
-def parts(config: Config, before: Runtime | None = None) -> Runtime:
-    """Of those before it keeps what is the same: connections, most of all."""
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """One configuration in force: `pools` by name, `upstreams` by endpoint id.
+
+    `backends` (by pool), `connections` and `coalescer` are kept for the next Runtime to reuse.
+    """
+
+    config: Config
+    pools: Mapping[str, Pool]
+    routes: Routes
+    keys: Keys
+    upstreams: Mapping[str, Upstream]
+    wanted_headers: frozenset[str]  # request headers that some tier's `when` reads
+    backends: Mapping[str, tuple[BackendConfig, Backend]]
+    connections: Mapping[UpstreamAddress, ConnectionPool]
+    coalescer: WriteCoalescer
+
+    def price(self, endpoint: Endpoint) -> Price:
+        return self.pools[endpoint.pool].price
+
+    def with_stored_keys(self, stored: Iterable[Key]) -> Runtime:
+        """The same Runtime, with the keys found in Redis beside those of the file."""
+        return replace(self, keys=Keys(tenants(self.config, stored), closed=self.config.keyed))
+
+
+class RuntimeHolder:
+    """The Runtime in force. A reload assigns `current`; a request that has read it keeps the one before."""
+
+    __slots__ = ("current",)
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.current = runtime
+
+
+def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
+    """Reuses the connections and backends of `before` that have not changed."""
     routes = Routes(config.routes, config.passthrough_route, open=not config.keyed)
-    every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
     backends = {name: _backend(name, config, before) for name in config.pools}
-    connect, known = config.defaults.connect, {} if before is None else before.origins
-    ways = {endpoint: UpstreamAddress(server.url, server.at, connect) for endpoint, server in config.sites().items()}
-    outbox = WriteCoalescer() if before is None else before.outbox
-    origins = {way: known.get(way) or _origin(way, outbox) for way in ways.values()}
-    upstreams = _upstreams(config, {endpoint: origins[way] for endpoint, way in ways.items()}, backends)
-    keys = Keys(tenants(config), closed=config.keyed)
-    return Runtime(config.fleet(), routes, every_route, upstreams, keys, backends, origins, outbox)
-
-
-def warmed(config: Config, before: Runtime) -> Runtime:
-    """The same, with all that its requests need in memory."""
-    for pool in config.pools.values():
-        encoder(pool.tokenizer)
-    return parts(config, before)
-
-
-def prices(pools: Iterable[Pool]) -> Mapping[str, Price]:
-    return {pool.name: pool.price for pool in pools}
-
-
-def limits_of(config: Config) -> RequestLimits:
-    return RequestLimits(config.defaults.max_body, config.defaults.stream_idle)
-
-
-def _backend(pool: str, config: Config, before: Runtime | None) -> tuple[BackendConfig, Backend]:
-    wanted, known = config.backend(pool), None if before is None else before.backends.get(pool)
-    return known if known is not None and known[0] == wanted else (wanted, catalog.build(wanted))
-
-
-def _origin(way: UpstreamAddress, outbox: WriteCoalescer) -> ConnectionPool:
-    return ConnectionPool(
-        way.url,
-        at=way.at,
-        connect_timeout=way.connect,
-        idle_timeout=IDLE,
-        receive_buffer=RECEIVE_BUFFER,
-        outbox=outbox,
+    coalescer = WriteCoalescer() if before is None else before.coalescer
+    known = {} if before is None else before.connections
+    addresses = {
+        endpoint: UpstreamAddress(site.url, site.at, config.defaults.connect)
+        for endpoint, site in config.sites().items()
+    }
+    connections = {address: known.get(address) or _connections(address, coalescer) for address in addresses.values()}
+    by_endpoint = {endpoint: connections[address] for endpoint, address in addresses.items()}
+    return Runtime(
+        config=config,
+        pools={pool.name: pool for pool in config.fleet()},
+        routes=routes,
+        keys=Keys(tenants(config), closed=config.keyed),
+        upstreams=_upstreams(config, by_endpoint, backends),
+        wanted_headers=routes.wanted_headers(),
+        backends=backends,
+        connections=connections,
+        coalescer=coalescer,
     )
 
 
-def watched(upstreams: Mapping[str, Upstream]) -> Mapping[str, tuple[ConnectionPool, Backend]]:
-    return {endpoint: (up.origin, up.backend) for endpoint, up in upstreams.items()}
+def build_warm_runtime(config: Config, before: Runtime) -> Runtime:
+    """`build_runtime` with every tokenizer loaded. Slow: to be called in a thread."""
+    for pool in config.pools.values():
+        encoder(pool.tokenizer)
+    return build_runtime(config, before)
+
+
+def _backend(pool: str, config: Config, before: Runtime | None) -> tuple[BackendConfig, Backend]:
+    wanted = config.backend(pool)
+    known = None if before is None else before.backends.get(pool)
+    return known if known is not None and known[0] == wanted else (wanted, catalog.build(wanted))
+
+
+def _connections(address: UpstreamAddress, coalescer: WriteCoalescer) -> ConnectionPool:
+    return ConnectionPool(
+        address.url,
+        at=address.at,
+        connect_timeout=address.connect,
+        idle_timeout=IDLE,
+        receive_buffer=RECEIVE_BUFFER,
+        outbox=coalescer,
+    )
 
 
 def _upstreams(
-    config: Config, origins: Mapping[str, ConnectionPool], backends: Mapping[str, tuple[BackendConfig, Backend]]
+    config: Config, connections: Mapping[str, ConnectionPool], backends: Mapping[str, tuple[BackendConfig, Backend]]
 ) -> Mapping[str, Upstream]:
     publishing = config.kv_events()
     return {
         endpoint.id: Upstream(
-            origins[endpoint.id],
+            connections[endpoint.id],
             backends[pool.name][1],
             pool.model,
             kv_events=endpoint.id in publishing,
@@ -123,24 +140,28 @@ def _upstreams(
     }
 
 
-def tenants(config: Config, found: Iterable[Key] = ()) -> tuple[Tenant, ...]:
-    """The keys of the file, and those that were found elsewhere. Of one name that of the file stands."""
-    by_name = {key.name: key for key in (*found, *config.keys)}
+def tokenizers(config: Config) -> list[PoolTokenizer]:
+    return [PoolTokenizer(name, pool.tokenizer, pool.block_size) for name, pool in config.pools.items()]
+
+
+def tenants(config: Config, stored: Iterable[Key] = ()) -> tuple[Tenant, ...]:
+    """Tenants of the file's keys and of `stored` keys. Of two keys with one name, the file's wins."""
+    by_name = {key.name: key for key in (*stored, *config.keys)}
     members = {key.name: GroupMember(key.name, bytes.fromhex(key.sha256), key.cache_group) for key in by_name.values()}
     secret = config.state.cache_secret
-    groups = CacheSalts("" if secret is None else secret.get_secret_value(), members.values())
+    salts = CacheSalts("" if secret is None else secret.get_secret_value(), members.values())
     return tuple(
         Tenant(
             key.name,
             members[key.name].digest,
             None if key.routes is None else frozenset(key.routes),
-            groups.name(members[key.name]),
+            salts.name(members[key.name]),
             key.limits,
         )
         for key in by_name.values()
     )
 
 
-def shown(config: Config) -> dict[str, Any]:
-    """The config without secrets. A digest is one: weak keys could be guessed from it."""
+def redacted_config(config: Config) -> dict[str, Any]:
+    """The configuration without secrets. A key's digest is one: a weak key could be guessed from it."""
     return config.model_dump(mode="json", exclude={"keys": {"__all__": {"sha256"}}})

@@ -66,9 +66,11 @@ class Entrant:
 
 
 class RequestQueue:
-    """One per process. `patience`: s that a request may be held."""
+    """One per process. `patience`: s that a request may be held, read when it enters."""
 
-    def __init__(self, monitor: Monitor, patience: float, rooms: Callable[[], QueueScheduler] = QueueScheduler) -> None:
+    def __init__(
+        self, monitor: Monitor, patience: Callable[[], float], rooms: Callable[[], QueueScheduler] = QueueScheduler
+    ) -> None:
         self.room, self._rooms = rooms(), rooms
         self.monitor, self.patience = monitor, patience
         self.ordinal = 0  # of the last request that entered
@@ -153,7 +155,7 @@ class RequestQueue:
     # -- one request ------------------------------------------------------------------------
 
     def _admit(self, ticket: Hashable, ask: RequestView, estimate: PromptEstimate, route: Route, now: float) -> Entrant:
-        entrant = self._inside[ticket] = Entrant(ask, estimate, route, self.ordinal, now, self.patience)
+        entrant = self._inside[ticket] = Entrant(ask, estimate, route, self.ordinal, now, self.patience())
         self._expires = min(self._expires, entrant.until)
         return entrant
 

@@ -24,8 +24,7 @@ from gateway.admin.dashboard_page import dashboard
 from gateway.admin.decision_view import explain
 from gateway.admin.replies import reply, respond
 from gateway.admin.request_query import wanted
-from gateway.admission.auth import ANYONE, Keys
-from gateway.admission.route_table import Routes
+from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
 from gateway.decider import Decider
@@ -34,6 +33,7 @@ from gateway.observe.metrics.registry import Registry
 from gateway.observe.metrics.route_stats import kept, route_stats
 from gateway.observe.record import Record
 from gateway.observe.recorder import Recorder
+from gateway.runtime import RuntimeHolder, redacted_config
 from gateway.scheduler import RequestQueue
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained
@@ -42,7 +42,7 @@ FRESH = 0.5  # s that figures are shown to all who ask
 
 
 class Admin:
-    """`shown_config`: the config as it may be shown, without secrets."""
+    """Reads and shows what the gateway knows; changes nothing but by `reload`."""
 
     def __init__(
         self,
@@ -50,13 +50,11 @@ class Admin:
         recorder: Recorder,
         decider: Decider,
         line: RequestQueue,
-        keys: Keys,
-        routes: Routes,
-        shown_config: dict[str, Any],
+        runtime: RuntimeHolder,
         beacons: Beacons,
     ) -> None:
         self.registry, self.recorder, self.decider, self.line = registry, recorder, decider, line
-        self.keys, self.routes, self.shown_config, self.beacons = keys, routes, shown_config, beacons
+        self.runtime, self.beacons = runtime, beacons
         self._figures: tuple[float, bytes] = (0.0, b"")  # when they were made
         self.reloading: Callable[[web.Request], Awaitable[web.StreamResponse]] = read_once
 
@@ -82,9 +80,9 @@ class Admin:
 
     async def requests(self, http: web.Request) -> web.StreamResponse:
         """Recent Records; which of them, `gateway.admin.request_query` says."""
-        routes = [*self.routes.by_name, *([self.routes.passthrough.name] if self.routes.passthrough else [])]
+        routes = [route.name for route in self.runtime.current.routes.all]
         try:
-            found = wanted(single(http), routes, self.decider.pools).of(self.recorder.recent)
+            found = wanted(single(http), routes, self.runtime.current.pools).of(self.recorder.recent)
         except ApiError as refusal:
             return reply(refusal)
         return respond(200, await _written(found))
@@ -93,12 +91,8 @@ class Admin:
         """What live views need of routes, counted since the start."""
         made_at, page = self._figures
         if (now := monotonic()) - made_at > FRESH:
-            every_route = [
-                *self.routes.by_name.values(),
-                *([self.routes.passthrough] if self.routes.passthrough else []),
-            ]
             known = kept(self.registry.collectors)
-            page = encode(route_stats(known, every_route, time()))
+            page = encode(route_stats(known, self.runtime.current.routes.all, time()))
             self._figures = now, page
         return respond(200, page)
 
@@ -110,7 +104,7 @@ class Admin:
         return respond(200, encode(found))
 
     async def config(self, http: web.Request) -> web.StreamResponse:
-        return respond(200, encode(self.shown_config))
+        return respond(200, encode(redacted_config(self.runtime.current.config)))
 
     async def explain(self, http: web.Request) -> web.StreamResponse:
         """POST a request as to the data port: the candidates and the reasons; nothing is sent, held or counted.
@@ -118,21 +112,24 @@ class Admin:
         No key is asked for here; one that is given says whose caches to look at.
         """
         path = http.query.get("path", Operation.CHAT.value)
+        runtime = self.runtime.current
         operations = {operation.value: operation for operation in Operation}
         try:
             if path not in operations:
                 raise ApiError(400, f"path must be one of {', '.join(operations)}.", param="path")
             headers = {name.lower(): value for name, value in http.headers.items()}
             given = headers.get("authorization")
-            tenant = ANYONE if given is None else self.keys.tenant(given)
+            tenant = ANYONE if given is None else runtime.keys.tenant(given)
             if (fault := framing_error(headers, True, http.content_length or 0, MAX_BODY)) is not None:
                 raise fault
             raw = await http.read()
-            request = await self.decider.parse(operations[path], raw, headers, monotonic(), "explain")
-            route = self.routes.match(request.model)
+            request = await self.decider.parse(
+                operations[path], raw, headers, monotonic(), "explain", runtime.wanted_headers
+            )
+            route = runtime.routes.match(request.model)
             estimate = await self.decider.estimate(request, route, tenant)
             decision = self.decider.decide(request, route, estimate, tenant, self.line.ordinal + 1)
-            return respond(200, encode(explain(decision, estimate, self.line.depth(), self.decider.pools)))
+            return respond(200, encode(explain(decision, estimate, self.line.depth(), runtime.pools)))
         except ApiError as refusal:
             return reply(refusal)
 

@@ -22,31 +22,35 @@ from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit
-from policies.types import Price, PromptEstimate
+from policies.types import Pool, PromptEstimate
 
-FREE = Price()  # a pool that a reload has taken away
 NO_RETRY = {"x-should-retry": "false"}  # which the SDKs of OpenAI obey
 
 
 class Admission:
-    """`prices`: by pool."""
+    """Applies the limits of callers' keys to requests."""
 
-    def __init__(
-        self, quotas: Quotas, prices: Mapping[str, Price], recorder: Recorder, registry: CollectorRegistry
-    ) -> None:
-        self._quotas, self.prices, self._recorder, self._registry = quotas, prices, recorder, registry
+    def __init__(self, quotas: Quotas, recorder: Recorder, registry: CollectorRegistry) -> None:
+        self._quotas = quotas
+        self._recorder = recorder
+        self._registry = registry
         self._settling = False
         self.refused = counter("firsttoken_quota_refused_total")
 
     async def reserve(
-        self, tenant: Tenant, limits: KeyLimits, estimate: PromptEstimate, timeline: RequestTimeline
+        self,
+        tenant: Tenant,
+        limits: KeyLimits,
+        estimate: PromptEstimate,
+        pools: Mapping[str, Pool],
+        timeline: RequestTimeline,
     ) -> None:
         """Raises Refusal (429)."""
         if not self._settling:  # nobody has paid for this sink until now
             self._settling = True
             self._recorder.sinks.append(self.settle)
             self._registry.register(self.refused)
-        claim = claim_of(estimate, None if limits.cost is None else self.prices)
+        claim = claim_of(estimate, None if limits.cost is None else pools)
         made = await self._quotas.reserve(tenant.name, limits, claim)
         timeline.reserved(made)
         if (limit := made.verdict.limit) is not None:
@@ -60,13 +64,13 @@ class Admission:
             self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
 
 
-def claim_of(estimate: PromptEstimate, prices: Mapping[str, Price] | None) -> Claim:
-    """`prices` None: nobody asks what it costs."""
-    pools, output = estimate.pools, estimate.output_tokens
-    tokens = max([pool.tokens for pool in pools.values()])
-    if prices is None:
+def claim_of(estimate: PromptEstimate, pools: Mapping[str, Pool] | None) -> Claim:
+    """`pools`: for their prices; None: the key has no limit on cost."""
+    found, output = estimate.pools, estimate.output_tokens
+    tokens = max([pool.tokens for pool in found.values()])
+    if pools is None:
         return Claim(tokens + output)
-    cost = max([prices.get(name, FREE).of(pool.tokens, output) for name, pool in pools.items()])
+    cost = max([pools[name].price.of(pool.tokens, output) for name, pool in found.items()])
     return Claim(tokens + output, round(cost * NANO))
 
 

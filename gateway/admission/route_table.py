@@ -1,4 +1,4 @@
-"""Request to Route: a dictionary, and one way through for names that no route has."""
+"""Route lookup: a dictionary by model name, and an optional route for every other name."""
 
 from __future__ import annotations
 
@@ -12,25 +12,35 @@ from policies.routes.route import Route
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """`passthrough` takes every other model name, unchanged, to one pool (zero-config).
+    """`passthrough` takes every model name without a route, unchanged, to one pool (zero-config).
 
-    `open`: no keys are configured, so that every name is everybody's to know.
+    `open`: no keys are configured, so an unknown name may be answered with the names of all routes.
     """
 
     by_name: Mapping[str, Route]
     passthrough: Route | None = None
     open: bool = True
 
+    @property
+    def all(self) -> tuple[Route, ...]:
+        """Every route, `passthrough` last."""
+        return (*self.by_name.values(), *([self.passthrough] if self.passthrough else []))
+
     def match(self, model: str) -> Route:
-        """Raises Refusal (404 model_not_found)."""
+        """Raises ApiError (404 model_not_found)."""
         route = self.by_name.get(model) or self.passthrough
         if route is None:
             raise unknown(model, sorted(self.by_name)[:20] if self.open else ())
         return route
 
+    def wanted_headers(self) -> frozenset[str]:
+        """Request headers that some tier's `when` reads."""
+        conditions = [tier.when for route in self.all for tier in route.tiers if tier.when is not None]
+        return frozenset(name for when in conditions for name in when.headers())
+
 
 def admit(tenant: Tenant, route: Route, model: str) -> Route:
-    """Raises Refusal (404): a route that is not this key's is one that does not exist."""
+    """Raises ApiError (404): a route that the key may not use is reported as missing."""
     if not tenant.may_use(route.name):
         raise unknown(model)
     return route

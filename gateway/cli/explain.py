@@ -95,13 +95,14 @@ async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str
     estimator = Estimator(tokenizers(config), fleet.token_scale)
     try:
         routes = Routes(config.routes, config.passthrough_route)
-        every_route = [*config.routes.values(), *([routes.passthrough] if routes.passthrough else [])]
-        decider = Decider(estimator, Monitor(fleet), pools, every_route)
+        decider = Decider(estimator, Monitor(fleet))
         estimator.warm()  # the clock starts with a gateway that is ready
-        request = ingress.parse(operation, raw, {}, monotonic(), "explain", decider.wanted_headers)
+        request = ingress.parse(operation, raw, {}, monotonic(), "explain", routes.wanted_headers())
         route = routes.match(request.model)
         estimate = await decider.estimate(request, route, ANYONE)
-        return in_words(decider.decide(request, route, estimate, ANYONE, 1), estimate, {}, decider.pools)
+        return in_words(
+            decider.decide(request, route, estimate, ANYONE, 1), estimate, {}, {pool.name: pool for pool in pools}
+        )
     finally:
         estimator.close()
 

@@ -57,7 +57,7 @@ class ConnectionHost(Protocol):
     handler: Callable[[HttpRequest], Awaitable[None]]
     screen: Callable[[HttpRequest], ApiError | None]
     outbox: WriteCoalescer
-    max_body: int
+    max_body: Callable[[], int]
 
 
 class DownstreamConnection(asyncio.Protocol):
@@ -212,7 +212,7 @@ class DownstreamConnection(asyncio.Protocol):
             parser.get_http_version() != "1.0",
             parser.should_keep_alive(),
         )
-        request.fault = fault or framing_error(headers, request.http11, len(body), self._server.max_body)
+        request.fault = fault or framing_error(headers, request.http11, len(body), self._server.max_body())
         if self._much and sum(map(len, (self._target, *self._raw, *self._raw.values()))) > MAX_HEAD:
             request.fault = _too_long()
         request.keep_alive = request.keep_alive and request.fault is None
@@ -270,13 +270,13 @@ class DownstreamConnection(asyncio.Protocol):
             self._give_up(_too_long())
         elif self._head_whole and not self._screened:
             self._screen()
-        elif sum(map(len, self._pieces)) > self._server.max_body:
-            self._give_up(too_large(self._server.max_body))
+        elif sum(map(len, self._pieces)) > self._server.max_body():
+            self._give_up(too_large(self._server.max_body()))
 
     def _screen(self) -> None:
         self._screened = True
         request = self._request(b"")
-        declared, most = int(request.headers.get("content-length", 0)), self._server.max_body
+        declared, most = int(request.headers.get("content-length", 0)), self._server.max_body()
         fault = request.fault or framing_error({}, True, declared, most) or self._server.screen(request)
         if fault is not None:
             self._give_up(fault)

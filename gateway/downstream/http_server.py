@@ -26,7 +26,9 @@ class HttpServer:
     """A factory of connections for `loop.create_server`. `handler` answers a request, and may be cancelled at any time;
     `screen` may refuse one by its head while its body is still on the way."""
 
-    def __init__(self, handler: Handler, *, max_body: int = MAX_BODY, screen: Screen = lambda request: None) -> None:
+    def __init__(
+        self, handler: Handler, *, max_body: Callable[[], int] = lambda: MAX_BODY, screen: Screen = lambda request: None
+    ) -> None:
         self.handler, self.max_body, self.screen = handler, max_body, screen
         self.connections: set[DownstreamConnection] = set()
         self.outbox = WriteCoalescer()

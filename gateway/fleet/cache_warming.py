@@ -17,9 +17,10 @@ from backends.interface import Operation
 from gateway.fleet.monitor import Monitor
 from gateway.fleet.saved_prompt import SavedPrompt
 from gateway.fleet.synthetic_request import SyntheticRequest
+from gateway.runtime import RuntimeHolder
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
-from gateway.upstream.routed_request import RoutedRequest, Upstream
+from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.fleet.warm_up import AT_ONCE, REST, WarmUp, is_idle, room
 from policies.prefix_cache.hot_prefixes import HotPrefix, HotPrefixes
@@ -37,41 +38,36 @@ Prefixes = Sequence[HotPrefix[SavedPrompt]]
 
 
 class CacheWarming:
-    """`start`, then `close`. `keep_warm`: s by pool. `patience`: s that a first token may take."""
+    """`start`, then `close`: in one of several processes. One that was not started keeps no prompts."""
 
     def __init__(
         self,
         monitor: Monitor,
         estimator: Estimator,
-        upstreams: Mapping[str, Upstream],
-        pools: Sequence[Pool],
-        keep_warm: Mapping[str, float],
-        patience: float,
+        runtime: RuntimeHolder,
     ) -> None:
-        self.monitor, self.fleet, self.estimator = monitor, monitor.fleet, estimator
+        self.monitor, self.fleet, self.estimator, self.runtime = monitor, monitor.fleet, estimator, runtime
         self.hot: dict[str, HotPrefixes[SavedPrompt]] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
-        self.upstreams: Mapping[str, Upstream] = {}
-        self.reload(upstreams, pools, keep_warm, patience)
         self._warmed_at: dict[str, float] = {}
         self._began = 0.0
         self._task: asyncio.Task[None] | None = None
 
-    def reload(
-        self, upstreams: Mapping[str, Upstream], pools: Sequence[Pool], keep_warm: Mapping[str, float], patience: float
-    ) -> None:
-        """Another configuration. What is being done for an endpoint that is gone ends."""
-        self.upstreams, self.pools, self.keep_warm, self.patience = upstreams, pools, keep_warm, patience
+    def reload(self) -> None:
+        """To be called when another Runtime is in force. What is being done for an endpoint that is gone ends."""
+        if self._task is None:
+            return
         for endpoint, task in self._busy.items():
-            if endpoint not in upstreams:
+            if endpoint not in self.runtime.current.upstreams:
                 task.cancel()
-        shared = [pool.name for pool in pools if pool.local and len(pool.endpoints) > 1]
+        shared = [pool.name for pool in self.runtime.current.pools.values() if pool.local and len(pool.endpoints) > 1]
         if shared != [*self.hot]:  # they have other shares of the memory now
             self.hot = {name: HotPrefixes[SavedPrompt](KEPT // len(shared)) for name in shared}
 
     def start(self) -> None:
         self._began = monotonic()
         self._task = asyncio.get_running_loop().create_task(self._look_forever())
+        self.reload()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -81,7 +77,7 @@ class CacheWarming:
     def answered(self, run: UpstreamRequest, job: RoutedRequest, raw: bytes) -> None:
         """An endpoint has computed this prompt. Its siblings may need it."""
         pool = run.attempt.candidate.endpoint.pool
-        hot, upstream = self.hot.get(pool), self.upstreams.get(run.attempt.candidate.endpoint.id)
+        hot, upstream = self.hot.get(pool), self.runtime.current.upstreams.get(run.attempt.candidate.endpoint.id)
         if hot is None or upstream is None or run.first_in is None:
             return
         model = job.request.model if job.passthrough else upstream.model
@@ -95,7 +91,7 @@ class CacheWarming:
             while True:
                 await asyncio.sleep(TICK)
                 now, loads = monotonic(), self.monitor.loads()
-                for pool in self.pools:
+                for pool in self.runtime.current.pools.values():
                     for endpoint in pool.endpoints:
                         if endpoint.id not in self._busy:
                             self._look(pool, endpoint, loads, now, children)
@@ -103,12 +99,15 @@ class CacheWarming:
     def _look(
         self, pool: Pool, endpoint: Endpoint, loads: Mapping[str, Load], now: float, children: asyncio.TaskGroup
     ) -> None:
-        load, idle = loads[endpoint.id], self.keep_warm.get(pool.name)
+        load = loads[endpoint.id]
+        keep_warm = self.runtime.current.config.pools[pool.name].keep_warm
         if endpoint.id in self.fleet.cache_lost and load.health is not Health.DOWN:
             self.fleet.cache_lost.discard(endpoint.id)
             self.fleet.warming(endpoint.id, True)  # now: no request is to come before it begins
             self._do(endpoint, self._warm_up(pool, endpoint, loads, now), children)
-        elif idle and is_idle(endpoint.id, load, max(self.fleet.used_at(endpoint.id), self._began), idle, now):
+        elif keep_warm is not None and is_idle(
+            endpoint.id, load, max(self.fleet.used_at(endpoint.id), self._began), keep_warm.idle, now
+        ):
             self._do(endpoint, self._ping(endpoint), children)
 
     def _do(self, endpoint: Endpoint, work: Coroutine[None, None, None], children: asyncio.TaskGroup) -> None:
@@ -132,10 +131,10 @@ class CacheWarming:
     # ----------------------------------------------------------------- keeping warm
 
     async def _ping(self, endpoint: Endpoint) -> None:
-        upstream = self.upstreams[endpoint.id]
+        upstream = self.runtime.current.upstreams[endpoint.id]
         found = await self.estimator.estimate(prompt_of(Operation.CHAT, PING), [endpoint.pool], "", 1)
         errand = SyntheticRequest(Operation.CHAT, PING, upstream.model, found.pools[endpoint.pool])
-        await errand.run(self.monitor, upstream, endpoint, self.patience)
+        await errand.run(self.monitor, upstream, endpoint, self.runtime.current.config.defaults.first_token)
 
     # ----------------------------------------------------------------- warming up
 
@@ -176,12 +175,12 @@ class CacheWarming:
 
     async def _send(self, endpoint: Endpoint, plan: WarmUp[HotPrefix[SavedPrompt]]) -> None:
         """One after the other, until it is over."""
-        upstream = self.upstreams[endpoint.id]
+        upstream = self.runtime.current.upstreams[endpoint.id]
         while (prefix := plan.next(self.monitor.loads()[endpoint.id].in_flight, monotonic())) is not None:
             prompt = prefix.text
             body, estimate = await prompt.prefix(prefix.blocks, self.estimator)
             errand = SyntheticRequest(prompt.operation, body, prompt.model, estimate, prompt.cache_group)
-            run = await errand.run(self.monitor, upstream, endpoint, self.patience)
+            run = await errand.run(self.monitor, upstream, endpoint, self.runtime.current.config.defaults.first_token)
             plan.ended(run.ending is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)
 
 

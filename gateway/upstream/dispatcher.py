@@ -8,7 +8,7 @@ cancels the await, and with it every attempt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from time import monotonic
 
 from backends.http.connection_pool import TransportError
@@ -48,28 +48,24 @@ DEATH = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
 
 
 class Dispatcher:
-    """Holds what all requests share: the ways upstream and the budgets for trying again."""
+    """Holds the budgets for retries and hedges, which all requests share."""
 
     def __init__(
         self,
-        upstreams: Mapping[str, Upstream],
         monitor: Monitor,
         retries: RetryBudget,
         *,
-        first_token_limit: float,
         on_departed: Callable[[InferenceRequest], None] = lambda request: None,
         saturated: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.upstreams, self.monitor, self.retries = upstreams, monitor, retries
-        self.first_token_limit = first_token_limit
+        self.monitor, self.retries = monitor, retries
         self.on_departed = on_departed  # told once the fleet knows of an attempt, or that there was none
         self.saturated = saturated  # a second copy would take another's place
         self.hedges: dict[str, HedgeBudget] = {}
         self.connecting: set[asyncio.Task[None]] = set()
 
-    def reload(self, upstreams: Mapping[str, Upstream], routes: Iterable[Route], first_token_limit: float) -> None:
-        """Another configuration, for those that have not begun. What a route saved up for hedges it keeps."""
-        self.upstreams, self.first_token_limit = upstreams, first_token_limit
+    def reload(self, routes: Iterable[Route]) -> None:
+        """Keeps what a route has saved up for hedges, unless its share is another one now."""
         budgets = ((route.name, HedgeBudget(_share(route)), self.hedges.get(route.name)) for route in routes)
         self.hedges = {name: old for name, new, old in budgets if old is not None and old.share == new.share}
 
@@ -115,12 +111,10 @@ class AttemptRunner:
         "runs",
         "settled",
         "shared",
-        "upstreams",
     )
 
     def __init__(self, shared: Dispatcher, job: RoutedRequest, hedges: HedgeBudget, relay: Relay) -> None:
         self.shared, self.job, self.hedges, self.relay = shared, job, hedges, relay
-        self.upstreams = shared.upstreams  # as they were decided on: a reload puts another mapping in its place
         self.retries = 0  # taken from the shared budget
         self.settled = False  # it has come to an answer, or to none
         self.loop = relay.loop
@@ -134,7 +128,7 @@ class AttemptRunner:
             max_attempts=route.max_attempts,
             stream=request.stream,
             hedge=route.hedge != "off",
-            first_token_limit=shared.first_token_limit if request.stream else WHOLE_ANSWER,
+            first_token_limit=job.first_token_limit if request.stream else WHOLE_ANSWER,
             now=monotonic(),
         )
 
@@ -212,7 +206,7 @@ class AttemptRunner:
 
     def _open(self, attempt: Attempt) -> None:
         job, endpoint = self.job, attempt.candidate.endpoint
-        upstream = self.upstreams[endpoint.id]
+        upstream = self.job.upstreams[endpoint.id]
         forward = self._forward(upstream, attempt)
         backend = upstream.backend
         run = UpstreamRequest(
@@ -296,7 +290,7 @@ class AttemptRunner:
         if not self.settled:
             candidate = run.attempt.candidate
             self.finish()
-            model = self._model(self.upstreams[candidate.endpoint.id])
+            model = self._model(self.job.upstreams[candidate.endpoint.id])
             self.job.life.won(
                 candidate,
                 header_safe(model) if self.job.passthrough else model,

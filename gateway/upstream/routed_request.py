@@ -5,6 +5,7 @@ Values, and functions of values: to open, cancel and give up is the dispatcher's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backends.http.connection_pool import ConnectionPool
@@ -35,13 +36,15 @@ class Upstream:
 
 @value
 class RoutedRequest:
-    """A decided request: all that its attempts need."""
+    """A decided request: all that its attempts need. `upstreams`: by endpoint id; `first_token_limit`: s."""
 
     request: InferenceRequest
     route: Route
     estimate: PromptEstimate
     decision: Decision
     life: RequestTimeline
+    upstreams: Mapping[str, Upstream]
+    first_token_limit: float
     passthrough: bool = False  # the caller's model name is the backend's
     cache_group: str = ""  # the name of its tenant's caches
 

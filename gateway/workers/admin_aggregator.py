@@ -36,7 +36,7 @@ from gateway.observe.log_format import unhandled
 from gateway.observe.metrics.route_stats import collected, route_stats
 from gateway.observe.metrics.series import counter, gauge
 from gateway.reload import Reloads, refused
-from gateway.runtime import shown
+from gateway.runtime import redacted_config
 from gateway.serve import loop_factory
 from gateway.workers.child_process import ASKED
 from gateway.workers.listen_sockets import BACKLOG
@@ -145,7 +145,7 @@ class AdminAggregator(Collector):
         return respond(200, encode(endpoints(await self._ask_all(http.path_qs))))
 
     async def show_config(self, http: web.Request) -> web.StreamResponse:
-        return respond(200, encode(shown(self.config)))
+        return respond(200, encode(redacted_config(self.config)))
 
     async def reload(self, http: web.Request) -> web.StreamResponse:
         """The supervisor reads the configuration; the answer comes when every worker has taken it."""

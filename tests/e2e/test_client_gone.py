@@ -84,4 +84,4 @@ async def test_a_hundred_callers_that_leave_at_random_leave_nothing_behind() -> 
             (0, 0.0),
             (0, 0.0),
         ]
-        await eventually(lambda: all(up.origin.active == 0 for up in gateway.upstreams.values()))
+        await eventually(lambda: all(up.origin.active == 0 for up in gateway.runtime.current.upstreams.values()))

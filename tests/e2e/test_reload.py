@@ -49,7 +49,7 @@ async def rest(caller: Caller) -> bytes:
 async def test_a_stream_ends_on_the_endpoint_that_a_reload_removed() -> None:
     """Its connection is closed when it has ended, not before; the next request goes where the new one says."""
     async with Upstream(SLOW) as old, Upstream([STREAMED]) as new, running({"only": pool(old.url)}) as gateway:
-        [way] = gateway.upstreams.values()
+        [way] = gateway.runtime.current.upstreams.values()
         async with calling(gateway.url) as caller:
             assert (await caller.ask(post(STREAM)))[0] == 200
             await gateway.apply_config(configured({"only": pool(new.url)}))
@@ -91,7 +91,7 @@ async def test_what_was_learned_of_an_endpoint_that_stays_is_kept() -> None:
         samples = gateway.monitor.fleet.statistics(known, 1e9).samples
         await gateway.apply_config(configured({"only": pool(stays.url, joins.url, price={"input": 1.0})}))
         assert samples == gateway.monitor.fleet.statistics(known, 1e9).samples == 1
-        assert gateway.upstreams[known].origin.idle == 1
+        assert gateway.runtime.current.upstreams[known].origin.idle == 1
         assert len(gateway.monitor.loads()) == 2
 
 

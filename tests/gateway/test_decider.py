@@ -11,14 +11,13 @@ from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError
 from gateway.api.strict_json import decode, encode
-from gateway.decider import LARGE, MANY, Decider, ask_of, wanted_headers
+from gateway.decider import LARGE, MANY, Decider, ask_of
 from gateway.fleet.monitor import Monitor
 from gateway.observe.record import RequestOutcome
 from gateway.tokenize.estimator import Estimator, PoolTokenizer
 from policies.fleet.fleet import Fleet, Reported
-from policies.routes.route import Route
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price
-from tests.gateway.builders import Owner, candidate, record, request, route, run
+from tests.gateway.builders import candidate, record, request, route
 
 PRICE = Price(1.0, 2.0)
 POOLS = [
@@ -32,7 +31,7 @@ BOTH = route(tiers=["large", "small"], ttft={"budget": "5s"})
 def decider() -> Decider:
     fleet = Fleet(POOLS)
     estimator = Estimator([PoolTokenizer("small"), PoolTokenizer("large")], fleet.token_scale)
-    return Decider(estimator, Monitor(fleet), POOLS, [BOTH])
+    return Decider(estimator, Monitor(fleet))
 
 
 def down(decider: Decider, *endpoints: str) -> None:
@@ -156,12 +155,6 @@ async def test_a_burst_is_spread_because_sending_counts_at_once(decider: Decider
     assert sorted(load.in_flight for id, load in decider.monitor.loads().items() if id != "large/c") == [10, 10]
 
 
-def test_the_price_is_that_of_the_pool_that_answered(decider: Decider) -> None:
-    """Not that of the first choice."""
-    assert decider.price(run(decider.monitor, Owner(), chosen=candidate("small/b"))) is PRICE
-    assert decider.price(run(decider.monitor, Owner(), chosen=candidate("large/c"))) == Price()
-
-
 def test_a_gateway_is_usable_while_any_endpoint_is(decider: Decider) -> None:
     """One on trial counts: the next request tries it."""
     assert decider.any_usable(monotonic())
@@ -212,15 +205,3 @@ def test_policies_see_the_request_but_not_its_text() -> None:
     assert (ask.priority, ask.session, ask.ttft_budget, ask.tpot_budget) == (2, "s", 0.3, 0.03)
     assert "hello" not in repr(ask)
     assert ask_of(asked, BOTH, "web").cache_group == "web"
-
-
-def test_the_headers_that_policies_look_at_are_known_beforehand() -> None:
-    """Ingress keeps these and no others."""
-    routes: list[Route] = [
-        route(tiers=[{"pool": "small", "when": {"header.x-team": "web", "stream": True}}, "large"]),
-        route(
-            tiers=[{"pool": "small", "when": {"header.X-Region": "eu"}}, {"pool": "small", "when": {"turns": "> 3"}}]
-        ),
-    ]
-    assert {name.lower() for name in wanted_headers(routes)} == {"x-team", "x-region"}
-    assert wanted_headers([route()]) == frozenset()

@@ -146,7 +146,7 @@ async def test_attempts_that_all_failed_are_counted_in_the_error() -> None:
 async def test_without_a_usable_endpoint_the_caller_is_told_when_to_come_back() -> None:
     """503 with Retry-After, at once."""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
-        endpoint = gateway.decider.pools["only"].endpoints[0].id
+        endpoint = gateway.runtime.current.pools["only"].endpoints[0].id
         for _ in range(2):
             gateway.monitor.fleet.unreachable(endpoint, monotonic())
         async with calling(gateway.url) as caller:

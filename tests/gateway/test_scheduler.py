@@ -83,7 +83,7 @@ class Stage:
     def __init__(self, patience: float = 60.0) -> None:
         self.rooms: list[Room] = []
         self.monitor = Monitor(Fleet([POOL]))
-        self.line = RequestQueue(self.monitor, patience, self._open)
+        self.line = RequestQueue(self.monitor, lambda: patience, self._open)
 
     def _open(self) -> Room:
         self.rooms.append(Room())

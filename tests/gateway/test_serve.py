@@ -170,7 +170,9 @@ async def test_nothing_is_left_of_a_gateway_that_has_stopped() -> None:
         async with running({"only": pool(upstream.url)}) as gateway, calling(gateway.url) as caller:
             await caller.ask(post(STREAM))
             await caller.chunks()
-        await eventually(lambda: all(way.origin.idle + way.origin.active == 0 for way in gateway.upstreams.values()))
+        await eventually(
+            lambda: all(way.origin.idle + way.origin.active == 0 for way in gateway.runtime.current.upstreams.values())
+        )
     for url in (gateway.url, gateway.admin_url):
         with pytest.raises(ConnectionRefusedError):
             await get(url, "/health")

@@ -16,26 +16,26 @@ STATES = {Health.UP: 1.0, Health.PROBING: 0.5, Health.DOWN: 0.0}
 
 
 class RouteCollector(Collector):
-    """What each route promises. `routes` may be replaced."""
+    """Time-to-first-token budget and target of each route."""
 
-    def __init__(self, routes: Iterable[Route]) -> None:
-        self.routes = tuple(routes)
+    def __init__(self, routes: Callable[[], Iterable[Route]]) -> None:
+        self.routes = routes
 
     def collect(self) -> Iterable[Metric]:
-        promised = [(route.name, route.ttft) for route in self.routes if route.ttft is not None]
+        promised = [(route.name, route.ttft) for route in self.routes() if route.ttft is not None]
         yield gauge("firsttoken_route_ttft_budget_seconds", [((name,), ttft.budget) for name, ttft in promised])
         yield gauge("firsttoken_route_ttft_target_ratio", [((name,), ttft.target) for name, ttft in promised])
 
 
 class QueueCollector(Collector):
-    """firsttoken_queue_depth. `routes` may be replaced."""
+    """firsttoken_queue_depth."""
 
-    def __init__(self, routes: Iterable[Route], depth: Callable[[], Mapping[str, int]]) -> None:
-        self.routes, self.depth = tuple(routes), depth
+    def __init__(self, routes: Callable[[], Iterable[Route]], depth: Callable[[], Mapping[str, int]]) -> None:
+        self.routes, self.depth = routes, depth
 
     def collect(self) -> Iterable[Metric]:
         depth = self.depth()
-        yield gauge("firsttoken_queue_depth", [((route.name,), depth.get(route.name, 0)) for route in self.routes])
+        yield gauge("firsttoken_queue_depth", [((route.name,), depth.get(route.name, 0)) for route in self.routes()])
 
 
 class EndpointCollector(Collector):

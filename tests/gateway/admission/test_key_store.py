@@ -97,9 +97,9 @@ async def test_a_gateway_lets_in_who_has_a_key_in_redis_and_nobody_else() -> Non
             assert gateway.link is not None
             await eventually(lambda: gateway.link.up)  # type: ignore[union-attr]
             await gateway.link.call(lambda redis: keyring.add(redis, key("lab", requests_per_minute=1)))
-            await eventually(lambda: gateway.proxy.keys.tenants, SEEN)
+            await eventually(lambda: gateway.runtime.current.keys.tenants, SEEN)
             assert (await status("lab"), await status("sk-web")) == (200, 401)
-            assert gateway.proxy.keys.tenants[0].limits is not None
+            assert gateway.runtime.current.keys.tenants[0].limits is not None
             await gateway.apply_config(gateway.config)  # a reload keeps them
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             server.kill()
@@ -113,7 +113,7 @@ async def test_a_gateway_lets_in_who_has_a_key_in_redis_and_nobody_else() -> Non
             imposter = Key(name="web", sha256=hashlib.sha256(b"imposter").hexdigest())
             await gateway.link.call(lambda redis: keyring.add(redis, imposter))
             await gateway.link.call(lambda redis: keyring.add(redis, key("lab")))
-            await eventually(lambda: len(gateway.proxy.keys.tenants) == 2, SEEN)
+            await eventually(lambda: len(gateway.runtime.current.keys.tenants) == 2, SEEN)
             assert [await status(text) for text in ("sk-web", "lab", "imposter")] == [200, 200, 401]
 
 

@@ -13,7 +13,7 @@ from gateway.admission.reservations import Reservation
 from gateway.config.models import Config
 from gateway.observe.record import Record, RequestOutcome
 from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit, Verdict
-from policies.types import PoolEstimate, PrefixBlocks, Price, PromptEstimate
+from policies.types import Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import document, pool, running
 from tests.support.simulated import eventually
@@ -109,9 +109,9 @@ def test_only_limits_that_there_are_have_headers() -> None:
 def test_claimed_is_what_it_may_take_where_it_takes_most() -> None:
     blocks = PrefixBlocks((), 16, 1.0)
     pools = {"a": PoolEstimate(100, blocks, 100, 1), "b": PoolEstimate(120, blocks, 120, 1)}
-    prices = {"a": Price(1.0, 10.0), "b": Price(1.0, 1.0)}
+    priced = {name: Pool(name, "served", (), price=Price(1.0, each)) for name, each in (("a", 10.0), ("b", 1.0))}
     assert claim_of(PromptEstimate(pools, 50), None) == Claim(170)
-    assert claim_of(PromptEstimate(pools, 50), prices) == Claim(170, round((100 + 500) * NANO / 1e6))
+    assert claim_of(PromptEstimate(pools, 50), priced) == Claim(170, round((100 + 500) * NANO / 1e6))
 
 
 @pytest.mark.parametrize(

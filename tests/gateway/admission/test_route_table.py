@@ -55,3 +55,12 @@ def test_a_route_that_is_not_the_keys_does_not_exist() -> None:
         guarded.match("other")
     assert forbidden.value.message.replace("agent", "other") == absent.value.message
     assert (forbidden.value.status, forbidden.value.code) == (absent.value.status, absent.value.code)
+
+
+def test_the_headers_that_policies_look_at_are_known_beforehand() -> None:
+    """The API keeps these and no others."""
+    tiers = [{"pool": "small", "when": {"header.x-team": "web", "stream": True}}, "large"]
+    more = [{"pool": "small", "when": {"header.X-Region": "eu"}}, {"pool": "small", "when": {"turns": "> 3"}}]
+    routes = Routes({"chat": route(tiers=tiers)}, passthrough=route(tiers=more))
+    assert {name.lower() for name in routes.wanted_headers()} == {"x-team", "x-region"}
+    assert Routes({"chat": route()}).wanted_headers() == frozenset()

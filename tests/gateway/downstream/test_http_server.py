@@ -31,7 +31,7 @@ async def serving(
     handler: Callable[[HttpRequest], Awaitable[None]], screen: Callable[[HttpRequest], ApiError | None] = lambda _: None
 ) -> AsyncIterator[Caller]:
     """A connection to a server of one handler."""
-    front = HttpServer(handler, max_body=SMALL, screen=screen)
+    front = HttpServer(handler, max_body=lambda: SMALL, screen=screen)
     server = await asyncio.get_running_loop().create_server(front, "127.0.0.1", 0)
     async with calling(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as caller:
         yield caller

@@ -84,7 +84,7 @@ class Fleet:
             id: Upstream(ConnectionPool(url, connect_timeout=0.5), backend(), "served")
             for id, url in zip(ids, urls, strict=True)
         }
-        self.dispatcher = Dispatcher(self.ways, self.monitor, self.retries, first_token_limit=self.limit)
+        self.dispatcher = Dispatcher(self.monitor, self.retries)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -119,6 +119,8 @@ class Fleet:
             PromptEstimate({"small": PoolEstimate(100)}),
             decided(*self.candidates, deadline=now + within, at=now),
             RequestTimeline(self.record),
+            self.ways,
+            self.limit,
             passthrough,
         )
         landing: Any = Landing()

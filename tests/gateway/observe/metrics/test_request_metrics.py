@@ -516,7 +516,7 @@ async def test_the_trace_is_the_callers_where_it_names_one(traceparent: str, kno
 def test_the_queue_is_read_when_prometheus_asks() -> None:
     """Every route has its series, also while nobody waits."""
     registry = CollectorRegistry()
-    registry.register(QueueCollector([ROUTE, route("agent")], lambda: {"chat": 3}))
+    registry.register(QueueCollector(lambda: [ROUTE, route("agent")], lambda: {"chat": 3}))
     depth = [registry.get_sample_value("firsttoken_queue_depth", {"route": name}) for name in ("chat", "agent")]
     assert depth == [3, 0]
 
@@ -524,7 +524,7 @@ def test_the_queue_is_read_when_prometheus_asks() -> None:
 def test_routes_say_what_they_promise() -> None:
     """The line that a dashboard draws; where nothing is promised there is none."""
     registry = CollectorRegistry()
-    registry.register(RouteCollector([route("agent"), route(ttft={"budget": "800ms", "target": 0.9})]))
+    registry.register(RouteCollector(lambda: [route("agent"), route(ttft={"budget": "800ms", "target": 0.9})]))
     found = {s.name: (s.labels, s.value) for family in registry.collect() for s in family.samples}
     assert found == {
         "firsttoken_route_ttft_budget_seconds": ({"route": "chat"}, 0.8),

@@ -32,7 +32,7 @@ Few.__module__ = "gateway.few"
 def observed() -> tuple[Registry, RequestMetrics]:
     registry = Registry()
     metrics = RequestMetrics(registry, ROUTES)
-    registry.register(QueueCollector(ROUTES, lambda: {"chat": 3}))
+    registry.register(QueueCollector(lambda: ROUTES, lambda: {"chat": 3}))
     registry.register(Few())
     PlatformCollector(registry)
     for known in (
