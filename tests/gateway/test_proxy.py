@@ -345,7 +345,9 @@ def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: i
         attempt.on_body(part)
     estimate = PromptEstimate({"small": PoolEstimate(100)}, 10)
     record_winner(
-        attempt, RoutedRequest(request(), route(), estimate, decided(), RequestTimeline(found)), Price(1.0, 10.0)
+        attempt,
+        RoutedRequest(request(), route(), estimate, decided(), RequestTimeline(found), {}, 5.0),
+        Price(1.0, 10.0),
     )
     assert monitor.endings == [AttemptOutcome.CANCELLED]
     assert [a.ending for a in found.attempts] == [AttemptOutcome.CANCELLED]

@@ -89,7 +89,7 @@ async def test_a_number_that_is_none_is_refused(last: str, served: tuple[Gateway
 async def test_the_fleet_is_shown_endpoint_by_endpoint(served: tuple[Gateway, Upstream]) -> None:
     """Its load, and what was learned of it."""
     found = {entry["endpoint"]["id"]: entry for entry in await asked(served[0], "/fleet")}
-    assert set(found) == {served[0].decider.pools[name].endpoints[0].id for name in ("only", "small")}
+    assert set(found) == {served[0].runtime.current.pools[name].endpoints[0].id for name in ("only", "small")}
     only = next(entry for entry in found.values() if entry["endpoint"]["pool"] == "only")
     assert (only["samples"], only["breaker"], only["load"]["health"], only["load"]["in_flight"]) == (
         3,
@@ -129,7 +129,7 @@ async def test_recent_requests_are_found_by_what_an_operator_knows(served: tuple
 async def test_routes_are_counted_since_the_start(served: tuple[Gateway, Upstream]) -> None:
     """Who looks twice knows what happened in between; the greatest lateness of the loop is left to Prometheus."""
     gateway, _ = served
-    gateway.loop_lag.saw(3.0, 0.0)
+    gateway.metrics.loop_lag.saw(3.0, 0.0)
     said = await asked(gateway, "/routes")
     (chat,) = said["routes"]
     assert (chat["route"], chat["ttft_budget_ms"], chat["requests"]) == ("chat", 5000.0, {"completed": 3.0})
@@ -138,7 +138,7 @@ async def test_routes_are_counted_since_the_start(served: tuple[Gateway, Upstrea
     assert 5000.0 in chat["ttft_ms"]["le"]
     assert chat["stages_ms"]["upstream"] > 0
     assert sum(said["gateway"]["loop_lag_ms"]["counts"]) >= 1
-    assert gateway.loop_lag._greatest == 3.0
+    assert gateway.metrics.loop_lag._greatest == 3.0
 
 
 # --------------------------------------------------------------------------- beacons
