@@ -12,11 +12,23 @@ from policies.types import NEVER, Health
 
 _HALF_OPEN = "half_open"
 
+# Public names in the JSON of members of `Load`.
+PUBLIC_NAMES = {
+    "queued_tokens": "ahead",
+    "backlog_s": "busy",
+    "expected_tpot_misses": "harm",
+    "tpot_pressure": "strain",
+    "reopens_in": "closed",
+    "prefill_utilization": "duty",
+    "last_token_at": "heard_at",
+}
+
 
 def shown(found: EndpointStatistics, now: float) -> dict[str, Any]:
     """Ready for JSON."""
     said: dict[str, Any] = msgspec.to_builtins(found, enc_hook=repr)
     del said["until"]
+    said["load"] = {PUBLIC_NAMES.get(name, name): value for name, value in said["load"].items()}
     load = found.load
     return {
         **said,
