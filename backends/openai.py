@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from backends import failures
-from backends.http.headers import lines
+from backends.http.headers import header_lines
 from backends.interface import BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap
 from backends.stream.taps import BodyTap, StreamTap
 
@@ -36,7 +36,7 @@ class OpenAI:
         self._secret, self.secret = config.api_key, config.api_key.encode()
         headers = _headers(config)
         self._headers = {
-            stream: lines({"accept": accept, **headers}.items())
+            stream: header_lines({"accept": accept, **headers}.items())
             for stream, accept in ((True, "text/event-stream"), (False, "application/json"))
         }
 

@@ -114,11 +114,11 @@ def _backend(pool: str, config: Config, before: Runtime | None) -> tuple[Backend
 def _connections(address: UpstreamAddress, coalescer: WriteCoalescer) -> ConnectionPool:
     return ConnectionPool(
         address.url,
-        at=address.at,
+        connect_to=address.at,
         connect_timeout=address.connect,
         idle_timeout=IDLE,
         receive_buffer=RECEIVE_BUFFER,
-        outbox=coalescer,
+        coalescer=coalescer,
     )
 
 

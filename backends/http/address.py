@@ -1,10 +1,9 @@
-"""Where a backend's API lives.
+"""Base URLs of backends.
 
-One rule: **a URL with a path names the API, one without a path means `/v1`.** So these are the same server,
-`http://10.0.0.11:8000` and `http://10.0.0.11:8000/v1`; and `https://api.groq.com/openai/v1` or
-`https://generativelanguage.googleapis.com/v1beta/openai` say all there is to say, as they do to OpenAI's SDKs.
-Calls are made in OpenAI's paths: `/v1/...` is the API, anything else (`/health`, `/metrics`) is the server's own
-and lies beside the API, where `/v1` would be.
+One rule: **a URL with a path names the API, one without a path means `/v1`.** `http://10.0.0.11:8000` and
+`http://10.0.0.11:8000/v1` are the same server; `https://api.groq.com/openai/v1` is complete, as for OpenAI's SDKs.
+Calls use OpenAI's paths: `/v1/...` is the API; anything else (`/health`, `/metrics`) belongs to the server and is
+looked up where `/v1` would be.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ class BackendAddress:
     port: int
     tls: bool
     authority: str  # for the Host header
-    api: str  # the path that stands for /v1
-    root: str  # the path under which the server's own pages lie
+    api: str  # path that replaces /v1
+    root: str  # path prefix of the server's own pages
 
     @classmethod
     def parse(cls, url: str) -> BackendAddress:
-        """Raises ValueError with the mend."""
+        """Parse a base URL. Raises ValueError, with the correction in its message."""
         if "@" in url:
             raise ValueError("a backend's URL holds credentials; put the key into api_key")
         try:
@@ -45,5 +44,5 @@ class BackendAddress:
         return cls(host, port, parts.scheme == "https", parts.netloc, path, path.removesuffix("/v1"))
 
     def target(self, path: str) -> str:
-        """The request target of a call's path."""
+        """Request target for the path of a call."""
         return self.api + path[3:] if path.startswith("/v1/") else self.root + path

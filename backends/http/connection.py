@@ -1,90 +1,110 @@
-"""One HTTP/1.1 connection to a backend.
+"""One HTTP/1.1 connection to a backend, and the exchange that it carries.
 
 Rules:
-- Nothing is awaited, queued or scheduled per chunk: bytes go from `data_received` to the sink in one call.
-- A connection carries one exchange at a time. It goes back to its pool only if the reply was complete, the
-  server means to keep it, nothing came after the reply, and the request was read to its end.
-- A read that is one whole chunk, behind another whole chunk, tells the parser nothing: it is passed on as it is framed.
-  All tokens but the first of a stream come so, and a relay can write them without framing them anew.
-- What makes a reply complete is said by RFC 9112, 6.3; the C parser does all of it but replies that end
-  with the connection, and replies without a body.
+- Bytes go from `data_received` to the sink in one call: nothing is awaited, queued or scheduled per chunk.
+- A connection carries one exchange at a time. It returns to its pool only if the reply was complete, the server keeps
+  the connection alive, nothing followed the reply, and the request was written to its end.
+- A read that is exactly one chunk is passed on with its framing, so that a relay can write it unchanged. Every token
+  of a stream but the first arrives like that.
+- RFC 9112, 6.3 defines where a reply ends. The C parser applies it, except to replies that end with the connection
+  and to replies without a body.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpResponseParser
 
 from backends import failures
-from backends.http.exchange import Exchange
 from backends.http.headers import readable
 from backends.http.write_coalescer import WriteCoalescer
+from backends.interface import Failure
 
-SIZES = 65536  # of chunks, that are remembered as they are written: reading one costs 1 us
-HEX = re.compile(rb"[0-9a-fA-F]{1,4}")
-HEAD_LIMIT = 64 * 1024  # bytes of headers, of trailers, of anything that is not body
+HEAD_LIMIT = 64 * 1024  # bytes of headers, of trailers, of anything but body
 
-_sizes: dict[bytes, int] = {}
+
+class Sink(Protocol):
+    """Receiver of a reply: `on_head`, then any number of `on_body` and `on_chunk`, then exactly one of `on_end` and
+    `on_failure`; nothing after these, and nothing after `Exchange.cancel`."""
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Header names are lower case. Interim (1xx) replies are not reported."""
+        ...
+
+    def on_body(self, data: bytes) -> None:
+        """Body bytes without their framing: one call per read of the socket."""
+        ...
+
+    def on_chunk(self, data: bytes, framed: bytes) -> None:
+        """Body bytes of a read that was exactly one chunk; `framed` is that read, chunk size and line ends included."""
+        ...
+
+    def on_end(self) -> None: ...
+
+    def on_failure(self, failure: Failure) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """Handle of one request and its reply. The carrier is a connection, or the task that makes a new one."""
+
+    request: bytes  # head and body, kept until the reply's head: until then the request may be sent again
+    sink: Sink
+    bodyless: bool = False  # a reply to HEAD has no body, whatever its headers say
+    reused: bool = False  # sent on a connection that had carried other exchanges
+    connect_seconds: float = 0.0
+    sent_at: float = 0.0  # time.monotonic() after the request was written
+    bytes_in: int = 0  # head and framing included
+    carrier: Connection | asyncio.Task[None] | None = None
+
+    def pause(self) -> None:
+        """Stop reading: the server stops sending when the kernel's buffers are full."""
+        if isinstance(self.carrier, Connection):
+            self.carrier.pause()
+
+    def resume(self) -> None:
+        """Read again."""
+        if isinstance(self.carrier, Connection):
+            self.carrier.resume()
+
+    def cancel(self) -> None:
+        """Close the connection at once, so that the server notices; no effect after the end."""
+        carrier, self.carrier = self.carrier, None
+        if isinstance(carrier, Connection):
+            carrier.abandon()
+        elif carrier is not None:
+            carrier.cancel()
 
 
 class ConnectionOwner(Protocol):
-    """What a connection tells its owner."""
+    """Events that a connection reports to its pool."""
 
-    outbox: WriteCoalescer
+    coalescer: WriteCoalescer
 
-    def made(self) -> None: ...
+    def opened(self) -> None: ...
 
     def release(self, connection: Connection) -> None:
-        """It can carry another exchange."""
+        """The connection can carry another exchange."""
         ...
 
     def lost(self, connection: Connection) -> None: ...
 
     def resend(self, exchange: Exchange) -> bool:
-        """An exchange's connection died before any reply. False: it is not to be sent again."""
+        """The connection died before any reply. False: the exchange must not be sent again."""
         ...
 
 
-def _size_of(line: bytes) -> int:
-    """Bytes of the chunk that is announced so; -1 for what the parser had better see: extensions, the last chunk."""
-    size = int(line, 16) if HEX.fullmatch(line) else 0
-    return _sizes.setdefault(line, size or -1) if len(_sizes) < SIZES else size or -1
-
-
-class _Nonsense(Exception):
-    """Raised inside the parser's callbacks: stop, this is no reply of ours."""
+class _InvalidReply(Exception):
+    """Stops the parser from within its callbacks."""
 
 
 class Connection(asyncio.Protocol):
-    """The only upstream socket. Names beginning with `on_` are the parser's callbacks."""
-
-    __slots__ = (
-        "_between",
-        "_complete",
-        "_exchange",
-        "_feed",
-        "_headers",
-        "_malformed",
-        "_news",
-        "_parser",
-        "_paused",
-        "_pieces",
-        "_pool",
-        "_quiet",
-        "_raw",
-        "_reusable",
-        "_status",
-        "_told",
-        "_transport",
-        "born",
-        "on_body",
-        "on_header",
-    )
+    """The only upstream socket. Methods beginning with `on_` are callbacks of the parser."""
 
     def __init__(self, pool: ConnectionOwner) -> None:
         self._pool = pool
@@ -92,42 +112,35 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._paused = False
-        self._pieces: list[bytes] = []
-        self._raw: dict[bytes, bytes] = {}
-        self.on_body, self.on_header = self._pieces.append, self._raw.__setitem__  # called by C, with no frame of ours
         self._parser = HttpResponseParser(self)
-        self._feed = self._parser.feed_data
-        self._expect()
+        self._raw_headers: dict[bytes, bytes] = {}
+        self._body_parts: list[bytes] = []  # of one read
+        self._expect_reply()
 
-    def _expect(self) -> None:
-        """A reply may begin."""
+    def _expect_reply(self) -> None:
         self._status = 0
         self._headers: Mapping[str, str] = {}
-        self._raw.clear()
-        self._quiet = 0
-        self._between = False  # the parser has read a chunk to its end, and nothing behind it
-        self._news = self._told = self._complete = self._reusable = self._malformed = False
+        self._raw_headers.clear()
+        self._head_delivered = False
+        self._complete = False
+        self._keep_alive = False
+        self._malformed = False
+        self._overhead = 0  # bytes since the last ones that were head or body
+        self._between_chunks = False  # the parser has read a chunk to its end, and nothing after it
 
-    # ----------------------------------------------------------------------- what the exchange asks
+    # ----------------------------------------------------------------------- requests
 
     @property
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, exchange: Exchange) -> None:
-        """Write the request and wait for its reply."""
-        transport, request = self._transport, exchange.request
-        assert transport is not None
-        assert request is not None
+        """Write the request and expect its reply."""
+        assert self._transport is not None
         self._exchange = exchange
         exchange.carrier = self
-        self._expect()
-        outbox = self._pool.outbox
-        if len(request.data) == 1:
-            outbox.write(transport, request.data[0])
-        else:
-            outbox.flush_to(transport)
-            transport.writelines(request.data)
+        self._expect_reply()
+        self._pool.coalescer.write(self._transport, exchange.request)
         exchange.sent_at = monotonic()
 
     def pause(self) -> None:
@@ -142,56 +155,34 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def abandon(self) -> None:
-        """Close at once; whoever waits hears nothing more."""
+        """Close at once; the sink hears nothing more."""
         self._exchange = None
         if self._transport is not None:
             self._transport.abort()
 
-    # ----------------------------------------------------------------------- what the loop tells
+    # ----------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._pool.made()
+        self._pool.opened()
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
-            self.abandon()  # unasked: most often a proxy's 408 before it closes an idle connection
+            self.abandon()  # unsolicited: most often a proxy's 408 before it closes an idle connection
             return
-        size = len(data)
-        exchange.bytes_in += size
-        if self._between:
-            start = data.find(b"\r\n", 1, 5) + 2
-            line = data[: start - 2]
-            if (_sizes.get(line) or _size_of(line)) == size - start - 2 and data.endswith(b"\r\n"):
-                exchange.sink.on_chunk(data[start:-2], data)
-                return
-        self._parse(exchange, data)
-
-    def _parse(self, exchange: Exchange, data: bytes) -> None:
-        self._between = False
-        try:
-            self._feed(data)
-        except HttpParserError:
-            self._malformed = self._news = True
-        self._between = self._between and data.endswith(b"\r\n")  # else it has read some of the next one's size
-        pieces = self._pieces
-        if self._news:
-            self._advance(exchange)
-        elif pieces:
-            self._quiet = 0
-            body = b"".join(pieces)  # of one piece: that piece, not a copy
-            pieces.clear()
-            exchange.sink.on_body(body)
+        exchange.bytes_in += len(data)
+        if self._between_chunks and (start := _payload_start(data)):
+            exchange.sink.on_chunk(data[start:-2], data)
         else:
-            self._hear_nothing(exchange, len(data))
+            self._parse(exchange, data)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._transport is None:
-            return  # it was never made, or was given up by whoever had it made
+            return  # never connected, or given up by the pool while connecting
         exchange, self._exchange = self._exchange, None
         self._transport = None
-        del self._feed, self._parser, self.on_body, self.on_header  # the parser and we hold each other
+        del self._parser  # parser and connection reference each other
         self._pool.lost(self)
         if exchange is None:
             return
@@ -201,58 +192,72 @@ class Connection(asyncio.Protocol):
         elif exchange.bytes_in or not self._pool.resend(exchange):
             exchange.sink.on_failure(failures.of_loss(answered=exchange.bytes_in > 0))
 
-    # ----------------------------------------------------------------------- what the parser tells
+    # ----------------------------------------------------------------------- parser callbacks
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise _Nonsense  # a second reply to one request
+            raise _InvalidReply  # a second reply to one request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._raw_headers[name] = value
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 100 or status == 101:
-            raise _Nonsense  # we never ask for an upgrade
+            raise _InvalidReply  # no upgrade is ever requested
         if status >= 200:
-            self._headers = readable(self._raw)
+            self._headers = readable(self._raw_headers)
             self._status = status
-            self._news = True
-        self._raw.clear()
+        self._raw_headers.clear()
+
+    def on_body(self, data: bytes) -> None:
+        self._body_parts.append(data)
 
     def on_chunk_header(self) -> None:
-        self._between = False
+        self._between_chunks = False
 
     def on_chunk_complete(self) -> None:
-        self._between = True
+        self._between_chunks = True
 
     def on_message_complete(self) -> None:
-        self._between = False
+        self._between_chunks = False
         if self._status:
-            self._complete = self._news = True
-            self._reusable = self._parser.should_keep_alive()
+            self._complete = True
+            self._keep_alive = self._parser.should_keep_alive()
 
-    # ----------------------------------------------------------------------- what follows
+    # ----------------------------------------------------------------------- reading
 
-    def _advance(self, exchange: Exchange) -> None:
-        """Tell what a read brought beside body: the head, the end, or that it made no sense."""
-        self._news = False
-        if self._status and not self._told:
-            self._told = True
-            self._complete = self._complete or self._has_no_body(exchange)
-            exchange.request = None
-            exchange.sink.on_head(self._status, self._headers)
-        body = b"".join(self._pieces)
-        self._pieces.clear()
+    def _parse(self, exchange: Exchange, data: bytes) -> None:
+        """Parse one read and report what it brought: the head, body bytes, the end, or a malformed reply."""
+        self._between_chunks = False
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError:
+            self._malformed = True
+        if not data.endswith(b"\r\n"):  # part of the next chunk's size may have been read
+            self._between_chunks = False
+        body = b"".join(self._body_parts)
+        self._body_parts.clear()
+        self._overhead += len(data)
+        if self._status and not self._head_delivered:
+            self._deliver_head(exchange)
         if body and self._exchange is exchange:
+            self._overhead = 0
             exchange.sink.on_body(body)
         if self._exchange is not exchange:
-            return  # the sink cancelled
+            return  # the sink has cancelled
         if self._complete:
             self._finish(exchange)
-        elif self._malformed:
+        elif self._malformed or self._overhead > HEAD_LIMIT:
             self._fail(exchange)
 
-    def _has_no_body(self, exchange: Exchange) -> bool:
-        request = exchange.request
-        return self._status in (204, 304) or (request is not None and request.bodyless)
+    def _deliver_head(self, exchange: Exchange) -> None:
+        self._head_delivered = True
+        self._overhead = 0
+        if self._status in (204, 304) or exchange.bodyless:
+            self._complete = True
+        exchange.request = b""
+        exchange.sink.on_head(self._status, self._headers)
 
     def _ends_with_connection(self) -> bool:
         if "content-length" in self._headers:
@@ -263,8 +268,8 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange.carrier = None
         self.resume()
         transport = self._transport
-        read = transport is not None and transport.get_write_buffer_size() == 0  # else an early refusal
-        if self._reusable and read and not self._malformed and self.usable:
+        written = transport is not None and transport.get_write_buffer_size() == 0  # False: an early refusal
+        if self._keep_alive and written and not self._malformed and self.usable:
             self._pool.release(self)
         else:
             self.abandon()
@@ -275,8 +280,16 @@ class Connection(asyncio.Protocol):
         self.abandon()
         exchange.sink.on_failure(failures.MALFORMED)
 
-    def _hear_nothing(self, exchange: Exchange, size: int) -> None:
-        """Bytes that are neither body nor end: a head, trailers, framing. There is only so much to say there."""
-        self._quiet += size
-        if self._quiet > HEAD_LIMIT:
-            self._fail(exchange)
+
+def _payload_start(data: bytes) -> int:
+    """Offset of the payload if `data` is exactly one chunk, plainly written; else 0, and the parser has to read it.
+
+    The size must be written in hexadecimal, with no leading zero and no extension (RFC 9112, 7.1). Comparing it with
+    the size that the read implies needs no parsing.
+    """
+    line_end = data.find(b"\r\n", 1, 10)
+    start = line_end + 2
+    size = len(data) - start - 2
+    if line_end > 0 and size > 0 and data.endswith(b"\r\n") and data[:line_end].lower() == b"%x" % size:
+        return start
+    return 0

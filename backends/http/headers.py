@@ -1,6 +1,5 @@
-"""Header fields: written, and read as the C parser collects them.
+"""HTTP/1.1 header fields: decoding of received ones, rendering of ones to be sent.
 
-`dict.__setitem__` of a plain dict is what the parser calls for each field: no Python frame of ours a field.
 Of repeated fields the last counts; none that either side acts on may be repeated.
 """
 
@@ -8,27 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-REMEMBERED = 1024  # names in lower case; most are the same, and a look-up costs a third of decoding
-
-_names: dict[bytes, str] = {}
-
 
 def readable(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    """With names in lower case."""
-    return {_names.get(name) or _lower(name): value.decode("latin-1") for name, value in raw.items()}
+    """Field values by lower-case name."""
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw.items()}
 
 
-def lines(fields: Iterable[tuple[str, str]]) -> str:
-    """As they are sent. Raises ValueError where one would begin another line."""
-    each = [f"{name}: {value}\r\n" for name, value in fields]
-    text = "".join(each)
-    if text.count("\n") != len(each) or text.count("\r") != len(each):
+def header_lines(fields: Iterable[tuple[str, str]]) -> str:
+    """Fields as lines of a request head. Raises ValueError for a line break within a field (header injection)."""
+    lines = [f"{name}: {value}\r\n" for name, value in fields]
+    text = "".join(lines)
+    if text.count("\n") != len(lines) or text.count("\r") != len(lines):
         raise ValueError("a header of this request holds a line break")
     return text
-
-
-def _lower(name: bytes) -> str:
-    lower = name.decode("latin-1").lower()
-    if len(_names) < REMEMBERED:
-        _names[name] = lower
-    return lower

@@ -15,7 +15,8 @@ from dataclasses import fields
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from backends.http.connection_pool import ConnectionPool, TransportError
+from backends.failures import TransportError
+from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend
 from policies.fleet.fleet import Fleet, Reported
 from policies.types import AttemptOutcome, Candidate, EngineLoad, FleetSnapshot, Health, Load, PoolEstimate

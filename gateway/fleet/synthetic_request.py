@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from backends.http.connection_pool import TransportError
+from backends.failures import TransportError
 from backends.interface import BackendRequest, Failure, Operation
 from gateway.api import inference_request as ingress
 from gateway.fleet.monitor import Monitor

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from backends.http.connection_pool import TransportError
+from backends.failures import TransportError
 from backends.interface import BackendRequest, Failure, FailureKind
 from gateway.api.inference_request import InferenceRequest
 from gateway.fleet.monitor import Monitor

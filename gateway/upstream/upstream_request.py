@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from backends.http.connection import Exchange
 from backends.http.connection_pool import ConnectionPool
-from backends.http.exchange import Exchange
 from backends.interface import Failure, FailureKind, HttpCall, Signal
 from backends.stream.redaction import masked
 from gateway.fleet.monitor import Monitor

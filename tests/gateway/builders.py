@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Any
 
 from backends import catalog
+from backends.http.connection import Exchange
 from backends.http.connection_pool import ConnectionPool
-from backends.http.exchange import Exchange
 from backends.interface import Backend, BackendConfig, BackendRequest, Failure, Operation
 from gateway.api import inference_request as ingress
 from gateway.api.inference_request import InferenceRequest

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.http.connection import Connection
-from backends.http.exchange import Exchange, Request
+from backends.http import connection
+from backends.http.connection import Connection, Exchange
 from backends.http.write_coalescer import WriteCoalescer
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Listener, chunk
 
@@ -34,9 +34,9 @@ class Wire(asyncio.Transport):
 class Idle:
     """The pool of one connection."""
 
-    def made(self) -> None: ...
+    def opened(self) -> None: ...
 
-    outbox = WriteCoalescer()
+    coalescer = WriteCoalescer()
 
     def release(self, connection: Connection) -> None: ...
 
@@ -48,11 +48,11 @@ class Idle:
 
 async def read(*reads: bytes) -> Listener:
     """What a sink hears of a reply that comes in these reads."""
-    connection, listener = Connection(Idle()), Listener()
-    connection.connection_made(Wire())
-    connection.send(Exchange(Request(b"", b"", bodyless=False), listener, reused=False))
+    upstream, listener = Connection(Idle()), Listener()
+    upstream.connection_made(Wire())
+    upstream.send(Exchange(b"", listener))
     for data in reads:
-        connection.data_received(data)
+        upstream.data_received(data)
     return listener
 
 
@@ -96,3 +96,18 @@ async def test_chunks_in_reads_of_their_own_are_the_same_body(parts: list[bytes]
     heard = await read(STREAM_HEAD, *map(chunk, parts), LAST_CHUNK)
     assert (heard.body, heard.calls[-1]) == (b"".join(parts), "end")
     assert heard.framed == [chunk(part) for part in parts[1:]]
+
+
+async def test_a_large_chunk_in_a_read_of_its_own_keeps_its_framing() -> None:
+    """However many digits its size has."""
+    parts = [b"x" * size for size in (0xFFF, 0x1000, 0x10000, 0x100000)]
+    heard = await read(STREAM_HEAD + chunk(b"one"), *map(chunk, parts), LAST_CHUNK)
+    assert (heard.framed, heard.calls[-1]) == ([chunk(part) for part in parts], "end")
+
+
+async def test_reads_of_a_stream_leave_nothing_in_memory() -> None:
+    """No table of what was read grows with the answers: neither with their number nor with their size."""
+    marker = b"y" * 5000
+    await read(STREAM_HEAD + chunk(b"one"), chunk(marker), chunk(marker)[:-1], b"\n", LAST_CHUNK)
+    tables = [held for held in vars(connection).values() if isinstance(held, dict | list | set)]
+    assert not any(isinstance(key, bytes) and marker in key for table in tables for key in table)

@@ -53,7 +53,7 @@ async def test_header_values_go_out_as_the_bytes_that_came_in() -> None:
 
 
 async def test_a_large_body_arrives_whole() -> None:
-    """Beyond what is copied behind its head."""
+    """Two megabytes, of every byte value."""
     body = bytes(range(256)) * 8192
     async with played([reply()]) as (origin, upstream):
         await ask(origin, HttpCall("POST", "/v1/x", (), body))
@@ -131,7 +131,10 @@ async def test_a_reply_torn_at_any_byte_is_the_same() -> None:
         for _ in cuts:
             listener = await ask(origin)
             assert (listener.done.result(), listener.body) == (None, body)
-        assert (upstream.connections, repr(origin)) == (1, f"<Origin {origin.address.authority} idle=1 active=0>")
+        assert (upstream.connections, repr(origin)) == (
+            1,
+            f"<ConnectionPool {origin.address.authority} idle=1 active=0>",
+        )
 
 
 async def test_a_reply_in_single_bytes_is_the_same() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.http import connection_pool as transport
-from backends.http.connection_pool import ConnectionPool, TransportError
+from backends.failures import TransportError
+from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind, HttpCall
 from tests.backends.http.test_connection import POST, ask, played
 from tests.support.upstream import (
@@ -125,13 +125,14 @@ async def test_a_connection_past_its_time_is_not_used_even_before_the_timer() ->
     assert seen == [1, None, 0]
 
 
-async def test_a_connection_to_a_name_is_not_used_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_to_a_name_is_not_used_for_ever() -> None:
     """The name may have moved; an address cannot, and a connection to it is as good as it ever was."""
-    monkeypatch.setattr(transport, "LONGEST", 0.0)
     async with Upstream([reply(b"one")], [reply(b"two")]) as upstream:
-        named = ConnectionPool(upstream.url.replace("127.0.0.1", "localhost"), connect_timeout=2)
-        at = ConnectionPool(upstream.url.replace("127.0.0.1", "engines.svc"), connect_timeout=2, at="127.0.0.1")
-        for origin, kept in ((named, 0), (ConnectionPool(upstream.url, connect_timeout=2), 1), (at, 1)):
+        service, localhost = (upstream.url.replace("127.0.0.1", name) for name in ("engines.svc", "localhost"))
+        by_name = ConnectionPool(localhost, connect_timeout=2, max_age=0.0)
+        by_address = ConnectionPool(upstream.url, connect_timeout=2, max_age=0.0)
+        at = ConnectionPool(service, connect_timeout=2, max_age=0.0, connect_to="127.0.0.1")
+        for origin, kept in ((by_name, 0), (by_address, 1), (at, 1)):
             await ask(origin)
             assert origin.idle == kept
             await origin.close()

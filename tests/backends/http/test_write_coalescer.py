@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from backends.http import write_coalescer as outbox
-from backends.http.write_coalescer import CLOSELY, WriteCoalescer
+from backends.http.write_coalescer import BURST_GAP, WriteCoalescer
 
 
 class Clock:
@@ -55,7 +55,7 @@ async def test_a_write_that_is_alone_waits_for_nothing(clock: Clock, written: li
     """However many there were before, if that was a while ago."""
     box, wire = WriteCoalescer(), Wire("a", written)
     for i in range(3):
-        clock.now += 2 * CLOSELY
+        clock.now += 2 * BURST_GAP
         box.write(wire, b"%d" % i)
         assert len(written) == i + 1
 
@@ -67,7 +67,7 @@ async def test_writes_that_follow_closely_are_made_together_at_the_end_of_the_tu
     box, one, two = WriteCoalescer(), Wire("one", written), Wire("two", written)
     for wire, data in ((one, b"a"), (one, b"b"), (two, b"c"), (one, b"d")):
         box.write(wire, data)
-        clock.now += CLOSELY / 2
+        clock.now += BURST_GAP / 2
     assert written == [("one", b"a")]
     await turn()
     assert written == [("one", b"a"), ("one", b"bd"), ("two", b"c")]
@@ -81,7 +81,7 @@ async def test_a_socket_gets_nothing_before_what_waits_for_it(clock: Clock, writ
     box, one, two = WriteCoalescer(), Wire("one", written), Wire("two", written)
     for wire in (one, one, two):
         box.write(wire, b"1")
-    clock.now += 2 * CLOSELY
+    clock.now += 2 * BURST_GAP
     box.write(one, b"2")
     box.write_on(one, b"3")
     assert written == [("one", b"1"), ("one", b"12"), ("one", b"3")]
