@@ -1,40 +1,129 @@
-"""What makes a simulated backend run in real time: plans become timers, events reach their answers.
+"""Drivers run a simulated backend in real time: plans become timers, events become bytes on the callers' sockets.
 
-The engine's clock is the loop's, times `speed`. A driver never lets lateness accumulate: the next
-step starts where the last one should have ended, unless the machine fell behind by more than
-`_LATE`; then the engine is slowed down rather than made to catch up in a burst.
+The engine's clock is the loop's, times `speed`. Writes go straight to the transport, framed as HTTP/1.1 chunks (RFC
+9112, section 7.1): no task is woken per token, so that hundreds of streams cost little. An answer is buffered as a
+whole if the caller does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from math import inf
-from typing import Protocol
+from typing import Any
 
-from backends.simulated.answer import AnswerWriter
 from backends.simulated.engine import Engine
 from backends.simulated.events import EngineRequest, RequestId, StepResult
-from backends.simulated.faults import Faults
+from backends.simulated.faults import Faults, StreamFault
 from backends.simulated.hosted import ApiTiming, HostedApi
+from backends.simulated.reply import DONE, GARBAGE, ReplyWriter, error_event, usage
 
-_LATE = 0.020  # s
-
-
-class Driver(Protocol):
-    """Runs until closed."""
-
-    def now(self) -> float: ...
-
-    def submit(self, request: EngineRequest, answer: AnswerWriter) -> None:
-        """May raise Refused."""
-        ...
-
-    def abort(self, request_id: RequestId) -> None: ...
-
-    async def close(self) -> None: ...
+MAX_LATENESS = 0.020  # s
 
 
-class _Clock:
+class AnswerWriter:
+    """Counts the tokens of one answer and keeps its times (of the engine's clock). `done` is set at the end."""
+
+    def __init__(self, prompt_tokens: int, submitted_at: float, fault: StreamFault | None = None) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = 0
+        self.tokens = 0
+        self.broken = False  # by a simulated fault, not by the caller
+        self.done = asyncio.Event()
+        self._submitted_at = self._first_at = self._last_at = submitted_at
+        self._queue_time = 0.0
+        self._fault = fault
+        self._held: list[bytes] | None = None  # output during a stall
+        self._ended = False
+        self._transport: asyncio.Transport | None = None
+        self._writer: ReplyWriter | None = None
+
+    def stream_to(self, transport: asyncio.Transport, writer: ReplyWriter) -> None:
+        """Write tokens as they come; without this call the answer is only timed."""
+        self._transport = transport
+        self._writer = writer
+
+    @property
+    def ttft(self) -> float:
+        return self._first_at - self._submitted_at
+
+    @property
+    def generation(self) -> float:
+        """Seconds from the first to the last token."""
+        return self._last_at - self._first_at
+
+    def metrics(self) -> dict[str, float]:
+        """vLLM's `metrics`, in milliseconds; its time to the first token excludes the queue."""
+        gaps = max(self.tokens - 1, 1)
+        return {
+            "time_to_first_token_ms": (self.ttft - self._queue_time) * 1e3,
+            "queue_time_ms": self._queue_time * 1e3,
+            "generation_time_ms": self.generation * 1e3,
+            "mean_itl_ms": self.generation * 1e3 / gaps,
+            "tokens_per_second": gaps / self.generation if self.generation > 0 else 0.0,
+        }
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        return usage(self.prompt_tokens, self.tokens, self.cached_tokens)
+
+    def begin(self, at: float, queue_time: float, cached_tokens: int) -> None:
+        """Called before the first token."""
+        self._first_at = at
+        self._queue_time = queue_time
+        self.cached_tokens = cached_tokens
+
+    def token(self, at: float) -> None:
+        index = self.tokens
+        self.tokens += 1
+        self._last_at = at
+        fault = self._fault if self._fault is not None and index == self._fault.after else None
+        if fault is not None:
+            self._apply(fault)
+        if self._writer is not None:
+            garbage = fault is not None and fault.kind == "garbage"
+            self._write(GARBAGE if garbage else self._writer.token(index))
+
+    def finish(self) -> None:
+        """Called after the last token."""
+        if self._writer is not None:
+            self._write(self._writer.ending(self.usage, self.metrics()))
+        self._ended = True
+        if self._held is None:
+            self.done.set()
+
+    def _write(self, data: bytes) -> None:
+        if self._held is not None:
+            self._held.append(data)
+        elif data and self._transport is not None and not self.broken and not self._transport.is_closing():
+            # uvloop raises on a closing transport where asyncio only warns, and would end the engine's only task
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _apply(self, fault: StreamFault) -> None:
+        if fault.kind == "stall":
+            self._held = []
+            if fault.seconds is not None:
+                asyncio.get_running_loop().call_later(fault.seconds, self._resume)
+        elif fault.kind == "error":
+            self._write(error_event("the engine failed (simulated)") + DONE)
+            self._break()
+        elif fault.kind == "cut":
+            if self._transport is not None:
+                self._transport.abort()
+            self._break()
+
+    def _break(self) -> None:
+        self.broken = True
+        self.done.set()
+
+    def _resume(self) -> None:
+        held, self._held = self._held or [], None
+        for data in held:
+            self._write(data)
+        if self._ended:
+            self.done.set()
+
+
+class EngineClock:
     def __init__(self, speed: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._zero = self._loop.time()
@@ -43,30 +132,33 @@ class _Clock:
     def now(self) -> float:
         return (self._loop.time() - self._zero) * self._speed
 
-    def real(self, at: float) -> float:
-        """The loop's time at which the engine's clock shows `at`."""
+    def loop_time(self, at: float) -> float:
+        """The loop's time at which this clock shows `at`."""
         return self._zero + at / self._speed
 
     async def sleep_until(self, at: float) -> None:
-        await asyncio.sleep(max(0.0, self.real(at) - self._loop.time()))
+        await asyncio.sleep(max(0.0, self.loop_time(at) - self._loop.time()))
 
 
 class EngineDriver:
-    """Steps an `Engine`, in one task."""
+    """Steps an `Engine`, in one task.
 
-    def __init__(self, engine: Engine, faults: Faults, speed: float) -> None:
+    Lateness does not accumulate: the next step starts at the planned end of the last, unless the machine fell behind by
+    more than `max_lateness`; then the engine is slowed down rather than made to catch up in a burst.
+    """
+
+    def __init__(self, engine: Engine, faults: Faults, speed: float, max_lateness: float = MAX_LATENESS) -> None:
         self._engine = engine
         self._faults = faults
-        self._clock = _Clock(speed)
-        self._late = _LATE * speed
+        self._clock = EngineClock(speed)
+        self._max_lateness = max_lateness * speed
         self._answers: dict[RequestId, AnswerWriter] = {}
         self._submitted = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="simulated engine")
-
-    def now(self) -> float:
-        return self._clock.now()
+        self.now = self._clock.now
 
     def submit(self, request: EngineRequest, answer: AnswerWriter) -> None:
+        """Raises Refused."""
         self._engine.submit(request, self.now())
         self._answers[request.id] = answer
         self._submitted.set()
@@ -83,8 +175,8 @@ class EngineDriver:
         ended = -inf
         while True:
             now = self.now()
-            self._engine.slow(self._faults.slow)
-            step = self._engine.step(ended if now - ended <= self._late else now)
+            self._engine.slowness = self._faults.slow
+            step = self._engine.step(ended if now - ended <= self._max_lateness else now)
             if step is None:
                 await self._wait_for_work()
                 ended = -inf
@@ -120,16 +212,14 @@ class HostedDriver:
     def __init__(self, api: HostedApi, faults: Faults, speed: float) -> None:
         self._api = api
         self._faults = faults
-        self._clock = _Clock(speed)
+        self._clock = EngineClock(speed)
         self._timers: dict[RequestId, asyncio.TimerHandle] = {}
-
-    def now(self) -> float:
-        return self._clock.now()
+        self.now = self._clock.now
 
     def submit(self, request: EngineRequest, answer: AnswerWriter) -> None:
+        """Raises Refused."""
         self._api.slow(self._faults.slow)
-        course = self._api.submit(request, self.now())
-        self._arm(request.id, answer, course)
+        self._schedule(request.id, answer, self._api.submit(request, self.now()))
 
     def abort(self, request_id: RequestId) -> None:
         timer = self._timers.pop(request_id, None)
@@ -141,18 +231,21 @@ class HostedDriver:
         for request_id in tuple(self._timers):
             self.abort(request_id)
 
-    def _arm(self, request_id: RequestId, answer: AnswerWriter, course: ApiTiming) -> None:
-        at = course.first_at + course.gap * answer.tokens
-        loop = asyncio.get_running_loop()
-        self._timers[request_id] = loop.call_at(self._clock.real(at), self._token, request_id, answer, course, at)
+    def _schedule(self, request_id: RequestId, answer: AnswerWriter, timing: ApiTiming) -> None:
+        at = timing.first_at + timing.gap * answer.tokens
+        due = self._clock.loop_time(at)
+        self._timers[request_id] = asyncio.get_running_loop().call_at(due, self._token, request_id, answer, timing, at)
 
-    def _token(self, request_id: RequestId, answer: AnswerWriter, course: ApiTiming, at: float) -> None:
+    def _token(self, request_id: RequestId, answer: AnswerWriter, timing: ApiTiming, at: float) -> None:
         if answer.tokens == 0:
             answer.begin(at, 0.0, 0)
         answer.token(at)
-        if answer.tokens < course.tokens:
-            self._arm(request_id, answer, course)
+        if answer.tokens < timing.tokens:
+            self._schedule(request_id, answer, timing)
         else:
             del self._timers[request_id]
             self._api.run_until(at)
             answer.finish()
+
+
+Driver = EngineDriver | HostedDriver

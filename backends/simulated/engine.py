@@ -1,43 +1,139 @@
 """A vLLM-like continuous-batching scheduler. Pure: no clock, no sockets, no tasks; seeded noise.
 
 Rules, as in vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py):
-- A step first gives one token to every decoding request, then fills the rest of
-  `max_num_batched_tokens` with prefill chunks, first come first served.
-- A waiting request is admitted when its whole prompt fits into free blocks
-  (`scheduler_reserve_full_isl`) and fewer than `max_num_seqs` run. It hits the cached blocks of its
-  prefix, but never its whole prompt: the last token is always computed. What an earlier request is
-  scheduled to compute is a hit already, within the same step too.
-- When decoding needs a block and none is free, the request admitted last is preempted: it loses its
-  blocks and goes to the head of the queue, to be recomputed with what it had generated. (vLLM also
-  admits nothing in such a step. Here that follows: what was preempted never fits at once, and is first.)
+- A step first gives one token to every decoding request, then fills the rest of `max_num_batched_tokens` with prefill
+  chunks, first come first served.
+- A waiting request is admitted when its whole prompt fits into free blocks (`scheduler_reserve_full_isl`) and fewer
+  than `max_num_seqs` run. Cached blocks of its prefix are hits, but never the whole prompt: the last token is always
+  computed. Blocks which an earlier request is scheduled to compute are hits already, within the same step too.
+- When decoding needs a block and none is free, the request admitted last is preempted: it loses its blocks and goes to
+  the head of the queue, to be recomputed with its generated tokens. (vLLM also admits nothing in such a step. Here this
+  follows: the preempted request is first in the queue, and never fits at once.)
 - The blocks of an answer enter the prefix cache when the request ends.
-
-`advance` takes many decode steps in one loop while nothing can begin or end in between, with the
-same arithmetic and the same draws of noise as `step`: the outcome is equal, bit for bit.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from enum import Enum
 from math import exp, inf
 from random import Random
 
-from backends.simulated.batch import DecodeBatch, LiveRequest, RequestState
 from backends.simulated.events import EngineFirstToken, EngineRequest, Finished, Refused, RequestId, StepResult
 from backends.simulated.kv_cache import PrefixCache
 from backends.simulated.profiles import EngineProfile
 
 
+class RequestState(Enum):
+    """In order; a preemption leads back to WAITING."""
+
+    ARRIVING = 0  # in the API server
+    WAITING = 1
+    PREFILLING = 2
+    DECODING = 3
+    ENDING = 4  # last token planned; its blocks are freed when the next step is planned
+
+
+@dataclass(eq=False, slots=True)
+class LiveRequest:
+    """A request inside the engine. While it decodes, `computed` and `generated` are as of tick `joined`."""
+
+    request: EngineRequest
+    ready_at: float  # when the API server passes it on
+    target: int  # tokens to prefill: the prompt, after a preemption the tokens generated so far too
+    chain: list[Hashable]  # block hashes of prompt and answer
+    state: RequestState = RequestState.ARRIVING
+    computed: int = 0  # tokens in the KV cache
+    generated: int = 0
+    joined: int = 0
+    committed: int = 0  # leading blocks of `chain` in the prefix cache
+    cached: int | None = None  # tokens hit at the first admission
+    queue_time: float = 0.0
+    preemptions: int = 0
+
+    @classmethod
+    def arriving(cls, request: EngineRequest, ready_at: float, block_size: int) -> LiveRequest:
+        whole = request.prompt_tokens // block_size
+        chain = list(request.block_hashes[:whole])
+        if len(chain) == whole:
+            chain.extend(request.output_hashes)
+        return cls(request, ready_at, request.prompt_tokens, chain)
+
+    @property
+    def last_tick(self) -> int:
+        """The tick with the last token of a decoding request."""
+        return self.joined + self.request.output_tokens - self.generated - 1
+
+
+class DecodeBatch:
+    """The decoding requests, in the order in which they joined, at O(1) per step for any number of requests.
+
+    Between two events the batch is static: every request gets one token per step. So a step does not touch the
+    requests: the batch counts steps (`tick`), and each request remembers the tick at which it joined.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.requests: dict[RequestId, LiveRequest] = {}
+        self.tick = 0  # number of the next step
+        self.context = 0  # tokens of all requests in the KV cache
+        self.due: dict[int, list[LiveRequest]] = {}  # requests by the tick of their last token
+        self.growing = [0] * block_size  # number of requests which need a block, by tick modulo block size
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def newest(self) -> LiveRequest:
+        return next(reversed(self.requests.values()))
+
+    @property
+    def blocks_needed(self) -> int:
+        """New blocks for the next step."""
+        return self.growing[self.tick % len(self.growing)]
+
+    def join(self, live: LiveRequest) -> None:
+        """Decode a prefilled request, which has one token, from the next step on."""
+        live.joined = self.tick
+        self.requests[live.request.id] = live
+        self.context += live.computed
+        self.growing[(live.joined - live.computed) % len(self.growing)] += 1
+        self.due.setdefault(live.last_tick, []).append(live)
+
+    def leave(self, live: LiveRequest) -> None:
+        """Undo `join`, and bring the request's counts up to this tick."""
+        del self.requests[live.request.id]
+        ending = self.due[live.last_tick]
+        ending.remove(live)
+        if not ending:
+            del self.due[live.last_tick]
+        self.growing[(live.joined - live.computed) % len(self.growing)] -= 1
+        live.computed += self.tick - live.joined
+        live.generated += self.tick - live.joined
+        self.context -= live.computed
+
+    def decode(self, steps: int) -> list[LiveRequest]:
+        """Give every request `steps` tokens. Returns those which got their last token, and have left the batch."""
+        if not self.requests:
+            return []
+        self.context += steps * len(self.requests)
+        self.tick += steps
+        ended = list(self.due.get(self.tick - 1, ()))
+        for live in ended:
+            self.leave(live)
+        return ended
+
+
 class Engine:
-    """One engine. `step` plans the next batch at `now` and says when it ends and what it brings."""
+    """One engine. `step` plans the next batch and returns its end and its events."""
 
     def __init__(self, profile: EngineProfile, seed: int = 0) -> None:
         self.profile = profile
         self.alive = True
+        self.slowness = 1.0  # factor on the duration of a step
         self.cache = PrefixCache(profile.num_blocks)
         self._noise = Random(seed)
-        self._slowness = 1.0
         self._reset()
 
     def _reset(self) -> None:
@@ -50,9 +146,9 @@ class Engine:
         self._prefilling: list[LiveRequest] = []
         self._decoding = DecodeBatch(self.profile.block_size)
         self._ending: list[LiveRequest] = []
-        self._stuck = False  # the head of the queue was refused, and nothing was freed since
+        self._stuck = False  # the head of the queue was not admitted, and no block has been freed since
 
-    # ---------------------------------------------------------------- what can be seen
+    # -- state -------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
@@ -64,39 +160,34 @@ class Engine:
 
     @property
     def unfinished(self) -> int:
-        """Requests that were taken and have not ended, those still in the API server included."""
+        """Requests in the engine, including those still in the API server."""
         return len(self._live)
 
     @property
     def backlog(self) -> int:
-        """Prompt tokens that are not computed yet, nor in the step that is planned (cached ones unknown yet)."""
+        """Prompt tokens neither computed nor in the planned step (cached tokens are unknown yet)."""
         queued = sum(live.target for live in self._waiting) + sum(live.target for live in self._arriving)
         return queued + sum(live.target - live.computed for live in self._prefilling)
-
-    @property
-    def slowness(self) -> float:
-        """How many times as long as it should a step takes."""
-        return self._slowness
 
     @property
     def kv_usage(self) -> float:
         return self.cache.usage
 
     def progress(self) -> list[tuple[RequestId, int]]:
-        """Tokens of every answer under way, those of the step that is planned included."""
+        """Tokens of every decoding request, those of the planned step included."""
         tick = self._decoding.tick
         return [(key, live.generated + tick - live.joined) for key, live in self._decoding.requests.items()]
 
     def wakes_at(self, now: float) -> float | None:
-        """When a step would next find work, not before `now`; None: only when something is submitted."""
+        """The next time, not before `now`, at which a step finds work; None: not before the next `submit`."""
         if self.running or self._waiting:
             return now
         return max(now, self._arriving[0].ready_at) if self._arriving else None
 
-    # ---------------------------------------------------------------- what can be asked
+    # -- commands ----------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest, now: float) -> None:
-        """Take a request; the scheduler sees it `profile.overhead` later. Raises Refused, or ValueError."""
+        """Accept a request; the scheduler sees it `profile.overhead` later. Raises Refused, or ValueError."""
         limit = self.profile.max_queued_requests
         if not self.alive:
             raise Refused(0, "the engine is dead")
@@ -106,12 +197,12 @@ class Engine:
             raise ValueError(f"request {request.id} is already here")
         if request.prompt_tokens + request.output_tokens > self.cache.capacity * self.profile.block_size:
             raise ValueError(f"request {request.id} is larger than the KV cache of {self.profile.kv_tokens} tokens")
-        live = LiveRequest(request, now + self.profile.overhead, self.profile.block_size)
+        live = LiveRequest.arriving(request, now + self.profile.overhead, self.profile.block_size)
         self._live[request.id] = live
         self._arriving.append(live)
 
     def abort(self, request_id: RequestId) -> bool:
-        """Drop a request, and free its blocks, at once. False if it had ended, or its last token is planned."""
+        """Drop a request, and free its blocks, at once. False if it has ended, or its last token is planned."""
         live = self._live.get(request_id)
         if live is None or live.state is RequestState.ENDING:
             return False
@@ -125,12 +216,8 @@ class Engine:
             self._evict(live)
         return True
 
-    def slow(self, factor: float) -> None:
-        """Every step takes `factor` times as long from now on (a drifting machine)."""
-        self._slowness = factor
-
     def kill(self) -> tuple[RequestId, ...]:
-        """The engine dies with all it held, cache included. Returns the requests lost."""
+        """Stop, and lose all requests and the cache. Returns the requests lost."""
         lost = tuple(self._live)
         self.alive = False
         self.cache.clear()
@@ -138,23 +225,27 @@ class Engine:
         return lost
 
     def restart(self) -> None:
-        """The engine is back, empty."""
         self.alive = True
 
-    def step(self, now: float) -> StepResult | None:
-        """Plan one step that starts at `now`; None if there is nothing to do. `now` must not go back."""
-        self._retire()
-        self._let_in(now)
-        return self._plan(now)
+    def step(self, now: float, until: float | None = None) -> StepResult | None:
+        """Plan one step which starts at `now`; None if there is nothing to do. `now` must not go back.
 
-    def advance(self, now: float, until: float) -> StepResult | None:
-        """As `step`, but take all decode-only steps that start before `until` at once, up to the next event."""
-        self._retire()
-        self._let_in(now)
+        With `until`, take all decode-only steps which start before `until` at once, up to the next event, with the
+        same arithmetic and the same draws of noise: the outcome is equal, bit for bit.
+        """
+        for live in self._ending:
+            del self._live[live.request.id]
+            self._release(live)
+        self._ending.clear()
+        while self._arriving and self._arriving[0].ready_at <= now:
+            live = self._arriving.popleft()
+            live.state = RequestState.WAITING
+            self._waiting.append(live)
         static = len(self._decoding) > 0 and not self._prefilling and (self._stuck or not self._waiting)
-        return (self._coast(now, until) if static else None) or self._plan(now)
+        coasted = self._coast(now, until) if static and until is not None else None
+        return coasted or self._plan(now)
 
-    # ---------------------------------------------------------------- a step
+    # -- a step ------------------------------------------------------------------------------
 
     def _plan(self, now: float) -> StepResult | None:
         self._reserve_decode_blocks()
@@ -165,7 +256,7 @@ class Engine:
         prefill = sum(size for _, size in chunks)
         pairs = sum(size * (live.computed - size / 2) for live, size in chunks)
         took = self.profile.duration_ms(len(decoding) + prefill, len(decoding) + len(chunks), pairs, context)
-        ends_at = now + took * 1e-3 * self._slowness * exp(self._noise.gauss(0.0, self.profile.sigma))
+        ends_at = now + took * 1e-3 * self.slowness * exp(self._noise.gauss(0.0, self.profile.sigma))
         begun = [live for live, _ in chunks if live.computed == live.target]
         first = tuple(
             EngineFirstToken(live.request.id, ends_at, live.queue_time, live.cached or 0)
@@ -175,18 +266,18 @@ class Engine:
         ended = self._decoding.decode(1)
         ended += [live for live in begun if not self._decodes(live)]
         tokens = decoding + tuple(live.request.id for live in begun)
-        return StepResult(now, ends_at, 1, prefill, tokens, first, self._finish(ended, ends_at))
+        return StepResult(ends_at, 1, prefill, tokens, first, self._finish(ended, ends_at))
 
     def _coast(self, now: float, until: float) -> StepResult | None:
-        """Decode-only steps of a static batch, until something ends or arrives, or blocks run short."""
+        """Decode-only steps of a static batch, until a request ends or arrives, or blocks run short."""
         batch, cache, gauss = self._decoding, self.cache, self._noise.gauss
-        due, growing, tick, context = batch.due, batch.growing, batch.tick, batch.context
-        seqs, size, sigma, slowness = len(batch), len(growing), self.profile.sigma, self._slowness
+        tick, context, seqs = batch.tick, batch.context, len(batch)
+        sigma, slowness = self.profile.sigma, self.slowness
         fixed, per_token = self.profile.fixed_ms(seqs, seqs), self.profile.context_us * 1e-3
         stop = min(until, self._arriving[0].ready_at if self._arriving else inf)
         at = now
         while True:
-            need = growing[tick % size]
+            need = batch.growing[tick % len(batch.growing)]
             if need:
                 if need > cache.free:
                     break
@@ -194,12 +285,12 @@ class Engine:
             at += (fixed + per_token * context) * 1e-3 * slowness * exp(gauss(0.0, sigma))
             context += seqs
             tick += 1
-            if at >= stop or tick - 1 in due:
+            if at >= stop or tick - 1 in batch.due:
                 break
         steps = tick - batch.tick
         if steps == 0:
             return None
-        return StepResult(now, at, steps, finished=self._finish(batch.decode(steps), at))
+        return StepResult(at, steps, finished=self._finish(batch.decode(steps), at))
 
     def _finish(self, ended: Iterable[LiveRequest], at: float) -> tuple[Finished, ...]:
         for live in ended:
@@ -207,19 +298,7 @@ class Engine:
             self._ending.append(live)
         return tuple(Finished(live.request.id, at, live.request.output_tokens, live.preemptions) for live in ended)
 
-    def _retire(self) -> None:
-        for live in self._ending:
-            del self._live[live.request.id]
-            self._release(live)
-        self._ending.clear()
-
-    def _let_in(self, now: float) -> None:
-        while self._arriving and self._arriving[0].ready_at <= now:
-            live = self._arriving.popleft()
-            live.state = RequestState.WAITING
-            self._waiting.append(live)
-
-    # ---------------------------------------------------------------- prefill
+    # -- prefill -----------------------------------------------------------------------------
 
     def _schedule(self, budget: int, now: float) -> list[tuple[LiveRequest, int]]:
         """The prefill chunks of this step, (request, tokens); `computed` includes them on return."""
@@ -264,7 +343,7 @@ class Engine:
         return chunk
 
     def _decodes(self, live: LiveRequest) -> bool:
-        """A prefilled request has its next token; False if that was its last one."""
+        """Give a prefilled request its next token; False if this was the last."""
         self._prefilling.remove(live)
         live.generated += 1
         if live.generated == live.request.output_tokens:
@@ -273,10 +352,10 @@ class Engine:
         self._decoding.join(live)
         return True
 
-    # ---------------------------------------------------------------- blocks
+    # -- blocks ------------------------------------------------------------------------------
 
     def _reserve_decode_blocks(self) -> None:
-        """Take the blocks that this step's decodes need, from the newest requests if none are free."""
+        """Allocate blocks for the decodes of this step, from the newest requests if none are free."""
         while self._decoding.blocks_needed > self.cache.free:
             self._preempt(self._prefilling[-1] if self._prefilling else self._decoding.newest)
         self.cache.allocate(self._decoding.blocks_needed)
@@ -290,7 +369,7 @@ class Engine:
         self._waiting.appendleft(live)
 
     def _evict(self, live: LiveRequest) -> None:
-        """Take a running request out of its batch, and its blocks from it."""
+        """Remove a running request from its batch, and free its blocks."""
         if live.state is RequestState.DECODING:
             self._decoding.leave(live)
         else:
@@ -298,7 +377,7 @@ class Engine:
         self._release(live)
 
     def _commit(self, live: LiveRequest) -> None:
-        """What is full now can be hit."""
+        """Put full blocks into the prefix cache."""
         full = min(live.computed // self.profile.block_size, len(live.chain))
         if full > live.committed:
             self.cache.commit(live.chain[live.committed : full])

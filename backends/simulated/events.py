@@ -1,7 +1,4 @@
-"""What goes into a simulated engine, and what comes out of it.
-
-Times are seconds of the caller's clock, real or virtual; the engine never reads a clock itself.
-"""
+"""Requests to a simulated engine, and the events which it returns. All times are seconds of the caller's clock."""
 
 from __future__ import annotations
 
@@ -12,22 +9,34 @@ RequestId = int | str
 
 
 class Refused(Exception):
-    """The request was not taken: 503 with a full queue, 429 at a rate limit, 0 where the engine is dead."""
+    """A request is not served: 400 if invalid, 429 at a rate limit, 503 with a full queue, 0 from a dead engine.
 
-    def __init__(self, status: int, reason: str, retry_after: float | None = None) -> None:
-        super().__init__(reason)
+    `code` is OpenAI's error code where the status alone does not imply it; `retry_after` is in seconds.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
         self.status = status
-        self.reason = reason
-        self.retry_after = retry_after  # s
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A prompt and the length of the answer it will get.
+    """A prompt and the length of its answer.
 
-    `block_hashes` are chained: one per full block of the prompt, in order, equal where the whole
-    prefix is equal. `output_hashes` continue that chain through the answer (its first block may
-    begin inside the prompt), so that the next turn of a conversation finds the answer cached too.
+    `block_hashes` are chained: one per full block of the prompt, in order, equal where the whole prefix is equal.
+    `output_hashes` continue the chain through the answer (the first block may begin inside the prompt), so that the
+    next turn of a conversation finds the answer cached too.
     """
 
     id: RequestId
@@ -43,7 +52,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineFirstToken:
-    """The answer has begun. `queue_time` is spent waiting for the scheduler, as vLLM counts it."""
+    """`queue_time`: seconds spent waiting for the scheduler, as vLLM counts."""
 
     id: RequestId
     at: float
@@ -53,7 +62,7 @@ class EngineFirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last token is out."""
+    """The last token of an answer."""
 
     id: RequestId
     at: float
@@ -66,13 +75,12 @@ Event = EngineFirstToken | Finished
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step of the engine, or several decode steps in which nothing began or ended but at the last.
+    """One step of the engine, or several decode steps of which only the last ends a request.
 
-    All of it happens at `ends_at`. `tokens` names every request that gets a token then, first and
-    last ones included; it is left empty when several steps were taken at once.
+    All events happen at `ends_at`. `tokens` names every request with a token in this step, first and last tokens
+    included; empty for several steps at once.
     """
 
-    started_at: float
     ends_at: float
     steps: int = 1
     prefill_tokens: int = 0

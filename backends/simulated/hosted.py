@@ -1,8 +1,7 @@
-"""An external API as its callers see it. Pure: seeded, and in the caller's time.
+"""An external API as seen by its callers. Pure: seeded, and in the caller's time.
 
-There is no queue and no batch to be seen: the time to the first token is log-normal around a median
-that grows with the prompt, tokens then come steadily, and more than `requests_per_minute` in any
-60 seconds are refused with the time at which the next one would be taken.
+Queue and batch are not visible: the time to the first token is log-normal around a median which grows with the prompt,
+further tokens come steadily, and more than `requests_per_minute` in any 60 seconds are refused with the time to wait.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 from random import Random
 
 from backends.simulated.events import EngineFirstToken, EngineRequest, Event, Finished, Refused, RequestId
@@ -20,7 +20,7 @@ _WINDOW = 60.0  # s, of the rate limit
 
 @dataclass(frozen=True, slots=True)
 class ApiTiming:
-    """When the tokens of an answer come."""
+    """Times of an answer's tokens."""
 
     first_at: float
     gap: float  # s between tokens
@@ -32,63 +32,62 @@ class ApiTiming:
 
 
 class HostedApi:
-    """Has the methods of `VirtualEngine`; `submit` also tells the course of the answer."""
+    """Has the methods of `VirtualEngine`; `submit` also returns the timing of the answer."""
 
     def __init__(self, profile: ApiProfile, seed: int = 0) -> None:
         self.profile = profile
         self.alive = True
+        self.waiting = 0  # no visible queue
         self._random = Random(seed)
         self._slowness = 1.0
-        self._taken: deque[float] = deque()  # times of the requests in the window
+        self._accepted: deque[float] = deque()  # times of the requests in the window
         self._running: set[RequestId] = set()
         self._events: list[tuple[float, int, Event]] = []
-        self._number = 0
+        self._sequence = count()
 
     @property
     def running(self) -> int:
         return len(self._running)
 
-    @property
-    def waiting(self) -> int:
-        return 0
-
     def remaining(self, now: float) -> int:
-        """Requests that would still be taken."""
-        while self._taken and self._taken[0] <= now - _WINDOW:
-            self._taken.popleft()
-        return self.profile.requests_per_minute - len(self._taken)
+        """Requests left in the present window."""
+        while self._accepted and self._accepted[0] <= now - _WINDOW:
+            self._accepted.popleft()
+        return self.profile.requests_per_minute - len(self._accepted)
 
     def resets_in(self, now: float) -> float:
-        """Seconds until the limit is whole again."""
-        return max(0.0, self._taken[-1] + _WINDOW - now) if self._taken else 0.0
+        """Seconds until the window is empty."""
+        return max(0.0, self._accepted[-1] + _WINDOW - now) if self._accepted else 0.0
 
     def submit(self, request: EngineRequest, now: float) -> ApiTiming:
-        """Take a request, or raise Refused."""
+        """Accept a request. Raises Refused."""
         if not self.alive:
             raise Refused(0, "the service is down")
         if self.remaining(now) <= 0:
             limit = self.profile.requests_per_minute
-            raise Refused(429, f"the limit is {limit} requests per minute", self._taken[0] + _WINDOW - now)
-        self._taken.append(now)
+            raise Refused(
+                429, f"the limit is {limit} requests per minute", retry_after=self._accepted[0] + _WINDOW - now
+            )
+        self._accepted.append(now)
         self._running.add(request.id)
-        course = self._course(request, now)
-        self._push(EngineFirstToken(request.id, course.first_at, 0.0, 0))
-        self._push(Finished(request.id, course.ends_at, request.output_tokens))
-        return course
+        timing = self._timing(request, now)
+        self._push(EngineFirstToken(request.id, timing.first_at, 0.0, 0))
+        self._push(Finished(request.id, timing.ends_at, request.output_tokens))
+        return timing
 
     def abort(self, request_id: RequestId) -> bool:
-        """Drop a request; nothing more is heard of it."""
+        """Drop a request, without further events."""
         if request_id not in self._running:
             return False
         self._running.remove(request_id)
         return True
 
     def slow(self, factor: float) -> None:
-        """Answers that begin from now on take `factor` times as long."""
+        """Answers to requests from now on take `factor` times as long."""
         self._slowness = factor
 
     def kill(self) -> tuple[RequestId, ...]:
-        """The service goes down. Returns the requests lost."""
+        """Stop. Returns the requests lost."""
         lost = tuple(self._running)
         self._running.clear()
         self._events.clear()
@@ -96,7 +95,7 @@ class HostedApi:
         return lost
 
     def restart(self, now: float) -> None:
-        """The service is back; its rate limit remembers."""
+        """Serve again, with the same rate limit window."""
         self.alive = True
 
     def run_until(self, until: float) -> list[Event]:
@@ -110,7 +109,7 @@ class HostedApi:
                     self._running.remove(event.id)
         return events
 
-    def _course(self, request: EngineRequest, now: float) -> ApiTiming:
+    def _timing(self, request: EngineRequest, now: float) -> ApiTiming:
         profile, noise = self.profile, self._random.lognormvariate
         median = profile.ttft + profile.ttft_per_token * request.prompt_tokens
         first_at = now + median * self._slowness * noise(0.0, profile.ttft_sigma)
@@ -118,5 +117,4 @@ class HostedApi:
         return ApiTiming(first_at, gap, request.output_tokens)
 
     def _push(self, event: Event) -> None:
-        self._number += 1
-        heappush(self._events, (event.at, self._number, event))
+        heappush(self._events, (event.at, next(self._sequence), event))

@@ -2,12 +2,12 @@
 
 Rules, as in vLLM's block pool (vllm/v1/core/block_pool.py, kv_cache_manager.py):
 - A block is *private* (being filled; counted, not named) or *cached* (full, named by its hash).
-- A cached block that no request uses is *idle*: still a hit, and free to be taken.
-- Blocks are taken from those without content first, then from the idle, least recently used first.
-- A request frees its blocks tail first, so that of one prefix the end is evicted before the start.
-- Two requests that computed the same block at once share one afterwards. (vLLM keeps both copies
-  until one is freed; the difference is a few blocks for the time of one request.)
-Thereby: capacity = spare + idle + used + private, at all times.
+- A cached block which no request uses is *idle*: still a hit, and free to be allocated.
+- Blocks without content are allocated first, then idle blocks, least recently used first.
+- A request frees its blocks tail first, so that the end of a prefix is evicted before the start.
+- Two requests which computed the same block at once share one afterwards. (vLLM keeps both copies until one is freed;
+  the difference is a few blocks for the time of one request.)
+Invariant: capacity = spare + idle + used + private.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from itertools import islice
 class PrefixCache:
     """`capacity` blocks, shared by the running requests of one engine."""
 
-    __slots__ = ("_idle", "_spare", "_used", "capacity")
-
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._spare = capacity
@@ -30,21 +28,21 @@ class PrefixCache:
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken now."""
+        """Blocks which can be allocated now."""
         return self._spare + len(self._idle)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that running requests hold, 0 to 1 (vllm:kv_cache_usage_perc)."""
+        """Share of the blocks held by running requests, 0 to 1 (vllm:kv_cache_usage_perc)."""
         return 1.0 - self.free / self.capacity
 
     @property
     def cached(self) -> int:
-        """Blocks that a new request could hit."""
+        """Blocks which a new request could hit."""
         return len(self._used) + len(self._idle)
 
     def match(self, chain: Sequence[Hashable], limit: int) -> int:
-        """How many leading blocks of `chain`, at most `limit`, are cached."""
+        """Number of leading blocks of `chain`, at most `limit`, which are cached."""
         used, idle = self._used, self._idle
         hit = 0
         for block in islice(chain, limit):
@@ -54,7 +52,7 @@ class PrefixCache:
         return hit
 
     def acquire(self, chain: Sequence[Hashable], hit: int, total: int) -> bool:
-        """Hold the first `hit` blocks of `chain` and take `total - hit` private ones; all or nothing."""
+        """Hold the first `hit` blocks of `chain` and allocate `total - hit` private blocks; all or nothing."""
         used, idle = self._used, self._idle
         revived = [block for block in islice(chain, hit) if block in idle]
         if total - hit > self.free - len(revived):
@@ -68,28 +66,23 @@ class PrefixCache:
         return True
 
     def allocate(self, count: int) -> None:
-        """Take `count` private blocks; the caller has made sure of `free`."""
+        """Allocate `count` private blocks; `free` must be at least `count`."""
         spared = min(count, self._spare)
         self._spare -= spared
         for _ in range(count - spared):
             self._idle.popitem(last=False)
 
     def commit(self, blocks: Sequence[Hashable]) -> None:
-        """Private blocks of a request are full now: they get their names, and others may hit them."""
+        """Name private blocks of a request, which are full now, so that other requests may hit them."""
         used, idle = self._used, self._idle
         for block in blocks:
-            count = used.get(block)
-            if count is not None:
-                used[block] = count + 1
+            if block in used or block in idle:  # the second copy becomes spare
                 self._spare += 1
-            else:
-                used[block] = 1
-                if block in idle:
-                    del idle[block]
-                    self._spare += 1
+                idle.pop(block, None)
+            used[block] = used.get(block, 0) + 1
 
     def release(self, blocks: Sequence[Hashable], private: int) -> None:
-        """A request lets go of its cached `blocks` (in prompt order) and `private` others."""
+        """Free a request's cached `blocks` (in prompt order) and `private` others."""
         used, idle = self._used, self._idle
         for block in reversed(blocks):
             count = used[block] - 1
@@ -101,7 +94,7 @@ class PrefixCache:
         self._spare += private
 
     def clear(self) -> None:
-        """Forget everything: the engine restarted."""
+        """Empty the cache: the engine restarted."""
         self._idle.clear()
         self._used.clear()
         self._spare = self.capacity

@@ -1,22 +1,19 @@
-"""How long things take on a given machine: the constants of a simulated backend.
+"""Timing constants of simulated backends.
 
-Two kinds of profile:
-- `EngineProfile`: a vLLM engine. The duration of one step, in ms, is
+`EngineProfile` is a vLLM engine. The duration of one step, in ms, is
 
-      T = c0 + seq*seqs + (t_w^1.3 + (n/R)^1.3)^(1/1.3) + c_ar*n + c_att*sum a(c + a/2) + c_kv*sum ctx
+    T = c0 + seq*seqs + (t_w^1.3 + (n/R)^1.3)^(1/1.3) + c_ar*n + c_att*sum a(c + a/2) + c_kv*sum ctx
 
-  where n counts all scheduled tokens (prefill chunks, plus one per decoding sequence), a prefill
-  chunk is `a` new tokens on `c` already in the KV cache, and ctx is the context of each decoding
-  sequence. The smooth maximum joins the time to read the weights (t_w) with the time to compute
-  on n tokens (n/R).
-- `ApiProfile`: an external API. Nothing of its inside is visible: a log-normal TTFT, a steady TPOT
-  and a rate limit.
+where n counts all scheduled tokens (prefill chunks, plus one per decoding sequence), a prefill chunk is `a` new tokens
+on `c` already in the KV cache, and ctx is the context of each decoding sequence. The smooth maximum joins the time to
+read the weights (t_w) with the time to compute on n tokens (n/R).
 
-Sources: the linear terms are fitted to the kernel measurements published with Vidur (MLSys 2024;
-median error 1.4 to 4.1%), the Qwen3-32B row is calibrated on llm-d's published 15.9k tokens/s, the
-API overhead is the alpha of BLIS. c0, attention efficiency (.45) and KV bandwidth (.55) are
-estimates; the L4 row is scaled from data sheets. Scheduler limits are vLLM 0.32's defaults for the
-class of card: 8192 tokens / 1024 sequences from 70 GiB on (not A100), else 2048 / 256.
+`ApiProfile` is an external API, without visible internals: a log-normal TTFT, a steady TPOT and a rate limit.
+
+Sources: the linear terms are fitted to the kernel measurements published with Vidur (MLSys 2024; median error 1.4 to
+4.1%), the Qwen3-32B row is calibrated on llm-d's published 15.9k tokens/s, the API overhead is the alpha of BLIS. c0,
+attention efficiency (.45) and KV bandwidth (.55) are estimates; the L4 row is scaled from data sheets. Scheduler limits
+are vLLM 0.32's defaults for the class of card: 8192 tokens / 1024 sequences from 70 GiB on (not A100), else 2048 / 256.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ class EngineProfile:
     """A vLLM engine. Constants named `_ms`, `_ns`, `_us` are in that unit; all else in seconds and tokens."""
 
     name: str
-    model: str  # the name under which it is served, unless told otherwise
+    model: str  # default name of the served model
     step_ms: float  # c0: scheduling and launch
     weights_ms: float  # t_w: reading the weights once
     tokens_per_ms: float  # R: compute-bound rate of the linear layers
@@ -54,7 +51,7 @@ class EngineProfile:
         return self.kv_tokens // self.block_size
 
     def fixed_ms(self, tokens: int, seqs: int) -> float:
-        """The part of a step that does not depend on contexts: launch, linear layers, all-reduce."""
+        """The part of a step independent of contexts: launch, linear layers, all-reduce."""
         linear: float = (self.weights_ms**_JOIN + (tokens / self.tokens_per_ms) ** _JOIN) ** (1 / _JOIN)
         return self.step_ms + self.sequence_ms * seqs + linear + self.allreduce_ms * tokens
 
@@ -65,7 +62,7 @@ class EngineProfile:
 
 @dataclass(frozen=True, slots=True)
 class ApiProfile:
-    """An external API as its callers see it (assumptions, of the order of today's small hosted models)."""
+    """An external API (assumptions, of the order of today's small hosted models)."""
 
     name: str
     model: str
@@ -73,7 +70,7 @@ class ApiProfile:
     ttft_per_token: float = 20e-6  # s per prompt token
     ttft_sigma: float = 0.35  # log-normal
     tpot: float = 0.012  # s
-    tpot_sigma: float = 0.10  # between requests; within one it is steady
+    tpot_sigma: float = 0.10  # between requests; steady within a request
     requests_per_minute: int = 600
     max_model_len: int = 128_000
     block_size: int = 16
@@ -98,7 +95,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def profile_named(name: str) -> Profile:
-    """The profile of that name; a ValueError says which there are."""
+    """The profile of this name. Raises ValueError, which lists the names."""
     if name not in PROFILES:
         raise ValueError(f"no simulated profile '{name}'; there are {', '.join(PROFILES)}")
     return PROFILES[name]

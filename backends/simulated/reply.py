@@ -1,20 +1,27 @@
-"""What a simulated model says: common words, one token each, the same answer to the same prompt.
+"""Replies of a simulated model: their text, and their bytes in two dialects, vLLM's and the OpenAI API's.
 
-All engines of a pool therefore agree, and an answer that was cut off can be continued by a peer:
-given its beginning, the rest is the rest.
+The text is common words, one token each, the same for the same prompt. All engines of a pool therefore agree, and a
+peer can continue a broken answer: given its beginning, the rest is the rest.
+
+Differences of the dialects (as seen in vLLM 0.32 and in the OpenAI reference):
+- vLLM puts `finish_reason` on the last content chunk, OpenAI on a chunk of its own;
+- vLLM adds `metrics` to the usage chunk and to whole replies (--enable-per-request-metrics);
+- OpenAI has `usage: null` in every other chunk when usage was requested;
+- errors of vLLM carry a CamelCase `type` and an int `code`, OpenAI's a snake_case pair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import responses
 from math import log
 from random import Random
 from typing import Any
 
 import msgspec
 
-from backends.simulated.bodies import Function
+from backends.simulated.events import Refused
 
 # Each is one token in the common byte-pair vocabularies, after a space too.
 _COMMON = """
@@ -33,6 +40,21 @@ _SIGMA = 0.8
 _MU = log(150) - _SIGMA**2 / 2  # log-normal lengths, 150 tokens in the mean
 _FRAGMENT = 4  # characters of a token in JSON
 
+DONE = b"data: [DONE]\n\n"
+GARBAGE = b'data: {"id": "chatcmpl-\n\n'
+_VLLM_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
+_OPENAI_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+
+_encode = msgspec.json.encode
+
+
+class Function(msgspec.Struct):
+    """A function offered to the model, or called: then with `arguments`."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    arguments: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedReply:
@@ -44,39 +66,40 @@ class SimulatedReply:
 
     @property
     def text(self) -> str:
-        """The whole answer; of a tool call, what the next turn's prompt holds of it."""
-        return (self.tool or "") + "".join(self.pieces)
+        """The whole answer; of a tool call, its text in the next turn's prompt."""
+        return (self.tool or "") + self.content
 
     @property
-    def arguments(self) -> str:
+    def content(self) -> str:
+        """The text, or the arguments of the tool call."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """What the caller asked of the length. `limit`: max_tokens, or the room that is left in the context."""
+    """The requested length in tokens. `limit`: max_tokens, or the rest of the context window."""
 
     limit: int
     at_least: int = 0
     ignore_eos: bool = False
 
 
-def write_text(seed: int, wish: OutputSpec, begun: str = "") -> SimulatedReply:
-    """The answer to the prompt with that seed, after the words of `begun`."""
+def write_text(seed: int, spec: OutputSpec, begun: str = "") -> SimulatedReply:
+    """The answer to the prompt with this seed, after the words of `begun`."""
     random = Random(seed)
     given = len(begun.split())
-    drawn = max(1, round(random.lognormvariate(_MU, _SIGMA)) - given, wish.at_least)
-    length = wish.limit if wish.ignore_eos else min(drawn, wish.limit)
+    drawn = max(1, round(random.lognormvariate(_MU, _SIGMA)) - given, spec.at_least)
+    length = spec.limit if spec.ignore_eos else min(drawn, spec.limit)
     words = [" " + word for word in random.choices(_WORDS, k=given + length)]
     words[0] = words[0].strip()
-    return SimulatedReply(tuple(words[given:]), "length" if wish.ignore_eos or drawn > wish.limit else "stop")
+    return SimulatedReply(tuple(words[given:]), "length" if spec.ignore_eos or drawn > spec.limit else "stop")
 
 
-def call_tool(function: Function, wish: OutputSpec) -> SimulatedReply:
-    """A call of `function` with arguments that fit its schema. The function's name is the first token."""
-    arguments = msgspec.json.encode(_example(function.parameters or {"type": "object"})).decode()
+def call_tool(function: Function, spec: OutputSpec) -> SimulatedReply:
+    """A call of `function` with arguments according to its schema. The function's name is the first token."""
+    arguments = _encode(_example(function.parameters or {"type": "object"})).decode()
     fragments = [arguments[i : i + _FRAGMENT] for i in range(0, len(arguments), _FRAGMENT)]
-    pieces = ("", *fragments)[: wish.limit]
+    pieces = ("", *fragments)[: spec.limit]
     return SimulatedReply(pieces, "tool_calls" if len(pieces) > len(fragments) else "length", function.name)
 
 
@@ -89,3 +112,115 @@ def _example(schema: Mapping[str, Any]) -> Any:
     if kind == "array":
         return [_example(schema.get("items", {}))]
     return {"integer": 7, "number": 1.5, "boolean": True, "null": None}.get(kind, "water")
+
+
+# -- bytes -------------------------------------------------------------------------------------
+
+
+def usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
+    """The usage object of both dialects."""
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def error_body(error: Refused, vllm: bool) -> bytes:
+    """The error envelope. An error without a status is 500."""
+    status = error.status or 500
+    if vllm:
+        kind = _VLLM_TYPES.get(status) or responses.get(status, "Error")
+        return _encode({"error": {"message": error.message, "type": kind, "param": error.param, "code": status}})
+    kind = "requests" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
+    code = error.code or _OPENAI_CODES.get(status)
+    return _encode({"error": {"message": error.message, "type": kind, "param": error.param, "code": code}})
+
+
+def error_event(message: str) -> bytes:
+    """An error inside a 200 stream."""
+    return b"data: " + error_body(Refused(500, message), vllm=True) + b"\n\n"
+
+
+class ReplyWriter:
+    """Writes one reply, as events or whole. `usage`: add a usage chunk; `done`: end the stream with [DONE]."""
+
+    def __init__(
+        self,
+        reply: SimulatedReply,
+        *,
+        id: str,
+        model: str,
+        created: int,
+        chat: bool,
+        vllm: bool,
+        usage: bool = False,
+        done: bool = True,
+    ) -> None:
+        self._reply = reply
+        self._chat = chat
+        self._vllm = vllm
+        self._usage = usage
+        self._done = done
+        self._last = len(reply.pieces) - 1
+        self._call_id = ("chatcmpl-tool-" if vllm else "call_") + id.rpartition("-")[2]
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        self._envelope: dict[str, Any] = {"id": id, "object": kind, "created": created, "model": model}
+        if not vllm:
+            self._envelope["system_fingerprint"] = "fp_simulated"
+        tail = b',"usage":null' if usage and not vllm else b""
+        self._head = b"data: " + _encode(self._envelope)[:-1] + b',"choices":[{"index":0,'
+        self._tail = b',"logprobs":null,"finish_reason":null}]' + tail + b"}\n\n"
+        self._finish = b',"logprobs":null,"finish_reason":' + _encode(reply.finish) + b"}]" + tail + b"}\n\n"
+        opening, self._close = (b'"delta":{"content":', b"}") if chat else (b'"text":', b"")
+        if reply.tool is not None:
+            opening, self._close = b'"delta":{"tool_calls":[{"index":0,"function":{"arguments":', b"}}]}"
+        self._open = self._head + opening
+
+    def token(self, index: int) -> bytes:
+        """The event of token `index`; with the role chunk before the first token, the finish reason after the last."""
+        event = self._open + _encode(self._reply.pieces[index]) + self._close
+        if index == 0:
+            event = self._first(event)
+        if index < self._last:
+            return event + self._tail
+        if self._vllm:
+            return event + self._finish
+        return event + self._tail + self._head + (b'"delta":{}' if self._chat else b'"text":""') + self._finish
+
+    def ending(self, usage: Mapping[str, Any], metrics: Mapping[str, float]) -> bytes:
+        """The end of the stream: the usage chunk, which has no choices, and [DONE]."""
+        chunk = {**self._envelope, "choices": [], "usage": usage}
+        if self._vllm:
+            chunk["metrics"] = metrics
+        reported = b"data: " + _encode(chunk) + b"\n\n" if self._usage else b""
+        return reported + (DONE if self._done else b"")
+
+    def whole(self, usage: Mapping[str, Any], metrics: Mapping[str, float]) -> bytes:
+        """The whole reply as one JSON document."""
+        reply = self._reply
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reply.finish}
+        if not self._chat:
+            choice["text"] = reply.text
+        elif reply.tool is None:
+            choice["message"] = {"role": "assistant", "content": reply.text}
+        else:
+            call = self._call()
+            call["function"]["arguments"] = reply.content
+            choice["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
+        body = {**self._envelope, "choices": [choice], "usage": usage}
+        if self._chat:
+            body["object"] = "chat.completion"
+        return _encode({**body, "metrics": metrics} if self._vllm else body)
+
+    def _first(self, event: bytes) -> bytes:
+        if not self._chat:
+            return event
+        if self._reply.tool is not None:
+            event = self._head + b'"delta":{"tool_calls":[' + _encode(self._call(index=0)) + b"]}"
+        return self._head + b'"delta":{"role":"assistant","content":""}' + self._tail + event
+
+    def _call(self, **index: int) -> dict[str, Any]:
+        function = {"name": self._reply.tool, "arguments": ""}
+        return {**index, "id": self._call_id, "type": "function", "function": function}

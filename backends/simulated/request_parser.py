@@ -1,24 +1,177 @@
-"""From a request body to an order: what is to be computed, and what will be answered.
+"""From a request body to an engine request and its reply. Raises Refused for a body which vLLM or an API would refuse.
 
-Whatever vLLM or an API would refuse is refused here, as `Rejected`, in the words of each.
+The chat template is ChatML-like. A message is `<start> role newline content <end>`: its content and 4 tokens; the
+prompt ends with the header of the answer: 3 tokens. Messages are encoded one by one, and encodings are cached: the cost
+of a conversation grows with its new text. Tools are one more message, in front. A part other than text (an image)
+counts as 256 tokens.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Any
+from zlib import crc32
 
-from backends.simulated.bodies import Body, ChatBody, CompletionBody, Function, StreamOptions
-from backends.simulated.error_replies import Rejected
-from backends.simulated.events import EngineRequest, RequestId
+import msgspec
+
+from backends.simulated.events import EngineRequest, Refused, RequestId
 from backends.simulated.profiles import ApiProfile, Profile
-from backends.simulated.reply import OutputSpec, SimulatedReply, call_tool, write_text
-from backends.simulated.simulated_prompt import Encode, PromptEncoder, SimulatedPrompt, hash_blocks
+from backends.simulated.reply import Function, OutputSpec, SimulatedReply, call_tool, write_text
+
+Encode = Callable[[str], Sequence[int]]
+
+_START, _END, _NEWLINE = 1_000_000, 1_000_001, 1_000_002  # beyond any vocabulary in use
+_ROLES = {"system": 1_000_010, "developer": 1_000_011, "user": 1_000_012, "assistant": 1_000_013, "tool": 1_000_014}
+_PART_TOKENS = 256
+_CACHED_TOKENS = 1_000_000  # of cached encodings, about 40 MB
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Tool(msgspec.Struct):
+    """An element of `tools` or of a message's `tool_calls`, or a `tool_choice`."""
+
+    function: Function
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[Tool] | None = None
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """The content as a list of parts."""
+        return [{"text": self.content}] if isinstance(self.content, str) else self.content or []
+
+    @property
+    def text(self) -> str:
+        return "".join(str(part.get("text", "")) for part in self.parts)
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """The fields of both operations; unknown fields are ignored."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Positive | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = False
+    cache_salt: str | None = None
+    n: int | None = 1
+
+
+class ChatBody(Body, kw_only=True):
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | Tool | None = None
+    continue_final_message: bool | None = False
+
+
+class CompletionBody(Body, kw_only=True):
+    prompt: Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[int], msgspec.Meta(min_length=1)]
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Refused(400, f"the body is not a JSON object: {error}") from None
+
+
+def validated(body: dict[str, Any], kind: type[ChatBody | CompletionBody]) -> ChatBody | CompletionBody:
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise Refused(400, str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPrompt:
+    """`begun`: beginning of the answer, sent by the caller (`continue_final_message`); `seed`: of the whole answer."""
+
+    tokens: list[int]
+    seed: int
+    begun: str = ""
+
+
+class PromptEncoder:
+    """Renders prompts through the injected `encode`."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+        self._cache: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._cached_tokens = 0
+
+    def text(self, text: str) -> tuple[int, ...]:
+        """The tokens of `text`, cached."""
+        cache = self._cache
+        tokens = cache.get(text)
+        if tokens is not None:
+            cache.move_to_end(text)
+            return tokens
+        cache[text] = tokens = tuple(self._encode(text))
+        self._cached_tokens += len(tokens)
+        while self._cached_tokens > _CACHED_TOKENS and len(cache) > 1:
+            self._cached_tokens -= len(cache.popitem(last=False)[1])
+        return tokens
+
+    def prompt(self, body: ChatBody | CompletionBody) -> SimulatedPrompt:
+        if isinstance(body, CompletionBody):
+            tokens = list(self.text(body.prompt) if isinstance(body.prompt, str) else body.prompt)
+            return SimulatedPrompt(tokens, hash(tuple(tokens)))
+        last = body.messages[-1]
+        continued = bool(body.continue_final_message) and last.role == "assistant"
+        tokens = []
+        if body.tools:
+            tokens += self._message("system", self.text(msgspec.json.encode(body.tools).decode()))
+        for message in body.messages[:-1] if continued else body.messages:
+            tokens += self._message(message.role, self._content(message))
+        tokens += (_START, _ROLES["assistant"], _NEWLINE)
+        seed = hash(tuple(tokens))
+        return (
+            SimulatedPrompt(tokens + self._content(last), seed, last.text)
+            if continued
+            else SimulatedPrompt(tokens, seed)
+        )
+
+    def _message(self, role: str, content: Sequence[int]) -> tuple[int, ...]:
+        return (_START, _ROLES.get(role, _ROLES["user"]), _NEWLINE, *content, _END)
+
+    def _content(self, message: Message) -> list[int]:
+        tokens: list[int] = []
+        for part in message.parts:
+            if isinstance(part.get("text"), str):
+                tokens += self.text(part["text"])
+            else:
+                tokens += [crc32(msgspec.json.encode(part))] * _PART_TOKENS
+        for call in message.tool_calls or ():
+            tokens += self.text(call.function.name + call.function.arguments)
+        return tokens
+
+
+def hash_blocks(tokens: Sequence[int], size: int, salt: str = "") -> list[int]:
+    """Chained hashes of the full blocks, as in vllm/v1/core/kv_cache_utils.py: hash(parent, tokens of the block); the
+    first parent stands for the `cache_salt`. Equal in every process: only integers are hashed."""
+    parent = int.from_bytes(blake2b(salt.encode(), digest_size=7).digest())
+    hashes = []
+    for start in range(0, len(tokens) - size + 1, size):
+        parent = hash((parent, tuple(tokens[start : start + size])))
+        hashes.append(parent)
+    return hashes
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One request, understood."""
-
     request: EngineRequest
     reply: SimulatedReply
     stream: bool
@@ -26,7 +179,7 @@ class ParsedRequest:
 
 
 class RequestParser:
-    """Takes orders for one model on one machine."""
+    """Parses requests to one model on one machine."""
 
     def __init__(self, profile: Profile, model: str, encode: Encode) -> None:
         self._profile = profile
@@ -34,26 +187,25 @@ class RequestParser:
         self._encoder = PromptEncoder(encode)
         self._vllm = not isinstance(profile, ApiProfile)
 
-    def take(self, request_id: RequestId, body: ChatBody | CompletionBody) -> ParsedRequest:
-        """The order in `body`, or Rejected."""
+    def tokens(self, body: ChatBody | CompletionBody) -> list[int]:
+        """The tokens which the model would see."""
+        return self._encoder.prompt(body).tokens
+
+    def parse(self, request_id: RequestId, body: ChatBody | CompletionBody) -> ParsedRequest:
+        """Raises Refused."""
         if body.model not in (None, self._model):
-            raise Rejected(404, f"The model `{body.model}` does not exist.", "model")
+            raise Refused(404, f"The model `{body.model}` does not exist.", "model")
         if body.n not in (None, 1):
-            raise Rejected(400, "n must be 1: the simulated engine gives one answer", "n")
-        prompt = self.prompt(body)
-        wish = self._wish(body, len(prompt.tokens))
+            raise Refused(400, "n must be 1: the simulated engine gives one answer", "n")
+        prompt = self._encoder.prompt(body)
+        output = self._output(body, len(prompt.tokens))
         function = _forced_tool(body) if isinstance(body, ChatBody) else None
-        reply = call_tool(function, wish) if function is not None else write_text(prompt.seed, wish, prompt.begun)
-        usage = (body.stream_options or StreamOptions()).include_usage
-        return ParsedRequest(
-            self._request(request_id, prompt, reply, body.cache_salt or ""), reply, bool(body.stream), usage
-        )
+        reply = call_tool(function, output) if function is not None else write_text(prompt.seed, output, prompt.begun)
+        request = self._request(request_id, prompt, reply, body.cache_salt or "")
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return ParsedRequest(request, reply, bool(body.stream), usage)
 
-    def prompt(self, body: ChatBody | CompletionBody) -> SimulatedPrompt:
-        """The tokens that the model would see."""
-        return self._encoder.chat(body) if isinstance(body, ChatBody) else self._encoder.completion(body.prompt)
-
-    def _wish(self, body: Body, prompt_tokens: int) -> OutputSpec:
+    def _output(self, body: Body, prompt_tokens: int) -> OutputSpec:
         asked = body.max_tokens
         if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
             asked = body.max_completion_tokens
@@ -62,18 +214,17 @@ class RequestParser:
             raise self._overflow(prompt_tokens, asked or 0)
         return OutputSpec(asked or room, body.min_tokens or 0, bool(body.ignore_eos) and self._vllm)
 
-    def _overflow(self, prompt_tokens: int, asked: int) -> Rejected:
+    def _overflow(self, prompt_tokens: int, asked: int) -> Refused:
         start = f"This model's maximum context length is {self._profile.max_model_len} tokens. However, "
         if self._vllm:
-            return Rejected(
-                400,
+            message = (
                 f"{start}you requested {asked} output tokens and your prompt contains {prompt_tokens} input tokens, "
                 f"for a total of {prompt_tokens + asked} tokens. Please reduce the length of the input prompt or the "
-                "number of requested output tokens.",
-                "input_tokens",
+                "number of requested output tokens."
             )
+            return Refused(400, message, "input_tokens")
         message = f"{start}your messages resulted in {prompt_tokens + asked} tokens. Please reduce their length."
-        return Rejected(400, message, "messages", "context_length_exceeded")
+        return Refused(400, message, "messages", "context_length_exceeded")
 
     def _request(
         self, request_id: RequestId, prompt: SimulatedPrompt, reply: SimulatedReply, salt: str
@@ -90,11 +241,11 @@ class RequestParser:
 
 
 def _forced_tool(body: ChatBody) -> Function | None:
-    """The function that `tool_choice` makes the model call: a named one, or the first where one is required."""
+    """The function which `tool_choice` forces the model to call: a named one, or the first if one is required."""
     functions, choice = [tool.function for tool in body.tools or ()], body.tool_choice
     if isinstance(choice, str) or choice is None:
         return functions[0] if choice == "required" and functions else None
     for function in functions:
         if function.name == choice.function.name:
             return function
-    raise Rejected(400, f"tool_choice names '{choice.function.name}', which is not among the tools", "tool_choice")
+    raise Refused(400, f"tool_choice names '{choice.function.name}', which is not among the tools", "tool_choice")

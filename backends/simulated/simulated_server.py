@@ -1,7 +1,7 @@
-"""An HTTP server that looks like vLLM (or like an external API) on the wire, around a simulated engine.
+"""An HTTP server which looks like vLLM (or like an external API) on the wire, around a simulated engine.
 
-As vLLM under uvicorn: the 200 of a stream is sent before the prompt is computed; a connection that is
-idle for 5 s is closed; a caller that goes away aborts its request in the engine at once.
+As vLLM under uvicorn: the 200 of a stream is sent before the prompt is computed; a connection which is idle for 5 s is
+closed; a disconnected caller aborts its request in the engine at once.
 """
 
 from __future__ import annotations
@@ -21,30 +21,35 @@ from uuid import uuid4
 import msgspec
 from aiohttp import web
 
-from backends.simulated.answer import AnswerWriter
-from backends.simulated.bodies import ChatBody, CompletionBody, read_object, understand
-from backends.simulated.drivers import Driver, EngineDriver, HostedDriver
+from backends.simulated.drivers import AnswerWriter, Driver, EngineDriver, HostedDriver
 from backends.simulated.engine import Engine
-from backends.simulated.error_replies import Rejected
 from backends.simulated.events import Refused
 from backends.simulated.faults import Faults
 from backends.simulated.hosted import HostedApi
-from backends.simulated.profiles import ApiProfile, Profile, profile_named
-from backends.simulated.reply_writer import STREAM_HEADERS, ReplyWriter, Style
-from backends.simulated.request_parser import ParsedRequest, RequestParser
-from backends.simulated.simulated_prompt import Encode
+from backends.simulated.profiles import ApiProfile, Profile
+from backends.simulated.reply import ReplyWriter, error_body
+from backends.simulated.request_parser import (
+    ChatBody,
+    CompletionBody,
+    Encode,
+    ParsedRequest,
+    RequestParser,
+    read_object,
+    validated,
+)
 from backends.simulated.vllm_metrics import VllmMetrics
 
-_KEEPALIVE = 5.0  # s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
-_MAX_BODY = 64 * 2**20
-_KEPT_REQUESTS = 1000
+KEEPALIVE = 5.0  # s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
+MAX_BODY = 64 * 2**20  # bytes
+RECORDED_REQUESTS = 1000
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A request as it came. Header names are lower case."""
+class ReceivedRequest:
+    """Header names are lower case."""
 
     path: str
     headers: Mapping[str, str]
@@ -52,7 +57,7 @@ class Received:
 
 
 class SimulatedServer:
-    """`await start()`, then it answers at `url` until `await stop()`; both may be repeated."""
+    """Serves at `url` from `start()` to `stop()`; both may be repeated."""
 
     def __init__(
         self,
@@ -70,34 +75,34 @@ class SimulatedServer:
         self.host = host
         self.port = port
         self.faults = Faults()
-        self.requests: deque[Received] = deque(maxlen=_KEPT_REQUESTS)
-        self.aborts = 0  # answers whose caller went away
-        self.engine: Engine | HostedApi = self._new_engine(seed)
+        self.requests: deque[ReceivedRequest] = deque(maxlen=RECORDED_REQUESTS)
+        self.aborts = 0  # answers whose caller disconnected
         self._speed = speed
         self._seed = seed
         self._random = Random(seed)
-        self._desk = RequestParser(profile, model, encode)
+        self._parser = RequestParser(profile, model, encode)
         self._ids = count(1)
         self._vllm = not isinstance(profile, ApiProfile)
+        self.engine = self._new_engine()
 
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
     async def start(self) -> None:
-        """Listen, with a fresh engine. Port 0 becomes the port that was found, and is kept over restarts."""
-        self.engine = self._new_engine(self._seed)
+        """Listen, with a fresh engine. Port 0 becomes a free port, which is kept over restarts."""
+        self.engine = self._new_engine()
         self._metrics = VllmMetrics(self.model, time.time())
-        self._driver: Driver = self._new_driver()
-        app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._as_errors])
+        self._driver = self._new_driver()
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._errors])
         app.add_routes(self._routes())
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, keepalive_timeout=_KEEPALIVE, shutdown_timeout=0.1
+            app, access_log=None, handler_cancellation=True, keepalive_timeout=KEEPALIVE, shutdown_timeout=0.1
         )
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, self.host, self.port).start()
-        except OSError:  # the port is taken: leave no task behind
+        except OSError:  # the port is in use: leave no task behind
             await self.stop()
             raise
         self.port = self._runner.addresses[0][1]
@@ -116,9 +121,9 @@ class SimulatedServer:
         self.engine.kill()
         await self.stop()
 
-    def _new_engine(self, seed: int) -> Engine | HostedApi:
+    def _new_engine(self) -> Engine | HostedApi:
         profile = self.profile
-        return HostedApi(profile, seed) if isinstance(profile, ApiProfile) else Engine(profile, seed)
+        return HostedApi(profile, self._seed) if isinstance(profile, ApiProfile) else Engine(profile, self._seed)
 
     def _new_driver(self) -> Driver:
         if isinstance(self.engine, Engine):
@@ -133,66 +138,69 @@ class SimulatedServer:
             web.get("/simulate/faults", self._get_faults),
             web.post("/simulate/faults", self._set_faults),
         ]
-        if self._vllm:
-            routes.append(web.get("/health", self._health))
-            routes.append(web.get("/version", self._version))
-            routes.append(web.get("/metrics", self._metrics_page))
-            routes.append(web.post("/tokenize", self._tokenize))
-        return routes
+        vllm_only = [
+            web.get("/health", self._health),
+            web.get("/version", self._version),
+            web.get("/metrics", self._metrics_page),
+            web.post("/tokenize", self._tokenize),
+        ]
+        return routes + vllm_only if self._vllm else routes
 
-    # ---------------------------------------------------------------- answers
+    # -- answers -----------------------------------------------------------------------------
 
     async def _answer(self, http: web.Request, kind: type[ChatBody | CompletionBody]) -> web.StreamResponse:
         body = await self._read(http)
-        await self._misbehave()
-        order = self._desk.take(next(self._ids), understand(body, kind))
-        answer = AnswerWriter(order.request.prompt_tokens, self._driver.now(), self.faults.of_stream(self._random))
+        await self._apply_request_faults()
+        parsed = self._parser.parse(next(self._ids), validated(body, kind))
+        answer = AnswerWriter(parsed.request.prompt_tokens, self._driver.now(), self.faults.of_stream(self._random))
+        self._driver.submit(parsed.request, answer)
         try:
-            self._driver.submit(order.request, answer)
-        except Refused as refused:
-            raise self._rejected(refused) from None
-        try:
-            style = Style(kind is ChatBody, self._vllm, order.usage, not self.faults.omit_done)
-            writer = self._writer(http, order, style)
-            return await (self._stream if order.stream else self._whole)(http, writer, answer)
+            writer = self._writer(http, parsed, chat=kind is ChatBody)
+            return await (self._stream if parsed.stream else self._whole)(http, writer, answer)
         finally:
-            self._account(order, answer)
+            self._account(parsed, answer)
 
     async def _stream(self, http: web.Request, writer: ReplyWriter, answer: AnswerWriter) -> web.StreamResponse:
-        response = web.StreamResponse(headers={**STREAM_HEADERS, **self._limits()})
+        response = web.StreamResponse(headers={**STREAM_HEADERS, **self._rate_limit_headers()})
         response.enable_chunked_encoding()
         try:
             await response.prepare(http)
-        except ConnectionResetError:  # the caller left before the first byte
+        except ConnectionResetError:  # the caller disconnected before the first byte
             return response
         if http.transport is not None:
             answer.stream_to(http.transport, writer)
         await answer.done.wait()
-        with suppress(ConnectionResetError):  # a connection that was cut, by a fault or by the caller
+        with suppress(ConnectionResetError):  # the connection was cut, by a fault or by the caller
             await response.write_eof()
         return response
 
     async def _whole(self, http: web.Request, writer: ReplyWriter, answer: AnswerWriter) -> web.StreamResponse:
         await answer.done.wait()
         if answer.broken:
-            raise Rejected(500, "the engine failed (simulated)")
-        return self._json(writer.whole(answer.usage, answer.timing), headers=self._limits())
+            raise Refused(500, "the engine failed (simulated)")
+        return self._json(writer.whole(answer.usage, answer.metrics()), headers=self._rate_limit_headers())
 
-    def _writer(self, http: web.Request, order: ParsedRequest, style: Style) -> ReplyWriter:
+    def _writer(self, http: web.Request, parsed: ParsedRequest, *, chat: bool) -> ReplyWriter:
         suffix = http.headers.get("x-request-id") or uuid4().hex
-        reply_id = ("chatcmpl-" if style.chat else "cmpl-") + suffix
-        return ReplyWriter(order.reply, id=reply_id, model=self.model, created=int(time.time()), style=style)
+        return ReplyWriter(
+            parsed.reply,
+            id=("chatcmpl-" if chat else "cmpl-") + suffix,
+            model=self.model,
+            created=int(time.time()),
+            chat=chat,
+            vllm=self._vllm,
+            usage=parsed.usage,
+            done=not self.faults.omit_done,
+        )
 
-    def _account(self, order: ParsedRequest, answer: AnswerWriter) -> None:
+    def _account(self, parsed: ParsedRequest, answer: AnswerWriter) -> None:
         if answer.tokens:
-            self._metrics.ttft.observe(answer.timing.ttft)
-            self._metrics.prompt_tokens += answer.prompt_tokens
-            self._metrics.generation_tokens += answer.tokens
+            self._metrics.observe(answer.ttft, answer.prompt_tokens, answer.tokens)
         if not answer.done.is_set() and self.engine.alive:
             self.aborts += 1
-        self._driver.abort(order.request.id)
+        self._driver.abort(parsed.request.id)
 
-    # ---------------------------------------------------------------- the other paths
+    # -- other paths -------------------------------------------------------------------------
 
     async def _models(self, http: web.Request) -> web.Response:
         model = {"id": self.model, "object": "model", "created": int(time.time()), "owned_by": "simulated"}
@@ -213,7 +221,7 @@ class SimulatedServer:
 
     async def _tokenize(self, http: web.Request) -> web.Response:
         body = read_object(await http.read())
-        tokens = self._desk.prompt(understand(body, ChatBody if "messages" in body else CompletionBody)).tokens
+        tokens = self._parser.tokens(validated(body, ChatBody if "messages" in body else CompletionBody))
         reply = {"count": len(tokens), "max_model_len": self.profile.max_model_len, "tokens": tokens}
         return self._json(msgspec.json.encode(reply))
 
@@ -224,40 +232,33 @@ class SimulatedServer:
         try:
             wanted = msgspec.json.decode(await http.read(), type=Faults)
         except msgspec.DecodeError as error:
-            raise Rejected(400, f"not a set of faults: {error}") from None
+            raise Refused(400, f"not a set of faults: {error}") from None
         for name in Faults.__struct_fields__:
             setattr(self.faults, name, getattr(wanted, name))
         return await self._get_faults(http)
 
-    # ---------------------------------------------------------------- around them
+    # -- requests and errors -----------------------------------------------------------------
 
     async def _read(self, http: web.Request) -> dict[str, Any]:
         raw = await http.read()
         if not self._vllm and not http.headers.get("authorization", "").startswith("Bearer "):
-            raise Rejected(401, "You didn't provide an API key: send it as 'Authorization: Bearer KEY'.")
+            raise Refused(401, "You didn't provide an API key: send it as 'Authorization: Bearer KEY'.")
         body = read_object(raw)
         headers = {name.lower(): value for name, value in http.headers.items()}
-        self.requests.append(Received(http.path, headers, body))
+        self.requests.append(ReceivedRequest(http.path, headers, body))
         return body
 
-    async def _misbehave(self) -> None:
+    async def _apply_request_faults(self) -> None:
         if self.faults.silent:
             try:
                 await asyncio.Event().wait()
             finally:
                 self.aborts += 1
-        status = self.faults.refusal(self._random)
+        status = self.faults.error_status(self._random)
         if status is not None:
-            raise self._rejected(Refused(status, "refused (simulated)", self.faults.retry_after))
+            raise Refused(status, "refused (simulated)", retry_after=self.faults.retry_after)
 
-    def _rejected(self, refused: Refused) -> Rejected:
-        rejected = Rejected(refused.status or 500, refused.reason)
-        if refused.retry_after is not None:
-            rejected.headers["Retry-After"] = f"{refused.retry_after:g}"
-        return rejected
-
-    def _limits(self) -> dict[str, str]:
-        """The rate limit headers of an API."""
+    def _rate_limit_headers(self) -> dict[str, str]:
         if isinstance(self.engine, Engine):
             return {}
         now = self._driver.now()
@@ -271,32 +272,11 @@ class SimulatedServer:
         return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
     @web.middleware
-    async def _as_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
-        except Rejected as rejected:
-            limits = self._limits() if rejected.status == 429 else {}
-            return self._json(rejected.body(self._vllm), rejected.status, {**limits, **rejected.headers})
-
-
-async def serve(
-    profile_name: str,
-    *,
-    host: str,
-    port: int,
-    model: str | None = None,
-    encode: Encode,
-    speed: float = 1.0,
-    seed: int = 0,
-    on_ready: Callable[[SimulatedServer], None] = lambda server: None,
-) -> None:
-    """Run one server until cancelled. An unknown profile is a ValueError that names those there are."""
-    profile = profile_named(profile_name)
-    name = model or profile.model
-    server = SimulatedServer(profile, model=name, encode=encode, host=host, port=port, speed=speed, seed=seed)
-    await server.start()
-    try:
-        on_ready(server)
-        await asyncio.Event().wait()
-    finally:
-        await server.stop()
+        except Refused as refused:
+            headers = self._rate_limit_headers() if refused.status == 429 else {}
+            if refused.retry_after is not None:
+                headers["Retry-After"] = f"{refused.retry_after:g}"
+            return self._json(error_body(refused, self._vllm), refused.status or 500, headers)

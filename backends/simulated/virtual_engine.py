@@ -1,10 +1,8 @@
-"""An engine in virtual time: as fast as the arithmetic goes.
+"""An engine in virtual time, as fast as the arithmetic goes.
 
-`run_until(t)` returns what has become visible up to `t`. A step that is under way at `t` was planned
-without what comes after `t`, exactly as in a real engine; what it brings is handed out by a later call.
-
-Several engines and one world: since a request needs `profile.overhead` to reach the scheduler, an
-engine may be run up to that far ahead of the next `submit` and the outcome is still exact.
+`run_until(t)` returns the events up to `t`. A step under way at `t` was planned without requests after `t`, exactly as
+in a real engine; a later call returns its events. A request needs `profile.overhead` to reach the scheduler, so an
+engine may run so far ahead of the next `submit`, and the outcome is still exact.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ class VirtualEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.steps = 0
-        self._clock = 0.0  # where the last finished step ended
+        self._clock = 0.0  # end of the last finished step
         self._under_way: StepResult | None = None
-        self._gone: set[RequestId] = set()  # aborted while a step that serves them is under way
+        self._aborted: set[RequestId] = set()  # during the step under way, which may serve them
 
     @property
     def alive(self) -> bool:
@@ -29,30 +27,27 @@ class VirtualEngine:
 
     @property
     def busy_until(self) -> float:
-        """Where the step under way ends, or the last one did."""
+        """End of the step under way, or of the last step."""
         return self._clock if self._under_way is None else self._under_way.ends_at
 
     def submit(self, request: EngineRequest, now: float) -> None:
-        """See `Engine.submit`."""
         self.engine.submit(request, now)
 
     def abort(self, request_id: RequestId) -> bool:
-        """Drop a request; nothing more is heard of it."""
+        """Drop a request, without further events."""
         if self._under_way is not None:
-            self._gone.add(request_id)
+            self._aborted.add(request_id)
         return self.engine.abort(request_id)
 
     def slow(self, factor: float) -> None:
-        """See `Engine.slow`."""
-        self.engine.slow(factor)
+        self.engine.slowness = factor
 
     def kill(self) -> tuple[RequestId, ...]:
-        """The engine dies, and the step under way with it. Returns the requests lost."""
+        """Stop, also in the middle of a step. Returns the requests lost."""
         self._under_way = None
         return self.engine.kill()
 
     def restart(self, now: float) -> None:
-        """The engine is back, empty."""
         self._clock = max(self._clock, now)
         self.engine.restart()
 
@@ -67,15 +62,13 @@ class VirtualEngine:
             start = self.engine.wakes_at(self._clock)
             if start is None or start >= until:
                 return events
-            self._under_way = self.engine.advance(start, until)
+            self._under_way = self.engine.step(start, until)
 
     def _complete(self, step: StepResult) -> list[Event]:
         self._under_way = None
         self._clock = step.ends_at
         self.steps += step.steps
         events: tuple[Event, ...] = (*step.first, *step.finished)
-        if not self._gone:
-            return list(events)
-        heard = [event for event in events if event.id not in self._gone]
-        self._gone.clear()
-        return heard
+        seen = [event for event in events if event.id not in self._aborted]
+        self._aborted.clear()
+        return seen

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from backends.simulated.profiles import PROFILES
-from backends.simulated.simulated_server import SimulatedServer, serve
+from backends.simulated.simulated_server import SimulatedServer
 from gateway.config.addresses import ListenAddress
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.serve import loop_factory
@@ -27,29 +27,24 @@ def simulate(args: argparse.Namespace) -> int:
 
 
 async def _simulate(args: argparse.Namespace) -> int:
-    serving = asyncio.create_task(
-        serve(
-            args.profile,
-            host=args.host,
-            port=args.port,
-            model=args.model or args.profile,
-            encode=encoder(TOKENIZER).encode,
-            speed=args.speed,
-            on_ready=_announce,
-        )
+    server = SimulatedServer(
+        PROFILES[args.profile],
+        model=args.model or args.profile,
+        encode=encoder(TOKENIZER).encode,
+        host=args.host,
+        port=args.port,
+        speed=args.speed,
     )
+    stopped = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(name, serving.cancel)
+        asyncio.get_running_loop().add_signal_handler(name, stopped.set)
     try:
-        await serving
-    except asyncio.CancelledError:
-        return 0
+        await server.start()
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else error
         raise ConfigError([f"firsttoken: cannot listen on {ListenAddress(args.host, args.port)}: {why}"]) from None
-    return 0
-
-
-def _announce(server: SimulatedServer) -> None:
     where = ListenAddress(server.host, server.port)
     print(f"firsttoken: {server.profile.name} serves {server.model} at http://{where}/v1", file=sys.stderr, flush=True)
+    await stopped.wait()
+    await server.stop()
+    return 0

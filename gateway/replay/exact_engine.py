@@ -16,8 +16,6 @@ from policies.types import FOREVER, Endpoint
 class SharedCache(PrefixCache):
     """The cache of an engine to which every block that its pool ever computed is at hand."""
 
-    __slots__ = ("_known",)
-
     def __init__(self, capacity: int, known: set[Hashable]) -> None:
         super().__init__(capacity)
         self._known = known

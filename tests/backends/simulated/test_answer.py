@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from backends.simulated.answer import AnswerWriter
-from backends.simulated.reply import OutputSpec, write_text
-from backends.simulated.reply_writer import ReplyWriter, Style
+from backends.simulated.drivers import AnswerWriter
+from backends.simulated.reply import OutputSpec, ReplyWriter, write_text
 
 
 class Closed(asyncio.Transport):
@@ -23,7 +22,7 @@ async def test_a_token_for_a_caller_who_has_left_is_dropped():
     """The engine's one task delivers to all: it must not end of it."""
     answer = AnswerWriter(8, 0.0)
     reply = write_text(0, OutputSpec(3, 0, False), "")
-    answer.stream_to(Closed(), ReplyWriter(reply, id="x", model="m", created=0, style=Style(True, True, False, True)))
+    answer.stream_to(Closed(), ReplyWriter(reply, id="x", model="m", created=0, chat=True, vllm=True))
     answer.begin(0.1, 0.0, 0)
     answer.token(0.1)
     answer.finish()

@@ -1,14 +1,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.simulated.batch import DecodeBatch, LiveRequest
+from backends.simulated.engine import DecodeBatch, LiveRequest
 from tests.backends.simulated.builders import ask
 
 SIZE = 4
 
 
 def prefilled(id: int, prompt: int, output: int) -> LiveRequest:
-    live = LiveRequest(ask(id, prompt, output, size=SIZE), 0.0, SIZE)
+    live = LiveRequest.arriving(ask(id, prompt, output, size=SIZE), 0.0, SIZE)
     live.computed, live.generated = prompt, 1
     return live
 

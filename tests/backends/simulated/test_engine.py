@@ -49,7 +49,7 @@ def test_the_api_server_delays_a_request_before_the_scheduler_sees_it():
 def test_a_slowed_engine_takes_longer_by_that_factor():
     """Drift: the same work, three times the time."""
     one = engine()
-    one.slow(3.0)
+    one.slowness = 3.0
     one.submit(ask(1, 1000), now=0.0)
     assert run(one)[0].ends_at == pytest.approx(3 * seconds(one.profile, 1000, 1, pairs=1000 * 500))
 

@@ -23,11 +23,11 @@ def test_the_median_ttft_grows_with_the_prompt():
 def test_tokens_come_steadily_after_the_first():
     """First token and end are told in order, and lie (tokens - 1) gaps apart."""
     api = HostedApi(API, seed=3)
-    course = api.submit(EngineRequest("a", 100, 101), now=2.0)
+    timing = api.submit(EngineRequest("a", 100, 101), now=2.0)
     first, last = api.run_until(99.0)
     assert (first, last, api.running) == (
-        EngineFirstToken("a", course.first_at, 0.0, 0),
-        Finished("a", pytest.approx(course.first_at + 100 * course.gap), 101),
+        EngineFirstToken("a", timing.first_at, 0.0, 0),
+        Finished("a", pytest.approx(timing.first_at + 100 * timing.gap), 101),
         0,
     )
 
@@ -50,7 +50,7 @@ def test_an_aborted_answer_is_not_heard_of_again():
     assert (api.abort("a"), api.run_until(99.0), api.running, api.remaining(1.0)) == (True, [], 0, 599)
 
 
-def test_the_same_seed_gives_the_same_course():
+def test_the_same_seed_gives_the_same_timing():
     """Answers are drawn from the seed, in order of submission."""
-    courses = [HostedApi(API, seed=7).submit(EngineRequest("a", 10, 10), now=0.0) for _ in range(2)]
-    assert courses[0] == courses[1]
+    timings = [HostedApi(API, seed=7).submit(EngineRequest("a", 10, 10), now=0.0) for _ in range(2)]
+    assert timings[0] == timings[1]

@@ -4,8 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.simulated.bodies import Function
-from backends.simulated.reply import OutputSpec, call_tool, write_text
+from backends.simulated.reply import Function, OutputSpec, call_tool, write_text
 from tests.backends.simulated.builders import encode
 
 LONG = OutputSpec(limit=100_000)
@@ -58,10 +57,10 @@ def test_a_tool_call_has_arguments_that_fit_the_schema():
     }
     reply = call_tool(Function("weather", {"type": "object", "properties": properties}), LONG)
     arguments = {"city": "water", "days": 7, "unit": "C", "tags": [True]}
-    assert (msgspec.json.decode(reply.arguments), reply.finish) == (arguments, "tool_calls")
+    assert (msgspec.json.decode(reply.content), reply.finish) == (arguments, "tool_calls")
 
 
 def test_a_tool_call_may_be_cut_by_max_tokens():
     """Then its arguments are not whole, and finish_reason says why."""
     reply = call_tool(Function("f", {"type": "object", "properties": {"a": {"type": "string"}}}), OutputSpec(2))
-    assert (reply.arguments, reply.finish) == ('{"a"', "length")
+    assert (reply.content, reply.finish) == ('{"a"', "length")

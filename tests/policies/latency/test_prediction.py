@@ -36,9 +36,9 @@ def test_after_two_hundred_requests_the_p90_covers_nine_of_ten(profile: str, loa
 def test_a_change_of_speed_is_followed_within_ten_first_tokens(profile: str, before: float) -> None:
     """Five times slower, or healed: the eleventh to the fortieth are predicted within a fifth."""
     bench = Bench(profile, 0.1)
-    bench.engine.engine.slow(before)
+    bench.engine.engine.slowness = before
     bench.serve(200)
-    bench.engine.engine.slow(5.0 / before)
+    bench.engine.engine.slowness = 5.0 / before
     assert error(bench.serve(3)) > 0.5
     bench.serve(7)
     assert error(bench.serve(30)) < 0.2

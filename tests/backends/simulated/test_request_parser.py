@@ -1,12 +1,11 @@
 from typing import Any
 
-from backends.simulated.bodies import ChatBody, understand
-from backends.simulated.simulated_prompt import PromptEncoder, hash_blocks
+from backends.simulated.request_parser import ChatBody, PromptEncoder, hash_blocks, validated
 from tests.backends.simulated.builders import encode
 
 
 def chat(*messages: dict[str, Any], **more: Any) -> ChatBody:
-    body = understand({"messages": list(messages), **more}, ChatBody)
+    body = validated({"messages": list(messages), **more}, ChatBody)
     assert isinstance(body, ChatBody)
     return body
 
@@ -17,14 +16,14 @@ ASSISTANT = {"role": "assistant", "content": "four five"}
 
 def test_a_message_costs_its_text_and_four_tokens_and_the_answer_three():
     """The ChatML-like template, counted."""
-    prompt = PromptEncoder(encode).chat(chat(USER, ASSISTANT, USER))
+    prompt = PromptEncoder(encode).prompt(chat(USER, ASSISTANT, USER))
     assert len(prompt.tokens) == (3 + 4) + (2 + 4) + (3 + 4) + 3
 
 
 def test_the_prompt_of_the_next_turn_continues_this_one():
     """So that the prefix cache can hit the whole conversation."""
     encoder = PromptEncoder(encode)
-    first, second = encoder.chat(chat(USER)).tokens, encoder.chat(chat(USER, ASSISTANT, USER)).tokens
+    first, second = encoder.prompt(chat(USER)).tokens, encoder.prompt(chat(USER, ASSISTANT, USER)).tokens
     assert second[: len(first)] == first
 
 
@@ -32,8 +31,8 @@ def test_a_text_is_encoded_once():
     """The cost of a conversation grows with its new text."""
     seen: list[str] = []
     encoder = PromptEncoder(lambda text: seen.append(text) or encode(text))
-    encoder.chat(chat(USER))
-    encoder.chat(chat(USER, ASSISTANT, {"role": "user", "content": "six"}))
+    encoder.prompt(chat(USER))
+    encoder.prompt(chat(USER, ASSISTANT, {"role": "user", "content": "six"}))
     assert seen == ["one two three", "four five", "six"]
 
 
@@ -50,13 +49,13 @@ def test_a_part_that_is_not_text_counts_as_256_tokens():
     """Images are told apart by their content."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     body = chat({"role": "user", "content": [{"type": "text", "text": "what is it"}, image]})
-    assert len(PromptEncoder(encode).chat(body).tokens) == 3 + 256 + 4 + 3
+    assert len(PromptEncoder(encode).prompt(body).tokens) == 3 + 256 + 4 + 3
 
 
 def test_a_continued_answer_has_the_seed_of_the_whole():
     """continue_final_message: the prompt ends with what was said, unclosed."""
     encoder = PromptEncoder(encode)
-    whole, rest = encoder.chat(chat(USER)), encoder.chat(chat(USER, ASSISTANT, continue_final_message=True))
+    whole, rest = encoder.prompt(chat(USER)), encoder.prompt(chat(USER, ASSISTANT, continue_final_message=True))
     assert (rest.seed, rest.begun, rest.tokens) == (whole.seed, "four five", whole.tokens + encode("four five"))
 
 
