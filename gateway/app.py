@@ -189,7 +189,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self.metrics.loop_lag.start(loop)
         self.front = HttpServer(
-            self.proxy.handle, max_body=lambda: self.config.defaults.max_body, screen=self.proxy.precheck
+            self.proxy.handle, max_body=lambda: self.config.defaults.max_body, precheck=self.proxy.precheck
         )
         self._server = await loop.create_server(self.front, sock=data, backlog=BACKLOG)
 

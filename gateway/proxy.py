@@ -167,7 +167,7 @@ class Proxy:
         """Our bug. Where the answer has begun, an unfinished body is the only honest sign left."""
         if http.begun:
             life.finished(RequestOutcome.INTERNAL, monotonic())
-            http.connection.cut()
+            http.writer.transport.abort()
         else:
             self.refuse(http, internal(life.record.request_id), life, RequestOutcome.INTERNAL)
 

@@ -23,7 +23,7 @@ from gateway.cli.main import COMMANDS
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.config.schema import schema
-from gateway.downstream import downstream_connection as caller
+from gateway.downstream import http_server
 from gateway.fleet import monitor
 from gateway.observe import access_log as accesslog
 from gateway.observe import recorder
@@ -184,14 +184,17 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
     assert set(re.findall(r"`(?:GET|POST) (/[\w/]+)", page)) == {*proxy.OPERATIONS, *gateway.proxy.gets, *admin}
 
 
+TIMEOUTS = http_server.Timeouts()
 LIMITS = [  # how a line of the page begins, and what it says
     ("| `GET /requests", f"{recorder.RECENT} are kept"),
-    ("| time for a body to arrive", f"{caller.BODY_TIMEOUT:g} s"),
-    ("| head of a request", f"{caller.MAX_HEAD // 1024} KiB"),
+    ("| time for a body to arrive", f"{TIMEOUTS.body:g} s"),
+    ("| time for a request's head", f"{TIMEOUTS.head:g} s"),
+    ("| head of a request", f"{http_server.MAX_LINE // 1024} KiB"),
+    ("| head of a request", f"{http_server.MAX_HEADERS} headers"),
     ("| nesting of a body", f"{strictjson.MAX_DEPTH} levels"),
-    ("| caller that does not read", f"paused at {caller.HIGH_WATER // 1024} KiB"),
+    ("| caller that does not read", f"paused at {http_server.HIGH_WATER // 1024} KiB"),
     ("| caller that does not read", f"cut after {relay.STALL:g} s"),
-    ("| idle connection of a caller", f"{caller.KEEP_ALIVE:g} s"),
+    ("| idle connection of a caller", f"{TIMEOUTS.idle:g} s"),
     ("| idle connection to an endpoint", f"{parts.IDLE:g} s"),
     ("| `retry-after` of a shed request", f"{tiers.SHORTEST_WAIT:g} to {tiers.LONGEST_WAIT:g} s"),
     ("| requests held back", f"| {waiting.HELD}; beyond"),

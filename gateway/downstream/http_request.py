@@ -1,54 +1,93 @@
-"""One HTTP/1.1 request of a caller, whole, and the writing of a whole reply to it."""
+"""One HTTP request of a caller as a value, and the writing of its answer."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Protocol
 
+from backends.http.write_coalescer import WriteCoalescer
 from gateway.api.api_error import REASONS, ApiError
 
-if TYPE_CHECKING:
-    from gateway.downstream.downstream_connection import DownstreamConnection
+
+class WriteFlowControl(Protocol):
+    """An answer in progress, told about the connection that it is written to."""
+
+    def on_write_paused(self) -> None: ...
+
+    def on_write_resumed(self) -> None: ...
+
+    def on_shutdown(self) -> None:
+        """The server stops: the answer has to end now."""
+        ...
 
 
+class ResponseWriter:
+    """Writes to one connection and never waits: `flow_control` is told when the socket's buffer is full."""
+
+    def __init__(self, transport: asyncio.Transport, coalescer: WriteCoalescer) -> None:
+        self.transport = transport
+        self.flow_control: WriteFlowControl | None = None
+        self.paused = False
+        self._coalescer = coalescer
+
+    def write(self, data: bytes) -> None:
+        """Write now, or together with other sockets' data at the end of this turn of the loop."""
+        self._coalescer.write(self.transport, data)
+
+    def write_on(self, data: bytes) -> None:
+        """Write now, after all that was written before."""
+        self._coalescer.write_on(self.transport, data)
+
+    def flush(self) -> None:
+        self._coalescer.flush_to(self.transport)
+
+    def on_write_paused(self) -> None:
+        self.paused = True
+        if self.flow_control is not None:
+            self.flow_control.on_write_paused()
+
+    def on_write_resumed(self) -> None:
+        self.paused = False
+        if self.flow_control is not None:
+            self.flow_control.on_write_resumed()
+
+
+@dataclass(slots=True, eq=False)
 class HttpRequest:
-    """`path` is as it was sent, without its query: no decoding that could hide another path. Header names are lower
-    case; of repeated ones the last counts. `arrival`: monotonic s of the first byte. `fault`: why it is refused
-    whatever it asks; its body is then not all there."""
+    """A request that was read to its end, unless `fault` says why it is refused whatever it asks.
 
-    __slots__ = ("arrival", "begun", "body", "connection", "fault", "headers", "http11", "keep_alive", "method", "path")
+    `path` is percent-encoded as sent, without the query: decoding could hide another path. Header names are lower
+    case; of repeated headers the last counts. `arrival` is the time of the first byte (monotonic, s).
+    """
 
-    def __init__(
-        self,
-        connection: DownstreamConnection,
-        method: str,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        arrival: float,
-        http11: bool,
-        keep_alive: bool,
-        fault: ApiError | None = None,
-    ) -> None:
-        self.connection, self.method, self.path, self.headers, self.body = connection, method, path, headers, body
-        self.arrival, self.http11, self.keep_alive, self.fault = arrival, http11, keep_alive, fault
-        self.begun = False  # something of the answer is written
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    arrival: float
+    http11: bool
+    keep_alive: bool
+    writer: ResponseWriter
+    body: bytes = b""
+    fault: ApiError | None = None
+    begun: bool = False  # part of the answer is written
 
     def respond(self, status: int, body: bytes, lines: Iterable[str] = ()) -> None:
-        """A JSON reply with these further header lines."""
+        """Write a JSON reply with additional header lines."""
         self.begun = True
-        self.connection.write(rendered(status, body, lines, self.method, self.keep_alive))
+        self.writer.write(rendered(status, body, lines, self.method, self.keep_alive))
 
     def refuse(self, refusal: ApiError, lines: Iterable[str] = ()) -> None:
-        """An error reply; it closes the connection where the refusal says so."""
+        """Write an error reply; close the connection if the error asks for it."""
         if refusal.close:
             self.keep_alive = False
-        said = (f"{name}: {value}" for name, value in refusal.headers.items())
-        self.respond(refusal.status, refusal.body(), (*said, *lines))
+        own = (f"{name}: {value}" for name, value in refusal.headers.items())
+        self.respond(refusal.status, refusal.body(), (*own, *lines))
 
 
 def rendered(status: int, body: bytes, lines: Iterable[str], method: str, keep_alive: bool) -> bytes:
-    """A whole reply; to HEAD without its body."""
+    """A whole reply; without its body where the method is HEAD."""
     head = [
         f"HTTP/1.1 {status} {REASONS.get(status, 'Error')}",
         "content-type: application/json",
@@ -65,8 +104,8 @@ def too_large(max_body: int) -> ApiError:
 
 
 def framing_error(headers: Mapping[str, str], http11: bool, size: int, max_body: int) -> ApiError | None:
-    """What is refused by its framing alone. `size`: bytes of its body, or as many as it says that there will be."""
-    if "transfer-encoding" in headers and not http11:  # RFC 9112, 6.1
+    """The reason to refuse a request for the framing of its body. `size`: bytes that the body has or declares."""
+    if "transfer-encoding" in headers and not http11:  # RFC 9112, section 6.1
         return ApiError(400, "Transfer-Encoding is not part of HTTP/1.0.", close=True)
     if headers.get("content-encoding", "identity").lower() != "identity":
         return ApiError(

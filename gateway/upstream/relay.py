@@ -41,7 +41,6 @@ class Relay:
         "begun",
         "chunked",
         "clean",
-        "connection",
         "done",
         "http",
         "idle",
@@ -55,7 +54,7 @@ class Relay:
         "stripper",
         "transport",
         "watchdog",
-        "write_on",
+        "writer",
     )
 
     def __init__(
@@ -64,9 +63,8 @@ class Relay:
         self.loop = loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = loop.create_future()
         self.http, self.life, self.idle = http, life, idle
-        connection = http.connection
-        assert connection.transport is not None
-        self.connection, self.transport, self.write_on = connection, connection.transport, connection.write_on
+        self.writer = http.writer
+        self.transport = http.writer.transport
         self.strip_usage, self.private = strip_usage, private
         self.begun = False
         self.run: UpstreamRequest  # that has won, once it has begun
@@ -88,21 +86,21 @@ class Relay:
         self.chunked = self.http.http11 and self.length is None
         if not self.http.http11:
             self.http.keep_alive = False
-        self.connection.reader = self
+        self.writer.flow_control = self
         first = self._head() + self._frame(self._strip(run.take_held()))
         self.http.begun = True
         if not self.transport.is_closing():
-            self.connection.write(first)
+            self.writer.write(first)
         self.life.first_token_out(monotonic(), run.status)
         run.attach(self)
         if not run.over:
             self.watchdog = self.loop.call_later(self.idle, self._watch)
-        if self.connection.full:
+        if self.writer.paused:
             self.on_write_paused()
 
     def release(self) -> None:
         """Detach from the connection, which may serve another request next."""
-        self.connection.reader = None
+        self.writer.flow_control = None
         for timer in (self.watchdog, self.stalled):
             if timer is not None:
                 timer.cancel()
@@ -119,14 +117,14 @@ class Relay:
             if not data:
                 return
         self.clean = data.endswith(b"\n\n")
-        self.write_on(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        self.writer.write_on(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
     def chunk(self, data: bytes, framed: bytes) -> None:
         """One read that was one chunk, of content alone: it goes on as it came, framing and all."""
         if self.chunked and data.endswith(b"\n\n") and (self.stripper is None or self.stripper.idle):
             if not self.transport.is_closing():
                 self.clean = True
-                self.write_on(framed)
+                self.writer.write_on(framed)
         else:
             self.body(data)
 
@@ -154,18 +152,18 @@ class Relay:
             self._finish(self._last(event), ending, failure.message)
         else:  # an unfinished body is the only honest sign that JSON leaves
             self._finish(b"", ending, failure.message)
-            self.connection.flush()
+            self.writer.flush()
             self.transport.abort()
 
     def _finish(self, last: bytes, end: RequestOutcome, error: str = "") -> None:
         if self.done.done():
             return
         if last and not self.transport.is_closing():
-            self.connection.write(last)
+            self.writer.write(last)
         self.life.finished(end, monotonic(), error)
         self.done.set_result(None)
 
-    def gateway_stops(self) -> None:
+    def on_shutdown(self) -> None:
         """No time is left: an explicit end, as for any stream that breaks off."""
         self.run.cancel()
         self.on_broken(STOPPED, RequestOutcome.CUT)

@@ -135,7 +135,7 @@ PATHS = [
     "/v1/chat/completions%20",
     "/V1/chat/completions",
     "/v1/chat/completions;x",
-    "http://127.0.0.1:9/v1/chat/completions",
+    "http://127.0.0.1:9/v1/nope",
     "/metrics",
     "/fleet",
     "/requests",

@@ -8,8 +8,7 @@ import json
 import pytest
 
 from gateway.app import Gateway
-from gateway.downstream import downstream_connection as connections
-from gateway.downstream import http_server as frontend
+from gateway.downstream.http_server import Timeouts
 from tests.gateway.builders import CHAT, WHOLE, calling, conversing, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
@@ -19,14 +18,20 @@ BODY = json.dumps({"model": "chat", "max_tokens": 200, "stream": True, "messages
 REQUEST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY}".encode()
 
 
+def allow(gateway: Gateway, **timeouts: float) -> None:
+    """Shorter time limits for callers that connect from now on."""
+    assert gateway.front is not None
+    gateway.front.timeouts = Timeouts(**timeouts)
+
+
 def port(gateway: Gateway) -> int:
     return int(gateway.url.rpartition(":")[2])
 
 
-async def test_a_head_that_does_not_arrive_whole_costs_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_that_does_not_arrive_whole_costs_the_connection() -> None:
     """Slow senders must not hold connections for ever; an idle one between requests is left alone."""
-    monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.1)
     async with engines(1) as one, running({"only": engine_pool(*one)}) as gateway:
+        allow(gateway, head=0.1)
         idle, _ = await asyncio.open_connection("127.0.0.1", port(gateway))
         slow, writer = await asyncio.open_connection("127.0.0.1", port(gateway))
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost:")
@@ -35,10 +40,10 @@ async def test_a_head_that_does_not_arrive_whole_costs_the_connection(monkeypatc
         assert not idle.at_eof()
 
 
-async def test_a_long_answer_is_not_taken_for_a_slow_head(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_answer_is_not_taken_for_a_slow_head() -> None:
     """The clock of a head stops when the head is there."""
-    monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.05)
     async with engines(1) as one, running({"only": engine_pool(*one)}) as gateway:
+        allow(gateway, head=0.05)
         reader, writer = await asyncio.open_connection("127.0.0.1", port(gateway))
         for _ in range(2):
             writer.write(REQUEST)
@@ -106,14 +111,14 @@ async def test_a_caller_that_waits_for_100_continue_gets_it() -> None:
         assert (await caller.whole(head % len(body) + body))[0] == 200
 
 
-async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_arrive_is_given_up() -> None:
     """408: a slow sender holds a connection for a bounded time."""
-    monkeypatch.setattr(frontend, "SWEEP", 0.02)
-    monkeypatch.setattr(connections, "BODY_TIMEOUT", 0.05)
-    async with running({"only": pool("http://127.0.0.1:9")}) as gateway, calling(gateway.url) as caller:
-        status, headers, answer = await caller.whole(post(CHAT)[:-5])
-        assert (status, headers["connection"]) == (408, "close")
-        assert json.loads(answer)["error"]["message"] == "The body did not arrive within 0.05 s."
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
+        allow(gateway, body=0.05)
+        async with calling(gateway.url) as caller:
+            status, headers, answer = await caller.whole(post(CHAT)[:-5])
+            assert (status, headers["connection"]) == (408, "close")
+            assert json.loads(answer)["error"]["message"] == "The body did not arrive within 0.05 s."
 
 
 async def test_a_caller_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind() -> None:

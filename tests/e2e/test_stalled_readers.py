@@ -61,13 +61,13 @@ async def test_readers_that_stop_reading_pause_their_upstream() -> None:
         readers = [await stall(gateway) for _ in range(READERS)]
         connections = [c for c in gateway.front.connections if c.transport is not None]
         await eventually(lambda: len(writers) == READERS, within=20)
-        await eventually(lambda: sum(c.full for c in connections) == READERS, within=20)
+        await eventually(lambda: sum(c.writer.paused for c in connections) == READERS, within=20)
         held = [c.transport.get_write_buffer_size() for c in connections]
         assert max(held) <= 128 * 1024
         before = sum(w.transport.get_write_buffer_size() for w in writers)
         await asyncio.sleep(0.2)
         assert all(not w.transport.is_closing() for w in writers)
-        assert sum(c.full for c in connections) == READERS
+        assert sum(c.writer.paused for c in connections) == READERS
         after = sum(w.transport.get_write_buffer_size() for w in writers)
         assert abs(after - before) <= READERS * len(EVENT)  # what the kernel still took: a fraction of an event each
         for writer in readers:

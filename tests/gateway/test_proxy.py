@@ -114,6 +114,14 @@ async def test_a_query_is_no_part_of_the_path() -> None:
     assert upstream.requests[0].target == "/v1/chat/completions"
 
 
+async def test_the_host_of_an_absolute_target_decides_nothing() -> None:
+    """A server has to accept that form (RFC 9112 section 3.2.2); where a request goes is the configuration's word."""
+    async with conversing([reply(WHOLE)]) as (_, caller, upstream):
+        target = "http://127.0.0.1:9/v1/chat/completions"
+        assert (await caller.whole(post(CHAT, path=target)))[0] == 200
+    assert upstream.requests[0].target == "/v1/chat/completions"
+
+
 async def test_completions_are_served_as_chats_are() -> None:
     """Both of OpenAI's operations."""
     async with conversing([reply(b'{"choices":[{"text":"hi"}]}')]) as (gateway, caller, upstream):

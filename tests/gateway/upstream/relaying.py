@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
+from backends.http.write_coalescer import WriteCoalescer
 from backends.interface import Failure, FailureKind
-from gateway.downstream.http_request import HttpRequest
-from gateway.downstream.http_server import HttpServer
+from gateway.downstream.http_request import HttpRequest, ResponseWriter
 from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.relay import Relay
@@ -59,6 +59,13 @@ class Wire(asyncio.Transport):
         return b"".join(self.writes).partition(b"\r\n\r\n")[2]
 
 
+class AtOnce(WriteCoalescer):
+    """No write waits for another."""
+
+    def write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
+        transport.write(data)
+
+
 class Begins(Owner):
     """Gives the attempt to the relay at its first token, as the dispatcher does."""
 
@@ -80,11 +87,8 @@ class Relaying:
 
     async def to(self, *, http10: bool = False, keep_alive: bool = True, strip: bool = False, idle: float = 30) -> None:
         """Begin to relay: the first of `reads` that holds a token goes out with all before it."""
-        connection = HttpServer(_nobody)()
-        connection.transport = self.wire
-        connection.write = connection.write_on = self.wire.write
-        self.connection = connection
-        self.http = HttpRequest(connection, "POST", "/", {}, b"", 0.0, not http10, keep_alive)
+        self.writer = ResponseWriter(self.wire, AtOnce())
+        self.http = HttpRequest("POST", "/", {}, 0.0, not http10, keep_alive, self.writer)
         self.owner.relay = self.relay = Relay(self.http, self.life, strip_usage=strip, idle=idle)
         self.run.on_head(200, self.headers)
         for data in self.reads:
@@ -96,16 +100,12 @@ class Relaying:
         async with asyncio.timeout(5):
             await self.relay.done
         self.relay.release()
-        assert self.connection.reader is None
+        assert self.writer.flow_control is None
         return self.http
 
     @property
     def outcome(self) -> tuple[RequestOutcome, str]:
         return self.life.record.end, self.life.record.error
-
-
-async def _nobody(http: HttpRequest) -> None:
-    raise AssertionError("no request comes this way")
 
 
 def error_event(failure: Failure) -> bytes:

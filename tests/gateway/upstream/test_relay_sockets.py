@@ -44,9 +44,9 @@ async def test_a_client_that_reads_too_slowly_pauses_its_upstream() -> None:
     talk = Relaying(TOKEN)
     talk.run.sent_on(exchange := Steered())
     await talk.to()
-    talk.connection.pause_writing()
+    talk.writer.on_write_paused()
     assert exchange.steps == ["pause"]
-    talk.connection.resume_writing()
+    talk.writer.on_write_resumed()
     assert exchange.steps == ["pause", "resume"]
     talk.run.on_body(FINISH)
     talk.run.on_end()
@@ -71,7 +71,7 @@ async def test_a_reader_that_catches_up_gets_every_byte(monkeypatch: pytest.Monk
     monkeypatch.setattr(relay, "STALL", 5.0)
     event = TOKEN.replace(b"hi", b"x" * 60_000)
     async with stalled(*[chunk(event)] * 100, chunk(ANSWER), LAST_CHUNK) as (gateway, caller, _):
-        await eventually(lambda: any(c.full for c in gateway.front.connections))
+        await eventually(lambda: any(c.writer.paused for c in gateway.front.connections))
         caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
         body = b"".join(await caller.chunks())
     assert body == event * 100 + ANSWER
