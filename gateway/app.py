@@ -17,8 +17,9 @@ from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from gateway import wiring as optional
-from gateway.admin.admin_server import Admin
+from gateway.admin.admin_server import AdminServer
 from gateway.admin.client_ttft import Beacons
+from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.quotas import Admission
 from gateway.admission.reservations import Quotas
@@ -140,8 +141,15 @@ class Gateway:
             admission=Admission(quotas, self.recorder, self.registry),
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
         )
-        self.admin = Admin(self.registry, self.recorder, self.decider, self.line, self.runtime, self.beacons)
-        self.admin_app = self.admin.app()
+        self.admin = GatewayAdmin(
+            registry=self.registry,
+            recorder=self.recorder,
+            decider=self.decider,
+            queue=self.line,
+            runtime=self.runtime,
+            beacons=self.beacons,
+        )
+        self.admin_app = AdminServer(self.admin).app()
         self.front: HttpServer | None = None
         self._server: asyncio.Server | None = None
         self._admin_runner: web.AppRunner | None = None

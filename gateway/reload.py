@@ -21,7 +21,7 @@ from aiohttp import web
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.admin.replies import reply, respond
+from gateway.admin.admin_server import json_response
 from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
 from gateway.config.changes import Change, change
@@ -133,12 +133,12 @@ class Reloader:
             told(found, why)
             return found
 
-    async def posted(self, http: web.Request) -> web.StreamResponse:
-        """POST /reload."""
+    async def posted(self) -> web.Response:
+        """POST /reload. Raises ApiError."""
         try:
-            return respond(200, encode(said(await self.reload("POST /reload"))))
+            return json_response(200, encode(said(await self.reload("POST /reload"))))
         except ConfigError as error:
-            return reply(refused(str(error)))
+            raise refused(str(error)) from None
 
     async def _try(self, why: str) -> None:
         try:

@@ -1,16 +1,21 @@
-"""The admin port: what operators and Prometheus read. Nothing here is on the data port.
+"""The admin port: HTTP handlers for operators and Prometheus, over the data of one gateway or of all its workers.
 
-It runs on the loop of those whom it shows: what takes long goes in parts, and what several look at is made once.
-No reply allows another origin to read it; the port is private.
+Rules:
+- One table of paths serves both cases; the difference is in the `AdminData` behind it.
+- No reply carries `access-control-*`: pages of other origins cannot read the port. None of it is on the data port.
+- The content security policy of the dashboard names its script and style by digest: text that reaches the page from
+  requests cannot run, and nothing is sent to another origin.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Iterable
-from time import monotonic, time
-from typing import Any
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any, Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -18,185 +23,193 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 from backends.interface import Operation
-from gateway.admin import endpoint_view as fleet
-from gateway.admin.client_ttft import MAX_BEACON, Beacons
-from gateway.admin.dashboard_page import dashboard
-from gateway.admin.decision_view import explain
-from gateway.admin.replies import reply, respond
-from gateway.admin.request_query import wanted
-from gateway.admission.auth import ANYONE
+from gateway.admin.client_ttft import MAX_BEACON
+from gateway.admin.request_query import RequestQuery, parse_query
 from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
-from gateway.decider import Decider
 from gateway.downstream.http_request import framing_error
-from gateway.observe.metrics.registry import Registry
-from gateway.observe.metrics.route_stats import kept, route_stats
-from gateway.observe.record import Record
-from gateway.observe.recorder import Recorder
-from gateway.runtime import RuntimeHolder, redacted_config
-from gateway.scheduler import RequestQueue
+from policies.routes.route import Route
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained
-BATCH = 20  # Records that are written at once: half a millisecond
-FRESH = 0.5  # s that figures are shown to all who ask
+DASHBOARD_PARTS = {"/*style*/": "dashboard.css", "/*script*/": "dashboard.js"}  # by their mark in dashboard.html
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Admin:
-    """Reads and shows what the gateway knows; changes nothing but by `reload`."""
+class AdminData(Protocol):
+    """Answers of one gateway, or of several workers as one. Every method may raise ApiError."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        recorder: Recorder,
-        decider: Decider,
-        line: RequestQueue,
-        runtime: RuntimeHolder,
-        beacons: Beacons,
-    ) -> None:
-        self.registry, self.recorder, self.decider, self.line = registry, recorder, decider, line
-        self.runtime, self.beacons = runtime, beacons
-        self._figures: tuple[float, bytes] = (0.0, b"")  # when they were made
-        self.reloading: Callable[[web.Request], Awaitable[web.StreamResponse]] = read_once
+    @property
+    def registry(self) -> CollectorRegistry: ...
+
+    async def refresh(self) -> None:
+        """Bring the collectors of `registry` up to date before a scrape."""
+
+    def routes(self) -> Sequence[Route]: ...
+
+    def pools(self) -> Collection[str]: ...
+
+    def config(self) -> Mapping[str, Any]:
+        """The configuration without secrets."""
+
+    async def requests(self, query: RequestQuery) -> bytes:
+        """A JSON array of recent Records."""
+
+    async def route_stats(self) -> bytes:
+        """Counts since the start by route, as JSON: see `gateway.observe.metrics.route_stats`."""
+
+    async def fleet(self) -> Sequence[Mapping[str, Any]]:
+        """One entry per endpoint: health, load, learned statistics."""
+
+    async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
+        """The decision for a request, which is neither sent, queued nor counted."""
+
+    async def report_ttft(self, beacon: bytes) -> web.Response:
+        """A caller's own TTFT measurement: see `gateway.admin.client_ttft`."""
+
+    async def reload(self) -> web.Response:
+        """Read the configuration again; the reply names the changes, or the errors."""
+
+
+class AdminServer:
+    def __init__(self, data: AdminData) -> None:
+        self.data = data
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY)
-        app.router.add_get("/metrics", self.metrics)
-        app.router.add_get("/requests", self.requests)
-        app.router.add_get("/routes", self.figures)
-        app.router.add_get("/fleet", self.fleet)
-        app.router.add_get("/config", self.config)
-        app.router.add_get("/dashboard", dashboard)
-        app.router.add_post("/explain", self.explain)
-        app.router.add_post("/ttft", self.beacon)
-        app.router.add_post("/reload", self.reload)
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[json_errors])
+        app.add_routes(
+            [
+                web.get("/metrics", self.metrics),
+                web.get("/requests", self.requests),
+                web.get("/routes", self.routes),
+                web.get("/fleet", self.fleet),
+                web.get("/config", self.config),
+                web.get("/dashboard", dashboard),
+                web.post("/explain", self.explain),
+                web.post("/ttft", self.ttft),
+                web.post("/reload", self.reload),
+            ]
+        )
         return app
 
-    async def reload(self, http: web.Request) -> web.StreamResponse:
-        """Read the configuration again: what changed, or why it stays as it is."""
-        return await self.reloading(http)
-
     async def metrics(self, http: web.Request) -> web.StreamResponse:
-        return await exposed(self.registry, http)
+        """Prometheus text, or OpenMetrics where accepted. Encoded in a thread: ten routes and five pools take 30 ms."""
+        await self.data.refresh()
+        encoder, content_type = choose_encoder(http.headers.get("accept", ""))
+        collected = CollectedMetrics(self.data.registry)
+        body = await asyncio.get_running_loop().run_in_executor(None, encoder, collected)
+        return web.Response(body=body, headers={"content-type": content_type})
 
     async def requests(self, http: web.Request) -> web.StreamResponse:
-        """Recent Records; which of them, `gateway.admin.request_query` says."""
-        routes = [route.name for route in self.runtime.current.routes.all]
-        try:
-            found = wanted(single(http), routes, self.runtime.current.pools).of(self.recorder.recent)
-        except ApiError as refusal:
-            return reply(refusal)
-        return respond(200, await _written(found))
+        filters = dict(http.query)
+        if len(filters) != len(http.query):
+            raise ApiError(400, "Give each filter once.")
+        query = parse_query(filters, [route.name for route in self.data.routes()], self.data.pools())
+        return json_response(200, await self.data.requests(query))
 
-    async def figures(self, http: web.Request) -> web.StreamResponse:
-        """What live views need of routes, counted since the start."""
-        made_at, page = self._figures
-        if (now := monotonic()) - made_at > FRESH:
-            known = kept(self.registry.collectors)
-            page = encode(route_stats(known, self.runtime.current.routes.all, time()))
-            self._figures = now, page
-        return respond(200, page)
+    async def routes(self, http: web.Request) -> web.StreamResponse:
+        return json_response(200, await self.data.route_stats())
 
     async def fleet(self, http: web.Request) -> web.StreamResponse:
-        """Every endpoint: its health and why, its load, and what was learned of it."""
-        now = monotonic()
-        known = self.decider.monitor.fleet
-        found = [fleet.shown(known.statistics(endpoint, now), now) for endpoint in known.snapshot(now).loads]
-        return respond(200, encode(found))
+        return json_response(200, encode(await self.data.fleet()))
 
     async def config(self, http: web.Request) -> web.StreamResponse:
-        return respond(200, encode(redacted_config(self.runtime.current.config)))
+        return json_response(200, encode(self.data.config()))
 
     async def explain(self, http: web.Request) -> web.StreamResponse:
-        """POST a request as to the data port: the candidates and the reasons; nothing is sent, held or counted.
-
-        No key is asked for here; one that is given says whose caches to look at.
-        """
+        """POST a request as to the data port. No key is required; a given one selects whose caches are looked at."""
         path = http.query.get("path", Operation.CHAT.value)
-        runtime = self.runtime.current
         operations = {operation.value: operation for operation in Operation}
-        try:
-            if path not in operations:
-                raise ApiError(400, f"path must be one of {', '.join(operations)}.", param="path")
-            headers = {name.lower(): value for name, value in http.headers.items()}
-            given = headers.get("authorization")
-            tenant = ANYONE if given is None else runtime.keys.tenant(given)
-            if (fault := framing_error(headers, True, http.content_length or 0, MAX_BODY)) is not None:
-                raise fault
-            raw = await http.read()
-            request = await self.decider.parse(
-                operations[path], raw, headers, monotonic(), "explain", runtime.wanted_headers
-            )
-            route = runtime.routes.match(request.model)
-            estimate = await self.decider.estimate(request, route, tenant)
-            decision = self.decider.decide(request, route, estimate, tenant, self.line.ordinal + 1)
-            return respond(200, encode(explain(decision, estimate, self.line.depth(), runtime.pools)))
-        except ApiError as refusal:
-            return reply(refusal)
+        if path not in operations:
+            raise ApiError(400, f"path must be one of {', '.join(operations)}.", param="path")
+        body = await read_body(http, MAX_BODY)
+        return await self.data.explain(operations[path], lowercase_headers(http), body)
 
-    async def beacon(self, http: web.Request) -> web.StreamResponse:
-        """POST {request_id, ttft_ms}, as whatever type: `navigator.sendBeacon` says text/plain."""
-        try:
-            self.beacons.take(await beacon_of(http))
-        except ApiError as refusal:
-            return reply(refusal)
-        return web.Response(status=204)
+    async def ttft(self, http: web.Request) -> web.StreamResponse:
+        """POST {request_id, ttft_ms} of any content type: `navigator.sendBeacon` sends text/plain."""
+        return await self.data.report_ttft(await read_body(http, MAX_BEACON))
+
+    async def reload(self, http: web.Request) -> web.StreamResponse:
+        return await self.data.reload()
 
 
-async def read_once(http: web.Request) -> web.StreamResponse:
-    return reply(ApiError(409, "This gateway was not told where its configuration comes from.", code="no_source"))
+# -- requests and replies ------------------------------------------------------------------
 
 
-class Page:
-    """What a registry's collectors say now, for an encoder."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._found = list(registry.collect())
-
-    def collect(self) -> list[Metric]:
-        return self._found
+@web.middleware
+async def json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error_response(error)
 
 
-async def exposed(registry: CollectorRegistry, http: web.Request) -> web.Response:
-    """In Prometheus' text format, or OpenMetrics for those that say so; written in a thread, since a page of ten routes
-    and five pools takes 30 ms."""
-    encoder, content_type = choose_encoder(http.headers.get("accept", ""))
-    body = await asyncio.get_running_loop().run_in_executor(None, encoder, Page(registry))
-    return web.Response(body=body, headers={"content-type": content_type})
+def error_response(error: ApiError) -> web.Response:
+    """Closes the connection where the error requires it."""
+    response = json_response(error.status, error.body(), error.headers)
+    if error.close:
+        response.force_close()
+    return response
 
 
-def single(http: web.Request) -> dict[str, str]:
-    """The query, each name once. Raises Refusal."""
-    query = dict(http.query)
-    if len(query) != len(http.query):
-        raise ApiError(400, "Give each filter once.")
-    return query
+def json_response(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> web.Response:
+    response = web.Response(status=status, body=body, headers=headers)
+    response.content_type = "application/json"
+    response.headers["server"] = "firsttoken"
+    return response
 
 
-async def beacon_of(http: web.Request) -> bytes:
-    """The body, which is small. Raises Refusal."""
-    headers = {name.lower(): value for name, value in http.headers.items()}
-    if (fault := framing_error(headers, True, http.content_length or 0, MAX_BEACON)) is not None:
-        raise fault
-    body = b""
+def lowercase_headers(http: web.Request) -> dict[str, str]:
+    return {name.lower(): value for name, value in http.headers.items()}
+
+
+async def read_body(http: web.Request, limit: int) -> bytes:
+    """The body, of `limit` bytes at most. Raises ApiError."""
+    if (error := framing_error(lowercase_headers(http), True, http.content_length or 0, limit)) is not None:
+        raise error
+    body = bytearray()
     async for part in http.content.iter_any():
         body += part
-        if len(body) > MAX_BEACON:
-            raise ApiError(413, f"A beacon is at most {MAX_BEACON} bytes.", close=True)
-    return body
+        if len(body) > limit:
+            raise ApiError(413, f"The body is larger than {limit} bytes.", close=True)
+    return bytes(body)
 
 
-async def _written(records: Iterable[Record]) -> bytes:
-    """A JSON array; the loop gets its turn between its parts."""
-    shown, parts = list(records), []
-    for at in range(0, len(shown), BATCH):
-        parts.append(_joined([record.as_json() for record in shown[at : at + BATCH]]))
-        await asyncio.sleep(0)
-    return b"[" + b",".join(parts) + b"]"
+class CollectedMetrics:
+    """The metrics of a registry as of now, for an encoder in another thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._metrics = list(registry.collect())
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
 
 
-def _joined(shown: list[dict[str, Any]]) -> bytes:
-    """The members of an array."""
-    try:
-        return encode(shown)[1:-1]
-    except UnicodeEncodeError:  # a lone surrogate, in an error of a backend's
-        return json.dumps(shown).encode()[1:-1]
+# -- dashboard -----------------------------------------------------------------------------
+
+
+async def dashboard(http: web.Request) -> web.StreamResponse:
+    page, policy = dashboard_page()
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-store",
+        "server": "firsttoken",
+    }
+    return web.Response(text=page, content_type="text/html", charset="utf-8", headers=headers)
+
+
+@cache
+def dashboard_page() -> tuple[str, str]:
+    """The page with style and script inlined, and its content security policy."""
+    folder = files("gateway.admin")
+    page = (folder / "dashboard.html").read_text("utf-8")
+    parts = {mark: (folder / name).read_text("utf-8") for mark, name in DASHBOARD_PARTS.items()}
+    for mark, text in parts.items():
+        page = page.replace(mark, text)
+    style, script = (f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in parts.values())
+    return page, (
+        f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

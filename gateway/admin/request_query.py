@@ -1,8 +1,8 @@
-"""Which of the recent Records are asked for: the query of GET /requests.
+"""The query of GET /requests: filters on recent Records.
 
 Rules:
-- What cannot be meant is refused, with the values that can: an empty answer to a misspelt name would be believed.
-- Of all that match, the last are shown; or with `slowest` those streams that waited longest for their first token.
+- Unknown filters and values are refused with the known ones: an empty answer to a misspelt name would be believed.
+- Of all matches the latest `last` remain; with `slowest`, of those the streams that waited longest for a first token.
 """
 
 from __future__ import annotations
@@ -10,48 +10,55 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlencode
 
-from gateway.api.api_error import ApiError, bad_request
+from gateway.api.api_error import bad_request
 from gateway.config.config_errors import did_you_mean
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import RECENT
 
-USUAL = 200  # Records, where no number is asked for
-UNKNOWN = "-"  # the route of what was refused before it had one
+DEFAULT_LAST = 200  # Records
+UNKNOWN = "-"  # route and pool of requests that were refused before they had one
 FILTERS = ("last", "slowest", "route", "pool", "outcome", "slow", "id")
-_ID = re.compile(r"[0-9A-Za-z\-_.:]{1,128}")
+REQUEST_ID = re.compile(r"[0-9A-Za-z\-_.:]{1,128}")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestQuery:
-    """Empty or None: whatever it is."""
+    """Empty and None match everything."""
 
-    last: int = USUAL
+    last: int = DEFAULT_LAST
     slowest: int | None = None
     route: str = ""
     pool: str = ""
     outcome: str = ""
-    slow: bool = False  # those that missed their TTFT budget
+    slow: bool = False  # missed the TTFT budget
     id: str = ""
 
-    def of(self, recent: Iterable[Record]) -> list[Record]:
+    def select(self, recent: Iterable[Record]) -> list[Record]:
         """The newest last; with `slowest`, the slowest first."""
-        found = [record for record in recent if self._fits(record)]
-        found = found[max(0, len(found) - self.last) :]
+        found = _last([record for record in recent if self._matches(record)], self.last)
         if self.slowest is None:
             return found
         return sorted((r for r in found if r.stream), key=_waited, reverse=True)[: self.slowest]
 
-    def merged(self, told: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-        """What several workers say, as one. The newest is the one that ended last."""
-        found = [{**record, "worker": worker} for worker, records in told.items() for record in records]
+    def merge(self, by_worker: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        """Answers of several workers as one, in the order in which requests ended."""
+        found = [{**record, "worker": worker} for worker, records in by_worker.items() for record in records]
         if self.slowest is not None:
             return sorted(found, key=_waited_ms, reverse=True)[: self.slowest]
         found.sort(key=lambda record: record["wall"] + record["total_ms"] / 1e3)
-        return found[max(0, len(found) - self.last) :]
+        return _last(found, self.last)
 
-    def _fits(self, record: Record) -> bool:
+    def url(self) -> str:
+        """The same query for another admin port."""
+        filters = {"last": self.last, "slowest": self.slowest, "route": self.route, "pool": self.pool}
+        filters |= {"outcome": self.outcome, "slow": int(self.slow) or None, "id": self.id}
+        return "/requests?" + urlencode({name: value for name, value in filters.items() if value not in ("", None)})
+
+    def _matches(self, record: Record) -> bool:
         return (
             (not self.route or record.route == self.route)
             and (not self.pool or record.pool == self.pool)
@@ -61,17 +68,17 @@ class RequestQuery:
         )
 
 
-def wanted(query: Mapping[str, str], routes: Collection[str], pools: Collection[str]) -> RequestQuery:
-    """Raises Refusal. `routes`, `pools`: the names that there are."""
+def parse_query(query: Mapping[str, str], routes: Collection[str], pools: Collection[str]) -> RequestQuery:
+    """Raises ApiError. `routes`, `pools`: the configured names."""
     for name in query:
         if name not in FILTERS:
-            raise bad_request(
-                f"There is no filter '{name[:100]}'{_end(did_you_mean(name[:100], FILTERS))}", param=name[:100]
-            )
-    slowest = _number(query, "slowest", -1)
+            hint = did_you_mean(name[:100], FILTERS)
+            raise bad_request(_sentence(f"There is no filter '{name[:100]}'{hint}"), param=name[:100])
+    slowest = _number(query, "slowest")
+    last = _number(query, "last")
     return RequestQuery(
-        last=_number(query, "last", USUAL if slowest < 0 else RECENT),
-        slowest=slowest if slowest >= 0 else None,
+        last=last if last is not None else DEFAULT_LAST if slowest is None else RECENT,
+        slowest=slowest,
         route=_one_of(query, "route", {*routes, UNKNOWN}),
         pool=_one_of(query, "pool", {*pools, UNKNOWN}),
         outcome=_one_of(query, "outcome", list(RequestOutcome)),
@@ -80,35 +87,36 @@ def wanted(query: Mapping[str, str], routes: Collection[str], pools: Collection[
     )
 
 
-def _number(query: Mapping[str, str], name: str, otherwise: int) -> int:
-    given = query.get(name)
-    if given is None:
-        return otherwise
-    if not (given.isascii() and given.isdecimal() and len(given) < 10):
+def _number(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise bad_request(f"{name} must be a whole number.", param=name)
-    return int(given)
+    return int(text)
 
 
 def _one_of(query: Mapping[str, str], name: str, known: Collection[str]) -> str:
-    given = query.get(name)
-    if given is None:
-        return ""
-    if given not in known:
-        raise bad_request(f"{name} '{given[:100]}' is none{_end(did_you_mean(given[:100], sorted(known)))}", param=name)
-    return given
+    text = query.get(name, "")
+    if name in query and text not in known:
+        hint = did_you_mean(text[:100], sorted(known))
+        raise bad_request(_sentence(f"{name} '{text[:100]}' is unknown{hint}"), param=name)
+    return text
 
 
 def _id(query: Mapping[str, str]) -> str:
-    given = query.get("id")
-    if given is None:
-        return ""
-    if not _ID.fullmatch(given):
-        raise ApiError(400, "id must be a request id: up to 128 letters, digits and -_.:", param="id")
-    return given
+    text = query.get("id", "")
+    if "id" in query and not REQUEST_ID.fullmatch(text):
+        raise bad_request("id must be a request id: up to 128 letters, digits and -_.:", param="id")
+    return text
+
+
+def _last(items: list[T], count: int) -> list[T]:
+    return items[max(0, len(items) - count) :]
 
 
 def _waited(record: Record) -> float:
-    """For a first token, or for nothing."""
+    """Seconds until the first token, or until the end without one."""
     return record.total if record.ttft is None else record.ttft
 
 
@@ -117,5 +125,5 @@ def _waited_ms(record: Mapping[str, Any]) -> float:
     return waited
 
 
-def _end(sentence: str) -> str:
-    return sentence if sentence.endswith("?") else sentence + "."
+def _sentence(text: str) -> str:
+    return text if text.endswith("?") else text + "."

@@ -18,7 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from backends.interface import Operation
-from gateway.admin.decision_view import explain as in_words
+from gateway.admin.admin_views import explain as in_words
 from gateway.admission.auth import ANYONE
 from gateway.admission.route_table import Routes
 from gateway.api import inference_request as ingress

@@ -10,7 +10,7 @@ from statistics import fmean
 from time import process_time
 from typing import Any
 
-from gateway.admin.decision_view import explain
+from gateway.admin.admin_views import explain
 from gateway.replay.player import play
 from gateway.replay.results import CalibrationResult, ResultRow, Worst
 from gateway.replay.scenario import Scenario

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from shutil import rmtree
 from time import time
@@ -24,10 +24,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.admin.admin_server import MAX_BODY, beacon_of, exposed, single
-from gateway.admin.dashboard_page import dashboard
-from gateway.admin.replies import reply, respond
-from gateway.admin.request_query import wanted
+from backends.interface import Operation
+from gateway.admin.admin_server import AdminServer, json_response
+from gateway.admin.request_query import RequestQuery
 from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
 from gateway.app import CUT
@@ -53,7 +52,7 @@ LOOK = 1.0  # s between two looks at the workers' counts
 PATIENCE = 2.0  # s that a worker has to answer
 TAKEN, UNKNOWN = 204, 404  # what is said of a beacon by the worker whose request it was, and by the others
 TAKING = 30.0  # s that all of them have to take a configuration
-OWN = ("host", "connection", "content-length", "transfer-encoding")  # headers of one connection
+HOP_BY_HOP = ("host", "connection", "content-length", "transfer-encoding")
 
 
 def serve_aggregator(desk: AdminAggregator, admin: socket.socket, line: socket.socket) -> int:
@@ -93,7 +92,7 @@ class AdminAggregator(Collector):
         configs: SharedValue,
         answers: SharedValue,
     ) -> None:
-        self.config, self.paths, self.register, self.retired = config, paths, register, retired
+        self._config, self.paths, self.register, self.retired = config, paths, register, retired
         self.configs, self.answers, self.orders = configs, answers, ControlChannel()
         self.ask: Callable[[], None] = lambda: None  # the supervisor for a reload
         self._reloading = asyncio.Lock()
@@ -108,47 +107,58 @@ class AdminAggregator(Collector):
         self.registry.register(Reloads(register.reloads, keep=True))
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY)
-        app.router.add_get("/metrics", self.metrics)
-        app.router.add_get("/requests", self.requests)
-        app.router.add_get("/routes", self.figures)
-        app.router.add_get("/fleet", self.fleet)
-        app.router.add_get("/config", self.show_config)
+        app = AdminServer(self).app()
         app.router.add_get("/ready", self.ready)
-        app.router.add_get("/dashboard", dashboard)
-        app.router.add_post("/explain", self.explain)
-        app.router.add_post("/ttft", self.beacon)
-        app.router.add_post("/reload", self.reload)
         return app
 
-    # -- what is asked --------------------------------------------------------------------
+    # -- AdminData ------------------------------------------------------------------------
 
-    async def metrics(self, http: web.Request) -> web.StreamResponse:
+    async def refresh(self) -> None:
         await self.look()
-        page = await exposed(self.registry, http)
         self.shown = True
-        return page
 
-    async def requests(self, http: web.Request) -> web.StreamResponse:
-        """As one gateway would say it; every worker is asked for as many."""
-        try:
-            asked = wanted(single(http), [route.name for route in self.routes], self.config.pools)
-        except ApiError as refusal:
-            return reply(refusal)
-        return respond(200, encode(asked.merged(await self._ask_all(http.path_qs))))
+    def routes(self) -> Sequence[Route]:
+        passthrough = self._config.passthrough_route
+        return [*self._config.routes.values(), *([passthrough] if passthrough else [])]
 
-    async def figures(self, http: web.Request) -> web.StreamResponse:
+    def pools(self) -> Collection[str]:
+        return self._config.pools
+
+    def config(self) -> Mapping[str, Any]:
+        return redacted_config(self._config)
+
+    async def requests(self, query: RequestQuery) -> bytes:
+        """As one gateway would answer; every worker is asked for as many."""
+        return encode(query.merge(await self._ask_all(query.url())))
+
+    async def route_stats(self) -> bytes:
         await self.look()
-        return respond(200, encode(route_stats(collected(self.collect()), self.routes, time())))
+        return encode(route_stats(collected(self.collect()), self.routes(), time()))
 
-    async def fleet(self, http: web.Request) -> web.StreamResponse:
-        return respond(200, encode(endpoints(await self._ask_all(http.path_qs))))
+    async def fleet(self) -> Sequence[Mapping[str, Any]]:
+        return endpoints(await self._ask_all("/fleet"))
 
-    async def show_config(self, http: web.Request) -> web.StreamResponse:
-        return respond(200, encode(redacted_config(self.config)))
+    async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
+        """Asks the first worker that serves: workers see each other's load as their own."""
+        forwarded = {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
+        path = f"/explain?path={operation.value}"
+        for number, entry in enumerate(self.register.all()):
+            if entry.state is WorkerState.SERVING:
+                async with self._session(number).post(f"http://worker{path}", data=body, headers=forwarded) as reply:
+                    return json_response(reply.status, await reply.read())
+        raise no_worker()
 
-    async def reload(self, http: web.Request) -> web.StreamResponse:
-        """The supervisor reads the configuration; the answer comes when every worker has taken it."""
+    async def report_ttft(self, beacon: bytes) -> web.Response:
+        """Sends the beacon to all workers; the one that served the request knows its id."""
+        asked = [self._post(number, "/ttft", beacon) for number in range(len(self.paths))]
+        replies = [reply for reply in await asyncio.gather(*asked) if reply is not None]
+        if not replies:
+            raise no_worker()
+        status, body = min(replies, key=lambda reply: (reply[0] == UNKNOWN, reply[0]))
+        return web.Response(status=status) if status == TAKEN else json_response(status, body)
+
+    async def reload(self) -> web.Response:
+        """The supervisor reads the configuration; the reply comes when every worker has applied it."""
         async with self._reloading:
             self.orders.told.clear()
             self.ask()
@@ -156,54 +166,28 @@ class AdminAggregator(Collector):
                 async with asyncio.timeout(TAKING):
                     await self.orders.told.wait()
             except TimeoutError:
-                return reply(ApiError(504, f"Not every worker has taken it within {TAKING:g} s.", type="server_error"))
+                message = f"Not every worker has taken it within {TAKING:g} s."
+                raise ApiError(504, message, type="server_error") from None
             said = self.answers.get()
-        return reply(refused(said)) if isinstance(said, str) else respond(200, encode(said))
+        if isinstance(said, str):
+            raise refused(said)
+        return json_response(200, encode(said))
+
+    # -- state of the workers -------------------------------------------------------------
 
     async def take_forever(self) -> None:
         """What is in force, to be shown."""
         while True:
             await self.orders.reload.wait()
             self.orders.reload.clear()
-            self.config = self.configs.get()
+            self._config = self.configs.get()
 
     async def ready(self, http: web.Request) -> web.StreamResponse:
         """200 when all workers serve."""
         entries = self.register.all()
         status = readiness(entries)
         said = {"status": status, "workers": [entry.state.name.lower() for entry in entries]}
-        return respond(200 if status == "ready" else 503, encode(said))
-
-    async def explain(self, http: web.Request) -> web.StreamResponse:
-        """The first that serves answers: it sees the others' load as its own."""
-        headers = {name: value for name, value in http.headers.items() if name.lower() not in OWN}
-        for number, entry in enumerate(self.register.all()):
-            if entry.state is WorkerState.SERVING:
-                body, where = await http.read(), f"http://worker{http.path_qs}"
-                async with self._session(number).post(where, data=body, headers=headers) as said:
-                    return respond(said.status, await said.read())
-        return reply(ApiError(503, "No worker serves now.", type="server_error", code="unavailable"))
-
-    async def beacon(self, http: web.Request) -> web.StreamResponse:
-        """Whose request it was nobody knows: all are told, and the one that knows it answers."""
-        try:
-            body = await beacon_of(http)
-        except ApiError as refusal:
-            return reply(refusal)
-        said = [
-            answer
-            for answer in await asyncio.gather(*map(self._tell(http.path_qs, body), range(len(self.paths))))
-            if answer
-        ]
-        if not said:
-            return reply(ApiError(503, "No worker serves now.", type="server_error", code="unavailable"))
-        status, page = min(said, key=lambda answer: (answer[0] == UNKNOWN, answer[0]))
-        return web.Response(status=status) if status == TAKEN else respond(status, page)
-
-    @property
-    def routes(self) -> list[Route]:
-        passthrough = self.config.passthrough_route
-        return [*self.config.routes.values(), *([passthrough] if passthrough else [])]
+        return json_response(200 if status == "ready" else 503, encode(said))
 
     def collect(self) -> Iterable[Metric]:
         """As of the last look."""
@@ -247,16 +231,13 @@ class AdminAggregator(Collector):
             log.debug("worker %d does not answer: %s", number + 1, error)
             return None
 
-    def _tell(self, path: str, body: bytes) -> Callable[[int], Awaitable[tuple[int, bytes] | None]]:
-        async def tell(number: int) -> tuple[int, bytes] | None:
-            try:
-                async with self._session(number).post(f"http://worker{path}", data=body) as said:
-                    return said.status, await said.read()
-            except (ClientError, OSError, TimeoutError) as error:
-                log.debug("worker %d does not answer: %s", number + 1, error)
-                return None
-
-        return tell
+    async def _post(self, number: int, path: str, body: bytes) -> tuple[int, bytes] | None:
+        try:
+            async with self._session(number).post(f"http://worker{path}", data=body) as reply:
+                return reply.status, await reply.read()
+        except (ClientError, OSError, TimeoutError) as error:
+            log.debug("worker %d does not answer: %s", number + 1, error)
+            return None
 
     def _session(self, number: int) -> ClientSession:
         session = self.sessions.get(number)
@@ -269,6 +250,10 @@ class AdminAggregator(Collector):
     async def close(self) -> None:
         for session in self.sessions.values():
             await session.close()
+
+
+def no_worker() -> ApiError:
+    return ApiError(503, "No worker serves now.", type="server_error", code="unavailable")
 
 
 def readiness(entries: Sequence[Entry]) -> str:

@@ -10,8 +10,8 @@ import socket
 from aiohttp import web
 from prometheus_client.core import Metric
 
-from gateway.admin.admin_server import Admin
-from gateway.admin.replies import respond
+from gateway.admin.admin_server import json_response
+from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.api.strict_json import encode
 from gateway.app import Gateway, tune_gc
 from gateway.config.models import Config
@@ -107,12 +107,12 @@ async def first(*events: asyncio.Event) -> None:
 class _Counts:
     """What the desk adds up. `life` tells one process from its successor, which counts from zero."""
 
-    def __init__(self, admin: Admin) -> None:
+    def __init__(self, admin: GatewayAdmin) -> None:
         self.admin, self.life = admin, os.urandom(8).hex()
 
     async def answer(self, http: web.Request) -> web.StreamResponse:
         found = list(self.admin.registry.collect())  # here, where it is counted; written in a thread
-        return respond(200, await asyncio.get_running_loop().run_in_executor(None, self._told, found))
+        return json_response(200, await asyncio.get_running_loop().run_in_executor(None, self._told, found))
 
     def _told(self, found: list[Metric]) -> bytes:
         return encode({"life": self.life, "families": families(found)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gateway.admin.decision_view import explain
+from gateway.admin.admin_views import explain
 from gateway.api.strict_json import encode
 from policies.types import (
     FOREVER,

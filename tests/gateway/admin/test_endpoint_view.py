@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gateway.admin.endpoint_view import shown
+from gateway.admin.admin_views import endpoint_view
 from gateway.api.strict_json import encode
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.fleet.fleet import Fleet, Reported
@@ -30,7 +30,7 @@ def attempt(
 
 def test_an_endpoint_that_is_well_says_nothing_of_its_health() -> None:
     """What has never happened is null, not infinitely long ago; all of it is JSON."""
-    found = shown(asked(Fleet([POOL]), 100.0), 100.0)
+    found = endpoint_view(asked(Fleet([POOL]), 100.0), 100.0)
     health = [found[name] for name in ("breaker", "why", "tried_again_in_s", "limited_for_s")]
     assert health == ["closed", None, None, None]
     assert (found["scraped_s_ago"], found["heard_s_ago"], found["calibration"]) == (None, None, None)
@@ -42,21 +42,21 @@ def test_an_endpoint_that_is_out_says_why_and_until_when() -> None:
     fleet = Fleet([POOL])
     for number in range(2):
         attempt(fleet, f"{number}", 100.0, AttemptOutcome.FAILED)
-    down = shown(asked(fleet, 101.0), 101.0)
+    down = endpoint_view(asked(fleet, 101.0), 101.0)
     assert (down["breaker"], down["why"]) == ("open", "2 connections in a row were refused or reset")
     assert (down["load"]["health"], down["tried_again_in_s"]) == ("down", 4.0)
     fleet.sent("probe", Candidate(A, 0, 100, 0, Forecast(0.2), 1.0, 0.0), PoolEstimate(100), 106.0, True)
-    tried = shown(asked(fleet, 106.0), 106.0)
+    tried = endpoint_view(asked(fleet, 106.0), 106.0)
     assert tried["why"] == "2 connections in a row were refused or reset; one request at a time may try it"
     fleet.ended("probe", AttemptOutcome.FAILED, 106.5, Reported())
-    assert shown(asked(fleet, 106.5), 106.5)["why"] == "the request that tried it failed"
+    assert endpoint_view(asked(fleet, 106.5), 106.5)["why"] == "the request that tried it failed"
 
 
 def test_a_rate_limit_is_no_ill_health() -> None:
     """It is said beside it."""
     fleet = Fleet([POOL])
     attempt(fleet, "a", 100.0, AttemptOutcome.RATE_LIMITED)
-    found = shown(asked(fleet, 101.0), 101.0)
+    found = endpoint_view(asked(fleet, 101.0), 101.0)
     assert (found["load"]["health"], found["limited_for_s"]) == ("up", 6.0)
     assert found["why"] == "its provider limits us for 6.0 s more"
 
@@ -66,7 +66,7 @@ def test_calibration_is_the_share_that_came_as_soon_as_predicted() -> None:
     fleet = Fleet([POOL])
     for number, took in enumerate([0.1] * 5 + [0.3] * 4 + [0.9]):
         attempt(fleet, f"{number}", 100.0 + number, AttemptOutcome.COMPLETED, 100.0 + number + took)
-    found = shown(asked(fleet, 111.9), 111.9)
+    found = endpoint_view(asked(fleet, 111.9), 111.9)
     assert found["calibration"] == {"under_p50": 0.5, "under_p90": 0.9, "samples": 10}
     assert (found["samples"], found["heard_s_ago"]) == (10, 2.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.admin.request_query import wanted
+from gateway.admin.request_query import parse_query
 from gateway.api.api_error import ApiError
 from gateway.observe.record import Record, RequestOutcome
 from tests.gateway.builders import record
@@ -21,7 +21,7 @@ RECENT = [
 
 
 def asked(recent: list[Record] = RECENT, **query: str) -> list[str]:
-    return [found.request_id for found in wanted(query, ROUTES, POOLS).of(recent)]
+    return [found.request_id for found in parse_query(query, ROUTES, POOLS).select(recent)]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_all_that_is_asked_for_must_hold(query: dict[str, str], expected: list[s
         ({"last": "x"}, "last", "last must be a whole number."),
         ({"last": "²"}, "last", "last must be a whole number."),
         ({"slowest": "-1"}, "slowest", "slowest must be a whole number."),
-        ({"route": "chatt"}, "route", "route 'chatt' is none; did you mean 'chat'?."),
-        ({"pool": "zzz"}, "pool", "pool 'zzz' is none; known: -, large, small."),
-        ({"outcome": "sheds"}, "outcome", "outcome 'sheds' is none; did you mean 'shed'?."),
-        ({"slow": "yes"}, "slow", "slow 'yes' is none; known: 1."),
+        ({"route": "chatt"}, "route", "route 'chatt' is unknown; did you mean 'chat'?."),
+        ({"pool": "zzz"}, "pool", "pool 'zzz' is unknown; known: -, large, small."),
+        ({"outcome": "sheds"}, "outcome", "outcome 'sheds' is unknown; did you mean 'shed'?."),
+        ({"slow": "yes"}, "slow", "slow 'yes' is unknown; known: 1."),
         ({"id": "a b"}, "id", "id must be a request id: up to 128 letters, digits and -_.:"),
         ({"rout": "chat"}, "rout", "There is no filter 'rout'; did you mean 'route'?."),
     ],
@@ -84,8 +84,8 @@ def test_what_several_workers_say_is_in_the_order_of_its_ends() -> None:
         ],
         2: [{"request_id": "b", "wall": 100.5, "total_ms": 100.0, "ttft_ms": 20.0}],
     }
-    found = [(r["request_id"], r["worker"]) for r in wanted({}, ROUTES, POOLS).merged(told)]
+    found = [(r["request_id"], r["worker"]) for r in parse_query({}, ROUTES, POOLS).merge(told)]
     assert found == [("b", 2), ("a", 1), ("d", 1)]
-    assert [r["request_id"] for r in wanted({"last": "1"}, ROUTES, POOLS).merged(told)] == ["d"]
-    assert wanted({"last": "0"}, ROUTES, POOLS).merged(told) == []
-    assert [r["request_id"] for r in wanted({"slowest": "2"}, ROUTES, POOLS).merged(told)] == ["a", "b"]
+    assert [r["request_id"] for r in parse_query({"last": "1"}, ROUTES, POOLS).merge(told)] == ["d"]
+    assert parse_query({"last": "0"}, ROUTES, POOLS).merge(told) == []
+    assert [r["request_id"] for r in parse_query({"slowest": "2"}, ROUTES, POOLS).merge(told)] == ["a", "b"]

@@ -38,7 +38,7 @@ async def test_one_frame_says_how_it_goes(capsys: pytest.CaptureFixture[str]) ->
         looking = asyncio.create_task(
             asyncio.to_thread(main, ["top", "--once", "--admin", gateway.admin_url, "--interval", "1.5"])
         )
-        await eventually(lambda: gateway.admin._figures[1])  # the first look
+        await eventually(lambda: gateway.admin.stats)  # the first look
         await ask(gateway.url, 3, "x-request-id: seen-in-top")
         assert await looking == 0
     out, err = capsys.readouterr()
