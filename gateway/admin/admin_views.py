@@ -11,6 +11,15 @@ from policies.fleet.endpoint_state import EndpointStatistics
 from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, PromptEstimate, Rejection
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
+LOAD_NAMES = {  # names of the public JSON, where fields of `Load` have others
+    "queued_tokens": "ahead",
+    "backlog_s": "busy",
+    "expected_tpot_misses": "harm",
+    "tpot_pressure": "strain",
+    "reopens_in": "closed",
+    "prefill_utilization": "duty",
+    "last_token_at": "heard_at",
+}
 
 
 def explain(
@@ -81,6 +90,7 @@ def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
     load = endpoint.load
     return {
         **view,
+        "load": {LOAD_NAMES.get(name, name): value for name, value in view["load"].items()},
         "why": _why(endpoint, now),
         "tried_again_in_s": _seconds_until(endpoint.until, now) if load.health is Health.DOWN else None,
         "limited_for_s": _seconds_until(load.blocked_until, now),
