@@ -29,7 +29,8 @@ from gateway.api.inference_request import InferenceRequest, parse
 from gateway.app import tune_gc
 from gateway.decider import Decider
 from gateway.fleet.monitor import Monitor
-from gateway.tokenize.estimator import Estimator, PoolTokenizer
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.incremental import TokenizerConfig
 from gateway.tokenize.tokenizers import Encoder, encoder
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
@@ -98,7 +99,7 @@ class Bench:
     def __init__(self) -> None:
         fleet = Fleet([MAIN])
         self.tokenizer = Timed(O200K.pack)
-        self.estimator = Estimator([PoolTokenizer("main")], fleet.token_scale, encoders=lambda name: self.tokenizer)
+        self.estimator = Estimator({"main": TokenizerConfig()}, fleet.token_scale, encoders=lambda name: self.tokenizer)
         self.decider = Decider(self.estimator, Monitor(fleet))
         self.backend = Vllm(BackendConfig("vllm", "served"))
         self.estimator.warm()

@@ -21,7 +21,7 @@ from gateway.admission.auth import Keys, Tenant
 from gateway.admission.cache_salts import CacheSalts, GroupMember
 from gateway.admission.route_table import Routes
 from gateway.config.models import Config, Key
-from gateway.tokenize.estimator import PoolTokenizer
+from gateway.tokenize.incremental import TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.routed_request import Upstream
 from policies.types import Endpoint, Pool, Price
@@ -140,8 +140,8 @@ def _upstreams(
     }
 
 
-def tokenizers(config: Config) -> list[PoolTokenizer]:
-    return [PoolTokenizer(name, pool.tokenizer, pool.block_size) for name, pool in config.pools.items()]
+def tokenizers(config: Config) -> dict[str, TokenizerConfig]:
+    return {name: TokenizerConfig(pool.tokenizer, pool.block_size) for name, pool in config.pools.items()}
 
 
 def tenants(config: Config, stored: Iterable[Key] = ()) -> tuple[Tenant, ...]:

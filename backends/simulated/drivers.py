@@ -15,7 +15,7 @@ from backends.simulated.engine import Engine
 from backends.simulated.events import EngineRequest, RequestId, StepResult
 from backends.simulated.faults import Faults, StreamFault
 from backends.simulated.hosted import ApiTiming, HostedApi
-from backends.simulated.reply import DONE, GARBAGE, ReplyWriter, error_event, usage
+from backends.simulated.reply import DONE, GARBAGE, ReplyWriter, error_event
 
 MAX_LATENESS = 0.020  # s
 
@@ -64,7 +64,12 @@ class AnswerWriter:
 
     @property
     def usage(self) -> dict[str, Any]:
-        return usage(self.prompt_tokens, self.tokens, self.cached_tokens)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + self.tokens,
+            "completion_tokens": self.tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
 
     def begin(self, at: float, queue_time: float, cached_tokens: int) -> None:
         """Called before the first token."""
@@ -132,12 +137,8 @@ class EngineClock:
     def now(self) -> float:
         return (self._loop.time() - self._zero) * self._speed
 
-    def loop_time(self, at: float) -> float:
-        """The loop's time at which this clock shows `at`."""
-        return self._zero + at / self._speed
-
     async def sleep_until(self, at: float) -> None:
-        await asyncio.sleep(max(0.0, self.loop_time(at) - self._loop.time()))
+        await asyncio.sleep(max(0.0, (at - self.now()) / self._speed))
 
 
 class EngineDriver:
@@ -207,45 +208,40 @@ class EngineDriver:
 
 
 class HostedDriver:
-    """Runs the answers of a `HostedApi`, one timer each."""
+    """Runs the answers of a `HostedApi`, one task each."""
 
     def __init__(self, api: HostedApi, faults: Faults, speed: float) -> None:
         self._api = api
         self._faults = faults
         self._clock = EngineClock(speed)
-        self._timers: dict[RequestId, asyncio.TimerHandle] = {}
+        self._tasks: dict[RequestId, asyncio.Task[None]] = {}
         self.now = self._clock.now
 
     def submit(self, request: EngineRequest, answer: AnswerWriter) -> None:
         """Raises Refused."""
         self._api.slow(self._faults.slow)
-        self._schedule(request.id, answer, self._api.submit(request, self.now()))
+        timing = self._api.submit(request, self.now())
+        self._tasks[request.id] = asyncio.create_task(self._write(request.id, answer, timing))
 
     def abort(self, request_id: RequestId) -> None:
-        timer = self._timers.pop(request_id, None)
-        if timer is not None:
-            timer.cancel()
         self._api.abort(request_id)
+        if (task := self._tasks.pop(request_id, None)) is not None:
+            task.cancel()
 
     async def close(self) -> None:
-        for request_id in tuple(self._timers):
+        for request_id in tuple(self._tasks):
             self.abort(request_id)
 
-    def _schedule(self, request_id: RequestId, answer: AnswerWriter, timing: ApiTiming) -> None:
-        at = timing.first_at + timing.gap * answer.tokens
-        due = self._clock.loop_time(at)
-        self._timers[request_id] = asyncio.get_running_loop().call_at(due, self._token, request_id, answer, timing, at)
-
-    def _token(self, request_id: RequestId, answer: AnswerWriter, timing: ApiTiming, at: float) -> None:
-        if answer.tokens == 0:
-            answer.begin(at, 0.0, 0)
-        answer.token(at)
-        if answer.tokens < timing.tokens:
-            self._schedule(request_id, answer, timing)
-        else:
-            del self._timers[request_id]
-            self._api.run_until(at)
-            answer.finish()
+    async def _write(self, request_id: RequestId, answer: AnswerWriter, timing: ApiTiming) -> None:
+        for index in range(timing.tokens):
+            at = timing.first_at + timing.gap * index
+            await self._clock.sleep_until(at)
+            if index == 0:
+                answer.begin(at, 0.0, 0)
+            answer.token(at)
+        del self._tasks[request_id]
+        self._api.run_until(timing.ends_at)
+        answer.finish()
 
 
 Driver = EngineDriver | HostedDriver

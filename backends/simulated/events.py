@@ -8,26 +8,18 @@ from dataclasses import dataclass
 RequestId = int | str
 
 
+@dataclass(eq=False)
 class Refused(Exception):
-    """A request is not served: 400 if invalid, 429 at a rate limit, 503 with a full queue, 0 from a dead engine.
+    """A request is not served: 400 if invalid, 429 at a rate limit, 503 with a full queue, 0 from a dead engine."""
 
-    `code` is OpenAI's error code where the status alone does not imply it; `retry_after` is in seconds.
-    """
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None  # OpenAI's, where the status alone does not imply it
+    retry_after: float | None = None  # s
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True, slots=True)

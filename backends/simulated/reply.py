@@ -117,16 +117,6 @@ def _example(schema: Mapping[str, Any]) -> Any:
 # -- bytes -------------------------------------------------------------------------------------
 
 
-def usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
-    """The usage object of both dialects."""
-    return {
-        "prompt_tokens": prompt,
-        "total_tokens": prompt + completion,
-        "completion_tokens": completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
 def error_body(error: Refused, vllm: bool) -> bytes:
     """The error envelope. An error without a status is 500."""
     status = error.status or 500
@@ -163,39 +153,26 @@ class ReplyWriter:
         self._vllm = vllm
         self._usage = usage
         self._done = done
-        self._last = len(reply.pieces) - 1
         self._call_id = ("chatcmpl-tool-" if vllm else "call_") + id.rpartition("-")[2]
         kind = "chat.completion.chunk" if chat else "text_completion"
         self._envelope: dict[str, Any] = {"id": id, "object": kind, "created": created, "model": model}
         if not vllm:
             self._envelope["system_fingerprint"] = "fp_simulated"
-        tail = b',"usage":null' if usage and not vllm else b""
-        self._head = b"data: " + _encode(self._envelope)[:-1] + b',"choices":[{"index":0,'
-        self._tail = b',"logprobs":null,"finish_reason":null}]' + tail + b"}\n\n"
-        self._finish = b',"logprobs":null,"finish_reason":' + _encode(reply.finish) + b"}]" + tail + b"}\n\n"
-        opening, self._close = (b'"delta":{"content":', b"}") if chat else (b'"text":', b"")
-        if reply.tool is not None:
-            opening, self._close = b'"delta":{"tool_calls":[{"index":0,"function":{"arguments":', b"}}]}"
-        self._open = self._head + opening
 
     def token(self, index: int) -> bytes:
         """The event of token `index`; with the role chunk before the first token, the finish reason after the last."""
-        event = self._open + _encode(self._reply.pieces[index]) + self._close
-        if index == 0:
-            event = self._first(event)
-        if index < self._last:
-            return event + self._tail
-        if self._vllm:
-            return event + self._finish
-        return event + self._tail + self._head + (b'"delta":{}' if self._chat else b'"text":""') + self._finish
+        finish = self._reply.finish if index == len(self._reply.pieces) - 1 else None
+        role = self._chunk({"role": "assistant", "content": ""}) if self._chat and index == 0 else b""
+        if finish is None or self._vllm:
+            return role + self._chunk(self._delta(index), finish)
+        return role + self._chunk(self._delta(index)) + self._chunk({} if self._chat else "", finish)
 
     def ending(self, usage: Mapping[str, Any], metrics: Mapping[str, float]) -> bytes:
         """The end of the stream: the usage chunk, which has no choices, and [DONE]."""
-        chunk = {**self._envelope, "choices": [], "usage": usage}
+        body = {**self._envelope, "choices": [], "usage": usage}
         if self._vllm:
-            chunk["metrics"] = metrics
-        reported = b"data: " + _encode(chunk) + b"\n\n" if self._usage else b""
-        return reported + (DONE if self._done else b"")
+            body["metrics"] = metrics
+        return (_event(body) if self._usage else b"") + (DONE if self._done else b"")
 
     def whole(self, usage: Mapping[str, Any], metrics: Mapping[str, float]) -> bytes:
         """The whole reply as one JSON document."""
@@ -206,21 +183,33 @@ class ReplyWriter:
         elif reply.tool is None:
             choice["message"] = {"role": "assistant", "content": reply.text}
         else:
-            call = self._call()
-            call["function"]["arguments"] = reply.content
-            choice["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
+            choice["message"] = {"role": "assistant", "content": None, "tool_calls": [self._call(reply.content)]}
         body = {**self._envelope, "choices": [choice], "usage": usage}
         if self._chat:
             body["object"] = "chat.completion"
         return _encode({**body, "metrics": metrics} if self._vllm else body)
 
-    def _first(self, event: bytes) -> bytes:
+    def _delta(self, index: int) -> dict[str, Any] | str:
+        piece = self._reply.pieces[index]
         if not self._chat:
-            return event
-        if self._reply.tool is not None:
-            event = self._head + b'"delta":{"tool_calls":[' + _encode(self._call(index=0)) + b"]}"
-        return self._head + b'"delta":{"role":"assistant","content":""}' + self._tail + event
+            return piece
+        if self._reply.tool is None:
+            return {"content": piece}
+        if index == 0:
+            return {"tool_calls": [{"index": 0, **self._call("")}]}
+        return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
 
-    def _call(self, **index: int) -> dict[str, Any]:
-        function = {"name": self._reply.tool, "arguments": ""}
-        return {**index, "id": self._call_id, "type": "function", "function": function}
+    def _chunk(self, delta: dict[str, Any] | str, finish: str | None = None) -> bytes:
+        content = {"delta" if self._chat else "text": delta}
+        body = {**self._envelope, "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": finish}]}
+        if self._usage and not self._vllm:
+            body["usage"] = None
+        return _event(body)
+
+    def _call(self, arguments: str) -> dict[str, Any]:
+        function = {"name": self._reply.tool, "arguments": arguments}
+        return {"id": self._call_id, "type": "function", "function": function}
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + _encode(body) + b"\n\n"

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from zlib import crc32
 
 from gateway.tokenize.generational_cache import GenerationalCache
 from gateway.tokenize.prefix_blocks import Prefix, extend, start
 from gateway.tokenize.prompt import NOT_TEXT, Piece, Prompt
 from gateway.tokenize.tokenizers import Encoder
+from policies.latency.token_scale import PER_MESSAGE
 from policies.value import value
 
 PIECE_EFFORT = 100  # bytes encoded in the time which a piece takes besides
@@ -27,19 +28,13 @@ PREFIX_OVERHEAD = 530  # bytes of a cache entry besides its hashes and tail (tra
 IDS_OVERHEAD = 260  # bytes of a cache entry besides its ids (tracemalloc)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@value
 class TokenizerConfig:
-    """Pools with equal settings see a prompt alike and share one object (`tokenizer_config`), compared by identity."""
+    """Settings of a pool. Pools with equal settings see a prompt alike."""
 
-    tokenizer: str
-    block_size: int
-    template: int  # tokens which the chat template adds to a message
-    digest: int
-
-
-@cache
-def tokenizer_config(tokenizer: str, block_size: int, template: int) -> TokenizerConfig:
-    return TokenizerConfig(tokenizer, block_size, template, hash((tokenizer, block_size, template)))
+    tokenizer: str = "o200k_base"
+    block_size: int = 16
+    template: int = int(PER_MESSAGE)  # tokens which the chat template adds to a message
 
 
 @value
@@ -96,7 +91,7 @@ class IncrementalTokenizer:
 
     def recognise(self, config: TokenizerConfig, prompt: Prompt, cache_group: str) -> Position:
         """The end of the longest run of known parts."""
-        digest, prefix = hash((config.digest, cache_group)), start(cache_group)
+        digest, prefix = hash((config, cache_group)), start(cache_group)
         blocks: list[bytes] = []
         for part in prompt.digests:
             key = hash((digest, part))
@@ -129,6 +124,8 @@ class IncrementalTokenizer:
     def read(self, tail: Tail) -> Position:
         """Encode and hash the tail, and remember it. Returns the end of the prompt."""
         config, prefix = tail.position.config, tail.prefix
+        if not tail.steps:
+            return tail.position
         encoder = self._encoders(config.tokenizer)
         packed = [
             self._encoded(step, encoder) for step in tail.steps

@@ -16,7 +16,6 @@ from __future__ import annotations
 import gzip
 import re
 from array import array
-from base64 import b64decode, b64encode
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
@@ -122,32 +121,12 @@ def load_ranks(name: str) -> dict[bytes, int]:
     return unpack_ranks(resources.files("gateway.tokenize").joinpath("data", f"{name}.ranks.gz").read_bytes())
 
 
-def pack_ranks(published: bytes) -> bytes:
-    """Packs a published rank file, which lists tokens in order of rank, base64, one a line. Deterministic.
-
-    Packed: a gzip of the number of tokens (4 bytes, little endian), their lengths (1 byte each) and the tokens. Half
-    the size of the compressed text, and loads in a third of the time.
-    """
-    tokens = []
-    for rank, line in enumerate(published.splitlines()):
-        token, number = line.split()
-        if int(number) != rank:
-            raise ValueError(f"line {rank + 1} has rank {int(number)}; ranks must count up from 0")
-        tokens.append(b64decode(token))
-    lengths = bytes(map(len, tokens))
-    return gzip.compress(len(tokens).to_bytes(4, "little") + lengths + b"".join(tokens), compresslevel=9, mtime=0)
-
-
 def unpack_ranks(packed: bytes) -> dict[bytes, int]:
+    """Rank by token of a file packed by `scripts/pack_ranks.py`."""
     raw = gzip.decompress(packed)
     count = int.from_bytes(raw[:4], "little")
     ends = accumulate(raw[4 : 4 + count], initial=4 + count)
     return {raw[start:end]: rank for rank, (start, end) in enumerate(pairwise(ends))}
-
-
-def published_ranks(ranks: dict[bytes, int]) -> bytes:
-    """The rank file byte for byte as published, for comparison with its published SHA-256."""
-    return b"".join(b"%s %d\n" % (b64encode(token), rank) for token, rank in ranks.items())
 
 
 # -- Hugging Face ------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from gateway.api.strict_json import decode, encode
 from gateway.decider import LARGE, MANY, Decider, ask_of
 from gateway.fleet.monitor import Monitor
 from gateway.observe.record import RequestOutcome
-from gateway.tokenize.estimator import Estimator, PoolTokenizer
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.incremental import TokenizerConfig
 from policies.fleet.fleet import Fleet, Reported
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price
 from tests.gateway.builders import candidate, record, request, route
@@ -30,7 +31,7 @@ BOTH = route(tiers=["large", "small"], ttft={"budget": "5s"})
 @pytest.fixture
 def decider() -> Decider:
     fleet = Fleet(POOLS)
-    estimator = Estimator([PoolTokenizer("small"), PoolTokenizer("large")], fleet.token_scale)
+    estimator = Estimator({"small": TokenizerConfig(), "large": TokenizerConfig()}, fleet.token_scale)
     return Decider(estimator, Monitor(fleet))
 
 

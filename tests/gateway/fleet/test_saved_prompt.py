@@ -10,7 +10,8 @@ import pytest
 
 from backends.interface import Operation
 from gateway.fleet.saved_prompt import LAST_WORD, SavedPrompt
-from gateway.tokenize.estimator import Estimator, PoolTokenizer
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.incremental import TokenizerConfig
 from gateway.tokenize.prompt import prompt_of
 from policies.latency.token_scale import TokenScale
 from policies.types import PoolEstimate
@@ -32,7 +33,7 @@ TALK = [said("system", 200), said("user", 50), said("assistant", 50), said("user
 
 @pytest.fixture
 async def estimator() -> AsyncIterator[Estimator]:
-    found = Estimator([PoolTokenizer(POOL)], lambda pool: TokenScale())
+    found = Estimator({POOL: TokenizerConfig()}, lambda pool: TokenScale())
     yield found
     found.close()
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from backends.interface import Operation
 from gateway.api.inference_request import parse
-from gateway.tokenize.estimator import Estimator, PoolTokenizer
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.incremental import TokenizerConfig
 from gateway.tokenize.prompt import Prompt, prompt_of
 from gateway.tokenize.tokenizers import Encoder, encoder
 from policies.latency.token_scale import TokenScale
@@ -56,14 +57,14 @@ class CountingThreads(ThreadPoolExecutor):
         return super().submit(fn, *args, **kwargs)
 
 
-def pool(name: str = "small", block_size: int = 16, tokenizer: str = "cl100k_base") -> PoolTokenizer:
-    return PoolTokenizer(name, tokenizer, block_size, template=4)
+def pool(block_size: int = 16, tokenizer: str = "cl100k_base") -> TokenizerConfig:
+    return TokenizerConfig(tokenizer, block_size, template=4)
 
 
-def estimator(*pools: PoolTokenizer, scales: Mapping[str, TokenScale] | None = None, **options: Any) -> Estimator:
-    pools = pools or (pool(),)
-    by_pool = scales or {each.name: TokenScale() for each in pools}
-    return Estimator(pools, by_pool.__getitem__, **options)
+def estimator(
+    pools: Mapping[str, TokenizerConfig] | None = None, scale: TokenScale | None = None, **options: Any
+) -> Estimator:
+    return Estimator(pools or {"small": pool()}, lambda name: scale or TokenScale(), **options)
 
 
 def chat(*texts: str, **more: Any) -> Prompt:
@@ -112,7 +113,7 @@ def test_tokens_are_corrected_by_what_the_pool_reported() -> None:
     scale = TokenScale()
     for _ in range(50):
         scale.observe(1000, 1, 1300)
-    found = read(estimator(scales={"small": scale}), chat(" word" * 1000))
+    found = read(estimator(scale=scale), chat(" word" * 1000))
     assert found.tokens == scale.correct(found.text_tokens, 1) == 1300
 
 
@@ -136,9 +137,9 @@ def test_token_ids_are_counted_as_they_are() -> None:
 
 def test_every_pool_of_the_route_gets_its_own_view() -> None:
     """Tokenizer and block size are the pool's."""
-    small, wide, other = pool("small", 16), pool("wide", 32), pool("other", 16, "o200k_base")
+    pools = {"small": pool(16), "wide": pool(32), "other": pool(16, "o200k_base")}
     prompt = chat("天地玄黄，宇宙洪荒。" * 40)
-    found = asyncio.run(estimator(small, wide, other).estimate(prompt, ["small", "wide", "other"], "g", 77))
+    found = asyncio.run(estimator(pools).estimate(prompt, ["small", "wide", "other"], "g", 77))
     assert found.output_tokens == 77
     sizes = {name: len(view.blocks.hashes) for name, view in found.pools.items()}
     texts = {name: view.text_tokens for name, view in found.pools.items()}
@@ -231,10 +232,10 @@ def test_token_ids_are_not_the_text_that_their_bytes_spell() -> None:
 
 def test_a_learned_block_size_counts_from_the_next_prompt_on() -> None:
     """The server knows its block size better than the file."""
-    learned, prompt = estimator(pool(block_size=16)), chat("word " * 200)
+    learned, prompt = estimator({"small": pool(16)}), chat("word " * 200)
     read(learned, prompt)
     learned.set_block_size("small", 32)
-    assert read(learned, prompt) == read(estimator(pool(block_size=32)), prompt)
+    assert read(learned, prompt) == read(estimator({"small": pool(32)}), prompt)
 
 
 # --------------------------------------------------------------------------- cost
@@ -284,7 +285,7 @@ def test_a_long_message_that_changes_costs_what_stands_from_there_on() -> None:
 def test_pools_with_one_tokenizer_tokenise_once() -> None:
     """Two block sizes are two chains of blocks over the same tokens."""
     encoders = CountingEncoders()
-    both = estimator(pool("a", 16), pool("b", 32), encoders=encoders)
+    both = estimator({"a": pool(16), "b": pool(32)}, encoders=encoders)
     asyncio.run(both.estimate(chat("hello"), ["a", "b"], "g", 1))
     assert encoders.new() == ["hello"]
 

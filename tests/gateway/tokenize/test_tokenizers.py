@@ -26,11 +26,10 @@ from gateway.tokenize.tokenizers import (
     EncoderError,
     encoder,
     load_ranks,
-    pack_ranks,
-    published_ranks,
     segments,
     unpack_ranks,
 )
+from scripts.pack_ranks import pack_ranks, published_ranks
 
 PUBLISHED = {  # SHA-256, as tiktoken's openai_public.py expects them
     "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
