@@ -24,7 +24,7 @@ from time import perf_counter
 
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.attempt_steps import Begin, FirstToken, Open
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes import workloads
 from policies.routes.route import Route
@@ -72,11 +72,11 @@ def filled(endpoints: int, random: Random) -> tuple[Fleet, Route, list[PoolEstim
     for i, prompt in enumerate(seen):
         candidate = Candidate(pool.endpoints[i % endpoints], 0, PROMPT, 0, Forecast(0.2), 1.0, 0.0)
         now += 0.02
-        fleet.sent(i, candidate, prompt, now, True, pace=0.05, output=200)
+        fleet.on_sent(i, candidate, prompt, now, True, tpot_budget=0.05, output=200)
         if i < len(seen) - endpoints // 2:
-            fleet.first_token(i, now + 0.2)
+            fleet.on_first_token(i, now + 0.2)
         if i < len(seen) - 6 * endpoints:
-            fleet.ended(i, AttemptOutcome.COMPLETED, now + 0.2)
+            fleet.on_ended(i, AttemptOutcome.COMPLETED, now + 0.2)
     route = Route.model_validate({"name": "agent", **workloads.apply("agent", {"tiers": ["main"]})})
     return fleet, route, seen
 
@@ -93,7 +93,7 @@ def times(endpoints: int, with_room: bool) -> list[float]:
         ask = RequestView("agent", now, True)
         now += 0.001
         if i % 200 == 0:
-            fleet.progress([(key, int(40 * (now - 0.02 * key - 0.2)) + 1) for key in range(len(seen))], now)
+            fleet.on_progress([(key, int(40 * (now - 0.02 * key - 0.2)) + 1) for key in range(len(seen))], now)
         began = perf_counter()
         if with_room:
             room.enter(i, ask, prompt, route, now, i)
@@ -128,7 +128,7 @@ class SmallRequests:
         self.now, self.number, prompt = self.now + 0.01, self.number + 1, self.prompt()
         fleet, route, now, key, estimate = self.fleet, self.route, self.now, object(), PromptEstimate({"main": prompt})
         ask, first_at = RequestView("chat", now, True), now + 0.02 + 0.01 * self.random.random()
-        reported = Reported(prompt.tokens, SYSTEM * BLOCK, OUTPUT, 0.02)
+        reported = AttemptReport(prompt.tokens, SYSTEM * BLOCK, OUTPUT, 0.02)
         marks = [perf_counter()]
         snapshot = fleet.snapshot(now)
         marks.append(perf_counter())
@@ -140,13 +140,13 @@ class SmallRequests:
         (opened,) = machine.on(Begin(), now).actions
         marks.append(perf_counter())
         assert isinstance(opened, Open)
-        fleet.sent(key, opened.attempt.candidate, prompt, now, True, 0.05, OUTPUT)
+        fleet.on_sent(key, opened.attempt.candidate, prompt, now, True, 0.05, OUTPUT)
         marks.append(perf_counter())
-        fleet.first_token(key, first_at)
+        fleet.on_first_token(key, first_at)
         marks.append(perf_counter())
         machine.on(FirstToken(1), first_at)
         marks.append(perf_counter())
-        fleet.ended(key, AttemptOutcome.COMPLETED, first_at + 1.0, reported)
+        fleet.on_ended(key, AttemptOutcome.COMPLETED, first_at + 1.0, reported)
         marks.append(perf_counter())
         return [after - before for before, after in pairwise(marks)]
 

@@ -116,11 +116,11 @@ class Gateway:
         self.shared_quotas = optional.shared_quotas(config, self.link)
         self.keyring = optional.keyring(config, self.link, self._swap_keys)
         self.replicas = optional.replicas(config, self.link, self.fleet, worker)
-        self.fleet.siblings = None if worker is None else worker.siblings
+        self.fleet.peers = None if worker is None else worker.siblings
         if self.replicas is not None:
-            self.fleet.siblings = self.replicas if worker is None else CombinedPeers(worker.siblings, self.replicas)
-        if self.fleet.siblings is not None:
-            self.fleet.on_untold = self.monitor.tell_soon
+            self.fleet.peers = self.replicas if worker is None else CombinedPeers(worker.siblings, self.replicas)
+        if self.fleet.peers is not None:
+            self.fleet.request_publish = self.monitor.tell_soon
         self.registry.register(ReplicasCollector(self.replicas.count if self.replicas is not None else lambda: 1))
 
     def _build_servers(self, config: Config) -> None:

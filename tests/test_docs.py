@@ -33,7 +33,7 @@ from gateway.upstream import relay
 from gateway.upstream.dispatcher import WHOLE_ANSWER
 from policies.attempts import attempt_machine as attempts
 from policies.fleet import circuit_breaker as breaker
-from policies.fleet.endpoint_state import API_EJECTION
+from policies.fleet.endpoint_state import MAX_API_EJECTION
 from policies.queue import queue_scheduler as waiting
 from policies.routes.route import Workload
 from policies.routes.workloads import PRESETS
@@ -203,10 +203,13 @@ LIMITS = [  # how a line of the page begins, and what it says
     ("| endpoint taken out", f"after {breaker.FAILURES} failures in a row, or {breaker.REFUSALS} where nobody"),
     (
         "| endpoint taken out",
-        f"{breaker.EJECTION:g} s, then twice as long each time, up to {breaker.LONGEST_EJECTION:g} s",
+        f"{breaker.EJECTION:g} s, then twice as long each time, up to {breaker.MAX_EJECTION:g} s",
     ),
-    ("| endpoint taken out", f"(APIs: {API_EJECTION:g} s)"),
-    ("| endpoint that limits us", "{0:g} to {2:g} s; {1:g} s".format(*breaker.RATE_LIMIT)),
+    ("| endpoint taken out", f"(APIs: {MAX_API_EJECTION:g} s)"),
+    (
+        "| endpoint that limits us",
+        f"{breaker.MIN_RETRY_AFTER:g} to {breaker.MAX_RETRY_AFTER:g} s; {breaker.DEFAULT_RETRY_AFTER:g} s",
+    ),
     ("| look at an engine's load", f"{monitor.PROBE_TIMEOUT:g} s to answer"),
     ("Access log: ", f"{accesslog.QUEUE:,} lines"),
     ("A collector that is gone", f"Up to {otlp.QUEUE // 1_000_000} MB wait"),

@@ -16,11 +16,19 @@ from collections.abc import Callable, Iterable
 from time import monotonic, time
 
 from gateway.admission.reservations import CONCURRENT_WAIT, Reservation, month
-from policies.quota.key_limits import Claim, KeyLimits, Limit, Use, Verdict, exceeded, too_large
-from policies.quota.sliding_window import SPAN, WORDS, CounterArray, SlidingWindow, counts_until, leaves, used
+from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Usage, Verdict, exceeded, too_large
+from policies.quota.sliding_window import (
+    WINDOW_S,
+    WINDOW_WORDS,
+    CounterArray,
+    SlidingWindow,
+    available_at,
+    resets_at,
+    used,
+)
 
 RUNNING, MONTH, SPENT, HELD, HEAD = range(5)  # words of a row; then its window
-ROW = HEAD + WORDS
+ROW = HEAD + WINDOW_WORDS
 
 
 class KeyUsage:
@@ -106,13 +114,13 @@ class LocalQuotas:
         if limits.cost is not None:
             this_month = month(self._wall())
             cost = sum(row.cost(this_month) for row in rows)
-        refused = exceeded(limits, claim, Use(requests, tokens, running, cost), share * apart)
+        refused = exceeded(limits, claim, Usage(requests, tokens, running, cost), share * apart)
         if refused:
             verdict = self._refusal(limits, claim, (requests, tokens), refused, windows, now, share * apart)
         else:
             own.window.add(second, 1, claim.tokens)
             own.run(0 if limits.cost is None else claim.cost)
-            reset = second + SPAN + 1 - now
+            reset = second + WINDOW_S + 1 - now
             verdict = Verdict(None, None, *left(limits, requests + 1, tokens + claim.tokens), reset, reset)
         return Reservation(name, limits, claim, verdict, second, now)
 
@@ -120,7 +128,7 @@ class LocalQuotas:
         own, _, _, _ = self._rows.get(reservation.name) or self._new(reservation.name)
         second, more = int(self._clock()), tokens - reservation.claim.tokens
         if more < 0:
-            own.window.give_back(reservation.second, second, -more)
+            own.window.refund(reservation.second, second, -more)
         elif more > 0:
             own.window.add(second, 0, more)
         if reservation.limits.cost is None:
@@ -153,30 +161,30 @@ class LocalQuotas:
         limits: KeyLimits,
         claim: Claim,
         use: tuple[int, int],
-        refused: list[Limit],
+        refused: list[QuotaLimit],
         windows: list[SlidingWindow],
         now: float,
         share: int,
     ) -> Verdict:
         second = int(now)
         part = [None if limit is None else max(limit // share, 1) for limit in (limits.requests, limits.tokens)]
-        waits: dict[Limit, float] = {}
+        waits: dict[QuotaLimit, float] = {}
         for limit in refused:
-            if limit is Limit.COST or (limit is Limit.TOKENS and too_large(limits, claim)):
+            if limit is QuotaLimit.COST or (limit is QuotaLimit.TOKENS and too_large(limits, claim)):
                 return Verdict(limit, None, *left(limits, *use), *self._resets(windows, now))
-            if limit is Limit.CONCURRENT:
+            if limit is QuotaLimit.CONCURRENT:
                 waits[limit] = CONCURRENT_WAIT
             else:
-                field = limit is Limit.TOKENS
+                field = limit is QuotaLimit.TOKENS
                 wanted, most = (claim.tokens, 1)[not field], part[field] or 0
                 excess = min(use[field] + wanted - most, use[field])
-                waits[limit] = leaves(windows, second, field, excess) - now
+                waits[limit] = available_at(windows, second, field, excess) - now
         limit = max(waits, key=waits.__getitem__)
         return Verdict(limit, waits[limit], *left(limits, *use), *self._resets(windows, now))
 
     @staticmethod
     def _resets(windows: list[SlidingWindow], now: float) -> tuple[float, float]:
-        requests, tokens = counts_until(windows, int(now))
+        requests, tokens = resets_at(windows, int(now))
         return max(requests - now, 0.0), max(tokens - now, 0.0)
 
 

@@ -21,7 +21,7 @@ from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
-from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit
+from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit
 from policies.types import Pool, PromptEstimate
 
 NO_RETRY = {"x-should-retry": "false"}  # which the SDKs of OpenAI obey
@@ -82,10 +82,10 @@ def tokens_of(record: Record) -> int:
     return (record.prompt_tokens_estimated or 0 if prompt is None else prompt) + (record.output_tokens or 0)
 
 
-def refusal(made: Reservation, limit: Limit) -> ApiError:
+def refusal(made: Reservation, limit: QuotaLimit) -> ApiError:
     """In OpenAI's dialect: which limit, how much of it, and when there is room again."""
     limits, verdict = made.limits, made.verdict
-    if limit is Limit.COST:
+    if limit is QuotaLimit.COST:
         return ApiError(
             429,
             f"This key has used its {usd(limits.cost)} of this calendar month (UTC).",
@@ -103,14 +103,14 @@ def refusal(made: Reservation, limit: Limit) -> ApiError:
             headers=NO_RETRY,
         )
     most, of = {
-        Limit.REQUESTS: (limits.requests, "requests per minute"),
-        Limit.TOKENS: (limits.tokens, "tokens per minute"),
-        Limit.CONCURRENT: (limits.concurrent, "requests at a time"),
+        QuotaLimit.REQUESTS: (limits.requests, "requests per minute"),
+        QuotaLimit.TOKENS: (limits.tokens, "tokens per minute"),
+        QuotaLimit.CONCURRENT: (limits.concurrent, "requests at a time"),
     }[limit]
     return ApiError(
         429,
         f"This key has reached its limit of {most} {of}. Try again in {duration(verdict.wait)}.",
-        type="tokens" if limit is Limit.TOKENS else "requests",
+        type="tokens" if limit is QuotaLimit.TOKENS else "requests",
         code="rate_limit_exceeded",
         headers=retry_later(verdict.wait),
     )

@@ -28,9 +28,15 @@ from gateway.admission.redis_scripts import CLOCK, LEASE, MEMBERS_KEY, NONE, Scr
 from gateway.admission.reservations import Reservation, month
 from gateway.cluster.redis_client import RedisClient, Unavailable
 from gateway.cluster.script_pipeline import ScriptPipeline
-from policies.quota.key_limits import Claim, KeyLimits, Limit, Verdict
+from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Verdict
 
-LIMITS = (None, Limit.REQUESTS, Limit.TOKENS, Limit.CONCURRENT, Limit.COST)  # as the script numbers them
+LIMITS = (
+    None,
+    QuotaLimit.REQUESTS,
+    QuotaLimit.TOKENS,
+    QuotaLimit.CONCURRENT,
+    QuotaLimit.COST,
+)  # as the script numbers them
 SETTLEMENTS = 10_000
 TICK = 5.0  # s between two signs of life
 RENEW_EVERY = 3  # ticks: four times within a lease

@@ -16,7 +16,7 @@ from hashlib import sha1
 from urllib.parse import quote
 
 from gateway.cluster.redis_client import PREFIX
-from policies.quota.sliding_window import SPAN
+from policies.quota.sliding_window import WINDOW_S
 
 LEASE = 60_000  # ms that a reservation lives without a sign of whoever made it
 MEMBER = 15_000  # ms
@@ -170,7 +170,7 @@ class Script:
     __slots__ = ("sha", "text")
 
     def __init__(self, text: str, clock: str = CLOCK) -> None:
-        for name, number in (("SPAN", SPAN), ("LEASE", LEASE), ("MEMBER", MEMBER), ("MONTHS", MONTHS)):
+        for name, number in (("SPAN", WINDOW_S), ("LEASE", LEASE), ("MEMBER", MEMBER), ("MONTHS", MONTHS)):
             text = text.replace(name, str(number))
         self.text = text.replace("CLOCK", clock)
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()

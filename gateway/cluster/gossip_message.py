@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite, isnan
 from struct import Struct, error
 from typing import NamedTuple
 from zlib import crc32
 
-from policies.fleet.decode_interference import GRID, HARMLESS
-from policies.fleet.peers import PeerLoad
+from policies.fleet.decode_interference import NO_MISSES, STALL_GRID
+from policies.fleet.peers import PEER_LOAD_COUNTS as COUNTS
+from policies.fleet.peers import PEER_LOAD_FLOATS, PeerLoad
 from policies.types import FOREVER, NEVER
 
 MAGIC = b"ftr1"
@@ -26,10 +28,9 @@ HEAD = Struct(
 )  # magic, checksum of all after it, group, teller, its clock, flags, names, burdens, prompts
 CHECKED = 8  # bytes that are not in the checksum
 NAME = Struct("<H")
-BURDEN = Struct(f"<7qB{len(PeerLoad._fields) - 8}d")  # counts, whether harm follows, the rest
-HARM = Struct(f"<{len(GRID)}d")
+BURDEN = Struct(f"<{COUNTS}qB{PEER_LOAD_FLOATS}d")  # counts, whether harm follows, the rest
+HARM = Struct(f"<{len(STALL_GRID)}d")
 PROMPT = Struct("<HI")  # its endpoint among the names, its blocks
-COUNTS = 7
 TIMES = slice(COUNTS, COUNTS + 5)  # of a Burden: since, heard_at, used_at, blocked_until, down_at
 FULL, LAST = 1, 2  # flags
 
@@ -81,7 +82,7 @@ def _text(name: str) -> bytes:
 
 
 def _burden(burden: PeerLoad, now: float) -> bytes:
-    *fields, harm = burden
+    fields, harm = [*burden.numbers()], burden.expected_tpot_misses
     fields[TIMES] = [now - time for time in fields[TIMES]]
     told = BURDEN.pack(*fields[:COUNTS], bool(harm), *fields[COUNTS:])
     return told + HARM.pack(*harm) if harm else told
@@ -133,8 +134,8 @@ class _MessageReader:
     def burden(self) -> PeerLoad:
         fields = BURDEN.unpack(self._take(BURDEN.size))
         counts, harmed, rest = fields[:COUNTS], fields[COUNTS], fields[COUNTS + 1 :]
-        harm = HARM.unpack(self._take(HARM.size)) if harmed else HARMLESS
-        burden = PeerLoad._make((*counts, *rest, harm))
+        harm = HARM.unpack(self._take(HARM.size)) if harmed else NO_MISSES
+        burden = PeerLoad.from_numbers((*counts, *rest), harm)
         if not _can_be(burden):
             raise MalformedUpdate
         return burden
@@ -147,24 +148,25 @@ class _MessageReader:
 
 
 def _can_be(burden: PeerLoad) -> bool:
-    numbers: tuple[float, ...] = burden[:-1]  # all but the harm
-    amounts = burden.spent, burden.time, burden.written, *burden.expected_tpot_misses
+    numbers = burden.numbers()
+    amounts = burden.prefill_s, burden.decode_s, burden.decode_tokens, *burden.expected_tpot_misses
     return (
         all(0 <= count <= MOST for count in numbers[:COUNTS])
         and burden.warming <= 1
         and burden.prefilling <= burden.in_flight
         and all(0 <= amount < FOREVER for amount in amounts)
-        and burden.pace > 0
+        and burden.tpot_budget > 0
         and not any(map(isnan, numbers))
     )
 
 
 def at(burden: PeerLoad, told_at: float) -> PeerLoad:
     """With times of our clock: it was told at `told_at`. What has happened lies before that."""
-    return burden._replace(
-        since=FOREVER if burden.since == NEVER else told_at - max(burden.since, 0.0),
+    return replace(
+        burden,
+        queued_since=FOREVER if burden.queued_since == NEVER else told_at - max(burden.queued_since, 0.0),
         last_token_at=told_at - max(burden.last_token_at, 0.0),
-        used_at=told_at - max(burden.used_at, 0.0),
+        last_used_at=told_at - max(burden.last_used_at, 0.0),
         blocked_until=told_at - max(burden.blocked_until, -AHEAD),
-        down_at=told_at - max(burden.down_at, 0.0),
+        down_since=told_at - max(burden.down_since, 0.0),
     )

@@ -16,9 +16,10 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from gateway.cluster.gossip_message import MalformedUpdate, PeerUpdate, at, read, teller_of
-from policies.fleet.peers import PeerLoad, PeerReader, together
+from policies.fleet.peers import PeerLoad, PeerReader, combined
 from policies.types import FOREVER, NEVER
 
 SILENT = 3.0  # s
@@ -73,9 +74,9 @@ class Peers:
         changed, self._changed = self._changed, {}
         for name in changed:
             told = [teller.burdens[name] for teller in self._tellers.values() if name in teller.burdens]
-            reader.burdened(name, together(told)._replace(spent=self._spent[name]), now)
+            reader.on_peer_load(name, replace(combined(told), prefill_s=self._spent[name]), now)
         while self._prompts:
-            reader.hinted(*self._prompts.popleft())
+            reader.on_peer_prompt(*self._prompts.popleft())
         self._pending = 0
 
     def replicas(self, now: float) -> int:
@@ -87,7 +88,7 @@ class Peers:
         for name, burden in burdens.items():
             before = teller.burdens.get(name)
             if before is not None:
-                self._spent[name] += max(burden.spent - before.spent, 0.0)
+                self._spent[name] += max(burden.prefill_s - before.prefill_s, 0.0)
         if news.full:
             self._changed |= dict.fromkeys(teller.burdens)
             teller.burdens = burdens

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 
 from gateway.cluster.gossip_message import packed
-from policies.fleet.peers import NOTHING, PeerLoad
+from policies.fleet.peers import NO_LOAD, PeerLoad
 from policies.types import NEVER
 
 TELL = 0.02  # s between two messages
@@ -60,7 +60,7 @@ class PendingUpdates:
         made = packed(self.group, self.teller, now, burdens, self._affordable(now), full=full)
         self._changed.clear()
         if full:  # what has ended for good need not be said again
-            self._burdens = {name: burden for name, burden in burdens.items() if burden != NOTHING}
+            self._burdens = {name: burden for name, burden in burdens.items() if burden != NO_LOAD}
         return made
 
     def farewell(self, now: float) -> bytes:

@@ -22,7 +22,7 @@ from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream_request import UpstreamRequest
-from policies.fleet.warm_up import AT_ONCE, REST, WarmUp, is_idle, room
+from policies.fleet.warm_up import CONCURRENCY, MIN_INTERVAL, WarmUp, is_idle, warm_up_tokens
 from policies.prefix_cache.hot_prefixes import HotPrefix, HotPrefixes
 from policies.types import NEVER, AttemptOutcome, Endpoint, Health, Load, Pool
 
@@ -103,10 +103,10 @@ class CacheWarming:
         keep_warm = self.runtime.current.config.pools[pool.name].keep_warm
         if endpoint.id in self.fleet.cache_lost and load.health is not Health.DOWN:
             self.fleet.cache_lost.discard(endpoint.id)
-            self.fleet.warming(endpoint.id, True)  # now: no request is to come before it begins
+            self.fleet.set_warming(endpoint.id, True)  # now: no request is to come before it begins
             self._do(endpoint, self._warm_up(pool, endpoint, loads, now), children)
         elif keep_warm is not None and is_idle(
-            endpoint.id, load, max(self.fleet.used_at(endpoint.id), self._began), keep_warm.idle, now
+            endpoint.id, load, max(self.fleet.last_used_at(endpoint.id), self._began), keep_warm.idle, now
         ):
             self._do(endpoint, self._ping(endpoint), children)
 
@@ -120,12 +120,12 @@ class CacheWarming:
         except Exception:
             log.exception("upkeep of endpoint %s failed", endpoint.id)
         finally:
-            self.fleet.warming(endpoint.id, False)
+            self.fleet.set_warming(endpoint.id, False)
 
     def _done(self, endpoint: Endpoint, work: Coroutine[None, None, None]) -> None:
         """Also where it was given up before it began."""
         work.close()
-        self.fleet.warming(endpoint.id, False)
+        self.fleet.set_warming(endpoint.id, False)
         del self._busy[endpoint.id]
 
     # ----------------------------------------------------------------- keeping warm
@@ -141,10 +141,10 @@ class CacheWarming:
     def _needed(self, pool: Pool, endpoint: Endpoint, loads: Mapping[str, Load], now: float) -> Prefixes:
         """What to warm it up with: nothing where nobody else could take the traffic meanwhile, nor soon again."""
         hot, siblings = self.hot.get(pool.name), [e for e in pool.endpoints if _serves(loads[e.id]) and e != endpoint]
-        if hot is None or not siblings or now - self._warmed_at.get(endpoint.id, NEVER) < REST:
+        if hot is None or not siblings or now - self._warmed_at.get(endpoint.id, NEVER) < MIN_INTERVAL:
             return ()
         known = self.fleet.statistics(endpoint.id, now)
-        tokens = room(known.prefix_capacity * known.block_size, known.prefill_rate)
+        tokens = warm_up_tokens(known.prefix_capacity * known.block_size, known.prefill_rate)
         return hot.hottest(tokens // known.block_size, now, self._copies(siblings[:SIBLINGS]))
 
     def _copies(self, siblings: Sequence[Endpoint]) -> Callable[[SavedPrompt, int], int]:
@@ -166,7 +166,7 @@ class CacheWarming:
             return
         plan = WarmUp(prefixes, loads[endpoint.id].in_flight, began)
         async with asyncio.TaskGroup() as senders:
-            for _ in range(AT_ONCE):
+            for _ in range(CONCURRENCY):
                 senders.create_task(self._send(endpoint, plan))
         if plan.prefixes:
             self._warmed_at[endpoint.id] = began
@@ -181,7 +181,7 @@ class CacheWarming:
             body, estimate = await prompt.prefix(prefix.blocks, self.estimator)
             errand = SyntheticRequest(prompt.operation, body, prompt.model, estimate, prompt.cache_group)
             run = await errand.run(self.monitor, upstream, endpoint, self.runtime.current.config.defaults.first_token)
-            plan.ended(run.ending is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)
+            plan.on_ended(run.ending is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)
 
 
 def _serves(load: Load) -> bool:

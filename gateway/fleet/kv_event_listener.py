@@ -97,7 +97,7 @@ class Listener:
         self._context = context
         self._turn = turn
         self.tasks: tuple[asyncio.Task[None], ...] = ()
-        fleet.caches.listen(endpoint)
+        fleet.caches.enable_events(endpoint)
         self._socket = context.socket(zmq.SUB)
         for option, value in (
             (zmq.RCVHWM, WAITING),
@@ -117,14 +117,14 @@ class Listener:
     def hears(self, source: KvEventSource | None) -> bool:
         """This one, for the endpoint that it began with: another model behind the same address is another."""
         same = source is not None and (source.kv_events, source.kv_replay) == (self.url, self.replay_url)
-        return same and self.fleet.caches.engine(self.endpoint) is not None
+        return same and self.fleet.caches.residency(self.endpoint) is not None
 
     def end(self) -> None:
         """What it was told of is void, unless the endpoint is gone with it."""
         for task in self.tasks:
             task.cancel()
         self.close()
-        self.fleet.caches.unlisten(self.endpoint)
+        self.fleet.caches.disable_events(self.endpoint)
 
     async def listen(self) -> None:
         self._socket.connect(self.url or "")
@@ -157,7 +157,7 @@ class Listener:
             await self._in_order(batch)
             self._ill = False
         except MalformedKvEvents as error:
-            self.fleet.caches.gap(self.endpoint)
+            self.fleet.caches.on_event_gap(self.endpoint)
             if not self._ill:
                 log.warning("cache events of %s: what came is none: %s", self.endpoint, error)
             self._ill = True
@@ -167,7 +167,7 @@ class Listener:
             if batch.at <= self._at:
                 return  # had it from a replay
             log.info("cache events of %s: the engine has restarted", self.endpoint)
-            self.fleet.emptied(self.endpoint)
+            self.fleet.on_cache_cleared(self.endpoint)
             self.expected = 0
         if batch.sequence > (self.expected or 0) and self.replay_url is not None:
             await self._replay()
@@ -192,7 +192,7 @@ class Listener:
         if missing < 0:
             return
         if missing and begun:
-            self.fleet.caches.gap(self.endpoint)
+            self.fleet.caches.on_event_gap(self.endpoint)
             log.warning("cache events of %s: %d batches are lost", self.endpoint, missing)
         await self._apply(batch)
 
@@ -216,10 +216,10 @@ class Listener:
                 if number % LOOK == 0:
                     await turn.share()
                 if isinstance(event, Cleared):
-                    self.fleet.emptied(self.endpoint)
-                elif event.medium == GPU and (engine := caches.engine(self.endpoint)) is not None:
+                    self.fleet.on_cache_cleared(self.endpoint)
+                elif event.medium == GPU and (engine := caches.residency(self.endpoint)) is not None:
                     _tell(engine, event)
-            caches.heard(self.endpoint)
+            caches.on_events(self.endpoint)
 
 
 class ListenSlot:
@@ -248,6 +248,6 @@ class ListenSlot:
 
 def _tell(engine: Residency, event: Stored | Removed) -> None:
     if isinstance(event, Stored):
-        engine.stored(event.hashes, event.parent, event.block_size, event.group, event.kind, event.session)
+        engine.on_stored(event.hashes, event.parent, event.block_size, event.group, event.kind, event.session)
     else:
-        engine.removed(event.hashes, event.group)
+        engine.on_removed(event.hashes, event.group)

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from backends.failures import TransportError
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Candidate, EngineLoad, FleetSnapshot, Health, Load, PoolEstimate
 
 log = logging.getLogger("firsttoken")
@@ -74,16 +74,16 @@ class Monitor:
     ) -> None:
         """Counts at once: otherwise a burst herds onto one engine. `pace`: s per token that its caller was promised;
         `output`: tokens expected."""
-        self.fleet.sent(attempt, candidate, prompt, now, stream, pace, output, session)
+        self.fleet.on_sent(attempt, candidate, prompt, now, stream, pace, output, session)
 
     def first_token(self, attempt: Answering, now: float) -> None:
-        self.fleet.first_token(attempt, now)
+        self.fleet.on_first_token(attempt, now)
         self._answering[attempt] = attempt
         self._count_on()
         self._news()
 
-    def ended(self, attempt: Hashable, ending: AttemptOutcome, now: float, reported: Reported) -> None:
-        self.fleet.ended(attempt, ending, now, reported)
+    def ended(self, attempt: Hashable, ending: AttemptOutcome, now: float, reported: AttemptReport) -> None:
+        self.fleet.on_ended(attempt, ending, now, reported)
         self._answering.pop(attempt, None)
         self._news()
 
@@ -99,7 +99,7 @@ class Monitor:
     def _progress(self) -> None:
         self._count = None
         self._count_on()
-        self.fleet.progress([(attempt, attempt.output_tokens) for attempt in self._answering.values()], monotonic())
+        self.fleet.on_progress([(attempt, attempt.output_tokens) for attempt in self._answering.values()], monotonic())
 
     def tell_soon(self) -> None:
         """There is something to tell siblings."""
@@ -114,7 +114,7 @@ class Monitor:
 
     def told(self) -> Mapping[str, EngineLoad]:
         """What engines said of themselves lately, by endpoint id."""
-        return self.fleet.reported(monotonic())
+        return self.fleet.engine_loads(monotonic())
 
     # -- probes and scrapes ----------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Monitor:
         try:
             reply = await origin.fetch(call, PROBE_TIMEOUT)
         except TransportError:
-            self.fleet.unreachable(endpoint, monotonic())
+            self.fleet.on_probe_failed(endpoint, monotonic())
         else:
             self._answered(endpoint, backend, reply.status, reply.body)
         self._log_change(endpoint)
@@ -179,12 +179,12 @@ class Monitor:
     def _answered(self, endpoint: str, backend: Backend, status: int, body: bytes) -> None:
         now = monotonic()
         if status >= 500:
-            self.fleet.unreachable(endpoint, now)
+            self.fleet.on_probe_failed(endpoint, now)
             return
-        self.fleet.reachable(endpoint, now)
+        self.fleet.on_probe_answered(endpoint, now)
         if status == 200 and backend.load() is not None:
             load = engine_load(backend.read_load(body))
-            self.fleet.scraped(endpoint, load, now)
+            self.fleet.on_scrape(endpoint, load, now)
             if load.block_size and self._on_block_size is not None:
                 self._on_block_size(endpoint.partition("/")[0], load.block_size)
 

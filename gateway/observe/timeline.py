@@ -31,7 +31,7 @@ from gateway.observe.record import (
     Stage,
     prefix_sample,
 )
-from policies.fleet.fleet import Reported
+from policies.fleet.fleet import AttemptReport
 from policies.routes.route import Route
 from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixBlocks, Price
 
@@ -167,7 +167,7 @@ class RequestTimeline:
     def answered(
         self,
         attempt: AttemptRecord,
-        reported: Reported,
+        reported: AttemptReport,
         times: EngineTimes,
         *,
         output_tokens: int,

@@ -118,15 +118,15 @@ class Player:
         brain, endpoint = look
         load = self.world.load_of(endpoint, self._born[endpoint])
         if load is not None:
-            brain.fleet.scraped(endpoint, load, self.clock.now)
+            brain.fleet.on_scrape(endpoint, load, self.clock.now)
         elif endpoint in self._local:
-            brain.fleet.unreachable(endpoint, self.clock.now)
+            brain.fleet.on_probe_failed(endpoint, self.clock.now)
         self.clock.at(self.clock.now + SCRAPE, self._scrape, look)
         brain.release_held()
 
     def _progress(self, look: tuple[SimGateway, str]) -> None:
         brain, endpoint = look
-        brain.fleet.progress(self.world.progress(endpoint), self.clock.now)
+        brain.fleet.on_progress(self.world.progress(endpoint), self.clock.now)
         self.clock.at(self.clock.now + PROGRESS, self._progress, look)
 
     def _befall(self, fault: Fault) -> None:

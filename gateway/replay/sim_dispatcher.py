@@ -20,7 +20,7 @@ from gateway.replay.virtual_clock import Clock
 from policies.attempts import attempt_steps as steps
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.retry_budgets import HedgeBudget, RetryBudget
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
 from policies.scorers.scorer import tie_break
@@ -137,7 +137,7 @@ class SimDispatcher:
         if len(live.open) > 1:
             self.racing.add(live.number)
         prompt, pace = live.estimate.pools[endpoint.pool], live.route.tpot.budget if live.route.tpot else None
-        self.fleet.sent(key, candidate, prompt, now, True, pace=pace, output=live.estimate.output_tokens)
+        self.fleet.on_sent(key, candidate, prompt, now, True, tpot_budget=pace, output=live.estimate.output_tokens)
         self.room.on_dispatched(live.number)
         arrival = live.arrival
         request = EngineRequest(key, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
@@ -154,7 +154,7 @@ class SimDispatcher:
         self.racing.add(live.number)
         heard = self.clock.now + self.world.overhead
         self.clock.at(heard, self._abort, (live.number, candidate.endpoint.id, live.key(number)))
-        self.fleet.ended(live.key(number), ending, self.clock.now)
+        self.fleet.on_ended(live.key(number), ending, self.clock.now)
 
     def _abort(self, what: tuple[int, str, int]) -> None:
         number, endpoint, key = what
@@ -190,7 +190,7 @@ class SimDispatcher:
 
     def _first_token(self, live: Live, attempt: int, event: EngineFirstToken) -> None:
         (candidate, sent_at), now = live.open[attempt], self.clock.now
-        self.fleet.first_token(live.key(attempt), now)
+        self.fleet.on_first_token(live.key(attempt), now)
         fate, decision = live.fate, live.decision
         assert decision is not None
         fate.first_at, fate.sent_at, fate.endpoint, fate.tier = now, sent_at, candidate.endpoint.id, candidate.tier
@@ -209,8 +209,10 @@ class SimDispatcher:
         candidate, _ = live.open.pop(attempt)
         fate, arrival, pool = live.fate, live.arrival, self._pools[candidate.endpoint.pool]
         fate.ended_at = self.clock.now
-        reported = Reported(arrival.prompt_tokens, fate.cached if pool.local else None, event.output_tokens, fate.tpot)
-        self.fleet.ended(live.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
+        reported = AttemptReport(
+            arrival.prompt_tokens, fate.cached if pool.local else None, event.output_tokens, fate.tpot
+        )
+        self.fleet.on_ended(live.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
         self.fleet.observe_output(fate.route, event.output_tokens)
         fate.cost = pool.price.of(arrival.prompt_tokens, event.output_tokens)
         self._close(live, ReplayOutcome.COMPLETED)
@@ -223,7 +225,7 @@ class SimDispatcher:
             return
         if live.won == attempt:
             live.open.pop(attempt)
-            self.fleet.ended(key, AttemptOutcome.BROKEN, self.clock.now, Reported())
+            self.fleet.on_ended(key, AttemptOutcome.BROKEN, self.clock.now, AttemptReport())
             self._close(live, ReplayOutcome.BROKEN)
         else:
             self._failed(live, steps.Failed(attempt, connection_lost=True, taken=True), AttemptOutcome.FAILED)
@@ -239,8 +241,8 @@ class SimDispatcher:
     def _failed(self, live: Live, failure: steps.Failed, ending: AttemptOutcome) -> None:
         live.open.pop(failure.number)
         reached = failure.taken or not failure.connection_lost
-        reported = Reported(retry_after=failure.retry_after, connected=reached)
-        self.fleet.ended(live.key(failure.number), ending, self.clock.now, reported)
+        reported = AttemptReport(retry_after=failure.retry_after, connected=reached)
+        self.fleet.on_ended(live.key(failure.number), ending, self.clock.now, reported)
         if self.oracle is not None and failure.retryable:
             self.oracle.ended(live.number)
             live.decision = None

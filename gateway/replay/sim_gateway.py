@@ -31,7 +31,7 @@ class SimGateway:
     ) -> None:
         self.clock = clock
         self.fleet = Fleet(setting.pools)
-        self.fleet.siblings = siblings
+        self.fleet.peers = siblings
         self.room = Clairvoyant(world, setting, arrivals) if setting.clairvoyant else QueueScheduler()
         self.sender = SimDispatcher(setting, clock, world, self.fleet, self.room, tally, self.enter)
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from gateway.tokenize.incremental import IncrementalTokenizer, Position, Tail, TokenizerConfig
 from gateway.tokenize.prompt import Prompt
 from gateway.tokenize.tokenizers import Encoder, encoder
-from policies.latency.token_scale import TokenScale
+from policies.latency.token_counts import TokenScale
 from policies.types import PoolEstimate, PrefixBlocks, PromptEstimate
 
 OFFLOAD = 10_000  # bytes of text to be encoded: 0.4 ms

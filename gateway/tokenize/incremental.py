@@ -20,7 +20,7 @@ from gateway.tokenize.generational_cache import GenerationalCache
 from gateway.tokenize.prefix_blocks import Prefix, extend, start
 from gateway.tokenize.prompt import NOT_TEXT, Piece, Prompt
 from gateway.tokenize.tokenizers import Encoder
-from policies.latency.token_scale import PER_MESSAGE
+from policies.latency.token_counts import PER_MESSAGE
 from policies.value import value
 
 PIECE_EFFORT = 100  # bytes encoded in the time which a piece takes besides

@@ -18,7 +18,7 @@ from backends.interface import Failure, FailureKind, HttpCall, Signal
 from backends.stream.redaction import masked
 from gateway.fleet.monitor import Monitor
 from gateway.upstream.attempt_listener import DETACHED, AttemptListener, BodySink
-from policies.fleet.fleet import Reported
+from policies.fleet.fleet import AttemptReport
 from policies.types import Attempt, AttemptOutcome
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class UpstreamRequest:
         self.over = False  # the upstream will say nothing more
         self.ending: AttemptOutcome | None = None
         self.ended_at = 0.0
-        self.report: Reported | None = None  # once it is over
+        self.report: AttemptReport | None = None  # once it is over
 
     def sent_on(self, exchange: Exchange) -> None:
         """The request is on the wire."""
@@ -287,10 +287,10 @@ class UpstreamRequest:
         self.report = self.reported(retry_after)
         self.monitor.ended(self, ending, self.ended_at, self.report)
 
-    def reported(self, retry_after: float | None = None) -> Reported:
+    def reported(self, retry_after: float | None = None) -> AttemptReport:
         """What the engine said of this attempt."""
         usage, times = self.tap.usage, self.tap.times
-        return Reported(
+        return AttemptReport(
             prompt_tokens=usage.prompt,
             cached_tokens=usage.cached,
             completion_tokens=usage.completion,

@@ -20,21 +20,22 @@ import logging
 import mmap
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from struct import Struct
 
 from gateway.workers.slot_table import SlotTable, tag
-from policies.fleet.decode_interference import GRID, HARMLESS
-from policies.fleet.peers import NOTHING, PeerLoad, PeerReader, together
+from policies.fleet.decode_interference import NO_MISSES, STALL_GRID
+from policies.fleet.peers import NO_LOAD, PEER_LOAD_COUNTS, PEER_LOAD_FLOATS, PeerLoad, PeerReader, combined
 from policies.types import NEVER
 
 log = logging.getLogger("firsttoken")
 
-BURDEN = Struct(f"<7q{len(PeerLoad._fields) - 8}d{len(GRID)}d")
+BURDEN = Struct(f"<{PEER_LOAD_COUNTS}q{PEER_LOAD_FLOATS}d{len(STALL_GRID)}d")
 HEAD = Struct("<QII")  # of a prompt in the ring: where it lies, its endpoint's tag, its blocks
 RING = 4 << 20  # bytes per worker
 EVERY = 0.005  # s between two looks at the others: what they do meanwhile is one change, worked out once
 LONGEST = 16_384  # blocks of one prompt: half a million tokens in blocks of 32
-CALM = (0.0,) * len(GRID)
+CALM = (0.0,) * len(STALL_GRID)
 
 
 class Memory:
@@ -58,7 +59,7 @@ class Memory:
     def wipe(self, number: int) -> None:
         """That worker has nothing under way."""
         for at in range(self.slots):
-            Part(self, number).write(at, NOTHING)
+            Part(self, number).write(at, NO_LOAD)
 
 
 class Part:
@@ -81,7 +82,7 @@ class Part:
         words, version = self.words, self.words[2 + at] | 1
         words[2 + at] = version
         BURDEN.pack_into(
-            self._bytes, self._burdens + BURDEN.size * at, *burden[:-1], *(burden.expected_tpot_misses or CALM)
+            self._bytes, self._burdens + BURDEN.size * at, *burden.numbers(), *(burden.expected_tpot_misses or CALM)
         )
         words[2 + at] = version + 1
         words[0] += 1
@@ -92,8 +93,8 @@ class Part:
         fields = BURDEN.unpack_from(self._bytes, self._burdens + BURDEN.size * at)
         if version & 1 or self.words[2 + at] != version:
             return None
-        own, harm = fields[: -len(GRID)], fields[-len(GRID) :]
-        return version, PeerLoad._make((*own, HARMLESS if harm == CALM else harm))
+        own, harm = fields[: -len(STALL_GRID)], fields[-len(STALL_GRID) :]
+        return version, PeerLoad.from_numbers(own, NO_MISSES if harm == CALM else harm)
 
     # -- prefixes -------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class WorkerMemory:
         """These from now on. One that finds no slot is known to each worker by itself alone."""
         wanted = [*endpoints]
         for gone in self._at.keys() - {*wanted}:
-            self._own.write(self._at[gone], NOTHING)
+            self._own.write(self._at[gone], NO_LOAD)
         self._at = self._table.take(self._number, wanted)
         self._names = {at: name for name, at in self._at.items()}
         self._tags = {tag(at, name): name for name, at in self._at.items()}
@@ -188,7 +189,7 @@ class WorkerMemory:
                 self._hint(sibling, reader)
         for at in changed & self._names.keys():
             burdens = [sibling.burdens[at] for sibling in self._others if at in sibling.burdens]
-            reader.burdened(self._names[at], together(burdens), now)
+            reader.on_peer_load(self._names[at], combined(burdens), now)
         if self._before is not None:
             self._hint(self._before, reader)
             self._before = None
@@ -196,7 +197,7 @@ class WorkerMemory:
     def _hint(self, sibling: _Sibling, reader: PeerReader) -> None:
         for tagged, hashes in sibling.prompts():
             if (name := self._tags.get(tagged)) is not None:
-                reader.hinted(name, hashes)
+                reader.on_peer_prompt(name, hashes)
 
 
 class _Sibling:
@@ -210,7 +211,9 @@ class _Sibling:
         self._versions = [0] * len(part.versions())
         self._seen = part.head // RING * RING  # here a prompt begins
         before = {at: part.read(at) for at in range(len(self._versions))}
-        self._before = {at: found[1].spent for at, found in before.items() if found is not None and found[1].spent}
+        self._before = {
+            at: found[1].prefill_s for at, found in before.items() if found is not None and found[1].prefill_s
+        }
 
     def look_anew(self) -> None:
         self.news, self.burdens = -1, {}
@@ -232,10 +235,10 @@ class _Sibling:
 
     def _since(self, at: int, burden: PeerLoad) -> PeerLoad:
         """Less: it has begun anew."""
-        if burden.spent < self._before[at]:
+        if burden.prefill_s < self._before[at]:
             del self._before[at]
             return burden
-        return burden._replace(spent=burden.spent - self._before[at])
+        return replace(burden, prefill_s=burden.prefill_s - self._before[at])
 
     def prompts(self) -> list[tuple[int, array[int]]]:
         """Those that it has sent since."""

@@ -1,33 +1,44 @@
-"""Whether one endpoint may be sent requests: a circuit breaker, and its provider's rate limit.
+"""Availability of one endpoint: a circuit breaker, and a rate limit learned from an API's rejections.
 
-Rules (transitions are the table below):
-- It opens on FAILURES in a row, on REFUSALS in a row (a probe that finds nobody counts like an attempt),
-  or at once when an attempt stayed silent longer than its forecast can explain and nothing else there has
-  spoken since it was sent.
-- Open, it lets nothing through for EJECTION * 2^n seconds, n counting openings that follow one another.
-  Then it is half open: one attempt may try. That attempt alone decides.
-- A server that a probe had lost and finds again half-opens at once, and so does a sign of life from an older
-  attempt. (That a probe is answered while attempts fail proves nothing.)
-- A rate limit is not ill health: it only says until when to wait.
-- It opens on hearsay too, when another process has found the endpoint down since we last saw it alive. That ends with
-  our own first sign of life, when it is taken back or its teller falls silent, and after EJECTION seconds at latest:
-  then one attempt may try. Hearsay that proved wrong is not listened to again for DEAF seconds, and none is told on.
+Rules of the breaker (transitions are the table below):
+- It opens after FAILURES in a row, after REFUSALS in a row (an unanswered probe counts like an attempt), or at once
+  when an attempt gets no token for longer than its forecast can explain and no other attempt was answered since.
+- Open, it rejects all attempts for EJECTION * 2^n seconds, with n openings that followed one another. Then it is half
+  open: one trial attempt may be sent, and that attempt alone decides.
+- It half-opens at once when a probe finds a lost server again, and when an older attempt is answered. (A probe that
+  is answered while attempts fail proves nothing.)
+- A rate limit is no failure: it says until when to wait.
+- It also opens when a peer process reports the endpoint down since our own last answer from it. That lasts until our
+  next answer or answered probe, until the peer withdraws the report or disappears, and EJECTION seconds at most. After
+  a report that proved wrong, reports are ignored for PEER_REPORTS_IGNORED seconds. They are never passed on.
+
+Rules of the learned limit:
+- The requests that an API accepted in the minute before a rejection are its limit. With fewer than MIN_REQUESTS it was
+  overloaded, or limits something other than requests.
+- At the limit, the API is full until the oldest request of that minute is a minute old.
+- The limit grows by LIMIT_GROWTH a minute: without new attempts, a raised limit would go unnoticed.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from enum import Enum
 
-from policies.types import NEVER, AttemptOutcome, Health
+from policies.types import FOREVER, NEVER, AttemptOutcome, Health
 
 FAILURES = 5  # in a row, of any kind
 REFUSALS = 2  # in a row: not connected, or reset before a byte
 EJECTION = 5.0  # s, the first
-LONGEST_EJECTION = 300.0  # s
-FORGIVEN = 60.0  # s closed, after which an opening counts as the first again
-DEAF = 30.0  # s
-RATE_LIMIT = (0.1, 1.0, 60.0)  # s: least, where the provider names none, most
+MAX_EJECTION = 300.0  # s
+EJECTION_RESET = 60.0  # s closed, after which an opening counts as the first again
+PEER_REPORTS_IGNORED = 30.0  # s
+MIN_RETRY_AFTER, DEFAULT_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 1.0, 60.0  # s; default: where the provider names none
+
+RATE_LIMIT_WINDOW = 60.0  # s
+MIN_REQUESTS = 20
+MAX_REQUESTS = 10_000  # a minute that are counted: beyond, no limit is learned
+LIMIT_GROWTH = 0.01  # of the limit, per minute
 
 
 class BreakerState(Enum):
@@ -36,200 +47,206 @@ class BreakerState(Enum):
     HALF_OPEN = "half_open"
 
 
-class Sign(Enum):
-    TRIPPED = "tripped"  # too much went wrong; half open: the one attempt failed
-    COOLED = "cooled"  # the ejection is over
-    ALIVE = "alive"  # somebody is there
-    RUMOURED = "rumoured"  # others found it down
-    PROVED = "proved"  # the one attempt was answered
+class BreakerEvent(Enum):
+    TRIPPED = "tripped"  # too many failures; half open: the trial attempt failed
+    EJECTION_OVER = "ejection_over"
+    ALIVE = "alive"  # the server answers something
+    PEER_REPORTED = "peer_reported"
+    TRIAL_ANSWERED = "trial_answered"
 
 
-TRANSITIONS: dict[tuple[BreakerState, Sign], BreakerState] = {
-    (BreakerState.CLOSED, Sign.TRIPPED): BreakerState.OPEN,
-    (BreakerState.CLOSED, Sign.RUMOURED): BreakerState.OPEN,
-    (BreakerState.OPEN, Sign.COOLED): BreakerState.HALF_OPEN,
-    (BreakerState.OPEN, Sign.ALIVE): BreakerState.HALF_OPEN,
-    (BreakerState.HALF_OPEN, Sign.PROVED): BreakerState.CLOSED,
-    (BreakerState.HALF_OPEN, Sign.TRIPPED): BreakerState.OPEN,
+TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
+    (BreakerState.CLOSED, BreakerEvent.TRIPPED): BreakerState.OPEN,
+    (BreakerState.CLOSED, BreakerEvent.PEER_REPORTED): BreakerState.OPEN,
+    (BreakerState.OPEN, BreakerEvent.EJECTION_OVER): BreakerState.HALF_OPEN,
+    (BreakerState.OPEN, BreakerEvent.ALIVE): BreakerState.HALF_OPEN,
+    (BreakerState.HALF_OPEN, BreakerEvent.TRIAL_ANSWERED): BreakerState.CLOSED,
+    (BreakerState.HALF_OPEN, BreakerEvent.TRIPPED): BreakerState.OPEN,
 }
 
-_CLOSED, _UP = (
-    BreakerState.CLOSED,
-    Health.UP,
-)  # what is nearly always so: a member is slow to look up in its enumeration
 _ANSWERED = (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED, AttemptOutcome.RATE_LIMITED)
 
 
-class Breaker:
-    """`longest`: the longest ejection, s. Short where no probe tells of a recovery."""
+class CircuitBreaker:
+    """`max_ejection`: s. Short where no probe tells of a recovery."""
 
-    __slots__ = (
-        "_closed_at",
-        "_deaf_until",
-        "_failures",
-        "_longest",
-        "_lost",
-        "_probe",
-        "_refusals",
-        "_seen_at",
-        "_spoke_at",
-        "blocked_until",
-        "down_at",
-        "openings",
-        "peer_reported_down",
-        "state",
-        "until",
-        "why",
-    )
-
-    def __init__(self, longest: float = LONGEST_EJECTION) -> None:
+    def __init__(self, max_ejection: float = MAX_EJECTION) -> None:
         self.state = BreakerState.CLOSED
-        self.until = NEVER  # the end of the ejection
-        self.blocked_until = NEVER
+        self.until = NEVER  # end of the ejection
+        self.blocked_until = NEVER  # by a rate limit
         self.openings = 0  # that followed one another
-        self.why = ""  # it is not closed
-        self.down_at = NEVER  # since when it is not well, by what we saw; NEVER: it is, or others alone say so
-        self.peer_reported_down = False  # open because others alone say so
-        self._longest = longest
+        self.why = ""  # reason for not being closed
+        self.down_since = NEVER  # by what this process saw; NEVER: it is up, or only peers report it down
+        self.peer_reported_down = False  # open only because peers report it down
+        self._max_ejection = max_ejection
         self._failures = self._refusals = 0
-        self._lost = False  # the last probe found nobody
-        self._probe: Hashable = None
-        self._spoke_at = self._closed_at = NEVER
-        self._seen_at = self._deaf_until = NEVER  # the latest sign of life
-
-    def health(self, now: float) -> Health:
-        if self.state is _CLOSED:
-            return _UP
-        if self.state is BreakerState.OPEN:
-            return Health.DOWN if now < self.until else Health.PROBING
-        return Health.PROBING if self._probe is None else Health.DOWN
-
-    def sent(self, key: Hashable, now: float) -> None:
-        if self.state is _CLOSED:
-            return
-        if self.state is BreakerState.OPEN and now >= self.until:
-            self._move(Sign.COOLED, now)
-        if self.state is BreakerState.HALF_OPEN and self._probe is None:
-            self._probe = key
-
-    def spoke(self, key: Hashable, now: float) -> None:
-        """`key` got its first token, or an answer."""
-        self._spoke_at = self._seen_at = now
-        self._refusals = 0
-        if self.state is not _CLOSED:
-            self._disprove(now)
-            self._alive(key, now)
-
-    def ended(self, key: Hashable, ending: AttemptOutcome, now: float, connected: bool = True) -> None:
-        """`connected` False: refused, or reset before a byte came."""
-        if ending in _ANSWERED:
-            self._failures = 0
-            self.spoke(key, now)
-        elif ending is not AttemptOutcome.CANCELLED:
-            self._failed(key, now, connected)
-        if self._probe is not None and self._probe == key:
-            self._probe = None
-
-    def silent(self, key: Hashable, sent_at: float, now: float, overdue: bool) -> None:
-        """`key` was left without a token; `overdue`: after longer than its forecast can explain."""
-        if overdue and self._spoke_at < sent_at:
-            self._failures = FAILURES
-            if self.state is BreakerState.CLOSED:
-                self._move(Sign.TRIPPED, now, "a request stayed silent for longer than its forecast can explain")
-        self.ended(key, AttemptOutcome.SILENT, now)
-
-    def limited(self, now: float, retry_after: float | None) -> None:
-        least, default, most = RATE_LIMIT
-        wait = default if retry_after is None else min(max(retry_after, least), most)
-        self.blocked_until = max(self.blocked_until, now + wait)
-
-    def unreachable(self, now: float) -> None:
-        """A probe found nobody."""
-        self._lost = True
-        self._refusals += 1
-        if self.state is BreakerState.OPEN:
-            self._confirm(now)
-            self.until = max(self.until, now + EJECTION)
-        elif self._refusals >= REFUSALS:
-            self._move(Sign.TRIPPED, now, f"nobody answered {self._refusals} times in a row")
-
-    def reachable(self, now: float) -> None:
-        """A probe was answered."""
-        found, self._lost, self._refusals = self._lost or self.peer_reported_down, False, 0
-        self._seen_at = now
-        self._disprove(now)
-        if found:
-            self._move(Sign.ALIVE, now)
-
-    def peer_reported(self, down_at: float, now: float) -> None:
-        """Others find it down, since then; NEVER: they do not, or not any more."""
-        if self.peer_reported_down and down_at == NEVER:
-            self.peer_reported_down = False
-            self._move(Sign.ALIVE, now)
-        elif down_at > self._seen_at and now >= self._deaf_until:
-            self._move(Sign.RUMOURED, now, "another process finds it down")
-
-    def _disprove(self, now: float) -> None:
-        if self.peer_reported_down:
-            self.peer_reported_down, self._deaf_until = False, now + DEAF
-
-    def _confirm(self, now: float) -> None:
-        """We have seen it ourselves."""
-        if self.peer_reported_down:
-            self.peer_reported_down, self.down_at = False, now
-            self.why = "another process found it down, and so do we"
-            self.openings += 1
+        self._probe_failed = False  # the last one
+        self._trial: Hashable = None
+        self._answered_at = self._closed_at = NEVER
+        self._alive_at = NEVER  # latest answer, of an attempt or a probe
+        self._ignore_peers_until = NEVER
 
     @property
-    def gone(self) -> bool:
-        """Nobody is there: the server's process, and all that it held, has ended."""
+    def server_gone(self) -> bool:
+        """The server's process, with its cache, has ended."""
         return self._refusals >= REFUSALS
 
-    def _alive(self, key: Hashable, now: float) -> None:
+    def health(self, now: float) -> Health:
+        if self.state is BreakerState.CLOSED:
+            return Health.UP
         if self.state is BreakerState.OPEN:
-            self._move(Sign.ALIVE, now)
-        elif key == self._probe:
-            self._move(Sign.PROVED, now)
+            return Health.DOWN if now < self.until else Health.PROBING
+        return Health.PROBING if self._trial is None else Health.DOWN
 
-    def _failed(self, key: Hashable, now: float, connected: bool) -> None:
+    def on_sent(self, key: Hashable, now: float) -> None:
+        if self.state is BreakerState.OPEN and now >= self.until:
+            self._on(BreakerEvent.EJECTION_OVER, now)
+        if self.state is BreakerState.HALF_OPEN and self._trial is None:
+            self._trial = key
+
+    def on_answer(self, key: Hashable, now: float) -> None:
+        """`key` got its first token, or a response."""
+        self._answered_at = self._alive_at = now
+        self._refusals = 0
+        self._disprove_peers(now)
+        if self.state is BreakerState.OPEN:
+            self._on(BreakerEvent.ALIVE, now)
+        elif self.state is BreakerState.HALF_OPEN and key == self._trial:
+            self._on(BreakerEvent.TRIAL_ANSWERED, now)
+
+    def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, connected: bool = True) -> None:
+        """`connected` False: refused, or reset before a byte came."""
+        if outcome in _ANSWERED:
+            self._failures = 0
+            self.on_answer(key, now)
+        elif outcome is not AttemptOutcome.CANCELLED:
+            self._on_failure(key, now, connected)
+        if self._trial == key:
+            self._trial = None
+
+    def on_silent(self, key: Hashable, sent_at: float, now: float, overdue: bool) -> None:
+        """`key` was cancelled without a token. `overdue`: after longer than its forecast can explain."""
+        if overdue and self._answered_at < sent_at:
+            self._failures = FAILURES
+            if self.state is BreakerState.CLOSED:
+                self._on(BreakerEvent.TRIPPED, now, "a request got no token for longer than its forecast can explain")
+        self.on_ended(key, AttemptOutcome.SILENT, now)
+
+    def on_rate_limited(self, now: float, retry_after: float | None) -> None:
+        wait = DEFAULT_RETRY_AFTER
+        if retry_after is not None:
+            wait = min(max(retry_after, MIN_RETRY_AFTER), MAX_RETRY_AFTER)
+        self.blocked_until = max(self.blocked_until, now + wait)
+
+    def on_probe_failed(self, now: float) -> None:
+        self._probe_failed = True
+        self._refusals += 1
+        if self.state is BreakerState.OPEN:
+            self._confirm_peers(now)
+            self.until = max(self.until, now + EJECTION)
+        elif self._refusals >= REFUSALS:
+            self._on(BreakerEvent.TRIPPED, now, f"nobody answered {self._refusals} times in a row")
+
+    def on_probe_answered(self, now: float) -> None:
+        recovered = self._probe_failed or self.peer_reported_down
+        self._probe_failed = False
+        self._refusals = 0
+        self._alive_at = now
+        self._disprove_peers(now)
+        if recovered:
+            self._on(BreakerEvent.ALIVE, now)
+
+    def on_peer_report(self, down_since: float, now: float) -> None:
+        """NEVER: no peer reports the endpoint down, or not any more."""
+        if self.peer_reported_down and down_since == NEVER:
+            self.peer_reported_down = False
+            self._on(BreakerEvent.ALIVE, now)
+        elif down_since > self._alive_at and now >= self._ignore_peers_until:
+            self._on(BreakerEvent.PEER_REPORTED, now, "a peer process reports it down")
+
+    def _disprove_peers(self, now: float) -> None:
+        if self.peer_reported_down:
+            self.peer_reported_down = False
+            self._ignore_peers_until = now + PEER_REPORTS_IGNORED
+
+    def _confirm_peers(self, now: float) -> None:
+        if self.peer_reported_down:
+            self.peer_reported_down = False
+            self.down_since = now
+            self.why = "a peer process reported it down, and it does not answer here"
+            self.openings += 1
+
+    def _on_failure(self, key: Hashable, now: float, connected: bool) -> None:
         self._failures += 1
-        if self.state is BreakerState.OPEN:
-            self._confirm(now)
         self._refusals = 0 if connected else self._refusals + 1
-        tripped = self._failures >= FAILURES or self._refusals >= REFUSALS
-        if key == self._probe if self.state is BreakerState.HALF_OPEN else tripped:
-            self._move(Sign.TRIPPED, now, self._what_failed())
+        if self.state is BreakerState.OPEN:
+            self._confirm_peers(now)
+        elif self.state is BreakerState.HALF_OPEN:
+            if key == self._trial:
+                self._on(BreakerEvent.TRIPPED, now, "the trial request failed")
+        elif self._refusals >= REFUSALS:
+            self._on(BreakerEvent.TRIPPED, now, f"{self._refusals} connections in a row were refused or reset")
+        elif self._failures >= FAILURES:
+            self._on(BreakerEvent.TRIPPED, now, f"{self._failures} requests in a row failed")
 
-    def _what_failed(self) -> str:
-        if self.state is BreakerState.HALF_OPEN:
-            return "the request that tried it failed"
-        if self._refusals >= REFUSALS:
-            return f"{self._refusals} connections in a row were refused or reset"
-        return f"{self._failures} requests in a row failed"
-
-    def _move(self, sign: Sign, now: float, why: str = "") -> None:
-        """Signs that the table does not name in this state change nothing."""
-        after = TRANSITIONS.get((self.state, sign))
+    def _on(self, event: BreakerEvent, now: float, why: str = "") -> None:
+        """Events that the table does not name in this state change nothing."""
+        after = TRANSITIONS.get((self.state, event))
         if after is None:
             return
         if after is BreakerState.OPEN:
-            self._open(sign is Sign.RUMOURED, now)
+            self._open(event is BreakerEvent.PEER_REPORTED, now)
             self.why = why
         elif after is BreakerState.CLOSED:
-            self._closed_at, self.down_at = now, NEVER
+            self._closed_at = now
+            self.down_since = NEVER
             self._failures = 0
             self.why = ""
-        self._probe = None
+        self._trial = None
         self.state = after
 
-    def _open(self, hearsay: bool, now: float) -> None:
-        if self.state is BreakerState.CLOSED and now - self._closed_at >= FORGIVEN:
+    def _open(self, peer_reported: bool, now: float) -> None:
+        if self.state is BreakerState.CLOSED and now - self._closed_at >= EJECTION_RESET:
             self.openings = 0
-        self.peer_reported_down = hearsay
-        if hearsay:
+        self.peer_reported_down = peer_reported
+        if peer_reported:
             self.until = now + EJECTION
             return
         self.openings += 1
-        self.until = now + min(EJECTION * 2 ** (self.openings - 1), self._longest)
-        if self.down_at == NEVER:
-            self.down_at = now
+        self.until = now + min(EJECTION * 2 ** (self.openings - 1), self._max_ejection)
+        if self.down_since == NEVER:
+            self.down_since = now
+
+
+class LearnedRateLimit:
+    """Requests per minute that one API accepts."""
+
+    def __init__(self) -> None:
+        self._sent: deque[float] = deque(maxlen=MAX_REQUESTS)
+        self._limit = FOREVER
+        self._learned_at = NEVER
+
+    def on_sent(self, now: float) -> None:
+        self._sent.append(now)
+        self._expire(now)
+
+    def on_rejected(self, now: float) -> None:
+        """The API rejected the latest request."""
+        self._expire(now)
+        if self._sent:
+            self._sent.pop()
+        if MIN_REQUESTS <= len(self._sent) < MAX_REQUESTS - 1:
+            self._limit = float(len(self._sent))
+            self._learned_at = now
+
+    def full_until(self, now: float) -> float:
+        """When the API accepts another request; NEVER if it does now."""
+        if self._limit == FOREVER:
+            return NEVER
+        self._expire(now)
+        limit = int(self._limit * (1 + LIMIT_GROWTH * (now - self._learned_at) / RATE_LIMIT_WINDOW))
+        return NEVER if len(self._sent) < limit else self._sent[-limit] + RATE_LIMIT_WINDOW
+
+    def _expire(self, now: float) -> None:
+        while self._sent and self._sent[0] <= now - RATE_LIMIT_WINDOW:
+            self._sent.popleft()

@@ -1,11 +1,11 @@
-"""What a prefill costs the answers that an engine is writing: how many of them will lose their pace.
+"""Price of a prefill: the expected number of answers, decoding on the same engine, that will miss their TPOT.
 
-While an engine prefills, every answer beside it waits. An answer was promised a pace of b seconds a token,
-on average. After k tokens and x seconds it is b k - x seconds ahead (its credit). If a stall of S seconds
-takes it behind by d, it needs d / (b - p) more tokens to catch up, where p is what a token takes when nothing
-else is done; answers end when they end, so it gets them with a chance of exp(-that / m), for m tokens that are
-expected of it still (lengths are roughly geometric: what is left does not depend on what was written).
-The harm of S is the sum, over the answers, of the chance before minus the chance after.
+While an engine prefills, every answer on it stalls. An answer has a TPOT budget of b seconds a token, on average.
+After k tokens and x seconds its credit is b k - x seconds. If a stall of S seconds puts it behind by d, it needs
+d / (b - p) more tokens to catch up, where p is the TPOT of an undisturbed engine; it gets them with probability
+exp(-that / m), for m expected remaining tokens (lengths are roughly geometric: the remainder does not depend on the
+tokens so far). The expected misses of S are the sum, over the answers, of the probability before minus after.
+Derivation and measurements: docs/decisions/0011-price-of-a-stall.md.
 """
 
 from __future__ import annotations
@@ -16,177 +16,176 @@ from dataclasses import dataclass
 from math import exp
 
 from policies.types import FOREVER, Load
+from policies.value import value
 
-MEMORY = 10.0  # s over which the answers' pace, and the time spent on prefills, are averaged
-MISSES = 0.04  # share of answers that may lose their pace: a fleet that loses none prefills too little
-STEP, LIMITS = 0.01, (0.5, 0.85, 1.0)  # by which one answer moves the limit; its least, first and greatest value
-COUNTED, PACKED_MEMORY = 16, 1 / 8  # tokens from which an answer's count is telling; weight of the latest
-GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which harm is worked out
-LEAST_LEFT = 0.1  # of a budget that the pace alone leaves over: less, and nothing can be caught up
+TIME_CONSTANT = 10.0  # s of the exponential averages over decoding and over time spent on prefills
+TARGET_MISS_RATE = 0.04  # share of answers that may miss their TPOT: a fleet that misses none prefills too little
+SHARE_STEP = 0.01  # by which one answer moves the usable share of the TPOT budget
+MIN_SHARE, FIRST_SHARE, MAX_SHARE = 0.5, 0.85, 1.0  # of the TPOT budget
+COUNTED = 16  # tokens from which an answer tells how many tokens an event carries
+TOKENS_PER_EVENT_WEIGHT = 1 / 8  # of the latest answer
+STALL_GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which misses are computed
+MIN_SLACK = 0.1  # of a budget, that the undisturbed TPOT leaves: with less, nothing can be caught up
 
-Harm = tuple[float, ...]  # answers lost to a stall, at GRID
-HARMLESS: Harm = ()
-Writing = tuple[float, float, float]  # s that answers took together, tokens written in it, the tightest pace promised
-NOBODY: Writing = (0.0, 0.0, FOREVER)
+MissCurve = tuple[float, ...]  # expected misses at STALL_GRID; empty: none anywhere
+NO_MISSES: MissCurve = ()
+
+
+@value
+class DecodeThroughput:
+    """Recent decoding on one endpoint, by one process or by several."""
+
+    seconds: float = 0.0  # of all answers together
+    tokens: float = 0.0  # written in that time
+    tpot_budget: float = FOREVER  # s per token, the tightest
+
+    def plus(self, other: DecodeThroughput) -> DecodeThroughput:
+        budget = min(self.tpot_budget, other.tpot_budget)
+        return DecodeThroughput(self.seconds + other.seconds, self.tokens + other.tokens, budget)
+
+
+NO_DECODING = DecodeThroughput()
 
 
 @dataclass(slots=True)
 class DecodingAnswer:
-    """One that is being written."""
+    """One answer, before and while it decodes."""
 
-    pace: float | None  # s per token that its caller was promised
-    expected: float  # tokens still to come
+    tpot_budget: float | None  # s per token; None: the caller has none
+    expected_tokens: float  # still to come
     context: int  # tokens of its prompt
     first_at: float = 0.0
-    tokens: int = 1  # so far
-    counted: int = 1  # of them
+    tokens: int = 1  # so far, in events
+    counted: int = 1  # of these, in the throughput
 
 
 class DecodeInterference:
-    """One endpoint's."""
-
-    __slots__ = (
-        "_at",
-        "_looked",
-        "_paces",
-        "_packed",
-        "_recent",
-        "_seen",
-        "_time",
-        "_tokens",
-        "answers",
-        "context",
-        "expected_tpot_misses",
-        "limit",
-        "spent",
-    )
+    """The decoding answers of one endpoint, and the prefills that stall them."""
 
     def __init__(self) -> None:
-        self.spent = 0.0  # s of prefill sent, in all
-        self.context = 0  # tokens of the prompts being answered
+        self.prefill_s = 0.0  # sent, in all
+        self.context = 0  # tokens of the prompts of decoding answers
         self.answers: dict[Hashable, DecodingAnswer] = {}
-        self.expected_tpot_misses = HARMLESS  # as of the last `look`
-        self._seen = 0.0  # `spent`, then
-        self._recent = self._at = self._looked = 0.0
-        self.limit = LIMITS[1]
-        self._packed = 1.0  # tokens in one that we count: servers may send several at once
-        self._time = self._tokens = 0.0  # of the answers, lately: s, and tokens written in them
-        self._paces: dict[float, int] = {}  # that were promised, and to how many of the answers
+        self.expected_tpot_misses = NO_MISSES  # as of the last `update`
+        self.tpot_share = FIRST_SHARE  # of the TPOT budget that decoding may use
+        self._accounted_s = 0.0  # `prefill_s` as of the last `update`
+        self._recent_prefill_s = 0.0  # exponential average, as of `_prefill_at`
+        self._prefill_at = self._updated_at = 0.0
+        self._tokens_per_event = 1.0  # servers may send several tokens at once
+        self._decode_s = self._decode_events = 0.0  # exponential averages
+        self._budgets: dict[float, int] = {}  # TPOT budget -> answers that have it
 
-    def prefill(self, seconds: float, now: float) -> None:
-        self._recent = self._recent * exp((self._at - now) / MEMORY) + seconds
-        self._at = now
-        self.spent += seconds
+    def on_prefill(self, seconds: float, now: float) -> None:
+        self._recent_prefill_s = self._recent_prefill_s * exp((self._prefill_at - now) / TIME_CONSTANT) + seconds
+        self._prefill_at = now
+        self.prefill_s += seconds
 
     def prefill_utilization(self, now: float) -> float:
-        """Share of the time spent on prefills, lately."""
-        duty = self._recent * exp((self._at - now) / MEMORY) / MEMORY
-        return duty if duty < 1.0 else 1.0
+        """Recent share of time spent on prefills, 0 to 1."""
+        share = self._recent_prefill_s * exp((self._prefill_at - now) / TIME_CONSTANT) / TIME_CONSTANT
+        return share if share < 1.0 else 1.0
 
-    def began(self, key: Hashable, answer: DecodingAnswer, now: float) -> None:
+    def on_first_token(self, key: Hashable, answer: DecodingAnswer, now: float) -> None:
         answer.first_at = now
         self.answers[key] = answer
         self.context += answer.context
-        if (pace := answer.pace) is not None:
-            self._paces[pace] = self._paces.get(pace, 0) + 1
+        if (budget := answer.tpot_budget) is not None:
+            self._budgets[budget] = self._budgets.get(budget, 0) + 1
 
-    def ended(self, key: Hashable, tpot: float | None = None, tokens: int | None = None) -> None:
-        """`tokens`: that it had in all, as the engine reported."""
+    def on_ended(self, key: Hashable, tpot: float | None = None, tokens: int | None = None) -> None:
+        """`tokens`: of the whole answer, as the engine reported."""
         if (answer := self.answers.pop(key, None)) is None:
             return
         self.context -= answer.context
         if tokens is not None and answer.tokens >= COUNTED:
-            self._packed += (max(tokens / answer.tokens, 1.0) - self._packed) * PACKED_MEMORY
+            reported = max(tokens / answer.tokens, 1.0)
+            self._tokens_per_event += (reported - self._tokens_per_event) * TOKENS_PER_EVENT_WEIGHT
         if not self.answers:
-            self.expected_tpot_misses = HARMLESS
-        if answer.pace is not None:
-            self._released(answer.pace, tpot)
+            self.expected_tpot_misses = NO_MISSES
+        if answer.tpot_budget is not None:
+            self._release_budget(answer.tpot_budget)
+            if tpot is not None:  # the share settles where TARGET_MISS_RATE of the answers miss
+                share = self.tpot_share + SHARE_STEP * (TARGET_MISS_RATE - (tpot > answer.tpot_budget))
+                self.tpot_share = min(max(share, MIN_SHARE), MAX_SHARE)
 
-    def _released(self, pace: float, tpot: float | None) -> None:
-        """The limit settles where a share MISSES of the answers lose their pace."""
-        self._paces[pace] -= 1
-        if not self._paces[pace]:
-            del self._paces[pace]
-        if tpot is not None:
-            least, _, most = LIMITS
-            self.limit = min(max(self.limit + STEP * (MISSES - (tpot > pace)), least), most)
+    def _release_budget(self, budget: float) -> None:
+        self._budgets[budget] -= 1
+        if not self._budgets[budget]:
+            del self._budgets[budget]
 
-    def look(self, pace: float, now: float) -> None:
-        """Work out the harm of stalls from now on."""
-        self._seen = self.spent
-        self._measure(now)
-        total, packed = [0.0] * len(GRID), self._packed
+    def update(self, undisturbed_tpot: float, now: float) -> None:
+        """Computes the expected misses of stalls that begin now."""
+        self._accounted_s = self.prefill_s
+        self._update_throughput(now)
+        total = [0.0] * len(STALL_GRID)
         for answer in self.answers.values():
-            promised = answer.pace
-            if promised is None:
+            budget = answer.tpot_budget
+            if budget is None:
                 continue
-            credit = promised * answer.tokens * packed - (now - answer.first_at)
-            if credit >= GRID[-1]:
+            credit = budget * answer.tokens * self._tokens_per_event - (now - answer.first_at)
+            if credit >= STALL_GRID[-1]:
                 continue
-            left, least = promised - pace, LEAST_LEFT * promised
-            scale = 1 / ((left if left > least else least) * answer.expected)
-            chance = 1.0 if credit >= 0 else exp(credit * scale)
-            for i in range(bisect_right(GRID, credit), len(GRID)):
-                total[i] += chance - exp((credit - GRID[i]) * scale)
-        self.expected_tpot_misses = tuple(total) if any(total) else HARMLESS
+            slack = max(budget - undisturbed_tpot, MIN_SLACK * budget)
+            scale = 1 / (slack * answer.expected_tokens)
+            probability = 1.0 if credit >= 0 else exp(credit * scale)
+            for i in range(bisect_right(STALL_GRID, credit), len(STALL_GRID)):
+                total[i] += probability - exp((credit - STALL_GRID[i]) * scale)
+        self.expected_tpot_misses = tuple(total) if any(total) else NO_MISSES
 
-    def _measure(self, now: float) -> None:
-        looked, fade = self._looked, exp((self._looked - now) / MEMORY)
-        time, tokens = self._time * fade, self._tokens * fade
+    def _update_throughput(self, now: float) -> None:
+        decay = exp((self._updated_at - now) / TIME_CONSTANT)
+        self._decode_s *= decay
+        self._decode_events *= decay
         for answer in self.answers.values():
-            time += now - (answer.first_at if answer.first_at > looked else looked)
-            tokens += answer.tokens - answer.counted
+            self._decode_s += now - max(answer.first_at, self._updated_at)
+            self._decode_events += answer.tokens - answer.counted
             answer.counted = answer.tokens
-        self._time, self._tokens, self._looked = time, tokens, now
+        self._updated_at = now
 
     @property
-    def writing(self) -> Writing:
-        """Of the answers, lately."""
-        return self._time, self._tokens * self._packed, min(self._paces, default=FOREVER)
+    def throughput(self) -> DecodeThroughput:
+        tokens = self._decode_events * self._tokens_per_event
+        return DecodeThroughput(self._decode_s, tokens, min(self._budgets, default=FOREVER))
 
-    def tpot_pressure(self, alone: float, others: Writing = NOBODY) -> float:
-        """What a token takes lately, in shares of what the answers can bear: from 1 on, no other prefill.
+    def tpot_pressure(self, single_tpot: float, others: DecodeThroughput = NO_DECODING) -> float:
+        """Recent TPOT as a share of what the answers can bear: from 1 on, no further prefill.
 
-        `alone`: s per token that a single answer would take. `others`: the `writing` of other processes. 0 where
-        nothing was promised, and where the engine is too slow for the promise whatever it is spared: waiting would
-        help nobody.
+        `single_tpot`: s per token of an answer that decodes alone. `others`: throughput of other processes. 0 where
+        no answer has a budget, and where the engine is too slow for it in any case: waiting would not help.
         """
-        if others is NOBODY and not self._paces:
+        if not self._budgets and others.tpot_budget == FOREVER:
             return 0.0
-        time, tokens, budget = self.writing
-        if others is not NOBODY:
-            time, tokens, budget = time + others[0], tokens + others[1], min(budget, others[2])
-        if alone >= self.limit * budget or budget == FOREVER:
+        throughput = self.throughput.plus(others)
+        usable = self.tpot_share * throughput.tpot_budget
+        if single_tpot >= usable:
             return 0.0
-        return time / max(tokens, 1.0) / (budget * self.limit)
+        return throughput.seconds / max(throughput.tokens, 1.0) / usable
 
     @property
-    def since(self) -> float:
-        """Seconds of prefill sent since the last `look`."""
-        return self.spent - self._seen
+    def unaccounted_s(self) -> float:
+        """Seconds of prefill sent since the last `update`."""
+        return self.prefill_s - self._accounted_s
 
 
-def reopens_in(strain: float, more: float) -> float:
-    """Seconds until answers have caught up enough for another prefill, if `more` s of it are on their way."""
-    return MEMORY * max(strain * (1 + more / MEMORY) - 1, 0.0)
+def reopens_in(tpot_pressure: float, prefill_s: float) -> float:
+    """Seconds until the answers can bear another prefill, with `prefill_s` seconds of it queued already."""
+    return TIME_CONSTANT * max(tpot_pressure * (1 + prefill_s / TIME_CONSTANT) - 1, 0.0)
 
 
 def expected_tpot_misses(load: Load, seconds: float) -> float:
-    """Answers that a prefill of so many seconds, sent now, would cost their pace."""
-    if not load.expected_tpot_misses:
+    """Answers that a prefill of `seconds`, sent now, would make miss their TPOT."""
+    curve, stalled = load.expected_tpot_misses, load.stalled
+    if not curve:
         return 0.0
-    stalled = load.stalled
-    return _lost(load.expected_tpot_misses, stalled + seconds) - (
-        _lost(load.expected_tpot_misses, stalled) if stalled else 0.0
-    )
+    return _misses(curve, stalled + seconds) - (_misses(curve, stalled) if stalled else 0.0)
 
 
-def _lost(harm: Harm, stall: float) -> float:
-    """To so many seconds of stall: linear between grid points."""
-    i = bisect_left(GRID, stall)
+def _misses(curve: MissCurve, stall: float) -> float:
+    """Linear between grid points."""
+    i = bisect_left(STALL_GRID, stall)
     if i == 0:
-        return harm[0] * stall / GRID[0]
-    if i == len(GRID):
-        return harm[-1]
-    before, at = harm[i - 1], GRID[i - 1]
-    return before + (harm[i] - before) * (stall - at) / (GRID[i] - at)
+        return curve[0] * stall / STALL_GRID[0]
+    if i == len(STALL_GRID):
+        return curve[-1]
+    before, at = curve[i - 1], STALL_GRID[i - 1]
+    return before + (curve[i] - before) * (stall - at) / (STALL_GRID[i] - at)

@@ -1,41 +1,48 @@
-"""All that is learned of one endpoint, and how its load follows from it."""
+"""Learned state of one endpoint, and the load that follows from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.fleet.circuit_breaker import LONGEST_EJECTION, Breaker
-from policies.fleet.decode_interference import NOBODY, DecodeInterference, reopens_in
-from policies.fleet.inflight_tokens import InflightTokens, Queue
-from policies.fleet.learned_rate_limit import LearnedRateLimit
-from policies.fleet.peers import NOTHING, PeerLoad, added
-from policies.latency.calibration import Calibration, CalibrationStatistics
+from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker, LearnedRateLimit
+from policies.fleet.decode_interference import NO_DECODING, DecodeInterference, reopens_in
+from policies.fleet.inflight_tokens import InflightTokens, PrefillQueue
+from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
+from policies.latency.prediction_errors import Calibration, CalibrationStatistics
+from policies.latency.token_counts import TokenScale
 from policies.latency.tpot_predictor import TpotPredictor
-from policies.latency.ttft_predictor import READ, ApiPredictor, EnginePredictor, Predictor, Work
+from policies.latency.ttft_predictor import (
+    CONTEXT_WEIGHT,
+    MATURE_SAMPLES,
+    ApiPredictor,
+    EnginePredictor,
+    PrefillWork,
+    TtftPredictor,
+)
 from policies.prefix_cache.prefix_index import PrefixStatistics
 from policies.prefix_cache.residency import ResidencyStatistics
 from policies.types import FOREVER, NEVER, Endpoint, EngineLoad, Load, Pool
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
-TYPICAL_PROMPT = 1_000.0  # uncached tokens of other traffic's prompts, before we know our own
-MEMORY = 1 / 32  # weight of the latest prompt in means
-API_EJECTION = 10.0  # s: no probe tells when an API is back, so ask again soon
+DEFAULT_PROMPT = 1_000.0  # uncached tokens of other traffic's prompts, before any of ours
+EWMA_WEIGHT = 1 / 32  # of the latest prompt
+MAX_API_EJECTION = 10.0  # s: no probe tells when an API is back, so try again soon
 BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little from prompt to prompt
-LEAST_LEFT = 0.1  # of its time, that an engine decodes, however much it prefills
-RESTART = 1.0  # s by which an engine's own start time must move to be another start
-
-_new = tuple.__new__  # half of what a named tuple's own constructor takes
+MIN_DECODE_SHARE = 0.1  # of its time that an engine decodes, however much it prefills
+TEACHER_SAMPLES = 2  # times its own samples that an endpoint's teacher must have
+TEACH_AGAIN = 1.25  # times the samples of its last lesson that a teacher must have for another
+RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be another start
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatistics:
-    """One endpoint, for people."""
+    """One endpoint, as GET /fleet shows it."""
 
     endpoint: Endpoint
     load: Load
     breaker: str
-    why: str  # it is not closed
-    until: float  # when its ejection ends; NEVER, or in the past, where it is over
+    why: str  # reason for not being closed
+    until: float  # end of the ejection; NEVER, or in the past, where it is over
     openings: int  # that followed one another
     calibration: CalibrationStatistics | None
     samples: int
@@ -44,203 +51,160 @@ class EndpointStatistics:
     tpot: float  # s, at the present load
     block_size: int  # tokens
     prefix_blocks: int  # believed cached, in the estimator's blocks
-    prefix_capacity: int  # of them, that the index bounds itself to
+    prefix_capacity: int  # of the index, in the estimator's blocks
     resident: ResidencyStatistics | None  # by the engine's own events, in its blocks
 
 
 class EndpointState:
-    """One endpoint: ledger, breaker and models, and what its last scrape said."""
-
-    __slots__ = (
-        "_excess",
-        "_mean_block",
-        "_others_running",
-        "_others_waiting",
-        "_told",
-        "_typical",
-        "block_size",
-        "block_tokens",
-        "breaker",
-        "calibration",
-        "context",
-        "endpoint",
-        "engine",
-        "kv_tokens",
-        "last_token_at",
-        "ledger",
-        "local",
-        "pace",
-        "pool",
-        "predictor",
-        "quota",
-        "rate",
-        "scraped_at",
-        "stall",
-        "taught_by",
-        "theirs",
-        "used_at",
-        "warming",
-    )
+    """Attempts in flight, circuit breaker, models and last scrape of one endpoint."""
 
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
         self.endpoint, self.pool, self.local = endpoint, pool, pool.local
-        self.ledger = InflightTokens()
-        self.breaker = Breaker(LONGEST_EJECTION if pool.local else API_EJECTION)
+        self.inflight = InflightTokens()
+        self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
         self.calibration = Calibration()
-        self.predictor: Predictor = EnginePredictor() if pool.local else ApiPredictor()
-        self.pace = TpotPredictor()
-        self.stall = DecodeInterference()
-        self.quota: LearnedRateLimit | None = None if pool.local else LearnedRateLimit()
+        self.predictor: TtftPredictor = EnginePredictor() if pool.local else ApiPredictor()
+        self.tpot_predictor = TpotPredictor()
+        self.interference = DecodeInterference()
+        self.rate_limit = None if pool.local else LearnedRateLimit()
         self.block_size = pool.block_size  # the engine's
-        self.block_tokens = self._mean_block = float(pool.block_size)  # engine tokens in one block of the estimator
+        self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
         self.kv_tokens = pool.kv_tokens
         self.engine = EngineLoad()
-        self.scraped_at = self.used_at = self.last_token_at = NEVER
-        self.taught_by = 0  # samples of the sibling that knew most when this one was taught
+        self.scraped_at = self.last_used_at = self.last_token_at = NEVER
+        self.teacher_samples = 0  # of the most experienced sibling at the last warm start
         self.warming = False
-        self._others_running = self._others_waiting = self._excess = 0
-        self._typical = TYPICAL_PROMPT
-        self.theirs = NOTHING  # what siblings have under way there
-        self._told = 0.0  # s of prefill in `stall.spent` that are theirs
-        self.context = 0.0  # attention pairs per token ahead, as of the last `load`
-        self.rate = self.predictor.top_rate  # tokens/s, as of the last `load`
+        self.peer_load = NO_LOAD
+        self.context_per_token = 0.0  # attention pairs per queued token, as of the last `load`
+        self.prefill_rate = self.predictor.max_prefill_rate  # tokens/s, as of the last `load`
+        self._other_running = self._other_waiting = self._excess = 0  # requests of other traffic
+        self._typical_prompt = DEFAULT_PROMPT
+        self._peer_prefill_s = 0.0  # seconds in `interference.prefill_s` that peers sent
 
     @property
     def blocks(self) -> int:
-        """How many of the estimator's blocks the engine's cache has room for."""
+        """Capacity of the engine's cache, in the estimator's blocks."""
         return max(1, int(self.kv_tokens / self.block_tokens))
 
     @property
-    def queue(self) -> Queue:
-        """What waits there, whoever sent it."""
-        own = self.ledger.queue
-        return own if self.theirs is NOTHING else self.theirs.beside(own, self.last_token_at)
+    def queue(self) -> PrefillQueue:
+        """Prefills of all processes."""
+        return self.peer_load.joined_with(self.inflight.queue, self.last_token_at)
 
     @property
-    def answering(self) -> int:
-        """Answers being written there, whoever asked."""
-        own = len(self.ledger.answering)
-        return own if self.theirs is NOTHING else own + self.theirs.running
+    def decoding(self) -> int:
+        """Answers of all processes that decode."""
+        return len(self.inflight.decoding) + self.peer_load.running
 
     @property
-    def attended(self) -> int:
-        """Tokens that they attend to."""
-        own = self.stall.context
-        return own if self.theirs is NOTHING else own + self.theirs.context
+    def decoding_context(self) -> int:
+        """Prompt tokens of these answers."""
+        return self.interference.context + self.peer_load.decoding_context
 
     @property
-    def burden(self) -> PeerLoad:
-        """What we have under way there, for siblings."""
-        ledger, stall, breaker = self.ledger, self.stall, self.breaker
-        tokens, pairs, remainder, since = ledger.queue
-        waiting = ledger.prefilling
+    def own_load(self) -> PeerLoad:
+        """Load of this process alone, for its peers."""
+        inflight, interference, breaker = self.inflight, self.interference, self.breaker
+        queue = inflight.queue
+        throughput = interference.throughput if interference.answers else NO_DECODING
         return PeerLoad(
-            ledger.in_flight,
-            waiting,
-            tokens,
-            pairs,
-            remainder,
-            stall.context,
-            int(self.warming),
-            since if waiting else FOREVER,
-            self.last_token_at,
-            self.used_at,
-            breaker.blocked_until,
-            breaker.down_at,
-            stall.spent - self._told,
-            *(stall.writing if stall.answers else NOBODY),
-            stall.expected_tpot_misses,
+            in_flight=inflight.in_flight,
+            prefilling=len(inflight.prefilling),
+            queued_tokens=queue.tokens,
+            queued_pairs=queue.pairs,
+            queued_remainder=queue.remainder,
+            decoding_context=interference.context,
+            warming=int(self.warming),
+            queued_since=queue.started_at if inflight.prefilling else FOREVER,
+            last_token_at=self.last_token_at,
+            last_used_at=self.last_used_at,
+            blocked_until=breaker.blocked_until,
+            down_since=breaker.down_since,
+            prefill_s=interference.prefill_s - self._peer_prefill_s,
+            decode_s=throughput.seconds,
+            decode_tokens=throughput.tokens,
+            tpot_budget=throughput.tpot_budget,
+            expected_tpot_misses=interference.expected_tpot_misses,
         )
 
-    def on_peer_load(self, theirs: PeerLoad, now: float) -> None:
-        """What siblings have under way there has changed. Their prefills stall our answers as our own do."""
-        spent = theirs.spent - self.theirs.spent
-        if spent > 0:  # less: one of them has begun anew
-            self.stall.prefill(spent, now)
-            self._told += spent
-        self.last_token_at, self.used_at = (
-            max(self.last_token_at, theirs.last_token_at),
-            max(self.used_at, theirs.used_at),
-        )
-        self.theirs = theirs
+    def on_peer_load(self, load: PeerLoad, now: float) -> None:
+        """`load`: of all peers together. Their prefills stall our answers as our own do."""
+        seconds = load.prefill_s - self.peer_load.prefill_s
+        if seconds > 0:  # less: a peer restarted
+            self.interference.on_prefill(seconds, now)
+            self._peer_prefill_s += seconds
+        self.last_token_at = max(self.last_token_at, load.last_token_at)
+        self.last_used_at = max(self.last_used_at, load.last_used_at)
+        self.peer_load = load
 
     def load(self, now: float) -> Load:
-        ahead, running, waiting = self._look(now)
-        ledger, stall, theirs, busy = self.ledger, self.stall, self.theirs, ahead / self.rate
-        prefilling, blocked, warming = len(ledger.waiting), self.breaker.blocked_until, self.warming
-        in_flight, context, harm, writing = (
-            prefilling + len(ledger.answering),
-            stall.context,
-            stall.expected_tpot_misses,
-            NOBODY,
-        )
-        if self.quota is not None:
-            blocked = max(blocked, self.quota.full_until(now))
-        if theirs is not NOTHING:
-            in_flight, prefilling = in_flight + theirs.in_flight, prefilling + theirs.prefilling
-            context, harm, blocked = (
-                self.attended,
-                added(harm, theirs.expected_tpot_misses),
-                max(blocked, theirs.blocked_until),
-            )
-            writing, warming = theirs.writing, warming or theirs.warming > 0
-        duty, pace = stall.prefill_utilization(now), self.pace.predict(running, context)
-        alone = pace if running < 2 else self.pace.predict(1, context / running)
-        strain, left = stall.tpot_pressure(alone, writing), 1 - duty
+        queued_tokens, waiting, running = self._queue_at(now)
+        peers, interference, context = self.peer_load, self.interference, self.decoding_context
+        blocked_until = max(self.breaker.blocked_until, peers.blocked_until)
+        if self.rate_limit is not None:
+            blocked_until = max(blocked_until, self.rate_limit.full_until(now))
+        tpot = self.tpot_predictor.predict(running, context)
+        single_tpot = tpot if running < 2 else self.tpot_predictor.predict(1, context / running)
+        pressure = interference.tpot_pressure(single_tpot, peers.throughput)
+        backlog_s = queued_tokens / self.prefill_rate
+        utilization = interference.prefill_utilization(now)
         return Load(
-            now,
-            self.breaker.health(now),
-            in_flight,
-            prefilling,
-            ahead,
-            running,
-            waiting,
-            self.engine.kv_usage or 0.0,
-            self.scraped_at,
-            blocked,
-            busy,
-            0.0,
-            harm,
-            stall.since,
-            strain,
-            reopens_in(strain, busy) if strain else 0.0,
-            duty,
-            pace / (left if left > LEAST_LEFT else LEAST_LEFT),
-            context,
-            self.last_token_at,
-            warming,
+            at=now,
+            health=self.breaker.health(now),
+            in_flight=self.inflight.in_flight + peers.in_flight,
+            prefilling=len(self.inflight.prefilling) + peers.prefilling,
+            queued_tokens=queued_tokens,
+            running=running,
+            waiting=waiting,
+            kv_usage=self.engine.kv_usage or 0.0,
+            scraped_at=self.scraped_at,
+            blocked_until=blocked_until,
+            backlog_s=backlog_s,
+            expected_tpot_misses=add_misses(interference.expected_tpot_misses, peers.expected_tpot_misses),
+            stalled=interference.unaccounted_s,
+            tpot_pressure=pressure,
+            reopens_in=reopens_in(pressure, backlog_s) if pressure else 0.0,
+            prefill_utilization=utilization,
+            tpot=tpot / max(1 - utilization, MIN_DECODE_SHARE),
+            context=context,
+            last_token_at=self.last_token_at,
+            warming=self.warming or peers.warming > 0,
         )
 
-    def _look(self, now: float) -> tuple[float, int, int]:
-        """Tokens ahead of a prompt, and requests that decode and that wait; how fast what is ahead drains."""
-        ledger, theirs, ahead = self.ledger, self.theirs, 0.0
-        if ledger.waiting:
-            ledger.expire(now, self.rate)
-        waiting, running = len(ledger.waiting), len(ledger.answering)
-        if theirs is not NOTHING:
-            waiting, running = waiting + theirs.prefilling, running + theirs.running
+    def _queue_at(self, now: float) -> tuple[float, int, int]:
+        """Tokens ahead of a new prompt, and requests that wait and that decode. Updates the rate at which it drains."""
+        if self.inflight.prefilling:
+            self.inflight.expire(now, self.prefill_rate)
+        waiting, running, tokens = len(self.inflight.prefilling) + self.peer_load.prefilling, self.decoding, 0.0
         if waiting:
             queue = self.queue
-            self.context = queue.context
-            self.rate = self.predictor.rate(self.context)
-            ahead = queue.ahead(now, self.rate)
+            self.context_per_token = queue.context_per_token
+            self.prefill_rate = self.predictor.prefill_rate(self.context_per_token)
+            tokens = queue.tokens_left(now, self.prefill_rate)
         else:
-            self.context, self.rate = 0.0, self.predictor.top_rate
-        if (self._others_waiting or self._others_running) and now - self.scraped_at <= STALE:
-            ahead += max(self._others_waiting * self._typical - self.rate * (now - self.scraped_at), 0.0)
-            waiting += self._others_waiting
-            running += self._others_running
-        return ahead, running, waiting
+            self.context_per_token = 0.0
+            self.prefill_rate = self.predictor.max_prefill_rate
+        age = now - self.scraped_at
+        if (self._other_waiting or self._other_running) and age <= STALE:
+            tokens += max(self._other_waiting * self._typical_prompt - self.prefill_rate * age, 0.0)
+            waiting += self._other_waiting
+            running += self._other_running
+        return tokens, waiting, running
 
-    def work(self, tokens: int, hit: int, now: float) -> Work:
-        """What a prompt sent now makes it do, and behind what."""
-        ahead, running, _ = self._look(now)
+    def work(self, tokens: int, hit: int, now: float) -> PrefillWork:
+        """Work of a prompt sent now, `hit` of its tokens cached."""
+        queued, _, running = self._queue_at(now)
         uncached = tokens - hit
-        pairs = uncached * (hit + 0.5 * uncached) + ahead * self.context
-        return _new(Work, (tokens, uncached, ahead, pairs, running + self.attended * READ))
+        return PrefillWork(
+            prompt_tokens=tokens,
+            uncached=uncached,
+            queued_tokens=queued,
+            pairs=uncached * (hit + 0.5 * uncached) + queued * self.context_per_token,
+            running=running + self.decoding_context * CONTEXT_WEIGHT,
+        )
 
-    def progress(self, now: float) -> None:
-        self.stall.look(self.pace.predict(self.answering, self.attended), now)
+    def on_progress(self, now: float) -> None:
+        self.interference.update(self.tpot_predictor.predict(self.decoding, self.decoding_context), now)
 
     def statistics(
         self, prefix: PrefixStatistics, resident: ResidencyStatistics | None, now: float
@@ -256,7 +220,7 @@ class EndpointState:
             openings=self.breaker.openings,
             calibration=self.calibration.statistics(),
             samples=self.predictor.samples,
-            prefill_rate=self.predictor.rate(0.0),
+            prefill_rate=self.predictor.prefill_rate(0.0),
             error=(ratios[2], ratios[6], ratios[10]),
             tpot=load.tpot,
             block_size=self.block_size,
@@ -265,47 +229,79 @@ class EndpointState:
             resident=resident,
         )
 
-    def measure(self, block_tokens: float) -> bool:
-        """The estimator's blocks are about this large; whether that changes how many there is room for."""
-        self._mean_block += (block_tokens - self._mean_block) * MEMORY
-        if abs(self._mean_block - self.block_tokens) <= BLOCK_TOLERANCE * self.block_tokens:
+    def observe_block_size(self, tokens: float) -> bool:
+        """`tokens`: the engine's, in one of the estimator's blocks. Returns whether that changes `blocks`."""
+        self._mean_block_tokens += (tokens - self._mean_block_tokens) * EWMA_WEIGHT
+        if abs(self._mean_block_tokens - self.block_tokens) <= BLOCK_TOLERANCE * self.block_tokens:
             return False
-        self.block_tokens = self._mean_block
+        self.block_tokens = self._mean_block_tokens
         return True
 
-    def seen(self, uncached: int) -> None:
-        """One more prompt of ours, from which other traffic's are guessed."""
-        self._typical += (uncached - self._typical) * MEMORY
+    def observe_prompt(self, uncached: int) -> None:
+        """One more prompt of ours, from which the size of other traffic's is guessed."""
+        self._typical_prompt += (uncached - self._typical_prompt) * EWMA_WEIGHT
 
-    def scraped(self, engine: EngineLoad, now: float) -> bool:
-        """Take in a scrape; whether it shows that the engine restarted."""
+    def on_scrape(self, engine: EngineLoad, now: float) -> bool:
+        """Returns whether the engine has restarted since the last scrape."""
         restarted = _restarted(self.engine, engine)
-        self.engine, self.scraped_at = engine, now
+        self.engine = engine
+        self.scraped_at = now
         self.block_size = engine.block_size or self.block_size
         if engine.kv_blocks:
             self.kv_tokens = engine.kv_blocks * self.block_size
-        self._reconcile(engine.running or 0, engine.waiting or 0, restarted)
+        self._infer_other_traffic(engine.running or 0, engine.waiting or 0, restarted)
         return restarted
 
-    def _reconcile(self, running: int, waiting: int, restarted: bool) -> None:
-        """Other traffic is what two scrapes in a row show beyond ours: one may just be older than our news."""
-        prefilling = self.ledger.prefilling + self.theirs.prefilling
-        excess = 0 if restarted else max(0, running + waiting - self.answering - prefilling)
-        others, self._excess = min(excess, self._excess), excess
-        self._others_waiting = min(max(0, waiting - prefilling), others)
-        self._others_running = others - self._others_waiting
+    def _infer_other_traffic(self, running: int, waiting: int, restarted: bool) -> None:
+        """Counts requests beyond ours in two scrapes in a row: one scrape may be older than our last attempt."""
+        prefilling = len(self.inflight.prefilling) + self.peer_load.prefilling
+        excess = 0 if restarted else max(0, running + waiting - self.decoding - prefilling)
+        others = min(excess, self._excess)
+        self._excess = excess
+        self._other_waiting = min(max(0, waiting - prefilling), others)
+        self._other_running = others - self._other_waiting
 
     def warm_start_from(self, sibling: EndpointState, now: float) -> None:
-        """Nothing is known of this endpoint: expect of it what its sibling does."""
+        """Expects of this endpoint what its sibling does."""
         self.predictor.warm_start_from(sibling.predictor, now)
-        self.pace.warm_start_from(sibling.pace)
+        self.tpot_predictor.warm_start_from(sibling.tpot_predictor)
 
 
 def _restarted(before: EngineLoad, after: EngineLoad) -> bool:
     if before.started_at is not None and after.started_at is not None:
-        return abs(after.started_at - before.started_at) > RESTART
-    return _backwards(before.prefix_queries, after.prefix_queries) or _backwards(before.prefix_hits, after.prefix_hits)
+        return abs(after.started_at - before.started_at) > RESTART_TOLERANCE
+    counters = (before.prefix_queries, after.prefix_queries), (before.prefix_hits, after.prefix_hits)
+    return any(old is not None and new is not None and new < old for old, new in counters)
 
 
-def _backwards(before: float | None, after: float | None) -> bool:
-    return before is not None and after is not None and after < before
+@dataclass(slots=True)
+class PoolState:
+    """The endpoints of one pool. Those in `learners` may know less than their siblings."""
+
+    pool: Pool
+    scale: TokenScale
+    members: list[EndpointState]
+    learners: list[EndpointState]
+
+    def teach(self, teacher: EndpointState, now: float) -> list[EndpointState]:
+        """`teacher` has a new sample. Returns the siblings that learned from it."""
+        self.learners = [one for one in self.learners if one.predictor.samples < MATURE_SAMPLES]
+        return [one for one in self.learners if self._learns(one, teacher, now)]
+
+    def _learns(self, learner: EndpointState, teacher: EndpointState, now: float) -> bool:
+        if learner is not teacher and teacher.predictor.samples < TEACH_AGAIN * learner.teacher_samples:
+            return False
+        needed = TEACHER_SAMPLES * learner.predictor.samples
+        teachers = [one for one in self.members if one.predictor.samples > needed]
+        if not teachers:
+            return False
+        nearest = min(teachers, key=lambda one: learner.predictor.distance(one.predictor, now))
+        learner.warm_start_from(nearest, now)
+        learner.teacher_samples = max(one.predictor.samples for one in teachers)
+        return True
+
+    def others_up(self, state: EndpointState) -> bool:
+        return any(one.breaker.state is BreakerState.CLOSED for one in self.members if one is not state)
+
+    def mostly_down(self) -> bool:
+        return 2 * sum(one.breaker.down_since > NEVER for one in self.members) > len(self.members)

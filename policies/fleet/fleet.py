@@ -1,46 +1,113 @@
-"""What the gateway has learned of its fleet: the one owner of all beliefs.
+"""Learned state of the fleet: one owner of everything that decisions believe.
 
 Rules:
-- One writer tells it what happens (`sent`, `first_token`, `ended`, `scraped`, ...); decisions only read
-  (`snapshot`, and `prospects`: the `Beliefs` protocol).
-- How its endpoints stand, for decisions and for siblings, it inherits (`policies.fleet.standing`). Here are the
-  attempts, and
-  what they and the engines teach.
-- An attempt counts from the moment it is sent, or bursts would herd onto one engine.
+- One writer reports events (`on_sent`, `on_first_token`, `on_ended`, `on_scrape`, ...); decisions only read
+  (`snapshot`, and `prospects`: the `FleetView` protocol). All times are seconds of one monotonic clock.
+- An attempt counts from the moment it is sent: otherwise bursts would herd onto one engine.
 - An event may come twice, late, or for a key or endpoint that is gone: it then changes nothing.
-- Scrapes reveal other traffic and restarts; of our own attempts the ledger knows better and sooner.
+- Scrapes reveal other traffic and restarts; of our own attempts the fleet knows more, and sooner.
+- A change of an endpoint's state is marked by `_touch`: the next snapshot and the peers then show it. Peer loads are
+  shown and never passed on.
+- A reload keeps what was learned of every endpoint that serves the same model as before.
+- Endpoints with few samples learn from the sibling most similar to them (a pool may mix two kinds of machines), and
+  not only at first: one that was slow at its first request, as cold engines are, would be avoided for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from policies.fleet.decode_interference import DecodingAnswer
-from policies.fleet.endpoint_state import EndpointState, EndpointStatistics
-from policies.fleet.in_flight_attempt import InFlightAttempt, Reported
-from policies.fleet.standing import Standing
-from policies.latency.output_lengths import OutputLengths
-from policies.latency.token_scale import TokenScale
-from policies.prefix_cache.prefix_caches import PendingPrompt
+from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics, PoolState
+from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
+from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
+from policies.latency.token_counts import OutputLengths, TokenScale
+from policies.prefix_cache.prefix_caches import PendingPrompt, PrefixCaches
 from policies.scorers.scorer import CandidateInput
-from policies.types import AttemptOutcome, Candidate, Endpoint, EngineLoad, Forecast, Load, Pool, PoolEstimate
+from policies.types import (
+    NEVER,
+    AttemptOutcome,
+    Candidate,
+    Endpoint,
+    EngineLoad,
+    FleetSnapshot,
+    Forecast,
+    Health,
+    Load,
+    Pool,
+    PoolEstimate,
+)
 
-__all__ = ["Fleet", "Reported"]
+__all__ = ["AttemptReport", "Fleet"]
 
-_COMPLETED = AttemptOutcome.COMPLETED  # a member is slow to look up in its enumeration
-_UNTOLD = Reported()
-_new = tuple.__new__  # half of what a named tuple's own constructor takes
+REFRESH = 0.1  # s after which a snapshot accounts for what time alone has drained
 
 
-class Fleet(Standing):
-    """Implements `policies.routing.fleet_view.Beliefs`. All times are seconds of one monotonic clock."""
+class Fleet:
+    """Implements `policies.routing.fleet_view.FleetView` and `policies.fleet.peers.PeerReader`."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
-        super().__init__(pools)
-        self._flights: dict[Hashable, InFlightAttempt] = {}
-        self._lengths: dict[str, OutputLengths] = {}
+        self.peers: PeerLink | None = None  # other processes in front of the same engines
+        self.request_publish: Callable[[], None] = self.publish  # called once there is something to publish
+        self.caches = PrefixCaches()
+        self.cache_lost: set[str] = set()  # endpoints with an empty cache that nothing has warmed up yet
+        self._states: dict[str, EndpointState] = {}
+        self._pools: dict[str, PoolState] = {}
+        self._attempts: dict[Hashable, InFlightAttempt] = {}
+        self._output_lengths: dict[str, OutputLengths] = {}  # by route
+        self._unpublished: dict[EndpointState, None] = {}
+        self._changed: dict[EndpointState, None] = {}  # since the last snapshot, in order
+        self._recheck_at = NEVER
+        self.reload(pools)
+
+    def reload(self, pools: Iterable[Pool]) -> None:
+        known_states, known_pools = self._states, self._pools
+        self._states, self._pools = {}, {}
+        for pool in pools:
+            members = [self._keep_or_create(known_states.get(one.id), one, pool) for one in pool.endpoints]
+            scale = known_pools[pool.name].scale if pool.name in known_pools else TokenScale()
+            self._pools[pool.name] = PoolState(pool, scale, members, list(members))
+            self._states |= {state.endpoint.id: state for state in members}
+        for removed in known_states.keys() - self._states.keys():
+            self.caches.remove(removed)
+            if self.peers is not None:
+                self.peers.publish(removed, NO_LOAD)
+        if known_states:
+            self.cache_lost |= self._states.keys() - known_states.keys()
+        self.cache_lost &= self._states.keys()
+        self._changed = dict.fromkeys(self._states.values())
+        self._snapshot = FleetSnapshot(NEVER, {name: state.pool for name, state in self._pools.items()}, {})
+
+    def _keep_or_create(self, known: EndpointState | None, endpoint: Endpoint, pool: Pool) -> EndpointState:
+        if known is not None and (known.pool.model, known.local) == (pool.model, pool.local):
+            known.endpoint, known.pool = endpoint, pool
+            return known
+        self.caches.remove(endpoint.id)
+        state = EndpointState(endpoint, pool)
+        self.caches.index.resize(endpoint.id, state.blocks)
+        return state
 
     # ----------------------------------------------------------------- read by decisions
+
+    def snapshot(self, now: float) -> FleetSnapshot:
+        """The fleet as of `now`; the same value until something changes."""
+        if self.peers is not None:
+            self.peers.merge(self, now)
+        if not self._changed and now < self._recheck_at:
+            return self._snapshot
+        if now >= self._recheck_at:
+            moving = (self._states[name] for name, load in self._snapshot.loads.items() if _changes_with_time(load))
+            self._changed.update(dict.fromkeys(moving))
+            self._recheck_at = now + REFRESH
+        if self._changed:
+            loads = dict(self._snapshot.loads)
+            for state in self._changed:
+                if self._is_member(state):
+                    loads[state.endpoint.id] = state.load(now)
+            self._changed.clear()
+            self._snapshot = FleetSnapshot(now, self._snapshot.pools, loads)
+        return self._snapshot
 
     def prospects(
         self,
@@ -51,219 +118,295 @@ class Fleet(Standing):
         price: float,
         now: float,
     ) -> list[CandidateInput]:
-        """What each of these endpoints of one pool would make of the prompt, sent at `now`."""
-        states, caches, tokens, hashes = self._states, self.caches, prompt.tokens, prompt.blocks.hashes
-        find, prospects = caches.index.find, []
+        """Predictions for the prompt, sent at `now`, at each of these endpoints of one pool."""
+        inputs = []
         for endpoint, load in zip(endpoints, loads, strict=True):
-            state = states[endpoint.id]
-            found = find(endpoint.id, hashes)
-            hit = caches.hit(endpoint.id, prompt, found, state.block_size) if found[0] else 0
+            state = self._states[endpoint.id]
+            hit = self.caches.hit(endpoint.id, prompt, state.block_size)
             predictor = state.predictor
-            center, ratios, seconds = predictor.expect(load, state.context, state.rate, tokens, hit, now)
-            about = endpoint, tier, load, prompt, price, hit, center, ratios, seconds, predictor.samples
-            prospects.append(_new(CandidateInput, about))
-        return prospects
+            prediction = predictor.predict(load, state.context_per_token, state.prefill_rate, prompt.tokens, hit, now)
+            inputs.append(
+                CandidateInput(
+                    endpoint=endpoint,
+                    tier=tier,
+                    load=load,
+                    prompt=prompt,
+                    price=price,
+                    hit=hit,
+                    point_estimate=prediction.point_estimate,
+                    ratios=prediction.ratios,
+                    prefill=prediction.prefill_s,
+                    samples=predictor.samples,
+                )
+            )
+        return inputs
+
+    def pool(self, name: str) -> Pool:
+        return self._pools[name].pool
+
+    def knows(self, endpoint_id: str) -> bool:
+        return endpoint_id in self._states
+
+    def is_local(self, endpoint_id: str) -> bool:
+        return self._states[endpoint_id].local
+
+    def last_used_at(self, endpoint_id: str) -> float:
+        """Time of the latest attempt."""
+        return self._states[endpoint_id].last_used_at
+
+    def engine_loads(self, now: float) -> Mapping[str, EngineLoad]:
+        """Recent scrapes, by endpoint."""
+        return {name: state.engine for name, state in self._states.items() if now - state.scraped_at <= STALE}
 
     def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
         """Prompt tokens (the engine's) believed cached there: whole blocks, always less than the prompt."""
-        found = self.caches.index.find(endpoint.id, prompt.blocks.hashes)
-        return self.caches.hit(endpoint.id, prompt, found, self._states[endpoint.id].block_size)
+        return self.caches.hit(endpoint.id, prompt, self._states[endpoint.id].block_size)
 
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         """TTFT from a send at `now` to the first token, and TPOT."""
         state = self._states[endpoint.id]
-        predictor = state.predictor
-        center, ratios, seconds = predictor.expect(load, state.context, state.rate, prompt_tokens, hit, now)
-        return Forecast(center, ratios, load.tpot, predictor.samples, seconds)
+        found = state.predictor.predict(load, state.context_per_token, state.prefill_rate, prompt_tokens, hit, now)
+        return Forecast(found.point_estimate, found.ratios, load.tpot, state.predictor.samples, found.prefill_s)
 
     def token_scale(self, pool: str) -> TokenScale:
-        """Of a pool that a reload has just removed: what is expected of any."""
-        group = self._groups.get(pool)
-        return TokenScale() if group is None else group.scale
+        """The prior's for a pool that a reload has just removed."""
+        state = self._pools.get(pool)
+        return TokenScale() if state is None else state.scale
 
     def expected_output(self, route: str, max_tokens: int | None = None) -> int:
-        lengths = self._lengths.get(route)
-        return (lengths or OutputLengths()).mean(max_tokens)
+        return (self._output_lengths.get(route) or OutputLengths()).expected(max_tokens)
 
     def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
-        """For people: cheap enough to ask once a second."""
         return self._states[endpoint_id].statistics(*self.caches.statistics(endpoint_id), now)
 
-    # ----------------------------------------------------------------- told by the monitor
+    # ----------------------------------------------------------------- events of attempts
 
-    def sent(
+    def on_sent(
         self,
         key: Hashable,
         candidate: Candidate,
         prompt: PoolEstimate,
         now: float,
         stream: bool,
-        pace: float | None = None,
+        tpot_budget: float | None = None,
         output: int = 256,
         session: str = "",
     ) -> None:
-        """An attempt, named by `key`, is on its way. `pace`: s per output token that its caller was promised;
-        `session`: what the engine's events call it."""
+        """Attempt `key` is on its way. `output`: expected tokens; `session`: its name in the engine's KV events."""
         state = self._states.get(candidate.endpoint.id)
         if state is None:
             return
-        if key in self._flights:
-            self.ended(key, AttemptOutcome.CANCELLED, now)
-        tokens, hit = candidate.prompt_tokens, candidate.hit
-        work, ledger, predictor = state.work(tokens, hit, now), state.ledger, state.predictor
-        cache = self._record(key, state, prompt, session)
-        _, uncached, ahead, pairs, running = work
-        told = predictor.point_estimate(tokens, uncached, ahead, pairs, running, now)
-        answer = DecodingAnswer(pace, output, tokens)
-        self._flights[key] = InFlightAttempt(
-            state, candidate, prompt, work, told, now, stream, cache, state.queue, state.rate, answer
+        if key in self._attempts:
+            self.on_ended(key, AttemptOutcome.CANCELLED, now)
+        hit = candidate.hit
+        work = state.work(candidate.prompt_tokens, hit, now)
+        self._attempts[key] = InFlightAttempt(
+            state=state,
+            candidate=candidate,
+            prompt=prompt,
+            work=work,
+            predicted_ttft=state.predictor.point_estimate(work, now),
+            sent_at=now,
+            stream=stream,
+            pending_prompt=self._record_prompt(key, state, prompt, session),
+            queue=state.queue,
+            prefill_rate=state.prefill_rate,
+            answer=DecodingAnswer(tpot_budget, output, candidate.prompt_tokens),
         )
-        state.stall.prefill(predictor.seconds(uncached, uncached * (hit + 0.5 * uncached)), now)
-        ledger.charge(key, uncached, now, hit, stream)
-        state.used_at = now
-        if state.quota is not None:
-            state.quota.sent(now)
-        state.breaker.sent(key, now)
-        state.seen(uncached)
+        prefill_s = state.predictor.prefill_seconds(work.uncached, work.uncached * (hit + 0.5 * work.uncached))
+        state.interference.on_prefill(prefill_s, now)
+        state.inflight.on_sent(key, work.uncached, now, hit, stream)
+        state.last_used_at = now
+        if state.rate_limit is not None:
+            state.rate_limit.on_sent(now)
+        state.breaker.on_sent(key, now)
+        state.observe_prompt(work.uncached)
         self._touch(state)
 
-    def first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
-        """The first visible output. `engine_ttft` stands in for our own clock where the answer is not streamed."""
-        flight = self._flights.get(key)
-        if flight is None or flight.first_at is not None:
+    def on_first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
+        """`engine_ttft` replaces our own clock where the answer is not streamed."""
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.first_at is not None:
             return
-        state = flight.state
+        state = attempt.state
         state.last_token_at = now
-        flight.began(now)
-        state.stall.began(key, flight.answer, now)
-        state.ledger.clear(key, now)
-        state.breaker.spoke(key, now)
-        ttft = now - flight.sent_at if flight.stream else engine_ttft
+        attempt.on_first_token(now)
+        state.interference.on_first_token(key, attempt.answer, now)
+        state.inflight.on_first_token(key, now)
+        state.breaker.on_answer(key, now)
+        ttft = now - attempt.sent_at if attempt.stream else engine_ttft
         if ttft is not None:
-            self._learn(flight, ttft, now)
+            self._learn_ttft(attempt, ttft, now)
         self._touch(state)
 
-    def ended(self, key: Hashable, ending: AttemptOutcome, now: float, reported: Reported | None = None) -> None:
-        """The attempt is over. Unknown keys and second endings change nothing."""
-        flight = self._flights.pop(key, None)
-        if flight is None:
+    def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
+        attempt = self._attempts.pop(key, None)
+        if attempt is None:
             return
-        state, reported = flight.state, reported or _UNTOLD
-        if flight.first_at is None and ending is _COMPLETED:
-            state.ledger.clear(key, now)
-        state.ledger.release(key, now)
-        state.stall.ended(key, reported.mean_itl, reported.completion_tokens)
-        flight.judge(key, ending, now, reported)
-        if state.breaker.gone:
-            self._lost_its_cache(state)
-        if flight.first_at is None:
-            self._ended_without_token(flight, ending, now, reported)
-        accounted = self._computed(key, flight, ending, reported)
-        self._reconcile(flight, reported, accounted)
+        state, report = attempt.state, report or AttemptReport()
+        if attempt.first_at is None and outcome is AttemptOutcome.COMPLETED:
+            state.inflight.on_first_token(key, now)
+        state.inflight.on_ended(key, now)
+        state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
+        attempt.update_breaker(key, outcome, now, report)
+        if state.breaker.server_gone:
+            self._lose_cache(state)
+        if attempt.first_at is None:
+            self._learn_without_token(attempt, outcome, now, report)
+        self._learn_from_report(key, attempt, outcome, report)
         self._touch(state)
 
-    def progress(self, tokens: Iterable[tuple[Hashable, int]], now: float) -> None:
-        """How many tokens each of these attempts has by now. Any number of times a second; five are enough."""
+    def on_progress(self, tokens: Iterable[tuple[Hashable, int]], now: float) -> None:
+        """Tokens that each of these attempts has by now. Called about five times a second."""
         touched: dict[EndpointState, None] = {}
         for key, count in tokens:
-            if (flight := self._flights.get(key)) is not None:
-                flight.answer.tokens = count
-                touched[flight.state] = None
+            if (attempt := self._attempts.get(key)) is not None:
+                attempt.answer.tokens = count
+                touched[attempt.state] = None
         for state in touched:
-            state.progress(now)
-            self._touch(state)
-
-    def scraped(self, endpoint_id: str, engine: EngineLoad, now: float) -> None:
-        """What the engine says of itself."""
-        state = self._states.get(endpoint_id)
-        if state is None:
-            return
-        room = state.blocks
-        if state.scraped(engine, now):
-            self._lost_its_cache(state)
-        if state.blocks != room:
-            self.caches.index.resize(endpoint_id, state.blocks)
-        self.reachable(endpoint_id, now)
-
-    def reachable(self, endpoint_id: str, now: float) -> None:
-        """A probe was answered."""
-        if (state := self._states.get(endpoint_id)) is not None:
-            state.breaker.reachable(now)
-            self._touch(state)
-
-    def unreachable(self, endpoint_id: str, now: float) -> None:
-        """A probe found nobody."""
-        if (state := self._states.get(endpoint_id)) is not None:
-            state.breaker.unreachable(now)
-            if state.breaker.gone:
-                self._lost_its_cache(state)
-            self._touch(state)
-
-    def emptied(self, endpoint_id: str) -> None:
-        """The engine says that it holds nothing, or it is another one."""
-        if (state := self._states.get(endpoint_id)) is not None:
-            self._lost_its_cache(state)
+            state.on_progress(now)
             self._touch(state)
 
     def observe_output(self, route: str, tokens: int) -> None:
-        """An answer of this route was complete at so many tokens."""
-        if (lengths := self._lengths.get(route)) is None:
-            lengths = self._lengths[route] = OutputLengths()
-        lengths.observe(tokens)
+        """An answer of this route completed with `tokens` tokens."""
+        self._output_lengths.setdefault(route, OutputLengths()).observe(tokens)
 
-    def warming(self, endpoint_id: str, on: bool) -> None:
-        """Its cache is being filled: until that is over it is the last to be sent to."""
+    # ----------------------------------------------------------------- events of endpoints
+
+    def on_scrape(self, endpoint_id: str, engine: EngineLoad, now: float) -> None:
+        if (state := self._states.get(endpoint_id)) is None:
+            return
+        blocks = state.blocks
+        if state.on_scrape(engine, now):
+            self._lose_cache(state)
+        if state.blocks != blocks:
+            self.caches.index.resize(endpoint_id, state.blocks)
+        self.on_probe_answered(endpoint_id, now)
+
+    def on_probe_answered(self, endpoint_id: str, now: float) -> None:
+        if (state := self._states.get(endpoint_id)) is not None:
+            state.breaker.on_probe_answered(now)
+            self._touch(state)
+
+    def on_probe_failed(self, endpoint_id: str, now: float) -> None:
+        if (state := self._states.get(endpoint_id)) is not None:
+            state.breaker.on_probe_failed(now)
+            if state.breaker.server_gone:
+                self._lose_cache(state)
+            self._touch(state)
+
+    def on_cache_cleared(self, endpoint_id: str) -> None:
+        """The engine has reported an empty cache, or was replaced."""
+        if (state := self._states.get(endpoint_id)) is not None:
+            self._lose_cache(state)
+            self._touch(state)
+
+    def set_warming(self, endpoint_id: str, on: bool) -> None:
+        """A warming endpoint is the last choice of its pool."""
         if (state := self._states.get(endpoint_id)) is not None:
             state.warming = on
             self._touch(state)
 
-    # ----------------------------------------------------------------- what follows from it
+    # ----------------------------------------------------------------- peers
 
-    def _record(self, key: Hashable, state: EndpointState, prompt: PoolEstimate, session: str) -> PendingPrompt | None:
-        """Takes this prompt for held there."""
+    def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
+        if (state := self._states.get(endpoint_id)) is not None:
+            state.on_peer_load(load, now)
+            if load.down_since > NEVER or state.breaker.peer_reported_down:
+                believed = self._pools[state.pool.name].others_up(state)
+                state.breaker.on_peer_report(load.down_since if believed else NEVER, now)
+            self._changed[state] = None
+
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        if (state := self._states.get(endpoint_id)) is not None and state.local:
+            self.caches.index.record(endpoint_id, hashes)
+
+    def publish(self) -> None:
+        """Publishes our load at endpoints where it has changed."""
+        unpublished, self._unpublished = self._unpublished, {}
+        for state in unpublished:
+            if self.peers is not None and self._is_member(state):
+                load = state.own_load
+                if load.down_since > NEVER and self._pools[state.pool.name].mostly_down():
+                    load = replace(load, down_since=NEVER)
+                self.peers.publish(state.endpoint.id, load)
+
+    # ----------------------------------------------------------------- consequences
+
+    def _touch(self, state: EndpointState) -> None:
+        self._changed[state] = None
+        if self.peers is not None:
+            first = not self._unpublished
+            self._unpublished[state] = None
+            if first:
+                self.request_publish()
+
+    def _is_member(self, state: EndpointState) -> bool:
+        """False once a reload has removed or replaced the endpoint; its attempts may still end."""
+        return self._states.get(state.endpoint.id) is state
+
+    def _lose_cache(self, state: EndpointState) -> None:
+        """Engine restarted or gone: assumes an empty cache."""
+        if self._is_member(state):
+            self.caches.clear(state.endpoint.id)
+            self.cache_lost.add(state.endpoint.id)
+
+    def _record_prompt(
+        self, key: Hashable, state: EndpointState, prompt: PoolEstimate, session: str
+    ) -> PendingPrompt | None:
+        """Assumes that the endpoint will have cached this prompt."""
         blocks = prompt.blocks
         if not state.local or not blocks.hashes:
             return None
-        if state.measure(blocks.size * blocks.scale):
+        if state.observe_block_size(blocks.size * blocks.scale):
             self.caches.index.resize(state.endpoint.id, state.blocks)
-        if self.siblings is not None:
-            self.siblings.sent(state.endpoint.id, blocks.hashes)
-        return self.caches.sent(key, state.endpoint.id, prompt, session)
+        if self.peers is not None:
+            self.peers.sent(state.endpoint.id, blocks.hashes)
+        return self.caches.on_sent(key, state.endpoint.id, prompt, session)
 
-    def _computed(self, key: Hashable, flight: InFlightAttempt, ending: AttemptOutcome, reported: Reported) -> bool:
-        """What has become of its prompt; whether the engine's own events tell of it."""
-        if flight.cache is None:
+    def _learn_ttft(self, attempt: InFlightAttempt, ttft: float, now: float) -> None:
+        state, pool = attempt.state, self._pools.get(attempt.state.pool.name)
+        state.predictor.observe(attempt.sample(ttft), now)
+        state.calibration.observe(ttft, attempt.candidate.forecast)
+        if pool is not None and pool.learners:
+            for learner in pool.teach(state, now):
+                self._touch(learner)
+
+    def _learn_without_token(
+        self, attempt: InFlightAttempt, outcome: AttemptOutcome, now: float, report: AttemptReport
+    ) -> None:
+        if outcome is AttemptOutcome.COMPLETED:
+            if report.engine_ttft is not None:
+                self._learn_ttft(attempt, report.engine_ttft, now)
+        elif attempt.stream and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
+            attempt.learn_at_least(now)
+
+    def _learn_from_report(
+        self, key: Hashable, attempt: InFlightAttempt, outcome: AttemptOutcome, report: AttemptReport
+    ) -> None:
+        state, prompt = attempt.state, attempt.prompt
+        accounted = self._settle_prompt(key, attempt, outcome, report)
+        if report.prompt_tokens is not None and prompt.text_tokens and (pool := self._pools.get(state.pool.name)):
+            pool.scale.observe(prompt.text_tokens, prompt.messages, report.prompt_tokens)
+        if report.mean_itl is not None:
+            attempt.learn_tpot(report.mean_itl, report.completion_tokens or 0)
+        if report.cached_tokens is not None and state.local and not accounted and self._is_member(state):
+            confirmed = attempt.confirmed_hit(report.cached_tokens)
+            if confirmed is not None:
+                self.caches.index.confirm(state.endpoint.id, attempt.candidate.hit, confirmed)
+
+    def _settle_prompt(
+        self, key: Hashable, attempt: InFlightAttempt, outcome: AttemptOutcome, report: AttemptReport
+    ) -> bool:
+        """Returns whether the engine's KV events account for the prompt."""
+        pending = attempt.pending_prompt
+        if pending is None:
             return False
-        if flight.first_at is not None or ending is _COMPLETED:
-            return self.caches.answered(key, flight.cache, reported.prompt_tokens, reported.cached_tokens)
-        self.caches.unanswered(key, flight.cache)
+        if attempt.first_at is not None or outcome is AttemptOutcome.COMPLETED:
+            return self.caches.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
+        self.caches.on_unanswered(key, pending)
         return False
 
-    def _learn(self, flight: InFlightAttempt, ttft: float, now: float) -> None:
-        state, group = flight.state, self._groups.get(flight.state.pool.name)
-        state.predictor.observe(flight.sample(ttft), now)
-        state.calibration.observe(ttft, flight.candidate.forecast)
-        if group is not None and group.untaught:
-            for taught in group.teach(state, now):
-                self._touch(taught)
 
-    def _ended_without_token(
-        self, flight: InFlightAttempt, ending: AttemptOutcome, now: float, reported: Reported
-    ) -> None:
-        if ending is _COMPLETED:
-            if reported.engine_ttft is not None:
-                self._learn(flight, reported.engine_ttft, now)
-        elif flight.stream and ending in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
-            flight.learn_at_least(now)
-
-    def _reconcile(self, flight: InFlightAttempt, reported: Reported, accounted: bool) -> None:
-        """Hold what was believed against what the answer says."""
-        state, prompt = flight.state, flight.prompt
-        if reported.prompt_tokens is not None and prompt.text_tokens and (group := self._groups.get(state.pool.name)):
-            group.scale.observe(prompt.text_tokens, prompt.messages, reported.prompt_tokens)
-        if reported.mean_itl is not None:
-            flight.learn_pace(reported.mean_itl, reported.completion_tokens or 0)
-        if reported.cached_tokens is not None and state.local and not accounted and self._is_member(state):
-            confirmed = flight.confirmed(reported.cached_tokens)
-            if confirmed is not None:
-                self.caches.index.confirm(state.endpoint.id, flight.candidate.hit, confirmed)
+def _changes_with_time(load: Load) -> bool:
+    return load.prefilling > 0 or load.health is not Health.UP or load.running + load.waiting > load.in_flight

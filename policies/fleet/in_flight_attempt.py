@@ -1,26 +1,25 @@
-"""One attempt between its sending and its end, and what it teaches of its endpoint."""
+"""One attempt between its sending and its end, and what the endpoint's models learn from it."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.fleet.decode_interference import DecodingAnswer
 from policies.fleet.endpoint_state import EndpointState
-from policies.fleet.inflight_tokens import Queue
-from policies.latency.ttft_predictor import Sample, Work, learn_at_least
+from policies.fleet.inflight_tokens import PrefillQueue
+from policies.latency.ttft_predictor import PrefillWork, TtftSample
 from policies.prefix_cache.prefix_caches import PendingPrompt
 from policies.types import AttemptOutcome, Candidate, PoolEstimate
 from policies.value import value
 
-_new = tuple.__new__  # half of what a named tuple's own constructor takes
-_COMPLETED = AttemptOutcome.COMPLETED  # a member is slow to look up in its enumeration
-OVERDUE, OVERDUE_LEAST = 0.98, 0.5  # the quantile of its forecast, and s, that an attempt must outlast to be silent
+OVERDUE_QUANTILE = 0.98  # of its forecast, that an attempt must outlast to count as silent
+MIN_OVERDUE = 0.5  # s
 
 
 @value
-class Reported:
-    """What an attempt's answer said of it. None: it did not say."""
+class AttemptReport:
+    """What an attempt's answer reported. None: not reported."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -33,70 +32,67 @@ class Reported:
 
 @dataclass(slots=True)
 class InFlightAttempt:
-    """An attempt that has not ended."""
+    """An attempt that has not ended. `work`, `queue` and `prefill_rate` are as of its sending."""
 
     state: EndpointState
     candidate: Candidate
     prompt: PoolEstimate
-    work: Work  # as far as it could be told then
-    told: float  # the TTFT expected then, s
+    work: PrefillWork
+    predicted_ttft: float  # s
     sent_at: float
     stream: bool
-    cache: PendingPrompt | None  # what is believed of its prompt there; None: nothing can be
-    queue: Queue  # what was ahead of it then
-    rate: float  # tokens/s it was thought to drain at
-    answer: DecodingAnswer  # that is to come
+    pending_prompt: PendingPrompt | None  # None: nothing is known of the endpoint's cache
+    queue: PrefillQueue
+    prefill_rate: float  # tokens/s
+    answer: DecodingAnswer
     first_at: float | None = None
-    running: int = 0  # at its first token
-    context: float = 0.0  # of all that were being answered then, tokens
-    spent: float = 0.0  # s of prefill sent there, then
+    running: int = 0  # decoding answers at the first token
+    context: float = 0.0  # tokens of their prompts then
+    prefill_s: float = 0.0  # sent to the endpoint in all, by then
 
-    def began(self, now: float) -> None:
-        """Its first token is here."""
-        state = self.state
-        self.first_at, self.running, self.context, self.spent = now, state.answering, state.attended, state.stall.spent
+    def on_first_token(self, now: float) -> None:
+        self.first_at = now
+        self.running = self.state.decoding
+        self.context = self.state.decoding_context
+        self.prefill_s = self.state.interference.prefill_s
 
-    def sample(self, ttft: float) -> Sample:
-        """What it teaches. How far the queue had drained when it was sent is judged by the rate as known now."""
+    def sample(self, ttft: float) -> TtftSample:
+        """The attempt as a sample. How far the queue had drained at its sending is judged by the rate known now."""
         queue, work = self.queue, self.work
         if queue.tokens:
-            rate = self.state.predictor.rate(queue.context)
-            more = queue.ahead(self.sent_at, rate) - queue.ahead(self.sent_at, self.rate)
-            work = work._replace(ahead=work.ahead + more, pairs=work.pairs + more * queue.context)
-        return _new(Sample, (work, self.told, ttft))
+            rate = self.state.predictor.prefill_rate(queue.context_per_token)
+            more = queue.tokens_left(self.sent_at, rate) - queue.tokens_left(self.sent_at, self.prefill_rate)
+            pairs = work.pairs + more * queue.context_per_token
+            work = replace(work, queued_tokens=work.queued_tokens + more, pairs=pairs)
+        return TtftSample(work, self.predicted_ttft, ttft)
 
     def learn_at_least(self, now: float) -> None:
-        """It ended without a token."""
-        learn_at_least(self.state.predictor, self.sample(now - self.sent_at), now)
+        """The attempt ended without a token."""
+        self.state.predictor.observe_at_least(self.sample(now - self.sent_at), now)
 
-    def learn_pace(self, itl: float, tokens: int) -> None:
-        """What a token takes without the prefills that stalled it."""
-        state, stall = self.state, self.state.stall
-        stalled = (stall.spent - self.spent) / (tokens - 1) if tokens > 1 else 0.0
-        alone, least = itl - stalled, itl * 0.1
-        running, context = (self.running + state.answering) / 2, (self.context + state.attended) / 2
-        state.pace.observe(running, context, alone if alone > least else least)
+    def learn_tpot(self, itl: float, tokens: int) -> None:
+        """Teaches the inter-token latency without the prefills that stalled the answer."""
+        state = self.state
+        stalled = (state.interference.prefill_s - self.prefill_s) / (tokens - 1) if tokens > 1 else 0.0
+        running, context = (self.running + state.decoding) / 2, (self.context + state.decoding_context) / 2
+        state.tpot_predictor.observe(running, context, max(itl - stalled, itl * 0.1))
 
-    def judge(self, key: Hashable, ending: AttemptOutcome, now: float, reported: Reported) -> None:
-        """What its end says of its endpoint's health."""
-        breaker, quota = self.state.breaker, self.state.quota
-        if ending is _COMPLETED:
-            breaker.ended(key, ending, now)
+    def update_breaker(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport) -> None:
+        breaker, rate_limit = self.state.breaker, self.state.rate_limit
+        if outcome is AttemptOutcome.SILENT:
+            patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
+            breaker.on_silent(key, self.sent_at, now, self.stream and now - self.sent_at > patience)
             return
-        if ending is AttemptOutcome.SILENT:
-            patience = max(self.candidate.forecast.quantile(OVERDUE), OVERDUE_LEAST)
-            breaker.silent(key, self.sent_at, now, self.stream and now - self.sent_at > patience)
-            return
-        if ending is AttemptOutcome.RATE_LIMITED:
-            breaker.limited(now, reported.retry_after)
-            if quota is not None:
-                quota.refused(now)
-        breaker.ended(key, ending, now, reported.connected)
+        if outcome is AttemptOutcome.RATE_LIMITED:
+            breaker.on_rate_limited(now, report.retry_after)
+            if rate_limit is not None:
+                rate_limit.on_rejected(now)
+        breaker.on_ended(key, outcome, now, report.connected)
 
-    def confirmed(self, cached: int) -> int | None:
-        """How much of what was believed cached was; None: it does not say.
+    def confirmed_hit(self, cached: int) -> int | None:
+        """Tokens of the believed hit that the engine confirms; None: the report does not tell.
 
-        Blocks that an attempt ahead was still computing say nothing of the cache's size.
+        Blocks that an attempt ahead was still computing say nothing about the cache's size.
         """
         believed = self.candidate.hit
         if not believed:

@@ -1,139 +1,135 @@
-"""What was sent to one engine and has produced no first token yet, known at once and exactly.
+"""Prompt tokens that were sent to one engine and have produced no first token yet: exact, and known at once.
 
 Rules:
-- An attempt is charged its uncached prompt tokens when it is sent, cleared at its first token and
-  released at any end. Counts are sizes of dictionaries: nothing can leak, nothing can go below zero,
-  and an unknown or repeated key changes nothing.
-- Engines prefill first come, first served (vLLM's default): a first token proves that what was sent
-  before it is all but done, and that the rest begins now.
-- Time drains what is ahead at the learned prefill rate, but a streamed attempt without a first token
-  is evidence that it is not done: it keeps a remainder. One that is not streamed shows no first token:
-  it is taken for answering once its turn and its time are over.
+- An attempt is charged its uncached prompt tokens when it is sent; its first token clears the charge, any end
+  releases it. Counts are sizes of dictionaries: they cannot leak or go below zero, and an unknown or repeated key
+  changes nothing.
+- Engines prefill first come, first served (vLLM's default): a first token proves that earlier attempts are almost
+  done, and that the later ones begin now.
+- Time drains the queue at the learned prefill rate. A streamed attempt without a first token proves that some of its
+  prefill is left, so it keeps a remainder. An attempt that is not streamed shows no first token: it counts as decoding
+  once its prefill time is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
 
 from policies.types import NEVER
+from policies.value import value
 
-_new = tuple.__new__  # half of what a named tuple's own constructor takes
-REMAINDER = 0.1  # of the charge: about what a prefill exceeds its predicted time by
+REMAINDER = 0.1  # of the charge: about the share by which a prefill exceeds its predicted time
 
 
-class Queue(NamedTuple):
-    """What is ahead of a prompt, before time drains it."""
+@value
+class PrefillQueue:
+    """Tokens ahead of a new prompt, before time drains them."""
 
     tokens: int
-    pairs: int
-    remainder: int
-    since: float  # when the engine began with what is first
+    pairs: int  # attention pairs: new token times token in its context
+    remainder: int  # tokens that time does not drain
+    started_at: float  # when the engine began with the first of them
 
     @property
-    def context(self) -> float:
-        """Attention pairs per token: how much context what is ahead must read."""
+    def context_per_token(self) -> float:
+        """Attention pairs per token."""
         return self.pairs / self.tokens if self.tokens else 0.0
 
-    def ahead(self, now: float, rate: float) -> float:
-        """Tokens that a prompt sent at `now` waits for, at `rate` tokens/s."""
-        return max(self.tokens - rate * max(now - self.since, 0.0), float(self.remainder)) if self.tokens else 0.0
+    def tokens_left(self, now: float, rate: float) -> float:
+        """Tokens that a prompt sent at `now` waits for, drained at `rate` tokens/s."""
+        return max(self.tokens - rate * max(now - self.started_at, 0.0), float(self.remainder)) if self.tokens else 0.0
 
 
-EMPTY = Queue(0, 0, 0, NEVER)
+EMPTY_QUEUE = PrefillQueue(0, 0, 0, NEVER)
 
 
-class Charge(NamedTuple):
-    """One attempt without a first token."""
+@value
+class PrefillCharge:
+    """The prefill of one attempt without a first token."""
 
     tokens: int
     pairs: int
     remainder: int
-    stream: bool = True
+    stream: bool
 
 
 class InflightTokens:
     """The attempts in flight on one endpoint. Tokens and attention pairs are integers, so sums stay exact."""
 
-    __slots__ = ("_pairs", "_remainder", "_since", "_tokens", "answering", "waiting")
-
     def __init__(self) -> None:
-        self.waiting: dict[Hashable, Charge] = {}  # in the order sent
-        self.answering: set[Hashable] = set()
-        self._tokens = self._pairs = self._remainder = 0  # sums over the waiting
-        self._since = 0.0  # when the engine began with what is first now
+        self.prefilling: dict[Hashable, PrefillCharge] = {}  # in the order sent
+        self.decoding: set[Hashable] = set()
+        self._tokens = self._pairs = self._remainder = 0  # sums over `prefilling`
+        self._started_at = 0.0  # when the engine began with the first charge
 
     @property
     def in_flight(self) -> int:
-        return len(self.waiting) + len(self.answering)
+        return len(self.prefilling) + len(self.decoding)
 
     @property
-    def prefilling(self) -> int:
-        return len(self.waiting)
+    def queue(self) -> PrefillQueue:
+        if not self.prefilling:
+            return EMPTY_QUEUE
+        return PrefillQueue(self._tokens, self._pairs, self._remainder, self._started_at)
 
-    @property
-    def queue(self) -> Queue:
-        return Queue(self._tokens, self._pairs, self._remainder, self._since) if self.waiting else EMPTY
+    def on_sent(self, key: Hashable, tokens: int, now: float, context: int = 0, stream: bool = True) -> None:
+        """Charges `tokens`, to be computed on top of `context` cached ones."""
+        if key in self.prefilling or key in self.decoding:
+            self.on_ended(key, now)
+        if not self.prefilling:
+            self._started_at = now
+        pairs = tokens * (2 * context + tokens) // 2
+        self._add(key, PrefillCharge(tokens, pairs, int(tokens * REMAINDER) if stream else 0, stream))
 
-    def charge(self, key: Hashable, tokens: int, now: float, context: int = 0, stream: bool = True) -> None:
-        """`tokens` to be computed on top of `context` cached ones."""
-        if key in self.waiting or key in self.answering:
-            self.release(key, now)
-        if not self.waiting:
-            self._since = now
-        pairs, remainder = tokens * (2 * context + tokens) // 2, int(tokens * REMAINDER) if stream else 0
-        self.waiting[key] = _new(Charge, (tokens, pairs, remainder, stream))
-        self._tokens += tokens
-        self._pairs += pairs
-        self._remainder += remainder
-
-    def clear(self, key: Hashable, now: float) -> None:
-        """The first token of `key` is here."""
-        if key not in self.waiting:
+    def on_first_token(self, key: Hashable, now: float) -> None:
+        if key not in self.prefilling:
             return
-        for earlier in tuple(self.waiting):
+        for earlier in tuple(self.prefilling):
             if earlier == key:
                 break
-            self._settle(earlier)
-        self._answer(key)
-        self._since = now
+            self._reduce_to_remainder(earlier)
+        self._start_decoding(key)
+        self._started_at = now
 
     def expire(self, now: float, rate: float) -> None:
-        """Take for answering what shows no first token and had its time, at `rate` tokens/s."""
-        while self.waiting:
-            key, charge = next(iter(self.waiting.items()))
-            over = self._since + charge.tokens / rate
-            if charge.stream or over > now:
+        """Moves attempts that are not streamed to decoding when their prefill, at `rate` tokens/s, is over."""
+        while self.prefilling:
+            key, charge = next(iter(self.prefilling.items()))
+            finished_at = self._started_at + charge.tokens / rate
+            if charge.stream or finished_at > now:
                 return
-            self._answer(key)
-            self._since = over
+            self._start_decoding(key)
+            self._started_at = finished_at
 
-    def release(self, key: Hashable, now: float) -> None:
-        """`key` ended, however it did."""
-        self.answering.discard(key)
-        if key not in self.waiting:
+    def on_ended(self, key: Hashable, now: float) -> None:
+        """Releases the attempt, however it ended."""
+        self.decoding.discard(key)
+        if key not in self.prefilling:
             return
-        if next(iter(self.waiting)) == key:
-            self._since = now
-        self._take_out(key)
+        if next(iter(self.prefilling)) == key:
+            self._started_at = now
+        self._subtract(self.prefilling.pop(key))
 
-    def _settle(self, key: Hashable) -> None:
-        """All but done."""
-        charge = self.waiting[key]
+    def _reduce_to_remainder(self, key: Hashable) -> None:
+        charge = self.prefilling[key]
         if not charge.stream:
-            self._answer(key)
+            self._start_decoding(key)
             return
-        left = Charge(charge.remainder, charge.pairs * charge.remainder // max(charge.tokens, 1), charge.remainder)
-        self._tokens += left.tokens - charge.tokens
-        self._pairs += left.pairs - charge.pairs
-        self.waiting[key] = left
+        pairs = charge.pairs * charge.remainder // max(charge.tokens, 1)
+        self._subtract(charge)
+        self._add(key, PrefillCharge(charge.remainder, pairs, charge.remainder, True))
 
-    def _answer(self, key: Hashable) -> None:
-        self._take_out(key)
-        self.answering.add(key)
+    def _start_decoding(self, key: Hashable) -> None:
+        self._subtract(self.prefilling.pop(key))
+        self.decoding.add(key)
 
-    def _take_out(self, key: Hashable) -> None:
-        tokens, pairs, remainder, _ = self.waiting.pop(key)
-        self._tokens -= tokens
-        self._pairs -= pairs
-        self._remainder -= remainder
+    def _add(self, key: Hashable, charge: PrefillCharge) -> None:
+        self.prefilling[key] = charge
+        self._tokens += charge.tokens
+        self._pairs += charge.pairs
+        self._remainder += charge.remainder
+
+    def _subtract(self, charge: PrefillCharge) -> None:
+        self._tokens -= charge.tokens
+        self._pairs -= charge.pairs
+        self._remainder -= charge.remainder

@@ -1,176 +1,184 @@
-"""What several processes that serve one port know of each other: who has sent how much where, and which prefixes.
+"""Loads and prefixes that processes in front of the same engines exchange.
 
 Rules:
-- Each tells of its own share alone. What is heard is added when it is read and never told on: nothing counts twice.
-- What waits at an engine is one queue, whoever sent it: tokens add up, and the time at which the engine began with it
-  is that of the first that was sent, or of the latest first token that anybody saw.
-- What was learned (predictors, scales, lengths) stays with whoever learned it.
-- That an endpoint is down is hearsay to all but who found it (policies.fleet.circuit_breaker): it is never told on,
-  and not at all by
-  one that finds most of a pool down, who may have lost its own network; nor does it take the last endpoint of a pool.
-- A prefix that one sent is believed held by all, as if each had sent it itself. That it may have failed there is left
-  to the engine's next answers.
+- Each process publishes its own share alone. Peer loads are added when they are read and never passed on: nothing
+  counts twice.
+- The prefill queue of an engine is one, whoever sent it: tokens add up, and the engine began with it when the first
+  of them was sent, or at the latest first token that any process saw.
+- What a process learned (predictors, scales, lengths) is not shared.
+- That an endpoint is down counts as a peer report to all but the process that saw it
+  (`policies.fleet.circuit_breaker`). It is not published by a process that finds most of a pool down, which may have
+  lost its own network, and it never takes the last endpoint of a pool.
+- A prefix that one process sent is believed cached by all, as if each had sent it itself. The engine's next answers
+  correct a prefix that failed there.
 
-Times are of the clock that decisions are made on: who brings burdens from elsewhere translates them.
+Times are of the clock that decisions are made on: a link between machines translates them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import add
-from typing import NamedTuple, Protocol
+from dataclasses import fields
+from functools import partial, reduce
+from operator import add, attrgetter
+from typing import Any, Protocol
 
-from policies.fleet.decode_interference import HARMLESS, Harm
-from policies.fleet.inflight_tokens import Queue
+from policies.fleet.decode_interference import NO_MISSES, DecodeThroughput, MissCurve
+from policies.fleet.inflight_tokens import PrefillQueue
 from policies.types import FOREVER, NEVER
+from policies.value import value
 
 
-class PeerLoad(NamedTuple):
-    """What one process has under way at one endpoint."""
+@value
+class PeerLoad:
+    """Load that one process has at one endpoint."""
 
     in_flight: int = 0  # attempts
     prefilling: int = 0  # of these, without a first token
-    tokens: int = 0  # uncached ones that wait there (policies.fleet.inflight_tokens), with
-    pairs: int = 0  # their attention pairs
-    remainder: int = 0  # and what is kept of them whatever time has passed
-    context: int = 0  # tokens that its answers attend to
-    warming: int = 0  # 1: it is giving the engine its cache back
-    since: float = FOREVER  # when what waits began to; FOREVER: nothing does
-    last_token_at: float = NEVER  # the latest first token
-    used_at: float = NEVER  # the latest attempt
+    queued_tokens: int = 0  # uncached, of the prefilling attempts (policies.fleet.inflight_tokens)
+    queued_pairs: int = 0  # their attention pairs
+    queued_remainder: int = 0  # of the queued tokens, that time does not drain
+    decoding_context: int = 0  # tokens that its answers attend to
+    warming: int = 0  # 1: the process is warming the engine's cache
+    queued_since: float = FOREVER  # when the engine began with the queue; FOREVER: it is empty
+    last_token_at: float = NEVER  # latest first token
+    last_used_at: float = NEVER  # latest attempt
     blocked_until: float = NEVER  # a provider's rate limit
-    down_at: float = NEVER  # since when it finds the endpoint down; NEVER: it does not
-    spent: float = 0.0  # s of prefill sent there since it began
-    time: float = 0.0  # of the answers being written there, lately: s,
-    written: float = 0.0  # tokens written in them,
-    pace: float = FOREVER  # and the tightest promise, s per token
-    expected_tpot_misses: Harm = HARMLESS
+    down_since: float = NEVER  # NEVER: the process has not seen the endpoint down
+    prefill_s: float = 0.0  # sent there since the process began
+    decode_s: float = 0.0  # recent, of all its answers together
+    decode_tokens: float = 0.0  # written in that time
+    tpot_budget: float = FOREVER  # s per token, the tightest
+    expected_tpot_misses: MissCurve = NO_MISSES
 
     @property
     def running(self) -> int:
         return self.in_flight - self.prefilling
 
     @property
-    def writing(self) -> tuple[float, float, float]:
-        return self.time, self.written, self.pace
+    def throughput(self) -> DecodeThroughput:
+        return DecodeThroughput(self.decode_s, self.decode_tokens, self.tpot_budget)
 
-    def beside(self, own: Queue, heard_at: float) -> Queue:
-        """The one queue that this and our own are. `heard_at`: the latest first token, whoever saw it."""
+    def numbers(self) -> tuple[float, ...]:
+        """Every field but the miss curve, in order: PEER_LOAD_COUNTS integers, then floats."""
+        return _numbers(self)
+
+    @classmethod
+    def from_numbers(cls, numbers: Iterable[float], misses: MissCurve) -> PeerLoad:
+        named: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True))
+        return cls(**named, expected_tpot_misses=misses)
+
+    def joined_with(self, own: PrefillQueue, last_token_at: float) -> PrefillQueue:
+        """The one prefill queue of this load and our own. `last_token_at`: latest first token of any process."""
         if not self.prefilling:
             return own
-        since = min(own.since, self.since) if own.tokens else self.since
-        return Queue(
-            own.tokens + self.tokens, own.pairs + self.pairs, own.remainder + self.remainder, max(since, heard_at)
+        started_at = min(own.started_at, self.queued_since) if own.tokens else self.queued_since
+        return PrefillQueue(
+            tokens=own.tokens + self.queued_tokens,
+            pairs=own.pairs + self.queued_pairs,
+            remainder=own.remainder + self.queued_remainder,
+            started_at=max(started_at, last_token_at),
         )
 
 
-NOTHING = PeerLoad()
+NO_LOAD = PeerLoad()
+PEER_LOAD_COUNTS = 7  # leading fields, integers
+_NUMBERS = [field.name for field in fields(PeerLoad)][:-1]
+PEER_LOAD_FLOATS = len(_NUMBERS) - PEER_LOAD_COUNTS
+_numbers = attrgetter(*_NUMBERS)
 
 
 class PeerReader(Protocol):
-    """Who takes in what siblings tell: the fleet."""
+    """Receiver of what peers publish: the fleet."""
 
-    def burdened(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
-        """All siblings together have this under way there."""
+    def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
+        """`load`: of all peers together."""
 
-    def hinted(self, endpoint_id: str, hashes: Sequence[int]) -> None:
-        """A sibling sent a prompt of these blocks there."""
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        """A peer sent a prompt of these blocks there."""
 
 
 class PeerLink(Protocol):
-    """The way to the others: shared memory between processes, anything else between machines. Loses news, not sense."""
+    """A link to peers, over shared memory or a network. It may lose updates, but does not garble them."""
 
-    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
-        """All that we have under way there."""
+    def publish(self, endpoint_id: str, load: PeerLoad) -> None:
+        """Publishes all of our load at the endpoint."""
 
     def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
-        """We have just sent a prompt of these blocks there."""
+        """Publishes that a prompt of these blocks was sent there."""
 
     def merge(self, reader: PeerReader, now: float) -> None:
-        """Tell the reader what is new since it was told last. Called before every decision."""
+        """Passes the reader all that came since the last call. Called before every decision."""
 
 
-def together(burdens: Iterable[PeerLoad]) -> PeerLoad:
-    """Of several processes, as one."""
-    total = NOTHING
-    for burden in burdens:
-        total = burden if total is NOTHING else _plus(total, burden)
-    return total
+def add_misses(a: MissCurve, b: MissCurve) -> MissCurve:
+    """Adds expected misses of the same stall."""
+    return tuple(map(add, a, b)) if a and b else a or b
 
 
-def _plus(a: PeerLoad, b: PeerLoad) -> PeerLoad:
-    return PeerLoad(
-        a.in_flight + b.in_flight,
-        a.prefilling + b.prefilling,
-        a.tokens + b.tokens,
-        a.pairs + b.pairs,
-        a.remainder + b.remainder,
-        a.context + b.context,
-        a.warming | b.warming,
-        min(a.since, b.since),
-        max(a.last_token_at, b.last_token_at),
-        max(a.used_at, b.used_at),
-        max(a.blocked_until, b.blocked_until),
-        max(a.down_at, b.down_at),
-        a.spent + b.spent,
-        a.time + b.time,
-        a.written + b.written,
-        min(a.pace, b.pace),
-        added(a.expected_tpot_misses, b.expected_tpot_misses),
-    )
+_COMBINED_BY: dict[str, Callable[..., object]] = {  # other fields are added
+    **dict.fromkeys(("queued_since", "tpot_budget"), min),
+    **dict.fromkeys(("warming", "last_token_at", "last_used_at", "blocked_until", "down_since"), max),
+    "expected_tpot_misses": partial(reduce, add_misses),
+}
 
 
-def added(one: Harm, other: Harm) -> Harm:
-    """Answers of both that are lost to the same stall."""
-    if not (one and other):
-        return one or other
-    return tuple(map(add, one, other))
+def combined(loads: Iterable[PeerLoad]) -> PeerLoad:
+    """The loads of several processes at one endpoint, as one."""
+    found = list(loads)
+    if len(found) < 2:
+        return found[0] if found else NO_LOAD
+    total: dict[str, Any] = {
+        name: _COMBINED_BY.get(name, sum)([getattr(load, name) for load in found])
+        for name in (*_NUMBERS, "expected_tpot_misses")
+    }
+    return PeerLoad(**total)
 
 
 class CombinedPeers:
-    """Several ways to others, who are not the same on any two of them: what all tell adds up."""
+    """Several links, to different peers, as one: their loads add up."""
 
-    def __init__(self, *ways: PeerLink) -> None:
-        self._ways = [_Way(way) for way in ways]
+    def __init__(self, *links: PeerLink) -> None:
+        self._buffers = [_LinkBuffer(link) for link in links]
 
-    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
-        for one in self._ways:
-            one.way.publish(endpoint_id, burden)
+    def publish(self, endpoint_id: str, load: PeerLoad) -> None:
+        for buffer in self._buffers:
+            buffer.link.publish(endpoint_id, load)
 
     def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
-        for one in self._ways:
-            one.way.sent(endpoint_id, hashes)
+        for buffer in self._buffers:
+            buffer.link.sent(endpoint_id, hashes)
 
     def merge(self, reader: PeerReader, now: float) -> None:
         changed: dict[str, None] = {}
-        for one in self._ways:
-            changed |= one.news(reader, now)
-        for name in changed:
-            told = [one.burdens[name] for one in self._ways if name in one.burdens]
-            reader.burdened(name, together(told), now)
+        for buffer in self._buffers:
+            changed |= buffer.merge(reader, now)
+        for endpoint_id in changed:
+            loads = [buffer.loads[endpoint_id] for buffer in self._buffers if endpoint_id in buffer.loads]
+            reader.on_peer_load(endpoint_id, combined(loads), now)
 
 
-class _Way:
-    """A Reader that keeps burdens, and passes prompts on."""
+class _LinkBuffer:
+    """Implements `PeerReader` for one link: keeps its latest loads and its new prompts."""
 
-    def __init__(self, way: PeerLink) -> None:
-        self.way = way
-        self.burdens: dict[str, PeerLoad] = {}
+    def __init__(self, link: PeerLink) -> None:
+        self.link = link
+        self.loads: dict[str, PeerLoad] = {}
         self._changed: dict[str, None] = {}
-        self.hinted: Callable[[str, Sequence[int]], None] = _to_nobody
+        self._prompts: list[tuple[str, Sequence[int]]] = []
 
-    def burdened(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
-        self.burdens[endpoint_id] = burden
+    def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
+        self.loads[endpoint_id] = load
         self._changed[endpoint_id] = None
 
-    def news(self, reader: PeerReader, now: float) -> dict[str, None]:
-        """The endpoints whose burden has changed."""
-        self.hinted = reader.hinted
-        self.way.merge(self, now)
-        if not self._changed:
-            return self._changed
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        self._prompts.append((endpoint_id, hashes))
+
+    def merge(self, reader: PeerReader, now: float) -> dict[str, None]:
+        """Passes prompts on. Returns the endpoints whose load has changed."""
+        self.link.merge(self, now)
+        for endpoint_id, hashes in self._prompts:
+            reader.on_peer_prompt(endpoint_id, hashes)
+        self._prompts.clear()
         changed, self._changed = self._changed, {}
         return changed
-
-
-def _to_nobody(endpoint_id: str, hashes: Sequence[int]) -> None: ...

@@ -1,14 +1,15 @@
 """Online linear regression of a positive quantity, judged by its relative error.
 
-Recursive least squares in Kalman's form. Rules:
-- A feature is what the term would contribute on a reference machine, in the unit of the result, so
-  every coefficient starts at 1 and reads "so many times the reference".
-- The error of a sample is relative to what was predicted: 20 ms matter on 40 ms, not on 4 s.
-- What is not known beforehand is mostly a common factor (a slower machine is slower at everything),
-  less the proportions; both are in the prior, and forgetting is a random walk in the same two directions.
-- Variances are capped, so that a term nobody exercises for a week cannot wind up.
-- A coefficient that would fall below its floor is set there and the others take up the difference
-  (the conditional mean), so a prediction is a plain sum of non-negative terms.
+Recursive least squares in Kalman filter form, with random-walk drift instead of a forgetting factor and Huber weights
+against outliers. Rules:
+- A feature is what the term would contribute on a reference machine, in the unit of the result, so every coefficient
+  starts at 1 and reads "times the reference".
+- The error of a sample is relative to its prediction: 20 ms matter on 40 ms, not on 4 s.
+- A machine mostly differs from the reference by a common factor (a slower machine is slower at everything), less by
+  proportions; both are in the prior, and the drift goes in the same two directions.
+- Variances are capped, so that a term without samples for a week cannot wind up.
+- A coefficient below its floor is set to it, and the others take up the difference (the conditional mean): a
+  prediction is a plain sum of non-negative terms.
 """
 
 from __future__ import annotations
@@ -16,91 +17,89 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import mul
 
-from policies.latency.recursive_least_squares import SMALLEST, step
-
 COMMON_VARIANCE = 9.0  # (times the reference) squared
 NOISE = 0.15  # one sample's relative error, standard deviation
+COMMON_DRIFT = 2e-4  # variance added per sample, relative: 1.4% a sample
+OWN_DRIFT = 5e-5
+HUBER = 1.0  # standard deviations of the error beyond which a sample's weight falls: medians are learned
+MIN_RESULT = 1e-6  # predictions stay above it, in the unit of the result
 
 
 class Regression:
     """`coefficients` times features; learns from one sample at a time."""
 
-    __slots__ = ("_covariance", "_floor", "_noise", "_step", "_variances", "coefficients")
-
     def __init__(
         self, own: Sequence[float], common: float = COMMON_VARIANCE, noise: float = NOISE, floor: float = 0.0
     ) -> None:
         """`own`: variance of each coefficient, beside that of their `common` factor."""
-        terms = range(len(own))
-        self.coefficients: Sequence[float] = (1.0,) * len(own)
-        self._covariance: Sequence[float] = [common + (own[i] if i == j else 0.0) for i in terms for j in terms]
-        self._variances = tuple(common + value for value in own)
-        self._noise, self._floor = noise * noise, floor
-        self._step = step(len(own))
+        self.coefficients = [1.0] * len(own)
+        self.covariance = [
+            [common + (value if i == j else 0.0) for j in range(len(own))] for i, value in enumerate(own)
+        ]
+        self._max_variances = [common + value for value in own]
+        self._noise = noise * noise
+        self._floor = floor
 
     def predict(self, features: Sequence[float]) -> float:
         total: float = sum(map(mul, self.coefficients, features))
-        return max(total, SMALLEST)
+        return max(total, MIN_RESULT)
 
-    def learn(self, features: Sequence[float], actual: float, clip: float = float("inf")) -> None:
-        """One sample; its relative error counts for at most `clip`."""
-        self.coefficients, self._covariance = self._step(
-            self.coefficients,
-            self._covariance,
-            self._variances,
-            features,
-            actual,
-            clip,
-            self._noise,
-            self._floor,
-            self._project,
-        )
+    def update(self, features: Sequence[float], actual: float, clip: float = float("inf")) -> None:
+        """Learns from one sample, whose relative error counts for at most `clip`."""
+        predicted = self.predict(features)
+        x = [feature / predicted for feature in features]
+        error = min(max(actual / predicted - 1.0, -clip), clip)
+        sensitivity = [sum(map(mul, row, x)) for row in self.covariance]
+        variance = sum(map(mul, sensitivity, x))
+        deviations = abs(error) / (HUBER * (variance + self._noise) ** 0.5)
+        total = variance + self._noise * max(deviations, 1.0)
+        gains = [value / total for value in sensitivity]
+        self.coefficients = [value + gain * error for value, gain in zip(self.coefficients, gains, strict=True)]
+        for row, gain in zip(self.covariance, gains, strict=True):
+            row[:] = [value - gain * other for value, other in zip(row, sensitivity, strict=True)]
+        if min(self.coefficients) < self._floor:
+            self._project()
+        self.inflate(COMMON_DRIFT, OWN_DRIFT)
 
-    @property
-    def covariance(self) -> list[list[float]]:
-        """By rows."""
-        terms = len(self.coefficients)
-        return [list(self._covariance[i * terms : (i + 1) * terms]) for i in range(terms)]
-
-    def loosen(self, common: float, own: float) -> None:
-        """Trust what was learned less: by these variances, relative to the squared coefficients."""
-        coefficients, rows = self.coefficients, self.covariance
-        for i, row in enumerate(rows):
-            row[i] += own * max(coefficients[i], 1.0) ** 2
-            for j, other in enumerate(coefficients):
-                row[j] += common * coefficients[i] * other
-        self._cap(rows)
-        self._covariance = [value for row in rows for value in row]
+    def inflate(self, common: float, own: float) -> None:
+        """Trusts less in what was learned, by these variances relative to the squared coefficients."""
+        for i, row in enumerate(self.covariance):
+            row[i] += own * max(self.coefficients[i], 1.0) ** 2
+            scaled = common * self.coefficients[i]
+            row[:] = [value + scaled * other for value, other in zip(row, self.coefficients, strict=True)]
+        self._cap_variances()
 
     def scale(self, factor: float) -> None:
-        """Everything takes `factor` times as long, as far as one can tell."""
+        """Everything takes `factor` times as long, as far as a few samples can tell."""
         self.coefficients = [factor * value for value in self.coefficients]
-        self._covariance = [factor * factor * value for value in self._covariance]
-        self.loosen(0.1, 0.05)
+        self.covariance = [[factor * factor * value for value in row] for row in self.covariance]
+        self.inflate(0.1, 0.05)
 
     def warm_start_from(self, other: Regression) -> None:
-        """Start from what `other` learned, as likely to differ from it by half as not."""
-        self.coefficients, self._covariance = other.coefficients, other._covariance
-        self.loosen(0.25, 0.05)
+        """Starts from what `other` learned, less certain of it."""
+        self.coefficients = list(other.coefficients)
+        self.covariance = [list(row) for row in other.covariance]
+        self.inflate(0.25, 0.05)
 
-    def _project(self, coefficients: Sequence[float], covariance: Sequence[float]) -> Sequence[float]:
-        values, terms = list(coefficients), len(coefficients)
-        for _ in coefficients:
+    def _project(self) -> None:
+        """Raises coefficients to the floor, one at a time, lowest first."""
+        values = self.coefficients
+        for _ in self.coefficients:
             i = values.index(min(values))
             excess = values[i] - self._floor
             if excess >= 0:
-                return values
-            own = covariance[i * terms + i]
-            values = [value - excess * covariance[j] / own for j, value in enumerate(values, i * terms)]
+                break
+            row, own = self.covariance[i], self.covariance[i][i]
+            values = [value - excess * covariance / own for value, covariance in zip(values, row, strict=True)]
             values[i] = self._floor
-        return [max(value, self._floor) for value in values]
+        self.coefficients = [max(value, self._floor) for value in values]
 
-    def _cap(self, rows: list[list[float]]) -> None:
-        """Scale rows and columns together, which keeps the matrix a covariance."""
-        for i, row in enumerate(rows):
-            limit = self._variances[i] * max(self.coefficients[i], 1.0) ** 2
+    def _cap_variances(self) -> None:
+        """Scales rows and columns together, which keeps the matrix a covariance."""
+        for i, row in enumerate(self.covariance):
+            limit = self._max_variances[i] * max(self.coefficients[i], 1.0) ** 2
             if row[i] > limit:
                 factor = (limit / row[i]) ** 0.5
                 for j in range(len(row)):
                     row[j] *= factor
-                    rows[j][i] *= factor
+                    self.covariance[j][i] *= factor

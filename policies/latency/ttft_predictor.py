@@ -1,259 +1,267 @@
 """TTFT of one endpoint, as a distribution, learned online.
 
 An engine is predicted from its physics:
-`TTFT = base + length * reading + tokens / rate + pairs * attention + running * step`, where length is the
-prompt's, cached or not, tokens are the uncached ones of the prompt and of everything ahead, and pairs is
-what attention must read for them. (A real vLLM needs the length: 10k cached tokens cost it 0.1 s on a CPU.)
-An API shows no queue: only how long prompts of about this length took lately.
+`TTFT = base + prompt tokens * length + (uncached + queued tokens) * token + pairs * attention + running * step`,
+with attention pairs of the uncached and queued tokens. The prompt's length counts even where it is cached: 10k cached
+tokens cost a vLLM on a CPU 0.1 s. An API shows no queue: its recent latency by prompt length is learned.
 
 Rules:
-- The terms start as those of a small model on a current GPU, and adapt within a few samples to a hundred
-  times slower ones. A slow first sample scales them all, and with them what is uncertain of each: a machine
-  five times slower has proportions of its own. Attention's share varies most (on a CPU seven times a GPU's).
-- The spread comes from recent errors (`ratios`), never from an assumed shape.
-- One outlier is clipped; several in a row are a new regime: old trust and old errors are dropped.
-- An attempt left without a token after t seconds took longer: that teaches if t exceeds the prediction.
-- Of a pool's endpoints one that is little known is taken for its most similar sibling at its own speed: what the
-  sibling learned, times how much slower this one's few samples were, and these learned on top of it.
+- The terms start as those of a small model on a current GPU and adapt within a few samples to engines a hundred times
+  slower. A slow first sample scales all of them and their variances. Attention varies most (on a CPU seven times a
+  GPU's share).
+- The spread is that of recent errors (`ErrorQuantiles`), never of an assumed shape.
+- One outlier is clipped; several in a row start a new regime, which drops old confidence and old errors.
+- An attempt cancelled without a token after t seconds took longer: it teaches if t exceeds the prediction.
+- An endpoint with few samples takes over what its most similar sibling learned, scaled by how much slower its own
+  samples were, and then learns these on top.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import islice
 from math import exp, log
 from statistics import median
-from typing import NamedTuple, Protocol, Self
+from typing import Self
 
 from policies.fleet.inflight_tokens import REMAINDER
-from policies.latency.change_detector import SURPRISES, ChangeDetector
-from policies.latency.error_quantiles import ErrorQuantiles
+from policies.latency.prediction_errors import CHANGE_SAMPLES, ChangeDetector, ErrorQuantiles
 from policies.latency.regression import Regression
 from policies.types import NEVER, Forecast, Load, Quantiles
+from policies.value import value
 
-# The reference engine: its coefficients are what the regression multiplies.
+# The reference engine: the regression learns multiples of these.
 BASE = 0.015  # s: HTTP, tokenizing, one step
 LENGTH = 2e-6  # s per token of the prompt: tokenizing and hashing it, reading its cache
 TOKEN = 1 / 20_000  # s per uncached token
-PAIR = 2e-9  # s per pair of new token and token in its context
-RUNNING = 0.0005  # s per request that is decoding
-READ = 5e-4  # requests that decode: a token of context that must be read for one slows a step by as much
-LEAST_TOKEN = 1e-6  # s: no engine prefills more than a million tokens a second
-LEAST_TTFT = 1e-4  # s
-
+PAIR = 2e-9  # s per attention pair
+RUNNING = 0.0005  # s per decoding request
+CONTEXT_WEIGHT = 5e-4  # decoding requests: a token of their context slows a step by as much
+MIN_TOKEN = 1e-6  # s: no engine prefills more than a million tokens a second
+MIN_TTFT = 1e-4  # s
 ENGINE_VARIANCES = (4.0, 4.0, 4.0, 16.0, 4.0)  # of each term beside the common factor, (times the reference) squared
 
 API_BASE = 0.4  # s
 API_TOKEN = 1 / 20_000  # s per token
-API_HALF_LIFE = 3600.0  # s: its load follows the hour of the day; what changes sooner is a new regime
-API_MEMORY = 48.0  # samples that a length's level remembers at most
-API_SHRINK = 3.0  # samples that all lengths together count for in one length
+API_HALF_LIFE = 3600.0  # s: load follows the hour of the day; a sooner change is a new regime
+API_MEMORY = 48.0  # samples that a length's mean remembers at most
+API_SHRINK = 3.0  # samples that the mean of all lengths counts for in one length
 
-
-TAUGHT = 32  # samples from which an endpoint is believed before its siblings
+MATURE_SAMPLES = 32  # from which an endpoint's own samples outweigh its siblings'
 SPEED_SHRINK = 1.0  # samples that "as fast as its sibling" counts for
 
 
-class Work(NamedTuple):
-    """What one prompt makes an endpoint do, and behind what."""
+@value
+class PrefillWork:
+    """Work that one prompt gives an endpoint, and what it waits for."""
 
-    prompt: int  # tokens
+    prompt_tokens: int
     uncached: int  # of these
-    ahead: float  # uncached tokens of what was sent before and has no first token
-    pairs: float  # attention pairs, of uncached and ahead
+    queued_tokens: float  # uncached, sent before and without a first token
+    pairs: float  # attention pairs of uncached and queued tokens
     running: float  # requests that decode meanwhile
 
 
-class Sample(NamedTuple):
-    """One first token. `told` is what was predicted when it was sent; `work` what is known of it by now."""
+@value
+class TtftSample:
+    """One first token. `predicted` when it was sent; `work` as known now."""
 
-    work: Work
+    work: PrefillWork
     predicted: float  # s
     ttft: float  # s
 
 
-Expected = tuple[float, Quantiles, float]  # TTFT before its spread, s; its spread; engine time of the prefill, s
+@value
+class TtftPrediction:
+    point_estimate: float  # s, before the spread
+    ratios: Quantiles  # of actual / point_estimate
+    prefill_s: float  # engine time of the prompt's own prefill
 
 
-class Predictor(Protocol):
-    """Learns one endpoint's TTFT."""
+class TtftPredictor(ABC):
+    """Learns the TTFT of one endpoint."""
 
-    samples: int
-    top_rate: float  # tokens/s, where a token reads no others
-
-    def point_estimate(
-        self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float
-    ) -> float:
-        """Predicted seconds, before the spread, for the fields of a `Work` (which costs as much as the answer)."""
-        ...
-
-    def expect(self, load: Load, context: float, rate: float, tokens: int, hit: int, now: float) -> Expected:
-        """Of a prompt sent now, `hit` tokens of which are cached, to where `load` is: one call for each endpoint of
-        each decision. What is ahead drains at `rate` tokens/s, and each of its tokens reads `context` others."""
-        ...
-
-    def quantiles(self, ahead: float, now: float) -> Quantiles: ...
-
-    def rate(self, context: float) -> float:
-        """Tokens/s at which what is ahead drains, where a token reads `context` others."""
-        ...
-
-    def seconds(self, tokens: float, pairs: float) -> float:
-        """Engine time of a prefill, s; 0 where no engine can be seen."""
-        ...
-
-    def observe(self, sample: Sample, now: float) -> None: ...
-
-    def warm_start_from(self, sibling: Self, now: float) -> None:
-        """Begin with what another endpoint of the pool learned."""
-        ...
-
-    def distance(self, sibling: Self, now: float) -> float:
-        """How different its own samples say it is: the logarithm of the ratio of their speeds, without its sign."""
-        ...
-
-
-def learn_at_least(predictor: Predictor, sample: Sample, now: float) -> None:
-    """A right-censored sample: no token came within its `ttft`.
-
-    It is taken for the median of what is left beyond (as Kaplan and Meier redistribute it): were it taken for what it
-    was waited for, the quantile at which one leaves would hold itself down, however low it is.
-    """
-    if sample.ttft <= predictor.point_estimate(*sample.work, now):
-        return
-    told = Forecast(sample.predicted, predictor.quantiles(sample.work.ahead, now))
-    beyond = told.quantile((1 + told.probability(sample.ttft)) / 2)
-    predictor.observe(sample._replace(ttft=max(beyond, sample.ttft)), now)
-
-
-def _drained(load: Load, rate: float, now: float) -> float:
-    """What is ahead by now."""
-    ahead, least = load.queued_tokens - rate * (now - load.at), load.queued_tokens * REMAINDER
-    return ahead if ahead > least else least
-
-
-class EnginePredictor:
-    """An engine whose queue and prefix cache are modelled."""
-
-    __slots__ = ("_behind", "_fit", "_idle", "_own", "_since", "_surprise", "prices", "samples", "top_rate")
-
-    prices: tuple[float, float, float, float, float]  # s per unit of each term
+    max_prefill_rate: float  # tokens/s, without context
 
     def __init__(self) -> None:
         self.samples = 0
-        self._fit = Regression(ENGINE_VARIANCES)
-        self._own: deque[Sample] = deque()  # while it may still follow a sibling
-        self._idle, self._behind = ErrorQuantiles(), ErrorQuantiles()  # errors with nothing ahead, and behind others
-        self._surprise = ChangeDetector()
-        self._since = NEVER  # when the present regime was noticed
-        self._price()
+        self._changes = ChangeDetector()
+        self._regime_since = NEVER  # when the present regime was noticed
 
-    def point_estimate(
-        self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float
-    ) -> float:
-        base, length, token, pair, step = self.prices
-        return base + length * prompt + token * (uncached + ahead) + pair * pairs + step * running
+    @abstractmethod
+    def point_estimate(self, work: PrefillWork, now: float) -> float:
+        """Predicted seconds, before the spread."""
 
-    def expect(self, load: Load, context: float, rate: float, tokens: int, hit: int, now: float) -> Expected:
-        base, length, token, pair, step = self.prices
+    @abstractmethod
+    def predict(
+        self, load: Load, context_per_token: float, prefill_rate: float, tokens: int, hit: int, now: float
+    ) -> TtftPrediction:
+        """Of a prompt sent now with `hit` of its tokens cached. `load` drains at `prefill_rate` tokens/s; each of its
+        queued tokens attends to `context_per_token` others."""
+
+    @abstractmethod
+    def quantiles(self, queued_tokens: float, now: float) -> Quantiles: ...
+
+    @abstractmethod
+    def prefill_rate(self, context_per_token: float) -> float:
+        """Tokens/s at which the queue drains."""
+
+    @abstractmethod
+    def prefill_seconds(self, tokens: float, pairs: float) -> float:
+        """Engine time of a prefill, s; 0 for an API."""
+
+    @abstractmethod
+    def warm_start_from(self, sibling: Self, now: float) -> None:
+        """Begins with what another endpoint of the pool learned."""
+
+    @abstractmethod
+    def distance(self, sibling: Self, now: float) -> float:
+        """Absolute log ratio of both speeds, judged by own samples."""
+
+    def observe(self, sample: TtftSample, now: float) -> None:
+        self.samples += 1
+        ttft = max(sample.ttft, MIN_TTFT)
+        predicted = self.point_estimate(sample.work, now)
+        factor = self._changes.observe(log(ttft / predicted))
+        if factor != 1.0:
+            self._start_regime(factor, now)
+            return
+        # A prompt sent before the present regime is compared with what is predicted now.
+        reference = predicted if now - sample.ttft < self._regime_since else sample.predicted
+        self._learn(sample, ttft, sample.ttft / reference, now)
+
+    def observe_at_least(self, sample: TtftSample, now: float) -> None:
+        """Learns a right-censored sample: no token came within its `ttft`.
+
+        Counts as the median of the predicted distribution beyond `ttft` (as Kaplan and Meier redistribute censored
+        samples). Counted as `ttft` itself, the quantile at which attempts are cancelled would hold itself down.
+        """
+        if sample.ttft <= self.point_estimate(sample.work, now):
+            return
+        forecast = Forecast(sample.predicted, self.quantiles(sample.work.queued_tokens, now))
+        beyond = forecast.quantile((1 + forecast.probability(sample.ttft)) / 2)
+        self.observe(replace(sample, ttft=max(beyond, sample.ttft)), now)
+
+    @abstractmethod
+    def _learn(self, sample: TtftSample, ttft: float, error: float, now: float) -> None:
+        """`error`: actual / predicted."""
+
+    @abstractmethod
+    def _start_regime(self, factor: float, now: float) -> None:
+        """Everything takes `factor` times as long since a moment ago."""
+
+
+class EnginePredictor(TtftPredictor):
+    """An engine whose queue and prefix cache are modelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._regression = Regression(ENGINE_VARIANCES)
+        self._own_samples: deque[TtftSample] = deque()  # while a sibling may still teach
+        self._idle_errors, self._queued_errors = ErrorQuantiles(), ErrorQuantiles()
+        self._update_costs()
+
+    def point_estimate(self, work: PrefillWork, now: float) -> float:
+        return (
+            self._base_s
+            + self._length_s * work.prompt_tokens
+            + self._token_s * (work.uncached + work.queued_tokens)
+            + self._pair_s * work.pairs
+            + self._running_s * work.running
+        )
+
+    def predict(
+        self, load: Load, context_per_token: float, prefill_rate: float, tokens: int, hit: int, now: float
+    ) -> TtftPrediction:
         uncached = tokens - hit
         pairs = uncached * (hit + 0.5 * uncached)
-        own, running = token * uncached + pair * pairs, load.running + load.context * READ
+        prefill_s = self._token_s * uncached + self._pair_s * pairs
+        running_s = self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
+        base_s = self._base_s + self._length_s * tokens
         if load.queued_tokens:
-            ahead, errors = _drained(load, rate, now), self._behind
-            pairs += ahead * context
-            center = base + length * tokens + token * (uncached + ahead) + pair * pairs + step * running
+            queued = max(load.queued_tokens - prefill_rate * (now - load.at), load.queued_tokens * REMAINDER)
+            pairs += queued * context_per_token
+            estimate = base_s + self._token_s * (uncached + queued) + self._pair_s * pairs + running_s
+            errors = self._queued_errors
         else:
-            errors = self._idle
-            center = base + length * tokens + own + step * running
-        wait = load.blocked_until - now
-        return (wait if wait > load.wait else load.wait) + center, errors.quantiles(now), own
+            estimate = base_s + prefill_s + running_s
+            errors = self._idle_errors
+        return TtftPrediction(max(load.wait, load.blocked_until - now) + estimate, errors.quantiles(now), prefill_s)
 
-    def quantiles(self, ahead: float, now: float) -> Quantiles:
-        return (self._behind if ahead else self._idle).quantiles(now)
+    def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
+        return (self._queued_errors if queued_tokens else self._idle_errors).quantiles(now)
 
-    def rate(self, context: float) -> float:
-        _, _, token, pair, _ = self.prices
-        return 1 / ((token if token > LEAST_TOKEN else LEAST_TOKEN) + pair * context)
+    def prefill_rate(self, context_per_token: float) -> float:
+        return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)
 
-    def seconds(self, tokens: float, pairs: float) -> float:
-        """Engine time of a prefill, s."""
-        return self.prices[2] * tokens + self.prices[3] * pairs
-
-    def observe(self, sample: Sample, now: float) -> None:
-        work, told, took = sample
-        ttft = took if took > LEAST_TTFT else LEAST_TTFT
-        self.samples += 1
-        if self.samples <= TAUGHT:
-            self._own.append(sample)
-        elif self._own:
-            self._own.clear()
-        prompt, uncached, ahead, pairs, running = work
-        predicted = self.point_estimate(prompt, uncached, ahead, pairs, running, now)
-        factor = self._surprise.judge(log(ttft / predicted))
-        if factor != 1.0:
-            self._begin_regime(factor, now)
-            return
-        if self.samples == 1 and ttft > predicted:
-            self._fit.scale(ttft / predicted)
-        # What was sent before the present regime is held against what is predicted now.
-        self._take(work, ttft, took / (predicted if now - took < self._since else told), now)
-
-    def _take(self, work: Work, ttft: float, error: float, now: float) -> None:
-        prompt, uncached, ahead, pairs, running = work
-        (self._behind if ahead else self._idle).add(error, now)
-        terms = BASE, prompt * LENGTH, (uncached + ahead) * TOKEN, pairs * PAIR, running * RUNNING
-        self._fit.learn(terms, ttft, self._surprise.clip)
-        self._price()
-
-    def _begin_regime(self, factor: float, now: float) -> None:
-        self._own.clear()
-        self._fit.scale(factor)
-        self._price()
-        self._forget_errors(now)
-
-    def _forget_errors(self, now: float) -> None:
-        self._idle.forget()
-        self._behind.forget()
-        self._since = now
+    def prefill_seconds(self, tokens: float, pairs: float) -> float:
+        return self._token_s * tokens + self._pair_s * pairs
 
     def warm_start_from(self, sibling: Self, now: float) -> None:
-        own = tuple(islice(self._own, 1, None))  # engines begin cold: the first tells its kind, not its speed
-        speed = sibling._speed_of(own, now)
-        self._fit.warm_start_from(sibling._fit)
-        self._fit.coefficients = [speed * value for value in self._fit.coefficients]
-        self._price()
-        self._idle.warm_start_from(sibling._idle, now)
-        self._behind.warm_start_from(sibling._behind, now)
-        self._forget_errors(now)
+        own = tuple(islice(self._own_samples, 1, None))  # engines begin cold: the first sample does not show the speed
+        speed = sibling._relative_time(own, now)
+        self._regression.warm_start_from(sibling._regression)
+        self._regression.coefficients = [speed * value for value in self._regression.coefficients]
+        self._update_costs()
+        self._idle_errors.warm_start_from(sibling._idle_errors, now)
+        self._queued_errors.warm_start_from(sibling._queued_errors, now)
+        self._clear_errors(now)
         for sample in own:
-            self._take(sample.work, sample.ttft, sample.ttft / self.point_estimate(*sample.work, now), now)
+            self._fit(sample.work, sample.ttft, sample.ttft / self.point_estimate(sample.work, now), now)
 
     def distance(self, sibling: Self, now: float) -> float:
-        return abs(log(sibling._speed_of(self._own, now)))
+        return abs(log(sibling._relative_time(self._own_samples, now)))
 
-    def _speed_of(self, samples: Collection[Sample], now: float) -> float:
-        """How many times as long they took as they would here; 1 of none."""
+    def _relative_time(self, samples: Collection[TtftSample], now: float) -> float:
+        """Actual time of another endpoint's samples over the time predicted here; 1 without samples."""
         if not samples:
             return 1.0
-        middle = median(
-            log(max(sample.ttft, LEAST_TTFT) / self.point_estimate(*sample.work, now)) for sample in samples
-        )
+        middle = median(log(max(one.ttft, MIN_TTFT) / self.point_estimate(one.work, now)) for one in samples)
         return exp(middle * len(samples) / (len(samples) + SPEED_SHRINK))
 
-    def _price(self) -> None:
-        base, length, token, pair, step = self._fit.coefficients
-        base, token = base * BASE, token * TOKEN
-        least = base if base > LEAST_TTFT else LEAST_TTFT
-        self.prices = (least, length * LENGTH, token, pair * PAIR, step * RUNNING)
-        self.top_rate = 1 / (token if token > LEAST_TOKEN else LEAST_TOKEN)
+    def _learn(self, sample: TtftSample, ttft: float, error: float, now: float) -> None:
+        if self.samples <= MATURE_SAMPLES:
+            self._own_samples.append(sample)
+        else:
+            self._own_samples.clear()
+        if self.samples == 1 and ttft > (predicted := self.point_estimate(sample.work, now)):
+            self._regression.scale(ttft / predicted)
+        self._fit(sample.work, ttft, error, now)
+
+    def _fit(self, work: PrefillWork, ttft: float, error: float, now: float) -> None:
+        (self._queued_errors if work.queued_tokens else self._idle_errors).observe(error, now)
+        tokens = work.uncached + work.queued_tokens
+        terms = (BASE, work.prompt_tokens * LENGTH, tokens * TOKEN, work.pairs * PAIR, work.running * RUNNING)
+        self._regression.update(terms, ttft, self._changes.clip)
+        self._update_costs()
+
+    def _start_regime(self, factor: float, now: float) -> None:
+        self._own_samples.clear()
+        self._regression.scale(factor)
+        self._update_costs()
+        self._clear_errors(now)
+
+    def _clear_errors(self, now: float) -> None:
+        self._idle_errors.clear()
+        self._queued_errors.clear()
+        self._regime_since = now
+
+    def _update_costs(self) -> None:
+        """Seconds per unit of each term."""
+        base, length, token, pair, running = self._regression.coefficients
+        self._base_s = max(base * BASE, MIN_TTFT)
+        self._length_s = length * LENGTH
+        self._token_s = token * TOKEN
+        self._pair_s = pair * PAIR
+        self._running_s = running * RUNNING
+        self.max_prefill_rate = self.prefill_rate(0.0)
 
 
-class _Level:
-    """A decayed mean of log ratios to the reference."""
-
-    __slots__ = ("_at", "_mean", "_weight")
+class _DecayedMean:
+    """A mean of log ratios to the reference, in which old samples fade."""
 
     def __init__(self) -> None:
         self._mean = self._weight = 0.0
@@ -263,81 +271,73 @@ class _Level:
         weight = self._weight_at(now)
         return (weight * self._mean + prior_weight * prior) / (weight + prior_weight)
 
-    def add(self, value: float, now: float) -> None:
+    def add(self, log_ratio: float, now: float) -> None:
         self._weight = min(self._weight_at(now), API_MEMORY) + 1
-        self._mean += (value - self._mean) / self._weight
+        self._mean += (log_ratio - self._mean) / self._weight
         self._at = now
 
-    def shift(self, deviation: float) -> None:
-        """All has become so much more, as a few samples say."""
-        self._mean += deviation
-        self._weight = min(self._weight, SURPRISES)
+    def shift(self, log_factor: float) -> None:
+        """Moves all samples, and counts them as no more than those that showed the change."""
+        self._mean += log_factor
+        self._weight = min(self._weight, CHANGE_SAMPLES)
 
     def _weight_at(self, now: float) -> float:
         return self._weight * 0.5 ** (max(now - self._at, 0.0) / API_HALF_LIFE) if self._weight else 0.0
 
 
-class ApiPredictor:
-    """An API: levels by the prompt's length, in powers of two, each leaning on all together."""
-
-    __slots__ = ("_all", "_levels", "_ratios", "_since", "_surprise", "samples", "top_rate")
+class ApiPredictor(TtftPredictor):
+    """An API: means by prompt length, in powers of two, each shrunk towards the mean of all."""
 
     def __init__(self) -> None:
-        self.samples = 0
-        self.top_rate = self.rate(0.0)
-        self._all = _Level()
-        self._levels: dict[int, _Level] = {}
-        self._ratios = ErrorQuantiles()
-        self._surprise = ChangeDetector()
-        self._since = NEVER  # when the present regime was noticed
+        super().__init__()
+        self.max_prefill_rate = 1 / API_TOKEN
+        self._overall = _DecayedMean()
+        self._by_length: dict[int, _DecayedMean] = {}
+        self._errors = ErrorQuantiles()
 
-    def point_estimate(
-        self, prompt: int, uncached: int, ahead: float, pairs: float, running: float, now: float
-    ) -> float:
-        overall = self._all.read(now, 0.0, 1.0)
-        level = self._levels.get(prompt.bit_length())
-        return _api_reference(prompt) * exp(overall if level is None else level.read(now, overall, API_SHRINK))
+    def point_estimate(self, work: PrefillWork, now: float) -> float:
+        return self._estimate(work.prompt_tokens, now)
 
-    def expect(self, load: Load, context: float, rate: float, tokens: int, hit: int, now: float) -> Expected:
+    def _estimate(self, tokens: int, now: float) -> float:
+        overall = self._overall.read(now, 0.0, 1.0)
+        mean = self._by_length.get(tokens.bit_length())
+        return _api_reference(tokens) * exp(overall if mean is None else mean.read(now, overall, API_SHRINK))
+
+    def predict(
+        self, load: Load, context_per_token: float, prefill_rate: float, tokens: int, hit: int, now: float
+    ) -> TtftPrediction:
         wait = max(load.wait, load.blocked_until - now)
-        return wait + self.point_estimate(tokens, tokens, 0.0, 0.0, 0.0, now), self._ratios.quantiles(now), 0.0
+        return TtftPrediction(wait + self._estimate(tokens, now), self._errors.quantiles(now), 0.0)
 
-    def quantiles(self, ahead: float, now: float) -> Quantiles:
-        return self._ratios.quantiles(now)
+    def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
+        return self._errors.quantiles(now)
 
-    def rate(self, context: float) -> float:
-        return 1 / API_TOKEN
+    def prefill_rate(self, context_per_token: float) -> float:
+        return self.max_prefill_rate
 
-    def seconds(self, tokens: float, pairs: float) -> float:
+    def prefill_seconds(self, tokens: float, pairs: float) -> float:
         return 0.0
 
-    def observe(self, sample: Sample, now: float) -> None:
-        work, told, took = sample
-        prompt, ttft = work.prompt, max(took, LEAST_TTFT)
-        self.samples += 1
-        predicted = self.point_estimate(*work, now)
-        factor = self._surprise.judge(log(ttft / predicted))
-        if factor != 1.0:
-            self._begin_regime(log(factor), now)
-            return
-        self._ratios.add(took / (predicted if now - took < self._since else told), now)
-        value = log(ttft / _api_reference(prompt))
-        self._all.add(value, now)
-        self._levels.setdefault(prompt.bit_length(), _Level()).add(value, now)
-
-    def _begin_regime(self, deviation: float, now: float) -> None:
-        for level in (self._all, *self._levels.values()):
-            level.shift(deviation)
-        self._ratios.forget()
-        self._since = now
-
     def warm_start_from(self, sibling: Self, now: float) -> None:
-        self._all.add(sibling._all.read(now, 0.0, 1.0), now)
-        self._ratios.warm_start_from(sibling._ratios, now)
+        self._overall.add(sibling._overall.read(now, 0.0, 1.0), now)
+        self._errors.warm_start_from(sibling._errors, now)
 
     def distance(self, sibling: Self, now: float) -> float:
         return 0.0
 
+    def _learn(self, sample: TtftSample, ttft: float, error: float, now: float) -> None:
+        self._errors.observe(error, now)
+        tokens = sample.work.prompt_tokens
+        log_ratio = log(ttft / _api_reference(tokens))
+        self._overall.add(log_ratio, now)
+        self._by_length.setdefault(tokens.bit_length(), _DecayedMean()).add(log_ratio, now)
 
-def _api_reference(prompt: int) -> float:
-    return API_BASE + prompt * API_TOKEN
+    def _start_regime(self, factor: float, now: float) -> None:
+        for mean in (self._overall, *self._by_length.values()):
+            mean.shift(log(factor))
+        self._errors.clear()
+        self._regime_since = now
+
+
+def _api_reference(tokens: int) -> float:
+    return API_BASE + tokens * API_TOKEN

@@ -74,7 +74,7 @@ class Chain:
         """Tokens before the root; None: not known yet."""
         return self.root.base
 
-    def resident(self) -> int:
+    def resident_tokens(self) -> int:
         """Leading tokens that are held."""
         run, tokens = self.tip, self.depth
         while True:
@@ -84,14 +84,14 @@ class Chain:
                 return tokens + (run.base or 0)
             run = run.parent
 
-    def last(self) -> int | None:
+    def last_block(self) -> int | None:
         """Its last block."""
         for run in self.path():
             at = (self.depth - run.start) // run.size - 1
             return run.blocks[at] if at < len(run.blocks) else None
         return None
 
-    def upto(self, tokens: int) -> Chain | None:
+    def truncated(self, tokens: int) -> Chain | None:
         """Its full blocks of a prompt of so many tokens; None: it does not reach so far."""
         depth = tokens // self.tip.size * self.tip.size - (self.base or 0)
         return Chain(self.tip, depth) if depth <= self.depth else None
@@ -140,7 +140,7 @@ class BlockTree:
         for known in (self._where, self._runs, self._free, self._roots):
             known.clear()
 
-    def hold(self, chain: Chain, tokens: int) -> None:
+    def mark_held(self, chain: Chain, tokens: int) -> None:
         """So many leading tokens are held."""
         for run in chain.path():
             if run.number == GONE:

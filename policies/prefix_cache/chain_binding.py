@@ -37,25 +37,25 @@ class ChainBinding:
     blocks: int  # of ours
     block_tokens: float  # the engine's tokens in one of ours
     messages: int = 0  # 0: it was not computed to its end
-    echo: AnswerReuse = field(default_factory=AnswerReuse)
+    answer_reuse: AnswerReuse = field(default_factory=AnswerReuse)
 
-    def held(self, depth: int, prompt: PoolEstimate) -> float:
+    def cached_tokens(self, depth: int, prompt: PoolEstimate) -> float:
         """Tokens held of a prompt that shares `depth` of its blocks with this one, or with one that continues it."""
-        resident = self.prompt.resident()
-        if resident < self.full:
+        resident = self.prompt.resident_tokens()
+        if resident < self.full_block_tokens:
             return min((depth + 0.5) * self.block_tokens, resident)
         if depth > self.blocks:
             return self.tokens + (depth - self.blocks) * prompt.blocks.size * prompt.blocks.scale
         if depth == self.blocks and prompt.messages > self.messages:
-            return self.tokens + self.echo.share * (self.answered.resident() - resident)
+            return self.tokens + self.answer_reuse.share * (self.answered.resident_tokens() - resident)
         return min((depth + 0.5) * self.block_tokens, self.tokens)  # the border lies within the next block
 
     @property
-    def full(self) -> int:
+    def full_block_tokens(self) -> int:
         return self.prompt.depth + (self.prompt.base or 0)
 
-    def taught(self, depth: int, prompt: PoolEstimate, cached: int) -> None:
+    def observe_turn(self, depth: int, prompt: PoolEstimate, cached: int) -> None:
         """So much of a prompt was cached."""
-        answer = self.answered.resident() - self.full
-        if depth == self.blocks and prompt.messages > self.messages and answer > 0 and cached >= self.full:
-            self.echo.observe((cached - self.full) / answer)
+        answer = self.answered.resident_tokens() - self.full_block_tokens
+        if depth == self.blocks and prompt.messages > self.messages and answer > 0 and cached >= self.full_block_tokens:
+            self.answer_reuse.observe((cached - self.full_block_tokens) / answer)

@@ -30,8 +30,8 @@ HALF_LIFE = 300.0  # s
 LEAST_HEAT = 0.25  # one prompt, two half-lives ago
 DEPTHS = tuple(step << octave for octave in range(20) for step in (2, 3))  # blocks: 2, 3, 4, 6, 8, 12, ...
 TAIL = 64  # blocks
-PLACES = 8192  # that are depths, and that are ends
-LARGEST_SHARE = 1 / 8  # of all bytes, that one text may take
+MAX_NODES = 8192  # that are depths, and that are ends
+MAX_TEXT_SHARE = 1 / 8  # of all bytes, that one text may take
 CONSIDERED = 512  # places, the hottest, that are weighed against what other engines hold
 REBASE = 64.0  # half-lives after which weights begin anew: a float has room for a thousand
 
@@ -44,18 +44,18 @@ class HotPrefix(Generic[Text]):
     blocks: int
 
 
-class _Place(Generic[Text]):
+class _PrefixNode(Generic[Text]):
     """A prefix of so many blocks. `text`: where a prompt ends."""
 
     __slots__ = ("above", "blocks", "heat", "size", "text")
 
-    def __init__(self, blocks: int, above: _Place[Text] | None, text: Text | None = None, size: int = 0) -> None:
+    def __init__(self, blocks: int, above: _PrefixNode[Text] | None, text: Text | None = None, size: int = 0) -> None:
         self.blocks, self.above, self.text, self.size = blocks, above, text, size
         self.heat = 0.0
 
-    def up(self) -> Iterator[_Place[Text]]:
+    def up(self) -> Iterator[_PrefixNode[Text]]:
         """This one and those above it."""
-        place: _Place[Text] | None = self
+        place: _PrefixNode[Text] | None = self
         while place is not None:
             yield place
             place = place.above
@@ -66,8 +66,10 @@ class HotPrefixes(Generic[Text]):
 
     def __init__(self, limit: int) -> None:
         self.bytes, self.limit = 0, limit
-        self._depths: OrderedDict[int, _Place[Text]] = OrderedDict()  # the least recently passed first, deep before
-        self._ends: OrderedDict[int, _Place[Text]] = OrderedDict()  # shallow; both by hash
+        self._depths: OrderedDict[int, _PrefixNode[Text]] = (
+            OrderedDict()
+        )  # the least recently passed first, deep before
+        self._ends: OrderedDict[int, _PrefixNode[Text]] = OrderedDict()  # shallow; both by hash
         self._since = 0.0
 
     def __len__(self) -> int:
@@ -80,17 +82,17 @@ class HotPrefixes(Generic[Text]):
         for depth, key in zip(DEPTHS, keys, strict=False):
             place = self._depths.get(key)
             if place is None:
-                place = self._depths[key] = _Place(depth, above)
+                place = self._depths[key] = _PrefixNode(depth, above)
             place.heat += weight
             above = place
         for key in reversed(keys):
             self._depths.move_to_end(key)
-        if keys and size <= self.limit * LARGEST_SHARE:
-            self._end(hashes, _Place(len(hashes), above, text, size), weight)
-        while len(self._depths) > PLACES:
+        if keys and size <= self.limit * MAX_TEXT_SHARE:
+            self._end(hashes, _PrefixNode(len(hashes), above, text, size), weight)
+        while len(self._depths) > MAX_NODES:
             self._depths.popitem(last=False)
 
-    def _end(self, hashes: Sequence[int], end: _Place[Text], weight: float) -> None:
+    def _end(self, hashes: Sequence[int], end: _PrefixNode[Text], weight: float) -> None:
         ends, end.heat = self._ends, weight
         for key in [key for key in hashes[-TAIL:] if key in ends]:
             passed = ends.pop(key)
@@ -98,7 +100,7 @@ class HotPrefixes(Generic[Text]):
             end.heat += passed.heat
         ends[hashes[-1]] = end
         self.bytes += end.size
-        while self.bytes > self.limit or len(ends) > PLACES:
+        while self.bytes > self.limit or len(ends) > MAX_NODES:
             self.bytes -= ends.popitem(last=False)[1].size
 
     def hottest(self, room: int, now: float, copies: Callable[[Text, int], int]) -> list[HotPrefix[Text]]:
@@ -109,7 +111,7 @@ class HotPrefixes(Generic[Text]):
         least, texts = LEAST_HEAT * self._weight(now), self._texts()
         hot = nlargest(CONSIDERED, (place for place in texts if place.heat >= least), key=lambda place: place.heat)
         worth = {place: place.heat / (1 + copies(texts[place], place.blocks)) for place in hot}
-        taken: dict[_Place[Text], None] = {}
+        taken: dict[_PrefixNode[Text], None] = {}
         for place in sorted(hot, key=worth.__getitem__, reverse=True):
             path = list(takewhile(lambda above: above not in taken, place.up()))
             held = path[-1].above if path else place
@@ -120,9 +122,9 @@ class HotPrefixes(Generic[Text]):
         beginnings = {place.above for place in taken}
         return [HotPrefix(texts[place], place.blocks) for place in taken if place not in beginnings]
 
-    def _texts(self) -> dict[_Place[Text], Text]:
+    def _texts(self) -> dict[_PrefixNode[Text], Text]:
         """Every place that has an end beneath it, with the latest one's text."""
-        texts: dict[_Place[Text], Text] = {}
+        texts: dict[_PrefixNode[Text], Text] = {}
         for end in reversed(self._ends.values()):
             assert end.text is not None
             texts.update(dict.fromkeys(takewhile(lambda place: place not in texts, end.up()), end.text))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from policies.prefix_cache.block_tree import Chain
 from policies.prefix_cache.chain_binding import AnswerReuse, ChainBinding
-from policies.prefix_cache.prefix_index import Found, PrefixIndex, PrefixStatistics
+from policies.prefix_cache.prefix_index import PrefixIndex, PrefixStatistics
 from policies.prefix_cache.residency import Residency, ResidencyStatistics
 from policies.types import PoolEstimate
 
@@ -57,14 +57,16 @@ class PrefixCaches:
 
     # ----------------------------------------------------------------- read by decisions
 
-    def hit(self, endpoint_id: str, prompt: PoolEstimate, found: Found, block: int) -> int:
-        """Of what the index found there, leading tokens of the prompt (the engine's) believed cached: whole blocks of
-        so many, and always less than the prompt."""
-        depth, anchor, stamp = found
-        if anchor is None or stamp in self._engines[endpoint_id].flying:
+    def hit(self, endpoint_id: str, prompt: PoolEstimate, block: int) -> int:
+        """Leading tokens of the prompt (the engine's) believed cached: whole blocks of so many, and always less than
+        the prompt."""
+        depth, anchor, stamp = self.index.find(endpoint_id, prompt.blocks.hashes)
+        if not depth:
+            return 0
+        if anchor is None or stamp in self._engines[endpoint_id].pending_stamps:
             held = depth * prompt.blocks.size * prompt.blocks.scale
         else:
-            held = anchor.held(depth, prompt)
+            held = anchor.cached_tokens(depth, prompt)
         most = prompt.tokens - 1
         return (int(held) if held < most else most) // block * block if held else 0
 
@@ -74,53 +76,53 @@ class PrefixCaches:
 
     # ----------------------------------------------------------------- told of our prompts
 
-    def sent(self, key: Hashable, endpoint_id: str, prompt: PoolEstimate, session: str) -> PendingPrompt:
+    def on_sent(self, key: Hashable, endpoint_id: str, prompt: PoolEstimate, session: str) -> PendingPrompt:
         depth, anchor, stamp = self.index.enter(endpoint_id, prompt.blocks.hashes)
         if (engine := self._engines.get(endpoint_id)) is not None:
-            engine.sent(key, session, stamp)
+            engine.on_sent(key, session, stamp)
         return PendingPrompt(endpoint_id, prompt, depth, stamp, anchor)
 
-    def answered(self, key: Hashable, sent: PendingPrompt, tokens: int | None, cached: int | None) -> bool:
+    def on_answered(self, key: Hashable, sent: PendingPrompt, tokens: int | None, cached: int | None) -> bool:
         """Its prompt was computed. Whether the engine's events account for it, now or shortly."""
         engine = self._engines.get(sent.endpoint)
         if engine is None:
             return False
-        engine.landed(sent.stamp)
+        engine.on_ended(sent.stamp)
         sent.tokens, sent.cached = tokens or sent.prompt.tokens, cached
         if sent.after is not None and cached is not None:
-            sent.after.taught(sent.depth, sent.prompt, cached)
+            sent.after.observe_turn(sent.depth, sent.prompt, cached)
         if self._tie(key, sent, engine):
             return True
         return self._await(key, sent, engine)
 
-    def unanswered(self, key: Hashable, sent: PendingPrompt) -> None:
+    def on_unanswered(self, key: Hashable, sent: PendingPrompt) -> None:
         """It ended before its first token: what the engine is not known to have computed is not there."""
         self.index.trim(sent.endpoint, sent.prompt.blocks.hashes, sent.depth, sent.stamp)
         engine = self._engines.get(sent.endpoint)
         if engine is not None:
-            engine.landed(sent.stamp)
+            engine.on_ended(sent.stamp)
             self._tie_part(key, sent, engine)
             self._await(key, sent, engine)
 
     # ----------------------------------------------------------------- told of engines
 
-    def listen(self, endpoint_id: str) -> Residency:
+    def enable_events(self, endpoint_id: str) -> Residency:
         """The engine publishes its events."""
         self._late[endpoint_id], self._echoes[endpoint_id] = OrderedDict(), AnswerReuse()
         engine = self._engines[endpoint_id] = Residency()
         return engine
 
-    def unlisten(self, endpoint_id: str) -> None:
+    def disable_events(self, endpoint_id: str) -> None:
         """It does so no longer: what was sent there stands."""
         if self._engines.pop(endpoint_id, None) is not None:
             del self._late[endpoint_id], self._echoes[endpoint_id]
-            self.index.untie(endpoint_id)
+            self.index.unbind(endpoint_id)
 
-    def engine(self, endpoint_id: str) -> Residency | None:
+    def residency(self, endpoint_id: str) -> Residency | None:
         """Of an endpoint that publishes events."""
         return self._engines.get(endpoint_id)
 
-    def heard(self, endpoint_id: str) -> None:
+    def on_events(self, endpoint_id: str) -> None:
         """Events came: prompts that ended before may be complete now."""
         engine, late = self._engines.get(endpoint_id), self._late.get(endpoint_id)
         if engine is not None and late:
@@ -128,18 +130,18 @@ class PrefixCaches:
                 if self._tie(key, sent, engine) if sent.tokens else self._tie_part(key, sent, engine):
                     del late[key]
 
-    def gap(self, endpoint_id: str) -> None:
+    def on_event_gap(self, endpoint_id: str) -> None:
         """Events were lost: what was removed meanwhile is not known."""
         if (engine := self._engines.get(endpoint_id)) is not None:
-            engine.cleared()
+            engine.clear()
             self._give_up_late(endpoint_id, engine)
-            self.index.untie(endpoint_id)
+            self.index.unbind(endpoint_id)
 
-    def forget(self, endpoint_id: str) -> None:
+    def clear(self, endpoint_id: str) -> None:
         """The endpoint lost its cache."""
-        self.index.forget(endpoint_id)
+        self.index.clear(endpoint_id)
         if (engine := self._engines.get(endpoint_id)) is not None:
-            engine.cleared()
+            engine.clear()
             self._give_up_late(endpoint_id, engine)
 
     def remove(self, endpoint_id: str) -> None:
@@ -152,11 +154,11 @@ class PrefixCaches:
 
     def _tie(self, key: Hashable, sent: PendingPrompt, engine: Residency) -> bool:
         answered = engine.chain(key, sent.tokens, sent.cached) or self._shared(sent)
-        chain = answered and answered.upto(sent.tokens)
+        chain = answered and answered.truncated(sent.tokens)
         if chain is None or answered is None:
             return False
         if sent.cached is not None:
-            engine.hold(chain, sent.cached)
+            engine.mark_cached(chain, sent.cached)
         prompt, hashes = sent.prompt, sent.prompt.blocks.hashes
         anchor = ChainBinding(
             chain,
@@ -167,7 +169,7 @@ class PrefixCaches:
             prompt.messages,
             self._echoes[sent.endpoint],
         )
-        self.index.tie(sent.endpoint, hashes, anchor)
+        self.index.bind(sent.endpoint, hashes, anchor)
         engine.forget(key)
         engine.anchored += 1
         return True
@@ -177,17 +179,17 @@ class PrefixCaches:
         chain, hashes, size = engine.chain(key, sent.prompt.tokens, None), sent.prompt.blocks.hashes, sent.block_tokens
         if chain is None or chain.depth <= sent.computed:
             return False
-        sent.computed, resident = chain.depth, chain.resident()
+        sent.computed, resident = chain.depth, chain.resident_tokens()
         blocks = min(int(resident / size), len(hashes))
         self.index.trim(sent.endpoint, hashes, blocks, sent.stamp)
         if blocks:
-            self.index.tie(sent.endpoint, hashes[:blocks], ChainBinding(chain, chain, resident, blocks, size))
+            self.index.bind(sent.endpoint, hashes[:blocks], ChainBinding(chain, chain, resident, blocks, size))
         return False
 
     def _await(self, key: Hashable, sent: PendingPrompt, engine: Residency) -> bool:
         """Whether its events may still come."""
         late = self._late[sent.endpoint]
-        if not engine.awaited(key):
+        if not engine.awaits_events(key):
             self._give_up(key, sent, engine)
             return False
         late[key] = sent

@@ -201,14 +201,14 @@ class PrefixIndex:
                 return end, run.anchor, run.stamp
             run, at = following, end
 
-    def tie(self, endpoint_id: str, hashes: Sequence[int], anchor: ChainBinding | None) -> None:
+    def bind(self, endpoint_id: str, hashes: Sequence[int], anchor: ChainBinding | None) -> None:
         """The endpoint was given these blocks, and this is what it made of them."""
         self.record(endpoint_id, hashes)
         path, _, _ = self._cache(endpoint_id).path(hashes)
         for run in path:
             run.anchor = anchor
 
-    def untie(self, endpoint_id: str) -> None:
+    def unbind(self, endpoint_id: str) -> None:
         """What the engine said is void: what was sent there stands."""
         for run in self._cache(endpoint_id).order:
             run.anchor = None
@@ -237,7 +237,7 @@ class PrefixIndex:
             factor = 1 + GROW
         cache.fit(cache.nominal, cache.share * factor)
 
-    def forget(self, endpoint_id: str) -> None:
+    def clear(self, endpoint_id: str) -> None:
         """The endpoint lost its cache."""
         if (cache := self._caches.get(endpoint_id)) is not None:
             self._caches[endpoint_id] = _Cache(cache.nominal)

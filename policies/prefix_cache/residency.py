@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from policies.prefix_cache.block_tree import BlockTree, Chain
 
 # Kinds of attention that keep a part of a prompt only (vLLM's KVCacheSpecKind).
-PARTIAL = frozenset(
+PARTIAL_ATTENTION = frozenset(
     {"sliding_window", "sliding_window_mla", "chunked_local_attention", "mamba", "encoder_only_attention"}
 )
 RECENT = 512  # stored events without a session that may still turn out to be a prompt of ours
@@ -53,18 +53,18 @@ class Residency:
     """The blocks of one endpoint."""
 
     def __init__(self) -> None:
-        self.flying: set[int] = set()  # the index's stamps of prompts under way
+        self.pending_stamps: set[int] = set()  # the index's stamps of prompts under way
         self.anchored = self.unanchored = 0
         self._tree = BlockTree()
         self._group: int | None = None
-        self._watched: dict[Hashable, PendingChain] = {}
-        self._sessions: dict[str, PendingChain] = {}
+        self._pending: dict[Hashable, PendingChain] = {}
+        self._by_session: dict[str, PendingChain] = {}
         self._recent: deque[tuple[int, Chain]] = deque(maxlen=RECENT)
         self._stored = 0
 
     # ----------------------------------------------------------------- told by the engine
 
-    def stored(
+    def on_stored(
         self,
         blocks: Sequence[int],
         parent: int | None,
@@ -79,33 +79,33 @@ class Residency:
         first, tip = self._tree.store(blocks, parent, size)
         self._note(first, tip, session)
 
-    def removed(self, blocks: Sequence[int], group: int = 0) -> None:
+    def on_removed(self, blocks: Sequence[int], group: int = 0) -> None:
         if group == self._group:
             for block in blocks:
                 self._tree.remove(block)
 
-    def cleared(self) -> None:
+    def clear(self) -> None:
         """Nothing is held any more, or nobody knows what."""
         self._tree.clear()
         self._recent.clear()
-        for watched in self._watched.values():
+        for watched in self._pending.values():
             watched.first = watched.tip = None
 
     # ----------------------------------------------------------------- told of our prompts
 
-    def sent(self, key: Hashable, session: str, stamp: int) -> None:
-        self.flying.add(stamp)
-        watched = self._watched[key] = PendingChain(session, self._stored)
+    def on_sent(self, key: Hashable, session: str, stamp: int) -> None:
+        self.pending_stamps.add(stamp)
+        watched = self._pending[key] = PendingChain(session, self._stored)
         if session:
-            self._sessions[session] = watched
+            self._by_session[session] = watched
 
-    def landed(self, stamp: int) -> None:
+    def on_ended(self, stamp: int) -> None:
         """The prompt is not under way any more."""
-        self.flying.discard(stamp)
+        self.pending_stamps.discard(stamp)
 
     def chain(self, key: Hashable, tokens: int, cached: int | None) -> Chain | None:
         """What was stored for a prompt of so many tokens, and for its answer; None: that is not known."""
-        watched = self._watched.get(key)
+        watched = self._pending.get(key)
         if watched is None:
             return None
         tip = watched.tip
@@ -118,20 +118,20 @@ class Residency:
             root.base = max(0, cached - watched.first.depth)
         return None if root.base is None else tip
 
-    def awaited(self, key: Hashable) -> bool:
+    def awaits_events(self, key: Hashable) -> bool:
         """Whether events to come may still say what its chain is."""
-        watched = self._watched.get(key)
+        watched = self._pending.get(key)
         return watched is not None and bool(watched.session)
 
     def forget(self, key: Hashable) -> None:
         """Its chain was found, or will not be."""
-        watched = self._watched.pop(key, None)
-        if watched is not None and self._sessions.get(watched.session) is watched:
-            del self._sessions[watched.session]
+        watched = self._pending.pop(key, None)
+        if watched is not None and self._by_session.get(watched.session) is watched:
+            del self._by_session[watched.session]
 
-    def hold(self, chain: Chain, tokens: int) -> None:
+    def mark_cached(self, chain: Chain, tokens: int) -> None:
         """An answer shows that so many leading tokens were held."""
-        self._tree.hold(chain, tokens)
+        self._tree.mark_held(chain, tokens)
 
     def statistics(self) -> ResidencyStatistics:
         return ResidencyStatistics(len(self._tree), self._tree.runs, self.anchored, self.unanchored)
@@ -139,21 +139,21 @@ class Residency:
     # ----------------------------------------------------------------- whose it is
 
     def _counts(self, group: int, kind: str | None) -> bool:
-        if self._group is None and kind not in PARTIAL:
+        if self._group is None and kind not in PARTIAL_ATTENTION:
             self._group = group
         return group == self._group
 
     def _note(self, first: Chain, tip: Chain, session: str) -> None:
         self._stored += 1
         if session:
-            watched = self._sessions.get(session)
+            watched = self._by_session.get(session)
             if watched is not None:
                 watched.first = watched.first or first
                 watched.tip = tip
-        elif self._watched:
+        elif self._pending:
             self._recent.append((self._stored, tip))
         if len(self._tree) > MOST_BLOCKS:
-            self.cleared()
+            self.clear()
 
     def _by_depth(self, since: int, tokens: int) -> Chain | None:
         found: dict[int, Chain] = {}
@@ -161,6 +161,6 @@ class Residency:
             if number <= since:
                 break
             size = tip.tip.size
-            if tip.depth + (tip.base or 0) == tokens // size * size and (block := tip.last()) is not None:
+            if tip.depth + (tip.base or 0) == tokens // size * size and (block := tip.last_block()) is not None:
                 found[block] = tip
         return next(iter(found.values())) if len(found) == 1 else None

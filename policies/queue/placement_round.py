@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from policies.fleet.decode_interference import MEMORY, expected_tpot_misses
+from policies.fleet.circuit_breaker import RATE_LIMIT_WINDOW as QUOTA
+from policies.fleet.decode_interference import TIME_CONSTANT, expected_tpot_misses
 from policies.fleet.fleet import Fleet
-from policies.fleet.learned_rate_limit import WINDOW as QUOTA
 from policies.queue.endpoint_queues import EndpointQueues, QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import FOREVER, NEVER, Candidate, Decision, FleetSnapshot, Health, Load, Placement
@@ -240,7 +240,11 @@ class PlacementRound:
         if not self.fleet.is_local(endpoint):
             return not self.is_limited(endpoint) and load.health is not Health.DOWN
         enough = ROOM if 0.0 < seconds <= SHORT else IDLE  # a short one need not wait for the very end
-        if load.health is Health.DOWN or load.backlog_s > enough or load.tpot_pressure * (1 + seconds / MEMORY) > 1:
+        if (
+            load.health is Health.DOWN
+            or load.backlog_s > enough
+            or load.tpot_pressure * (1 + seconds / TIME_CONSTANT) > 1
+        ):
             return False
         if self.lanes.of(endpoint) or self.lanes.on_the_way(endpoint):
             return False

@@ -8,7 +8,7 @@ Rules:
 - `share`: of how many that cannot ask each other this is one. Each lets in its part, and one request at least; a
   request that is larger than the part, but not than the limit, when nothing else counts.
 
-Providers' limits, which are learned, are another thing (`policies.fleet.learned_rate_limit`).
+Providers' limits, which are learned, are another thing (`policies.fleet.circuit_breaker`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from policies.value import value
 NANO = 1_000_000_000  # costs are whole billionths of a USD: they add up exactly
 
 
-class Limit(StrEnum):
+class QuotaLimit(StrEnum):
     """Values are the `limit` label of firsttoken_quota_refused_total."""
 
     REQUESTS = "requests"
@@ -52,7 +52,7 @@ class Claim:
 
 
 @value
-class Use:
+class Usage:
     """What counts now: of the last minute, running, and of this month with what running requests may still cost."""
 
     requests: int = 0
@@ -66,7 +66,7 @@ class Verdict:
     """`limit` None: let in. `wait`: s after which it would be; None: not by waiting. `*_left` counts this one, if it
     was let in; `*_reset`: s until nothing counts any more."""
 
-    limit: Limit | None = None
+    limit: QuotaLimit | None = None
     wait: float | None = None
     requests_left: int = 0
     tokens_left: int = 0
@@ -78,21 +78,21 @@ def too_large(limits: KeyLimits, claim: Claim) -> bool:
     return limits.tokens is not None and claim.tokens > limits.tokens
 
 
-def exceeded(limits: KeyLimits, claim: Claim, use: Use, share: int = 1) -> list[Limit]:
+def exceeded(limits: KeyLimits, claim: Claim, use: Usage, share: int = 1) -> list[QuotaLimit]:
     """Every limit that stands in the way."""
     found = []
-    if limits.cost is not None and use.cost + claim.cost > part(limits.cost, share):
-        found.append(Limit.COST)
-    if limits.concurrent is not None and use.running >= part(limits.concurrent, share):
-        found.append(Limit.CONCURRENT)
-    if limits.requests is not None and use.requests >= part(limits.requests, share):
-        found.append(Limit.REQUESTS)
-    if limits.tokens is not None and use.tokens + claim.tokens > part(limits.tokens, share):
+    if limits.cost is not None and use.cost + claim.cost > share_of(limits.cost, share):
+        found.append(QuotaLimit.COST)
+    if limits.concurrent is not None and use.running >= share_of(limits.concurrent, share):
+        found.append(QuotaLimit.CONCURRENT)
+    if limits.requests is not None and use.requests >= share_of(limits.requests, share):
+        found.append(QuotaLimit.REQUESTS)
+    if limits.tokens is not None and use.tokens + claim.tokens > share_of(limits.tokens, share):
         alone = share > 1 and use.tokens == 0 and not too_large(limits, claim)
         if not alone:
-            found.append(Limit.TOKENS)
+            found.append(QuotaLimit.TOKENS)
     return found
 
 
-def part(limit: int, share: int) -> int:
+def share_of(limit: int, share: int) -> int:
     return max(limit // share, 1)

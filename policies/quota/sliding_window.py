@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-SPAN = 60  # s
+WINDOW_S = 60  # s
 RING = 64  # seconds that are kept; SPAN + 1 count
-WORDS = 2 + 3 * RING
+WINDOW_WORDS = 2 + 3 * RING
 
 Used = tuple[int, int]  # requests, tokens
 
@@ -55,17 +55,17 @@ class SlidingWindow:
 
     def _oldest(self, now: int) -> int:
         words, ring = self.words, self.base + 2
-        for at in range(max(now - SPAN, 0), now + 1):
+        for at in range(max(now - WINDOW_S, 0), now + 1):
             place = ring + 3 * (at % RING)
             if words[place] == at + 1:
                 return place
         return -1
 
-    def seconds(self, now: int) -> Iterator[tuple[int, int, int]]:
+    def per_second(self, now: int) -> Iterator[tuple[int, int, int]]:
         """All that count in which there was something, the latest first, and what."""
         words, ring = self.words, self.base + 2
         requests, tokens = self.total()
-        for at in range(now, max(now - SPAN, 0) - 1, -1):
+        for at in range(now, max(now - WINDOW_S, 0) - 1, -1):
             place = ring + 3 * (at % RING)
             if words[place] == at + 1:
                 yield at, requests - words[place + 1], tokens - words[place + 2]
@@ -80,9 +80,9 @@ class SlidingWindow:
         words[base] += requests
         words[base + 1] += tokens
 
-    def give_back(self, second: int, now: int, tokens: int) -> None:
+    def refund(self, second: int, now: int, tokens: int) -> None:
         """Of what was added in `second`."""
-        if second < now - SPAN:
+        if second < now - WINDOW_S:
             return
         words, base = self.words, self.base
         words[base + 1] -= tokens
@@ -101,28 +101,28 @@ def used(windows: Iterable[SlidingWindow], now: int) -> Used:
     return requests, tokens
 
 
-def leaves(windows: Iterable[SlidingWindow], now: int, field: int, amount: int) -> int:
+def available_at(windows: Iterable[SlidingWindow], now: int, field: int, amount: int) -> int:
     """The second at whose beginning so many requests (field 0) or tokens (1) of those that count no longer do."""
     found: dict[int, int] = {}
     for window in windows:
-        for at, *added in window.seconds(now):
+        for at, *added in window.per_second(now):
             found[at] = found.get(at, 0) + added[field]
     at = now
     for at in sorted(found):
         amount -= found[at]
         if amount <= 0:
             break
-    return at + SPAN + 1
+    return at + WINDOW_S + 1
 
 
-def counts_until(windows: Iterable[SlidingWindow], now: int) -> tuple[int, int]:
+def resets_at(windows: Iterable[SlidingWindow], now: int) -> tuple[int, int]:
     """The seconds at whose beginning no request, and no token, of those that count still does; 0: none counts."""
     last = [0, 0]
     for window in windows:
-        for at, *added in window.seconds(now):
+        for at, *added in window.per_second(now):
             for field in (0, 1):
                 if added[field] > 0:
-                    last[field] = max(last[field], at + SPAN + 1)
+                    last[field] = max(last[field], at + WINDOW_S + 1)
             if all(last):
                 break
     return last[0], last[1]

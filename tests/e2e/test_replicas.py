@@ -154,9 +154,9 @@ async def test_what_one_replica_finds_down_is_down_to_all_and_each_finds_it_agai
             await acquainted(one, other)
             dead = next(name for name in other.upstreams if name.endswith(str(port)))
             for _ in range(2):
-                one.monitor.fleet.unreachable(dead, monotonic())
+                one.monitor.fleet.on_probe_failed(dead, monotonic())
             await eventually(lambda: other.monitor.loads()[dead].health is Health.DOWN)
-            other.monitor.fleet.reachable(dead, monotonic())
+            other.monitor.fleet.on_probe_answered(dead, monotonic())
             assert other.monitor.loads()[dead].health is Health.PROBING
             assert one.monitor.loads()[dead].health is Health.DOWN
 

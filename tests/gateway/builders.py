@@ -20,7 +20,7 @@ from gateway.fleet.monitor import Monitor
 from gateway.observe.record import Record, RequestOutcome
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies import types as facts
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.routes.route import Route
 from policies.types import (
     Attempt,
@@ -102,9 +102,9 @@ class Hearing(Monitor):
     def __init__(self, *pools: facts.Pool) -> None:
         super().__init__(Fleet(pools or (POOL,)))
         self.endings: list[AttemptOutcome] = []
-        self.reports: list[Reported] = []
+        self.reports: list[AttemptReport] = []
 
-    def ended(self, attempt: Hashable, ending: AttemptOutcome, now: float, reported: Reported) -> None:
+    def ended(self, attempt: Hashable, ending: AttemptOutcome, now: float, reported: AttemptReport) -> None:
         self.endings.append(ending)
         self.reports.append(reported)
         super().ended(attempt, ending, now, reported)

@@ -16,7 +16,7 @@ from gateway.fleet.monitor import Monitor
 from gateway.observe.record import RequestOutcome
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.incremental import TokenizerConfig
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price
 from tests.gateway.builders import candidate, record, request, route
 
@@ -38,7 +38,7 @@ def decider() -> Decider:
 def down(decider: Decider, *endpoints: str) -> None:
     for endpoint in endpoints:
         for _ in range(2):
-            decider.monitor.fleet.unreachable(endpoint, monotonic())
+            decider.monitor.fleet.on_probe_failed(endpoint, monotonic())
 
 
 # --------------------------------------------------------------------------- the request
@@ -163,7 +163,7 @@ def test_a_gateway_is_usable_while_any_endpoint_is(decider: Decider) -> None:
     assert decider.any_usable(monotonic())
     down(decider, "large/c")
     assert not decider.any_usable(monotonic())
-    decider.monitor.fleet.reachable("large/c", monotonic())
+    decider.monitor.fleet.on_probe_answered("large/c", monotonic())
     assert decider.any_usable(monotonic())
 
 
@@ -173,7 +173,7 @@ def test_an_endpoint_that_fails_its_requests_is_not_usable(decider: Decider) -> 
         for i in range(5):
             key, now = (endpoint, i), monotonic()
             decider.monitor.sent(key, candidate(endpoint), PoolEstimate(1), now, stream=True)
-            decider.monitor.ended(key, AttemptOutcome.FAILED, now, Reported())
+            decider.monitor.ended(key, AttemptOutcome.FAILED, now, AttemptReport())
     assert not decider.any_usable(monotonic())
 
 

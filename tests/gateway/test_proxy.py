@@ -156,7 +156,7 @@ async def test_without_a_usable_endpoint_the_caller_is_told_when_to_come_back() 
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         endpoint = gateway.runtime.current.pools["only"].endpoints[0].id
         for _ in range(2):
-            gateway.monitor.fleet.unreachable(endpoint, monotonic())
+            gateway.monitor.fleet.on_probe_failed(endpoint, monotonic())
         async with calling(gateway.url) as caller:
             status, headers, body = await caller.whole(post(STREAM))
         assert (status, int(headers["retry-after"]) >= 1) == (503, True)

@@ -18,7 +18,7 @@ from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.inference_request import InferenceRequest
 from gateway.fleet.monitor import Monitor
 from gateway.scheduler import NO_HURRY, QueueTimeout, RequestQueue
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route, Ttft
 from policies.types import FOREVER, NEVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate, RequestView
@@ -186,7 +186,7 @@ async def test_who_waits_is_looked_at_when_something_happens(event: str) -> None
         case "first token":
             stage.monitor.first_token("unknown", monotonic())
         case "end":
-            stage.monitor.ended("unknown", AttemptOutcome.FAILED, monotonic(), Reported())
+            stage.monitor.ended("unknown", AttemptOutcome.FAILED, monotonic(), AttemptReport())
         case "scrape":
             await stage.monitor.ask("small/a", ConnectionPool(dead_url(), connect_timeout=1), backend())
         case "entry":

@@ -32,7 +32,7 @@ P90 = 1.4
 
 
 @dataclass
-class Given:
+class GivenPredictions:
     """Beliefs: TTFT is what is given for the endpoint, and the tokens ahead at RATE; hits are given."""
 
     ttft: Mapping[str, float]
@@ -59,7 +59,7 @@ class Given:
 
 
 @dataclass
-class World:
+class DecisionScenario:
     """Pools by name, each endpoint with its median TTFT (s); the loads that are not idle; and a route over them."""
 
     ttft: Mapping[str, Mapping[str, float]]
@@ -70,7 +70,7 @@ class World:
     route: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.beliefs = Given({id: s for pool in self.ttft.values() for id, s in pool.items()}, self.hits)
+        self.beliefs = GivenPredictions({id: s for pool in self.ttft.values() for id, s in pool.items()}, self.hits)
 
     def decide(self, ask: RequestView | None = None, now: float = 0.0, seed: int = 0) -> Decision:
         return decide(

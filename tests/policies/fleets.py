@@ -7,7 +7,7 @@ from statistics import median
 
 from hypothesis import strategies as st
 
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Candidate, Endpoint, Load, Pool, PoolEstimate, PrefixBlocks
 from tests.policies.virtual_engine import Request
 
@@ -38,7 +38,7 @@ def send(
     estimate, key = estimate or prompt(), next(KEYS)
     hit = to.hit(endpoint, estimate)
     forecast = to.forecast(endpoint, to.snapshot(now).loads[endpoint.id], estimate.tokens, hit, now)
-    to.sent(key, Candidate(endpoint, 0, estimate.tokens, hit, forecast, 1.0, 0.0), estimate, now, stream)
+    to.on_sent(key, Candidate(endpoint, 0, estimate.tokens, hit, forecast, 1.0, 0.0), estimate, now, stream)
     return key
 
 
@@ -48,11 +48,11 @@ def answer(
     endpoint: Endpoint = ONE,
     now: float = 0.0,
     ttft: float = 0.1,
-    reported: Reported | None = None,
+    reported: AttemptReport | None = None,
 ) -> None:
     key = send(to, estimate, endpoint, now)
-    to.first_token(key, now + ttft)
-    to.ended(key, AttemptOutcome.COMPLETED, now + ttft + 1, reported)
+    to.on_first_token(key, now + ttft)
+    to.on_ended(key, AttemptOutcome.COMPLETED, now + ttft + 1, reported)
 
 
 def load(of: Fleet, now: float = 0.0, endpoint: Endpoint = ONE) -> Load:
@@ -75,6 +75,6 @@ events = st.tuples(
 # --------------------------------------------------------------------------- on a virtual engine
 
 
-def wrong(answered: list[Request]) -> float:
+def median_error(answered: list[Request]) -> float:
     """Median relative error of the predicted medians."""
     return median(abs(request.ttft / request.forecast.p50 - 1) for request in answered)

@@ -11,14 +11,14 @@ from backends.simulated.engine import Engine
 from backends.simulated.events import EngineFirstToken, EngineRequest
 from backends.simulated.profiles import EngineProfile, profile_named
 from backends.simulated.virtual_engine import VirtualEngine
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Candidate, Endpoint, Forecast, Pool, PoolEstimate
 
 ONE = Endpoint("main/1", "main")
 
 
 @dataclass(slots=True)
-class Sent:
+class TimedRequest:
     """One request. `ttft` None: it was left before its first token."""
 
     at: float
@@ -27,7 +27,7 @@ class Sent:
     ttft: float | None = None
 
 
-class Bench:
+class SimulatedFleet:
     """Poisson arrivals at `load` of what the engine can prefill; prompts share nothing.
 
     Whoever has no token at the quantile `patience` of its forecast is left.
@@ -42,23 +42,23 @@ class Bench:
         self.fleet = Fleet([Pool("main", "m", (ONE,))])
         self.now, self._random, self._patience, self._numbers = 0.0, Random(seed), patience, count()
         self._gap = 2500 / found.tokens_per_ms / 1e3 / load
-        self._open: dict[int, Sent] = {}
+        self._open: dict[int, TimedRequest] = {}
         self._answering: set[int] = set()
 
-    def serve(self, requests: int) -> list[Sent]:
+    def serve(self, requests: int) -> list[TimedRequest]:
         """The next so many requests, in the order of their sending; all have a token, or were left."""
         sent = [self._send(next(self._numbers)) for _ in range(requests)]
         while self._open:
             self._run(self.now + self._gap)
         return sent
 
-    def _send(self, key: int) -> Sent:
+    def _send(self, key: int) -> TimedRequest:
         self._run(self.now + self._random.expovariate(1 / self._gap))
         prompt, output = min(int(self._random.lognormvariate(7.3, 1.0)) + 20, 30_000), self._random.randrange(10, 200)
         load = self.fleet.snapshot(self.now).loads[ONE.id]
         forecast = self.fleet.forecast(ONE, load, prompt, 0, self.now)
-        one = self._open[key] = Sent(self.now, prompt, forecast)
-        self.fleet.sent(key, Candidate(ONE, 0, prompt, 0, forecast, 1.0, 0.0), PoolEstimate(prompt), self.now, True)
+        one = self._open[key] = TimedRequest(self.now, prompt, forecast)
+        self.fleet.on_sent(key, Candidate(ONE, 0, prompt, 0, forecast, 1.0, 0.0), PoolEstimate(prompt), self.now, True)
         self.engine.submit(EngineRequest(key, prompt, output), self.now)
         return one
 
@@ -68,7 +68,7 @@ class Bench:
             if key in self._open:
                 del self._open[key]
                 self.engine.abort(key)
-                self.fleet.ended(key, AttemptOutcome.CANCELLED, at)
+                self.fleet.on_ended(key, AttemptOutcome.CANCELLED, at)
         self._hear(until)
 
     def _leaving(self, until: float) -> Iterator[tuple[float, int]]:
@@ -82,9 +82,9 @@ class Bench:
             if isinstance(event, EngineFirstToken):
                 one = self._open.pop(key)
                 one.ttft = event.at - one.at
-                self.fleet.first_token(key, event.at)
+                self.fleet.on_first_token(key, event.at)
             else:
-                self.fleet.ended(
-                    key, AttemptOutcome.COMPLETED, event.at, Reported(completion_tokens=event.output_tokens)
+                self.fleet.on_ended(
+                    key, AttemptOutcome.COMPLETED, event.at, AttemptReport(completion_tokens=event.output_tokens)
                 )
         self.now = max(self.now, until)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Candidate, Endpoint, Forecast, Pool, PoolEstimate, PrefixBlocks
 
 BLOCK = 16  # tokens
@@ -144,13 +144,16 @@ def serve(
             _send(fleet, endpoint, request, now)
             later(now + 0.7 * profile.api / 1e3, "admit", request)
         elif what == "first":
-            fleet.first_token(request, now)
+            fleet.on_first_token(request, now)
             request.ttft = now - request.at
             answered.append(request)
         elif what == "last":
             itl = (now - request.at - request.ttft) / max(request.output - 1, 1)
-            fleet.ended(
-                request, AttemptOutcome.COMPLETED, now, Reported(request.prompt, request.cached, request.output, itl)
+            fleet.on_ended(
+                request,
+                AttemptOutcome.COMPLETED,
+                now,
+                AttemptReport(request.prompt, request.cached, request.output, itl),
             )
         elif what == "admit":
             engine.waiting.append(request)
@@ -173,4 +176,4 @@ def _send(fleet: Fleet, endpoint: Endpoint, request: Request, now: float) -> Non
     request.hit = fleet.hit(endpoint, estimate)
     request.forecast = fleet.forecast(endpoint, load, request.prompt, request.hit, now)
     candidate = Candidate(endpoint, 0, request.prompt, request.hit, request.forecast, 1.0, 0.0)
-    fleet.sent(request, candidate, estimate, now, True)
+    fleet.on_sent(request, candidate, estimate, now, True)

@@ -7,7 +7,7 @@ import json
 from gateway.admin.admin_views import endpoint_view
 from gateway.api.strict_json import encode
 from policies.fleet.endpoint_state import EndpointStatistics
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Candidate, Forecast, PoolEstimate
 from tests.gateway.builders import POOL
 
@@ -22,10 +22,12 @@ def attempt(
     fleet: Fleet, key: str, sent: float, ending: AttemptOutcome, first: float | None = None, p50: float = 0.2
 ) -> None:
     candidate = Candidate(A, 0, 100, 0, Forecast(p50, (1.0,) * 10 + (2.0,) * 4), 1.0, 0.0)
-    fleet.sent(key, candidate, PoolEstimate(100), sent, True)
+    fleet.on_sent(key, candidate, PoolEstimate(100), sent, True)
     if first is not None:
-        fleet.first_token(key, first)
-    fleet.ended(key, ending, first or sent, Reported(connected=ending is not AttemptOutcome.FAILED, retry_after=7.0))
+        fleet.on_first_token(key, first)
+    fleet.on_ended(
+        key, ending, first or sent, AttemptReport(connected=ending is not AttemptOutcome.FAILED, retry_after=7.0)
+    )
 
 
 def test_an_endpoint_that_is_well_says_nothing_of_its_health() -> None:
@@ -45,11 +47,11 @@ def test_an_endpoint_that_is_out_says_why_and_until_when() -> None:
     down = endpoint_view(asked(fleet, 101.0), 101.0)
     assert (down["breaker"], down["why"]) == ("open", "2 connections in a row were refused or reset")
     assert (down["load"]["health"], down["tried_again_in_s"]) == ("down", 4.0)
-    fleet.sent("probe", Candidate(A, 0, 100, 0, Forecast(0.2), 1.0, 0.0), PoolEstimate(100), 106.0, True)
+    fleet.on_sent("probe", Candidate(A, 0, 100, 0, Forecast(0.2), 1.0, 0.0), PoolEstimate(100), 106.0, True)
     tried = endpoint_view(asked(fleet, 106.0), 106.0)
     assert tried["why"] == "2 connections in a row were refused or reset; one request at a time may try it"
-    fleet.ended("probe", AttemptOutcome.FAILED, 106.5, Reported())
-    assert endpoint_view(asked(fleet, 106.5), 106.5)["why"] == "the request that tried it failed"
+    fleet.on_ended("probe", AttemptOutcome.FAILED, 106.5, AttemptReport())
+    assert endpoint_view(asked(fleet, 106.5), 106.5)["why"] == "the trial request failed"
 
 
 def test_a_rate_limit_is_no_ill_health() -> None:

@@ -12,7 +12,7 @@ from gateway.admission.quotas import claim_of, duration, quota_headers, refusal,
 from gateway.admission.reservations import Reservation
 from gateway.config.models import Config
 from gateway.observe.record import Record, RequestOutcome
-from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit, Verdict
+from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Verdict
 from policies.types import Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import document, pool, running
@@ -43,7 +43,7 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
     ("limit", "wait", "type", "code", "said", "headers"),
     [
         (
-            Limit.REQUESTS,
+            QuotaLimit.REQUESTS,
             1.2,
             "requests",
             "rate_limit_exceeded",
@@ -51,7 +51,7 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
             {"retry-after": "2", "retry-after-ms": "1200"},
         ),
         (
-            Limit.TOKENS,
+            QuotaLimit.TOKENS,
             30.0,
             "tokens",
             "rate_limit_exceeded",
@@ -59,7 +59,7 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
             {"retry-after": "30", "retry-after-ms": "30000"},
         ),
         (
-            Limit.CONCURRENT,
+            QuotaLimit.CONCURRENT,
             1.0,
             "requests",
             "rate_limit_exceeded",
@@ -67,7 +67,7 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
             {"retry-after": "1", "retry-after-ms": "1000"},
         ),
         (
-            Limit.TOKENS,
+            QuotaLimit.TOKENS,
             None,
             "tokens",
             "rate_limit_exceeded",
@@ -75,7 +75,7 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
             {"x-should-retry": "false"},
         ),
         (
-            Limit.COST,
+            QuotaLimit.COST,
             None,
             "insufficient_quota",
             "insufficient_quota",
@@ -85,7 +85,7 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
     ],
 )
 def test_a_refusal_says_which_limit_and_what_will_help(
-    limit: Limit, wait: float | None, type: str, code: str, said: str, headers: dict[str, str]
+    limit: QuotaLimit, wait: float | None, type: str, code: str, said: str, headers: dict[str, str]
 ) -> None:
     limits = KeyLimits(9, 50, 2, 5 * NANO)
     found = refusal(made(limits, Verdict(limit, wait)), limit)

@@ -18,7 +18,7 @@ from gateway.admission.local_quotas import LocalQuotas, Shared
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.admission.reservations import Quotas, Reservation
 from gateway.cluster.redis_client import RedisClient
-from policies.quota.key_limits import NANO, Claim, KeyLimits, Limit
+from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually
 
@@ -114,7 +114,7 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
 async def test_requests_are_let_in_up_to_the_limit_whoever_is_asked(place: Place) -> None:
     limits = KeyLimits(requests=4)
     asked = [await place.ask(limits, turn=n) for n in range(6)]
-    assert [one.verdict.limit for one in asked] == [None] * 4 + [Limit.REQUESTS] * 2
+    assert [one.verdict.limit for one in asked] == [None] * 4 + [QuotaLimit.REQUESTS] * 2
     assert [one.verdict.requests_left for one in asked] == [3, 2, 1, 0, 0, 0]
 
 
@@ -129,7 +129,7 @@ async def test_what_it_says_of_waiting_is_true(place: Place) -> None:
     assert refused.requests_reset == pytest.approx(60.75)
     assert refused.wait is not None
     await place.pass_time(refused.wait - 0.01)
-    assert (await place.ask(limits)).verdict.limit is Limit.REQUESTS
+    assert (await place.ask(limits)).verdict.limit is QuotaLimit.REQUESTS
     await place.pass_time(0.01)
     assert (await place.ask(limits)).verdict.limit is None
 
@@ -145,7 +145,7 @@ async def test_what_is_refused_has_claimed_nothing(place: Place) -> None:
     limits = KeyLimits(requests=10, tokens=100, concurrent=10, cost=10)
     assert (await place.ask(limits, 60, 5)).verdict.limit is None
     for n in range(5):
-        assert (await place.ask(limits, 60, 1, n)).verdict.limit is Limit.TOKENS
+        assert (await place.ask(limits, 60, 1, n)).verdict.limit is QuotaLimit.TOKENS
     again = (await place.ask(limits, 40, 5)).verdict
     assert (again.limit, again.requests_left, again.tokens_left) == (None, 8, 0)
 
@@ -153,7 +153,7 @@ async def test_what_is_refused_has_claimed_nothing(place: Place) -> None:
 async def test_what_was_not_used_is_given_back(place: Place) -> None:
     limits = KeyLimits(tokens=100)
     first = await place.ask(limits, 90)
-    assert (await place.ask(limits, 50, turn=1)).verdict.limit is Limit.TOKENS
+    assert (await place.ask(limits, 50, turn=1)).verdict.limit is QuotaLimit.TOKENS
     await place.pass_time(5)
     await place.settle(first, 10)
     found = (await place.ask(limits, 50, turn=1)).verdict
@@ -165,7 +165,7 @@ async def test_what_was_used_beyond_the_claim_counts_from_when_it_is_known(place
     first = await place.ask(limits, 10)
     await place.pass_time(200)  # a long stream
     await place.settle(first, 80)
-    assert (await place.ask(limits, 50)).verdict.limit is Limit.TOKENS
+    assert (await place.ask(limits, 50)).verdict.limit is QuotaLimit.TOKENS
     assert (await place.ask(limits, 20)).verdict.limit is None
 
 
@@ -175,19 +175,19 @@ async def test_nothing_is_given_back_of_what_no_longer_counts(place: Place) -> N
     await place.pass_time(100)
     await place.ask(limits, 60)
     await place.settle(long, 0)
-    assert (await place.ask(limits, 60)).verdict.limit is Limit.TOKENS
+    assert (await place.ask(limits, 60)).verdict.limit is QuotaLimit.TOKENS
 
 
 async def test_a_claim_above_the_whole_limit_is_not_told_to_wait(place: Place) -> None:
     verdict = (await place.ask(KeyLimits(tokens=100), 101)).verdict
-    assert (verdict.limit, verdict.wait) == (Limit.TOKENS, None)
+    assert (verdict.limit, verdict.wait) == (QuotaLimit.TOKENS, None)
 
 
 async def test_a_place_is_free_again_when_its_request_is_settled(place: Place) -> None:
     limits = KeyLimits(concurrent=2)
     first, second = [await place.ask(limits, turn=n) for n in range(2)]
     refused = (await place.ask(limits)).verdict
-    assert (refused.limit, refused.wait) == (Limit.CONCURRENT, 1.0)
+    assert (refused.limit, refused.wait) == (QuotaLimit.CONCURRENT, 1.0)
     await place.settle(first)
     assert (await place.ask(limits, turn=1)).verdict.limit is None
     await place.settle(second, turn=1)
@@ -198,7 +198,7 @@ async def test_a_month_has_its_cost_and_the_next_month_another(place: Place) -> 
     first = await place.ask(limits, cost=NANO // 2)
     await place.settle(first, cost=NANO * 9 // 10)
     refused = (await place.ask(limits, cost=NANO // 5, turn=1)).verdict
-    assert (refused.limit, refused.wait) == (Limit.COST, None)
+    assert (refused.limit, refused.wait) == (QuotaLimit.COST, None)
     place.clock.wall_at = NOVEMBER
     assert (await place.ask(limits, cost=NANO // 5)).verdict.limit is None
 
@@ -206,7 +206,7 @@ async def test_a_month_has_its_cost_and_the_next_month_another(place: Place) -> 
 async def test_requests_that_run_hold_what_they_may_cost(place: Place) -> None:
     limits = KeyLimits(cost=10)
     first = await place.ask(limits, cost=6)
-    assert (await place.ask(limits, cost=6, turn=1)).verdict.limit is Limit.COST
+    assert (await place.ask(limits, cost=6, turn=1)).verdict.limit is QuotaLimit.COST
     await place.settle(first, cost=1)
     assert (await place.ask(limits, cost=6, turn=1)).verdict.limit is None
 
@@ -216,7 +216,7 @@ async def test_the_limit_that_takes_longest_is_the_one_that_is_named(place: Plac
     await place.ask(limits, 10)
     await place.pass_time(5)
     verdict = (await place.ask(limits, 1)).verdict
-    assert verdict.limit in (Limit.REQUESTS, Limit.TOKENS)
+    assert verdict.limit in (QuotaLimit.REQUESTS, QuotaLimit.TOKENS)
     assert verdict.wait == pytest.approx(56)
 
 
@@ -388,7 +388,7 @@ async def test_what_was_let_in_without_redis_is_counted_when_it_is_told() -> Non
         await place.pass_time(1)
         alone = redis._alone("web", limits, Claim(30), "unheard")
         await redis._renew_all()
-        assert (await place.ask(limits, turn=1)).verdict.limit is Limit.CONCURRENT
+        assert (await place.ask(limits, turn=1)).verdict.limit is QuotaLimit.CONCURRENT
         await place.pass_time(10)
         await place.settle(alone, 10)
         verdict = (await place.ask(limits, 90, turn=1)).verdict

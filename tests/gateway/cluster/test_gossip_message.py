@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cluster.gossip_message import AHEAD, HEAD, MalformedUpdate, at, packed, read, teller_of
-from policies.fleet.decode_interference import GRID
-from policies.fleet.peers import NOTHING, PeerLoad
+from policies.fleet.decode_interference import STALL_GRID
+from policies.fleet.peers import NO_LOAD, PeerLoad
 from policies.types import FOREVER, NEVER
 
 GROUP, TELLER = b"group..1", b"teller.1"
 PAST = st.just(NEVER) | st.integers(-100, 50).map(float)
 AMOUNTS = st.integers(0, 1000).map(float)
-HARMS = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(GRID))
+HARMS = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(STALL_GRID))
 BURDENS = st.builds(
     lambda answering, prefilling, *rest: PeerLoad(answering + prefilling, prefilling, *rest),
     st.integers(0, 99),
@@ -36,7 +37,7 @@ BURDENS = st.builds(
 )
 NAMES = st.text(max_size=20)
 HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=9).map(lambda hashes: array("Q", hashes))
-BUSY = NOTHING._replace(in_flight=2, prefilling=1, tokens=500, since=49.5, used_at=49.5)
+BUSY = replace(NO_LOAD, in_flight=2, prefilling=1, queued_tokens=500, queued_since=49.5, last_used_at=49.5)
 MESSAGE = packed(GROUP, TELLER, 50.0, {"small/a": BUSY}, [("small/b", array("Q", [1, 2]))], full=True)
 
 
@@ -54,7 +55,7 @@ def test_what_is_told_arrives(
     assert {name: at(told, 50.0) for name, told in news.burdens.items()} == burdens
     for name, told in news.burdens.items():
         elsewhere, here = at(told, 1050.0), burdens[name]
-        assert elsewhere.since == here.since + 1000.0
+        assert elsewhere.queued_since == here.queued_since + 1000.0
         assert elsewhere.blocked_until == here.blocked_until + 1000.0
 
 
@@ -79,27 +80,29 @@ def test_a_message_that_was_cut_or_changed_is_malformed(place: int, change: int)
     "wrong",
     [
         {"in_flight": -1},
-        {"tokens": 1 << 50},
+        {"queued_tokens": 1 << 50},
         {"prefilling": 3},
         {"warming": 2},
-        {"spent": float("nan")},
-        {"spent": FOREVER},
-        {"used_at": float("nan")},
-        {"pace": 0.0},
-        {"time": -1.0},
-        {"harm": (-1.0,) * len(GRID)},
+        {"prefill_s": float("nan")},
+        {"prefill_s": FOREVER},
+        {"last_used_at": float("nan")},
+        {"tpot_budget": 0.0},
+        {"decode_s": -1.0},
+        {"expected_tpot_misses": (-1.0,) * len(STALL_GRID)},
     ],
 )
 def test_numbers_that_cannot_be_are_malformed(wrong: dict[str, float]) -> None:
     """One of them, added to our own, would be believed for ever."""
-    raw = packed(GROUP, TELLER, 50.0, {"small/a": BUSY._replace(**wrong)}, [])
+    raw = packed(GROUP, TELLER, 50.0, {"small/a": replace(BUSY, **wrong)}, [])
     with pytest.raises(MalformedUpdate):
         read(raw)
 
 
 def test_what_has_happened_is_not_to_come() -> None:
     """Whatever a teller says: but for a rate limit, that has a longest time too."""
-    told = NOTHING._replace(heard_at=90.0, used_at=FOREVER, down_at=90.0, since=90.0, blocked_until=1e9)
+    told = replace(
+        NO_LOAD, last_token_at=90.0, last_used_at=FOREVER, down_since=90.0, queued_since=90.0, blocked_until=1e9
+    )
     found = at(read(packed(GROUP, TELLER, 50.0, {"a": told}, [])).burdens["a"], 10.0)
-    assert (found.last_token_at, found.used_at, found.down_at, found.since) == (10.0,) * 4
+    assert (found.last_token_at, found.last_used_at, found.down_since, found.queued_since) == (10.0,) * 4
     assert found.blocked_until == 10.0 + AHEAD

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,12 +12,12 @@ import pytest
 from gateway.cluster.gossip_message import packed
 from gateway.cluster.peer_view import EVERY, MOST_TELLERS, PENDING, SILENT, Peers
 from gateway.cluster.pending_updates import EVERY_FULL, RATE, ROOM, PendingUpdates
-from policies.fleet.peers import NOTHING, CombinedPeers, PeerLoad
+from policies.fleet.peers import NO_LOAD, CombinedPeers, PeerLoad
 from policies.types import NEVER
 
 NAMES = ("small/a", "small/b")
 OURS, THEIRS, THIRDS = b"ours....", b"theirs..", b"thirds.."
-BUSY = NOTHING._replace(in_flight=2, prefilling=1, tokens=500, since=0.5, used_at=0.5, spent=2.0)
+BUSY = replace(NO_LOAD, in_flight=2, prefilling=1, queued_tokens=500, queued_since=0.5, last_used_at=0.5, prefill_s=2.0)
 
 
 class Heard:
@@ -26,10 +27,10 @@ class Heard:
         self.burdens: dict[str, PeerLoad] = {}
         self.hints: list[tuple[str, list[int]]] = []
 
-    def burdened(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
+    def on_peer_load(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
         self.burdens[endpoint_id] = burden
 
-    def hinted(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         self.hints.append((endpoint_id, list(hashes)))
 
 
@@ -67,7 +68,7 @@ def test_what_others_have_under_way_adds_up() -> None:
     listening, theirs, thirds = Listening(), PendingUpdates(THEIRS), PendingUpdates(THIRDS)
     listening.hear(told(theirs, a=BUSY), 1.0).hear(told(thirds, a=BUSY, b=BUSY), 1.01)
     assert [listening.burdens[name].in_flight for name in NAMES] == [4, 2]
-    listening.hear(told(theirs, 1.02, a=BUSY._replace(in_flight=1)), 1.02)
+    listening.hear(told(theirs, 1.02, a=replace(BUSY, in_flight=1)), 1.02)
     assert listening.burdens[NAMES[0]].in_flight == 3
     assert listening.peers.replicas(1.02) == 3
 
@@ -91,10 +92,10 @@ def test_workers_of_one_gateway_are_one_replica() -> None:
 def test_who_falls_silent_has_nothing_under_way() -> None:
     """Nobody takes what is said once for true for ever. The others stay."""
     listening, theirs, thirds = Listening(), PendingUpdates(THEIRS), PendingUpdates(THIRDS)
-    listening.hear(told(theirs, a=BUSY._replace(down_at=0.9)), 1.0).hear(told(thirds, a=BUSY), 1.5)
+    listening.hear(told(theirs, a=replace(BUSY, down_since=0.9)), 1.0).hear(told(thirds, a=BUSY), 1.5)
     assert listening.look(0.99 + SILENT).burdens[NAMES[0]].in_flight == 4
     assert listening.look(1.0 + SILENT).burdens[NAMES[0]].in_flight == 2
-    assert listening.burdens[NAMES[0]].down_at == NEVER
+    assert listening.burdens[NAMES[0]].down_since == NEVER
     assert listening.peers.replicas(1.0 + SILENT) == 2
     assert listening.look(1.5 + SILENT).burdens[NAMES[0]].in_flight == 0
 
@@ -110,7 +111,7 @@ def test_a_lost_message_is_made_up_for_within_a_second() -> None:
     """Everything is told again, also that something has ended."""
     listening, theirs = Listening(), PendingUpdates(THEIRS)
     listening.hear(told(theirs, 1.0, a=BUSY), 1.0)
-    told(theirs, 1.1, a=NOTHING, b=BUSY)  # is lost
+    told(theirs, 1.1, a=NO_LOAD, b=BUSY)  # is lost
     assert theirs.message(1.2) is None
     listening.hear(told(theirs, 1.0 + EVERY_FULL), 1.0 + EVERY_FULL)
     assert [listening.burdens[name].in_flight for name in NAMES] == [0, 2]
@@ -130,12 +131,12 @@ def test_what_others_have_spent_never_leaps() -> None:
     listening, theirs = Listening(), PendingUpdates(THEIRS)
 
     def spent(at: float, amount: float, outbox: PendingUpdates = theirs) -> float:
-        raw = told(outbox, at, a=BUSY._replace(spent=amount))
-        return listening.hear(raw, at).burdens[NAMES[0]].spent
+        raw = told(outbox, at, a=replace(BUSY, prefill_s=amount))
+        return listening.hear(raw, at).burdens[NAMES[0]].prefill_s
 
     assert spent(1.0, 5000.0) == 0.0
     assert spent(1.1, 5000.5) == pytest.approx(0.5)
-    assert listening.look(1.1 + SILENT).burdens[NAMES[0]].spent == pytest.approx(0.5)
+    assert listening.look(1.1 + SILENT).burdens[NAMES[0]].prefill_s == pytest.approx(0.5)
     assert spent(9.0, 5004.0) == pytest.approx(0.5)
     assert spent(9.1, 5004.25) == pytest.approx(0.75)
     assert spent(9.2, 1.0, PendingUpdates(THEIRS)) == pytest.approx(0.75)
@@ -173,16 +174,18 @@ class Far:
 def test_times_are_as_old_here_as_there() -> None:
     """Whatever the other machine's clock says."""
     listening = Listening()
-    listening.hear(told(PendingUpdates(THEIRS), 90_000.0, a=BUSY._replace(used_at=89_999.0, since=89_999.5)), 7.0)
-    assert (listening.burdens[NAMES[0]].used_at, listening.burdens[NAMES[0]].since) == (6.0, 6.5)
+    listening.hear(
+        told(PendingUpdates(THEIRS), 90_000.0, a=replace(BUSY, last_used_at=89_999.0, queued_since=89_999.5)), 7.0
+    )
+    assert (listening.burdens[NAMES[0]].last_used_at, listening.burdens[NAMES[0]].queued_since) == (6.0, 6.5)
 
 
 def test_a_message_that_was_long_on_its_way_is_older() -> None:
     """By as much as it came later than the quickest."""
     listening, theirs = Listening(), PendingUpdates(THEIRS)
     listening.hear(told(theirs, 100.0, a=BUSY), 7.0)
-    listening.hear(told(theirs, 101.0, a=BUSY._replace(used_at=101.0)), 8.4)  # 0.4 s late
-    assert listening.burdens[NAMES[0]].used_at == pytest.approx(8.0, abs=0.001)
+    listening.hear(told(theirs, 101.0, a=replace(BUSY, last_used_at=101.0)), 8.4)  # 0.4 s late
+    assert listening.burdens[NAMES[0]].last_used_at == pytest.approx(8.0, abs=0.001)
 
 
 def test_clocks_may_drift() -> None:
@@ -190,19 +193,19 @@ def test_clocks_may_drift() -> None:
     listening, theirs = Listening(), PendingUpdates(THEIRS)
     for i in range(3600):
         now, clock = 2.0 * i, 2.0 * i * (1 - 1e-4)
-        listening.hear(told(theirs, clock, a=BUSY._replace(used_at=clock)), now)
-    assert listening.burdens[NAMES[0]].used_at == pytest.approx(now, abs=0.01)
+        listening.hear(told(theirs, clock, a=replace(BUSY, last_used_at=clock)), now)
+    assert listening.burdens[NAMES[0]].last_used_at == pytest.approx(now, abs=0.01)
 
 
 def test_what_is_very_late_or_comes_twice_is_no_news() -> None:
     """Who tells nothing newer in time is silent."""
     listening, theirs = Listening(), PendingUpdates(THEIRS)
     first = told(theirs, 100.0, a=BUSY)
-    listening.hear(first, 1.0).hear(told(theirs, 100.5, a=NOTHING), 1.5).hear(first, 1.6)
+    listening.hear(first, 1.0).hear(told(theirs, 100.5, a=NO_LOAD), 1.5).hear(first, 1.6)
     assert listening.burdens[NAMES[0]].in_flight == 0
-    listening.hear(told(theirs, 101.0, a=BUSY._replace(in_flight=8)), 2.0 + SILENT - 0.6)
+    listening.hear(told(theirs, 101.0, a=replace(BUSY, in_flight=8)), 2.0 + SILENT - 0.6)
     assert listening.burdens[NAMES[0]].in_flight == 8
-    listening.hear(told(theirs, 101.5, a=BUSY._replace(in_flight=9)), 2.6 + SILENT)
+    listening.hear(told(theirs, 101.5, a=replace(BUSY, in_flight=9)), 2.6 + SILENT)
     assert listening.burdens[NAMES[0]].in_flight == 8
     assert listening.look(2.0 + 2 * SILENT - 0.6).burdens[NAMES[0]].in_flight == 0
 
@@ -212,7 +215,7 @@ def test_one_whose_clock_stood_still_is_heard_again() -> None:
     listening, theirs = Listening(), PendingUpdates(THEIRS)
     listening.hear(told(theirs, 100.0, a=BUSY), 1.0)
     for second in range(3):
-        listening.hear(told(theirs, 101.0 + second, a=BUSY._replace(in_flight=7)), 61.0 + second)
+        listening.hear(told(theirs, 101.0 + second, a=replace(BUSY, in_flight=7)), 61.0 + second)
     assert listening.burdens[NAMES[0]].in_flight == 7
 
 
@@ -278,7 +281,7 @@ def test_noise_is_counted_and_changes_nothing() -> None:
     """Of any kind, between messages that are ours."""
     random, listening, theirs = Random(1), Listening(), PendingUpdates(THEIRS)
     for i in range(200):
-        raw, now = told(theirs, 1.0 + i / 50, a=BUSY._replace(in_flight=i + 1)), 1.0 + i / 50
+        raw, now = told(theirs, 1.0 + i / 50, a=replace(BUSY, in_flight=i + 1)), 1.0 + i / 50
         noise = bytearray(raw[: random.randrange(len(raw))] if i % 2 else raw)
         if not i % 2:
             noise[random.randrange(len(noise))] ^= 1 << random.randrange(8)

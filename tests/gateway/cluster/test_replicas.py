@@ -11,7 +11,7 @@ from gateway.cluster import redis_client as links
 from gateway.cluster.pending_updates import new_group
 from gateway.cluster.redis_client import RedisClient
 from gateway.cluster.replicas import Replicas
-from policies.fleet.peers import NOTHING
+from policies.fleet.peers import NO_LOAD
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually
 
@@ -46,7 +46,7 @@ async def test_they_end_though_their_cancellation_is_lost(monkeypatch: pytest.Mo
         replicas = Replicas(link, "test", new_group(), lambda _: True)
         replicas.start()
         monkeypatch.setattr(link.client, "publish", losing.answer)
-        replicas.publish("small/a", NOTHING)
+        replicas.publish("small/a", NO_LOAD)
         async with asyncio.timeout(20):
             await losing.asked.wait()
             monkeypatch.undo()

@@ -101,7 +101,7 @@ class Wired:
 
     @property
     def known(self) -> Residency:
-        engine = self.fleet.caches.engine(E)
+        engine = self.fleet.caches.residency(E)
         assert engine is not None
         return engine
 
@@ -197,11 +197,11 @@ async def test_a_restarted_engine_holds_nothing(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.INFO, "firsttoken")
     async with wired() as there:
         prompt = PoolEstimate(50, PrefixBlocks([1, 2, 3]))
-        sent = there.fleet.caches.sent("key", E, prompt, "s")
+        sent = there.fleet.caches.on_sent("key", E, prompt, "s")
         for block in (1, 2, 3):
             await there.engine.publish(stored(block, parent=block - 1 or None, session_id="s"))
         await there.applied()
-        there.fleet.caches.answered("key", sent, 50, 0)
+        there.fleet.caches.on_answered("key", sent, 50, 0)
         assert there.fleet.hit(Endpoint(E, "p"), prompt) == 48
         old, there.engine = there.engine, None  # type: ignore[assignment]
         old.close()
@@ -220,7 +220,7 @@ async def test_a_cleared_cache_holds_nothing() -> None:
     """AllBlocksCleared: what was sent there counts no more either."""
     async with wired() as there:
         prompt = PoolEstimate(50, PrefixBlocks([1, 2, 3]))
-        there.fleet.caches.sent("key", E, prompt, "")
+        there.fleet.caches.on_sent("key", E, prompt, "")
         await there.engine.publish(stored(1, 2, 3), CLEARED)
         await there.applied()
         assert (there.blocks(), there.fleet.hit(Endpoint(E, "p"), prompt)) == (0, 0)
@@ -273,7 +273,7 @@ async def test_a_source_that_is_gone_is_heard_no_more_and_its_word_is_void() -> 
         await there.engine.publish(stored(1, 2))
         await there.applied()
         there.events.listen({})
-        assert there.fleet.caches.engine(E) is None
+        assert there.fleet.caches.residency(E) is None
         there.events.listen({E: Source(there.engine.url, there.engine.replay_url)})
         [there.listener] = there.events.listeners
         await there.until(lambda: there.listener.connected)

@@ -14,7 +14,7 @@ from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend
 from gateway.fleet import monitor as module
 from gateway.fleet.monitor import Monitor, engine_load
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, EngineLoad, Health, Load, PoolEstimate
 from tests.gateway.builders import POOL, backend, candidate
 from tests.support.simulated import eventually
@@ -79,7 +79,7 @@ def test_an_attempt_counts_from_its_sending_to_its_end() -> None:
     seen.append(load())
     monitor.first_token(key, now)
     seen.append(load())
-    monitor.ended(key, AttemptOutcome.COMPLETED, now, Reported())
+    monitor.ended(key, AttemptOutcome.COMPLETED, now, AttemptReport())
     assert [*seen, load()] == [(0, 0), (1, 1), (1, 0), (0, 0)]
 
 
@@ -94,7 +94,7 @@ async def test_while_answers_are_written_the_fleet_is_told_how_far_they_are(monk
     """Several times a second, from the first token of the first to the end of the last; then there is no timer."""
     monkeypatch.setattr(module, "PROGRESS", 0.005)
     monitor, told = Monitor(Fleet([POOL])), list[list[int]]()
-    monkeypatch.setattr(monitor.fleet, "progress", lambda tokens, now: told.append([count for _, count in tokens]))
+    monkeypatch.setattr(monitor.fleet, "on_progress", lambda tokens, now: told.append([count for _, count in tokens]))
     monitor.watch({}, 1.0)
     answers = [Answer(), Answer()]
     for answer in answers:
@@ -103,9 +103,9 @@ async def test_while_answers_are_written_the_fleet_is_told_how_far_they_are(monk
     answers[0].output_tokens = 7
     await eventually(lambda: told)
     assert told[0] == [7, 1]
-    monitor.ended(answers[0], AttemptOutcome.COMPLETED, monotonic(), Reported())
+    monitor.ended(answers[0], AttemptOutcome.COMPLETED, monotonic(), AttemptReport())
     await eventually(lambda: told[-1] == [1])
-    monitor.ended(answers[1], AttemptOutcome.COMPLETED, monotonic(), Reported())
+    monitor.ended(answers[1], AttemptOutcome.COMPLETED, monotonic(), AttemptReport())
     await eventually(lambda: told[-1] == [])
     looks = len(told)
     await asyncio.sleep(0.02)
@@ -121,7 +121,7 @@ def test_news_is_told_to_whoever_waits_for_it() -> None:
     assert heard == []
     monitor.first_token(key, now)
     assert heard == ["news"]
-    monitor.ended(key, AttemptOutcome.COMPLETED, now, Reported())
+    monitor.ended(key, AttemptOutcome.COMPLETED, now, AttemptReport())
     assert heard == ["news"] * 2
 
 

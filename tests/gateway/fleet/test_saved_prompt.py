@@ -13,7 +13,7 @@ from gateway.fleet.saved_prompt import LAST_WORD, SavedPrompt
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.incremental import TokenizerConfig
 from gateway.tokenize.prompt import prompt_of
-from policies.latency.token_scale import TokenScale
+from policies.latency.token_counts import TokenScale
 from policies.types import PoolEstimate
 
 POOL = "small"

@@ -148,7 +148,7 @@ def test_workers_that_share_nothing_decide_worse() -> None:
     """Each fills engines that the others have filled, and asks for prefixes where they are not."""
     sharing, apart = (Player(replace(setting(3), workers=4), arrivals(400, rate=16.0)) for _ in range(2))
     for brain in apart.brains:
-        brain.fleet.siblings = None
+        brain.fleet.peers = None
     assert sharing.play().overall().good > apart.play().overall().good + 0.05
 
 

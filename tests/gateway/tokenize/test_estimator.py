@@ -21,7 +21,7 @@ from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.incremental import TokenizerConfig
 from gateway.tokenize.prompt import Prompt, prompt_of
 from gateway.tokenize.tokenizers import Encoder, encoder
-from policies.latency.token_scale import TokenScale
+from policies.latency.token_counts import TokenScale
 from policies.types import PoolEstimate
 
 LONG = inspect.getsource(textwrap) + inspect.getsource(inspect)  # 140 KB

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.workers.shared_memory import EVERY, HEAD, LONGEST, RING, Memory, Part, WorkerMemory
-from policies.fleet.decode_interference import GRID
-from policies.fleet.peers import NOTHING, PeerLoad
+from policies.fleet.decode_interference import STALL_GRID
+from policies.fleet.peers import NO_LOAD, PeerLoad
 
 NAMES = ["small/a", "small/b"]
-BUSY = PeerLoad(3, 1, 500, 70_000, 50, 900, 0, 1.5, 1.2, 1.4, spent=2.5, time=1.0, written=20.0, pace=0.05)
+BUSY = PeerLoad(
+    3, 1, 500, 70_000, 50, 900, 0, 1.5, 1.2, 1.4, prefill_s=2.5, decode_s=1.0, decode_tokens=20.0, tpot_budget=0.05
+)
 
 
 class Heard:
@@ -26,10 +29,10 @@ class Heard:
         self.burdens: dict[str, PeerLoad] = {}
         self.hints: list[tuple[str, list[int]]] = []
 
-    def burdened(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
+    def on_peer_load(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
         self.burdens[endpoint_id] = burden
 
-    def hinted(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         self.hints.append((endpoint_id, list(hashes)))
 
     def look(self) -> Heard:
@@ -50,11 +53,11 @@ def sharing(workers: int = 2) -> tuple[Memory, list[WorkerMemory], list[Heard]]:
 # --------------------------------------------------------------------------- burdens
 
 
-@given(st.sampled_from([(), tuple(float(i) for i in range(1, len(GRID) + 1))]))
+@given(st.sampled_from([(), tuple(float(i) for i in range(1, len(STALL_GRID) + 1))]))
 def test_a_burden_arrives_as_it_was_told(harm: tuple[float, ...]) -> None:
     """Every field, infinities too; not to the one who told it; once."""
     _, members, heard = sharing()
-    told = BUSY._replace(harm=harm)
+    told = replace(BUSY, expected_tpot_misses=harm)
     members[0].publish(NAMES[1], told)
     assert heard[1].look().burdens == {NAMES[1]: told}
     assert heard[0].look().burdens == {}
@@ -65,22 +68,22 @@ def test_burdens_of_several_are_heard_as_one() -> None:
     """The latest of each, added up."""
     _, members, heard = sharing(3)
     members[0].publish(NAMES[0], BUSY)
-    members[1].publish(NAMES[0], NOTHING)
+    members[1].publish(NAMES[0], NO_LOAD)
     members[1].publish(NAMES[0], BUSY)
     (found,) = heard[2].look().burdens.values()
-    assert (found.in_flight, found.tokens, found.spent, found.since) == (6, 1000, 5.0, 1.5)
+    assert (found.in_flight, found.queued_tokens, found.prefill_s, found.queued_since) == (6, 1000, 5.0, 1.5)
 
 
 def test_what_others_had_spent_before_a_worker_came_is_nothing_to_it() -> None:
     """Hours of prefill, heard of at once, would leave an engine no moment for answers. Who begins anew counts anew."""
     memory, members, _ = sharing()
-    members[0].publish(NAMES[0], BUSY._replace(spent=3600.0))
+    members[0].publish(NAMES[0], replace(BUSY, prefill_s=3600.0))
     late = Heard(memory.member(1))
-    assert late.look().burdens[NAMES[0]].spent == 0
-    members[0].publish(NAMES[0], BUSY._replace(spent=3601.5))
-    assert late.look().burdens[NAMES[0]].spent == 1.5
-    members[0].publish(NAMES[0], BUSY._replace(spent=2.0))
-    assert late.look().burdens[NAMES[0]].spent == 2.0
+    assert late.look().burdens[NAMES[0]].prefill_s == 0
+    members[0].publish(NAMES[0], replace(BUSY, prefill_s=3601.5))
+    assert late.look().burdens[NAMES[0]].prefill_s == 1.5
+    members[0].publish(NAMES[0], replace(BUSY, prefill_s=2.0))
+    assert late.look().burdens[NAMES[0]].prefill_s == 2.0
 
 
 def test_many_changes_in_little_time_are_heard_as_the_last() -> None:
@@ -88,10 +91,10 @@ def test_many_changes_in_little_time_are_heard_as_the_last() -> None:
     _, members, heard = sharing()
     members[0].publish(NAMES[0], BUSY)
     heard[1].look()
-    members[0].publish(NAMES[0], NOTHING)
+    members[0].publish(NAMES[0], NO_LOAD)
     heard[1].member.merge(heard[1], heard[1].now + EVERY / 2)
     assert heard[1].burdens == {NAMES[0]: BUSY}
-    assert heard[1].look().burdens == {NAMES[0]: NOTHING}
+    assert heard[1].look().burdens == {NAMES[0]: NO_LOAD}
 
 
 def test_what_is_being_written_is_looked_at_again() -> None:
@@ -101,7 +104,7 @@ def test_what_is_being_written_is_looked_at_again() -> None:
     part.write(0, BUSY)
     part.words[2] |= 1  # as in the middle of the next
     assert heard[1].look().burdens == {}
-    part.write(0, BUSY._replace(in_flight=4))
+    part.write(0, replace(BUSY, in_flight=4))
     assert heard[1].look().burdens[NAMES[0]].in_flight == 4
 
 
@@ -111,10 +114,10 @@ def test_the_dead_have_nothing_under_way() -> None:
     members[0].publish(NAMES[0], BUSY)
     Part(memory, 0).words[2] |= 1
     memory.wipe(0)
-    assert heard[1].look().burdens[NAMES[0]] == NOTHING
+    assert heard[1].look().burdens[NAMES[0]] == NO_LOAD
     members[0].publish(NAMES[0], BUSY)
     memory.member(0)
-    assert heard[1].look().burdens[NAMES[0]] == NOTHING
+    assert heard[1].look().burdens[NAMES[0]] == NO_LOAD
 
 
 def test_endpoints_come_and_go_while_it_is_shared() -> None:

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.fleet.decode_interference import (
-    GRID,
-    LIMITS,
-    MEMORY,
-    MISSES,
+    FIRST_SHARE,
+    MAX_SHARE,
+    MIN_SHARE,
+    STALL_GRID,
+    TARGET_MISS_RATE,
+    TIME_CONSTANT,
     DecodeInterference,
     DecodingAnswer,
     expected_tpot_misses,
@@ -31,14 +33,16 @@ def writing(
     stall = DecodeInterference()
     for key, (promised, age, tokens) in enumerate(answers):
         answer = DecodingAnswer(promised, expected, context=1000)
-        stall.began(key, answer, 100.0 - age)
+        stall.on_first_token(key, answer, 100.0 - age)
         answer.tokens = tokens
-    stall.look(pace, 100.0)
+    stall.update(pace, 100.0)
     return stall
 
 
 def lost(stall: DecodeInterference, seconds: float) -> float:
-    return expected_tpot_misses(Load(expected_tpot_misses=stall.expected_tpot_misses, stalled=stall.since), seconds)
+    return expected_tpot_misses(
+        Load(expected_tpot_misses=stall.expected_tpot_misses, stalled=stall.unaccounted_s), seconds
+    )
 
 
 # --------------------------------------------------------------------------- harm
@@ -85,19 +89,19 @@ def test_what_was_sent_since_the_last_look_is_not_counted_again() -> None:
     """The second of two prefills is judged from where the first one leaves the answers."""
     stall = writing((0.05, 2.5, 50))
     first, both = lost(stall, 0.4), lost(stall, 0.8)
-    stall.prefill(0.4, 100.0)
-    assert stall.since == pytest.approx(0.4)
+    stall.on_prefill(0.4, 100.0)
+    assert stall.unaccounted_s == pytest.approx(0.4)
     assert lost(stall, 0.4) == pytest.approx(both - first)
-    stall.look(PACE, 100.0)
-    assert stall.since == 0.0
+    stall.update(PACE, 100.0)
+    assert stall.unaccounted_s == 0.0
 
 
 def test_an_engine_that_writes_nothing_can_be_harmed_no_more() -> None:
     """As soon as its last answer ends, and not when another one is looked at."""
     stall = writing((0.05, 2.5, 50), (0.05, 2.5, 50))
-    stall.ended(0)
+    stall.on_ended(0)
     assert lost(stall, 0.4) > 0.0
-    stall.ended(1)
+    stall.on_ended(1)
     assert lost(stall, 0.4) == 0.0
 
 
@@ -110,7 +114,7 @@ def test_harm_grows_with_the_stall_and_is_no_more_than_the_answers(
 ) -> None:
     """Whatever was sent before."""
     stall = writing(*found, expected=expected)
-    stall.prefill(before, 100.0)
+    stall.on_prefill(before, 100.0)
     little, much = lost(stall, seconds), lost(stall, seconds + more)
     promised = sum(pace is not None for pace, _, _ in found)
     assert -1e-9 <= little <= much + 1e-9
@@ -119,10 +123,10 @@ def test_harm_grows_with_the_stall_and_is_no_more_than_the_answers(
 
 def test_between_two_points_of_the_grid_harm_is_in_between() -> None:
     """And beyond the last one it is that of the last."""
-    load = Load(expected_tpot_misses=tuple(float(i + 1) for i in range(len(GRID))))
-    assert expected_tpot_misses(load, GRID[0] / 2) == pytest.approx(0.5)
-    assert expected_tpot_misses(load, (GRID[2] + GRID[3]) / 2) == pytest.approx(3.5)
-    assert expected_tpot_misses(load, 100.0) == len(GRID)
+    load = Load(expected_tpot_misses=tuple(float(i + 1) for i in range(len(STALL_GRID))))
+    assert expected_tpot_misses(load, STALL_GRID[0] / 2) == pytest.approx(0.5)
+    assert expected_tpot_misses(load, (STALL_GRID[2] + STALL_GRID[3]) / 2) == pytest.approx(3.5)
+    assert expected_tpot_misses(load, 100.0) == len(STALL_GRID)
     assert expected_tpot_misses(Load(), 1.0) == 0.0
 
 
@@ -137,12 +141,12 @@ def stretch(
     begun = answer.tokens
     for step in range(1, steps + 1):
         answer.tokens = begun + round(step * 0.2 / token)
-        stall.look(PACE, since + step * 0.2)
+        stall.update(PACE, since + step * 0.2)
 
 
 def began(pace: float | None = 0.05) -> tuple[DecodeInterference, DecodingAnswer]:
     stall, answer = DecodeInterference(), DecodingAnswer(pace, 100.0, 1000)
-    stall.began("a", answer, 0.0)
+    stall.on_first_token("a", answer, 0.0)
     return stall, answer
 
 
@@ -151,7 +155,7 @@ def test_strain_is_what_a_token_takes_beside_what_was_promised(token: float) -> 
     """As a share of what the answers can bear, which is a little less than what was promised."""
     stall, answer = began()
     stretch(stall, answer, token, 60)
-    assert stall.tpot_pressure(PACE) == pytest.approx(token / 0.05 / stall.limit, rel=0.02)
+    assert stall.tpot_pressure(PACE) == pytest.approx(token / 0.05 / stall.tpot_share, rel=0.02)
 
 
 def test_strain_is_of_the_tightest_promise() -> None:
@@ -159,12 +163,12 @@ def test_strain_is_of_the_tightest_promise() -> None:
     stall, answer = began(0.05)
     stretch(stall, answer, 0.04, 60)
     alone = stall.tpot_pressure(PACE)
-    stall.began("b", DecodingAnswer(0.025, 100.0, 1000), 60.0)
-    stall.began("c", DecodingAnswer(0.025, 100.0, 1000), 60.0)
+    stall.on_first_token("b", DecodingAnswer(0.025, 100.0, 1000), 60.0)
+    stall.on_first_token("c", DecodingAnswer(0.025, 100.0, 1000), 60.0)
     assert stall.tpot_pressure(PACE) == pytest.approx(2 * alone)
-    stall.ended("b")
+    stall.on_ended("b")
     assert stall.tpot_pressure(PACE) == pytest.approx(2 * alone)
-    stall.ended("c")
+    stall.on_ended("c")
     assert stall.tpot_pressure(PACE) == alone
 
 
@@ -180,28 +184,28 @@ def test_tokens_are_counted_as_the_engine_counts_them() -> None:
     """A server that sends several at once is faster than it looks. Short answers do not tell."""
     stall, answer = began(0.05)
     for number in range(60):
-        stall.began(number, DecodingAnswer(0.05, 100.0, 1000, tokens=50), 0.0)
-        stall.ended(number, tokens=200)
+        stall.on_first_token(number, DecodingAnswer(0.05, 100.0, 1000, tokens=50), 0.0)
+        stall.on_ended(number, tokens=200)
     for number, (counted, tokens) in enumerate([(15, 1500), (50, None), (50, 200)]):
-        stall.began(number, DecodingAnswer(0.05, 100.0, 1000, tokens=counted), 0.0)
-        stall.ended(number, tokens=tokens)
+        stall.on_first_token(number, DecodingAnswer(0.05, 100.0, 1000, tokens=counted), 0.0)
+        stall.on_ended(number, tokens=tokens)
     stretch(stall, answer, 0.2, 60)
-    assert stall.tpot_pressure(PACE) == pytest.approx(1 / stall.limit, rel=0.02)
+    assert stall.tpot_pressure(PACE) == pytest.approx(1 / stall.tpot_share, rel=0.02)
 
 
 def test_strain_is_forgotten_in_some_multiples_of_memory() -> None:
     """Three of them leave a twentieth of what was."""
     stall, answer = began()
     stretch(stall, answer, 0.1, 60)
-    stretch(stall, answer, 0.025, 3 * MEMORY, since=60.0)
-    assert stall.tpot_pressure(PACE) == pytest.approx(0.5 / stall.limit, rel=0.1)
+    stretch(stall, answer, 0.025, 3 * TIME_CONSTANT, since=60.0)
+    assert stall.tpot_pressure(PACE) == pytest.approx(0.5 / stall.tpot_share, rel=0.1)
 
 
 def test_an_engine_is_closed_until_its_answers_have_caught_up() -> None:
     """As much longer as more is on its way there; an engine at half of what is bearable bears ten seconds."""
-    assert (reopens_in(1.0, 0.0), reopens_in(0.5, MEMORY)) == (0.0, 0.0)
-    assert reopens_in(1.2, 0.0) == pytest.approx(0.2 * MEMORY)
-    assert reopens_in(1.2, 1.0) == pytest.approx(1.2 + 0.2 * MEMORY)
+    assert (reopens_in(1.0, 0.0), reopens_in(0.5, TIME_CONSTANT)) == (0.0, 0.0)
+    assert reopens_in(1.2, 0.0) == pytest.approx(0.2 * TIME_CONSTANT)
+    assert reopens_in(1.2, 1.0) == pytest.approx(1.2 + 0.2 * TIME_CONSTANT)
 
 
 # --------------------------------------------------------------------------- the limit
@@ -211,10 +215,10 @@ def settled(sensitive: float, answers: int = 40_000) -> tuple[DecodeInterference
     """Answers lose their pace the oftener the higher the limit is; the share of the latter half that did."""
     stall, random, missed = DecodeInterference(), Random(1), 0
     for number in range(answers):
-        misses = random.random() < sensitive * max(stall.limit - 0.5, 0.0)
+        misses = random.random() < sensitive * max(stall.tpot_share - 0.5, 0.0)
         missed += misses and number >= answers // 2
-        stall.began(number, DecodingAnswer(0.05, 100.0, 1000), 0.0)
-        stall.ended(number, 0.06 if misses else 0.04)
+        stall.on_first_token(number, DecodingAnswer(0.05, 100.0, 1000), 0.0)
+        stall.on_ended(number, 0.06 if misses else 0.04)
     return stall, missed / (answers // 2)
 
 
@@ -222,26 +226,26 @@ def settled(sensitive: float, answers: int = 40_000) -> tuple[DecodeInterference
 def test_the_limit_settles_where_a_few_answers_lose_their_pace(sensitive: float) -> None:
     """One in 25: a fleet that loses none prefills too little."""
     _, missed = settled(sensitive)
-    assert missed == pytest.approx(MISSES, rel=0.15)
+    assert missed == pytest.approx(TARGET_MISS_RATE, rel=0.15)
 
 
-@pytest.mark.parametrize(("tpot", "limit"), [(0.01, LIMITS[2]), (0.9, LIMITS[0])])
+@pytest.mark.parametrize(("tpot", "limit"), [(0.01, MAX_SHARE), (0.9, MIN_SHARE)])
 def test_the_limit_is_bounded(tpot: float, limit: float) -> None:
     """Whatever answers say: nobody is closed out for good, and no promise is given up."""
     stall = DecodeInterference()
     for number in range(1000):
-        stall.began(number, DecodingAnswer(0.05, 100.0, 1000), 0.0)
-        stall.ended(number, tpot)
-    assert stall.limit == limit
+        stall.on_first_token(number, DecodingAnswer(0.05, 100.0, 1000), 0.0)
+        stall.on_ended(number, tpot)
+    assert stall.tpot_share == limit
 
 
 @pytest.mark.parametrize(("pace", "tpot"), [(None, 9.0), (0.05, None)])
 def test_what_was_not_promised_or_not_measured_teaches_nothing(pace: float | None, tpot: float | None) -> None:
     """An answer of one token has no pace."""
     stall = DecodeInterference()
-    stall.began("a", DecodingAnswer(pace, 100.0, 1000), 0.0)
-    stall.ended("a", tpot)
-    assert stall.limit == LIMITS[1]
+    stall.on_first_token("a", DecodingAnswer(pace, 100.0, 1000), 0.0)
+    stall.on_ended("a", tpot)
+    assert stall.tpot_share == FIRST_SHARE
 
 
 # --------------------------------------------------------------------------- what is kept
@@ -252,7 +256,7 @@ def test_the_context_is_that_of_the_answers_being_written() -> None:
     stall = writing((0.05, 1.0, 50), (None, 1.0, 50))
     assert stall.context == 2000
     for key in (0, 0, "nobody"):
-        stall.ended(key)
+        stall.on_ended(key)
     assert (stall.context, len(stall.answers)) == (1000, 1)
 
 
@@ -260,8 +264,8 @@ def test_duty_is_the_share_of_time_that_is_prefilled_lately() -> None:
     """0.1 s in every 0.2 s are a half; it fades, and is never more than all."""
     stall = DecodeInterference()
     for step in range(500):
-        stall.prefill(0.1, step * 0.2)
+        stall.on_prefill(0.1, step * 0.2)
     assert stall.prefill_utilization(100.0) == pytest.approx(0.5, rel=0.03)
-    assert stall.prefill_utilization(100.0 + 3 * MEMORY) < 0.03
-    stall.prefill(1000.0, 200.0)
+    assert stall.prefill_utilization(100.0 + 3 * TIME_CONSTANT) < 0.03
+    stall.on_prefill(1000.0, 200.0)
     assert stall.prefill_utilization(200.0) == 1.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.fleet.fleet import Reported
+from policies.fleet.fleet import AttemptReport
 from policies.routing.fleet_view import FleetView
 from policies.types import AttemptOutcome, Candidate, EngineLoad
 from tests.policies.fleets import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
@@ -43,9 +43,9 @@ def test_an_attempt_counts_from_the_moment_it_is_sent() -> None:
     key = send(to, prompt(4000))
     assert (load(to).queued_tokens, load(to).prefilling, load(to).in_flight) == (4000, 1, 1)
     assert median_ttft(to, ONE) > median_ttft(to, TWO)
-    to.first_token(key, 0.2)
+    to.on_first_token(key, 0.2)
     assert (load(to, 0.2).queued_tokens, load(to, 0.2).prefilling, load(to, 0.2).running) == (0, 0, 1)
-    to.ended(key, AttemptOutcome.COMPLETED, 1.0)
+    to.on_ended(key, AttemptOutcome.COMPLETED, 1.0)
     assert (load(to, 1.0).in_flight, load(to, 1.0).running) == (0, 0)
 
 
@@ -59,7 +59,7 @@ def test_a_snapshot_is_the_same_value_until_something_changes() -> None:
     assert after is not before
     assert (before.loads[ONE.id].in_flight, after.loads[ONE.id].in_flight) == (0, 1)
     assert after.loads[TWO.id] is before.loads[TWO.id]
-    to.ended(key, AttemptOutcome.CANCELLED, 0.05)
+    to.on_ended(key, AttemptOutcome.CANCELLED, 0.05)
     assert list(after.loads) == [ONE.id, TWO.id, API.id]  # as configured: what goes through all of them can be replayed
 
 
@@ -77,9 +77,9 @@ def test_other_traffic_is_seen_in_two_scrapes_and_forgotten_when_they_stop() -> 
     to = fleet()
     send(to)
     said = EngineLoad(running=3, waiting=5)
-    to.scraped(ONE.id, said, 0.0)
+    to.on_scrape(ONE.id, said, 0.0)
     assert (load(to).running, load(to).waiting) == (0, 1)
-    to.scraped(ONE.id, said, 0.5)
+    to.on_scrape(ONE.id, said, 0.5)
     seen = load(to, 0.5)
     assert (seen.running, seen.waiting, seen.in_flight) == (3, 5, 1)
     assert seen.queued_tokens > 1000
@@ -91,9 +91,9 @@ def test_our_own_requests_in_a_scrape_are_not_counted_twice() -> None:
     to = fleet()
     keys = [send(to) for _ in range(4)]
     for key in keys[:3]:
-        to.first_token(key, 0.1)
+        to.on_first_token(key, 0.1)
     for now in (0.2, 0.3):
-        to.scraped(ONE.id, EngineLoad(running=4, waiting=0), now)
+        to.on_scrape(ONE.id, EngineLoad(running=4, waiting=0), now)
     assert (load(to, 0.3).running, load(to, 0.3).waiting) == (3, 1)
 
 
@@ -108,22 +108,22 @@ def test_nothing_is_left_in_flight_whatever_the_order_of_events(history: list) -
             estimate = prompt(500, blocks=20 + key)
             seen = to.forecast(endpoint, load(to, now, endpoint), 500, to.hit(endpoint, estimate), now)
             candidate = Candidate(endpoint, 0, 500, to.hit(endpoint, estimate), seen, 1.0, 0.0)
-            to.sent(key, candidate, estimate, now, stream)
+            to.on_sent(key, candidate, estimate, now, stream)
         elif what == "first":
-            to.first_token(key, now, 0.05)
+            to.on_first_token(key, now, 0.05)
         elif what == "end":
-            to.ended(key, ending, now, Reported(500, 16 * key, 10, 0.02, 0.05, connected=stream))
+            to.on_ended(key, ending, now, AttemptReport(500, 16 * key, 10, 0.02, 0.05, connected=stream))
         elif what == "scrape":
-            to.scraped(endpoint.id, EngineLoad(running=key, waiting=key, kv_blocks=50 + key), now)
+            to.on_scrape(endpoint.id, EngineLoad(running=key, waiting=key, kv_blocks=50 + key), now)
         elif what == "lost":
-            to.unreachable(endpoint.id, now)
+            to.on_probe_failed(endpoint.id, now)
         else:
-            to.reachable(endpoint.id, now)
+            to.on_probe_answered(endpoint.id, now)
         for seen in to.snapshot(now).loads.values():
             assert 0 <= seen.prefilling <= seen.in_flight <= 8
             assert seen.queued_tokens >= 0
     for key in range(8):
-        to.ended(key, AttemptOutcome.CANCELLED, now)
+        to.on_ended(key, AttemptOutcome.CANCELLED, now)
     idle = [(seen.in_flight, seen.prefilling) for seen in to.snapshot(now + 60).loads.values()]
     assert idle == [(0, 0)] * 3
     assert all(seen.queued_tokens == 0 for seen in to.snapshot(now + 60).loads.values())
@@ -168,7 +168,7 @@ def test_a_hit_is_whole_blocks_and_less_than_the_prompt(tokens: int, hit: int) -
 def test_a_hit_is_counted_in_the_engines_tokens_and_blocks() -> None:
     """62 blocks of 16 tokens of ours, a fifth more of its own, in blocks of 128."""
     to = fleet()
-    to.scraped(ONE.id, EngineLoad(block_size=128), 0.0)
+    to.on_scrape(ONE.id, EngineLoad(block_size=128), 0.0)
     send(to, prompt(2000, blocks=62, scale=1.2))
     assert to.hit(ONE, prompt(2000, blocks=62, scale=1.2)) == 1152
 
@@ -177,7 +177,7 @@ def test_a_failed_attempt_leaves_no_prefix() -> None:
     """Nothing was computed."""
     to = fleet()
     for ending in (AttemptOutcome.FAILED, AttemptOutcome.CANCELLED, AttemptOutcome.RATE_LIMITED, AttemptOutcome.SILENT):
-        to.ended(send(to, prompt(1000, blocks=62)), ending, 0.01)
+        to.on_ended(send(to, prompt(1000, blocks=62)), ending, 0.01)
         assert to.hit(ONE, prompt(1000, blocks=62)) == 0
 
 
@@ -185,15 +185,15 @@ def test_an_attempt_cancelled_after_its_first_token_leaves_its_prefix() -> None:
     """It was computed, whatever became of the answer."""
     to = fleet()
     key = send(to, prompt(1000, blocks=62))
-    to.first_token(key, 0.1)
-    to.ended(key, AttemptOutcome.CANCELLED, 0.2)
+    to.on_first_token(key, 0.1)
+    to.on_ended(key, AttemptOutcome.CANCELLED, 0.2)
     assert to.hit(ONE, prompt(1000, blocks=62)) == 992
 
 
 def test_the_engines_own_capacity_bounds_what_is_believed() -> None:
     """Ten blocks of 128 tokens hold 80 of 16."""
     to = fleet()
-    to.scraped(ONE.id, EngineLoad(block_size=128, kv_blocks=10), 0.0)
+    to.on_scrape(ONE.id, EngineLoad(block_size=128, kv_blocks=10), 0.0)
     send(to, prompt(4000, blocks=240))
     assert to.statistics(ONE.id, 0.0).prefix_blocks == 80
 
@@ -203,7 +203,7 @@ def test_an_engine_that_reports_fewer_cached_tokens_is_believed_to_hold_less() -
     to = fleet()
     before = to.statistics(ONE.id, 0.0).prefix_capacity
     for now in range(10):
-        answer(to, prompt(1000, blocks=62), now=10.0 * now, reported=Reported(cached_tokens=0))
+        answer(to, prompt(1000, blocks=62), now=10.0 * now, reported=AttemptReport(cached_tokens=0))
     assert to.statistics(ONE.id, 100.0).prefix_capacity < 0.3 * before
 
 
@@ -217,11 +217,11 @@ def test_an_engine_that_reports_fewer_cached_tokens_is_believed_to_hold_less() -
 def test_a_restarted_engine_forgets_its_prefixes(before: EngineLoad, after: EngineLoad) -> None:
     """It started at another time, or its counters began again; and others' requests went with it."""
     to = fleet()
-    to.scraped(ONE.id, replace(before, running=9), 0.0)
-    to.scraped(ONE.id, replace(before, running=9), 0.5)
+    to.on_scrape(ONE.id, replace(before, running=9), 0.0)
+    to.on_scrape(ONE.id, replace(before, running=9), 0.5)
     answer(to, prompt(1000, blocks=62))
     assert to.hit(ONE, prompt(1000, blocks=62)) == 992
-    to.scraped(ONE.id, replace(after, running=0), 1.0)
+    to.on_scrape(ONE.id, replace(after, running=0), 1.0)
     assert to.hit(ONE, prompt(1000, blocks=62)) == 0
     assert load(to, 1.0).running == 0
 
@@ -230,8 +230,8 @@ def test_a_scrape_of_the_same_engine_forgets_nothing() -> None:
     """Its own start time is computed and wobbles; counters grow."""
     to = fleet()
     answer(to, prompt(1000, blocks=62))
-    to.scraped(ONE.id, EngineLoad(started_at=100.0, prefix_queries=5.0), 0.0)
-    to.scraped(ONE.id, EngineLoad(started_at=100.2, prefix_queries=9.0), 1.0)
+    to.on_scrape(ONE.id, EngineLoad(started_at=100.0, prefix_queries=5.0), 0.0)
+    to.on_scrape(ONE.id, EngineLoad(started_at=100.2, prefix_queries=9.0), 1.0)
     assert to.hit(ONE, prompt(1000, blocks=62)) == 992
 
 
@@ -240,7 +240,7 @@ def test_where_nobody_answers_any_more_nothing_is_cached() -> None:
     to = fleet()
     answer(to, prompt(1000, blocks=62))
     for _ in range(2):
-        to.ended(send(to, now=2.0), AttemptOutcome.FAILED, 2.0, Reported(connected=False))
+        to.on_ended(send(to, now=2.0), AttemptOutcome.FAILED, 2.0, AttemptReport(connected=False))
     assert to.hit(ONE, prompt(1000, blocks=62)) == 0
 
 

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Endpoint, EngineLoad, Health
-from tests.policies.fleets import API, ONE, SMALL, TWO, answer, fleet, load, median_ttft, prompt, send, wrong
+from tests.policies.fleets import API, ONE, SMALL, TWO, answer, fleet, load, median_error, median_ttft, prompt, send
 from tests.policies.virtual_engine import A100, CPU, H100, Profile, conversations, serve
 
 # --------------------------------------------------------------------------- learning
@@ -55,8 +55,8 @@ def test_silence_teaches_that_it_takes_at_least_as_long() -> None:
     left, failed = fleet(), fleet()
     before = median_ttft(left)
     for now in range(4):
-        left.ended(send(left, now=now * 10.0), AttemptOutcome.CANCELLED, now * 10.0 + 5.0)
-        failed.ended(send(failed, now=now * 10.0), AttemptOutcome.FAILED, now * 10.0 + 5.0)
+        left.on_ended(send(left, now=now * 10.0), AttemptOutcome.CANCELLED, now * 10.0 + 5.0)
+        failed.on_ended(send(failed, now=now * 10.0), AttemptOutcome.FAILED, now * 10.0 + 5.0)
     assert median_ttft(left, now=50.0) > 2.0
     assert median_ttft(failed, now=50.0) == before
 
@@ -66,11 +66,11 @@ def test_an_answer_that_is_not_streamed_teaches_only_by_what_the_engine_says() -
     to = fleet()
     before = median_ttft(to)
     for ending in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED, AttemptOutcome.SILENT):
-        to.ended(send(to, stream=False), ending, 30.0)
+        to.on_ended(send(to, stream=False), ending, 30.0)
     assert (median_ttft(to, now=40.0), load(to, 40.0).health) == (before, Health.UP)
     for now in range(20):
         key = send(to, now=50.0 + now, stream=False)
-        to.ended(key, AttemptOutcome.COMPLETED, 50.9 + now, Reported(engine_ttft=0.4))
+        to.on_ended(key, AttemptOutcome.COMPLETED, 50.9 + now, AttemptReport(engine_ttft=0.4))
     assert median_ttft(to, now=80.0) == pytest.approx(0.4, rel=0.15)
 
 
@@ -78,7 +78,7 @@ def test_tpot_and_token_counts_are_learned_from_reports() -> None:
     """Twenty answers at 80 ms a token, from a pool whose template costs 60 tokens."""
     to = fleet()
     for now in range(20):
-        answer(to, prompt(507), now=10.0 * now, reported=Reported(prompt_tokens=560, mean_itl=0.08))
+        answer(to, prompt(507), now=10.0 * now, reported=AttemptReport(prompt_tokens=560, mean_itl=0.08))
     assert to.forecast(ONE, load(to, 300.0), 500, 0, 300.0).tpot == pytest.approx(0.08, rel=0.1)
     assert to.token_scale("small").correct(500, 1) == pytest.approx(560, abs=3)
     assert to.token_scale("api").correct(500, 1) == 507
@@ -100,11 +100,11 @@ def test_an_endpoint_that_fails_is_down_and_then_on_trial() -> None:
     """Though nothing happens meanwhile, the snapshot moves on; the trial is for one."""
     to = fleet()
     for _ in range(5):
-        to.ended(send(to), AttemptOutcome.FAILED, 0.0)
+        to.on_ended(send(to), AttemptOutcome.FAILED, 0.0)
     assert [load(to, now).health for now in (0.0, 4.9, 5.2)] == [Health.DOWN, Health.DOWN, Health.PROBING]
     key = send(to, now=5.2)
     assert load(to, 5.2).health is Health.DOWN
-    to.first_token(key, 5.3)
+    to.on_first_token(key, 5.3)
     assert load(to, 5.3).health is Health.UP
 
 
@@ -112,9 +112,9 @@ def test_an_endpoint_that_comes_back_is_on_trial_at_the_next_scrape() -> None:
     """A minute of nobody there, then a scrape."""
     to = fleet()
     for now in range(60):
-        to.unreachable(ONE.id, float(now))
+        to.on_probe_failed(ONE.id, float(now))
     assert load(to, 60.0).health is Health.DOWN
-    to.scraped(ONE.id, EngineLoad(), 60.0)
+    to.on_scrape(ONE.id, EngineLoad(), 60.0)
     assert load(to, 60.0).health is Health.PROBING
 
 
@@ -122,7 +122,7 @@ def test_an_api_is_tried_again_within_ten_seconds() -> None:
     """No probe would tell that it is back."""
     to, now = fleet(), 0.0
     for _ in range(12):
-        to.ended(send(to, endpoint=API, now=now), AttemptOutcome.FAILED, now)
+        to.on_ended(send(to, endpoint=API, now=now), AttemptOutcome.FAILED, now)
         if load(to, now, API).health is Health.DOWN:
             now += 10.2
             assert load(to, now, API).health is Health.PROBING
@@ -134,15 +134,15 @@ def test_silence_that_the_forecast_cannot_explain_takes_an_endpoint_out() -> Non
     for to in (hung, slow):
         for now in range(40):
             answer(to, now=10.0 * now, ttft=0.1)
-    hung.ended(send(hung, now=500.0), AttemptOutcome.SILENT, 503.0)
-    slow.ended(send(slow, now=500.0), AttemptOutcome.SILENT, 500.1)
+    hung.on_ended(send(hung, now=500.0), AttemptOutcome.SILENT, 503.0)
+    slow.on_ended(send(slow, now=500.0), AttemptOutcome.SILENT, 500.1)
     assert (load(hung, 503.0).health, load(slow, 500.1).health) == (Health.DOWN, Health.UP)
 
 
 def test_a_rate_limit_blocks_until_the_provider_said() -> None:
     """And says nothing of health."""
     to = fleet()
-    to.ended(send(to, endpoint=API), AttemptOutcome.RATE_LIMITED, 1.0, Reported(retry_after=7.0))
+    to.on_ended(send(to, endpoint=API), AttemptOutcome.RATE_LIMITED, 1.0, AttemptReport(retry_after=7.0))
     assert (load(to, 1.0, API).blocked_until, load(to, 1.0, API).health) == (8.0, Health.UP)
 
 
@@ -158,8 +158,8 @@ def test_a_reload_keeps_what_was_learned_of_what_stays() -> None:
     assert set(to.snapshot(9.0).loads) == {ONE.id}
     assert (load(to, 9.0).in_flight, to.hit(ONE, prompt(1000, blocks=62))) == (1, 992)
     for key in flying:
-        to.ended(key, AttemptOutcome.COMPLETED, 10.0, Reported(1000, 0, 10, 0.02))
-    to.scraped(TWO.id, EngineLoad(running=1), 10.0)
+        to.on_ended(key, AttemptOutcome.COMPLETED, 10.0, AttemptReport(1000, 0, 10, 0.02))
+    to.on_scrape(TWO.id, EngineLoad(running=1), 10.0)
     assert set(to.snapshot(10.0).loads) == {ONE.id}
     assert (load(to, 10.0).in_flight, median_ttft(to, now=10.0)) == (0, pytest.approx(expected, rel=0.01))
 
@@ -180,14 +180,14 @@ def test_an_attempt_that_outlives_its_endpoint_says_nothing_of_the_one_that_has_
     flying = [send(to, endpoint=ONE, now=9.0) for _ in range(3)]
     to.reload([replace(SMALL, model="other", endpoints=(ONE,))])
     to.cache_lost.clear()
-    to.ended(
+    to.on_ended(
         send(to, prompt(1000, blocks=62), endpoint=ONE, now=9.0),
         AttemptOutcome.COMPLETED,
         9.5,
-        Reported(1000, 0, 10, 0.02),
+        AttemptReport(1000, 0, 10, 0.02),
     )
     for key in flying:
-        to.ended(key, AttemptOutcome.FAILED, 10.0, Reported(connected=False))
+        to.on_ended(key, AttemptOutcome.FAILED, 10.0, AttemptReport(connected=False))
     assert (to.hit(ONE, prompt(1000, blocks=62)), to.cache_lost) == (992, set())
     assert load(to, 10.0).health is Health.UP
 
@@ -197,7 +197,7 @@ def test_an_attempt_that_outlives_its_endpoint_says_nothing_of_the_one_that_has_
 def test_after_fifty_requests_ttft_is_predicted_within_a_tenth(profile: Profile, busy: float, most: float) -> None:
     """Conversations on an engine of any speed, from idle to a queue; half of all errors are smaller."""
     answered, _ = serve(profile, conversations(profile, 300, busy, Random(3)))
-    assert wrong(answered[50:]) < most
+    assert median_error(answered[50:]) < most
 
 
 @pytest.mark.parametrize("profile", [H100, CPU], ids=["H100", "CPU"])
@@ -212,8 +212,8 @@ def test_nine_of_ten_first_tokens_come_before_their_p90(profile: Profile) -> Non
 def test_a_fivefold_slow_down_is_learned_within_ten_requests(profile: Profile) -> None:
     """The tenth to the thirtieth after it are predicted within a third."""
     answered, _ = serve(profile, conversations(profile, 260, 0.15, Random(4)), slowdown=5.0, after=200)
-    assert wrong(answered[200:203]) > 0.5
-    assert wrong(answered[210:230]) < 0.33
+    assert median_error(answered[200:203]) > 0.5
+    assert median_error(answered[210:230]) < 0.33
 
 
 def test_hits_are_those_that_the_engine_reports() -> None:

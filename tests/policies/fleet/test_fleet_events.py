@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.prefix_cache.residency import Residency
 from policies.types import AttemptOutcome, EngineLoad
 from tests.policies.fleets import ONE, TWO, answer, fleet, prompt, send
@@ -13,15 +13,15 @@ THEIRS = range(1, 41)
 
 def heard() -> tuple[Fleet, Residency]:
     to = fleet()
-    return to, to.caches.listen(ONE.id)
+    return to, to.caches.enable_events(ONE.id)
 
 
 def serve(to: Fleet, engine: Residency) -> None:
     """The prompt is answered, and the engine says what it stored (without a session)."""
     key = send(to, ASKED)
-    engine.stored(THEIRS, None, 16)
-    to.first_token(key, 0.1)
-    to.ended(key, AttemptOutcome.COMPLETED, 0.2, Reported(prompt_tokens=645, cached_tokens=0))
+    engine.on_stored(THEIRS, None, 16)
+    to.on_first_token(key, 0.1)
+    to.on_ended(key, AttemptOutcome.COMPLETED, 0.2, AttemptReport(prompt_tokens=645, cached_tokens=0))
 
 
 def test_a_hit_is_what_the_engine_still_holds() -> None:
@@ -29,7 +29,7 @@ def test_a_hit_is_what_the_engine_still_holds() -> None:
     to, engine = heard()
     serve(to, engine)
     answer(to, ASKED, TWO)
-    engine.removed(THEIRS[25:])
+    engine.on_removed(THEIRS[25:])
     assert (to.hit(ONE, ASKED), to.hit(TWO, ASKED)) == (400, 640)
 
 
@@ -39,10 +39,10 @@ def test_an_eviction_says_nothing_of_the_caches_size() -> None:
     serve(to, engine)
     for now in range(20):
         key = send(to, ASKED, now=now)
-        engine.stored(THEIRS, None, 16)
-        to.first_token(key, now + 0.1)
-        to.ended(key, AttemptOutcome.COMPLETED, now + 0.2, Reported(prompt_tokens=645, cached_tokens=0))
-        answer(to, ASKED, TWO, now=now, reported=Reported(prompt_tokens=645, cached_tokens=0))
+        engine.on_stored(THEIRS, None, 16)
+        to.on_first_token(key, now + 0.1)
+        to.on_ended(key, AttemptOutcome.COMPLETED, now + 0.2, AttemptReport(prompt_tokens=645, cached_tokens=0))
+        answer(to, ASKED, TWO, now=now, reported=AttemptReport(prompt_tokens=645, cached_tokens=0))
     assert [to.statistics(one.id, 30.0).prefix_capacity < 100 for one in (ONE, TWO)] == [False, True]
 
 
@@ -50,11 +50,11 @@ def test_an_emptied_engine_is_cold() -> None:
     """By its events or by its next scrape, whichever comes first."""
     to, engine = heard()
     serve(to, engine)
-    to.emptied(ONE.id)
+    to.on_cache_cleared(ONE.id)
     assert (to.hit(ONE, ASKED), engine.statistics().blocks, to.cache_lost) == (0, 0, {ONE.id})
     serve(to, engine)
-    to.scraped(ONE.id, EngineLoad(started_at=1.0), 5.0)
-    to.scraped(ONE.id, EngineLoad(started_at=9.0), 6.0)
+    to.on_scrape(ONE.id, EngineLoad(started_at=1.0), 5.0)
+    to.on_scrape(ONE.id, EngineLoad(started_at=9.0), 6.0)
     assert (to.hit(ONE, ASKED), engine.statistics().blocks) == (0, 0)
 
 

@@ -6,31 +6,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.fleet.inflight_tokens import InflightTokens
+from policies.fleet.inflight_tokens import EMPTY_QUEUE, InflightTokens
 
 RATE = 1000.0  # tokens/s
 
 
 def ahead(ledger: InflightTokens, now: float) -> float:
-    return ledger.queue.ahead(now, RATE)
+    return ledger.queue.tokens_left(now, RATE)
 
 
 def test_a_prompt_counts_from_the_moment_it_is_sent_until_its_first_token() -> None:
     """Then it decodes, until it is released."""
     ledger = InflightTokens()
-    ledger.charge("a", 500, now=0.0)
-    assert (ahead(ledger, 0.0), ledger.prefilling, ledger.in_flight) == (500, 1, 1)
-    ledger.clear("a", now=0.5)
-    assert (ahead(ledger, 0.5), ledger.prefilling, ledger.in_flight) == (0, 0, 1)
-    ledger.release("a", now=2.0)
-    assert (ledger.prefilling, ledger.in_flight) == (0, 0)
+    ledger.on_sent("a", 500, now=0.0)
+    assert (ahead(ledger, 0.0), len(ledger.prefilling), ledger.in_flight) == (500, 1, 1)
+    ledger.on_first_token("a", now=0.5)
+    assert (ahead(ledger, 0.5), len(ledger.prefilling), ledger.in_flight) == (0, 0, 1)
+    ledger.on_ended("a", now=2.0)
+    assert (len(ledger.prefilling), ledger.in_flight) == (0, 0)
 
 
 def test_time_drains_what_is_ahead_at_the_prefill_rate() -> None:
     """First come, first served: the second begins when the first is done."""
     ledger = InflightTokens()
-    ledger.charge("a", 1000, now=0.0)
-    ledger.charge("b", 1000, now=0.5)
+    ledger.on_sent("a", 1000, now=0.0)
+    ledger.on_sent("b", 1000, now=0.5)
     assert ahead(ledger, 0.5) == 1500
     assert ahead(ledger, 1.5) == 500
 
@@ -38,53 +38,53 @@ def test_time_drains_what_is_ahead_at_the_prefill_rate() -> None:
 def test_a_prompt_without_its_first_token_is_not_done_whatever_the_clock_says() -> None:
     """It keeps a tenth."""
     ledger = InflightTokens()
-    ledger.charge("a", 1000, now=0.0)
-    ledger.charge("b", 500, now=0.0)
+    ledger.on_sent("a", 1000, now=0.0)
+    ledger.on_sent("b", 500, now=0.0)
     assert ahead(ledger, 60.0) == 150
 
 
 def test_a_first_token_means_that_the_rest_begins_now() -> None:
     """The engine was slower than thought: what was thought done of the second is not."""
     ledger = InflightTokens()
-    ledger.charge("a", 1000, now=0.0)
-    ledger.charge("b", 1000, now=0.0)
-    ledger.clear("a", now=1.8)
+    ledger.on_sent("a", 1000, now=0.0)
+    ledger.on_sent("b", 1000, now=0.0)
+    ledger.on_first_token("a", now=1.8)
     assert ahead(ledger, 1.8) == 1000
 
 
 def test_a_first_token_proves_that_what_came_before_is_all_but_done() -> None:
     """Only the remainder of the earlier one is left."""
     ledger = InflightTokens()
-    ledger.charge("a", 1000, now=0.0)
-    ledger.charge("b", 100, now=0.0)
-    ledger.clear("b", now=0.1)
+    ledger.on_sent("a", 1000, now=0.0)
+    ledger.on_sent("b", 100, now=0.0)
+    ledger.on_first_token("b", now=0.1)
     assert ahead(ledger, 0.1) == 100
-    assert ledger.prefilling == 1
+    assert len(ledger.prefilling) == 1
 
 
 def test_an_answer_that_is_not_streamed_is_taken_for_begun_when_its_turn_is_over() -> None:
     """It shows no first token; the clock must do."""
     ledger = InflightTokens()
     for key in "ab":
-        ledger.charge(key, 1000, now=0.0, stream=False)
+        ledger.on_sent(key, 1000, now=0.0, stream=False)
     ledger.expire(now=1.5, rate=RATE)
-    assert (ahead(ledger, 1.5), ledger.prefilling, ledger.in_flight) == (500, 1, 2)
-    ledger.release("a", now=1.6)
+    assert (ahead(ledger, 1.5), len(ledger.prefilling), ledger.in_flight) == (500, 1, 2)
+    ledger.on_ended("a", now=1.6)
     assert ahead(ledger, 1.6) == pytest.approx(400)
 
 
 def test_the_context_of_what_is_ahead_is_remembered() -> None:
     """A token on top of a cached conversation reads all of it: 100 tokens on 900, each reading 950 on average."""
     ledger = InflightTokens()
-    ledger.charge("a", 100, now=0.0, context=900)
-    assert ledger.queue.context == 950
+    ledger.on_sent("a", 100, now=0.0, context=900)
+    assert ledger.queue.context_per_token == 950
 
 
 def test_a_key_that_is_sent_again_counts_once() -> None:
     """Whatever became of the first."""
     ledger = InflightTokens()
-    ledger.charge("a", 500, now=0.0)
-    ledger.charge("a", 200, now=0.0)
+    ledger.on_sent("a", 500, now=0.0)
+    ledger.on_sent("a", 200, now=0.0)
     assert (ahead(ledger, 0.0), ledger.in_flight) == (200, 1)
 
 
@@ -100,19 +100,19 @@ def test_no_order_of_events_makes_it_negative_or_leaves_anything_behind(history:
     ledger, open_ = InflightTokens(), set()
     for now, (what, key, tokens, stream) in enumerate(history):
         if what == "charge":
-            ledger.charge(key, tokens, now, context=tokens, stream=stream)
+            ledger.on_sent(key, tokens, now, context=tokens, stream=stream)
             open_.add(key)
         elif what == "clear":
-            ledger.clear(key, now)
+            ledger.on_first_token(key, now)
         elif what == "expire":
             ledger.expire(now, RATE)
         else:
-            ledger.release(key, now)
+            ledger.on_ended(key, now)
             open_.discard(key)
         assert ledger.in_flight == len(open_)
-        assert 0 <= ledger.prefilling <= ledger.in_flight
+        assert 0 <= len(ledger.prefilling) <= ledger.in_flight
         assert 0 <= ledger.queue.remainder <= ahead(ledger, now)
         assert ledger.queue.pairs >= 0
     for key in range(6):
-        ledger.release(key, len(history))
-    assert (ledger.in_flight, ledger.queue[:3]) == (0, (0, 0, 0))
+        ledger.on_ended(key, len(history))
+    assert (ledger.in_flight, ledger.queue) == (0, EMPTY_QUEUE)

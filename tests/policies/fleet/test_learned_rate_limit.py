@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policies.fleet.fleet import Reported
-from policies.fleet.learned_rate_limit import LearnedRateLimit
+from policies.fleet.circuit_breaker import LearnedRateLimit
+from policies.fleet.fleet import AttemptReport
 from policies.types import NEVER, AttemptOutcome
 from tests.policies.fleets import API, answer, fleet, load, send
 
@@ -12,8 +12,8 @@ def refused_after(requests: int) -> LearnedRateLimit:
     """One request every 0.1 s, and one too many."""
     quota = LearnedRateLimit()
     for i in range(requests + 1):
-        quota.sent(0.1 * i)
-    quota.refused(0.1 * requests)
+        quota.on_sent(0.1 * i)
+    quota.on_rejected(0.1 * requests)
     return quota
 
 
@@ -22,7 +22,7 @@ def test_what_was_taken_in_the_minute_before_a_refusal_is_the_limit() -> None:
     quota = refused_after(100)
     assert quota.full_until(10.0) == 60.0
     assert quota.full_until(60.05) == NEVER
-    quota.sent(60.05)
+    quota.on_sent(60.05)
     assert quota.full_until(60.05) > 60.05
 
 
@@ -35,7 +35,7 @@ def test_without_a_refusal_there_is_no_limit() -> None:
     """However many are sent."""
     quota = LearnedRateLimit()
     for i in range(5000):
-        quota.sent(0.001 * i)
+        quota.on_sent(0.001 * i)
     assert quota.full_until(5.0) == NEVER
 
 
@@ -43,7 +43,7 @@ def test_a_limit_is_tried_again_in_time() -> None:
     """A hundred minutes later twice as many are let through, or a limit that was raised would hold for ever."""
     quota = refused_after(100)
     for i in range(150):
-        quota.sent(6000.0 + 0.1 * i)
+        quota.on_sent(6000.0 + 0.1 * i)
     assert quota.full_until(6015.0) == NEVER
 
 
@@ -52,7 +52,7 @@ def test_an_api_at_its_limit_is_out_before_it_refuses() -> None:
     to = fleet()
     for i in range(50):
         answer(to, endpoint=API, now=0.2 * i)
-    to.ended(send(to, endpoint=API, now=10.0), AttemptOutcome.RATE_LIMITED, 10.0, Reported(retry_after=1.0))
+    to.on_ended(send(to, endpoint=API, now=10.0), AttemptOutcome.RATE_LIMITED, 10.0, AttemptReport(retry_after=1.0))
     assert 59.0 < load(to, 12.0, API).blocked_until <= 61.0
     for i in range(50):
         answer(to, endpoint=API, now=61.0 + 0.2 * i)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.fleet.circuit_breaker import EJECTION
-from policies.fleet.decode_interference import GRID
-from policies.fleet.fleet import Fleet, Reported
-from policies.fleet.inflight_tokens import Queue
-from policies.fleet.peers import NOTHING, PeerLoad, PeerReader, together
+from policies.fleet.decode_interference import STALL_GRID
+from policies.fleet.fleet import AttemptReport, Fleet
+from policies.fleet.inflight_tokens import PrefillQueue
+from policies.fleet.peers import NO_LOAD, PeerLoad, PeerReader, combined
 from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, EngineLoad, Health
 from tests.policies.fleets import API, HOSTED, ONE, SMALL, TWO, answer, load, prompt, send
 
-HARMS = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(GRID))
+HARMS = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(STALL_GRID))
 COUNTS = st.integers(0, 1 << 20)
 TIMES = st.sampled_from([NEVER, 0.0, 1.0, 2.5])
 BURDENS = st.builds(
@@ -31,12 +32,12 @@ BURDENS = st.builds(
 )
 
 
-class Member:
+class LosslessLink:
     """One process's way to the others, that loses nothing."""
 
-    def __init__(self, all_of_them: list[Member]) -> None:
+    def __init__(self, all_of_them: list[LosslessLink]) -> None:
         self.others = [other for other in all_of_them if other is not self]
-        self.burdens: dict[str, PeerLoad] = {}
+        self.loads: dict[str, PeerLoad] = {}
         self.news: set[str] = set()
         self.hints: list[tuple[str, Sequence[int]]] = []
         for other in self.others:
@@ -44,7 +45,7 @@ class Member:
         all_of_them.append(self)
 
     def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
-        self.burdens[endpoint_id] = burden
+        self.loads[endpoint_id] = burden
         for other in self.others:
             other.news.add(endpoint_id)
 
@@ -55,16 +56,16 @@ class Member:
     def merge(self, reader: PeerReader, now: float) -> None:
         while self.news:
             name = self.news.pop()
-            reader.burdened(name, together(o.burdens[name] for o in self.others if name in o.burdens), now)
+            reader.on_peer_load(name, combined(o.loads[name] for o in self.others if name in o.loads), now)
         while self.hints:
-            reader.hinted(*self.hints.pop(0))
+            reader.on_peer_prompt(*self.hints.pop(0))
 
 
 def fleets(count: int = 2) -> list[Fleet]:
-    members: list[Member] = []
+    members: list[LosslessLink] = []
     made = [Fleet([SMALL, HOSTED]) for _ in range(count)]
     for each in made:
-        each.siblings = Member(members)
+        each.peers = LosslessLink(members)
     return made
 
 
@@ -77,11 +78,11 @@ def test_what_a_sibling_has_sent_waits_ahead_as_if_we_had_sent_it() -> None:
     key = send(theirs, prompt(4000))
     seen, own = load(ours), load(theirs)
     assert (seen.queued_tokens, seen.prefilling, seen.in_flight, seen.backlog_s) == (4000, 1, 1, own.backlog_s)
-    theirs.first_token(key, 0.2)
+    theirs.on_first_token(key, 0.2)
     seen = load(ours, 0.2)
     assert (seen.queued_tokens, seen.prefilling, seen.running, seen.last_token_at) == (0, 0, 1, 0.2)
     assert seen.context == 4000
-    theirs.ended(key, AttemptOutcome.COMPLETED, 1.0)
+    theirs.on_ended(key, AttemptOutcome.COMPLETED, 1.0)
     assert (load(ours, 1.0).in_flight, load(ours, 1.0).running, load(ours, 1.0).context) == (0, 0, 0)
 
 
@@ -92,7 +93,7 @@ def test_one_brain_and_two_see_the_same_load() -> None:
         sent.append([(to, send(to, prompt(3000 + i), now=0.1 * i)) for to in (one, two[i % 2])])
     for i, each in enumerate(sent[:3]):
         for to, key in each:
-            to.first_token(key, 0.6 + 0.01 * i)
+            to.on_first_token(key, 0.6 + 0.01 * i)
     expected, *seen = (load(of, 0.62) for of in (one, *two))
     for found in seen:
         assert (found.in_flight, found.prefilling, found.running) == (6, 3, 3)
@@ -109,13 +110,13 @@ def test_what_changes_until_they_are_told_is_one_piece_of_news() -> None:
     """Asked for once; what is told then is what is, and the next change is asked for again."""
     ours, theirs = fleets()
     asked: list[Fleet] = []
-    theirs.on_untold = lambda: asked.append(theirs)
+    theirs.request_publish = lambda: asked.append(theirs)
     keys = [send(theirs, prompt(1000)) for _ in range(3)]
-    theirs.ended(keys[0], AttemptOutcome.COMPLETED, 0.1)
+    theirs.on_ended(keys[0], AttemptOutcome.COMPLETED, 0.1)
     assert (len(asked), load(ours, 0.1).in_flight) == (1, 0)
     theirs.publish()
     assert load(ours, 0.1).in_flight == 2
-    theirs.ended(keys[1], AttemptOutcome.COMPLETED, 0.2)
+    theirs.on_ended(keys[1], AttemptOutcome.COMPLETED, 0.2)
     assert len(asked) == 2
 
 
@@ -127,7 +128,7 @@ def test_what_is_heard_is_not_told_on() -> None:
     for now in (0.0, 0.1, 0.2, 0.3):
         assert [load(of, now).in_flight for of in three] == [3, 3, 3]
         for of in three:
-            of.progress([], now)
+            of.on_progress([], now)
     assert all(
         load(of, 0.3).prefill_utilization == pytest.approx(load(three[0], 0.3).prefill_utilization) for of in three
     )
@@ -137,32 +138,34 @@ def test_a_scrape_shows_no_traffic_that_siblings_account_for() -> None:
     """Else each would count the others' requests twice: by what they tell, and by what the engine tells."""
     ours, theirs = fleets()
     keys = [send(of) for of in (ours, theirs, theirs)]
-    theirs.first_token(keys[1], 0.1)
+    theirs.on_first_token(keys[1], 0.1)
     for now in (0.2, 0.7):
         load(ours, now)
-        ours.scraped(ONE.id, EngineLoad(running=1, waiting=2), now)
+        ours.on_scrape(ONE.id, EngineLoad(running=1, waiting=2), now)
     seen = load(ours, 0.7)
     assert (seen.in_flight, seen.running, seen.waiting) == (3, 1, 2)
     for now in (1.2, 1.7):
-        ours.scraped(ONE.id, EngineLoad(running=3, waiting=2), now)
+        ours.on_scrape(ONE.id, EngineLoad(running=3, waiting=2), now)
     assert load(ours, 1.7).running == 3
 
 
 def test_a_sibling_that_begins_anew_takes_nothing_back() -> None:
     """What it has under way is gone with it; the prefills that it sent have stalled our answers all the same."""
     ours, _ = fleets()
-    ours.burdened(ONE.id, NOTHING._replace(in_flight=2, prefilling=1, tokens=500, since=0.0, spent=3.0), 0.0)
+    ours.on_peer_load(
+        ONE.id, replace(NO_LOAD, in_flight=2, prefilling=1, queued_tokens=500, queued_since=0.0, prefill_s=3.0), 0.0
+    )
     duty = load(ours).prefill_utilization
-    ours.burdened(ONE.id, NOTHING._replace(spent=0.5), 0.0)
+    ours.on_peer_load(ONE.id, replace(NO_LOAD, prefill_s=0.5), 0.0)
     assert (load(ours).in_flight, load(ours).queued_tokens, load(ours).prefill_utilization) == (0, 0, duty)
 
 
 def test_an_endpoint_that_a_sibling_warms_up_or_that_refused_it_is_left_alone_by_all() -> None:
     """The one who found out need not be the one who decides."""
     ours, theirs = fleets()
-    theirs.warming(ONE.id, True)
+    theirs.set_warming(ONE.id, True)
     key = send(theirs, endpoint=TWO)
-    theirs.ended(key, AttemptOutcome.RATE_LIMITED, 1.0, Reported(retry_after=20.0))
+    theirs.on_ended(key, AttemptOutcome.RATE_LIMITED, 1.0, AttemptReport(retry_after=20.0))
     assert load(ours).warming
     assert load(ours, 1.0, TWO).blocked_until == pytest.approx(21.0)
 
@@ -182,8 +185,8 @@ def test_what_is_under_way_at_an_endpoint_that_is_ours_no_longer_is_not_told() -
 def lose(endpoint: Endpoint, now: float, *finders: Fleet) -> None:
     """Two probes of theirs find nobody."""
     for finder in finders:
-        finder.unreachable(endpoint.id, now - 0.5)
-        finder.unreachable(endpoint.id, now)
+        finder.on_probe_failed(endpoint.id, now - 0.5)
+        finder.on_probe_failed(endpoint.id, now)
 
 
 def test_what_one_finds_down_is_down_to_all_at_once() -> None:
@@ -200,7 +203,7 @@ def test_our_own_probe_brings_back_what_others_cannot_reach() -> None:
     ours, theirs = fleets()
     lose(ONE, 1.0, theirs)
     assert load(ours, 1.0).health is Health.DOWN
-    ours.reachable(ONE.id, 1.3)
+    ours.on_probe_answered(ONE.id, 1.3)
     assert load(ours, 1.3).health is Health.PROBING
     answer(ours, now=1.3)
     lose(ONE, 7.0, theirs)
@@ -213,7 +216,7 @@ def test_an_opinion_ends_with_its_teller() -> None:
     ours, theirs = fleets()
     lose(ONE, 1.0, theirs)
     assert load(ours, 1.0).health is Health.DOWN
-    ours.burdened(ONE.id, NOTHING, 2.0)
+    ours.on_peer_load(ONE.id, NO_LOAD, 2.0)
     assert load(ours, 2.0).health is Health.PROBING
 
 
@@ -225,7 +228,7 @@ def test_one_that_finds_most_of_a_pool_down_is_not_believed() -> None:
     lose(ONE, 1.0, theirs)
     assert load(ours, 1.0).health is Health.DOWN
     lose(TWO, 2.0, theirs)
-    theirs.unreachable(ONE.id, 2.1)  # the next look at the other
+    theirs.on_probe_failed(ONE.id, 2.1)  # the next look at the other
     assert [load(ours, 2.1, endpoint).health for endpoint in (ONE, TWO)] == [Health.PROBING, Health.UP]
 
 
@@ -257,22 +260,29 @@ def test_a_prefix_that_a_sibling_sent_is_a_hit() -> None:
 @given(st.lists(BURDENS, max_size=4))
 def test_burdens_add_up_in_any_order(burdens: list[PeerLoad]) -> None:
     """And nothing beside them changes nothing."""
-    total = together(burdens)
-    assert together([*reversed(burdens), NOTHING]) == total
+    total = combined(burdens)
+    assert combined([*reversed(burdens), NO_LOAD]) == total
     assert total.in_flight == sum(burden.in_flight for burden in burdens)
-    assert total.since == min((burden.since for burden in burdens), default=FOREVER)
+    assert total.queued_since == min((burden.queued_since for burden in burdens), default=FOREVER)
 
 
 @pytest.mark.parametrize(
     ("own", "since", "heard_at", "expected"),
     [
-        (Queue(10, 100, 1, 5.0), 3.0, NEVER, Queue(30, 300, 3, 3.0)),  # the engine began with what was sent first
-        (Queue(10, 100, 1, 5.0), 3.0, 4.0, Queue(30, 300, 3, 4.0)),  # a first token: that much is done
-        (Queue(0, 0, 0, 1.0), 3.0, NEVER, Queue(20, 200, 2, 3.0)),  # an empty queue has no beginning
+        (
+            PrefillQueue(10, 100, 1, 5.0),
+            3.0,
+            NEVER,
+            PrefillQueue(30, 300, 3, 3.0),
+        ),  # the engine began with what was sent first
+        (PrefillQueue(10, 100, 1, 5.0), 3.0, 4.0, PrefillQueue(30, 300, 3, 4.0)),  # a first token: that much is done
+        (PrefillQueue(0, 0, 0, 1.0), 3.0, NEVER, PrefillQueue(20, 200, 2, 3.0)),  # an empty queue has no beginning
     ],
 )
-def test_two_queues_are_one(own: Queue, since: float, heard_at: float, expected: Queue) -> None:
+def test_two_queues_are_one(own: PrefillQueue, since: float, heard_at: float, expected: PrefillQueue) -> None:
     """First come, first served, whoever sent it."""
-    theirs = NOTHING._replace(in_flight=1, prefilling=1, tokens=20, pairs=200, remainder=2, since=since)
-    assert theirs.beside(own, heard_at) == expected
-    assert NOTHING.beside(own, heard_at) == own
+    theirs = replace(
+        NO_LOAD, in_flight=1, prefilling=1, queued_tokens=20, queued_pairs=200, queued_remainder=2, queued_since=since
+    )
+    assert theirs.joined_with(own, heard_at) == expected
+    assert NO_LOAD.joined_with(own, heard_at) == own

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from policies.types import Load, RequestView
-from tests.policies.deciding import World, budget
+from tests.policies.deciding import DecisionScenario, budget
 
 REQUESTS = 4000
 ASK = RequestView("r", 100.0, stream=True)
 
 
-def world(**loads: Load) -> World:
+def world(**loads: Load) -> DecisionScenario:
     """`slow` is three times slower and never the best; `late` cannot make the deadline."""
     heard = {name: Load(last_token_at=99.0) for name in ("fast", "other", "slow", "late")}
-    return World(
+    return DecisionScenario(
         {"p": {"fast": 0.1, "other": 0.1, "slow": 0.3, "late": 5.0}}, loads={**heard, **loads}, route=budget(1.0)
     )
 
 
-def share(of: World, endpoint: str) -> float:
+def share(of: DecisionScenario, endpoint: str) -> float:
     decisions = [of.decide(ASK, now=100.0, seed=seed) for seed in range(REQUESTS)]
     tried = [one for one in decisions if one.ranked[0].endpoint.id == endpoint]
     assert all("probe" in one.ranked[0].reason and "probe" in one.reason for one in tried)

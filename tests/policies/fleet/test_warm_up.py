@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from policies.fleet.fleet import Fleet
-from policies.fleet.warm_up import FAILURES, JITTER, LONGEST, NEEDED, WarmUp, is_idle, room
+from policies.fleet.warm_up import (
+    JITTER,
+    MAX_FAILURES,
+    MAX_OTHER_REQUESTS,
+    MAX_WARM_UP,
+    WarmUp,
+    is_idle,
+    warm_up_tokens,
+)
 from policies.types import EngineLoad, Health, Load
 from tests.policies.fleets import HOSTED, ONE, SMALL, TWO, fleet, load
 
@@ -22,12 +30,12 @@ def test_an_engine_that_restarted_is_cold(sign: str) -> None:
     """However it shows: another start time, a counter that went back, nobody there."""
     to = fleet()
     if sign == "unreachable":
-        to.unreachable(ONE.id, 0.0)
-        to.unreachable(ONE.id, 0.5)
+        to.on_probe_failed(ONE.id, 0.0)
+        to.on_probe_failed(ONE.id, 0.5)
     else:
         for at, value in ((0.0, 500.0), (0.5, 100.0)):
             said = EngineLoad(started_at=value) if sign == "start time" else EngineLoad(prefix_queries=value)
-            to.scraped(ONE.id, said, at)
+            to.on_scrape(ONE.id, said, at)
     assert to.cache_lost == {ONE.id}
 
 
@@ -43,9 +51,9 @@ def test_an_endpoint_that_joins_is_cold_and_one_that_leaves_is_forgotten() -> No
 def test_decisions_see_who_is_warming() -> None:
     """In its load."""
     to = fleet()
-    to.warming(ONE.id, True)
+    to.set_warming(ONE.id, True)
     assert (load(to, endpoint=ONE).warming, load(to, endpoint=TWO).warming) == (True, False)
-    to.warming(ONE.id, False)
+    to.set_warming(ONE.id, False)
     assert not load(to, endpoint=ONE).warming
 
 
@@ -54,16 +62,16 @@ def test_decisions_see_who_is_warming() -> None:
 
 def test_a_warm_up_takes_a_share_of_the_cache_and_of_time() -> None:
     """A slow engine is not kept busy for minutes; a fast one's cache is not filled by guesses."""
-    assert room(cache=400_000, rate=20_000) == 100_000
-    assert room(cache=400_000, rate=1_000) == 10_000
+    assert warm_up_tokens(cache=400_000, rate=20_000) == 100_000
+    assert warm_up_tokens(cache=400_000, rate=1_000) == 10_000
 
 
 def test_the_hottest_goes_first_and_with_the_last_it_is_over() -> None:
     """What was computed is added up."""
     plan = WarmUp(["hottest", "hot"], in_flight=0, now=0.0)
     assert [plan.next(n, 0.1) for n in range(3)] == ["hottest", "hot", None]
-    plan.ended(True, 500)
-    plan.ended(False, 300)
+    plan.on_ended(True, 500)
+    plan.on_ended(False, 300)
     assert (plan.prefixes, plan.tokens) == (1, 500)
 
 
@@ -71,24 +79,24 @@ def test_it_ends_when_the_pool_needs_the_engine() -> None:
     """The last to be sent to is sent to: its own requests, and those that were there before, do not count."""
     plan = WarmUp("abcd", in_flight=3, now=0.0)
     assert plan.next(3, 0.0) == "a"
-    assert plan.next(3 + 1 + NEEDED - 1, 0.1) == "b"
-    assert plan.next(3 + 2 + NEEDED, 0.1) is None
+    assert plan.next(3 + 1 + MAX_OTHER_REQUESTS - 1, 0.1) == "b"
+    assert plan.next(3 + 2 + MAX_OTHER_REQUESTS, 0.1) is None
 
 
 def test_it_ends_after_failures_in_a_row() -> None:
     """The engine is not up to it. One that works again is given another chance."""
     plan = WarmUp("abcdefgh", in_flight=0, now=0.0)
-    for well in [False] * (FAILURES - 1) + [True] + [False] * FAILURES:
+    for well in [False] * (MAX_FAILURES - 1) + [True] + [False] * MAX_FAILURES:
         assert plan.next(0, 0.0) is not None
-        plan.ended(well, 10)
+        plan.on_ended(well, 10)
     assert plan.next(0, 0.0) is None
 
 
 def test_it_ends_in_any_case() -> None:
     """A pool is not to be without an engine for long."""
     plan = WarmUp("ab", in_flight=0, now=100.0)
-    assert plan.next(0, 100.0 + LONGEST - 0.1) == "a"
-    assert plan.next(0, 100.0 + LONGEST) is None
+    assert plan.next(0, 100.0 + MAX_WARM_UP - 0.1) == "a"
+    assert plan.next(0, 100.0 + MAX_WARM_UP) is None
 
 
 # --------------------------------------------------------------------------- keeping warm

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.latency.error_quantiles import ErrorQuantiles
+from policies.latency.prediction_errors import ErrorQuantiles
 from policies.types import QUANTILES, Forecast
 
 
 def filled(sigma: float, samples: int, seed: int = 1) -> ErrorQuantiles:
     ratios, random = ErrorQuantiles(), Random(seed)
     for _ in range(samples):
-        ratios.add(random.lognormvariate(0, sigma), now=0.0)
+        ratios.observe(random.lognormvariate(0, sigma), now=0.0)
     return ratios
 
 
@@ -44,7 +44,7 @@ def test_a_persistent_bias_is_corrected() -> None:
     """Predictions half too small have a median ratio of two."""
     ratios = ErrorQuantiles()
     for _ in range(100):
-        ratios.add(2.0, now=0.0)
+        ratios.observe(2.0, now=0.0)
     assert Forecast(1.0, ratios.quantiles(0.0)).p50 == pytest.approx(2.0, rel=0.05)
 
 
@@ -52,7 +52,7 @@ def test_old_samples_leave() -> None:
     """A window of 128."""
     ratios = filled(1.0, 500)
     for _ in range(128):
-        ratios.add(1.0, now=0.0)
+        ratios.observe(1.0, now=0.0)
     assert Forecast(1.0, ratios.quantiles(0.0)).quantile(0.98) < 1.1
 
 
@@ -76,7 +76,7 @@ def test_quantiles_ascend_and_are_positive(values: list[float]) -> None:
     """Whatever ratios were seen."""
     ratios = ErrorQuantiles()
     for value in values:
-        ratios.add(value, now=0.0)
+        ratios.observe(value, now=0.0)
     grid = ratios.quantiles(0.0)
     assert list(grid) == sorted(grid)
     assert grid[0] > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.latency.output_lengths import PRIOR, OutputLengths
+from policies.latency.token_counts import PRIOR_LENGTH, OutputLengths
 
 
 def learned(*tokens: int) -> OutputLengths:
@@ -14,12 +14,12 @@ def learned(*tokens: int) -> OutputLengths:
 
 def test_before_any_answer_a_prior_stands_in() -> None:
     """Bounded, as always, by what may be generated."""
-    assert (learned().mean(), learned().mean(100)) == (PRIOR, 100)
+    assert (learned().expected(), learned().expected(100)) == (PRIOR_LENGTH, 100)
 
 
 def test_the_mean_is_learned_within_tens_of_answers() -> None:
     """The prior counts for eight of them."""
-    assert learned(*[40] * 100).mean() < 60
+    assert learned(*[40] * 100).expected() < 60
 
 
 def test_the_mean_follows_a_change() -> None:
@@ -27,4 +27,4 @@ def test_the_mean_follows_a_change() -> None:
     lengths = learned(*[100] * 500)
     for _ in range(44):
         lengths.observe(300)
-    assert 190 <= lengths.mean() <= 210
+    assert 190 <= lengths.expected() <= 210

@@ -7,15 +7,15 @@ from statistics import median
 import pytest
 
 from policies.types import EngineLoad
-from tests.policies.simulated import ONE, Bench, Sent
+from tests.policies.simulated import ONE, SimulatedFleet, TimedRequest
 
 
-def error(sent: list[Sent]) -> float:
+def error(sent: list[TimedRequest]) -> float:
     """Median relative error of the predicted medians."""
     return median(abs(one.ttft / one.forecast.p50 - 1) for one in sent if one.ttft is not None)
 
 
-def covered(sent: list[Sent]) -> float:
+def covered(sent: list[TimedRequest]) -> float:
     """Share that came within the predicted p90; who was left did not."""
     return sum(one.ttft is not None and one.ttft <= one.forecast.p90 for one in sent) / len(sent)
 
@@ -24,7 +24,7 @@ def covered(sent: list[Sent]) -> float:
 @pytest.mark.parametrize(("load", "most"), [(0.2, 0.08), (0.6, 0.12)])
 def test_after_two_hundred_requests_the_p90_covers_nine_of_ten(profile: str, load: float, most: float) -> None:
     """87 to 93 % of 1200. At 0.6 prompts that come later share a step with a short one, and nobody could know."""
-    bench = Bench(profile, load)
+    bench = SimulatedFleet(profile, load)
     bench.serve(200)
     sent = bench.serve(1200)
     assert 0.87 <= covered(sent) <= 0.93
@@ -35,7 +35,7 @@ def test_after_two_hundred_requests_the_p90_covers_nine_of_ten(profile: str, loa
 @pytest.mark.parametrize("profile", ["8b-h100", "8b-a100"])
 def test_a_change_of_speed_is_followed_within_ten_first_tokens(profile: str, before: float) -> None:
     """Five times slower, or healed: the eleventh to the fortieth are predicted within a fifth."""
-    bench = Bench(profile, 0.1)
+    bench = SimulatedFleet(profile, 0.1)
     bench.engine.engine.slowness = before
     bench.serve(200)
     bench.engine.engine.slowness = 5.0 / before
@@ -47,17 +47,17 @@ def test_a_change_of_speed_is_followed_within_ten_first_tokens(profile: str, bef
 @pytest.mark.parametrize("patience", [0.9, 0.95])
 def test_leaving_the_slow_does_not_make_the_engine_look_fast(patience: float) -> None:
     """Of those that were left only a lower bound is known: still nine of ten come within the p90."""
-    bench = Bench("8b-h100", 0.4, patience)
+    bench = SimulatedFleet("8b-h100", 0.4, patience)
     bench.serve(200)
     assert 0.86 <= covered(bench.serve(1500)) <= 0.94
 
 
 def test_an_engine_that_crashed_and_is_back_is_as_fast_as_before() -> None:
     """Its cache is gone, its speed is not."""
-    bench = Bench("8b-a100", 0.1)
+    bench = SimulatedFleet("8b-a100", 0.1)
     bench.serve(200)
-    bench.fleet.scraped(ONE.id, EngineLoad(started_at=1.0), bench.now)
+    bench.fleet.on_scrape(ONE.id, EngineLoad(started_at=1.0), bench.now)
     for _ in range(2):
-        bench.fleet.unreachable(ONE.id, bench.now)
-    bench.fleet.scraped(ONE.id, EngineLoad(started_at=900.0), bench.now)
+        bench.fleet.on_probe_failed(ONE.id, bench.now)
+    bench.fleet.on_scrape(ONE.id, EngineLoad(started_at=900.0), bench.now)
     assert error(bench.serve(10)) < 0.15

@@ -23,7 +23,7 @@ def test_before_any_sample_the_reference_is_believed() -> None:
 def test_one_sample_fixes_the_common_factor(factor: float) -> None:
     """A machine a hundred times slower is believed to be slower at everything."""
     fit = Regression(OWN[:2])
-    fit.learn((1.0, 1.0), 2 * factor)
+    fit.update((1.0, 1.0), 2 * factor)
     assert fit.predict((1.0, 1.0)) == pytest.approx(2 * factor, rel=0.1)
     assert fit.predict((2.0, 1.0)) == pytest.approx(3 * factor, rel=0.1)
 
@@ -34,7 +34,7 @@ def test_terms_are_told_apart() -> None:
     for _ in range(30):
         features = (1.0, random.expovariate(0.5), random.expovariate(2.0))
         actual = 0.2 * features[0] + 3.0 * features[1] + 1.0 * features[2]
-        fit.learn(features, actual * random.lognormvariate(0, 0.1))
+        fit.update(features, actual * random.lognormvariate(0, 0.1))
     assert fit.predict((1.0, 0.0, 0.0)) == pytest.approx(0.2, rel=0.3)
     assert fit.predict((1.0, 5.0, 1.0)) == pytest.approx(16.2, rel=0.1)
 
@@ -45,15 +45,15 @@ def test_small_results_count_as_much_as_large_ones() -> None:
     for number in range(60):
         small = number % 2 == 0
         features = (0.01, 0.0) if small else (0.01, 100.0)
-        fit.learn(features, (0.01 if small else 100.0) * random.lognormvariate(0, 0.05))
+        fit.update(features, (0.01 if small else 100.0) * random.lognormvariate(0, 0.05))
     assert fit.predict((0.01, 0.0)) == pytest.approx(0.01, rel=0.1)
 
 
 def test_a_clipped_sample_teaches_no_more_than_it_may() -> None:
     """An outlier a thousand times too large counts as twice."""
     clipped, plain = Regression(OWN[:1]), Regression(OWN[:1])
-    clipped.learn((1.0,), 1000.0, clip=1.0)
-    plain.learn((1.0,), 2.0)
+    clipped.update((1.0,), 1000.0, clip=1.0)
+    plain.update((1.0,), 2.0)
     assert clipped.coefficients == plain.coefficients
 
 
@@ -61,8 +61,8 @@ def test_a_term_that_would_be_negative_is_none_and_the_others_take_up_the_differ
     """Results that fall as a feature grows: the feature explains nothing."""
     fit = Regression(OWN[:2])
     for _ in range(50):
-        fit.learn((1.0, 0.1), 1.0)
-        fit.learn((1.0, 1.0), 0.8)
+        fit.update((1.0, 0.1), 1.0)
+        fit.update((1.0, 1.0), 0.8)
     assert fit.coefficients[1] == 0.0
     assert fit.predict((1.0, 0.5)) == pytest.approx(0.9, rel=0.05)
 
@@ -71,11 +71,11 @@ def test_a_follower_believes_the_same_but_less_firmly() -> None:
     """It moves further on its own first sample."""
     leader, follower = Regression(OWN[:2]), Regression(OWN[:2])
     for _ in range(50):
-        leader.learn((1.0, 1.0), 6.0)
+        leader.update((1.0, 1.0), 6.0)
     follower.warm_start_from(leader)
     assert follower.predict((1.0, 1.0)) == leader.predict((1.0, 1.0))
     for fit in (leader, follower):
-        fit.learn((1.0, 1.0), 12.0)
+        fit.update((1.0, 1.0), 12.0)
     assert leader.predict((1.0, 1.0)) < 8.0 < 10.0 < follower.predict((1.0, 1.0))
 
 
@@ -83,9 +83,9 @@ def test_a_term_long_unused_can_be_learned_but_has_not_wound_up() -> None:
     """Its variance is bounded by what it was at first."""
     fit = Regression(OWN[:2])
     for _ in range(20_000):
-        fit.learn((1.0, 0.0), 1.0)
+        fit.update((1.0, 0.0), 1.0)
     assert fit.covariance[1][1] <= 13.0
-    fit.learn((1.0, 1.0), 4.0)
+    fit.update((1.0, 1.0), 4.0)
     assert fit.predict((1.0, 1.0)) == pytest.approx(4.0, rel=0.1)
 
 
@@ -99,7 +99,7 @@ def test_coefficients_stay_finite_and_never_negative(history: list) -> None:
     """Whatever it is told, it remains a regression."""
     fit = Regression(OWN)
     for features, actual in history:
-        fit.learn(features, actual)
+        fit.update(features, actual)
         assert all(isfinite(value) and value >= 0 for value in fit.coefficients)
         assert all(0 < fit.covariance[i][i] <= 13.0 * max(1.0, fit.coefficients[i]) ** 2 * 1.001 for i in range(3))
         assert fit.predict(features) > 0

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from policies.latency.token_scale import TokenScale
+from policies.latency.token_counts import TokenScale
 
 
 def test_before_any_report_a_chat_template_is_added() -> None:

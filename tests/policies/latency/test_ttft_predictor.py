@@ -9,7 +9,13 @@ from statistics import median
 import pytest
 
 from policies.latency.tpot_predictor import TpotPredictor
-from policies.latency.ttft_predictor import ApiPredictor, EnginePredictor, Predictor, Sample, Work, learn_at_least
+from policies.latency.ttft_predictor import (
+    ApiPredictor,
+    EnginePredictor,
+    PrefillWork,
+    TtftPredictor,
+    TtftSample,
+)
 from policies.types import Forecast
 
 # A real vLLM 0.32 on one CPU core, a model of 4 layers: prompt tokens, of these cached, TTFT in s.
@@ -25,27 +31,27 @@ VLLM_ON_CPU = [
 ]
 
 
-def prompt(tokens: int, cached: int = 0, ahead: float = 0.0, running: float = 0.0) -> Work:
+def prompt(tokens: int, cached: int = 0, ahead: float = 0.0, running: float = 0.0) -> PrefillWork:
     own = tokens - cached
-    return Work(tokens, own, ahead, own * (cached + own / 2) + ahead * 500, running)
+    return PrefillWork(tokens, own, ahead, own * (cached + own / 2) + ahead * 500, running)
 
 
-def engine(work: Work, slower: float = 1.0) -> float:
+def engine(work: PrefillWork, slower: float = 1.0) -> float:
     """Seconds on an 8B model on an A100, by its physics."""
-    return slower * (0.02 + (work.uncached + work.ahead) / 14_000 + 3.4e-9 * work.pairs + 0.0004 * work.running)
+    return slower * (0.02 + (work.uncached + work.queued_tokens) / 14_000 + 3.4e-9 * work.pairs + 0.0004 * work.running)
 
 
-def prompts(random: Random) -> Iterator[Work]:
+def prompts(random: Random) -> Iterator[PrefillWork]:
     while True:
         tokens = int(random.lognormvariate(6.8, 1.1)) + 20
         cached = random.choice([0, 0, tokens // 2, tokens * 9 // 10])
         yield prompt(tokens, cached, random.choice([0.0, random.expovariate(1 / 3000)]), random.randrange(30))
 
 
-def teach(predictor: Predictor, work: Work, ttft: float, now: float = 0.0) -> float:
+def teach(predictor: TtftPredictor, work: PrefillWork, ttft: float, now: float = 0.0) -> float:
     """Predict, then learn; the relative error of the prediction."""
-    told = predictor.point_estimate(*work, now)
-    predictor.observe(Sample(work, told, ttft), now)
+    told = predictor.point_estimate(work, now)
+    predictor.observe(TtftSample(work, told, ttft), now)
     return told / ttft - 1
 
 
@@ -56,14 +62,14 @@ def taught(samples: int = 100, slower: float = 1.0, seed: int = 1) -> EnginePred
     return predictor
 
 
-def errors(predictor: Predictor, slower: float = 1.0) -> list[float]:
+def errors(predictor: TtftPredictor, slower: float = 1.0) -> list[float]:
     works = [work for _, work in zip(range(200), prompts(Random(9)), strict=False)]
-    return [abs(predictor.point_estimate(*work, 0.0) / engine(work, slower) - 1) for work in works]
+    return [abs(predictor.point_estimate(work, 0.0) / engine(work, slower) - 1) for work in works]
 
 
 def test_without_a_sample_the_prediction_is_that_of_a_small_model_on_a_current_gpu() -> None:
     """Published kernels: 8k tokens take an 8B model 217 ms on an H100 and 655 ms on an A100."""
-    assert 0.217 < EnginePredictor().point_estimate(*prompt(8192), 0.0) < 0.655
+    assert 0.217 < EnginePredictor().point_estimate(prompt(8192), 0.0) < 0.655
 
 
 @pytest.mark.parametrize("slower", [0.3, 1.0, 100.0])
@@ -84,7 +90,7 @@ def test_a_real_vllm_on_a_cpu_is_learned_from_one_request_of_each_kind() -> None
     for tokens, cached, ttft in VLLM_ON_CPU:
         teach(predictor, prompt(tokens, cached), ttft)
     wrong = [
-        abs(predictor.point_estimate(*prompt(tokens, cached), 0.0) / ttft - 1) for tokens, cached, ttft in VLLM_ON_CPU
+        abs(predictor.point_estimate(prompt(tokens, cached), 0.0) / ttft - 1) for tokens, cached, ttft in VLLM_ON_CPU
     ]
     assert median(wrong) < 0.25
     assert max(wrong) < 0.45
@@ -96,7 +102,7 @@ def test_attention_that_weighs_ten_times_as_much_is_learned_from_a_few_long_prom
     for _ in range(10):
         for tokens, cached, ttft in VLLM_ON_CPU[:4] * 2 + VLLM_ON_CPU[4:6]:
             teach(predictor, prompt(tokens, cached), ttft * random.lognormvariate(0, 0.05))
-    assert predictor.point_estimate(*prompt(4886), 0.0) == pytest.approx(1.953, rel=0.1)
+    assert predictor.point_estimate(prompt(4886), 0.0) == pytest.approx(1.953, rel=0.1)
 
 
 @pytest.mark.parametrize("factor", [30.0, 0.1])
@@ -112,10 +118,13 @@ def test_quantiles_hold_what_they_promise() -> None:
     """Nine of ten under the p90, half under the p50; with nothing ahead and behind others alike."""
     predictor, random = taught(300), Random(2)
     for behind in (False, True):
-        works = [work for _, work in zip(range(1200), prompts(random), strict=False) if bool(work.ahead) is behind]
+        works = [
+            work for _, work in zip(range(1200), prompts(random), strict=False) if bool(work.queued_tokens) is behind
+        ]
         ttfts = [(work, engine(work) * random.lognormvariate(0, 0.1)) for work in works]
         forecasts = [
-            Forecast(predictor.point_estimate(*work, 0.0), predictor.quantiles(work.ahead, 0.0)) for work, _ in ttfts
+            Forecast(predictor.point_estimate(work, 0.0), predictor.quantiles(work.queued_tokens, 0.0))
+            for work, _ in ttfts
         ]
         shares = [
             sum(ttft <= forecast.quantile(q) for forecast, (_, ttft) in zip(forecasts, ttfts, strict=True)) / len(works)
@@ -144,27 +153,27 @@ def test_a_new_speed_drops_the_old_errors() -> None:
 def test_one_outlier_changes_little() -> None:
     """A request that took a hundred times as long, for once."""
     predictor = taught(200)
-    before = predictor.point_estimate(*prompt(2000), 0.0)
+    before = predictor.point_estimate(prompt(2000), 0.0)
     teach(predictor, prompt(2000), 100 * before)
-    assert predictor.point_estimate(*prompt(2000), 0.0) < 1.15 * before
+    assert predictor.point_estimate(prompt(2000), 0.0) < 1.15 * before
 
 
 def test_a_wait_without_a_token_teaches_if_it_exceeds_the_prediction() -> None:
     """It took at least that long; a shorter wait says nothing."""
     predictor = taught(200)
-    before = predictor.point_estimate(*prompt(2000), 0.0)
-    learn_at_least(predictor, Sample(prompt(2000), before, 0.5 * before), 0.0)
-    assert predictor.point_estimate(*prompt(2000), 0.0) == before
+    before = predictor.point_estimate(prompt(2000), 0.0)
+    predictor.observe_at_least(TtftSample(prompt(2000), before, 0.5 * before), 0.0)
+    assert predictor.point_estimate(prompt(2000), 0.0) == before
     for _ in range(4):
-        learn_at_least(predictor, Sample(prompt(2000), before, 10 * before), 0.0)
-    assert predictor.point_estimate(*prompt(2000), 0.0) > 5 * before
+        predictor.observe_at_least(TtftSample(prompt(2000), before, 10 * before), 0.0)
+    assert predictor.point_estimate(prompt(2000), 0.0) > 5 * before
 
 
 def test_what_is_ahead_drains_at_the_learned_rate() -> None:
     """14,000 tokens/s, less where they must read a long context."""
     predictor = taught(200)
-    assert predictor.rate(0.0) == pytest.approx(14_000, rel=0.15)
-    assert predictor.rate(10_000.0) < 0.85 * predictor.rate(0.0)
+    assert predictor.prefill_rate(0.0) == pytest.approx(14_000, rel=0.15)
+    assert predictor.prefill_rate(10_000.0) < 0.85 * predictor.prefill_rate(0.0)
 
 
 def test_a_new_endpoint_starts_from_its_sibling() -> None:
@@ -179,9 +188,9 @@ def test_a_new_endpoint_starts_from_its_sibling() -> None:
     assert median(errors(new, 10.0)) < 0.2
 
 
-def api(work: Work, slower: float = 1.0) -> float:
+def api(work: PrefillWork, slower: float = 1.0) -> float:
     """Seconds of a hosted model whose time grows with the prompt in its own way."""
-    return slower * (0.3 + 0.00008 * work.prompt**1.1)
+    return slower * (0.3 + 0.00008 * work.prompt_tokens**1.1)
 
 
 def test_an_api_is_learned_by_the_length_of_the_prompt() -> None:
@@ -189,7 +198,7 @@ def test_an_api_is_learned_by_the_length_of_the_prompt() -> None:
     predictor, random = ApiPredictor(), Random(1)
     for _, work in zip(range(300), prompts(random), strict=False):
         teach(predictor, work, api(work) * random.lognormvariate(0, 0.3))
-    wrong = [abs(predictor.point_estimate(*prompt(n), 0.0) / api(prompt(n)) - 1) for n in (200, 1500, 6000)]
+    wrong = [abs(predictor.point_estimate(prompt(n), 0.0) / api(prompt(n)) - 1) for n in (200, 1500, 6000)]
     assert max(wrong) < 0.25
     assert Forecast(1.0, predictor.quantiles(0.0, 0.0)).p90 == pytest.approx(1.5, abs=0.25)
 
@@ -197,10 +206,10 @@ def test_an_api_is_learned_by_the_length_of_the_prompt() -> None:
 def test_an_unseen_length_leans_on_the_others() -> None:
     """An API twice as slow as assumed is so for long prompts too, one supposes."""
     predictor = ApiPredictor()
-    before = predictor.point_estimate(*prompt(20_000), 0.0)
+    before = predictor.point_estimate(prompt(20_000), 0.0)
     for _ in range(50):
         teach(predictor, prompt(300), 2 * (0.4 + 300 / 20_000))
-    assert predictor.point_estimate(*prompt(20_000), 0.0) == pytest.approx(2 * before, rel=0.05)
+    assert predictor.point_estimate(prompt(20_000), 0.0) == pytest.approx(2 * before, rel=0.05)
 
 
 def test_an_api_that_slows_down_is_noticed_within_ten_requests() -> None:
@@ -209,7 +218,7 @@ def test_an_api_that_slows_down_is_noticed_within_ten_requests() -> None:
     for number, work in zip(range(210), prompts(random), strict=False):
         slower = 5.0 if number >= 200 else 1.0
         teach(predictor, work, api(work, slower) * random.lognormvariate(0, 0.2), now=float(number))
-    wrong = [predictor.point_estimate(*prompt(n), 210.0) / api(prompt(n), 5.0) - 1 for n in (500, 1500, 3000)]
+    wrong = [predictor.point_estimate(prompt(n), 210.0) / api(prompt(n), 5.0) - 1 for n in (500, 1500, 3000)]
     assert max(map(abs, wrong)) < 0.35
 
 
@@ -218,9 +227,9 @@ def test_what_an_api_did_an_hour_ago_counts_and_half_a_day_ago_little() -> None:
     predictor = ApiPredictor()
     for _ in range(50):
         teach(predictor, prompt(1000), 10.0, now=0.0)
-    assert predictor.point_estimate(*prompt(1000), 0.0) == pytest.approx(10.0, rel=0.15)
-    assert predictor.point_estimate(*prompt(1000), 3600.0) > 5.0
-    assert predictor.point_estimate(*prompt(1000), 12 * 3600.0) < 0.6
+    assert predictor.point_estimate(prompt(1000), 0.0) == pytest.approx(10.0, rel=0.15)
+    assert predictor.point_estimate(prompt(1000), 3600.0) > 5.0
+    assert predictor.point_estimate(prompt(1000), 12 * 3600.0) < 0.6
 
 
 def test_tpot_is_learned_with_the_number_that_run() -> None:

@@ -18,10 +18,14 @@ def test_a_chain_survives_that_others_branch_off() -> None:
     _, chain = tree.store([1, 2, 3, 4], None, B)
     _, other = tree.store([7, 8], 2, B)
     _, third = tree.store([9], 1, B)
-    assert [(one.resident(), one.last()) for one in (chain, other, third)] == [(4 * B, 4), (4 * B, 8), (2 * B, 9)]
+    assert [(one.resident_tokens(), one.last_block()) for one in (chain, other, third)] == [
+        (4 * B, 4),
+        (4 * B, 8),
+        (2 * B, 9),
+    ]
     for block in (8, 7, 9):
         tree.remove(block)
-    assert [one.resident() for one in (chain, other, third)] == [4 * B, 2 * B, B]
+    assert [one.resident_tokens() for one in (chain, other, third)] == [4 * B, 2 * B, B]
 
 
 def test_a_block_that_comes_back_closes_its_gap() -> None:
@@ -29,9 +33,9 @@ def test_a_block_that_comes_back_closes_its_gap() -> None:
     tree = BlockTree()
     _, chain = tree.store([1, 2, 3], None, B)
     tree.remove(2)
-    assert chain.resident() == B
+    assert chain.resident_tokens() == B
     tree.store([2], 1, B)
-    assert (chain.resident(), len(tree)) == (3 * B, 3)
+    assert (chain.resident_tokens(), len(tree)) == (3 * B, 3)
 
 
 def test_runs_that_hold_nothing_are_gone() -> None:
@@ -51,7 +55,7 @@ def test_an_emptied_tree_takes_nothing_back_from_old_chains() -> None:
     _, chain = tree.store([1, 2], None, B)
     tree.remove(2)
     tree.clear()
-    tree.hold(chain, 2 * B)
+    tree.mark_held(chain, 2 * B)
     assert (len(tree), tree.runs) == (0, 0)
 
 

@@ -15,7 +15,7 @@ OURS = 30.0
 def anchored(tree: BlockTree) -> ChainBinding:
     """330 tokens: 10 blocks of the engine's, 11 of ours; and 3 blocks of answer."""
     _, answered = tree.store(range(1, 14), None, B)
-    prompt = answered.upto(330)
+    prompt = answered.truncated(330)
     assert prompt is not None
     return ChainBinding(prompt, answered, 330, 11, OURS, messages=1)
 
@@ -35,7 +35,7 @@ def asked(blocks: int, messages: int = 1) -> PoolEstimate:
 )
 def test_what_is_shared_is_held(shared: int, messages: int, held: float) -> None:
     """Where all of the chain is."""
-    assert anchored(BlockTree()).held(shared, asked(14, messages)) == pytest.approx(held)
+    assert anchored(BlockTree()).cached_tokens(shared, asked(14, messages)) == pytest.approx(held)
 
 
 @pytest.mark.parametrize(("shared", "held"), [(2, 2.5 * OURS), (4, 3 * B), (11, 3 * B), (13, 3 * B)])
@@ -45,14 +45,14 @@ def test_what_is_gone_is_not(shared: int, held: float) -> None:
     anchor = anchored(tree)
     for block in range(10, 3, -1):
         tree.remove(block)
-    assert anchor.held(shared, asked(14)) == pytest.approx(held)
+    assert anchor.cached_tokens(shared, asked(14)) == pytest.approx(held)
 
 
 def test_answers_are_found_again_as_often_as_they_were() -> None:
     """The share is learned from turns that followed; other prompts teach nothing."""
     anchor = anchored(BlockTree())
     for _ in range(100):
-        anchor.taught(11, asked(14, messages=3), cached=320 + 2 * B)
-        anchor.taught(4, asked(14, messages=3), cached=0)
-        anchor.taught(11, asked(14, messages=1), cached=320)
-    assert anchor.held(11, asked(14, messages=3)) == pytest.approx(330 + 2 * B, abs=1)
+        anchor.observe_turn(11, asked(14, messages=3), cached=320 + 2 * B)
+        anchor.observe_turn(4, asked(14, messages=3), cached=0)
+        anchor.observe_turn(11, asked(14, messages=1), cached=320)
+    assert anchor.cached_tokens(11, asked(14, messages=3)) == pytest.approx(330 + 2 * B, abs=1)

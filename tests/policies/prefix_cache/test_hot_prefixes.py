@@ -8,7 +8,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.prefix_cache.hot_prefixes import DEPTHS, HALF_LIFE, LARGEST_SHARE, PLACES, HotPrefix, HotPrefixes
+from policies.prefix_cache.hot_prefixes import DEPTHS, HALF_LIFE, MAX_NODES, MAX_TEXT_SHARE, HotPrefix, HotPrefixes
 
 ROOMY = 100_000  # blocks
 LIMIT = 1_000_000  # bytes
@@ -103,16 +103,16 @@ def test_texts_are_bounded_in_bytes() -> None:
         hot.record(chain((f"{i}", 80)), f"{i}", 1000, 0.0)
     assert hot.bytes == 10_000
     assert {prefix.text for prefix in hottest(hot)} == {f"{i}" for i in range(40, 50)}
-    hot.record(chain(("large", 80)), "large", int(10_000 * LARGEST_SHARE) + 1, 0.0)
+    hot.record(chain(("large", 80)), "large", int(10_000 * MAX_TEXT_SHARE) + 1, 0.0)
     assert hot.bytes == 10_000
 
 
 def test_places_are_bounded() -> None:
     """However many prompts come."""
     hot = HotPrefixes[str](LIMIT)
-    for i in range(PLACES + 1):
+    for i in range(MAX_NODES + 1):
         hot.record(chain((f"{i}", 6)), f"{i}", 1, 0.0)
-    assert (len(hot), hot.bytes) == (2 * PLACES, PLACES)
+    assert (len(hot), hot.bytes) == (2 * MAX_NODES, MAX_NODES)
 
 
 def test_a_prompt_without_a_whole_block_is_not_worth_it() -> None:

@@ -23,15 +23,15 @@ def prompt(hashes: Sequence[int] = OURS, rest: int = 5, messages: int = 1) -> Po
 
 def held(caches: PrefixCaches, asked: PoolEstimate, block: int = B) -> int:
     """Rounded to the engine's blocks, as hits are."""
-    return caches.hit(E, asked, caches.index.find(E, asked.blocks.hashes), block)
+    return caches.hit(E, asked, block)
 
 
-class Served:
+class PublishingEndpoint:
     """One endpoint that publishes its events."""
 
     def __init__(self) -> None:
         self.caches = PrefixCaches()
-        self.engine: Residency = self.caches.listen(E)
+        self.engine: Residency = self.caches.enable_events(E)
         self.number = 0
 
     def held(self, asked: PoolEstimate, block: int = B) -> int:
@@ -48,74 +48,74 @@ class Served:
         """A prompt from its sending to its end; whether events account for it. `late`: they come after it."""
         self.number += 1
         key = f"s{self.number}"
-        sent = self.caches.sent(key, E, asked, key)
+        sent = self.caches.on_sent(key, E, asked, key)
         if not late:
             self.store(key, blocks, cached, answer)
-        accounted = self.caches.answered(key, sent, asked.tokens, cached)
+        accounted = self.caches.on_answered(key, sent, asked.tokens, cached)
         if late:
             self.store(key, blocks, cached, answer)
         return accounted
 
     def store(self, key: str, blocks: Sequence[int], cached: int, answer: Sequence[int]) -> None:
         first = cached // B
-        self.engine.stored(blocks[first:], blocks[first - 1] if first else None, B, session=key)
-        self.engine.stored(answer, blocks[-1], B, session=key)
-        self.caches.heard(E)
+        self.engine.on_stored(blocks[first:], blocks[first - 1] if first else None, B, session=key)
+        self.engine.on_stored(answer, blocks[-1], B, session=key)
+        self.caches.on_events(E)
 
 
 @pytest.fixture
-def served() -> Served:
-    return Served()
+def served() -> PublishingEndpoint:
+    return PublishingEndpoint()
 
 
-def test_what_the_engine_dropped_does_not_count(served: Served) -> None:
+def test_what_the_engine_dropped_does_not_count(served: PublishingEndpoint) -> None:
     """From the last block on, and without what still is there behind a gap."""
     served.serve(prompt(), THEIRS)
     assert served.held(prompt()) == 4 * B
-    served.engine.removed([4])
+    served.engine.on_removed([4])
     assert served.held(prompt()) == 3 * B
-    served.engine.removed([2])
+    served.engine.on_removed([2])
     assert served.held(prompt()) == B
 
 
-def test_a_prompt_under_way_counts_whatever_was_dropped(served: Served) -> None:
+def test_a_prompt_under_way_counts_whatever_was_dropped(served: PublishingEndpoint) -> None:
     """The engine computes it before whatever is sent now."""
     served.serve(prompt(), THEIRS)
-    served.engine.removed(THEIRS)
-    sent = served.caches.sent("again", E, prompt(), "again")
+    served.engine.on_removed(THEIRS)
+    sent = served.caches.on_sent("again", E, prompt(), "again")
     assert served.held(prompt()) == 4 * B
-    served.engine.stored(THEIRS[:2], None, B, session="again")
-    served.caches.unanswered("again", sent)
+    served.engine.on_stored(THEIRS[:2], None, B, session="again")
+    served.caches.on_unanswered("again", sent)
     assert served.held(prompt()) == 2 * B
 
 
-def test_an_engine_told_to_stop_may_finish_its_step(served: Served) -> None:
+def test_an_engine_told_to_stop_may_finish_its_step(served: PublishingEndpoint) -> None:
     """What it stores after the attempt was given up counts as well."""
-    sent = served.caches.sent("lost", E, prompt(), "lost")
-    served.caches.unanswered("lost", sent)
+    sent = served.caches.on_sent("lost", E, prompt(), "lost")
+    served.caches.on_unanswered("lost", sent)
     assert served.held(prompt()) == 0
     for end in (2, 3):
-        served.engine.stored(THEIRS[:end], None, B, session="lost")
-        served.caches.heard(E)
+        served.engine.on_stored(THEIRS[:end], None, B, session="lost")
+        served.caches.on_events(E)
         assert served.held(prompt()) == end * B
 
 
-def test_events_may_come_after_the_answer(served: Served) -> None:
+def test_events_may_come_after_the_answer(served: PublishingEndpoint) -> None:
     """Another process sends them: until they come, what was sent counts."""
     assert served.serve(prompt(), THEIRS, late=True)
-    served.engine.removed([3, 4])
+    served.engine.on_removed([3, 4])
     assert (served.held(prompt()), served.engine.anchored) == (2 * B, 1)
 
 
-def test_a_prompt_that_stores_nothing_has_the_chain_of_the_one_it_repeats(served: Served) -> None:
+def test_a_prompt_that_stores_nothing_has_the_chain_of_the_one_it_repeats(served: PublishingEndpoint) -> None:
     """All but its last tokens were cached: no event names it."""
     served.serve(prompt(), THEIRS)
     assert served.serve(prompt(rest=7), THEIRS, cached=4 * B)
-    served.engine.removed([4])
+    served.engine.on_removed([4])
     assert served.held(prompt(rest=7)) == 3 * B
 
 
-def test_an_answer_is_cached_as_far_as_turns_found_it_again(served: Served) -> None:
+def test_an_answer_is_cached_as_far_as_turns_found_it_again(served: PublishingEndpoint) -> None:
     """Nothing is expected at first; a chat whose template keeps answers as they were teaches the other extreme."""
     hashes, theirs, messages = list(OURS), list(THEIRS), 1
     served.serve(prompt(hashes), theirs, answer=[9001, 9002])
@@ -131,51 +131,51 @@ def test_an_answer_is_cached_as_far_as_turns_found_it_again(served: Served) -> N
     assert before >= cached - B
 
 
-def test_a_prompt_that_leaves_within_a_block_shares_half_of_it(served: Served) -> None:
+def test_a_prompt_that_leaves_within_a_block_shares_half_of_it(served: PublishingEndpoint) -> None:
     """Wrong by half a block at most, whichever way."""
     served.serve(prompt(), THEIRS)
     assert served.held(prompt([*OURS[:2], 777]), block=1) == 2.5 * B
 
 
-def test_a_gap_leaves_what_was_sent(served: Served) -> None:
+def test_a_gap_leaves_what_was_sent(served: PublishingEndpoint) -> None:
     """What was removed meanwhile is not known: the belief is what it would be without events."""
     served.serve(prompt(), THEIRS)
-    served.engine.removed([2, 3, 4])
-    served.caches.gap(E)
+    served.engine.on_removed([2, 3, 4])
+    served.caches.on_event_gap(E)
     assert served.held(prompt()) == 4 * B
 
 
-def test_a_lost_cache_leaves_nothing(served: Served) -> None:
+def test_a_lost_cache_leaves_nothing(served: PublishingEndpoint) -> None:
     """Neither what was sent nor what the engine said."""
     served.serve(prompt(), THEIRS)
-    served.caches.forget(E)
+    served.caches.clear(E)
     assert (served.held(prompt()), served.engine.statistics().blocks) == (0, 0)
 
 
-def test_what_an_answer_reports_counts_against_events(served: Served) -> None:
+def test_what_an_answer_reports_counts_against_events(served: PublishingEndpoint) -> None:
     """One of two copies was removed."""
     served.serve(prompt(), THEIRS)
-    served.engine.removed([3, 4])
+    served.engine.on_removed([3, 4])
     assert served.serve(prompt(rest=8), THEIRS, cached=4 * B)
     assert served.held(prompt(rest=8)) == 4 * B
 
 
-def test_a_prompt_whose_events_never_come_is_as_without_events(served: Served) -> None:
+def test_a_prompt_whose_events_never_come_is_as_without_events(served: PublishingEndpoint) -> None:
     """It is waited for while 64 others end."""
-    sent = served.caches.sent("lost", E, prompt([7, 8, 9]), "lost")
-    assert served.caches.answered("lost", sent, 3 * B + 5, 0)
+    sent = served.caches.on_sent("lost", E, prompt([7, 8, 9]), "lost")
+    assert served.caches.on_answered("lost", sent, 3 * B + 5, 0)
     for i in range(65):
-        sent = served.caches.sent(i, E, prompt([1000 + i]), f"x{i}")
-        served.caches.answered(i, sent, B + 5, 0)
+        sent = served.caches.on_sent(i, E, prompt([1000 + i]), f"x{i}")
+        served.caches.on_answered(i, sent, B + 5, 0)
     assert (served.held(prompt([7, 8, 9])), served.engine.unanchored) == (3 * B, 2)
-    served.engine.stored([5, 6, 7], None, B, session="lost")
-    served.caches.heard(E)
+    served.engine.on_stored([5, 6, 7], None, B, session="lost")
+    served.caches.on_events(E)
     assert served.engine.anchored == 0
 
 
 def test_an_endpoint_without_events_is_believed_by_what_was_sent() -> None:
     """Nobody else is asked."""
     caches = PrefixCaches()
-    sent = caches.sent("key", E, prompt(), "")
-    assert not caches.answered("key", sent, 4 * B + 5, 0)
+    sent = caches.on_sent("key", E, prompt(), "")
+    assert not caches.on_answered("key", sent, 4 * B + 5, 0)
     assert held(caches, prompt()) == 4 * B

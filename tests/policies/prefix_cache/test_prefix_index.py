@@ -83,7 +83,7 @@ def test_runs_and_binary_search_say_what_a_list_of_blocks_would(history: list, a
             plain.capacity = value
             plain.evict()
         elif what == "forget":
-            real.forget(E)
+            real.clear(E)
             plain.blocks.clear()
     assert real.statistics(E).blocks == len(plain.blocks)
     assert [real.depth(E, hashes) for hashes in asked] == [plain.depth(hashes) for hashes in asked]
@@ -144,7 +144,7 @@ def test_a_restarted_engine_is_empty_and_as_large_as_before() -> None:
     held = index(capacity=50)
     held.record(E, A)
     held.record("small/2", A)
-    held.forget(E)
+    held.clear(E)
     assert (held.depth(E, A), held.depth("small/2", A), held.statistics(E).capacity) == (0, 4, 50)
 
 

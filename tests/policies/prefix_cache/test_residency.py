@@ -21,7 +21,7 @@ def blocks_of(prompt: Prompt) -> list[int]:
     return [hash(prompt[: i + 1]) & (1 << 64) - 1 for i in range(len(prompt))]
 
 
-class Engine:
+class SetEngine:
     """What an engine does, and what it holds: a set."""
 
     def __init__(self, sessions: bool = True) -> None:
@@ -36,22 +36,22 @@ class Engine:
         """A prompt and its answer, some blocks a step; the chain of the prompt."""
         self.prompts += 1
         key, blocks = f"s{self.prompts}", blocks_of(prompt + answer)
-        self.told.sent(key, key if self.sessions else "", self.prompts)
+        self.told.on_sent(key, key if self.sessions else "", self.prompts)
         cached = min(self.leading(blocks), len(prompt))
         steps = [*range(cached, len(prompt), chunk), *range(len(prompt), len(blocks) + 1)]
         for start, end in pairwise(steps):
             parent = blocks[start - 1] if start else None
-            self.told.stored(blocks[start:end], parent, B, session=key if self.sessions else "")
+            self.told.on_stored(blocks[start:end], parent, B, session=key if self.sessions else "")
         self.held.update(blocks)
         tokens = len(prompt) * B + 5
         chain = self.told.chain(key, tokens, cached * B)
         self.told.forget(key)
-        self.told.landed(self.prompts)
-        return chain and chain.upto(tokens)
+        self.told.on_ended(self.prompts)
+        return chain and chain.truncated(tokens)
 
     def evict(self, blocks: Sequence[int]) -> None:
         self.held.difference_update(blocks)
-        self.told.removed(blocks)
+        self.told.on_removed(blocks)
 
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple)
@@ -67,7 +67,7 @@ steps = st.lists(
 @given(steps)
 def test_a_chain_is_held_as_far_as_a_set_says(story: list[tuple[object, ...]]) -> None:
     """Exactly; but one that was wholly gone and is stored again may look gone until its own prompt comes again."""
-    engine, chains = Engine(), list[tuple[Chain, list[int], int]]()
+    engine, chains = SetEngine(), list[tuple[Chain, list[int], int]]()
     for step in story:
         match step:
             case ("serve", tuple(prompt), tuple(answer), int(chunk)):
@@ -79,15 +79,15 @@ def test_a_chain_is_held_as_far_as_a_set_says(story: list[tuple[object, ...]]) -
                 engine.evict([held[(which + i) % len(held)] for i in range(min(count, len(held)))])
             case _:
                 engine.held.clear()
-                engine.told.cleared()
+                engine.told.clear()
                 chains.clear()
         assert engine.told.statistics().blocks == len(engine.held)
         for i, (chain, blocks, least) in enumerate(chains):
             leading = engine.leading(blocks)
             if leading <= least:
-                assert chain.resident() == leading * B
+                assert chain.resident_tokens() == leading * B
             else:
-                assert chain.resident() <= leading * B
+                assert chain.resident_tokens() <= leading * B
             chains[i] = chain, blocks, min(leading, least)
 
 
@@ -95,86 +95,86 @@ def test_a_prompt_is_known_by_its_session() -> None:
     """Two of one length at the same time."""
     told = Residency()
     for name in ("a", "b"):
-        told.sent(name, name, 1)
-    told.stored([1, 2], None, B, session="a")
-    told.stored([5, 6], None, B, session="b")
-    told.removed([6])
-    assert [found.resident() for name in ("a", "b") if (found := told.chain(name, 2 * B, 0))] == [2 * B, B]
+        told.on_sent(name, name, 1)
+    told.on_stored([1, 2], None, B, session="a")
+    told.on_stored([5, 6], None, B, session="b")
+    told.on_removed([6])
+    assert [found.resident_tokens() for name in ("a", "b") if (found := told.chain(name, 2 * B, 0))] == [2 * B, B]
 
 
 def test_without_sessions_a_prompt_is_known_by_its_depth() -> None:
     """The one whose event ended where the prompt does. A longer one that passed there does not count."""
     told = Residency()
-    told.sent("a", "", 1)
-    told.stored([1, 2], None, B)
-    told.stored([5, 6, 7], None, B)
+    told.on_sent("a", "", 1)
+    told.on_stored([1, 2], None, B)
+    told.on_stored([5, 6, 7], None, B)
     found = told.chain("a", 2 * B + 3, 0)
     assert found is not None
-    assert found.last() == 2
+    assert found.last_block() == 2
 
 
 def test_of_two_prompts_of_one_length_neither_is_taken() -> None:
     """Without sessions; and what was stored before the prompt was sent is not it."""
     told = Residency()
-    told.stored([1, 2], None, B)
-    told.sent("a", "", 1)
+    told.on_stored([1, 2], None, B)
+    told.on_sent("a", "", 1)
     assert told.chain("a", 2 * B, 0) is None
-    told.stored([3, 4], None, B)
-    told.stored([5, 6], None, B)
+    told.on_stored([3, 4], None, B)
+    told.on_stored([5, 6], None, B)
     assert told.chain("a", 2 * B, 0) is None
 
 
 def test_what_was_stored_before_we_listened_is_as_deep_as_the_answer_says() -> None:
     """Three blocks were cached, one before the first event's parent is known: its depth is 48 tokens."""
     told = Residency()
-    told.sent("a", "a", 1)
-    told.stored([4, 5], 3, B, session="a")
+    told.on_sent("a", "a", 1)
+    told.on_stored([4, 5], 3, B, session="a")
     assert told.chain("a", 5 * B, None) is None
     found = told.chain("a", 5 * B, 3 * B)
     assert found is not None
-    assert found.resident() == 5 * B
-    told.removed([3])
-    assert found.resident() == 2 * B
+    assert found.resident_tokens() == 5 * B
+    told.on_removed([3])
+    assert found.resident_tokens() == 2 * B
 
 
 def test_other_tokens_to_a_block() -> None:
     """Blocks of another size continue a chain: depths are tokens."""
     told = Residency()
-    told.sent("a", "a", 1)
-    told.stored([1, 2], None, 32, session="a")
-    told.stored([3], 2, 16, session="a")
+    told.on_sent("a", "a", 1)
+    told.on_stored([1, 2], None, 32, session="a")
+    told.on_stored([3], 2, 16, session="a")
     found = told.chain("a", 80, 0)
     assert found is not None
-    assert found.resident() == 80
+    assert found.resident_tokens() == 80
 
 
 @pytest.mark.parametrize("kind", ["sliding_window", "mamba", "chunked_local_attention"])
 def test_only_layers_that_keep_whole_prompts_count(kind: str) -> None:
     """Group 0 holds windows, group 1 all; what another group removes is nothing to it."""
     told = Residency()
-    told.sent("a", "a", 1)
-    told.stored([1, 2, 3], None, B, 0, kind, "a")
-    told.stored([1, 2], None, B, 1, "full_attention", "a")
-    told.removed([1, 2], 0)
+    told.on_sent("a", "a", 1)
+    told.on_stored([1, 2, 3], None, B, 0, kind, "a")
+    told.on_stored([1, 2], None, B, 1, "full_attention", "a")
+    told.on_removed([1, 2], 0)
     found = told.chain("a", 2 * B, 0)
     assert found is not None
-    assert found.resident() == 2 * B
+    assert found.resident_tokens() == 2 * B
 
 
 def test_what_was_reported_cached_was_held() -> None:
     """One copy of two was removed; the answer shows that the other is there."""
-    engine = Engine()
+    engine = SetEngine()
     chain = engine.serve((1, 2, 3))
     assert chain is not None
-    engine.told.removed(blocks_of((1, 2, 3))[1:])
-    assert chain.resident() == B
-    engine.told.hold(chain, 2 * B)
-    assert chain.resident() == 2 * B
+    engine.told.on_removed(blocks_of((1, 2, 3))[1:])
+    assert chain.resident_tokens() == B
+    engine.told.mark_cached(chain, 2 * B)
+    assert chain.resident_tokens() == 2 * B
 
 
 def test_prompts_are_forgotten() -> None:
     """Nothing is kept of a prompt beyond its end."""
-    engine = Engine(sessions=False)
+    engine = SetEngine(sessions=False)
     for i in range(100):
         engine.serve((i, 1, 2))
-    assert (engine.told._watched, engine.told._sessions, engine.told.flying) == ({}, {}, set())
+    assert (engine.told._pending, engine.told._by_session, engine.told.pending_stamps) == ({}, {}, set())

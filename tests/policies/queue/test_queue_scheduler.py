@@ -80,7 +80,7 @@ def test_what_can_go_nowhere_is_told_at_once() -> None:
     scene.enter("late", budget=0.1, on_miss="shed")
     scene.enter("unfit", tiers=[{"pool": "small", "when": {"tools": True}}])
     for _ in range(3):
-        scene.fleet.unreachable(ONE.id, scene.now)
+        scene.fleet.on_probe_failed(ONE.id, scene.now)
     scene.enter("alone")
     outcomes = [scene.gone[name].outcome for name in ("late", "unfit", "alone")]
     assert outcomes == [Placement.SHED, Placement.UNFIT, Placement.UNAVAILABLE]
@@ -154,7 +154,7 @@ def test_what_was_bound_to_a_dead_endpoint_goes_elsewhere() -> None:
     scene.enter("r", budget=2.0)
     bound, other = (ONE, TWO) if scene.lane(ONE) else (TWO, ONE)
     for _ in range(3):
-        scene.fleet.unreachable(bound.id, scene.now)
+        scene.fleet.on_probe_failed(bound.id, scene.now)
     assert scene.look() == []
     assert (scene.lane(bound), scene.lane(other)) == ([], ["r"])
 
@@ -369,9 +369,9 @@ def test_a_request_goes_once_or_waits_in_one_place(
                     name = list(scene.gone)[which % len(scene.gone)]
                     scene.first_tokens(name) if step == "first token" else scene.end(name)
                 case "lost":
-                    scene.fleet.unreachable((ONE, TWO)[which % 2].id, scene.now)
+                    scene.fleet.on_probe_failed((ONE, TWO)[which % 2].id, scene.now)
                 case "found":
-                    scene.fleet.reachable((ONE, TWO)[which % 2].id, scene.now)
+                    scene.fleet.on_probe_answered((ONE, TWO)[which % 2].id, scene.now)
                 case "wait":
                     scene.now += which / 10
             if step != "enter" or which % 2:

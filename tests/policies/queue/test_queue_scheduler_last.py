@@ -185,6 +185,6 @@ def test_nothing_to_go_to_is_told_at_once() -> None:
     busy(scene)
     scene.enter("r", **LATE)
     for _ in range(3):
-        scene.fleet.unreachable(ONE.id, scene.now)
+        scene.fleet.on_probe_failed(ONE.id, scene.now)
     assert scene.look() == ["r"]
     assert scene.gone["r"].outcome is Placement.UNAVAILABLE

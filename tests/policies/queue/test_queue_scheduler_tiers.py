@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.fleet.fleet import Reported
+from policies.fleet.fleet import AttemptReport
 from policies.queue.placement_round import RELOOK, TICK
 from policies.types import FOREVER, AttemptOutcome, Endpoint, PoolEstimate, PromptEstimate, RequestView
 from tests.policies.queue.waiting_room import API, LARGE, ONE, PROMPT, START, TWO, Scene, route
@@ -33,7 +33,7 @@ def sure(scene: Scene, endpoint: Endpoint) -> float:
 def limited(scene: Scene) -> None:
     """The API has refused a request: it takes the next in a minute."""
     scene.send("refused", API, 100, scene.now)
-    scene.fleet.ended("refused", AttemptOutcome.RATE_LIMITED, scene.now, Reported(retry_after=60.0))
+    scene.fleet.on_ended("refused", AttemptOutcome.RATE_LIMITED, scene.now, AttemptReport(retry_after=60.0))
 
 
 # --------------------------------------------------------------------------- it leaves in time

@@ -72,8 +72,8 @@ class Scene:
                 key: at + self.send(key, endpoint, 500 + 100 * lesson, at, stream=True) for key in ("first", "second")
             }
             for key, first_token in tokens.items():
-                self.fleet.first_token(key, first_token)
-                self.fleet.ended(key, AttemptOutcome.COMPLETED, first_token)
+                self.fleet.on_first_token(key, first_token)
+                self.fleet.on_ended(key, AttemptOutcome.COMPLETED, first_token)
 
     def send(
         self, key: str, endpoint: Endpoint, tokens: int, at: float, pace: float | None = None, stream: bool = False
@@ -82,7 +82,7 @@ class Scene:
         load = self.fleet.snapshot(at).loads[endpoint.id]
         forecast = self.fleet.forecast(endpoint, load, tokens, 0, at)
         candidate = Candidate(endpoint, 0, tokens, 0, forecast, 1.0, 0.0)
-        self.fleet.sent(key, candidate, PoolEstimate(tokens), at, stream, pace)
+        self.fleet.on_sent(key, candidate, PoolEstimate(tokens), at, stream, pace)
         return forecast.point_estimate
 
     def enter(
@@ -112,7 +112,7 @@ class Scene:
             self.gone[name] = decision
             if (chosen := decision.chosen) is not None:
                 prompt = self._estimates[name].pools[chosen.endpoint.pool]
-                self.fleet.sent(name, chosen, prompt, self.now, False)
+                self.fleet.on_sent(name, chosen, prompt, self.now, False)
                 self.room.on_dispatched(name)
             yield name
 
@@ -123,13 +123,13 @@ class Scene:
 
     def first_tokens(self, *names: str) -> None:
         for name in names:
-            self.fleet.first_token(name, self.now)
+            self.fleet.on_first_token(name, self.now)
 
     def work(self, name: str) -> None:
         """An engine takes its time for the prompt."""
         self.now += self.seconds([name])
         self.first_tokens(name)
-        self.fleet.ended(name, AttemptOutcome.COMPLETED, self.now)
+        self.fleet.on_ended(name, AttemptOutcome.COMPLETED, self.now)
         self.done.add(name)
 
     def seconds(self, names: Iterable[str]) -> float:
@@ -160,13 +160,13 @@ class Scene:
         keys = [f"{endpoint.id} answer {number}" for number in range(answers)]
         for key in keys:
             self.send(key, endpoint, 100, self.now - since, pace)
-            self.fleet.first_token(key, self.now - since)
-        self.fleet.progress([(key, round(since / token)) for key in keys], self.now)
+            self.fleet.on_first_token(key, self.now - since)
+        self.fleet.on_progress([(key, round(since / token)) for key in keys], self.now)
         return keys
 
     def end(self, *keys: str) -> None:
         for key in keys:
-            self.fleet.ended(key, AttemptOutcome.COMPLETED, self.now)
+            self.fleet.on_ended(key, AttemptOutcome.COMPLETED, self.now)
 
 
 def _names(lane: Sequence[QueuedRequest]) -> list[str]:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.quota.sliding_window import SPAN, WORDS, SlidingWindow, leaves, used
+from policies.quota.sliding_window import WINDOW_S, WINDOW_WORDS, SlidingWindow, available_at, used
 
 STEPS = st.lists(st.tuples(st.floats(0, 2) | st.floats(0, 30), st.integers(0, 2), st.integers(1, 40)), max_size=60)
 
 
 def window() -> SlidingWindow:
-    return SlidingWindow([0] * WORDS)
+    return SlidingWindow([0] * WINDOW_WORDS)
 
 
 @given(steps=STEPS, limit=st.integers(1, 100))
@@ -25,7 +25,7 @@ def test_no_span_of_a_minute_holds_more_than_the_limit(steps: list[tuple[float, 
         if used(windows, int(now))[1] + tokens <= limit:
             windows[which % 2].add(int(now), 1, tokens)
             let_in.append((now, tokens))
-        assert sum(n for at, n in let_in if at > now - SPAN) <= limit
+        assert sum(n for at, n in let_in if at > now - WINDOW_S) <= limit
 
 
 @given(steps=STEPS)
@@ -37,7 +37,7 @@ def test_what_is_over_a_second_older_than_a_minute_does_not_count(steps: list[tu
         now += pause
         one.add(int(now), requests, tokens)
         added.append((now, tokens))
-        assert one.used(int(now))[1] <= sum(n for at, n in added if at > now - SPAN - 1)
+        assert one.used(int(now))[1] <= sum(n for at, n in added if at > now - WINDOW_S - 1)
 
 
 @given(steps=STEPS, back=st.sets(st.integers(0, 59), max_size=10))
@@ -53,8 +53,8 @@ def test_what_is_given_back_never_counted(steps: list[tuple[float, int, int]], b
     for which, (second, tokens) in enumerate(added):
         same.add(second, 1, 0 if which in given_back else tokens)
     for which in given_back:
-        one.give_back(added[which][0], int(now), added[which][1])
-    for later in range(SPAN + 2):
+        one.refund(added[which][0], int(now), added[which][1])
+    for later in range(WINDOW_S + 2):
         assert one.used(int(now) + later) == same.used(int(now) + later)
 
 
@@ -68,7 +68,7 @@ def test_when_room_is_promised_there_is_room_and_not_a_second_sooner(
         windows[which % 2].add(int(now), 1, tokens)
     counted = used(windows, int(now))[1]
     if amount <= counted:
-        at = leaves(windows, int(now), 1, amount)
+        at = available_at(windows, int(now), 1, amount)
         assert used(windows, at)[1] <= counted - amount
         if at > int(now) + 1:
             assert used(windows, at - 1)[1] > counted - amount

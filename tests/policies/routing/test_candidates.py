@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from policies.fleet.decode_interference import GRID
+from policies.fleet.decode_interference import STALL_GRID
 from policies.types import Decision, Health, Load, Placement, RequestView
-from tests.policies.deciding import World, budget, order
+from tests.policies.deciding import DecisionScenario, budget, order
 
 TWO = {"small": {"a": 0.1, "b": 0.1}}
 
@@ -27,7 +27,7 @@ def rejections(decision: Decision) -> dict[str, str]:
 )
 def test_an_endpoint_that_is_out_is_not_considered(load: Load, reason: str) -> None:
     """And /explain says why."""
-    decision = World(TWO, loads={"a": load}).decide(now=10.0)
+    decision = DecisionScenario(TWO, loads={"a": load}).decide(now=10.0)
     assert order(decision) == ["b"]
     assert rejections(decision) == {"a": reason}
 
@@ -35,26 +35,28 @@ def test_an_endpoint_that_is_out_is_not_considered(load: Load, reason: str) -> N
 @pytest.mark.parametrize("load", [Load(health=Health.PROBING), Load(blocked_until=10.0), Load(in_flight=99)])
 def test_an_endpoint_that_is_only_busy_or_due_is_considered(load: Load) -> None:
     """On trial with nothing in flight it gets its one request; a rate limit that is over is over."""
-    assert sorted(order(World(TWO, loads={"a": load}).decide(now=10.0))) == ["a", "b"]
+    assert sorted(order(DecisionScenario(TWO, loads={"a": load}).decide(now=10.0))) == ["a", "b"]
 
 
 def test_an_endpoint_that_is_being_warmed_up_is_the_last_resort() -> None:
     """It is taken where its pool has no other that could be, and only there."""
     warming, down = Load(warming=True), Load(health=Health.DOWN)
-    assert order(World(TWO, loads={"a": warming, "b": Load(queued_tokens=1e6)}).decide()) == ["b"]
-    assert order(World(TWO, loads={"a": warming, "b": down}).decide()) == ["a"]
-    assert sorted(order(World(TWO, loads={"a": warming, "b": warming}).decide())) == ["a", "b"]
+    assert order(DecisionScenario(TWO, loads={"a": warming, "b": Load(queued_tokens=1e6)}).decide()) == ["b"]
+    assert order(DecisionScenario(TWO, loads={"a": warming, "b": down}).decide()) == ["a"]
+    assert sorted(order(DecisionScenario(TWO, loads={"a": warming, "b": warming}).decide())) == ["a", "b"]
 
 
 def test_the_engine_time_of_a_prompt_is_looked_up_where_it_would_be_spent() -> None:
     """What is cached costs none: scorers need the seconds to price the harm to others."""
-    asked = World(TWO, hits={"b": 960}, loads={name: Load(expected_tpot_misses=(9.0,) * len(GRID)) for name in "ab"})
+    asked = DecisionScenario(
+        TWO, hits={"b": 960}, loads={name: Load(expected_tpot_misses=(9.0,) * len(STALL_GRID)) for name in "ab"}
+    )
     assert order(asked.decide()) == ["b", "a"]
 
 
 def test_an_endpoint_without_a_load_is_taken_as_idle() -> None:
     """It has just been configured; nothing is known against it."""
-    decision = World(TWO, loads={"a": Load(queued_tokens=100.0)}, route=budget(1.0)).decide()
+    decision = DecisionScenario(TWO, loads={"a": Load(queued_tokens=100.0)}, route=budget(1.0)).decide()
     assert order(decision) == ["b", "a"]
 
 
@@ -72,7 +74,7 @@ def test_a_tier_that_can_never_take_the_request_is_passed(
     asked: dict[str, Any], pool: dict[str, Any], reason: str
 ) -> None:
     """Whatever its load: the next tier is asked."""
-    world = World({"large": {"L": 0.1}, "small": {"s": 0.1}}, pools={"large": pool})
+    world = DecisionScenario({"large": {"L": 0.1}, "small": {"s": 0.1}}, pools={"large": pool})
     decision = world.decide(RequestView("r", 0.0, **asked))
     assert order(decision) == ["s"]
     assert rejections(decision) == {"large": reason}
@@ -90,12 +92,14 @@ def test_a_tier_that_can_never_take_the_request_is_passed(
 )
 def test_what_is_not_known_filters_nothing(asked: dict[str, Any], pool: dict[str, Any]) -> None:
     """Nor does what just fits."""
-    assert order(World({"large": {"L": 0.1}}, pools={"large": pool}).decide(RequestView("r", 0.0, **asked))) == ["L"]
+    assert order(
+        DecisionScenario({"large": {"L": 0.1}}, pools={"large": pool}).decide(RequestView("r", 0.0, **asked))
+    ) == ["L"]
 
 
 def test_the_routes_cap_on_output_counts_for_the_context_window() -> None:
     """What is sent is the capped max_tokens, so that is what must fit."""
-    world = World({"large": {"L": 0.1}}, pools={"large": {"context_window": 1100}})
+    world = DecisionScenario({"large": {"L": 0.1}}, pools={"large": {"context_window": 1100}})
     assert world.decide(RequestView("r", 0.0, max_tokens=4096)).outcome is Placement.UNFIT
     world.route = {"limits": {"output_tokens": 100}}
     assert world.decide(RequestView("r", 0.0, max_tokens=4096)).outcome is Placement.PLACE
@@ -104,7 +108,7 @@ def test_the_routes_cap_on_output_counts_for_the_context_window() -> None:
 def test_a_when_that_does_not_hold_closes_its_tier() -> None:
     """With its own reason."""
     tiers = [{"pool": "small", "when": {"prompt_tokens": "<= 500"}}, "large"]
-    decision = World({"small": {"s": 0.1}, "large": {"L": 0.1}}, route={"tiers": tiers}).decide()
+    decision = DecisionScenario({"small": {"s": 0.1}, "large": {"L": 0.1}}, route={"tiers": tiers}).decide()
     assert order(decision) == ["L"]
     assert rejections(decision) == {"small": "prompt_tokens 1000 is not <= 500"}
 
@@ -112,7 +116,7 @@ def test_a_when_that_does_not_hold_closes_its_tier() -> None:
 def test_a_pool_that_stands_in_two_tiers_is_considered_once() -> None:
     """In the first whose condition holds."""
     tiers = [{"pool": "small", "when": {"tools": False}}, "large", "small"]
-    world = World({"small": {"s": 0.1}, "large": {"L": 0.1}}, route={"tiers": tiers})
+    world = DecisionScenario({"small": {"s": 0.1}, "large": {"L": 0.1}}, route={"tiers": tiers})
     assert [(c.endpoint.id, c.tier) for c in world.decide().ranked] == [("s", 0), ("L", 1)]
     assert [(c.endpoint.id, c.tier) for c in world.decide(RequestView("r", 0.0, tools=True)).ranked] == [
         ("L", 1),
@@ -127,7 +131,7 @@ def test_a_pool_that_stands_in_two_tiers_is_considered_once() -> None:
 
 def test_an_endpoint_that_is_passed_over_while_it_is_warmed_up_says_so() -> None:
     """It is neither ranked nor forgotten; where its whole pool is, all are ranked."""
-    warming = World({"small": {"a": 0.1, "b": 0.1}}, loads={"a": Load(warming=True)})
+    warming = DecisionScenario({"small": {"a": 0.1, "b": 0.1}}, loads={"a": Load(warming=True)})
     assert order(warming.decide()) == ["b"]
     assert rejections(warming.decide()) == {"a": "being warmed up: it is given its cache back"}
     warming.loads = {"a": Load(warming=True), "b": Load(warming=True)}
@@ -137,14 +141,16 @@ def test_an_endpoint_that_is_passed_over_while_it_is_warmed_up_says_so() -> None
 def test_a_pool_without_an_estimate_is_not_guessed_at() -> None:
     """Its tokenizer failed, or it is not in the fleet; the others serve."""
     tiers = ["gone", "small"]
-    decision = World(TWO, route={"tiers": tiers}).decide()
+    decision = DecisionScenario(TWO, route={"tiers": tiers}).decide()
     assert sorted(order(decision)) == ["a", "b"]
     assert rejections(decision) == {"gone": "the prompt was not estimated for it"}
 
 
 def test_beliefs_are_asked_once_for_every_usable_endpoint() -> None:
     """A forecast is the dearest part of a decision."""
-    world = World({"small": {"a": 0.1, "b": 0.1}, "large": {"L": 0.1}}, loads={"b": Load(health=Health.DOWN)})
+    world = DecisionScenario(
+        {"small": {"a": 0.1, "b": 0.1}, "large": {"L": 0.1}}, loads={"b": Load(health=Health.DOWN)}
+    )
     world.route = budget(1.0)
     world.decide()
     assert world.beliefs.asked == ["a", "L"]

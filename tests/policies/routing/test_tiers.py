@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.types import FOREVER, Health, Load, Placement, RequestView
-from tests.policies.deciding import P90, PRICES, RATE, World, budget, order
+from tests.policies.deciding import P90, PRICES, RATE, DecisionScenario, budget, order
 
 FLEET = {"large": {"L": 0.5}, "small": {"s": 0.2}, "api": {"A": 0.3}}  # chance 0.9 at 1.4 times: 700, 280, 420 ms
 
 
-def world(seconds: float | None = None, **route: Any) -> World:
-    return World(FLEET, route={**(budget(seconds) if seconds else {}), **route})
+def world(seconds: float | None = None, **route: Any) -> DecisionScenario:
+    return DecisionScenario(FLEET, route={**(budget(seconds) if seconds else {}), **route})
 
 
 # --------------------------------------------------------------------------- which tier
@@ -37,8 +37,8 @@ def test_what_the_gateway_spent_counts() -> None:
 
 def test_the_target_says_how_sure_a_tier_must_be() -> None:
     """At 0.5 the median is enough, at 0.98 twice the median is needed."""
-    assert order(World(FLEET, route=budget(0.51, target=0.5)).decide())[0] == "L"
-    assert order(World(FLEET, route=budget(0.71, target=0.98)).decide())[0] == "s"
+    assert order(DecisionScenario(FLEET, route=budget(0.51, target=0.5)).decide())[0] == "L"
+    assert order(DecisionScenario(FLEET, route=budget(0.71, target=0.98)).decide())[0] == "s"
 
 
 def test_a_caller_may_tighten_its_budget() -> None:
@@ -58,7 +58,7 @@ def test_without_a_budget_every_tier_qualifies() -> None:
 
 def test_a_tier_qualifies_with_one_endpoint_of_it() -> None:
     """The slow endpoint of the good tier does not spoil it, and does not go first."""
-    decision = World({"large": {"slow": 2.0, "fast": 0.2}, "small": {"s": 0.1}}, route=budget(0.5)).decide()
+    decision = DecisionScenario({"large": {"slow": 2.0, "fast": 0.2}, "small": {"s": 0.1}}, route=budget(0.5)).decide()
     assert order(decision) == ["fast", "s", "slow"]
 
 
@@ -70,19 +70,19 @@ def test_preference_chooses_among_the_tiers_that_qualify(prefer: str, ranking: l
     """Quality is the tier order, cost the expected price (equal ones in tier order), latency the median."""
     fleet = {"dear": {"d": 0.3}, "cheap": {"c": 0.2}, "fast": {"f": 0.1}}
     pools = {"dear": {"price": PRICES["dear"]}, "cheap": {"price": PRICES["cheap"]}, "fast": {"price": PRICES["cheap"]}}
-    decision = World(fleet, pools=pools, route={**budget(1.0), "prefer": prefer}).decide()
+    decision = DecisionScenario(fleet, pools=pools, route={**budget(1.0), "prefer": prefer}).decide()
     assert order(decision) == ranking
 
 
 def test_preference_does_not_bring_back_a_tier_that_would_be_late() -> None:
     """The cheapest of those that make it."""
     pools = {"large": {"price": PRICES["dear"]}, "small": {"price": PRICES["dear"]}, "api": {"price": PRICES["cheap"]}}
-    assert order(World(FLEET, pools=pools, route={**budget(0.3), "prefer": "cost"}).decide())[0] == "s"
+    assert order(DecisionScenario(FLEET, pools=pools, route={**budget(0.3), "prefer": "cost"}).decide())[0] == "s"
 
 
 def test_the_price_is_of_the_prompt_and_the_expected_answer() -> None:
     """1000 tokens in at 10 USD per million, 200 out at 30; an answer that is cut short costs less."""
-    dear = World({"dear": {"d": 0.1}}, pools={"dear": {"price": PRICES["dear"]}})
+    dear = DecisionScenario({"dear": {"d": 0.1}}, pools={"dear": {"price": PRICES["dear"]}})
     assert dear.decide().ranked[0].price == pytest.approx(0.01 + 0.006)
     assert dear.decide(RequestView("r", 0.0, max_tokens=100)).ranked[0].price == pytest.approx(0.01 + 0.003)
 
@@ -93,7 +93,7 @@ def test_the_price_is_of_the_prompt_and_the_expected_answer() -> None:
 def test_failover_finds_those_that_make_it_before_those_that_do_not() -> None:
     """The chosen tier, the other qualifying tiers, then the rest by their chance."""
     fleet = {"one": {"1": 0.2, "1late": 0.6}, "two": {"2late": 0.5}, "three": {"3": 0.3}}
-    decision = World(fleet, route=budget(0.45)).decide()
+    decision = DecisionScenario(fleet, route=budget(0.45)).decide()
     assert order(decision) == ["1", "3", "2late", "1late"]
     assert [candidate.tier for candidate in decision.ranked] == [0, 2, 1, 0]
 
@@ -116,7 +116,7 @@ def test_a_preference_is_part_of_the_reason() -> None:
 
 def test_idle_equal_endpoints_share_the_load() -> None:
     """Ties go by the luck of the request, not by the order of the configuration."""
-    same = World({"small": dict.fromkeys("abcd", 0.1)}, route=budget(1.0))
+    same = DecisionScenario({"small": dict.fromkeys("abcd", 0.1)}, route=budget(1.0))
     first = Counter(order(same.decide(seed=seed))[0] for seed in range(1000))
     assert all(200 < first[name] < 300 for name in "abcd")
 
@@ -124,8 +124,8 @@ def test_idle_equal_endpoints_share_the_load() -> None:
 def test_a_decision_does_not_depend_on_the_order_of_the_endpoints() -> None:
     """Two gateways with differently sorted files decide alike."""
     names = "abcdefgh"
-    forth = World({"small": dict.fromkeys(names, 0.1)}, route=budget(1.0))
-    back = World({"small": dict.fromkeys(reversed(names), 0.1)}, route=budget(1.0))
+    forth = DecisionScenario({"small": dict.fromkeys(names, 0.1)}, route=budget(1.0))
+    back = DecisionScenario({"small": dict.fromkeys(reversed(names), 0.1)}, route=budget(1.0))
     assert [order(forth.decide(seed=s)) for s in range(20)] == [order(back.decide(seed=s)) for s in range(20)]
 
 
@@ -167,10 +167,10 @@ def test_shedding_keeps_the_candidates_for_the_explanation() -> None:
     assert order(decision) == ["s", "A", "L"]
 
 
-def crowded(ahead: float, seconds: float) -> World:
+def crowded(ahead: float, seconds: float) -> DecisionScenario:
     """Two engines that could make the budget, but for the tokens ahead."""
     loads = {"a": Load(queued_tokens=ahead), "b": Load(queued_tokens=2 * ahead)}
-    return World({"small": {"a": 0.1, "b": 0.1}}, loads=loads, route={**budget(seconds), "on_miss": "shed"})
+    return DecisionScenario({"small": {"a": 0.1, "b": 0.1}}, loads=loads, route={**budget(seconds), "on_miss": "shed"})
 
 
 @pytest.mark.parametrize("ahead", [10_000.0, 40_000.0, 200_000.0])
@@ -212,7 +212,7 @@ def test_a_prompt_that_cannot_make_it_anywhere_is_told_so() -> None:
 def test_nothing_alive_is_unavailable() -> None:
     """Worth another look about when a probe may have found one."""
     down = {name: Load(health=Health.DOWN) for name in ("L", "s", "A")}
-    decision = World(FLEET, loads=down).decide()
+    decision = DecisionScenario(FLEET, loads=down).decide()
     assert (decision.outcome, decision.ranked, decision.retry_after) == (Placement.UNAVAILABLE, (), 1.0)
     assert decision.reason == "every endpoint that could take it is down, on trial or rate limited"
 
@@ -220,21 +220,21 @@ def test_nothing_alive_is_unavailable() -> None:
 def test_rate_limited_everywhere_is_unavailable_until_the_first_limit_ends() -> None:
     """The providers said when."""
     limited = {"L": Load(blocked_until=14.0), "s": Load(blocked_until=12.5), "A": Load(blocked_until=99.0)}
-    decision = World(FLEET, loads=limited).decide(now=10.0)
+    decision = DecisionScenario(FLEET, loads=limited).decide(now=10.0)
     assert (decision.outcome, decision.retry_after) == (Placement.UNAVAILABLE, 2.5)
 
 
 def test_one_tier_that_is_only_down_makes_it_unavailable_and_not_unfit() -> None:
     """It may be back; the request is not at fault."""
     pools = {"large": {"context_window": 100}, "small": {"context_window": 100}}
-    decision = World(FLEET, loads={"A": Load(health=Health.DOWN)}, pools=pools).decide()
+    decision = DecisionScenario(FLEET, loads={"A": Load(health=Health.DOWN)}, pools=pools).decide()
     assert decision.outcome is Placement.UNAVAILABLE
 
 
 def test_a_prompt_longer_than_every_context_window_is_unfit() -> None:
     """The reason names the largest, so that the caller knows what would fit."""
     pools = {"large": {"context_window": 32768}, "small": {"context_window": 8192}, "api": {"context_window": 16384}}
-    decision = World(FLEET, pools=pools, tokens=40_000).decide(RequestView("r", 0.0, max_tokens=256))
+    decision = DecisionScenario(FLEET, pools=pools, tokens=40_000).decide(RequestView("r", 0.0, max_tokens=256))
     assert decision.outcome is Placement.UNFIT
     assert decision.reason == (
         "prompt of 40000 tokens + 256 output exceeds the context window of every tier (largest: 32768, pool large)"
@@ -245,7 +245,7 @@ def test_an_unfit_request_is_told_what_every_tier_lacks() -> None:
     """One reason for each."""
     pools: dict[str, Any] = {"small": {"context_window": 1024}, "api": {"capabilities": frozenset({"tools"})}}
     tiers = [{"pool": "large", "when": {"images": False}}, "small", "api"]
-    decision = World(FLEET, pools=pools, route={"tiers": tiers}).decide(
+    decision = DecisionScenario(FLEET, pools=pools, route={"tiers": tiers}).decide(
         RequestView("r", 0.0, images=True, max_tokens=100)
     )
     assert decision.outcome is Placement.UNFIT
@@ -261,7 +261,7 @@ def test_a_yardstick_does_not_see_the_budget() -> None:
     """It takes the first tier whole, as the routers it stands for would, and sheds nothing."""
     fleet = {"large": {"L1": 0.5, "L2": 5.0}, "small": {"s": 0.01}}
     route = {**budget(0.1), "scorer": "round_robin", "on_miss": "shed", "prefer": "latency"}
-    decisions = [World(fleet, route=route).decide(seed=seed) for seed in range(4)]
+    decisions = [DecisionScenario(fleet, route=route).decide(seed=seed) for seed in range(4)]
     assert [order(decision) for decision in decisions] == [["L1", "L2", "s"], ["L2", "L1", "s"]] * 2
     assert {decision.outcome for decision in decisions} == {Placement.PLACE}
 
@@ -269,7 +269,7 @@ def test_a_yardstick_does_not_see_the_budget() -> None:
 def test_a_yardstick_leaves_a_tier_only_when_nothing_in_it_lives() -> None:
     """The filters hold for all scorers."""
     down = {"L": Load(health=Health.DOWN)}
-    decision = World(FLEET, loads=down, route={**budget(0.1), "scorer": "least_request"}).decide()
+    decision = DecisionScenario(FLEET, loads=down, route={**budget(0.1), "scorer": "least_request"}).decide()
     assert order(decision) == ["s", "A"]
     assert decision.scorer == "least_request"
     assert decision.reason == "least_request in tier 2; not weighed: p50 200 ms, chance 0.014"
@@ -302,7 +302,7 @@ def test_every_endpoint_is_ranked_or_rejected_once(
     for name, (ttft, _) in endpoints.items():
         half["one" if name < "e" else "two"][name] = ttft
     route = {**budget(seconds), "scorer": scorer, "on_miss": on_miss, "prefer": prefer}
-    asked = World(half, loads={name: load for name, (_, load) in endpoints.items()}, route=route)
+    asked = DecisionScenario(half, loads={name: load for name, (_, load) in endpoints.items()}, route=route)
     decision = asked.decide(now=1.0, ask=RequestView("r", 1.0), seed=seed)
     considered = order(decision) + [rejection.endpoint for rejection in decision.rejected]
     assert sorted(considered) == sorted(endpoints)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from policies.fleet.decode_interference import GRID
+from policies.fleet.decode_interference import STALL_GRID
 from policies.routes.route import ScorerName
 from policies.scorers import token_load
 from policies.scorers.scorer import CandidateInput, Context, tie_break
@@ -95,7 +95,7 @@ def test_predicted_keeps_a_prefix_where_it_is() -> None:
 
 def writing(answers: float, **load: Any) -> Load:
     """An engine whose answers are lost one by one with the seconds that they are stalled, up to so many."""
-    return Load(expected_tpot_misses=tuple(answers * seconds / GRID[-1] for seconds in GRID), **load)
+    return Load(expected_tpot_misses=tuple(answers * seconds / STALL_GRID[-1] for seconds in STALL_GRID), **load)
 
 
 def test_predicted_prices_the_answers_that_a_prefill_would_cost() -> None:
@@ -105,7 +105,7 @@ def test_predicted_prices_the_answers_that_a_prefill_would_cost() -> None:
 
 def test_predicted_takes_an_answer_for_three_seconds() -> None:
     """A tenth of an answer outweighs a delay of this request by 0.25 s, and not one by 0.35 s."""
-    busy, stall = writing(1), (0.1 * GRID[-1], 0.1 * GRID[-1])
+    busy, stall = writing(1), (0.1 * STALL_GRID[-1], 0.1 * STALL_GRID[-1])
     assert best("predicted", prospects(busy, IDLE, ttft=(0.2, 0.45), seconds=stall)) == "b"
     assert best("predicted", prospects(busy, IDLE, ttft=(0.2, 0.55), seconds=stall)) == "a"
 
