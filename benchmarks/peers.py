@@ -7,6 +7,7 @@ is left out, and that is said. All of them run on one core, in front of the same
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ HOME = ROOT / ".cache/peers"
 INSTALLING = 300.0  # s
 QUESTION = b'{"model":"bench","messages":[{"role":"user","content":"hello"}]}'
 OURS, NGINX, DIRECT = "ours", "nginx", "direct"
+EARLIER, EARLIER_CHECKOUT = "earlier", "FIRSTTOKEN_EARLIER"  # a peer, and the variable that names its checkout
 PACKAGES = {"sglang": "sglang-router==0.3.2", "vllm": "vllm-router==0.1.17"}
 CONFIG = """
 daemon off; master_process off; worker_processes 1; worker_rlimit_nofile 20000; error_log stderr crit; pid {home}/pid;
@@ -110,6 +112,14 @@ def _ours(port: int, urls: Sequence[str], _home: Path) -> list[str]:
     return gateway(port, *urls)
 
 
+def _earlier(port: int, urls: Sequence[str], _home: Path) -> list[str]:
+    """Starts an earlier version of the gateway, from the checkout that FIRSTTOKEN_EARLIER names."""
+    checkout = os.environ.get(EARLIER_CHECKOUT)
+    if checkout is None:
+        raise FileNotFoundError(f"{EARLIER_CHECKOUT} names no checkout")
+    return ["env", "-C", checkout, f"PYTHONPATH={checkout}", *gateway(port, *urls)]
+
+
 def _nginx(port: int, urls: Sequence[str], home: Path) -> list[str]:
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
@@ -162,8 +172,9 @@ def _installed(name: str) -> Path:
 
 _COMMANDS: dict[str, Callable[[int, Sequence[str], Path], list[str]]] = {
     OURS: _ours,
+    EARLIER: _earlier,
     NGINX: _nginx,
     "sglang": _sglang,
     "vllm": _vllm,
 }
-PEERS = tuple(_COMMANDS)
+PEERS = tuple(name for name in _COMMANDS if name != EARLIER or EARLIER_CHECKOUT in os.environ)

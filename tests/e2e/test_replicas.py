@@ -152,7 +152,7 @@ async def test_what_one_replica_finds_down_is_down_to_all_and_each_finds_it_agai
         both = {"only": pool(upstream.url, f"http://127.0.0.1:{port}")}
         async with running(both, **state(server)) as one, running(both, **state(server)) as other:
             await acquainted(one, other)
-            dead = next(name for name in other.upstreams if name.endswith(str(port)))
+            dead = next(name for name in other.runtime.current.upstreams if name.endswith(str(port)))
             for _ in range(2):
                 one.monitor.fleet.on_probe_failed(dead, monotonic())
             await eventually(lambda: other.monitor.loads()[dead].health is Health.DOWN)

@@ -37,7 +37,7 @@ def refused(headers: Mapping[str, str] | None = None, **body: Any) -> ApiError:
 @pytest.mark.parametrize(
     ("body", "known"),
     [
-        ({}, {"model": "chat", "stream": False, "wants_usage": False, "max_tokens": None, "turns": 1}),
+        ({}, {"model": "chat", "stream": False, "wants_usage": False, "max_tokens": None, "user_turns": 1}),
         ({"stream": True, "stream_options": {"include_usage": True}}, {"stream": True, "wants_usage": True}),
         ({"stream": None, "stream_options": None}, {"stream": False, "wants_usage": False}),
         ({"max_tokens": 5}, {"max_tokens": 5}),
