@@ -1,6 +1,7 @@
-"""Writes docs/metrics.md from `gateway.observe.metrics.metric_table`: `python scripts/metrics_page.py`, or `--check`
-to be told
-whether it is up to date (exit code 1: it is not). What is not in the table is in metrics_page.md beside this file."""
+"""Writes docs/metrics.md from `gateway.observe.metrics.metric_table`: `python scripts/metrics_page.py`.
+
+`--check` only compares: exit code 1 if the page is out of date. The rest of the page is in metrics_page.md beside this
+file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Runs the OpenAI SDK for Node against a gateway before two simulated engines: `make node`.
 
-The engines run in this process, the gateway in a child as a user would start it, node in
-another. npm keeps what it installs in .cache/node.
+The engines run in this process, the gateway in a child as started by a user, node in another. npm installs into
+.cache/node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SERVING = re.compile(r"serving (http://\S+),")
 
 
 def install() -> None:
-    """The suite beside its packages: node resolves imports from where a file lies."""
+    """The suite beside its packages: node resolves imports relative to a file."""
     INSTALLED.mkdir(parents=True, exist_ok=True)
     for name in ("package.json", "sdk.test.mjs"):
         shutil.copyfile(SUITE / name, INSTALLED / name)

@@ -1,10 +1,10 @@
-"""Find Prometheus and promtool, or fetch Debian's package of them, once and without root.
+"""Find Prometheus and promtool, or fetch Debian's package, once and without root.
 
     python scripts/prometheus_setup.py
 
-They are looked for on PATH, then in `.cache/prometheus`, where the package is unpacked: nothing is installed, and no
-service is started. `make test` runs this first. Where there is no apt, or no network, it says so and ends with 0: the
-tests that need Prometheus are then skipped, and say why.
+Looks on PATH, then in `.cache/prometheus`, where the package is unpacked: nothing is installed, and no service is
+started. `make test` runs this first. Without apt or network the script prints so and exits with 0: the tests which need
+Prometheus are then skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def found() -> dict[str, Path] | None:
 
 
 def run(command: Sequence[str], cwd: Path) -> None:
-    """An OSError where there is no such program, a RuntimeError with its last words where it fails."""
+    """Raises OSError without the program, RuntimeError with its last output on failure."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     if done.returncode != 0:
         words = (done.stderr or done.stdout).strip().splitlines()
@@ -40,7 +40,7 @@ def run(command: Sequence[str], cwd: Path) -> None:
 
 
 def download(folder: Path) -> Path:
-    """With the package lists that the system has; where it has none, with lists of our own, which need no root."""
+    """With the system's package lists; without any, with lists in a private folder, which need no root."""
     try:
         run(["apt-get", "download", "prometheus"], folder)
     except RuntimeError:

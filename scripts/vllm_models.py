@@ -2,10 +2,9 @@
 
     $FIRSTTOKEN_VLLM_VENV/bin/python scripts/vllm_models.py
 
-Runs inside vLLM's environment, which has `tokenizers` and `transformers`. Writes `.cache/vllm-models/small`
-and `.../large` (or under FIRSTTOKEN_VLLM_MODELS), which differ in size and so in time to first token. They
-are loaded with `--load-format dummy`: vLLM fills in seeded random weights, so the text is noise, while
-tokens, cache, queue and times are real.
+Runs inside vLLM's environment, which has `tokenizers` and `transformers`. Writes `.cache/vllm-models/small` and
+`.../large` (or under FIRSTTOKEN_VLLM_MODELS), of different size and so time to first token. vLLM loads both with
+`--load-format dummy`, seeded random weights: the text is noise, while tokens, cache, queue and times are real.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ HEAD = 64
 CORPUS_BYTES = 6_000_000
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
-# ChatML, with the tools where Qwen and Hermes put them: in the first system message.
+# ChatML, with the tools in the first system message, as in Qwen and Hermes.
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\n# Tools\\n' }}
 {%- for tool in tools %}{{ tool | tojson }}{{ '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}
@@ -92,7 +91,7 @@ def main() -> int:
     for name, (hidden, layers) in wanted.items():
         assert made is not None
         made.save_pretrained(MODELS / name)
-        config(hidden, layers).save_pretrained(MODELS / name)  # last: its presence says that the model is whole
+        config(hidden, layers).save_pretrained(MODELS / name)  # last: marks the model as complete
     print(f"models are ready in {MODELS}: {', '.join(SIZES)}")
     return 0
 

@@ -1,11 +1,11 @@
-"""Run a command beside real vLLM servers on this machine's CPU, and stop them after it.
+"""Run a command beside real vLLM servers on this machine's CPU, and stop the servers afterwards.
 
     python scripts/vllm_servers.py -- python -m pytest tests/vllm
     python scripts/vllm_servers.py --fleet small,small          # until Ctrl-C
 
-Needs scripts/vllm_setup.py and scripts/vllm_models.py to have run. Every server gets one core (the cores are
-dealt in turn) and free ports. The command finds them in FIRSTTOKEN_VLLM_FLEET, a JSON list of
-{name, model, url, kv_events, kv_replay, tokenizer, pid}; logs lie in `.cache/vllm-logs`.
+Run scripts/vllm_setup.py and scripts/vllm_models.py first. Every server gets one core (the cores are dealt in turn) and
+free ports. The command reads FIRSTTOKEN_VLLM_FLEET, a JSON list of {name, model, url, kv_events, kv_replay, tokenizer,
+pid}; logs are in `.cache/vllm-logs`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CACHE = ROOT / ".cache"
 VENV = Path(os.environ.get("FIRSTTOKEN_VLLM_VENV") or CACHE / "vllm-venv")
 MODELS = Path(os.environ.get("FIRSTTOKEN_VLLM_MODELS") or CACHE / "vllm-models")
 LOGS = CACHE / "vllm-logs"
-READY_WITHIN = 300.0  # s; three servers that share two cores take about 100
+READY_WITHIN = 300.0  # s; three servers on two cores take about 100
 STOP_WITHIN = 15.0  # s
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a test needs to know of one server."""
+    """One server, as described to tests."""
 
     name: str
     model: str
@@ -48,7 +48,7 @@ class Server:
 
 
 def ready(models: list[str]) -> None:
-    """Raises FileNotFoundError, with the mend, where a step before this one was left out."""
+    """Raises FileNotFoundError, which names the setup step to run."""
     if not (VENV / "bin" / "python").exists():
         raise FileNotFoundError(f"no vLLM in {VENV}; run python scripts/vllm_setup.py")
     for model in models:
@@ -64,7 +64,7 @@ def free_port() -> int:
 
 
 def command(model: str, name: str, port: int, events: int, replay: int) -> list[str]:
-    # vLLM binds an events endpoint only if it holds a `*`; with an address it would connect, and nobody would hear.
+    # vLLM binds an events endpoint only with a `*`; with an address vLLM would connect, to no listener.
     kv_events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
@@ -80,7 +80,7 @@ def command(model: str, name: str, port: int, events: int, replay: int) -> list[
         "load-format": "dummy",
         "dtype": "float32",
         "max-model-len": "16384",
-        "block-size": "32",  # the smallest that vLLM takes on a CPU
+        "block-size": "32",  # the smallest accepted by vLLM on a CPU
         "max-num-seqs": "64",
         "max-num-batched-tokens": "256",  # an abort takes effect between steps: keep a prefill's steps near 60 ms
         "tool-call-parser": "hermes",
@@ -114,7 +114,7 @@ def start(model: str, name: str, core: int, *more: str) -> tuple[subprocess.Pope
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a group of its own: its engine process is stopped with it
+            start_new_session=True,  # a group of its own: its engine process is stopped too
         )
     url, kv_events, kv_replay = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
     tokenizer = str(MODELS / model / "tokenizer.json")
@@ -182,7 +182,7 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ...; absent: until Ctrl-C")
     arguments = parser.parse_args()
     wanted = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` stops the servers
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `finally` stops the servers
     began = time.monotonic()
     try:
         with running(arguments.fleet.split(",")) as servers:

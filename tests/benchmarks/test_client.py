@@ -1,4 +1,4 @@
-"""The load of the benchmarks: what it makes of an answer."""
+"""The load generator of the benchmarks: its parsing of answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STREAM = HEAD + ROLE + SENT + SENT + END
 
 
 class Wire(asyncio.Transport):
-    """Takes what is written, and says nothing."""
+    """A transport which discards writes."""
 
     def write(self, data: Any) -> None:
         pass
@@ -56,7 +56,7 @@ async def test_reads_that_brought_tokens_are_timed() -> None:
 
 
 async def test_what_is_no_200_is_wrong() -> None:
-    """And says what it was."""
+    """The result names the failure."""
     connection = asked()
     assert connection.waiter is not None
     connection.data_received(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 2\r\n\r\nno")
@@ -66,6 +66,6 @@ async def test_what_is_no_200_is_wrong() -> None:
 
 @pytest.mark.parametrize(("shape", "groups"), [("stream-10-5", (b"10", b"5")), ("hose", (None, None)), ("whole", None)])
 def test_the_engine_reads_the_shape_that_the_load_asks_for(shape: str, groups: tuple[bytes, bytes] | None) -> None:
-    """It is in the prompt, which every router passes on."""
+    """The shape is in the prompt, which every router passes on."""
     found = SHAPE.search(request(shape, ["one", "two", "three"]))
     assert (found.groups() if found else None) == groups

@@ -1,4 +1,4 @@
-"""Where samples of a gateway's CPU are put."""
+"""Attribution of CPU samples of a gateway."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def samples(*stacks: tuple[list[tuple[str, str]], float]) -> Samples:
 
 
 def test_what_is_used_in_a_library_is_its_callers() -> None:
-    """And of the callers, the nearest has it as its own."""
+    """The nearest known caller."""
     found = samples(([LIBRARY, RELAY, RUN, SERVE], 1.0), ([RUN, SERVE], 2.0))
     assert found.rows == {"relay": 1.0, "upstream": 2.0, THREADS: 0.5}
     assert found.own["gateway/upstream/relay.py:Relay.begin"] == 1.0
@@ -36,12 +36,12 @@ def test_what_is_used_in_a_library_is_its_callers() -> None:
 
 
 def test_where_nothing_of_ours_is_at_work_it_is_the_loop() -> None:
-    """Reading from sockets, and what starts a gateway and waits."""
+    """Reading from sockets, and start-up and waiting."""
     assert samples(([LIBRARY, SERVE], 1.0)).rows[LOOP] == 1.0
 
 
 def test_a_function_that_calls_itself_is_counted_once() -> None:
-    """Its time with all that it calls is not more than there was."""
+    """Cumulative time does not exceed the total."""
     assert samples(([RELAY, RELAY, SERVE], 1.0)).cumulative["gateway/upstream/relay.py:Relay.begin"] == 1.0
 
 
@@ -55,13 +55,13 @@ def _counts(n: int) -> list[int]:
 
 @pytest.mark.parametrize("made", [_waits, _counts, test_a_function_that_calls_itself_is_counted_once])
 def test_an_entry_is_before_the_first_thing_that_a_function_does(made: Any) -> None:
-    """There, what was used was used by the caller."""
+    """A library's time belongs to its caller."""
     code = made.__code__
     assert opname[code.co_code[entry(code)]] == "RESUME"
 
 
 def test_a_sampler_writes_what_it_found_and_begins_anew(tmp_path: Path) -> None:
-    """So that each load has its own samples."""
+    """Each load has its own samples."""
     sampler = Sampler(tmp_path / "samples")
     for stacks in (1, 0):
         if stacks:

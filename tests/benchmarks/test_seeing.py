@@ -1,4 +1,4 @@
-"""What is measured is what happens: a request of the benchmark is a whole one."""
+"""The self-measurement benchmark uses whole requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.observe.record import STREAM, RequestOutcome, Stage
 
 
 def test_its_records_are_those_of_answered_requests() -> None:
-    """With every stage that an ordinary one has, which sum; some lost an attempt."""
+    """With every stage of an ordinary request, which sum; some lost an attempt."""
     records = finished(200)
     ordinary = {stage for stage in Stage if stage not in (Stage.FAILOVER, Stage.RATE_LIMIT)}
     for record in records:

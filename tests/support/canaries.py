@@ -1,6 +1,6 @@
-"""Secrets that can be recognised wherever they turn up, and the places where they must not.
+"""Canary secrets, and the places where they must not appear.
 
-A new sink is one line in PLACES: what it holds, as text, while the gateway runs (or, in LEFT, once it has stopped).
+A new sink is one line in PLACES: its content, as text, while the gateway runs (in LEFT: after the stop).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ LIMITS = {
     "monthly_cost_usd": 1e3,
 }
 PRICE = {"input": 1.0, "output": 1.0}
-BACKENDS = (BACKEND, POOL_HEADER)  # what a backend is to be told of the configuration
-OWN = (PROMPT, ANSWER, TOOL, HEADER)  # a backend's words about a request may be told to its caller
+BACKENDS = (BACKEND, POOL_HEADER)  # configuration which a backend receives
+OWN = (PROMPT, ANSWER, TOOL, HEADER)  # a backend's error about a request may reach its caller
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": TOOL, "parameters": {"type": "object"}}}]
 BODY = {"model": "chat", "messages": [{"role": "user", "content": f"tell me about {PROMPT}"}], "tools": TOOLS}
@@ -62,7 +62,7 @@ def asking(headers: tuple[str, ...] = HEADERS, **more: Any) -> bytes:
 
 @dataclass
 class World:
-    """A gateway whose every secret is a canary."""
+    """A gateway in which every secret is a canary."""
 
     gateway: Gateway
     upstream: Upstream
@@ -73,7 +73,7 @@ class World:
 
     @property
     def sent(self) -> str:
-        """All that backends were told."""
+        """All text sent to backends."""
         return "\n".join(f"{r.method} {r.target} {r.headers} {r.body!r}" for r in self.upstream.requests)
 
 
@@ -84,7 +84,7 @@ async def _page(world: World, path: str) -> str:
 
 
 async def _others(world: World) -> str:
-    """What other callers are told, right or wrong."""
+    """All replies to other callers, right or wrong."""
     told = ""
     for raw in (
         post(b"{", f"authorization: Bearer {OTHER}"),
@@ -128,7 +128,7 @@ def key(name: str, text: str) -> dict[str, Any]:
 
 
 def configured(folder: Path, otlp: str = "", redis: str = ABSENT, **more: Any) -> dict[str, Any]:
-    """All but pools and routes. With a Redis that is there, the caller's key is kept in it."""
+    """All sections but pools and routes. A running Redis stores the caller's key."""
     kept = redis != ABSENT
     keys = [key("other", OTHER)] if kept else [key("caller", CALLER), key("other", OTHER)]
     given = {
@@ -141,7 +141,7 @@ def configured(folder: Path, otlp: str = "", redis: str = ABSENT, **more: Any) -
 
 @asynccontextmanager
 async def overheard(**limits: Any) -> AsyncIterator[tuple[RedisServer, Overheard]]:
-    """A real Redis that asks for its password, with the caller's key in it."""
+    """A real Redis with a password, which stores the caller's key."""
     async with redis_server("--requirepass", REDIS) as server:
         url = server.url.replace("redis://", f"redis://:{REDIS}@")
         async with Overheard(url) as ear:
@@ -150,14 +150,14 @@ async def overheard(**limits: Any) -> AsyncIterator[tuple[RedisServer, Overheard
 
 
 async def acquainted(gateway: Gateway) -> None:
-    """It has Redis, and the key that is there."""
+    """Connected to Redis, with the stored key loaded."""
     await eventually(lambda: gateway.link is not None and gateway.link.up)
     await eventually(lambda: gateway.keyring is not None and gateway.keyring.known)
 
 
 @asynccontextmanager
 async def watched(folder: Path, *scripts: Script, found: list[str], **more: Any) -> AsyncIterator[World]:
-    """A world in front of a backend that plays scripts. `found`: what turned up where, once it is over."""
+    """A gateway in front of a scripted backend. `found`: the canaries by place, set at the end."""
     secrets = {"api_key": BACKEND, "headers": {"x-pool-secret": POOL_HEADER}}
     routes = more.pop("routes", None)
     root, logged = logging.getLogger(), io.StringIO()

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector in the test's process: a real OTLP receiver over HTTP, and what may befall one.
+"""An OpenTelemetry collector in the test's process: a real OTLP receiver over HTTP, with injected failures.
 
 async with Collector() as collector:
     ...                                     # telemetry: {"otlp": collector.url}
@@ -25,13 +25,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.support.simulated import eventually
 
-ENGINES = ("llm_request",)  # spans that vLLM makes
+ENGINES = ("llm_request",)  # spans of vLLM
 
 Attributes = dict[str, Any]
 
 
 def read(attributes: Iterable[KeyValue]) -> Attributes:
-    """As a dictionary; a name that comes twice is a mistake."""
+    """As a dictionary; a duplicate name is an error."""
     found: Attributes = {}
     for one in attributes:
         assert one.key not in found, one.key
@@ -40,7 +40,7 @@ def read(attributes: Iterable[KeyValue]) -> Attributes:
 
 
 class Trace:
-    """The spans of one request; an engine's own are not among them."""
+    """The spans of one request, without an engine's own."""
 
     def __init__(self, spans: list[Span]) -> None:
         self.spans = [span for span in spans if span.name not in ENGINES]
@@ -50,15 +50,16 @@ class Trace:
 
 
 class Collector:
-    """`spans`, `metrics`: what was taken. Set `status` for another answer than 200, `hanging` for none, `dripping` for
-    one without an end, `reject` for spans that are not wanted."""
+    """`spans`, `metrics`: accepted reports. Set `status` for another answer than 200, `hanging` for no answer,
+    `dripping` for an endless one, `reject` for rejected spans.
+    endless one, `reject` for rejected spans."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.metrics: list[list[Metric]] = []  # by report
         self.resources: list[Attributes] = []
         self.headers: list[dict[str, str]] = []
-        self.asked = 0  # requests, whatever became of them
+        self.asked = 0  # requests, accepted or not
         self.status, self.more = 200, dict[str, str]()
         self.hanging = self.dripping = False
         self.reject = 0
@@ -77,7 +78,7 @@ class Collector:
         return f"http://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        """Where it was before, if it was."""
+        """On the former port, if started before."""
         app = web.Application(client_max_size=64_000_000)
         app.router.add_post("/v1/traces", self._traces)
         app.router.add_post("/v1/metrics", self._metrics)
@@ -94,7 +95,7 @@ class Collector:
             await self._runner.cleanup()
             self._runner = None
 
-    # -- what came ------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------
 
     async def taken(self, count: int, of: Callable[[Span], bool] = lambda span: True) -> list[Span]:
         """The spans of a kind, once there are so many."""
@@ -109,12 +110,12 @@ class Collector:
         return Trace(found)
 
     async def metric(self, name: str) -> Metric:
-        """Of the latest report that has it."""
+        """From the latest report with this name."""
         await eventually(lambda: any(metric.name == name for report in self.metrics for metric in report))
         found = [metric for report in self.metrics for metric in report if metric.name == name]
         return found[-1]
 
-    # -- how it answers ---------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------
 
     async def _traces(self, http: web.Request) -> web.StreamResponse:
         request = ExportTraceServiceRequest.FromString(await http.read())  # aiohttp has undone the compression

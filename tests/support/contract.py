@@ -1,4 +1,4 @@
-"""The configuration that the contract with users shows: every section, every form."""
+"""The configuration of the contract with users: every section, every form."""
 
 from __future__ import annotations
 

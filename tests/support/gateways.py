@@ -1,4 +1,4 @@
-"""A gateway in the test's own loop, on free ports, in front of what the test says."""
+"""A gateway in the test's own loop, on free ports, in front of the test's backends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gateway.config.models import Config
 
 
 def pool(*urls: str, **more: Any) -> dict[str, Any]:
-    """A pool of OpenAI-compatible endpoints that nobody probes."""
+    """A pool of OpenAI-compatible endpoints without probes."""
     return {"backend": "compatible", "model": "served", "endpoints": list(urls), "api_key": "sk-backend", **more}
 
 
 def document(pools: Mapping[str, Any], routes: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A whole configuration; one route `chat` over the pools in order where none is given."""
+    """A whole configuration; by default one route `chat` over the pools in order."""
     return {
         "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
         "pools": dict(pools),

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes what the test says, with the rules and the scrape configuration of deploy/."""
+"""A real Prometheus which scrapes the test's target, with the rules and the scrape configuration of deploy/."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERY = "1s"  # scrapes and evaluations
 
 
 def program(name: str) -> Path:
-    """`prometheus` or `promtool`. Where there is none the test is skipped; with FIRSTTOKEN_NO_SKIP it fails."""
+    """`prometheus` or `promtool`. Without the program the test is skipped; with FIRSTTOKEN_NO_SKIP it fails."""
     found = prometheus_setup.found()
     if found is not None:
         return found[name]
@@ -34,7 +34,7 @@ def program(name: str) -> Path:
 
 
 def configuration(admin_url: str) -> dict[str, Any]:
-    """Ours, with one target, and quick."""
+    """The scrape configuration of deploy/, with one target and a short interval."""
     ours: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text("utf-8"))
     (job,) = [job for job in ours["scrape_configs"] if job["job_name"] == "firsttoken"]
     return {
@@ -46,7 +46,7 @@ def configuration(admin_url: str) -> dict[str, Any]:
 
 
 class Prometheus:
-    """Its HTTP API."""
+    """The HTTP API's reply."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url, self.session = url, session
@@ -66,7 +66,7 @@ class Prometheus:
 
 @asynccontextmanager
 async def scraping(admin_url: str, folder: Path) -> AsyncIterator[Prometheus]:
-    """Ready to answer. Its log is `prometheus.log` in the folder."""
+    """Ready to answer. The log is `prometheus.log` in the folder."""
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(configuration(admin_url)), "utf-8")
     address = f"127.0.0.1:{_free_port()}"
@@ -92,7 +92,7 @@ async def scraping(admin_url: str, folder: Path) -> AsyncIterator[Prometheus]:
 
 
 async def _ready(url: str, session: aiohttp.ClientSession, process: Process) -> bool:
-    """Whether it serves, or has ended."""
+    """True once the server answers, or has ended."""
     async with asyncio.timeout(30):
         while process.returncode is None:
             try:
@@ -106,7 +106,7 @@ async def _ready(url: str, session: aiohttp.ClientSession, process: Process) -> 
 
 
 def _free_port() -> int:
-    """Prometheus does not say which port it found, so it is found for it."""
+    """Prometheus does not report a port of its own choice, so a free one is found first."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A real Redis, in a directory of its own: to be stopped, frozen, and started again where it was."""
+"""A real Redis, in a directory of its own, which can be stopped, frozen and restarted on the same port."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """`url` is the same for every process that is started."""
+    """`url` is the same for every process."""
 
     def __init__(self, home: Path, *options: str, port: int | None = None) -> None:
         self.home, self.port = home, port or free_port()
@@ -75,7 +75,7 @@ class RedisServer:
             self.process = None
 
     def freeze(self) -> None:
-        """Its sockets stay, nobody answers."""
+        """Sockets stay open, without replies."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
@@ -105,7 +105,7 @@ async def redis_server(*options: str, start: bool = True) -> AsyncIterator[Redis
 
 
 class Overheard:
-    """Every command that a server is sent, those of scripts and published messages included; and what it keeps."""
+    """Every command sent to the server, including scripts' commands and published messages; and the stored data."""
 
     def __init__(self, url: str) -> None:
         self.url, self._told = url, bytearray()
@@ -138,7 +138,7 @@ class Overheard:
         return self._told.decode("latin-1")
 
     async def kept(self) -> str:
-        """All keys and what is in them."""
+        """All keys and their values."""
         found = []
         async for key in self.client.scan_iter():
             kind = (await self.client.type(key)).decode()
@@ -165,7 +165,7 @@ class Overheard:
 
 
 class Between:
-    """A way to a server: with TLS, if it is given one, and longer by `delay` s in each direction."""
+    """A TCP relay to a server: with TLS, if given a certificate, and with `delay` s in each direction."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self.port, self.delay, self.tls = port, 0.0, tls

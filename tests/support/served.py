@@ -1,4 +1,4 @@
-"""`firsttoken serve` in a process of its own, as an operator runs it."""
+"""`firsttoken serve` in a process of its own, as run by an operator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def written(path: Path, endpoints: str, backend: str = "compatible") -> Path:
 
 
 class Served:
-    """The process, and where it says that it listens."""
+    """The process, and its listening addresses."""
 
     def __init__(self, process: Process, said: str) -> None:
         self.process, self.said = process, said
@@ -35,13 +35,13 @@ class Served:
         self.url, self.admin = (found["url"], found["admin"]) if found else ("", "")
 
     async def line(self) -> str:
-        """The next one on standard error."""
+        """The next line on standard error."""
         assert self.process.stderr is not None
         async with asyncio.timeout(20):
             return await spoken(self.process.stderr)
 
     async def ends(self) -> tuple[int, str, str]:
-        """Exit code, and what was on standard output and error beyond the lines that were read."""
+        """Exit code, and the rest of standard output and error."""
         async with asyncio.timeout(20):
             out, err = await self.process.communicate()
         assert self.process.returncode is not None
@@ -50,7 +50,7 @@ class Served:
 
 
 async def spoken(stderr: asyncio.StreamReader) -> str:
-    """The next line, but for those that a slow machine makes it say."""
+    """The next line, without the warnings of a slow machine."""
     while SLOW in (line := (await stderr.readline()).decode()):
         pass
     return line
@@ -64,7 +64,7 @@ async def serving(config: Path, *more: str) -> AsyncIterator[Served]:
     try:
         async with asyncio.timeout(30):
             said = first = await spoken(process.stderr)
-            while said and not SERVING.match(said):  # of what goes wrong, the first line says what
+            while said and not SERVING.match(said):  # the first line of an error names the cause
                 said = await spoken(process.stderr)
             served = Served(process, said or first)
         yield served

@@ -14,7 +14,7 @@ from gateway.tokenize.tokenizers import encoder
 
 @asynccontextmanager
 async def engines(count: int = 1, profile: str = "8b-h100", **more: Any) -> AsyncIterator[list[SimulatedServer]]:
-    """`count` servers of one profile; `model` defaults to the name that `engine_pool` gives."""
+    """`count` servers of one profile; `model` defaults to `engine_pool`'s."""
     async with AsyncExitStack() as stack:
         servers = []
         for seed in range(count):
@@ -31,7 +31,7 @@ def engine_pool(*servers: SimulatedServer, **more: Any) -> dict[str, Any]:
 
 
 async def eventually(condition: Any, within: float = 5.0) -> None:
-    """Wait until `condition()` holds; a test waits for what happens, not for a time."""
+    """Wait until `condition()` holds: for an event, not for a time."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110 - what is waited for is another's state, which tells nobody
             await asyncio.sleep(0.002)

@@ -1,12 +1,12 @@
-"""A scripted server on a raw socket: it plays bytes and misfortunes, and remembers what it was asked.
+"""A scripted server on a raw socket: plays bytes and failures, and records the requests.
 
     async with Upstream([reply(b"hello"), CLOSE]) as upstream:
         ...                                  # talk to upstream.url
     assert upstream.requests[0].body == b"..."
 
-A script is a list of steps, played when a request has been read: bytes are written as they are, `RESET` breaks
-the connection with a RST, `CLOSE` ends it, `HANG` waits until the peer has gone, `GATE` until the test calls
-`proceed()`, `Pause(s)` for a while. The n-th request gets the n-th script, and all after the last get the last.
+A script is a list of steps, played when a request has been read: bytes are written, `RESET` breaks the connection with
+a RST, `CLOSE` ends the connection, `HANG` waits for the peer's close, `GATE` for the test's `proceed()`, `Pause(s)` for
+a while. The n-th request gets the n-th script, and all after the last get the last.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Upstream:
         for step in script:
             if isinstance(step, bytes):
                 writer.write(step)
-                await asyncio.sleep(0)  # a step, a segment: the peer reads it before the next is written
+                await asyncio.sleep(0)  # a step, a segment: the peer reads each before the next is written
                 await writer.drain()
             elif isinstance(step, Pause):
                 await asyncio.sleep(step.seconds)
@@ -160,7 +160,7 @@ class Upstream:
             self._changed.notify_all()
 
 
-# --------------------------------------------------------------------------- what it says
+# --------------------------------------------------------------------------- replies
 
 
 def reply(body: bytes = b"", status: str = "200 OK", *headers: str) -> bytes:
@@ -182,11 +182,11 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-e
 LAST_CHUNK = b"0\r\n\r\n"
 
 
-# --------------------------------------------------------------------------- who listens
+# --------------------------------------------------------------------------- listeners
 
 
 async def turn_until(condition: Callable[[], object]) -> None:
-    """Let the loop turn until something that tells nobody has happened."""
+    """Let the loop run until an event without notification has happened."""
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -194,7 +194,7 @@ async def turn_until(condition: Callable[[], object]) -> None:
 
 @dataclass
 class Listener:
-    """A sink that remembers. `await ended()` is how its reply ended: None, or the failure."""
+    """A sink which records. `await ended()` gives the end of the reply: None, or the failure."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)

@@ -16,19 +16,19 @@ _TOKEN = re.compile(r" ?[^ ]+| ")
 
 
 def encode(text: str) -> list[int]:
-    """One token per word, with the space before it, as common vocabularies have it for common words."""
+    """One token per word, with the space before, as in common vocabularies."""
     return [crc32(token.encode()) & 0xFFFFF for token in _TOKEN.findall(text)]
 
 
 def quiet(name: str = "8b-h100", **changes: Any) -> EngineProfile:
-    """A profile without noise and without API overhead, so that times can be told exactly."""
+    """A profile without noise and without API overhead, for exact times."""
     profile = profile_named(name)
     assert isinstance(profile, EngineProfile)
     return replace(profile, **{"sigma": 0.0, "overhead": 0.0, **changes})
 
 
 def ask(id: RequestId, prompt: int, output: int = 1, name: object = None, size: int = 16) -> EngineRequest:
-    """A request whose blocks are called after `name`: equal names share their prefix, None shares nothing."""
+    """A request with blocks named after `name`: equal names share a prefix, None shares nothing."""
     own = id if name is None else name
     hashes = [hash(("block", own, i)) for i in range((prompt + output) // size)]
     return EngineRequest(id, prompt, output, hashes[: prompt // size], hashes[prompt // size :])

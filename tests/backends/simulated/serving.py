@@ -19,7 +19,7 @@ HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 @asynccontextmanager
 async def serving(profile: str = "8b-h100", speed: float = 20.0, **changes: Any) -> AsyncIterator[SimulatedServer]:
-    """A server, twenty times as fast as the machine it simulates."""
+    """A server, twenty times as fast as the simulated machine."""
     server = SimulatedServer(replace(profile_named(profile), **changes), model="m", encode=encode, speed=speed)
     await server.start()
     yield server

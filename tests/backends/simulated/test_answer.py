@@ -1,4 +1,4 @@
-"""Tokens of one answer, on their way to a caller who may have gone."""
+"""Tokens of one answer, written to a caller who may be gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Closed(asyncio.Transport):
 
 
 async def test_a_token_for_a_caller_who_has_left_is_dropped():
-    """The engine's one task delivers to all: it must not end of it."""
+    """The engine's only task delivers to all callers, and must survive."""
     answer = AnswerWriter(8, 0.0)
     reply = write_text(0, OutputSpec(3, 0, False), "")
     answer.stream_to(Closed(), ReplyWriter(reply, id="x", model="m", created=0, chat=True, vllm=True))

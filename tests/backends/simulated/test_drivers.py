@@ -26,7 +26,7 @@ async def test_an_aborted_answer_gets_no_token_even_from_the_step_under_way():
 
 
 async def test_lateness_does_not_add_up():
-    """However late the loop wakes the engine, 200 steps take what 200 steps take, in the engine's clock."""
+    """If the loop wakes the engine late, 200 steps still take their planned time, in the engine's clock."""
     profile = quiet()
     driver = EngineDriver(Engine(profile), Faults(), speed=20.0, max_lateness=10.0)  # s: more than any test machine
     answer = AnswerWriter(10, 0.0)
@@ -38,7 +38,7 @@ async def test_lateness_does_not_add_up():
 
 
 async def test_an_aborted_answer_of_an_api_gets_no_token():
-    """Its timer is gone: the other answer, which lasts far longer, gets all of its own."""
+    """The other answer, which lasts far longer, gets all tokens."""
     driver = HostedDriver(HostedApi(ApiProfile("api", "mini")), Faults(), speed=100.0)
     gone, stays = AnswerWriter(10, 0.0), AnswerWriter(10, 0.0)
     driver.submit(ask("gone", 10, 50), gone)

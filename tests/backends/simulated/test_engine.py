@@ -27,7 +27,7 @@ def firsts(steps: list[StepResult]) -> list[Any]:
 
 
 def test_a_lone_request_takes_one_prefill_and_its_decode_steps():
-    """Three tokens: a prefill, then two decode steps on a context that grows by one each."""
+    """Three tokens: a prefill, then two decode steps with a context one longer each."""
     one = engine()
     one.submit(ask(1, 1000, 3), now=5.0)
     first = seconds(one.profile, 1000, 1, pairs=1000 * 500)
@@ -84,7 +84,7 @@ def test_a_long_prompt_is_prefilled_in_chunks():
 
 
 def test_decoding_goes_on_while_a_prompt_is_prefilled():
-    """Each step gives a token to whoever decodes, before any prefill; the chunk is smaller by that one."""
+    """Each step first gives a token to every decoding request; the prefill chunk is smaller by as many."""
     one = engine(max_num_batched_tokens=1000)
     one.submit(ask("talker", 100, 50), now=0.0)
     first = one.step(0.0)
@@ -99,7 +99,7 @@ def test_decoding_goes_on_while_a_prompt_is_prefilled():
 
 
 def test_no_more_than_max_num_seqs_run_at_once():
-    """The next one waits until one has ended."""
+    """The next request waits until a running one ends."""
     one = engine(max_num_seqs=2)
     for id in range(3):
         one.submit(ask(id, 10, 3), now=0.0)
@@ -109,7 +109,7 @@ def test_no_more_than_max_num_seqs_run_at_once():
 
 
 def test_a_full_queue_refuses_with_503():
-    """max_queued_requests counts what is unfinished, as vLLM's --max-num-queued-reqs does."""
+    """max_queued_requests counts unfinished requests, as vLLM's --max-num-queued-reqs does."""
     one = engine(max_queued_requests=2)
     one.submit(ask(1, 10), now=0.0)
     one.submit(ask(2, 10), now=0.0)
@@ -119,7 +119,7 @@ def test_a_full_queue_refuses_with_503():
 
 
 def test_queue_time_is_the_time_spent_waiting_for_the_scheduler():
-    """A request that arrives during a step waits for its end."""
+    """A request submitted during a step waits for the end of the step."""
     one = engine()
     one.submit(ask(1, 8192), now=0.0)
     step = one.step(0.0)
@@ -133,7 +133,7 @@ def test_queue_time_is_the_time_spent_waiting_for_the_scheduler():
 
 
 def test_a_cached_prefix_is_not_computed_again():
-    """The second request with the same 1,600 tokens computes only its own 400."""
+    """The second request with the same 1,600 tokens computes only 400 new ones."""
     one = engine()
     one.submit(ask(1, 1600, name="same"), now=0.0)
     run(one)
@@ -169,7 +169,7 @@ def test_siblings_in_one_step_share_what_the_first_of_them_computes():
 
 
 def test_a_restarted_engine_forgets_its_prefixes():
-    """A kill loses what was running, and the cache."""
+    """A kill loses the running requests and the cache."""
     one = engine()
     one.submit(ask(1, 1600, name="same"), now=0.0)
     run(one)
@@ -196,7 +196,7 @@ def test_a_request_waits_until_its_whole_prompt_fits():
 
 @pytest.mark.parametrize("steps_before", [0, 1, 2, 3], ids=["arriving", "prefilling", "decoding", "later"])
 def test_an_abort_frees_all_blocks_at_once(steps_before: int):
-    """Whether it waits, is half prefilled or decodes."""
+    """A waiting, half prefilled or decoding request."""
     one, at = engine(max_num_batched_tokens=1000), 0.0
     one.submit(ask(1, 1500, 50), now=0.0)
     for _ in range(steps_before):
@@ -208,7 +208,7 @@ def test_an_abort_frees_all_blocks_at_once(steps_before: int):
 
 
 def test_an_abort_of_what_has_ended_changes_nothing():
-    """False, so that the caller knows."""
+    """The result is False."""
     one = engine()
     one.submit(ask(1, 100), now=0.0)
     run(one)
@@ -216,7 +216,7 @@ def test_an_abort_of_what_has_ended_changes_nothing():
 
 
 def test_the_newest_request_is_preempted_when_decoding_needs_a_block():
-    """LIFO: the older one goes on, the newer one is computed again and still gives all its tokens."""
+    """LIFO: the older request goes on, the newer one is recomputed and still gets all tokens."""
     one = engine(kv_tokens=320)
     one.submit(ask("old", 128, 150), now=0.0)
     one.submit(ask("new", 128, 60), now=0.0)
@@ -228,7 +228,7 @@ def test_the_newest_request_is_preempted_when_decoding_needs_a_block():
 
 
 def test_a_preempted_request_is_next_and_nothing_is_admitted_in_its_step():
-    """It goes to the head of the queue, although the one behind it would fit at once."""
+    """The request goes to the head of the queue, although the next one would fit at once."""
     one = engine(kv_tokens=320)
     for id, prompt, output in (("old", 128, 150), ("new", 128, 60)):
         one.submit(ask(id, prompt, output), now=0.0)
@@ -245,7 +245,7 @@ def test_a_preempted_request_is_next_and_nothing_is_admitted_in_its_step():
 
 
 def test_a_request_larger_than_the_cache_is_an_error():
-    """It could never be served, only wait for ever."""
+    """Such a request could only wait for ever."""
     with pytest.raises(ValueError, match="request 1 is larger than the KV cache of 320 tokens"):
         engine(kv_tokens=320).submit(ask(1, 300, 21), now=0.0)
 
@@ -295,7 +295,7 @@ def test_fast_forward_equals_step_by_step(workload: list[tuple[float, int, int, 
 
 
 def test_fast_forward_takes_many_steps_at_once():
-    """A lone answer of 500 tokens is two results: its prefill, and all the rest."""
+    """A lone answer of 500 tokens is two results: the prefill, and all decode steps."""
     one = virtual()
     one.submit(ask(1, 100, 500), now=0.0)
     events = one.run_until(60.0)

@@ -1,4 +1,4 @@
-"""What a simulated server does wrong when told to, as seen from outside."""
+"""Faults of a simulated server, seen from outside."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ STREAM = chat(stream=True, max_tokens=10, ignore_eos=True)
 
 
 async def test_a_silent_server_never_answers():
-    """It takes the request and says nothing, until the caller leaves."""
+    """The server accepts the request and sends nothing until the caller leaves."""
     async with serving() as server:
         server.faults.silent = True
         with pytest.raises(TimeoutError):
@@ -33,7 +33,7 @@ async def test_headers_then_silence(fault: dict[str, Any]):
 
 
 async def test_a_stall_in_mid_stream_ends_when_its_time_is_over():
-    """Nothing is lost by it."""
+    """No token is lost."""
     async with serving() as server:
         server.faults.stall_share, server.faults.stall_after_tokens, server.faults.stall_seconds = 1.0, 4, 0.05
         _, _, raw = await post(server, "/v1/chat/completions", STREAM)
@@ -41,7 +41,7 @@ async def test_a_stall_in_mid_stream_ends_when_its_time_is_over():
 
 
 async def test_a_share_of_requests_is_refused_with_a_status():
-    """About half of them, with the Retry-After that was set."""
+    """About half of the requests, with the configured Retry-After."""
     async with serving() as server:
         server.faults.status, server.faults.status_share, server.faults.retry_after = 529, 0.5, 1.5
         replies = [await post(server, "/v1/chat/completions", chat(max_tokens=1)) for _ in range(40)]
@@ -50,7 +50,7 @@ async def test_a_share_of_requests_is_refused_with_a_status():
 
 
 async def test_a_stream_is_cut_after_so_many_tokens():
-    """The connection is reset: neither [DONE] nor the end of the body; and nobody else left."""
+    """The connection is reset, with neither [DONE] nor the end of the body; other callers are not affected."""
     async with serving() as server, aiohttp.ClientSession(server.url) as session:
         server.faults.cut_after_tokens = 3
         reply = await session.post("/v1/chat/completions", json=STREAM)
@@ -89,7 +89,7 @@ async def test_a_stream_can_lack_its_end():
 
 
 async def test_a_slow_server_takes_longer_by_its_factor():
-    """Its own metrics say so."""
+    """The server's own metrics show the factor."""
 
     async def itl() -> float:
         _, _, raw = await post(server, "/v1/chat/completions", chat(max_tokens=100, ignore_eos=True))
@@ -102,7 +102,7 @@ async def test_a_slow_server_takes_longer_by_its_factor():
 
 
 async def test_faults_are_set_as_a_whole_over_http():
-    """What is left out is healed; an unknown name is refused and changes nothing."""
+    """Omitted faults are healed; an unknown name is refused and changes nothing."""
     async with serving() as server:
         server.faults.silent = True
         status, _, raw = await post(server, "/simulate/faults", {"slow": 2.0})

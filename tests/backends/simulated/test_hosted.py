@@ -33,7 +33,7 @@ def test_tokens_come_steadily_after_the_first():
 
 
 def test_beyond_the_rate_limit_it_refuses_with_429_and_says_when():
-    """The window slides: a place is free 60 s after the request that took it."""
+    """The window slides: a slot is free 60 s after its request."""
     api = HostedApi(replace(API, requests_per_minute=2))
     for now in (0.0, 10.0):
         api.submit(EngineRequest(now, 10, 1), now)
@@ -44,7 +44,7 @@ def test_beyond_the_rate_limit_it_refuses_with_429_and_says_when():
 
 
 def test_an_aborted_answer_is_not_heard_of_again():
-    """It still counts against the rate limit."""
+    """The request still counts against the rate limit."""
     api = HostedApi(API)
     api.submit(EngineRequest("a", 10, 10), now=0.0)
     assert (api.abort("a"), api.run_until(99.0), api.running, api.remaining(1.0)) == (True, [], 0, 599)

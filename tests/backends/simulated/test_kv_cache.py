@@ -12,7 +12,7 @@ def held(cache: PrefixCache, chain: list[str]) -> None:
 
 
 def test_a_released_prefix_can_be_hit():
-    """What a request computed stays cached when it ends, and stays free to be taken."""
+    """Computed blocks stay cached when the request ends, and stay free to be allocated."""
     cache = PrefixCache(4)
     held(cache, ["a", "b"])
     assert (cache.match(["a", "b", "c"], 3), cache.free) == (2, 4)
@@ -53,7 +53,7 @@ def test_blocks_without_content_are_taken_before_cached_ones():
 
 
 def test_a_block_in_use_is_never_evicted():
-    """An allocation that would need it fails, and changes nothing."""
+    """An allocation without enough free blocks fails, and changes nothing."""
     cache = PrefixCache(3)
     held(cache, ["a", "b"])
     cache.acquire(["a"], 1, 1)
@@ -61,7 +61,7 @@ def test_a_block_in_use_is_never_evicted():
 
 
 def test_a_hit_on_idle_blocks_takes_them_out_of_the_free_ones():
-    """Two idle blocks that are hit cannot also pay for the two new ones."""
+    """Two idle blocks which are hit cannot also serve as new blocks."""
     cache = PrefixCache(3)
     held(cache, ["a", "b"])
     assert (cache.acquire(["a", "b"], 2, 4), cache.acquire(["a", "b"], 2, 3)) == (False, True)
@@ -94,7 +94,7 @@ requests = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.integers(
 
 @given(requests)
 def test_blocks_are_neither_lost_nor_made(requests: list[tuple[int, int, int, bool]]):
-    """Whatever comes and goes, what is not held is free, and at the end everything is."""
+    """After any sequence of requests, all blocks not held are free, and at the end all are."""
     cache, running = PrefixCache(12), []
     for name, length, private, ends in requests:
         chain = [f"{name}/{i}" for i in range(length)]

@@ -26,12 +26,12 @@ def test_steps_take_as_long_as_published(name: str):
 
 
 def test_every_engine_holds_its_longest_prompt():
-    """A prompt of max_model_len fits into the KV cache, so that no request can wait for ever."""
+    """A prompt of max_model_len fits into the KV cache, so no request can wait for ever."""
     engines = [profile for profile in PROFILES.values() if isinstance(profile, EngineProfile)]
     assert [p.name for p in engines if p.max_model_len > p.num_blocks * p.block_size] == []
 
 
 def test_an_unknown_profile_is_refused_with_the_names_of_those_there_are():
-    """The error tells what could have been meant."""
+    """The error lists the known names."""
     with pytest.raises(ValueError, match="no simulated profile '9b-h100'; there are 8b-h100, 8b-a100"):
         profile_named("9b-h100")

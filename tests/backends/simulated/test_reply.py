@@ -42,13 +42,13 @@ def test_an_answer_that_was_cut_off_is_continued_where_it_stopped(seed: int, giv
 
 
 def test_every_piece_is_one_token_of_the_text():
-    """What is streamed adds up to what the next turn will encode."""
+    """Streamed pieces add up to the text which the next turn encodes."""
     reply = write_text(5, LONG)
     assert len(encode(reply.text)) == len(reply.pieces)
 
 
 def test_a_tool_call_has_arguments_that_fit_the_schema():
-    """Every property gets a value of its type."""
+    """Every property gets a value of the right type."""
     properties = {
         "city": {"type": "string"},
         "days": {"type": "integer"},
@@ -61,6 +61,6 @@ def test_a_tool_call_has_arguments_that_fit_the_schema():
 
 
 def test_a_tool_call_may_be_cut_by_max_tokens():
-    """Then its arguments are not whole, and finish_reason says why."""
+    """The arguments are incomplete, and finish_reason is `length`."""
     reply = call_tool(Function("f", {"type": "object", "properties": {"a": {"type": "string"}}}), OutputSpec(2))
     assert (reply.content, reply.finish) == ('{"a"', "length")

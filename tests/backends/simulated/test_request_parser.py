@@ -21,14 +21,14 @@ def test_a_message_costs_its_text_and_four_tokens_and_the_answer_three():
 
 
 def test_the_prompt_of_the_next_turn_continues_this_one():
-    """So that the prefix cache can hit the whole conversation."""
+    """The prefix cache can hit the whole conversation."""
     encoder = PromptEncoder(encode)
     first, second = encoder.prompt(chat(USER)).tokens, encoder.prompt(chat(USER, ASSISTANT, USER)).tokens
     assert second[: len(first)] == first
 
 
 def test_a_text_is_encoded_once():
-    """The cost of a conversation grows with its new text."""
+    """The cost of a conversation grows with the new text."""
     seen: list[str] = []
     encoder = PromptEncoder(lambda text: seen.append(text) or encode(text))
     encoder.prompt(chat(USER))
@@ -53,14 +53,14 @@ def test_a_part_that_is_not_text_counts_as_256_tokens():
 
 
 def test_a_continued_answer_has_the_seed_of_the_whole():
-    """continue_final_message: the prompt ends with what was said, unclosed."""
+    """continue_final_message: the prompt ends with the given beginning, unclosed."""
     encoder = PromptEncoder(encode)
     whole, rest = encoder.prompt(chat(USER)), encoder.prompt(chat(USER, ASSISTANT, continue_final_message=True))
     assert (rest.seed, rest.begun, rest.tokens) == (whole.seed, "four five", whole.tokens + encode("four five"))
 
 
 def test_block_hashes_are_chained_and_cover_full_blocks_only():
-    """Equal up to the block that differs, different from there on."""
+    """Equal up to the differing block, different from there on."""
     one, two = hash_blocks([1] * 40, 16), hash_blocks([1] * 16 + [2] * 24, 16)
     assert (len(one), one[0] == two[0], one[1] == two[1], hash_blocks([1] * 15, 16)) == (2, True, False, [])
 

@@ -119,7 +119,7 @@ async def test_plain_completions_take_text_or_tokens():
 
 
 async def test_a_peer_continues_an_answer_that_was_cut_off():
-    """continue_final_message: the beginning from one engine and the rest from another are the whole."""
+    """continue_final_message: the beginning from one engine and the rest from another make the whole."""
     async with serving() as one, serving() as two:
         _, _, whole = await post(one, "/v1/chat/completions", chat(max_tokens=20, ignore_eos=True))
         text = msgspec.json.decode(whole)["choices"][0]["message"]["content"]
@@ -166,7 +166,7 @@ async def test_what_an_engine_says_of_itself():
 
 
 async def test_a_restart_changes_the_process_start_time():
-    """So that a scrape can tell an empty cache."""
+    """A scrape can detect an empty cache."""
 
     async def started(server: SimulatedServer) -> str:
         async with aiohttp.ClientSession(server.url) as session:
@@ -226,7 +226,7 @@ async def test_a_full_queue_answers_503():
     assert (status, error["type"], error["code"], "Retry-After" in headers) == (503, "Service Unavailable", 503, False)
 
 
-# ------------------------------------------------------------------- callers that leave
+# ------------------------------------------------------------------- callers which disconnect
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -242,7 +242,7 @@ async def test_a_caller_that_leaves_frees_the_engine_at_once(stream: bool):
 
 
 async def test_a_caller_that_leaves_before_its_turn_frees_its_place():
-    """While it waits behind a long prefill."""
+    """A caller waits behind a long prefill."""
     async with serving(speed=0.5) as server:
         first = asyncio.create_task(post(server, "/v1/chat/completions", chat(messages=LONG)))
         await eventually(server, running=1)
@@ -302,7 +302,7 @@ async def test_an_api_refuses_a_prompt_beyond_its_context_in_openais_words():
 
 
 async def test_an_api_forgets_a_caller_that_leaves():
-    """Its timers are gone, and the abort is counted."""
+    """The timers are cancelled, and the abort is counted."""
     async with serving("api", speed=1.0) as server:
         body = chat(stream=True, max_tokens=5000)
         asking = asyncio.create_task(post(server, "/v1/chat/completions", body, Authorization="Bearer k"))

@@ -3,14 +3,14 @@ from tests.backends.simulated.builders import ask, virtual
 
 
 def test_nothing_is_seen_before_its_time():
-    """A step under way brings its events only when it has ended."""
+    """A step under way returns its events only at its end."""
     one = virtual()
     one.submit(ask(1, 8192), now=0.0)
     assert (one.run_until(0.1), len(one.run_until(0.3))) == ([], 2)
 
 
 def test_an_aborted_request_is_not_heard_of_again():
-    """Not even by the step that was under way."""
+    """Not even from the step under way."""
     one = virtual()
     one.submit(ask("gone", 4000), now=0.0)
     one.submit(ask("stays", 4000), now=0.0)
@@ -20,7 +20,7 @@ def test_an_aborted_request_is_not_heard_of_again():
 
 
 def test_an_abort_long_after_does_not_silence_another_step():
-    """What an abort suppresses is forgotten with the step that was under way."""
+    """An abort suppresses events of the step under way only."""
     one = virtual()
     one.submit(ask(1, 100, 2), now=0.0)
     one.run_until(0.001)
@@ -31,7 +31,7 @@ def test_an_abort_long_after_does_not_silence_another_step():
 
 
 def test_an_engine_may_run_ahead_by_its_overhead_and_stay_exact():
-    """A request needs that long to reach the scheduler, whenever it is handed over."""
+    """A request needs the overhead to reach the scheduler, whenever submitted."""
     patient, eager = virtual(overhead=0.015), virtual(overhead=0.015)
     for one, ahead in ((patient, 0.0), (eager, 0.015)):
         one.submit(ask("talker", 200, 300), now=0.0)
@@ -41,7 +41,7 @@ def test_an_engine_may_run_ahead_by_its_overhead_and_stay_exact():
 
 
 def test_a_killed_engine_is_silent_until_it_restarts():
-    """Its requests are lost with the step under way; after the restart it serves again."""
+    """The requests are lost with the step under way; after the restart the engine serves again."""
     one = virtual()
     one.submit(ask(1, 8192, 10), now=0.0)
     one.run_until(0.1)

@@ -29,7 +29,7 @@ CL100K = encoder("cl100k_base")
 
 
 class CountingEncoders:
-    """The real cl100k_base, which keeps what it was asked to encode."""
+    """The real cl100k_base, which records the encoded texts."""
 
     def __init__(self) -> None:
         self.encoded: list[str] = []
@@ -42,13 +42,13 @@ class CountingEncoders:
         return CL100K.pack(text)
 
     def new(self) -> list[str]:
-        """What was encoded since the last call; the empty texts of empty messages aside."""
+        """The texts encoded since the last call, without the empty texts of empty messages."""
         taken, self.encoded = [text for text in self.encoded if text], []
         return taken
 
 
 class CountingThreads(ThreadPoolExecutor):
-    """A thread pool that counts what it was given."""
+    """A thread pool which counts its tasks."""
 
     given = 0
 
@@ -75,7 +75,7 @@ def chat(*texts: str, **more: Any) -> Prompt:
 
 
 def raw_chat(*texts: str) -> Prompt:
-    """The same as it comes from a caller."""
+    """The same prompt as parsed from a caller's bytes."""
     messages = [{"role": "user", "content": text} for text in texts]
     return parse(Operation.CHAT, json.dumps({"model": "m", "messages": messages}).encode(), {}, 0.0, "").prompt
 
@@ -97,7 +97,7 @@ def hashes(estimate: PoolEstimate) -> list[int]:
 
 
 def test_text_tokens_are_those_of_the_texts_alone() -> None:
-    """The template is not text: its share is learned from what engines report."""
+    """The template is not text: its share is learned from reported usage."""
     texts = ["hello there", "general 天地", ""]
     assert read(estimator(), chat(*texts)).text_tokens == sum(CL100K.count(text) for text in texts)
 
@@ -109,7 +109,7 @@ def test_a_long_text_counts_as_its_tokenizer_counts_it() -> None:
 
 
 def test_tokens_are_corrected_by_what_the_pool_reported() -> None:
-    """An engine with another tokenizer says so in its usage; the count follows."""
+    """Usage reported by an engine with another tokenizer corrects the count."""
     scale = TokenScale()
     for _ in range(50):
         scale.observe(1000, 1, 1300)
@@ -125,12 +125,12 @@ def test_blocks_carry_the_scale_from_counted_to_real_tokens() -> None:
 
 
 def test_a_completion_has_no_messages() -> None:
-    """No chat template is put around it."""
+    """A completion has no chat template."""
     assert read(estimator(), completion("once upon a time")).messages == 0
 
 
 def test_token_ids_are_counted_as_they_are() -> None:
-    """A caller who tokenised already is believed, and gets the blocks of these ids."""
+    """A tokenized prompt gets the blocks of its ids."""
     found = read(estimator(), completion(CL100K.encode(LONG[:4000])))
     assert hashes(found) == hashes(read(estimator(), completion(LONG[:4000])))
 
@@ -166,7 +166,7 @@ TURNS = st.lists(TEXT, max_size=5)
 @given(TURNS, TURNS)
 @settings(deadline=None, max_examples=40)
 def test_a_conversation_that_goes_on_keeps_all_its_full_blocks(before: list[str], after: list[str]) -> None:
-    """The next turn begins with the blocks of this one, also where nothing is remembered."""
+    """The next turn begins with the blocks of this turn, also with an empty cache."""
     first = hashes(read(estimator(offload_bytes=10**9), chat(*before)))
     longer = hashes(read(estimator(offload_bytes=10**9), chat(*before, *after)))
     assert longer[: len(first)] == first
@@ -175,7 +175,7 @@ def test_a_conversation_that_goes_on_keeps_all_its_full_blocks(before: list[str]
 @given(st.lists(TURNS, max_size=6))
 @settings(deadline=None, max_examples=40)
 def test_what_is_remembered_never_changes_an_estimate(conversations: list[list[str]]) -> None:
-    """A warm cache answers as a cold one does, whatever came before, even when it is all but full."""
+    """A warm cache gives the same estimate as a cold one, even when almost full."""
     warm = estimator(offload_bytes=10**9, cache_bytes=20_000)
     for texts in conversations:
         assert read(warm, chat(*texts)) == read(estimator(offload_bytes=10**9), chat(*texts))
@@ -190,7 +190,7 @@ TALK = st.tuples(SAID, st.booleans(), st.booleans())
 @given(st.lists(TALK, min_size=1, max_size=4))
 @settings(deadline=None, max_examples=40)
 async def test_every_way_through_finds_the_same(talks: list[tuple[list[dict[str, Any]], bool, bool]]) -> None:
-    """As a caller wrote it, whether this was seen before or not, here or in a thread, or decoded and cold."""
+    """As parsed from a caller's bytes, known or unknown, on the loop or in a thread, or decoded and cold."""
     here, away, nearby = estimator(), estimator(offload_bytes=0, open_bytes=0), estimator(offload_bytes=10**9)
     for messages, dense, tools in talks:
         body = {"model": "m", "messages": messages, **({"tools": [{"a": 1}, {"b": "c"}]} if tools else {})}
@@ -204,7 +204,7 @@ async def test_every_way_through_finds_the_same(talks: list[tuple[list[dict[str,
 
 
 def test_another_role_is_another_prefix() -> None:
-    """The same words of somebody else are rendered differently."""
+    """The same words in another role are rendered differently."""
     text = "word " * 40
     user, system = ({"model": "m", "messages": [{"role": role, "content": text}]} for role in ("user", "system"))
     first, second = (hashes(read(estimator(), prompt_of(Operation.CHAT, body))) for body in (user, system))
@@ -212,7 +212,7 @@ def test_another_role_is_another_prefix() -> None:
 
 
 def test_groups_share_neither_blocks_nor_tokenised_text() -> None:
-    """Nothing in an answer or in its timing tells one tenant what another sent."""
+    """Neither estimates nor their timing tell one tenant the text of another."""
     encoders = CountingEncoders()
     shared = estimator(encoders=encoders)
     mine, theirs = read(shared, chat("secret " * 50), group="a"), read(shared, chat("secret " * 50), group="b")
@@ -231,7 +231,7 @@ def test_token_ids_are_not_the_text_that_their_bytes_spell() -> None:
 
 
 def test_a_learned_block_size_counts_from_the_next_prompt_on() -> None:
-    """The server knows its block size better than the file."""
+    """The server's block size overrides the file's."""
     learned, prompt = estimator({"small": pool(16)}), chat("word " * 200)
     read(learned, prompt)
     learned.set_block_size("small", 32)
@@ -242,7 +242,7 @@ def test_a_learned_block_size_counts_from_the_next_prompt_on() -> None:
 
 
 def test_a_conversation_costs_its_new_text() -> None:
-    """Every message is tokenised once, however many turns repeat it."""
+    """Every message is tokenized once, however many turns repeat the message."""
     encoders = CountingEncoders()
     talk, texts = estimator(encoders=encoders), ["system prompt", "first question", "an answer", "second question"]
     for turn in range(1, len(texts) + 1):
@@ -261,7 +261,7 @@ def test_a_text_that_grows_costs_its_last_segment() -> None:
 
 
 def test_text_behind_a_new_beginning_is_not_tokenised_again() -> None:
-    """A date in the system prompt changes all blocks, but not the tokens of what follows."""
+    """A date in the system prompt changes all blocks, but not the token ids of the following messages."""
     encoders = CountingEncoders()
     dated = estimator(encoders=encoders, offload_bytes=10**9)
     read(dated, chat("Monday", *[LONG[i : i + 2000] for i in range(0, 20_000, 2000)]))
@@ -304,7 +304,7 @@ async def test_only_large_new_text_goes_to_a_thread() -> None:
 
 
 async def test_a_thread_finds_what_the_loop_would_have_found() -> None:
-    """Where a prompt is read does not change the estimate."""
+    """The estimate is the same in a thread and on the loop."""
     threaded, direct = estimator(offload_bytes=0), estimator(offload_bytes=10**9)
     prompt = chat(LONG[:50_000], "and then?")
     found = await threaded.estimate(prompt, ["small"], "g", 1)
@@ -313,7 +313,7 @@ async def test_a_thread_finds_what_the_loop_would_have_found() -> None:
 
 
 async def test_a_block_size_learned_meanwhile_does_not_disturb_an_estimate() -> None:
-    """What is under way ends as it began."""
+    """An estimate under way keeps its block size."""
     changing = estimator(offload_bytes=0)
     under_way = asyncio.create_task(changing.estimate(chat(LONG[:5_000]), ["small"], "g", 1))
     await asyncio.sleep(0)
@@ -323,7 +323,7 @@ async def test_a_block_size_learned_meanwhile_does_not_disturb_an_estimate() -> 
 
 
 async def test_a_prompt_which_is_long_to_decode_is_decoded_in_a_thread() -> None:
-    """Where the beginning is known only the rest counts."""
+    """Only the unknown rest counts."""
     threads = CountingThreads(1)
     far = estimator(offload_bytes=10**9, open_bytes=10_000, executor=threads)
     texts = ["word " * 1000] * 4
@@ -336,7 +336,7 @@ async def test_a_prompt_which_is_long_to_decode_is_decoded_in_a_thread() -> None
 
 
 async def test_many_messages_are_large_however_short_they_are() -> None:
-    """Each costs its own, whatever it says."""
+    """Each message has a cost of its own."""
     threads = CountingThreads(1)
     busy = estimator(executor=threads)
     for count in (50, 500, 5_000):
@@ -368,7 +368,7 @@ async def test_others_get_their_turn_while_a_long_prompt_is_read_and_remembered(
 
 
 def test_memory_is_bounded() -> None:
-    """However much is sent, caches stay within their bytes."""
+    """Caches stay within their bytes under any traffic."""
     bounded = estimator(cache_bytes=100_000, offload_bytes=10**9)
     for i in range(200):
         read(bounded, chat(f"{i} {LONG[i : i + 3000]}"))
@@ -378,7 +378,7 @@ def test_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, " " * 1_000_000, "😀" * 100_000, "<|endoftext|>" * 1000])
 async def test_hostile_text_is_estimated(text: str) -> None:
-    """No text fails, and none stops the loop: see test_encoders for its time."""
+    """No text fails, and none holds the loop: see test_tokenizers for the time."""
     hostile = estimator()
     found = await hostile.estimate(chat(text), ["small"], "g", 1)
     assert found.pools["small"].tokens > 0

@@ -43,7 +43,7 @@ def test_an_entry_not_used_lately_goes_first() -> None:
 
 
 def test_the_size_is_the_sum_of_the_values_held() -> None:
-    """Replaced and dropped values are subtracted, moved ones count once."""
+    """Replaced and dropped values are subtracted, moved values count once."""
     cache: GenerationalCache[bytes] = GenerationalCache(60, size=len)
     cache.put(1, b"0123456789")
     cache.put(1, b"01234")

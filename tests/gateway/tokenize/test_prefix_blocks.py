@@ -17,7 +17,7 @@ def pack(ids: list[int]) -> bytes:
 
 
 def blocks(*parts: list[int], group: str = "g", size: int = 16) -> bytes:
-    """The hashes of all blocks of a prompt that arrives in these parts."""
+    """The hashes of all blocks of a prompt, extended by these parts in turn."""
     prefix, found = start(group), b""
     for part in parts:
         prefix = extend(prefix, b"", pack(part), size)
@@ -39,7 +39,7 @@ def test_a_longer_prompt_keeps_the_blocks_of_its_beginning(first: list[int], mor
 
 @given(IDS.filter(lambda ids: len(ids) >= 48), st.integers(0, 15))
 def test_a_changed_token_changes_every_block_from_its_own_on(ids: list[int], at: int) -> None:
-    """A hash stands for the whole prompt up to there, not for its block alone."""
+    """A hash stands for the whole prompt up to its block."""
     changed = [*ids[: 16 + at], ids[16 + at] + 1, *ids[17 + at :]]
     ours, theirs = blocks(ids), blocks(changed)
     same = [ours[i : i + 8] == theirs[i : i + 8] for i in range(0, len(ours), 8)]
@@ -53,12 +53,12 @@ def test_groups_share_no_block() -> None:
 
 
 def test_hashes_are_the_same_in_every_process_and_release() -> None:
-    """Replicas speak of blocks by their hashes: a change of the function needs a decision record."""
+    """Replicas identify blocks by their hashes: a change of the function needs a decision record."""
     hashes = list(array("Q", blocks(list(range(32)), group="web")))
     assert hashes == [0xF5BF982C91DB86C8, 0xF4466D3F9C429A8F]
 
 
 def test_template_tokens_have_a_place_but_are_no_text() -> None:
-    """They move what follows, and are left out of the text count, which is what corrections are learned from."""
+    """Template tokens shift the blocks, and are not part of the text count, from which corrections are learned."""
     prefix = extend(start("g"), pack([1, 2, 3, 4]), pack([5, 6, 7]), 4)
     assert prefix == Prefix(blocks([1, 2, 3, 4], size=4), blocks([1, 2, 3, 4], size=4), pack([5, 6, 7]), 7, 3)

@@ -1,4 +1,4 @@
-"""Prompts: what of a request body becomes tokens."""
+"""Prompts: the parts of a request body which become tokens."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_a_message_names_its_role_once() -> None:
 
 
 def test_a_message_without_text_still_counts_as_one() -> None:
-    """Its template is rendered all the same."""
+    """The template is rendered all the same."""
     prompt = chat({"role": "assistant", "content": None})
     assert (prompt.messages, pieces(prompt)) == (1, [Piece("assistant", "")])
 
 
 def test_tools_come_before_the_messages() -> None:
-    """Engines render tool definitions into the system prompt; they are not a message of their own."""
+    """Engines render tool definitions into the system prompt, not as a message."""
     prompt = chat({"role": "user", "content": "hi"}, tools=[{"type": "function", "function": {"name": "f"}}])
     assert prompt.messages == 1
     assert pieces(prompt) == [
@@ -70,20 +70,20 @@ def test_the_old_function_call_counts_as_a_tool_call() -> None:
 
 
 def test_an_image_counts_by_the_tile_rule() -> None:
-    """85 tokens at low detail, otherwise what 1024 x 1024 pixels would."""
+    """85 tokens at low detail, otherwise as 1024 x 1024 pixels."""
     low, high = pieces(chat(image("http://a/b.png", detail="low"), image("http://a/b.png")))
     assert (len(low.span) // 4, len(high.span) // 4) == (LOW_DETAIL_TOKENS, MEDIA_TOKENS)
 
 
 def test_the_same_image_is_the_same_prefix_and_another_is_not() -> None:
-    """An image in a prompt is part of what an engine's cache is keyed by."""
+    """An image is part of the key of an engine's prefix cache."""
     data = "data:image/png;base64," + "A" * 50_000
     assert pieces(chat(image(data))) == pieces(chat(image(data)))
     assert pieces(chat(image(data))) != pieces(chat(image(data[:-1] + "B")))
 
 
 def test_media_never_collide_with_words() -> None:
-    """Their ids are of no vocabulary."""
+    """Ids of media belong to no vocabulary."""
     (piece,) = pieces(chat(image("http://a")))
     assert isinstance(piece.span, bytes)
     assert min(array("I", piece.span)) >= NOT_TEXT
@@ -97,7 +97,7 @@ def test_audio_is_not_tokenised_as_text() -> None:
 
 
 def test_a_long_message_is_several_pieces() -> None:
-    """So that its beginning can be recognised when its end changes."""
+    """The beginning can be recognised when the end changes."""
     text = "one two three " * 500
     found = pieces(chat({"role": "user", "content": text}))
     assert len(found) > 1
@@ -117,14 +117,14 @@ def test_a_long_message_is_several_pieces() -> None:
     ],
 )
 def test_a_completion_prompt_may_be_text_or_ids_or_several(prompt: Any, spans: list[Any]) -> None:
-    """Every form that the API takes is read, without roles or template."""
+    """Every form of the API is read, without roles or template."""
     found = completion(prompt)
     assert (found.messages, pieces(found)) == (0, [Piece(None, span) for span in spans])
 
 
 @pytest.mark.parametrize("token", [-1, 2**40, True])
 def test_ids_that_no_vocabulary_has_are_left_to_the_engine(token: int) -> None:
-    """The engine refuses them; counting them must not fail."""
+    """The engine refuses such ids; counting must not fail."""
     (piece,) = pieces(completion([token]))
     assert len(piece.span) // 4 == 1
 
@@ -142,7 +142,7 @@ def test_ids_that_no_vocabulary_has_are_left_to_the_engine(token: int) -> None:
     ],
 )
 def test_what_only_the_engine_can_refuse_is_still_counted(message: dict[str, Any]) -> None:
-    """Ingress validates what decisions read; everything else must pass through here unharmed."""
+    """Parsing validates the fields needed for decisions; everything else must pass through here unharmed."""
     assert pieces(chat(message))
 
 
@@ -152,21 +152,21 @@ SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"
 
 
 def test_a_part_is_named_by_its_text_alone() -> None:
-    """So a conversation that goes on begins with the parts that it had."""
+    """The next turn of a conversation begins with the same parts."""
     before, after = chat(*SAID[:1], tools=[{}]), chat(*SAID, tools=[{}])
     assert after.digests[: len(before.digests)] == before.digests
     assert len(set(after.digests)) == len(after.digests) == 3
 
 
 def test_what_was_written_alike_is_named_alike_whether_it_was_decoded_or_not() -> None:
-    """Values, and JSON that was left as it stands."""
+    """Values, and JSON left as written."""
     written = [Raw(encode(message)) for message in SAID]
     assert chat(*written).digests == chat(*SAID).digests
     assert pieces(chat(*written)) == pieces(chat(*SAID))
 
 
 def test_parts_that_are_spelled_alike_but_stand_elsewhere_have_other_names() -> None:
-    """A text is not the list that it spells, nor a definition the message."""
+    """A text is not the list with the same spelling, nor a definition the message."""
     assert completion("[1]").digests != completion([1]).digests
     assert chat(SAID[0], functions=SAID[0]).digests[0] != chat(SAID[0]).digests[0]
     assert chat(SAID[0], functions=[1]).digests[0] != completion([1]).digests[0]
@@ -179,7 +179,7 @@ def test_tools_are_read_as_they_mean_however_they_were_written() -> None:
 
 
 def test_a_prompt_forgets_what_it_was_read_as_but_not_how() -> None:
-    """It lives as long as its request, which holds the text already."""
+    """A prompt lives as long as its request, which holds the text already."""
     prompt = prompt_of(Operation.CHAT, {"messages": [Raw(encode(message)) for message in SAID]})
     before = pieces(prompt)
     prompt.drop_decoded()
@@ -187,13 +187,13 @@ def test_a_prompt_forgets_what_it_was_read_as_but_not_how() -> None:
 
 
 def test_messages_that_were_decoded_are_not_decoded_again() -> None:
-    """Whoever judged a message had to decode it."""
+    """Parsing decodes a new message once."""
     prompt = Prompt([Raw(b"{"), Raw(b"{")], [1, 2], 2, 2, dict(enumerate(SAID)))
     assert pieces(prompt) == [Piece("user", "hi"), Piece("assistant", "ho")]
 
 
 def test_sizes_are_those_of_the_text_where_it_is_known() -> None:
-    """Of the parts from one on."""
+    """Bytes from a part on."""
     written = [Raw(encode(message)) for message in SAID]
     prompt = chat(*written)
     assert [prompt.size_from(part) for part in (0, 1, 2)] == [prompt.size, len(encode(SAID[1])), 0]

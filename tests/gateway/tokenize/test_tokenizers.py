@@ -49,7 +49,7 @@ TEXTS = {"code": CODE, "prose": PROSE * 200, "emoji": EMOJI * 600, "cjk": CJK * 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tiktoken.Encoding]]:
-    """tiktoken's own encodings, from our rank files laid where it looks for its downloads."""
+    """tiktoken's own encodings, from the bundled rank files in the place of its downloads."""
     folder = tmp_path_factory.mktemp("tiktoken")
     for name in ENCODINGS:
         key = hashlib.sha1(URL.format(name).encode()).hexdigest()
@@ -61,7 +61,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ti
 
 @pytest.fixture(scope="module")
 def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small byte-level BPE that carries the truncation and padding of its training run."""
+    """A small byte-level BPE with the truncation and padding of its training run."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -86,7 +86,7 @@ def test_short_text_gets_the_tokens_that_tiktoken_gives(
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_long_text_counts_as_tiktoken_counts_it(published: dict[str, tiktoken.Encoding], name: str, kind: str) -> None:
-    """Where text has spaces or lines segments change nothing; elsewhere less than 0.1%."""
+    """In text with spaces or lines segments change nothing; elsewhere less than 0.1%."""
     ours, theirs = encoder(name).count(TEXTS[kind]), len(published[name].encode_ordinary(TEXTS[kind]))
     allowed = 0.001 * theirs if kind == "base64" else 0
     assert abs(ours - theirs) <= allowed
@@ -94,7 +94,7 @@ def test_long_text_counts_as_tiktoken_counts_it(published: dict[str, tiktoken.En
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_special_tokens_in_text_are_text(name: str) -> None:
-    """A caller who writes <|endoftext|> neither fails nor ends anything."""
+    """<|endoftext|> neither fails nor ends anything."""
     text = "before <|endoftext|> <|fim_prefix|> <|endofprompt|> after"
     assert encoder(name).count(text) > len(text.split())
 
@@ -102,7 +102,7 @@ def test_special_tokens_in_text_are_text(name: str) -> None:
 def test_not_even_the_one_special_token_that_ours_know_is_taken_for_one(
     published: dict[str, tiktoken.Encoding],
 ) -> None:
-    """tiktoken is asked in a way that looks for some; a caller who writes it gets its letters."""
+    """The encoder is called with the search for special tokens enabled; their text still becomes plain tokens."""
     text = f"before{UNUSED_SPECIAL_TOKEN} {UNUSED_SPECIAL_TOKEN}{UNUSED_SPECIAL_TOKEN} after"
     assert encoder("o200k_base").encode(text) == published["o200k_base"].encode_ordinary(text)
 
@@ -128,17 +128,17 @@ def test_no_text_takes_more_than_linear_time(alphabet: str) -> None:
 
 
 def test_a_million_spaces_are_counted() -> None:
-    """In one piece they overflow the stack of tiktoken's regular expression engine."""
+    """In one piece, a million spaces overflow the stack of tiktoken's regular expression engine."""
     assert encoder("o200k_base").count(" " * 1_000_000) > 0
 
 
 def test_an_encoder_is_loaded_once() -> None:
-    """Ranks take 0.2 s to load; names share them."""
+    """Ranks take 0.2 s to load; aliases share an encoder."""
     assert encoder("o200k_base") is encoder("o200k_base")
 
 
 def test_harmony_text_is_o200k_text() -> None:
-    """gpt-oss differs in its special tokens only, so it needs no ranks of its own."""
+    """gpt-oss differs in special tokens only, and needs no ranks of its own."""
     assert encoder("o200k_harmony") is encoder("o200k_base")
 
 
@@ -172,8 +172,8 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_missing_package_is_named_with_the_way_to_get_it(
     tokenizer_json: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tokenizers is an extra: without it, a tokenizer.json says how to install it."""
-    monkeypatch.setitem(sys.modules, "tokenizers", None)  # how Python marks a module that cannot be imported
+    """tokenizers is an extra: the error names the install command."""
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # marks a module which cannot be imported
     with pytest.raises(EncoderError, match=r"pip install 'firsttoken\[tokenizers\]'"):
         encoder.__wrapped__(str(tokenizer_json))
 
@@ -192,24 +192,24 @@ def test_joined_segments_are_the_text(text: str) -> None:
 
 @given(CUTTABLE)
 def test_no_segment_is_longer_than_the_longest(text: str) -> None:
-    """Whatever the text, what is tokenised at a time is bounded."""
+    """The text encoded at a time is bounded."""
     assert max(map(len, segments(text))) <= SEGMENT_MAX
 
 
 @given(CUTTABLE, CUTTABLE)
 def test_a_text_that_grows_keeps_its_segments_but_for_the_last(text: str, more: str) -> None:
-    """Cuts depend only on what stands before them."""
+    """Cuts depend only on the text before."""
     before = segments(text)
     assert segments(text + more)[: len(before) - 1] == before[:-1]
 
 
 def test_a_cut_stands_before_a_space() -> None:
-    """The space belongs to the word after it, as in the tokens."""
+    """The space belongs to the next word, as in the tokens."""
     assert segments("a" * 3000 + " b c") == ["a" * 3000, " b c"]
 
 
 def test_a_cut_stands_after_a_line_end_where_there_are_no_spaces() -> None:
-    """Chinese prose has no spaces, but it has paragraphs."""
+    """Chinese prose has no spaces but paragraphs."""
     assert segments("好" * SEGMENT_MIN + "。\n" + "好" * 10) == ["好" * SEGMENT_MIN + "。\n", "好" * 10]
 
 
@@ -224,17 +224,17 @@ def test_a_short_text_is_one_segment(text: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_bundled_ranks_are_byte_for_byte_the_published_file(name: str) -> None:
-    """Unpacked and written out again, a rank file has the digest that its publisher names."""
+    """Unpacked and written out again, a rank file has the published digest."""
     assert hashlib.sha256(published_ranks(load_ranks(name))).hexdigest() == PUBLISHED[name]
 
 
 def test_packing_loses_nothing() -> None:
-    """A packed rank file gives its text back, tokens of any bytes included."""
+    """Packing and unpacking keeps the text, tokens of any bytes included."""
     text = b"IQ== 0\nAAEC/w== 1\n8J+Yug== 2\n"
     assert published_ranks(unpack_ranks(pack_ranks(text))) == text
 
 
 def test_a_rank_file_with_a_gap_is_not_packed() -> None:
-    """Ranks are not stored, so they must be the line numbers."""
+    """Ranks are not stored, so each must equal its line number."""
     with pytest.raises(ValueError, match="line 2 has rank 5"):
         pack_ranks(b"IQ== 0\nIg== 5\n")
