@@ -1,10 +1,10 @@
-"""What each idea of the brain is worth: the scenarios with everything on, and with one idea off at a time.
+"""Ablation of the policies: the scenarios with every idea on, and with one idea off at a time.
 
     python -m benchmarks.ablation --traces DIR                    # all four, at LOADS
     python -m benchmarks.ablation --traces DIR a d --loads 1.1
 
-An idea is taken out of the worker process for one replay and put back: production code has no switches. Per cell
-the share of offered requests that were good (TTFT and TPOT), the share that met the TTFT, and the p99 of the TTFT.
+An idea is patched out of the worker process for one replay: production code has no switches. Per cell the share of
+offered requests within budget (TTFT and TPOT), the share within the TTFT budget, and the p99 of the TTFT.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from policies.scorers import predicted
 from policies.types import FOREVER, Decision
 
 LOADS = (0.9, 1.25)
-ANY = 1e-9  # a chance that every endpoint offers
+ANY = 1e-9  # a probability which every endpoint offers
 
-Patch = tuple[Any, str, Any]  # whose, which, and what stands in for it
-Task = tuple[str, float, str, int, Path]  # scenario, load, idea that is off, seed, traces
+Patch = tuple[Any, str, Any]  # owner, attribute, replacement
+Task = tuple[str, float, str, int, Path]  # scenario, load, disabled idea, seed, traces
 
 
 @dataclass(frozen=True, slots=True)
 class Idea:
-    """`patches` take it out; `change` does so where the configuration can."""
+    """`patches` disable the idea; `change` does so where the configuration can."""
 
     name: str
     patches: tuple[Patch, ...] = ()
     change: Callable[[Scenario], Scenario] | None = None
-    scenarios: str = "abcd"  # those in which it plays a part
+    scenarios: str = "abcd"  # scenarios in which the idea plays a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ _last = PlacementRound._last
 
 
 def _sent_at_once(turn: PlacementRound, held: QueuedRequest, decision: Decision) -> Decision | None:
-    """What is late already goes; what has no deadline still waits for an idle engine."""
+    """Late requests go at once; requests without a deadline still wait for an idle engine."""
     return first(decision, turn.soonest(held, decision)[0]) if held.deadline < FOREVER else _last(turn, held, decision)
 
 
@@ -88,7 +88,7 @@ def _no_hedges(found: Scenario) -> Scenario:
 
 
 def _any_chance(found: Scenario) -> Scenario:
-    """The first tier that fits is taken. The target also tells who is late, so nobody is."""
+    """The first tier that fits is taken. The target also defines lateness, so no request is late."""
     return replace(found, routes={name: _aimless(route) for name, route in found.routes.items()})
 
 

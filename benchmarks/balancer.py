@@ -15,7 +15,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """To the end of what is read."""
+    """Copy until the end of input."""
     with suppress(ConnectionError):
         while data := await reader.read(CHUNK):
             writer.write(data)

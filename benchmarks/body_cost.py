@@ -1,11 +1,11 @@
-"""What a request's body costs: CPU by stage, beyond the tokenizer's own time, and how long the event loop is held up.
+"""Cost of a request body: CPU by stage without the tokenizer's own time, and event loop lag.
 
     python -m benchmarks.body_cost [ROUNDS]
 
-`parse` is bytes to an InferenceRequest, `estimate` is prompt tokens and prefix blocks, `render` is what is sent to the
-engine. Each figure is the least of many, in microseconds of CPU, all threads included; what tiktoken took of it is
-taken off and shown beside. `held up` is how much later than due a timer of the same event loop fired while the
-request was parsed, estimated and rendered: the median of a few, in milliseconds.
+`parse` is bytes to an InferenceRequest, `estimate` is prompt tokens and prefix blocks, `render` is the body for the
+engine. Each figure is the least of many, in microseconds of CPU, all threads included; tiktoken's share is subtracted
+and shown beside. `held up` is the largest lateness of a timer of the same event loop while a request is parsed,
+estimated and rendered: the median of a few, in milliseconds.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ fresh = count(1)
 
 
 def text(size: int, seed: int) -> str:
-    """Prose of `size` characters, unlike that of any other seed from its first word on: 4.5 characters a token."""
+    """Prose of `size` characters, different for each seed from the first word on: 4.5 characters a token."""
     return f"{seed:x} {' '.join(Random(seed).choices(WORDS, k=size // 3))}"[:size]
 
 
 def talk(sizes: Sequence[int]) -> list[str]:
-    """Texts that were never there before."""
+    """Texts never used before."""
     return [text(size, next(fresh)) for size in sizes]
 
 
 def body(texts: Sequence[str]) -> bytes:
-    """As OpenAI's SDK for Python writes it."""
+    """As written by OpenAI's SDK for Python."""
     messages = [{"role": ("user", "assistant")[i % 2], "content": said} for i, said in enumerate(texts)]
     asked = {"messages": messages, "model": "m", "stream": True, "temperature": 0.7, "max_tokens": 256}
     return json.dumps(asked, ensure_ascii=False, separators=(",", ":")).encode()
@@ -82,7 +82,7 @@ class Cost:
 
 
 class Timed(Encoder):
-    """o200k_base, and how long it took."""
+    """o200k_base, with the time spent in it."""
 
     took = 0.0  # s
 
@@ -94,7 +94,7 @@ class Timed(Encoder):
 
 
 class Bench:
-    """One gateway's parts that touch a body."""
+    """The parts of one gateway which handle a body."""
 
     def __init__(self) -> None:
         fleet = Fleet([MAIN])
@@ -124,7 +124,7 @@ class Bench:
         cost.least(parsed - started, estimated - parsed - tokenizer, rendered - estimated, tokenizer)
 
     async def held_up(self, raw: bytes) -> float:
-        """Most seconds that a timer was late meanwhile."""
+        """Largest lateness of a timer meanwhile, in seconds."""
         ended, late = False, [0.0]
 
         async def tick() -> None:

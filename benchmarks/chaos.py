@@ -1,15 +1,14 @@
-"""What callers notice when a server goes away that the gateway tells or asks: a fault of it under an even load.
+"""Effect on callers of a failing dependency of the gateway, under an even load.
 
-A gateway in a process of its own, before an engine that costs nothing; RATE requests a second, at even distances,
-whether or not the ones before have been answered. Per fault SECONDS with the server, as many without, and the time
-after until the gateway has it back:
+A gateway in a process of its own, before an engine of negligible cost; RATE requests a second, at even distances, open
+loop. Per fault: SECONDS with the server, as many without, and the time after until the gateway has reconnected:
 
     killed   the process is gone, and starts again empty
-    frozen   SIGSTOP: its sockets stay, nobody answers
+    frozen   SIGSTOP: sockets stay, without replies
     slow     100 ms more in each direction
-    absent   it is not there when the gateway starts
+    absent   not running when the gateway starts
 
-Which server it is, and what of it is counted, is a Story: benchmarks/redis_chaos.py, benchmarks/collector_chaos.py.
+The server and its own columns are a Story: benchmarks/redis_chaos.py, benchmarks/collector_chaos.py.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from tests.support.redis import Between
 FAULTS = ("killed", "frozen", "slow", "absent")
 SLOWER = 0.1  # s each way
 OPENING = 1.0  # s
-BACK = 30.0  # s that is waited for it
-WARM = 200  # requests that nobody counts
+BACK = 30.0  # s, timeout of the reconnection
+WARM = 200  # requests before counting starts
 HEADING = f"{'fault':<8} failed    p50    p99  -p50-  -p99-  first     MB  after     us   -us-  said  back"
 
 
@@ -100,20 +99,20 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Where it is, and what it has used."""
+    """Port and resource use."""
 
     pid: int
     port: int
     admin: int
 
     async def figures(self) -> dict[str, float]:
-        """Its metrics without labels, by name."""
+        """The gateway's metrics without labels, by name."""
         async with aiohttp.ClientSession() as session, session.get(f"http://{HOST}:{self.admin}/metrics") as page:
             lines = [line.rpartition(" ") for line in (await page.text()).splitlines() if line[:1] != "#"]
         return {name: float(value) for name, _, value in lines if "{" not in name}
 
     async def until(self, holds: Callable[[dict[str, float]], bool], at_most: float = BACK) -> float:
-        """s; NaN: not within that time."""
+        """s; NaN: not within the time limit."""
         began = monotonic()
         while monotonic() - began < at_most:
             if holds(await self.figures()):
@@ -123,7 +122,7 @@ class Gateway:
 
 
 class Server(Protocol):
-    """To be killed, frozen, and started again where it was."""
+    """A server which can be killed, frozen, and restarted on the same port."""
 
     port: int
 
@@ -134,7 +133,7 @@ class Server(Protocol):
 
 
 class Story(Protocol):
-    """`room`: bytes by which the gateway may have grown, known once it was told; `fullest`: the most it had."""
+    """`room`: bytes by which the gateway may have grown, known after the fault; `fullest`: largest size."""
 
     server: Server
     room: float
@@ -148,10 +147,10 @@ class Story(Protocol):
         """Of the fault, in a moment."""
 
     async def back(self, gateway: Gateway) -> float:
-        """s that it took; NaN: not within BACK."""
+        """s until reconnected; NaN: not within BACK."""
 
     async def told(self, gateway: Gateway, load: Load) -> tuple[str, list[str]]:
-        """Columns of its own, and which promises of its own were missed."""
+        """The story's own columns, and its missed promises."""
 
 
 @contextmanager
@@ -221,14 +220,14 @@ async def played(fault: str, seconds: float, rate: float, tells: Callable[[Path]
             await mend(fault, server, way)
             back = await story.back(gateway)
         after = max(resident(pid), story.fullest)
-        lines = len((home / "stderr").read_text().splitlines()) - 1  # where it serves
+        lines = len((home / "stderr").read_text().splitlines()) - 1  # address of the server
         columns, missed = await story.told(gateway, load)
         missed = judged(healthy, without, (after - story.room) / before, back) + missed
         return row(fault, healthy, without, before, after, lines, back) + columns + f"  {', '.join(missed) or 'ok'}"
 
 
 def judged(healthy: Seen, without: Seen, memory: float, back: float) -> list[str]:
-    """What was promised, and not kept."""
+    """Missed promises."""
     return [
         name
         for name, met in (

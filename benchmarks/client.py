@@ -1,6 +1,6 @@
-"""The load: raw connections on uvloop, cheap enough that the proxy between is what is measured.
+"""Load generator: raw connections on uvloop, cheap enough to measure the proxy.
 
-Every answer is checked: status 200, its whole length, and of a stream its end.
+Every answer is checked: status 200, the full length, and of a stream the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _seeds = count(1)
 
 
 def text(size: int) -> str:
-    """Prose of `size` characters that nobody has seen before: about 4.5 characters a token."""
+    """Prose of `size` characters, never used before: about 4.5 characters a token."""
     random = Random(next(_seeds))
     return f"{random.getrandbits(60):x} {' '.join(random.choices(WORDS, k=size // 3))}"[:size]
 
@@ -34,7 +34,7 @@ def talk(sizes: Iterable[int]) -> list[str]:
 
 
 def request(shape: str, messages: Sequence[str], model: str = "bench") -> bytes:
-    """A chat of these turns, as it goes over the wire. `shape` is the answer's, as the engine knows it, or `whole`."""
+    """A chat of these turns as an HTTP request. `shape`: of the answer (see `benchmarks.engine`), or `whole`."""
     *before, last = messages
     said = messages if shape == "whole" else [*before, f"{last} [{shape}]"]
     turns = [{"role": ("user", "assistant")[i % 2], "content": each} for i, each in enumerate(said)]
@@ -48,7 +48,7 @@ def request(shape: str, messages: Sequence[str], model: str = "bench") -> bytes:
 
 @dataclass(slots=True)
 class Answer:
-    """`sent` and `reads`: s; `reads` are those that brought tokens. An answer that came whole has none."""
+    """`sent` and `reads`: s; `reads` are those with tokens. A whole answer has none."""
 
     sent: float
     reads: list[float] = field(default_factory=list)
@@ -58,12 +58,12 @@ class Answer:
         return self.reads[0] - self.sent
 
     def gaps(self, since: float) -> list[float]:
-        """Between one read and the next, of those that ended after `since`."""
+        """Gaps between reads, of gaps which ended after `since`."""
         return [later - sooner for sooner, later in pairwise(self.reads) if later > since]
 
 
 class Wrong(Exception):
-    """The proxy answered, and not with what was asked for."""
+    """The proxy answered with an error or an incomplete answer."""
 
 
 class Connection(asyncio.Protocol):
@@ -92,13 +92,13 @@ class Connection(asyncio.Protocol):
         return self.waiter
 
     def wrong(self, since: float) -> str:
-        """Why this stream is not one that has brought tokens since then."""
+        """The reason if the stream has brought no token since then."""
         if self.waiter is not None and self.waiter.done():
             return str(self.waiter.exception() or "it has ended")
         return "" if self.answer.reads and self.answer.reads[-1] > since else "it stands still"
 
     def drop(self) -> None:
-        """Leave, in the middle of an answer if need be; what became of it is nobody's concern any more."""
+        """Disconnect, in the middle of an answer if need be, without a result."""
         if self.waiter is not None and self.waiter.done():
             self.waiter.exception()
         self.waiter = None
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
                 self._end()
 
     def _read_head(self, data: bytes) -> bytes:
-        """What follows the head; nothing while it is not whole."""
+        """Body after the head; empty while the head is incomplete."""
         self.head += data
         head, end, rest = self.head.partition(b"\r\n\r\n")
         if not end:
@@ -145,7 +145,7 @@ async def connect(port: int) -> Connection:
 
 
 async def closed_loop(port: int, requests: Iterable[bytes], at_once: int) -> int:
-    """All of them, `at_once` at a time, each connection with the next as soon as it has an answer; how many."""
+    """Closed loop: `at_once` connections, each with the next request as soon as an answer ends. Returns the count."""
     turns, done = iter(requests), 0
 
     async def worker() -> None:
@@ -161,7 +161,7 @@ async def closed_loop(port: int, requests: Iterable[bytes], at_once: int) -> int
 
 
 async def open_loop(port: int, request: bytes, rate: float, seconds: float) -> list[Answer]:
-    """A new one every 1/rate seconds, however the others fare, over connections that are kept."""
+    """Open loop: a new request every 1/rate seconds, over kept-alive connections."""
     loop, idle, tasks = asyncio.get_running_loop(), list[Connection](), list[asyncio.Task[Answer]]()
 
     async def one() -> Answer:

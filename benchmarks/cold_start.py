@@ -1,9 +1,9 @@
-"""How slow a restarted engine is at first, warmed up and cold: `cold_start.py [USERS]` prints p90 TTFT.
+"""TTFT of a restarted engine, warmed up and cold: `cold_start.py [USERS]` prints p90 TTFT.
 
-Three simulated engines behind a gateway, all over loopback sockets, and users who hold conversations under one of eight
-long system prompts. An engine dies and is back two seconds later. Printed is p90 TTFT of the first 50 requests that it
-answers, beside that of all engines before. Without warm-up the gateway's own routing avoids the engine, which would be
-slow at everything; so it is made to take its share, by round robin, and that is measured with warm-up too. A minute.
+Three simulated engines behind a gateway, all over loopback sockets, and users in conversations under one of eight long
+system prompts. An engine dies and restarts two seconds later. Printed is the p90 TTFT of its first 50 requests, beside
+the p90 of all engines before. Without warm-up the gateway's own routing avoids the slow engine; round robin, which
+forces its share, is measured with warm-up too. Takes a minute.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ PROFILE = "8b-a100"
 ENGINES = 3
 FIRST = 50  # requests
 BEGIN, STEADY, DOWN, LONGEST = 8.0, 12.0, 2.0, 30.0  # s
-PROMPTS, WORDS = 8, 3000  # system prompts, and how long they are
+PROMPTS, WORDS = 8, 3000  # system prompts, and their length
 TURNS, TURN_WORDS, ANSWER, THINK = 4, 80, 30, 3.0  # of a conversation; words, tokens and s of a turn, on average
-ROUTES = {"routed": "predicted", "shared": "round_robin"}  # and their scorers
+ROUTES = {"routed": "predicted", "shared": "round_robin"}  # routes and their scorers
 
 SYLLABLES = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")
 
 
 class Users:
-    """Everybody who asks, until cancelled."""
+    """All users, until cancelled."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, seed: int = 0) -> None:
         self.url, self.session, self.random = f"{url}/v1/chat/completions", session, Random(seed)
@@ -77,7 +77,7 @@ def of(records: Iterable[Record], endpoint: str, since: float) -> list[Record]:
 
 
 async def restart(server: SimulatedServer, records: list[Record]) -> list[Record]:
-    """The first requests that it answers, of all that end."""
+    """The engine's first requests, of all finished ones."""
     endpoint = f"engines/{server.url.removeprefix('http://')}"
     await server.kill()
     await asyncio.sleep(DOWN)

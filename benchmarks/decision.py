@@ -1,12 +1,12 @@
-"""What one decision costs, and all of `policies` for one request.
+"""Cost of one decision, and of all of `policies` for one request.
 
     python -m benchmarks.decision
 
 Prints, in microseconds,
-- `decide` (estimate in hand, to the ranked decision) for an 8k-token prompt of known prefix among 8 and 64 endpoints
-  some of which work, a million blocks indexed, real beliefs; and what the waiting room adds;
-- each stage of one small request on a fleet of two: what is decided, done and learned between its estimate and its
-  end. The median of a window of requests, in the quietest window: the machine may have other work;
+- `decide` (from estimate to ranked decision) for an 8k-token prompt of known prefix among 8 and 64 endpoints, some of
+  them busy, a million blocks indexed, learned predictors; and the same through the request queue;
+- each stage of one small request on a fleet of two: decisions, actions and learning between estimate and end. The
+  median of a window of requests, in the quietest window: the machine may have other work;
 and the prefix index's bytes per block.
 """
 
@@ -46,12 +46,12 @@ PROMPT, BLOCK = 8_192, 16  # tokens
 ROUNDS = 4_000
 
 STAGES = ("snapshot", "decide", "begin", "sent", "first token", "commit", "ended")
-SMALL, SYSTEM, OUTPUT = 160, 4, 40  # tokens of a small prompt; its first blocks, which all share; tokens of an answer
+SMALL, SYSTEM, OUTPUT = 160, 4, 40  # tokens of a small prompt; shared leading blocks; tokens of an answer
 WINDOWS, WINDOW = 100, 60  # requests in each
 
 
 def prompts(count: int, random: Random) -> list[PoolEstimate]:
-    """Prompts of PROMPT tokens: a system prompt of a quarter, shared by every eighth, and their own rest."""
+    """Prompts of PROMPT tokens: a system prompt of a quarter, shared by every eighth, and a rest of their own."""
     size = PROMPT // BLOCK
     shared = [[random.getrandbits(64) for _ in range(size // 4)] for _ in range(8)]
     made = []
@@ -62,7 +62,7 @@ def prompts(count: int, random: Random) -> list[PoolEstimate]:
 
 
 def filled(endpoints: int, random: Random) -> tuple[Fleet, Route, list[PoolEstimate]]:
-    """A fleet that has served BLOCKS worth of prompts and is still answering some."""
+    """A fleet which has served BLOCKS worth of prompts and still answers some."""
     pool = Pool(
         "main", "m", tuple(Endpoint(f"main/{i}", "main") for i in range(endpoints)), kv_tokens=8 * BLOCKS * BLOCK
     )
@@ -109,7 +109,7 @@ def times(endpoints: int, with_room: bool) -> list[float]:
 
 
 class SmallRequests:
-    """One after the other on a fleet of two, whose caches are full: what comes in pushes something out."""
+    """One after the other on a fleet of two with full caches: every new block evicts another."""
 
     def __init__(self) -> None:
         self.random = Random(1)
@@ -124,7 +124,7 @@ class SmallRequests:
         return PoolEstimate(tokens, PrefixBlocks(array("Q", [*self.system, *own]), BLOCK), tokens - 10, 2)
 
     def serve(self) -> list[float]:
-        """One of them; s of each stage."""
+        """Serve one request. Returns s of each stage."""
         self.now, self.number, prompt = self.now + 0.01, self.number + 1, self.prompt()
         fleet, route, now, key, estimate = self.fleet, self.route, self.now, object(), PromptEstimate({"main": prompt})
         ask, first_at = RequestView("chat", now, True), now + 0.02 + 0.01 * self.random.random()

@@ -1,9 +1,9 @@
-"""A server that looks like vLLM and costs next to nothing: `engine.py PORT...`.
+"""A minimal-cost server which looks like vLLM: `engine.py PORT...`.
 
-A prompt says what it gets: `[stream-N-MS]` is a stream of N tokens, MS milliseconds apart, the first of them with the
-head; `[hose]` is a stream that goes as fast as it is read, for OFFERED bytes, without an end; any other is answered at
-once and whole. (Not the model or another field: some routers drop those.) `GET /taken` says how many bytes were taken
-from hoses, of which up to SEND_BUFFER each are still here.
+The prompt selects the answer: `[stream-N-MS]` is a stream of N tokens, MS milliseconds apart, the first with the head;
+`[hose]` is a stream as fast as the reader, for OFFERED bytes, without an end; any other prompt is answered at once and
+whole. (Some routers drop unknown models and fields.) `GET /taken` reports the bytes written to hoses, of which up to
+SEND_BUFFER each are still in the send buffer.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ ROLE = event(b'{"role":"assistant","content":""}')
 TOKEN = event(b'{"content":" token"}')
 END = event(b"{}", b'"stop"') + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 HOSE = event(b'{"content":"%b"}' % (b"x" * 400)) * 20
-OFFERED = 400 * 1024  # by a hose: with thousands of them that is what a kernel can be asked to hold
+OFFERED = 400 * 1024  # by a hose: with thousands of hoses, the most a kernel can buffer
 SHAPE = re.compile(rb"\[(?:hose|stream-(\d+)-(\d+))\]")
-SEND_BUFFER = 16 * 1024  # bytes, of a hose: what lies here was not taken
-LARGE = 4096  # bytes of a body that is not searched
-SMALL = {  # what routers ask before they send anything
+SEND_BUFFER = 16 * 1024  # bytes, of a hose: not yet taken
+LARGE = 4096  # bytes of a body too large to be searched
+SMALL = {  # probes which routers send first
     b"/health": whole(b"{}"),
     b"/health_generate": whole(b"{}"),
     b"/v1/models": whole(b'{"object":"list","data":[{"id":"m","object":"model","owned_by":"vllm","root":"m"}]}'),
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
         try:
             if self.parser is not None:
                 self.parser.feed_data(data)
-        except HttpParserError:  # a router that asks whether HTTP/2 is spoken here
+        except HttpParserError:  # a router probing for HTTP/2
             self.transport.close()
 
     def on_message_begin(self) -> None:
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         self.timer = self.loop.call_at(due, self.stream, left - 1, gap, due) if left else None
 
     def hose(self) -> None:
-        """A turn each: one that is read fast must not keep the others waiting."""
+        """One write per loop iteration: a fast reader must not starve other connections."""
         self.turn = None
         if self.hosing and self.offered < OFFERED and not self.transport.is_closing():
             self.transport.write(HOSE)

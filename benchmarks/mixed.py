@@ -1,14 +1,13 @@
-"""Whether what the gateway says of itself is true: `python -m benchmarks.mixed [REQUESTS]`.
+"""Checks the gateway's own reports against its callers: `python -m benchmarks.mixed [REQUESTS]`.
 
 So many requests of every kind, 64 at a time, over real sockets against simulated engines: streams and whole answers,
-failed and late primaries, shed and refused ones, callers who leave, backends that break off. Then, for every request:
+failed and late primaries, shed and refused requests, disconnecting callers, broken backends. Then, for every request:
 
-- it has exactly one Record, and one line in the access log, and both say what its caller saw;
-- its stages sum to its TTFT, and with the `stream` stage to its total, within 1 ms, and what lost attempts took is in
-  the stage of that name;
+- exactly one Record, and one line in the access log, and both agree with the caller;
+- stages sum to the TTFT, and with the `stream` stage to the total, within 1 ms, and the time of lost attempts is in
+  the `failover` stage;
 
-and nothing is left: gauges are zero, no connection, task or file is open that was not before. Exit code 1 where
-anything of this does not hold.
+and nothing leaks: gauges are zero, and no new connection, task or file is open. Exit code 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backends.simulated.engine import Engine
 from backends.simulated.simulated_server import SimulatedServer
-from benchmarks.mixture.fleet import fleet
-from benchmarks.mixture.requests import KINDS, MEANT, Asked, ask
+from benchmarks.mixture import KINDS, MEANT, Asked, ask, fleet
 from gateway.app import Gateway
 from gateway.observe.record import CONNECT, STREAM, Record
 from gateway.serve import loop_factory
@@ -40,13 +38,13 @@ from policies.types import AttemptKind
 
 AT_ONCE = 64
 WITHIN = 1e-3  # s
-SETTLING = 10.0  # s until all that was abandoned is over
+SETTLING = 10.0  # s until abandoned requests are over
 GAUGES = ("firsttoken_endpoint_in_flight", "firsttoken_endpoint_uncached_tokens_ahead", "firsttoken_queue_depth")
 
 
 @dataclass
 class Truth:
-    """What was found. `wrong` is empty where all of it holds."""
+    """Results. `wrong` is empty if all checks passed."""
 
     asked: Sequence[Asked]
     records: Sequence[Record]
@@ -105,11 +103,11 @@ async def traffic(gateway: Gateway, count: int, seed: int) -> list[Asked]:
     return asked
 
 
-# --------------------------------------------------------------------------- one by one
+# --------------------------------------------------------------------------- per request
 
 
 def unaccounted(asked: Sequence[Asked], records: Sequence[Record]) -> list[str]:
-    """Requests without exactly one Record, and Records that say what their callers did not see."""
+    """Requests without exactly one Record, and Records which disagree with their callers."""
     by_id: dict[str, list[Record]] = {}
     for record in records:
         by_id.setdefault(record.request_id, []).append(record)
@@ -159,18 +157,18 @@ def unsummed(truth: Truth) -> list[str]:
 
 
 def misplaced(record: Record) -> list[str]:
-    """What lost attempts took is the `failover` stage, which ends where the one that won was opened."""
+    """The time of lost attempts is the `failover` stage, up to the opening of the winning attempt."""
     if len(record.attempts) < 2:
         return []
     opened, before = record.attempts[-1].opened, sum(seconds or 0.0 for seconds in record.spent[:CONNECT])
     return [] if abs(opened - before) < WITHIN else [f"{record.request_id}: {before} s until {opened} s after arrival"]
 
 
-# --------------------------------------------------------------------------- what is left
+# --------------------------------------------------------------------------- leaks
 
 
 async def settled(gateway: Gateway, servers: Sequence[SimulatedServer]) -> None:
-    """Until nothing is under way, or it should not be any more."""
+    """Wait until nothing is under way, or the time limit."""
     ends = monotonic() + SETTLING
     while monotonic() < ends and left_open(gateway, servers):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
@@ -205,7 +203,7 @@ def page(gateway: Gateway) -> str:
 
 
 def miscounted(gateway: Gateway, records: Sequence[Record]) -> list[str]:
-    """firsttoken_requests_total is the Records, by how they ended."""
+    """firsttoken_requests_total equals the number of Records by outcome."""
     counted: Counter[str] = Counter()
     for family in text_string_to_metric_families(page(gateway)):
         for sample in family.samples:
@@ -216,7 +214,7 @@ def miscounted(gateway: Gateway, records: Sequence[Record]) -> list[str]:
 
 
 def files() -> set[str]:
-    """What is open, but for what the interpreter opens for itself."""
+    """Open files, without the interpreter's own."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:

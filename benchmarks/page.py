@@ -1,4 +1,4 @@
-"""Results as a table, as RESULTS.md, and as the JSON that the next run compares itself with."""
+"""Results as a table, as RESULTS.md, and as JSON for comparison with the next run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Results:
     figures: Mapping[str, Mapping[str, float]]
     decision: Sequence[str]
     rounds: int
-    stolen: float  # share of the machine's time that the host gave to others meanwhile
+    stolen: float  # share of the machine's time stolen by the host during the run
     when: str
     python: str
     machine: str
@@ -57,7 +57,7 @@ class Results:
 
 
 def committed() -> Results | None:
-    """The last results that were committed; those of a run in between are not."""
+    """The last committed results, not those of a run in between."""
     shown = subprocess.run(
         ["git", "show", f"HEAD:{DATA.relative_to(ROOT)}"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -71,7 +71,7 @@ def write(figures: Sequence[Figure], results: Results, last: Results | None) -> 
 
 
 def table(figures: Sequence[Figure], results: Results, last: Results | None) -> str:
-    """Markdown. A peer that was not measured has no column."""
+    """Markdown. A peer without results has no column."""
     measured = {name for peers in results.figures.values() for name in peers}
     peers = [name for name in PEERS if name != OURS and name in measured]
     heads = ["", "goal", OURS, "x nginx", *(PACKAGES.get(name, name) for name in peers), "last committed"]
@@ -99,7 +99,7 @@ def _goal(figure: Figure) -> str:
 
 
 def _met(figure: Figure, ours: float | None, nginx: float | None) -> bool:
-    """Also where there is nothing to hold it against."""
+    """Also true where there is nothing to compare with."""
     if figure.goal is None or ours is None or (figure.times_nginx and nginx is None):
         return True
     limit = figure.goal * (nginx or 0.0) if figure.times_nginx else figure.goal

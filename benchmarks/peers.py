@@ -1,7 +1,7 @@
-"""Who is measured: ours, and beside it what can be had: nginx (Debian: nginx-light) and two routers in Rust from PyPI.
+"""Peers of the comparison: our gateway, nginx (Debian: nginx-light) and two routers in Rust from PyPI.
 
-The routers are installed on demand, each into an environment of its own under `.cache/peers`; a peer that cannot be had
-is left out, and that is said. All of them run on one core, in front of the same engines.
+The routers are installed on demand, each into an environment of its own under `.cache/peers`; an unavailable peer is
+left out, with a message. All proxies run on one core, in front of the same engines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.processes import READY, ROOT, child, free_port, gateway
 
 log = logging.getLogger("benchmarks")
 
-CORE = 0  # of the proxy; engines and load have the other one
+CORE = 0  # of the proxy; engines and load use the other core
 HOME = ROOT / ".cache/peers"
 INSTALLING = 300.0  # s
 QUESTION = b'{"model":"bench","messages":[{"role":"user","content":"hello"}]}'
@@ -52,7 +52,7 @@ http {{
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """One that runs. `pid` 0: there is none between the load and the engine."""
+    """A running proxy. `pid` 0: none, the load goes to the engine directly."""
 
     name: str
     port: int
@@ -61,7 +61,7 @@ class Proxy:
 
 @contextmanager
 def running(name: str, engines: Sequence[int]) -> Iterator[Proxy]:
-    """Raises OSError or SubprocessError where it cannot be had."""
+    """Raises OSError or SubprocessError if the peer is unavailable."""
     if name == DIRECT:
         yield Proxy(name, engines[0], 0)
         return
@@ -74,7 +74,7 @@ def running(name: str, engines: Sequence[int]) -> Iterator[Proxy]:
 
 
 def available(names: Sequence[str], engines: Sequence[int]) -> list[str]:
-    """Those that start; the others are said."""
+    """The peers which start; prints the others."""
     found = []
     for name in names:
         try:
@@ -86,7 +86,7 @@ def available(names: Sequence[str], engines: Sequence[int]) -> list[str]:
 
 
 def _wait_until_it_answers(port: int) -> None:
-    """A router listens before it has looked at its engines."""
+    """A router listens before its engines are ready."""
     ends = monotonic() + READY
     asked = Request(f"http://127.0.0.1:{port}/v1/chat/completions", QUESTION, {"content-type": "application/json"})
     while True:
@@ -100,12 +100,12 @@ def _wait_until_it_answers(port: int) -> None:
 
 
 def allow_connections() -> None:
-    """As many files as the machine lets a process have; children inherit it."""
+    """As many files as the machine allows a process; inherited by children."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-# -- how each is started -------------------------------------------------------------------
+# -- commands ------------------------------------------------------------------------------
 
 
 def _ours(port: int, urls: Sequence[str], _home: Path) -> list[str]:
@@ -140,7 +140,7 @@ def _vllm(port: int, urls: Sequence[str], _home: Path) -> list[str]:
 
 
 def _router(port: int, urls: Sequence[str]) -> list[str]:
-    """With the policy that knows of prefix caches, as ours does."""
+    """With the cache-aware policy, the counterpart of ours."""
     return [
         "--host",
         "127.0.0.1",
@@ -156,7 +156,7 @@ def _router(port: int, urls: Sequence[str]) -> list[str]:
 
 
 def _installed(name: str) -> Path:
-    """Where its programs are."""
+    """Folder of its programs."""
     home, package = HOME / name, PACKAGES[name]
     stamp = home / package
     if not stamp.exists():

@@ -1,4 +1,4 @@
-"""What the benchmarks share: child processes pinned to a core, free ports, and what a process has used."""
+"""Shared by the benchmarks: child processes pinned to a core, free ports, and resource use of processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-READY = 20.0  # s that a child has to listen
-STOPPING = 5.0  # s that it has to end
+READY = 20.0  # s until a child must listen
+STOPPING = 5.0  # s until a child must end
 
 
 def free_port() -> int:
@@ -46,12 +46,12 @@ def child(command: Sequence[str], port: int, core: int | None = None, *, quiet: 
 
 
 def pin(core: int) -> None:
-    """This process, to one core; where there is only one, to that."""
+    """Pin this process to one core; with a single core, to core 0."""
     os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Raises TimeoutError, or ChildProcessError where it has ended."""
+    """Raises TimeoutError, or ChildProcessError if the process has ended."""
     ends = time.monotonic() + READY
     while time.monotonic() < ends:
         if process.poll() is not None:
@@ -64,12 +64,12 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def gateway(port: int, *urls: str) -> list[str]:
-    """The command of a gateway that routes every model name over these servers."""
+    """The command of a gateway which routes every model name over these servers."""
     return [sys.executable, "-m", "benchmarks.serve", str(port), *urls]
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all its threads, its children too (nanoseconds behind it: schedstat)."""
+    """User and system time of a process, all its threads and children (from schedstat, in ns)."""
     pids = [pid, *_children(pid)]
     return sum(_cpu(task) for each in pids for task in Path(f"/proc/{each}/task").glob("*")) / 1e9
 
@@ -93,7 +93,7 @@ def resident(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MachineTime:
-    """Ticks of all cores since the start: in all, and those that the host gave to others."""
+    """Ticks of all cores since boot: total, and stolen by the host."""
 
     total: int
     stolen: int

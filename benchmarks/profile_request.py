@@ -1,10 +1,9 @@
-"""Where the CPU of a request goes: `profile_request.py [SECONDS]` prints microseconds by stage and by function.
+"""CPU profile of a request: `profile_request.py [SECONDS]` prints microseconds by stage and by function.
 
-Three loads: a small request, a conversation of 100 KB of which the last 1 KB is new, and a chunk of a stream of 200.
-What each costs is measured on a gateway that is left alone; what share of it is spent where, on another that is sampled
-meanwhile (`sampled.py`) for SECONDS of its CPU. What a library or the kernel does is in the row of whoever asked for
-it; reading from sockets, accepting and waiting are in `loop`. The kernel ticks 250 times a second or so: at 30 s a row
-of 1% is good to a tenth of itself.
+Three loads: a small request, a conversation of 100 KB with a new last 1 KB, and a chunk of a stream of 200. The cost is
+measured on an undisturbed gateway; the shares by stage on another, sampled meanwhile (`sampled.py`) for SECONDS of its
+CPU. Time in a library or the kernel is in the row of the caller; reading from sockets, accepting and waiting are in
+`loop`. The kernel ticks about 250 times a second: at 30 s a row of 1% has an error of a tenth.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from benchmarks.processes import ROOT, child, cpu_seconds, free_port, gateway, p
 from benchmarks.suite import engines
 
 SHOWN = 30  # functions
-ROWS = (  # the first that fits: by the beginning of a file's path from the root of the repository
+ROWS = (  # the first match: by the beginning of a file's path from the root of the repository
     ("downstream", ("gateway/downstream/",)),
     ("api", ("gateway/api/", "gateway/admission/")),
     ("tokenize", ("gateway/tokenize/",)),
@@ -54,7 +53,7 @@ Play = Callable[[int], int]  # on this port; how many there were
 
 @dataclass(slots=True)
 class Samples:
-    """Seconds of CPU of a row of the table, and of a function: its own, and with all that it called."""
+    """Seconds of CPU by row of the table and by function: own, and cumulative."""
 
     garbage: float
     rows: Counter[str] = field(default_factory=Counter)
@@ -63,7 +62,7 @@ class Samples:
 
     @classmethod
     def of(cls, found: Any) -> Samples:
-        """What a Sampler has written."""
+        """Reads the output of a Sampler."""
         samples = cls(found["garbage"])
         samples.rows[THREADS] = samples.own[THREADS] = samples.cumulative[THREADS] = found["threads"]
         for stack, used in found["stacks"]:
@@ -71,7 +70,7 @@ class Samples:
         return samples
 
     def add(self, stack: Sequence[tuple[str, str]], used: float) -> None:
-        """File and function, the innermost first. What is of a library is its caller's."""
+        """File and function, the innermost first. Library time is its caller's."""
         known = [(row, path, name) for file, name in stack if (row := row_of(path := os.path.relpath(file, ROOT)))]
         named = [(row, f"{path}:{name}") for row, path, name in known] or [(LOOP, LOOP)]
         self.rows[named[0][0]] += used  # type: ignore[assignment]
@@ -85,7 +84,7 @@ class Samples:
 
 
 def row_of(path: str) -> str | None:
-    """None: of a library, or of what starts a gateway."""
+    """None: of a library, or of the gateway's start-up."""
     return next((row for row, begins in ROWS if path.startswith(begins)), None)
 
 
@@ -110,7 +109,7 @@ LOADS: Mapping[str, Play] = {"small request": small, "100 KB, 1 KB new": large, 
 
 @dataclass(frozen=True, slots=True)
 class Gateways:
-    """Port and process of one that is left alone and of one that is sampled; where its samples go."""
+    """Port and process of an undisturbed and of a sampled gateway; the file of its samples."""
 
     alone: tuple[int, int]
     sampled: tuple[int, int]
@@ -132,7 +131,7 @@ def profile(play: Play, gateways: Gateways, seconds: float) -> tuple[float, Samp
 
 
 def written(gateways: Gateways) -> Any:
-    """What was found since the last time. Raises TimeoutError."""
+    """Samples since the last call. Raises TimeoutError."""
     gateways.samples.unlink(missing_ok=True)
     os.kill(gateways.sampled[1], signal.SIGUSR1)
     ends = monotonic() + WRITING

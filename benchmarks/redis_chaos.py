@@ -1,12 +1,12 @@
-"""What callers notice when Redis goes away: `redis_chaos.py [SECONDS [RATE]]` prints a table, a row per fault.
+"""Effect of a Redis outage on callers: `redis_chaos.py [SECONDS [RATE]]` prints a table, a row per fault.
 
-A gateway with a quota that is kept in a real Redis, RATE requests a second (50), SECONDS per fault (90): see
+A gateway with a quota stored in a real Redis, RATE requests a second (50), SECONDS per fault (90): see
 benchmarks/chaos.py for the faults.
 
-Printed: requests that failed; p50 and p99, ms, with Redis and without it, the first second of which stands apart
-(`first`: its longest request); MB of the gateway before and after; its CPU, us a request; lines on its stderr; s until
-Redis was back. Held up beside the promise, the last column says `ok` or which part was missed: none failed, p99 at most
-10 ms more, memory at most 1.1 times, CPU at most 1.2 times, at most 5 s.
+Printed: failed requests; p50 and p99, ms, with and without Redis, the first second without apart (`first`: its longest
+request); MB of the gateway before and after; its CPU, us a request; lines on its stderr; s until Redis was reconnected.
+The last column says `ok` or the missed part of the promise: none failed, p99 at most 10 ms more, memory at most 1.1
+times, CPU at most 1.2 times, at most 5 s.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from benchmarks.chaos import Gateway, Load, Seen, main
 from tests.support.redis import RedisServer
 
-KEY = "sk-bench-0123456789abcdef"  # what the load sends
+KEY = "sk-bench-0123456789abcdef"  # sent by the load
 
 
 class Quotas:
-    """Of one key: more than the load uses."""
+    """The quota of one key: more than the load uses."""
 
     room = fullest = 0.0
 
@@ -40,7 +40,7 @@ class Quotas:
         await warm()
 
     async def ending(self, gateway: Gateway, load: Load) -> None:
-        """Nothing of it is counted."""
+        """Nothing is counted."""
 
     async def back(self, gateway: Gateway) -> float:
         return await gateway.until(lambda figures: figures["firsttoken_redis_up"] == 1)

@@ -1,6 +1,6 @@
-"""How many times faster than it happens a replay is: agent sessions on the eight engines of scenario d.
+"""Speed of a replay relative to real time: agent sessions on the eight engines of scenario d.
 
-Seconds of one core, so that what else runs on the machine does not count. The claim: at least 100.
+Seconds of CPU on one core, independent of other processes. The claim: at least 100.
 """
 
 from __future__ import annotations

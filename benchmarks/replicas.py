@@ -1,16 +1,15 @@
-"""Four gateways behind a round-robin TCP balancer: with a Redis between them, without, and one gateway alone.
+"""Four gateways behind a round-robin TCP balancer: with a shared Redis, without, and one gateway alone.
 
     python -m benchmarks.replicas                       # over sockets, in real time: seven minutes a round
     python -m benchmarks.replicas --virtual             # the same traffic in virtual time: no machine, no noise
     python -m benchmarks.replicas --virtual --traces DIR a d    # scenarios of benchmarks.routing
 
-Traffic is agent sessions (gateway.replay.synthetic): every turn sends all that came before, over a connection of its
-own, so that the balancer spreads one session over all gateways. The engines are simulated and begin each run with empty
-caches; of the gateways nothing is left out. A request is good if it met TTFT and TPOT, as its caller saw it.
+Traffic is agent sessions (gateway.replay.synthetic): every turn sends the whole conversation, over a new connection, so
+the balancer spreads one session over all gateways. The engines are simulated and begin each run with empty caches; the
+gateways run in full. A request is good if its caller saw TTFT and TPOT within budget.
 
-Everything runs on this machine: load, balancer, engines, gateways, Redis. `late` is by how much requests were sent too
-late at the 99th percentile; where it is not far below the budgets, the machine was too busy to measure anything.
-Variants take turns in every round.
+Everything runs on this machine: load, balancer, engines, gateways, Redis. `late` is the p99 lateness of sending; where
+not far below the budgets, the machine was too busy to measure anything. Variants take turns in every round.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from gateway.replay.traces import BLOCK, Arrival
 
 ENGINES, GATEWAYS, PROFILE = 3, 4, "8b-a100"
 TTFT, TPOT = 1.0, 0.05  # s
-WARM_UP = 20.0  # s at the beginning that do not count
+WARM_UP = 20.0  # s at the beginning, not counted
 SHAPE = Agents(applications=3, system=3_000, task=1_000, turns=8.0, tool=500, answer=120, pause=3.0, longest=16_000)
 NEWS = 0.002  # s from one gateway to another, in virtual time
 HOST, CONTENT = "127.0.0.1", b'"content":"'
-Answer = tuple[float, float, int, float]  # TTFT, TPOT, tokens, how late it was sent
+Answer = tuple[float, float, int, float]  # TTFT, TPOT, tokens, lateness of sending
 
 
 @dataclass(frozen=True)
@@ -82,13 +81,13 @@ def document(engines: Sequence[str], port: int, redis: str | None) -> dict[str, 
 
 
 def message(block: int) -> str:
-    """About BLOCK tokens, the same whenever it is asked for."""
+    """About BLOCK tokens, a function of the block's number."""
     random = Random(block)
     return f"{block:x} " + " ".join(random.choices(WORDS, k=BLOCK - 30))
 
 
 def request(arrival: Arrival, number: int) -> bytes:
-    """One message for each block of the trace; what is left of the prompt is its own."""
+    """One message for each block of the trace; the rest of the prompt is unique."""
     said = [message(block) for block in arrival.hashes] + [f"{number} {'go on ' * 4}"]
     turns = [{"role": ("user", "assistant")[i % 2], "content": each} for i, each in enumerate(said)]
     wanted = {"max_tokens": arrival.output_tokens, "ignore_eos": True, "stream": True}
@@ -98,7 +97,7 @@ def request(arrival: Arrival, number: int) -> bytes:
 
 
 async def ask(port: int, raw: bytes, due: float) -> Answer:
-    """Times begin when it was due: a load that comes late is no excuse."""
+    """Times begin at the due time: lateness of the load counts."""
     sent = perf_counter()
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(raw)
@@ -120,7 +119,7 @@ async def ask(port: int, raw: bytes, due: float) -> Answer:
 
 
 async def offer(port: int, arrivals: Sequence[Arrival]) -> list[Answer]:
-    """Each when it is due, however the others fare."""
+    """Open loop: each request at its due time."""
     raw = [request(arrival, number) for number, arrival in enumerate(arrivals)]
     begun, tasks = perf_counter() + 0.1, []
     for arrival, each in zip(arrivals, raw, strict=True):
@@ -164,7 +163,7 @@ def _redis(stack: ExitStack, home: Path) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """`good`: share of what was offered after the warm-up."""
+    """`good`: share of requests offered after the warm-up."""
 
     good: float
     ttft: tuple[float, float]  # p50, p95

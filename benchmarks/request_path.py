@@ -1,9 +1,9 @@
-"""Counts the files of the product that one small streamed request enters: `python -m benchmarks.request_path`.
+"""Counts the product files entered by one small streamed request: `python -m benchmarks.request_path`.
 
-A gateway runs in this process, a simulated engine in another. After a few requests that warm every cache, one streamed
+A gateway runs in this process, a simulated engine in another. After a few requests which warm every cache, one streamed
 chat completion of eight tokens is recorded by `sys.setprofile`: each call of a Python function of `gateway`, `policies`
-or `backends` counts, those of timers that fire meanwhile included. A move is a call into another file than the call
-before it. `--list` prints the files with their calls, in the order in which the request entered them.
+or `backends` counts, including calls by timers meanwhile. A move is a call into another file than the call before.
+`--list` prints the files with their calls, in order of first entry.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def record(engine: str) -> list[str]:
     try:
         for _ in range(WARM_UP):
             await ask(gateway.url)
-        await asyncio.sleep(0.3)  # lets what follows a request end before the next one is recorded
+        await asyncio.sleep(0.3)  # let background work after a request end before the next is recorded
         sys.setprofile(on_event)
         await ask(gateway.url)
         await asyncio.sleep(0.05)

@@ -1,11 +1,10 @@
-"""Ours beside the yardsticks and what was possible, on four scenarios over a range of loads.
+"""Our routing beside the yardsticks and the clairvoyant reference, on four scenarios over a range of loads.
 
     python -m benchmarks.routing --traces DIR a --seeds 3      # one scenario, its results and the page
     python -m benchmarks.routing --traces DIR --find a         # look for the base load
-    python -m benchmarks.routing --page                        # the page again, from the results there are
+    python -m benchmarks.routing --page                        # the page again, from the stored results
 
-Results are kept in RESULTS, a line of JSON per replay, so that scenarios can be run one at a time; the page is
-made of all of them.
+Results are appended to RESULTS, a line of JSON per replay, so scenarios can run one at a time; the page shows all.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gateway.replay.player import play
 
 LOADS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
 RESULTS, PAGE = Path(".cache/routing.jsonl"), Path(__file__).parent / "ROUTING.md"
-NEAR = 1.03  # how exactly the base load is found
+NEAR = 1.03  # precision of the base load
 
 Task = tuple[str, float, str, int, Path]  # scenario, load, scorer, seed, traces
 
@@ -40,7 +39,7 @@ def one(task: Task) -> dict[str, Any]:
 
 
 def sweep(tasks: list[Task], results: Path) -> Iterator[dict[str, Any]]:
-    """Every result is kept as soon as it is there."""
+    """Every result is stored at once."""
     results.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor() as workers, results.open("a") as kept:
         for result in workers.map(one, tasks):
@@ -50,7 +49,7 @@ def sweep(tasks: list[Task], results: Path) -> Iterator[dict[str, Any]]:
 
 
 def read(results: Path) -> list[dict[str, Any]]:
-    """Of replays that were run more than once, the last."""
+    """Of repeated replays, the last."""
     lines = results.read_text().splitlines() if results.exists() else []
     latest = {(r["scenario"], r["load"], r["scorer"], r["seed"]): r for r in map(json.loads, lines)}
     return list(latest.values())

@@ -1,7 +1,7 @@
-"""benchmarks/ROUTING.md: what `benchmarks.routing` found, in a table per scenario.
+"""benchmarks/ROUTING.md: results of `benchmarks.routing`, in a table per scenario.
 
-Per load: the best yardstick, ours and the reference, by the share of requests that were good (TTFT and TPOT
-within budget, of all offered), means over the seeds; and what that took.
+Per load: the best yardstick, ours and the reference, by the share of good requests (TTFT and TPOT within budget, of all
+offered), means over the seeds; and the cost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ at every load, after the fact; *reference* is a clairvoyant scheduler with perfe
 (`gateway/replay/clairvoyant.py` says what it knows and why it bounds what is reachable). Means over {seeds}.
 """
 COLUMNS = ("load", "best yardstick", "ours", "reference", "ours/best", "ours/ref", "p99 best", "p99 ours", "p90 held")
-TROUBLED = ("lost", "in trouble: best", "ours", "reference")  # lost: before their first token
+TROUBLED = ("lost", "in trouble: best", "ours", "reference")  # lost: before the first token
 TIERED = ("tier 1 best", "tier 1 ours", "tier 1 ref", "USD ours/ref")
 
 
@@ -60,7 +60,7 @@ def page(results: Sequence[Result]) -> str:
 
 
 def table(name: str, results: Iterable[Result]) -> list[str]:
-    """Markdown that reads as a table in a terminal, too."""
+    """Markdown, aligned for a terminal too."""
     scenario, cells = SCENARIOS[name], _cells(name, results)
     tiered = any(scorer.startswith(POOLED) for scorer in scenario.scorers)
     rows = [(*COLUMNS, *(TIERED if tiered else ()), *(TROUBLED if name == "b" else ()))]

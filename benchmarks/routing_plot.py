@@ -1,10 +1,10 @@
-"""Pictures of what `benchmarks.routing` found, for docs/routing.md.
+"""Plots of the results of `benchmarks.routing`, for docs/routing.md.
 
     python -m benchmarks.routing_plot [RESULTS]
 
 A panel per scenario; load to the right, 1 where round robin meets the TTFT of half of the requests; upwards the share
-of requests that were good, or the p90 of the TTFT. Lines: ours, the yardstick that was best at each load, the
-clairvoyant reference. The SVG brings its own colours for light and dark pages.
+of good requests, or the p90 of the TTFT. Lines: ours, the best yardstick at each load, the clairvoyant reference. The
+SVG has colours for light and dark pages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Points = dict[str, list[tuple[float, float]]]  # by line: load, value
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`at`: 0 at the bottom of a panel, 1 at its top."""
+    """`at`: 0 at the bottom of a panel, 1 at the top."""
 
     title: str
     value: Callable[[Cell], float]
@@ -82,7 +82,7 @@ TTFT = Axis(
 
 
 def played(name: str, results: Sequence[Result]) -> dict[float, dict[str, Cell]]:
-    """By load and scorer, every seed of it."""
+    """All seeds, by load and scorer."""
     found: dict[float, dict[str, list[Result]]] = {}
     for result in results:
         if result["scenario"] == name:
@@ -136,7 +136,7 @@ def _panel(x: int, y: int, name: str, found: Points, axis: Axis, loads: tuple[fl
     across = {load: x + 12 + (PANEL_W - 24) * (load - low) / max(high - low, 1e-9) for load, _ in found["ours"]}
     previous = 0.0
     for load, at in across.items():
-        if at - previous > 26:  # px that a label takes
+        if at - previous > 26:  # px of a label
             yield f'<text x="{at:g}" y="{y + PANEL_H + 17}" text-anchor="middle">{load:g}</text>'
             previous = at
     for line in ("ref", "best", "ours"):

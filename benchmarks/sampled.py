@@ -1,10 +1,9 @@
-"""A gateway that notes where its CPU goes: `sampled.py FILE PORT URL...`, for `profile_request.py`.
+"""A gateway with a CPU sampler: `sampled.py FILE PORT URL...`, for `profile_request.py`.
 
-The kernel's profiling timer interrupts the process each time that it has used a little CPU, and the interpreter calls
-`Sampler.sample` at its next stop: after the call that it was in, or at the entry of the next function. What was used at
-an entry was used by the caller, or by the event loop where there is none. A sample counts as the CPU time since the one
-before; what other threads used is told apart. SIGUSR1 writes to FILE what was found since the last time, and begins
-anew.
+The kernel's profiling timer interrupts the process after each bit of CPU time, and the interpreter calls
+`Sampler.sample` at the next safe point: after the current call, or at the entry of the next function. Time up to an
+entry belongs to the caller, or to the event loop without a caller. A sample counts as the CPU time since the last;
+other threads' time is separate. SIGUSR1 writes the samples since the last write to FILE, and starts anew.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Sampler:
     def write(self, _signal: int, _frame: FrameType | None) -> None:
         found, ready = {"threads": self.threads, "garbage": self.garbage}, self.path.with_suffix(".ready")
         taken = self.used
-        self.begin()  # first: it is sampled while it writes, too
+        self.begin()  # first: writing is sampled too
         stacks = [([(c.co_filename, c.co_qualname) for c in stack], used) for stack, used in taken.items()]
         ready.write_text(json.dumps({"stacks": stacks, **found}))
         os.replace(ready, self.path)
@@ -72,7 +71,7 @@ class Sampler:
 
 @cache
 def entry(code: CodeType) -> int:
-    """Where a function has been entered and nothing of it done."""
+    """At a function's entry, before its first instruction."""
     return 2 * code.co_code[::2].index(RESUME)
 
 

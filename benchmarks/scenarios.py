@@ -1,8 +1,8 @@
-"""The four scenarios of the routing benchmark: what is played, and on what.
+"""The four scenarios of the routing benchmark: traffic and fleet.
 
 The traces are public: `mooncake_conversation.jsonl` (kvcache-ai/Mooncake, FAST25 release), `azure2023_conv.csv`
-and `azure2023_code.csv` (Azure/AzurePublicDataset, LLM inference 2023). A load of 1 is that at which round robin
-meets the TTFT of half of the requests; `benchmarks.routing --find` looks for it.
+and `azure2023_code.csv` (Azure/AzurePublicDataset, LLM inference 2023). At a load of 1 round robin meets the TTFT of
+half of the requests; `benchmarks.routing --find` looks for the base.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gateway.replay.synthetic import Agents, agents
 from gateway.replay.traces import Arrival, at_load, read_trace, spread
 
 HERE = Path(__file__).parent / "scenarios"
-SECONDS = 400.0  # of virtual time that one replay plays
-WARM_UP = 200.0  # s of made-up sessions before: at first all of them would be at their beginning
-FIRST_TOKEN = 120.0  # s: yardsticks keep all that they send
+SECONDS = 400.0  # of virtual time per replay
+WARM_UP = 200.0  # s of synthetic sessions before: otherwise all would start at their first turn
+FIRST_TOKEN = 120.0  # s: yardsticks never shed
 SLOW, DEAD = "main/h1:8000", "main/h2:8000"
 FAULTS = (
     Fault(120.0, SLOW, "slow", 5.0),
@@ -28,12 +28,12 @@ FAULTS = (
     Fault(240.0, DEAD, "kill"),
     Fault(270.0, DEAD, "restart"),
 )
-TROUBLE = (120.0, 270.0)  # s, from the first of them to the last
+TROUBLE = (120.0, 270.0)  # s, from the first to the last
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`base`: times the trace's own pace that a load of 1 is."""
+    """`base`: the trace's pace times `base` is a load of 1."""
 
     name: str
     title: str
@@ -63,7 +63,7 @@ def setting(name: str) -> replay.Scenario:
 
 
 def arrivals(name: str, load: float, traces: Path, seed: int) -> list[Arrival]:
-    """The first SECONDS of the scenario's requests at `load` times its base."""
+    """The first SECONDS of the scenario's requests at `load` times the base."""
     factor = SCENARIOS[name].base * load
     if name == "d":
         return _sessions(factor, seed)
@@ -77,7 +77,7 @@ def arrivals(name: str, load: float, traces: Path, seed: int) -> list[Arrival]:
 
 
 def _sessions(factor: float, seed: int) -> list[Arrival]:
-    """More of them, and none that thinks faster."""
+    """More sessions, at the same pace each."""
     usual = Agents()
     shape = replace(usual, seconds=SECONDS + WARM_UP, sessions=usual.sessions * factor)
     made = (replace(arrival, at=arrival.at - WARM_UP, route="agent") for arrival in agents(shape, seed))

@@ -1,7 +1,6 @@
 """A gateway to be measured: `serve.py PORT URL...` routes the models `bench` and `unhurried` over these servers.
 
-Routing is on in full: estimate, prefix index, prediction, Records and metrics. The access log is off,
-as it is in the peers.
+Routing is fully on: estimate, prefix index, prediction, Records and metrics. The access log is off, as in the peers.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from gateway.serve import serve
 
 
 def document(port: int, urls: list[str]) -> dict[str, Any]:
-    """Its configuration. The engines answer at once, and write a token every 50 ms: well within what is promised.
-    Where nothing is promised, no prompt is held back for the sake of the answers under way."""
+    """The configuration. The engines answer at once, and write a token every 50 ms: well within the targets. Without
+    targets, no prompt is delayed for the sake of answers under way."""
     return {
         "server": {"listen": f"127.0.0.1:{port}", "admin": "127.0.0.1:0"},
         "pools": {"engines": {"backend": "vllm", "model": "bench", "endpoints": urls}},

@@ -1,10 +1,10 @@
-"""The whole suite: ours beside its peers and beside the last committed result (`make bench`).
+"""The whole suite: our gateway beside its peers and beside the last committed result (`make bench`).
 
     python -m benchmarks.suite [--rounds N] [--peers ours,nginx,...] [--only SCENARIO,...] [--write]
 
 The proxy is on one core, the engines and the load on the other. In each round every scenario is played to one peer
-after the other, so that a machine that drifts drifts for all; a figure is the median of the rounds. `--write` keeps
-what was found as RESULTS.md and results.json, of which the next run shows the committed one.
+after the other, so a drifting machine drifts for all; a figure is the median of the rounds. `--write` stores RESULTS.md
+and results.json, whose committed version the next run shows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("benchmarks")
 
 SCENARIOS: Sequence[Scenario] = (*cost.SCENARIOS, *latency.SCENARIOS, *held.SCENARIOS, *intrusion.SCENARIOS)
 ENGINES = 2
-LIMIT = 120.0  # s that one scenario may take of one peer
+LIMIT = 120.0  # s, limit of one scenario and peer
 Values = dict[str, dict[str, list[float]]]  # by figure, then by peer
 
 
@@ -43,7 +43,7 @@ def engines() -> Iterator[Engines]:
 
 
 def play(scenario: Scenario, proxy: Proxy, behind: Engines) -> Measured:
-    """Nothing where the peer does not stand it, which is said."""
+    """Empty, with a message, if the peer fails."""
     gc.collect()
     try:
         with running(proxy.name, behind.ports) if scenario.fresh else nullcontext(proxy) as played:
@@ -73,7 +73,7 @@ def measure(names: Sequence[str], scenarios: Sequence[Scenario], rounds: int) ->
 
 
 def note(scenario: Scenario, found: dict[str, Measured], values: Values) -> None:
-    """What there is without a proxy is taken off what a proxy adds to."""
+    """Subtracts the direct connection's value where a figure is an addition."""
     bare = found.get(DIRECT, {})
     for name, measured in found.items():
         for figure in scenario.figures:

@@ -1,7 +1,7 @@
-"""Whether the gateway's TTFT is the caller's: `truth.py [REQUESTS]` prints the difference on loopback.
+"""Compares the gateway's TTFT with the caller's: `truth.py [REQUESTS]` prints the difference on loopback.
 
 The caller is the openai SDK in this process; the gateway and a simulated engine run in processes of
-their own. The SDK's TTFT ends with the first chunk that has content; the gateway's is its header.
+their own. The SDK's TTFT ends with the first chunk with content; the gateway's is its header.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ telemetry: {{access_log: "off"}}
 
 
 class Caller:
-    """An SDK that notes when it hands a request to its HTTP client: what it does before, no gateway can see."""
+    """An SDK which notes the time of handing a request to its HTTP client: no gateway sees the time before."""
 
     def __init__(self, port: int) -> None:
         self.sent = 0.0

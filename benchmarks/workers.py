@@ -1,8 +1,8 @@
 """One worker and two behind one port: requests a second, and CPU per request (`workers.py [ROUNDS]`).
 
-Both gateways run all the time and are loaded in turns. Of two cores one is the gateway's and the other the engine's and
-the load's where there is one worker; two workers have a core each, and share it with engine and load. So requests a
-second say what this machine does with everything on it; CPU per request is what carries over to a larger one.
+Both gateways run all the time and are loaded in turns. With one worker, one of two cores is the gateway's, the other
+the engine's and the load's; two workers have a core each, shared with engine and load. So requests a second are valid
+for this machine with everything on it; CPU per request carries over to a larger machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ telemetry: {{access_log: off}}
 
 @dataclass(frozen=True)
 class Load:
-    """`count` requests of `size` characters, `at_once` of them at a time."""
+    """`count` requests of `size` characters, `at_once` in parallel."""
 
     name: str
     shape: str  # of the answer
@@ -53,7 +53,7 @@ LOADS = (
 
 @dataclass(frozen=True)
 class Serving:
-    """A gateway that runs: the supervisor, where there is one, and those that serve."""
+    """A running gateway: the supervisor, if any, and the serving processes."""
 
     port: int
     pid: int
@@ -75,7 +75,7 @@ def serving(home: Path, engine: int, workers: int) -> Iterator[Serving]:
 
 
 def measure(gateway: Serving, load: Load) -> tuple[float, float, float]:
-    """Requests a second; microseconds of CPU per request, of all processes; the least share that a worker had of it."""
+    """Requests a second; microseconds of CPU per request, of all processes; the least share of a worker."""
     before = [cpu_seconds(pid) for pid in (gateway.pid, *gateway.workers)]
     began = perf_counter()
     uvloop.run(closed_loop(gateway.port, repeat(request(load.shape, [text(load.size)]), load.count), load.at_once))

@@ -11,7 +11,7 @@ from benchmarks.peers import Proxy
 from benchmarks.processes import cpu_seconds
 
 TURNS, TURN = 50, 2_000  # of a conversation of 100 KB, and bytes of each
-NEW = 1_000  # bytes of the turn that was not seen before
+NEW = 1_000  # bytes of the new turn
 SMALL, LARGE, UNSEEN = 3_000, 400, 60  # requests
 SHORT, LONG = 10, 200  # tokens
 AT_ONCE = 64  # streams
@@ -48,7 +48,7 @@ async def seen(proxy: Proxy, _engines: Engines) -> Measured:
 
 
 async def chunk(proxy: Proxy, _engines: Engines) -> Measured:
-    """The difference between long and short streams is what their chunks cost."""
+    """The difference between long and short streams is the cost of their chunks."""
     short, long = (request(f"stream-{tokens}-5", ["Go on."]) for tokens in (SHORT, LONG))
     await closed_loop(proxy.port, repeat(short, AT_ONCE), AT_ONCE)
     few = await cost(proxy, repeat(short, 4 * AT_ONCE), AT_ONCE)

@@ -1,4 +1,4 @@
-"""What a figure is, and what those that measure it are given."""
+"""A figure, and the parameters of its measurement."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.peers import Proxy
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Less is better, in all of them. `goal`: at most so much, or so many times nginx's where `times_nginx`."""
+    """Less is better. `goal`: at most so much, or so many times nginx's where `times_nginx`."""
 
     key: str
     title: str
     goal: float | None = None
     times_nginx: bool = False
-    added: bool = False  # what there is without a proxy is taken off
+    added: bool = False  # the direct connection's value is subtracted
     digits: int = 0
 
 
@@ -33,7 +33,7 @@ Measured = Mapping[str, float]  # by Figure.key
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One load, and the figures that it gives. `fresh`: of a process that has done nothing else, for memory's sake."""
+    """One load, and its figures. `fresh`: needs a new process, for memory."""
 
     name: str
     figures: Sequence[Figure]

@@ -1,6 +1,6 @@
-"""What a proxy holds for those who wait: connections without a request, live streams, readers that do not read.
+"""Memory of a proxy per idle connection, live stream, and stalled reader.
 
-Memory is the growth of the process's resident set; what the kernel buffers is not in it.
+Measured as growth of the process's resident set, without kernel buffers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from benchmarks.figures.figure import Engines, Figure, Measured, Scenario
 from benchmarks.peers import Proxy
 from benchmarks.processes import cpu_seconds, resident
 
-STREAMS, RAMP, WINDOW = 500, 2.0, 5.0  # live streams, s until all are, s that are measured
+STREAMS, RAMP, WINDOW = 500, 2.0, 5.0  # live streams, s to open all of them, s of measurement
 READERS = 2_000
-PATIENCE = 30  # s that buffers may take to fill
+PATIENCE = 30  # s until buffers are full
 IDLE = 2_000
 QUESTION, SHORT, LONG, HOSE = (
     request(shape, ["Go on."]) for shape in ("whole", "stream-10-5", "stream-400-50", "hose")
@@ -26,7 +26,7 @@ QUESTION, SHORT, LONG, HOSE = (
 
 
 async def warmed(proxy: Proxy) -> int:
-    """Bytes that it holds once it has done some work."""
+    """Resident bytes after some work."""
     for asked in (QUESTION, SHORT):
         await closed_loop(proxy.port, repeat(asked, 256), 64)
     await asyncio.sleep(0.5)
@@ -34,7 +34,7 @@ async def warmed(proxy: Proxy) -> int:
 
 
 async def live(proxy: Proxy, _engines: Engines) -> Measured:
-    """20 tokens a second each: the share of a core that they take, and what each holds."""
+    """20 tokens a second each: the share of a core, and memory of each."""
     before, connections = await warmed(proxy), list[Connection]()
     for _ in range(STREAMS):
         connections.append(await connect(proxy.port))
@@ -54,7 +54,7 @@ async def live(proxy: Proxy, _engines: Engines) -> Measured:
 
 
 async def idle(proxy: Proxy, _engines: Engines) -> Measured:
-    """Connections that have had an answer and may be used again."""
+    """Idle keep-alive connections after one answer."""
     before, connections = await warmed(proxy), list[Connection]()
     for _ in range(IDLE):
         connections.append(await connect(proxy.port))
@@ -69,7 +69,7 @@ async def idle(proxy: Proxy, _engines: Engines) -> Measured:
 
 
 async def stalled(proxy: Proxy, engines: Engines) -> Measured:
-    """Streams that are asked for and never read, from engines that write as fast as they are read."""
+    """Streams never read, from engines which write at full speed."""
     before, taken = await warmed(proxy), await taken_from(engines)
     readers = [await stall(proxy.port) for _ in range(READERS)]
     taken = await settled(engines) - taken
@@ -80,7 +80,7 @@ async def stalled(proxy: Proxy, engines: Engines) -> Measured:
 
 
 async def settled(engines: Engines) -> int:
-    """Bytes that were taken once hardly any more are: all buffers are full."""
+    """Wait until hardly any more bytes are taken: all buffers are full."""
     taken = await taken_from(engines)
     for _ in range(PATIENCE):
         await asyncio.sleep(1.0)

@@ -1,4 +1,4 @@
-"""What a very long prompt does to streams that are under way: the largest gap that it adds between two tokens."""
+"""Effect of a very long prompt on streams under way: the largest added gap between two tokens."""
 
 from __future__ import annotations
 

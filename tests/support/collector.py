@@ -51,8 +51,7 @@ class Trace:
 
 class Collector:
     """`spans`, `metrics`: accepted reports. Set `status` for another answer than 200, `hanging` for no answer,
-    `dripping` for an endless one, `reject` for rejected spans.
-    endless one, `reject` for rejected spans."""
+    `dripping` for an endless one, `reject` for rejected spans."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []

@@ -1,26 +1,33 @@
-"""The requests of `benchmarks.mixed`: every way that one can end, and what its caller sees of it."""
+"""Requests and fleet of `benchmarks.mixed`: every outcome of a request, and its view by the caller."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from backends.simulated.faults import Faults
+from backends.simulated.profiles import profile_named
+from backends.simulated.simulated_server import SimulatedServer
+from gateway.app import Gateway
+from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
+from gateway.tokenize.tokenizers import encoder
 
 KEY, UNKNOWN = "sk-mixed", "sk-nobody"
-LONG = 400  # tokens: nobody who leaves has had them all
+LONG = 400  # tokens: more than a disconnecting caller receives
 PATIENCE = 60.0  # s for an answer
 LAST_CHUNK = b"0\r\n\r\n"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of request. `leaves`: its caller does, `early` (before the first token) or `late` (after it)."""
+    """One kind of request. `leaves`: the caller disconnects, `early` (before the first token) or `late` (after)."""
 
     name: str
     weight: int
@@ -57,7 +64,7 @@ KINDS = (
 
 @dataclass
 class Asked:
-    """One request and what became of it, as its caller saw it."""
+    """One request and its outcome, as seen by the caller."""
 
     id: str
     kind: Kind
@@ -66,7 +73,7 @@ class Asked:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-# What the Record may say of what a caller saw. 429 and 503 are also a backend's own, when all have said so.
+# Outcomes in the Record by the caller's view. 429 and 503 are also a backend's own, when all backends said so.
 MEANT: Mapping[str, frozenset[RequestOutcome]] = {
     "completed": frozenset({RequestOutcome.COMPLETED}),
     "broke": frozenset({RequestOutcome.UPSTREAM_BROKE}),
@@ -97,7 +104,7 @@ def request(asked: Asked, random: Random) -> bytes:
 
 
 async def ask(port: int, asked: Asked, random: Random) -> None:
-    """To the end of its answer, or of its caller's patience. Raises what nobody should see."""
+    """Read to the end of the answer, or of the caller's patience. Raises on impossible replies."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(PATIENCE):
@@ -121,7 +128,7 @@ async def ask(port: int, asked: Asked, random: Random) -> None:
 
 async def _body(reader: asyncio.StreamReader) -> bytes:
     said = b""
-    with suppress(ConnectionError):  # cut short: what came is judged
+    with suppress(ConnectionError):  # cut short: the received part is judged
         while more := await reader.read(65536):
             said += more
     return said
@@ -149,3 +156,56 @@ def _answer(asked: Asked, body: bytes) -> str:
     if len(body) < int(asked.headers["content-length"]):
         return "broke"
     return "completed" if json.loads(body).get("choices") else "broke"
+
+
+# -- the fleet -----------------------------------------------------------------------------
+
+WELL = Faults()
+TEMPERS: dict[str, tuple[Faults, ...]] = {
+    "good": (WELL, WELL),
+    "flaky": (Faults(status=500, status_share=0.3), Faults(status=500, status_share=0.2)),
+    "stalling": (Faults(stall_share=0.3), Faults(stall_share=0.1)),
+    "cut": (Faults(cut_after_tokens=3),),
+    "erring": (Faults(error_after_tokens=3),),
+    "failing": (Faults(status=500),),
+}
+PLAIN = {"ttft": {"budget": "20s"}, "tpot": "off", "hedge": "off"}
+OF_ITS_OWN: dict[str, dict[str, Any]] = {
+    "stalling": {"ttft": {"budget": "500ms"}, "hedge": {"max_extra": "50%"}},
+    "impossible": {"tiers": ["good"], "ttft": {"budget": "1ms"}, "on_miss": "shed"},
+}
+
+
+def document(urls: dict[str, list[str]], access_log: str) -> dict[str, Any]:
+    pools = {name: {"backend": "simulated", "model": "served", "endpoints": found} for name, found in urls.items()}
+    routes = {name: {"tiers": [name], **PLAIN} for name in pools}
+    return {
+        "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
+        "pools": pools,
+        "routes": {**routes, **{name: {**PLAIN, **routes.get(name, {}), **own} for name, own in OF_ITS_OWN.items()}},
+        "defaults": {"first_token": "5s"},
+        "keys": [{"name": "mixed", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
+        "telemetry": {"access_log": access_log},
+    }
+
+
+@asynccontextmanager
+async def fleet(access_log: str) -> AsyncIterator[tuple[Gateway, list[SimulatedServer]]]:
+    async with AsyncExitStack() as stack:
+        urls: dict[str, list[str]] = {}
+        servers = []
+        for name, tempers in TEMPERS.items():
+            for faults in tempers:
+                server = SimulatedServer(
+                    profile_named("8b-h100"), model="served", encode=encoder("o200k_base").encode, seed=len(servers)
+                )
+                await server.start()
+                stack.push_async_callback(server.stop)
+                for fault in Faults.__struct_fields__:
+                    setattr(server.faults, fault, getattr(faults, fault))
+                urls.setdefault(name, []).append(server.url)
+                servers.append(server)
+        gateway = Gateway(Config.model_validate(document(urls, access_log)))
+        await gateway.start()
+        stack.push_async_callback(gateway.stop)
+        yield gateway, servers
