@@ -36,11 +36,6 @@ class PrefixCache:
         """Share of the blocks held by running requests, 0 to 1 (vllm:kv_cache_usage_perc)."""
         return 1.0 - self.free / self.capacity
 
-    @property
-    def cached(self) -> int:
-        """Blocks which a new request could hit."""
-        return len(self._used) + len(self._idle)
-
     def match(self, chain: Sequence[Hashable], limit: int) -> int:
         """Number of leading blocks of `chain`, at most `limit`, which are cached."""
         used, idle = self._used, self._idle

@@ -117,20 +117,20 @@ def _example(schema: Mapping[str, Any]) -> Any:
 # -- bytes -------------------------------------------------------------------------------------
 
 
-def error_body(error: Refused, vllm: bool) -> bytes:
+def error_body(error: Refused, vllm: bool) -> dict[str, Any]:
     """The error envelope. An error without a status is 500."""
     status = error.status or 500
     if vllm:
         kind = _VLLM_TYPES.get(status) or responses.get(status, "Error")
-        return _encode({"error": {"message": error.message, "type": kind, "param": error.param, "code": status}})
+        return {"error": {"message": error.message, "type": kind, "param": error.param, "code": status}}
     kind = "requests" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
     code = error.code or _OPENAI_CODES.get(status)
-    return _encode({"error": {"message": error.message, "type": kind, "param": error.param, "code": code}})
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
 
 
 def error_event(message: str) -> bytes:
     """An error inside a 200 stream."""
-    return b"data: " + error_body(Refused(500, message), vllm=True) + b"\n\n"
+    return _event(error_body(Refused(500, message), vllm=True))
 
 
 class ReplyWriter:
@@ -174,8 +174,8 @@ class ReplyWriter:
             body["metrics"] = metrics
         return (_event(body) if self._usage else b"") + (DONE if self._done else b"")
 
-    def whole(self, usage: Mapping[str, Any], metrics: Mapping[str, float]) -> bytes:
-        """The whole reply as one JSON document."""
+    def whole(self, usage: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
+        """The whole reply."""
         reply = self._reply
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reply.finish}
         if not self._chat:
@@ -187,7 +187,7 @@ class ReplyWriter:
         body = {**self._envelope, "choices": [choice], "usage": usage}
         if self._chat:
             body["object"] = "chat.completion"
-        return _encode({**body, "metrics": metrics} if self._vllm else body)
+        return {**body, "metrics": metrics} if self._vllm else body
 
     def _delta(self, index: int) -> dict[str, Any] | str:
         piece = self._reply.pieces[index]

@@ -32,7 +32,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Tool(msgspec.Struct):
-    """An element of `tools` or of a message's `tool_calls`, or a `tool_choice`."""
+    """Of `tools`, `tool_calls` or `tool_choice`."""
 
     function: Function
 
@@ -44,7 +44,6 @@ class Message(msgspec.Struct):
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """The content as a list of parts."""
         return [{"text": self.content}] if isinstance(self.content, str) else self.content or []
 
     @property
@@ -79,20 +78,6 @@ class ChatBody(Body, kw_only=True):
 
 class CompletionBody(Body, kw_only=True):
     prompt: Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[int], msgspec.Meta(min_length=1)]
-
-
-def read_object(raw: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(raw, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise Refused(400, f"the body is not a JSON object: {error}") from None
-
-
-def validated(body: dict[str, Any], kind: type[ChatBody | CompletionBody]) -> ChatBody | CompletionBody:
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise Refused(400, str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,7 @@ from backends.simulated.faults import Faults
 from backends.simulated.hosted import HostedApi
 from backends.simulated.profiles import ApiProfile, Profile
 from backends.simulated.reply import ReplyWriter, error_body
-from backends.simulated.request_parser import (
-    ChatBody,
-    CompletionBody,
-    Encode,
-    ParsedRequest,
-    RequestParser,
-    read_object,
-    validated,
-)
+from backends.simulated.request_parser import ChatBody, CompletionBody, Encode, ParsedRequest, RequestParser
 from backends.simulated.vllm_metrics import VllmMetrics
 
 KEEPALIVE = 5.0  # s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
@@ -151,7 +143,7 @@ class SimulatedServer:
     async def _answer(self, http: web.Request, kind: type[ChatBody | CompletionBody]) -> web.StreamResponse:
         body = await self._read(http)
         await self._apply_request_faults()
-        parsed = self._parser.parse(next(self._ids), validated(body, kind))
+        parsed = self._parser.parse(next(self._ids), msgspec.convert(body, kind))
         answer = AnswerWriter(parsed.request.prompt_tokens, self._driver.now(), self.faults.of_stream(self._random))
         self._driver.submit(parsed.request, answer)
         try:
@@ -178,7 +170,7 @@ class SimulatedServer:
         await answer.done.wait()
         if answer.broken:
             raise Refused(500, "the engine failed (simulated)")
-        return self._json(writer.whole(answer.usage, answer.metrics()), headers=self._rate_limit_headers())
+        return _json(writer.whole(answer.usage, answer.metrics()), headers=self._rate_limit_headers())
 
     def _writer(self, http: web.Request, parsed: ParsedRequest, *, chat: bool) -> ReplyWriter:
         suffix = http.headers.get("x-request-id") or uuid4().hex
@@ -207,32 +199,29 @@ class SimulatedServer:
         if self._vllm:
             model |= {"owned_by": "vllm", "root": self.model, "parent": None}
             model["max_model_len"] = self.profile.max_model_len
-        return self._json(msgspec.json.encode({"object": "list", "data": [model]}))
+        return _json({"object": "list", "data": [model]})
 
     async def _health(self, http: web.Request) -> web.Response:
         return web.Response(status=200 if self.engine.alive else 503)
 
     async def _version(self, http: web.Request) -> web.Response:
-        return self._json(b'{"version":"0.32.0+simulated"}')
+        return _json({"version": "0.32.0+simulated"})
 
     async def _metrics_page(self, http: web.Request) -> web.Response:
         assert isinstance(self.engine, Engine)
         return web.Response(text=self._metrics.page(self.engine), content_type="text/plain")
 
     async def _tokenize(self, http: web.Request) -> web.Response:
-        body = read_object(await http.read())
-        tokens = self._parser.tokens(validated(body, ChatBody if "messages" in body else CompletionBody))
-        reply = {"count": len(tokens), "max_model_len": self.profile.max_model_len, "tokens": tokens}
-        return self._json(msgspec.json.encode(reply))
+        body = msgspec.json.decode(await http.read(), type=dict[str, Any])
+        kind: type[ChatBody | CompletionBody] = ChatBody if "messages" in body else CompletionBody
+        tokens = self._parser.tokens(msgspec.convert(body, kind))
+        return _json({"count": len(tokens), "max_model_len": self.profile.max_model_len, "tokens": tokens})
 
     async def _get_faults(self, http: web.Request) -> web.Response:
-        return self._json(msgspec.json.encode(self.faults))
+        return _json(self.faults)
 
     async def _set_faults(self, http: web.Request) -> web.Response:
-        try:
-            wanted = msgspec.json.decode(await http.read(), type=Faults)
-        except msgspec.DecodeError as error:
-            raise Refused(400, f"not a set of faults: {error}") from None
+        wanted = msgspec.json.decode(await http.read(), type=Faults)
         for name in Faults.__struct_fields__:
             setattr(self.faults, name, getattr(wanted, name))
         return await self._get_faults(http)
@@ -243,7 +232,7 @@ class SimulatedServer:
         raw = await http.read()
         if not self._vllm and not http.headers.get("authorization", "").startswith("Bearer "):
             raise Refused(401, "You didn't provide an API key: send it as 'Authorization: Bearer KEY'.")
-        body = read_object(raw)
+        body = msgspec.json.decode(raw, type=dict[str, Any])
         headers = {name.lower(): value for name, value in http.headers.items()}
         self.requests.append(ReceivedRequest(http.path, headers, body))
         return body
@@ -268,15 +257,21 @@ class SimulatedServer:
             "x-ratelimit-reset-requests": f"{self.engine.resets_in(now) * 1e3:.0f}ms",
         }
 
-    def _json(self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-        return web.Response(body=body, status=status, content_type="application/json", headers=headers)
-
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
-        except Refused as refused:
-            headers = self._rate_limit_headers() if refused.status == 429 else {}
-            if refused.retry_after is not None:
-                headers["Retry-After"] = f"{refused.retry_after:g}"
-            return self._json(error_body(refused, self._vllm), refused.status or 500, headers)
+        except msgspec.DecodeError as error:
+            refused = Refused(400, str(error))
+        except Refused as error:
+            refused = error
+        headers = self._rate_limit_headers() if refused.status == 429 else {}
+        if refused.retry_after is not None:
+            headers["Retry-After"] = f"{refused.retry_after:g}"
+        return _json(error_body(refused, self._vllm), refused.status or 500, headers)
+
+
+def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value), status=status, content_type="application/json", headers=headers
+    )

@@ -86,7 +86,7 @@ def test_two_requests_that_computed_the_same_block_share_one():
         assert cache.acquire([], 0, 1)
     cache.commit(["a"])
     cache.commit(["a"])
-    assert (cache.free, cache.cached) == (1, 1)
+    assert (cache.free, cache.match(["a"], 1)) == (1, 1)
 
 
 requests = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.integers(0, 3), st.booleans()), max_size=40)
