@@ -114,7 +114,7 @@ IDEAS = (
 BY_NAME = {idea.name: idea for idea in IDEAS}
 
 
-def one(task: Task) -> Cell:
+def replay_one(task: Task) -> Cell:
     name, load, without, seed, traces = task
     idea, played = BY_NAME[without], setting(name)
     if idea.change is not None:
@@ -152,7 +152,7 @@ def main() -> None:
     todo = list(tasks(args.scenarios or list(SCENARIOS), args.loads, args.seed, args.traces))
     cells: dict[tuple[str, float, str], Cell] = {}
     with ProcessPoolExecutor() as workers:
-        for (name, load, idea, *_), cell in zip(todo, workers.map(one, todo), strict=True):
+        for (name, load, idea, *_), cell in zip(todo, workers.map(replay_one, todo), strict=True):
             cells[name, load, idea] = cell
             print(f"{name} {load:4.2f} {idea:20} {cell}", flush=True)
     for load in args.loads:

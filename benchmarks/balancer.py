@@ -23,7 +23,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.write_eof()
 
 
-def joined(
+def round_robin(
     backends: Sequence[int],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]:
     turns = cycle(backends)
@@ -40,7 +40,7 @@ def joined(
 
 
 async def main(port: int, backends: Sequence[int]) -> None:
-    server = await asyncio.start_server(joined(backends), HOST, port, backlog=1024)
+    server = await asyncio.start_server(round_robin(backends), HOST, port, backlog=1024)
     await server.serve_forever()
 
 

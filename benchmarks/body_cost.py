@@ -55,7 +55,7 @@ def text(size: int, seed: int) -> str:
     return f"{seed:x} {' '.join(Random(seed).choices(WORDS, k=size // 3))}"[:size]
 
 
-def talk(sizes: Sequence[int]) -> list[str]:
+def texts(sizes: Sequence[int]) -> list[str]:
     """Texts never used before."""
     return [text(size, next(fresh)) for size in sizes]
 
@@ -81,7 +81,7 @@ class Cost:
         self.render, self.tokenizer = min(self.render, render), min(self.tokenizer, tokenizer)
 
 
-class Timed(Encoder):
+class TimedEncoder(Encoder):
     """o200k_base, with the time spent in it."""
 
     took = 0.0  # s
@@ -93,12 +93,12 @@ class Timed(Encoder):
         return packed
 
 
-class Bench:
+class BodyBench:
     """The parts of one gateway which handle a body."""
 
     def __init__(self) -> None:
         fleet = Fleet([MAIN])
-        self.tokenizer = Timed(O200K.pack)
+        self.tokenizer = TimedEncoder(O200K.pack)
         self.estimator = Estimator({"main": TokenizerConfig()}, fleet.token_scale, encoders=lambda name: self.tokenizer)
         self.decider = Decider(self.estimator, Monitor(fleet))
         self.backend = Vllm(BackendConfig("vllm", "served"))
@@ -145,22 +145,22 @@ class Bench:
 
 
 def unseen(*sizes: int) -> Callable[[], list[str]]:
-    return lambda: talk(sizes)
+    return lambda: texts(sizes)
 
 
-def grown(known: Sequence[str], size: int) -> Callable[[], list[str]]:
+def with_new_message(known: Sequence[str], size: int) -> Callable[[], list[str]]:
     """A new last message behind these."""
-    return lambda: [*known, *talk([size])]
+    return lambda: [*known, *texts([size])]
 
 
 async def table(rounds: int) -> None:
-    bench = Bench()
-    small, turns, single = talk([120]), talk([2000] * 50), talk([100_000])
+    bench = BodyBench()
+    small, turns, single = texts([120]), texts([2000] * 50), texts([100_000])
     cases: dict[str, tuple[Sequence[str], Callable[[], Sequence[str]]]] = {
         "200 B, unseen": ((), unseen(120)),
         "200 B, seen": (small, lambda: small),
         "100 KB in 50 messages, unseen": ((), unseen(*[2000] * 50)),
-        "100 KB, all but the last 1 KB seen": (turns, grown(turns, 1000)),
+        "100 KB, all but the last 1 KB seen": (turns, with_new_message(turns, 1000)),
         "100 KB in 50 messages, seen": (turns, lambda: turns),
         "100 KB in one message, unseen": ((), unseen(100_000)),
         "100 KB in one message, seen": (single, lambda: single),
@@ -187,7 +187,7 @@ async def stalls() -> None:
     }.items():
         first, again = [], []
         for _ in range(LARGE_ROUNDS):
-            bench, raw = Bench(), body(talk(sizes))
+            bench, raw = BodyBench(), body(texts(sizes))
             first.append(await bench.held_up(raw))
             again.append(await bench.held_up(raw))
             bench.estimator.close()

@@ -154,7 +154,7 @@ class Story(Protocol):
 
 
 @contextmanager
-def serving(home: Path, engine: int, sections: str) -> Iterator[Gateway]:
+def running_gateway(home: Path, engine: int, sections: str) -> Iterator[Gateway]:
     port, admin = free_port(), free_port()
     config, said = home / "config.yaml", home / "stderr"
     config.write_text(
@@ -173,7 +173,7 @@ def serving(home: Path, engine: int, sections: str) -> Iterator[Gateway]:
             process.wait(40)
 
 
-async def strike(fault: str, server: Server, way: Between) -> None:
+async def inject_fault(fault: str, server: Server, way: Between) -> None:
     if fault in ("killed", "absent"):
         server.kill()
     elif fault == "frozen":
@@ -182,7 +182,7 @@ async def strike(fault: str, server: Server, way: Between) -> None:
         way.delay = SLOWER
 
 
-async def mend(fault: str, server: Server, way: Between) -> None:
+async def heal(fault: str, server: Server, way: Between) -> None:
     if fault in ("killed", "absent"):
         await server.start()
     elif fault == "frozen":
@@ -190,7 +190,7 @@ async def mend(fault: str, server: Server, way: Between) -> None:
     way.delay = 0.0
 
 
-async def played(fault: str, seconds: float, rate: float, tells: Callable[[Path], Story]) -> str:
+async def run_fault(fault: str, seconds: float, rate: float, tells: Callable[[Path], Story]) -> str:
     """A row of the table."""
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(TemporaryDirectory()))
@@ -202,31 +202,31 @@ async def played(fault: str, seconds: float, rate: float, tells: Callable[[Path]
         way = await stack.enter_async_context(Between(server.port))
         if fault != "absent":
             await server.start()
-        gateway = stack.enter_context(serving(home, engine, story.sections(way.address)))
+        gateway = stack.enter_context(running_gateway(home, engine, story.sections(way.address)))
         load, pid = Load(gateway.port), gateway.pid
         without: Seen | None = None
         if fault == "absent":
             without = await load.run(seconds, rate, pid)
             await story.ending(gateway, load)
-            await mend(fault, server, way)
+            await heal(fault, server, way)
         back = await story.back(gateway)
         await story.warmed(gateway, lambda: load.run(WARM / rate, rate, pid))
         before = resident(pid)
         healthy = await load.run(seconds, rate, pid)
         if without is None:
-            await strike(fault, server, way)
+            await inject_fault(fault, server, way)
             without = await load.run(seconds, rate, pid)
             await story.ending(gateway, load)
-            await mend(fault, server, way)
+            await heal(fault, server, way)
             back = await story.back(gateway)
         after = max(resident(pid), story.fullest)
         lines = len((home / "stderr").read_text().splitlines()) - 1  # address of the server
         columns, missed = await story.told(gateway, load)
-        missed = judged(healthy, without, (after - story.room) / before, back) + missed
+        missed = missed_promises(healthy, without, (after - story.room) / before, back) + missed
         return row(fault, healthy, without, before, after, lines, back) + columns + f"  {', '.join(missed) or 'ok'}"
 
 
-def judged(healthy: Seen, without: Seen, memory: float, back: float) -> list[str]:
+def missed_promises(healthy: Seen, without: Seen, memory: float, back: float) -> list[str]:
     """Missed promises."""
     return [
         name
@@ -256,4 +256,4 @@ def main(tells: Callable[[Path], Story], what: str, columns: str = "") -> None:
     seconds, rate = given + [90.0, 50.0][len(given) :]
     print(f"{HEADING}{columns}  verdict\n{'':<8}        {f'with {what}':<15}without it")
     for fault in FAULTS:
-        print(asyncio.run(played(fault, seconds, rate, tells)), flush=True)
+        print(asyncio.run(run_fault(fault, seconds, rate, tells)), flush=True)

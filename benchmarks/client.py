@@ -29,7 +29,7 @@ def text(size: int) -> str:
     return f"{random.getrandbits(60):x} {' '.join(random.choices(WORDS, k=size // 3))}"[:size]
 
 
-def talk(sizes: Iterable[int]) -> list[str]:
+def texts(sizes: Iterable[int]) -> list[str]:
     return [text(size) for size in sizes]
 
 
@@ -62,7 +62,7 @@ class Answer:
         return [later - sooner for sooner, later in pairwise(self.reads) if later > since]
 
 
-class Wrong(Exception):
+class BadAnswer(Exception):
     """The proxy answered with an error or an incomplete answer."""
 
 
@@ -91,13 +91,13 @@ class Connection(asyncio.Protocol):
         self.transport.write(request)
         return self.waiter
 
-    def wrong(self, since: float) -> str:
+    def stall_reason(self, since: float) -> str:
         """The reason if the stream has brought no token since then."""
         if self.waiter is not None and self.waiter.done():
             return str(self.waiter.exception() or "it has ended")
         return "" if self.answer.reads and self.answer.reads[-1] > since else "it stands still"
 
-    def drop(self) -> None:
+    def disconnect(self) -> None:
         """Disconnect, in the middle of an answer if need be, without a result."""
         if self.waiter is not None and self.waiter.done():
             self.waiter.exception()
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
         self.in_head = False
         head = head.lower()
         if not head.startswith(b"http/1.1 200") and self.waiter is not None:
-            self.waiter.set_exception(Wrong(self.head[:500].decode("latin-1")))
+            self.waiter.set_exception(BadAnswer(self.head[:500].decode("latin-1")))
         _, length, value = head.partition(b"content-length:")
         if length:
             self.left = int(value.partition(b"\r\n")[0])
@@ -154,7 +154,7 @@ async def closed_loop(port: int, requests: Iterable[bytes], at_once: int) -> int
         for each in turns:
             await connection.ask(each)
             done += 1
-        connection.drop()
+        connection.disconnect()
 
     await asyncio.gather(*(worker() for _ in range(at_once)))
     return done
@@ -176,5 +176,5 @@ async def open_loop(port: int, request: bytes, rate: float, seconds: float) -> l
         tasks.append(loop.create_task(one()))
     answers = await asyncio.gather(*tasks)
     for connection in idle:
-        connection.drop()
+        connection.disconnect()
     return list(answers)

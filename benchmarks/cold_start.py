@@ -98,7 +98,7 @@ async def measure(users: int) -> None:
         for server in servers:
             await server.start()
             stack.push_async_callback(server.stop)
-        gateway = Gateway(Config.model_validate(document([server.url for server in servers])))
+        gateway = Gateway(Config.model_validate(gateway_config([server.url for server in servers])))
         await gateway.start()
         stack.push_async_callback(gateway.stop)
         connector = aiohttp.TCPConnector(limit=0)
@@ -133,7 +133,7 @@ async def compare(gateway: Gateway, servers: list[SimulatedServer], users: Users
         )
 
 
-def document(urls: list[str]) -> dict[str, Any]:
+def gateway_config(urls: list[str]) -> dict[str, Any]:
     return {
         "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
         "pools": {"engines": {"backend": "simulated", "model": "served", "endpoints": urls}},

@@ -61,7 +61,7 @@ def prompts(count: int, random: Random) -> list[PoolEstimate]:
     return made
 
 
-def filled(endpoints: int, random: Random) -> tuple[Fleet, Route, list[PoolEstimate]]:
+def busy_fleet(endpoints: int, random: Random) -> tuple[Fleet, Route, list[PoolEstimate]]:
     """A fleet which has served BLOCKS worth of prompts and still answers some."""
     pool = Pool(
         "main", "m", tuple(Endpoint(f"main/{i}", "main") for i in range(endpoints)), kv_tokens=8 * BLOCKS * BLOCK
@@ -81,10 +81,10 @@ def filled(endpoints: int, random: Random) -> tuple[Fleet, Route, list[PoolEstim
     return fleet, route, seen
 
 
-def times(endpoints: int, with_room: bool) -> list[float]:
+def decision_times(endpoints: int, with_room: bool) -> list[float]:
     """Sorted, s."""
     random = Random(1)
-    fleet, route, seen = filled(endpoints, random)
+    fleet, route, seen = busy_fleet(endpoints, random)
     room, now, took = QueueScheduler(), 0.02 * len(seen) + 0.3, []
     gc.collect()
     gc.freeze()
@@ -164,7 +164,7 @@ class SmallRequests:
 def bytes_per_block() -> float:
     gc.collect()
     tracemalloc.start()
-    fleet, _, seen = filled(8, Random(1))
+    fleet, _, seen = busy_fleet(8, Random(1))
     gc.collect()
     used = tracemalloc.get_traced_memory()[0]
     kept = sum(8 * len(prompt.blocks.hashes) + 200 for prompt in seen)  # the prompts themselves
@@ -176,7 +176,7 @@ def bytes_per_block() -> float:
 def lines() -> Iterator[str]:
     for endpoints in (8, 64):
         for with_room in (False, True):
-            took = times(endpoints, with_room)
+            took = decision_times(endpoints, with_room)
             p50, p99 = took[len(took) // 2] * 1e6, took[int(len(took) * 0.99)] * 1e6
             what = "through the waiting room" if with_room else "decide"
             yield f"{endpoints:3d} endpoints  {what:26s} p50 {p50:6.1f} us   p99 {p99:6.1f} us"

@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backends.simulated.engine import Engine
 from backends.simulated.simulated_server import SimulatedServer
-from benchmarks.mixture import KINDS, MEANT, Asked, ask, fleet
+from benchmarks.mixture import EXPECTED_OUTCOMES, KINDS, SentRequest, ask, fleet
 from gateway.app import Gateway
 from gateway.observe.record import CONNECT, STREAM, Record
 from gateway.serve import loop_factory
@@ -43,17 +43,17 @@ GAUGES = ("firsttoken_endpoint_in_flight", "firsttoken_endpoint_uncached_tokens_
 
 
 @dataclass
-class Truth:
+class CheckResults:
     """Results. `wrong` is empty if all checks passed."""
 
-    asked: Sequence[Asked]
+    asked: Sequence[SentRequest]
     records: Sequence[Record]
     seconds: float = 0.0
     worst: float = 0.0  # s between the sum of stages and the TTFT
     worst_total: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
-    def tell(self) -> str:
+    def summary(self) -> str:
         ends = Counter(f"{asked.kind.name}: {asked.seen}" for asked in self.asked)
         kinds = Counter(attempt.kind.value for record in self.records for attempt in record.attempts)
         lines = [f"{count:6} {name}" for name, count in sorted(ends.items())]
@@ -67,31 +67,35 @@ class Truth:
         return "\n".join(lines)
 
 
-async def measure(count: int, seed: int = 0) -> Truth:
+async def measure(count: int, seed: int = 0) -> CheckResults:
     """Everything, from an empty process to an empty process."""
     gc.collect()
-    before = asyncio.all_tasks(), files()
+    before = asyncio.all_tasks(), open_files()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "access.jsonl"
         async with fleet(str(log)) as (gateway, servers):
             records: list[Record] = []
             gateway.recorder.sinks.append(records.append)
-            truth = Truth(await traffic(gateway, count, seed), records)
+            truth = CheckResults(await traffic(gateway, count, seed), records)
             truth.seconds = max(record.arrival + record.total for record in records) - records[0].arrival
-            await settled(gateway, servers)
-            truth.wrong += [*left_open(gateway, servers), *miscounted(gateway, records)]
+            await wait_until_settled(gateway, servers)
+            truth.wrong += [*unfinished_work(gateway, servers), *counter_errors(gateway, records)]
         told = [json.loads(line) for line in log.read_text().splitlines()]
-    truth.wrong += [*unaccounted(truth.asked, records), *untold(truth.asked, told), *unsummed(truth)]
+    truth.wrong += [
+        *record_errors(truth.asked, records),
+        *access_log_errors(truth.asked, told),
+        *stage_sum_errors(truth),
+    ]
     await asyncio.sleep(0.1)  # closed sockets are told so by the loop
     gc.collect()
-    truth.wrong += left_over(*before)
+    truth.wrong += leaks(*before)
     return truth
 
 
-async def traffic(gateway: Gateway, count: int, seed: int) -> list[Asked]:
+async def traffic(gateway: Gateway, count: int, seed: int) -> list[SentRequest]:
     random = Random(seed)
     kinds = random.choices(KINDS, [kind.weight for kind in KINDS], k=count)
-    asked = [Asked(f"mixed-{seed}-{number}", kind) for number, kind in enumerate(kinds)]
+    asked = [SentRequest(f"mixed-{seed}-{number}", kind) for number, kind in enumerate(kinds)]
     port, turns = int(gateway.url.rpartition(":")[2]), iter(asked)
 
     async def caller(number: int) -> None:
@@ -106,7 +110,7 @@ async def traffic(gateway: Gateway, count: int, seed: int) -> list[Asked]:
 # --------------------------------------------------------------------------- per request
 
 
-def unaccounted(asked: Sequence[Asked], records: Sequence[Record]) -> list[str]:
+def record_errors(asked: Sequence[SentRequest], records: Sequence[Record]) -> list[str]:
     """Requests without exactly one Record, and Records which disagree with their callers."""
     by_id: dict[str, list[Record]] = {}
     for record in records:
@@ -121,9 +125,9 @@ def unaccounted(asked: Sequence[Asked], records: Sequence[Record]) -> list[str]:
     return wrong
 
 
-def _disagreements(asked: Asked, record: Record) -> list[str]:
+def _disagreements(asked: SentRequest, record: Record) -> list[str]:
     wrong = []
-    if record.end not in MEANT[asked.seen]:
+    if record.end not in EXPECTED_OUTCOMES[asked.seen]:
         wrong.append(f"its caller saw {asked.seen} ({asked.status}); the Record says {record.end}: {record.error}")
     if asked.status and record.status != asked.status:
         wrong.append(f"status {asked.status}, Record {record.status}")
@@ -134,13 +138,13 @@ def _disagreements(asked: Asked, record: Record) -> list[str]:
     return wrong
 
 
-def untold(asked: Sequence[Asked], told: Sequence[dict[str, object]]) -> list[str]:
+def access_log_errors(asked: Sequence[SentRequest], told: Sequence[dict[str, object]]) -> list[str]:
     """The access log says the same, once each."""
     lines = Counter(line["request_id"] for line in told)
     return [f"{one.id} ({one.kind.name}) has {lines[one.id]} lines" for one in asked if lines[one.id] != 1]
 
 
-def unsummed(truth: Truth) -> list[str]:
+def stage_sum_errors(truth: CheckResults) -> list[str]:
     wrong = []
     for record in truth.records:
         spent = sum(seconds for seconds in record.spent if seconds is not None)
@@ -148,7 +152,7 @@ def unsummed(truth: Truth) -> list[str]:
             off = abs(spent - (record.spent[STREAM] or 0.0) - record.ttft)
             off_total = abs(spent - record.total)
             truth.worst, truth.worst_total = max(truth.worst, off), max(truth.worst_total, off_total)
-            wrong += misplaced(record)
+            wrong += failover_errors(record)
             if off > WITHIN or off_total > WITHIN:
                 wrong.append(f"{record.request_id}: stages are off by {off * 1e3:.3f} and {off_total * 1e3:.3f} ms")
         elif spent > record.total + WITHIN:
@@ -156,7 +160,7 @@ def unsummed(truth: Truth) -> list[str]:
     return wrong
 
 
-def misplaced(record: Record) -> list[str]:
+def failover_errors(record: Record) -> list[str]:
     """The time of lost attempts is the `failover` stage, up to the opening of the winning attempt."""
     if len(record.attempts) < 2:
         return []
@@ -167,14 +171,14 @@ def misplaced(record: Record) -> list[str]:
 # --------------------------------------------------------------------------- leaks
 
 
-async def settled(gateway: Gateway, servers: Sequence[SimulatedServer]) -> None:
+async def wait_until_settled(gateway: Gateway, servers: Sequence[SimulatedServer]) -> None:
     """Wait until nothing is under way, or the time limit."""
     ends = monotonic() + SETTLING
-    while monotonic() < ends and left_open(gateway, servers):  # noqa: ASYNC110
+    while monotonic() < ends and unfinished_work(gateway, servers):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 
-def left_open(gateway: Gateway, servers: Sequence[SimulatedServer]) -> list[str]:
+def unfinished_work(gateway: Gateway, servers: Sequence[SimulatedServer]) -> list[str]:
     assert gateway.front is not None
     dispatcher = gateway.proxy.dispatcher
     counts = {
@@ -202,7 +206,7 @@ def page(gateway: Gateway) -> str:
     return generate_latest(gateway.admin.registry).decode()
 
 
-def miscounted(gateway: Gateway, records: Sequence[Record]) -> list[str]:
+def counter_errors(gateway: Gateway, records: Sequence[Record]) -> list[str]:
     """firsttoken_requests_total equals the number of Records by outcome."""
     counted: Counter[str] = Counter()
     for family in text_string_to_metric_families(page(gateway)):
@@ -213,7 +217,7 @@ def miscounted(gateway: Gateway, records: Sequence[Record]) -> list[str]:
     return [] if counted == ended else [f"metrics count {dict(counted)}, Records {dict(ended)}"]
 
 
-def files() -> set[str]:
+def open_files() -> set[str]:
     """Open files, without the interpreter's own."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
@@ -224,16 +228,16 @@ def files() -> set[str]:
     return found
 
 
-def left_over(tasks: set[asyncio.Task[object]], open_before: set[str]) -> list[str]:
+def leaks(tasks: set[asyncio.Task[object]], open_before: set[str]) -> list[str]:
     more = asyncio.all_tasks() - tasks
-    opened = {name for name in files() - open_before if "socket:" in name}
+    opened = {name for name in open_files() - open_before if "socket:" in name}
     return [f"a task is left: {task}" for task in more] + [f"a socket is left: {name}" for name in opened]
 
 
 def main(count: int) -> int:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         truth = runner.run(measure(count))
-    print(truth.tell())
+    print(truth.summary())
     hedged = sum(attempt.kind is AttemptKind.HEDGE for record in truth.records for attempt in record.attempts)
     return 1 if truth.wrong or (count >= 1000 and not hedged) else 0
 

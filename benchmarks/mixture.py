@@ -26,7 +26,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 @dataclass(frozen=True)
-class Kind:
+class RequestKind:
     """One kind of request. `leaves`: the caller disconnects, `early` (before the first token) or `late` (after)."""
 
     name: str
@@ -41,40 +41,40 @@ class Kind:
 
 LONG_PROMPT = json.dumps({"model": "good", "messages": [{"role": "user", "content": "x " * 40_000}]}).encode()
 KINDS = (
-    Kind("streams", 30),
-    Kind("whole answers", 15, stream=False),
-    Kind("failed primaries", 12, "flaky"),
-    Kind("failed primaries, whole", 4, "flaky", stream=False),
-    Kind("late primaries", 8, "stalling", tokens=4),
-    Kind("shed", 6, "impossible"),
-    Kind("left before the first token", 5, tokens=LONG, leaves="early"),
-    Kind("left before a whole answer", 3, stream=False, tokens=LONG, leaves="early"),
-    Kind("left after the first token", 5, tokens=LONG, leaves="late"),
-    Kind("cut by the backend", 3, "cut"),
-    Kind("broken by the backend's error", 3, "erring"),
-    Kind("short, from those that break off", 8, "cut", tokens=2),
-    Kind("short, from those that err", 8, "erring", tokens=2),
-    Kind("every attempt fails", 2, "failing"),
-    Kind("bad JSON", 1, body=b'{"model":"good","messages":['),
-    Kind("unknown model", 1, "nobody"),
-    Kind("unknown key", 1, key=UNKNOWN),
-    Kind("a long prompt", 1, body=LONG_PROMPT),
+    RequestKind("streams", 30),
+    RequestKind("whole answers", 15, stream=False),
+    RequestKind("failed primaries", 12, "flaky"),
+    RequestKind("failed primaries, whole", 4, "flaky", stream=False),
+    RequestKind("late primaries", 8, "stalling", tokens=4),
+    RequestKind("shed", 6, "impossible"),
+    RequestKind("left before the first token", 5, tokens=LONG, leaves="early"),
+    RequestKind("left before a whole answer", 3, stream=False, tokens=LONG, leaves="early"),
+    RequestKind("left after the first token", 5, tokens=LONG, leaves="late"),
+    RequestKind("cut by the backend", 3, "cut"),
+    RequestKind("broken by the backend's error", 3, "erring"),
+    RequestKind("short, from those that break off", 8, "cut", tokens=2),
+    RequestKind("short, from those that err", 8, "erring", tokens=2),
+    RequestKind("every attempt fails", 2, "failing"),
+    RequestKind("bad JSON", 1, body=b'{"model":"good","messages":['),
+    RequestKind("unknown model", 1, "nobody"),
+    RequestKind("unknown key", 1, key=UNKNOWN),
+    RequestKind("a long prompt", 1, body=LONG_PROMPT),
 )
 
 
 @dataclass
-class Asked:
+class SentRequest:
     """One request and its outcome, as seen by the caller."""
 
     id: str
-    kind: Kind
+    kind: RequestKind
     seen: str = ""  # completed | broke | refused | shed | unavailable | failed | left
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 # Outcomes in the Record by the caller's view. 429 and 503 are also a backend's own, when all backends said so.
-MEANT: Mapping[str, frozenset[RequestOutcome]] = {
+EXPECTED_OUTCOMES: Mapping[str, frozenset[RequestOutcome]] = {
     "completed": frozenset({RequestOutcome.COMPLETED}),
     "broke": frozenset({RequestOutcome.UPSTREAM_BROKE}),
     "refused": frozenset({RequestOutcome.REFUSED}),
@@ -85,7 +85,7 @@ MEANT: Mapping[str, frozenset[RequestOutcome]] = {
 }
 
 
-def request(asked: Asked, random: Random) -> bytes:
+def request(asked: SentRequest, random: Random) -> bytes:
     kind = asked.kind
     words = " ".join(str(random.randrange(1000)) for _ in range(random.randrange(5, 60)))
     plain: dict[str, Any] = {
@@ -103,7 +103,7 @@ def request(asked: Asked, random: Random) -> bytes:
     return head.encode() + body
 
 
-async def ask(port: int, asked: Asked, random: Random) -> None:
+async def ask(port: int, asked: SentRequest, random: Random) -> None:
     """Read to the end of the answer, or of the caller's patience. Raises on impossible replies."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -134,13 +134,13 @@ async def _body(reader: asyncio.StreamReader) -> bytes:
     return said
 
 
-def _read_head(asked: Asked, head: bytes) -> None:
+def _read_head(asked: SentRequest, head: bytes) -> None:
     first, *lines = head.decode("latin-1").split("\r\n")
     asked.status = int(first.split()[1])
     asked.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
 
 
-def _judged(asked: Asked, body: bytes) -> str:
+def _judged(asked: SentRequest, body: bytes) -> str:
     if asked.status == 200:
         return _answer(asked, body)
     error = json.loads(body)["error"]
@@ -149,7 +149,7 @@ def _judged(asked: Asked, body: bytes) -> str:
     return {429: "shed", 503: "unavailable"}.get(asked.status, "refused" if asked.status < 500 else "failed")
 
 
-def _answer(asked: Asked, body: bytes) -> str:
+def _answer(asked: SentRequest, body: bytes) -> str:
     if "transfer-encoding" in asked.headers:
         whole = body.endswith(LAST_CHUNK)
         return "completed" if whole and b"data: [DONE]" in body and b'"error"' not in body else "broke"
@@ -176,7 +176,7 @@ OF_ITS_OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def document(urls: dict[str, list[str]], access_log: str) -> dict[str, Any]:
+def fleet_config(urls: dict[str, list[str]], access_log: str) -> dict[str, Any]:
     pools = {name: {"backend": "simulated", "model": "served", "endpoints": found} for name, found in urls.items()}
     routes = {name: {"tiers": [name], **PLAIN} for name in pools}
     return {
@@ -205,7 +205,7 @@ async def fleet(access_log: str) -> AsyncIterator[tuple[Gateway, list[SimulatedS
                     setattr(server.faults, fault, getattr(faults, fault))
                 urls.setdefault(name, []).append(server.url)
                 servers.append(server)
-        gateway = Gateway(Config.model_validate(document(urls, access_log)))
+        gateway = Gateway(Config.model_validate(fleet_config(urls, access_log)))
         await gateway.start()
         stack.push_async_callback(gateway.stop)
         yield gateway, servers

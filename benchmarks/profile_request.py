@@ -120,17 +120,17 @@ def profile(play: Play, gateways: Gateways, seconds: float) -> tuple[float, Samp
     """Microseconds of each, and the samples."""
     play(gateways.alone[0])
     play(gateways.sampled[0])
-    written(gateways)
+    read_samples(gateways)
     used, count, until = 0.0, 0, cpu_seconds(gateways.sampled[1]) + seconds
     while cpu_seconds(gateways.sampled[1]) < until:
         before = cpu_seconds(gateways.alone[1])
         count += play(gateways.alone[0])
         used += cpu_seconds(gateways.alone[1]) - before
         play(gateways.sampled[0])
-    return used * 1e6 / count, Samples.of(written(gateways))
+    return used * 1e6 / count, Samples.of(read_samples(gateways))
 
 
-def written(gateways: Gateways) -> Any:
+def read_samples(gateways: Gateways) -> Any:
     """Samples since the last call. Raises TimeoutError."""
     gateways.samples.unlink(missing_ok=True)
     os.kill(gateways.sampled[1], signal.SIGUSR1)

@@ -66,7 +66,7 @@ def offered(seconds: float, rate: float, seed: int) -> list[Arrival]:
     return [replace(arrival, route="agent") for arrival in made]
 
 
-def document(engines: Sequence[str], port: int, redis: str | None) -> dict[str, Any]:
+def gateway_config(engines: Sequence[str], port: int, redis: str | None) -> dict[str, Any]:
     budgets = {"ttft": {"budget": f"{TTFT}s"}, "tpot": {"budget": f"{TPOT}s"}}
     return {
         "server": {"listen": f"{HOST}:{port}", "admin": f"{HOST}:0"},
@@ -118,7 +118,7 @@ async def ask(port: int, raw: bytes, due: float) -> Answer:
     return first - due, (last - first) / max(tokens - 1, 1), tokens, sent - due
 
 
-async def offer(port: int, arrivals: Sequence[Arrival]) -> list[Answer]:
+async def send_all(port: int, arrivals: Sequence[Arrival]) -> list[Answer]:
     """Open loop: each request at its due time."""
     raw = [request(arrival, number) for number, arrival in enumerate(arrivals)]
     begun, tasks = perf_counter() + 0.1, []
@@ -132,7 +132,7 @@ async def offer(port: int, arrivals: Sequence[Arrival]) -> list[Answer]:
 
 
 @contextmanager
-def standing(variant: Variant, home: Path) -> Iterator[tuple[int, list[int]]]:
+def running_gateways(variant: Variant, home: Path) -> Iterator[tuple[int, list[int]]]:
     """The port to ask, and the gateways' process ids."""
     with ExitStack() as stack:
         ports = [free_port() for _ in range(ENGINES)]
@@ -143,7 +143,7 @@ def standing(variant: Variant, home: Path) -> Iterator[tuple[int, list[int]]]:
         gateways, pids = [free_port() for _ in range(variant.gateways)], []
         for port in gateways:
             config = home / f"{port}.json"
-            config.write_text(json.dumps(document([f"http://{HOST}:{each}" for each in ports], port, redis)))
+            config.write_text(json.dumps(gateway_config([f"http://{HOST}:{each}" for each in ports], port, redis)))
             serve = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
             pids.append(stack.enter_context(child(serve, port, quiet=True)))
         port = free_port()
@@ -162,7 +162,7 @@ def _redis(stack: ExitStack, home: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class RunResult:
     """`good`: share of requests offered after the warm-up."""
 
     good: float
@@ -171,21 +171,21 @@ class Found:
     late: float
 
 
-def run(variant: Variant, arrivals: Sequence[Arrival], home: Path) -> Found:
-    with standing(variant, home) as (port, pids):
+def run(variant: Variant, arrivals: Sequence[Arrival], home: Path) -> RunResult:
+    with running_gateways(variant, home) as (port, pids):
         before = sum(map(cpu_seconds, pids))
-        answers = uvloop.run(offer(port, arrivals))
+        answers = uvloop.run(send_all(port, arrivals))
         cpu = sum(map(cpu_seconds, pids)) - before
     counted = [answer for answer, arrival in zip(answers, arrivals, strict=True) if arrival.at >= WARM_UP]
     ttfts = sorted(ttft for ttft, *_ in counted)
     good = sum(ttft <= TTFT and tpot <= TPOT for ttft, tpot, *_ in counted) / len(counted)
     late = sorted(answer[3] for answer in answers)[int(0.99 * len(answers))]
     spread = ttfts[len(ttfts) // 2], ttfts[int(0.95 * len(ttfts))]
-    return Found(good, spread, cpu * 1e3 / len(answers), late)
+    return RunResult(good, spread, cpu * 1e3 / len(answers), late)
 
 
 def sockets(args: argparse.Namespace) -> None:
-    found = defaultdict[str, list[Found]](list)
+    found = defaultdict[str, list[RunResult]](list)
     for turn in range(args.rounds):
         arrivals = offered(args.seconds, args.rate, turn)
         for variant in VARIANTS:
@@ -215,17 +215,21 @@ def virtual(args: argparse.Namespace) -> None:
         for seed in range(args.rounds):
             if name == "sessions":
                 engines = [f"http://e{number}:8000" for number in range(ENGINES)]
-                setting = setting_of(Config.model_validate(document(engines, 0, None)))
+                setting = setting_of(Config.model_validate(gateway_config(engines, 0, None)))
                 load, arrivals = args.rate, offered(args.seconds, args.rate, seed)
             else:
                 setting, load = scenarios.setting(name), args.load
                 whole = scenarios.arrivals(name, load, args.traces, seed)
                 arrivals = [arrival for arrival in whole if arrival.at < args.seconds]
-            cells = " | ".join(f"{good:.1%} | {hit:.2f}" for good, hit in played(setting, arrivals, seed, args.news))
+            cells = " | ".join(
+                f"{good:.1%} | {hit:.2f}" for good, hit in replay_each(setting, arrivals, seed, args.news)
+            )
             print(f"| {name} | {load:g} | {seed} | {len(arrivals)} | {cells} |", flush=True)
 
 
-def played(setting: Scenario, arrivals: Sequence[Arrival], seed: int, news: float) -> Iterator[tuple[float, float]]:
+def replay_each(
+    setting: Scenario, arrivals: Sequence[Arrival], seed: int, news: float
+) -> Iterator[tuple[float, float]]:
     for variant in VARIANTS:
         heard = replace(setting, replicas=variant.gateways, news=news if variant.redis else None)
         row = play(heard, arrivals, seed).overall()

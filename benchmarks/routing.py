@@ -29,7 +29,7 @@ NEAR = 1.03  # precision of the base load
 Task = tuple[str, float, str, int, Path]  # scenario, load, scorer, seed, traces
 
 
-def one(task: Task) -> dict[str, Any]:
+def replay_one(task: Task) -> dict[str, Any]:
     name, load, scorer, seed, traces = task
     tally = play(setting(name).with_scorer(scorer), arrivals(name, load, traces, seed), seed)
     rows = {row.name: asdict(row) for row in tally.rows()}
@@ -42,7 +42,7 @@ def sweep(tasks: list[Task], results: Path) -> Iterator[dict[str, Any]]:
     """Every result is stored at once."""
     results.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor() as workers, results.open("a") as kept:
-        for result in workers.map(one, tasks):
+        for result in workers.map(replay_one, tasks):
             kept.write(json.dumps(result) + "\n")
             kept.flush()
             yield result
@@ -60,7 +60,7 @@ def find(name: str, traces: Path) -> float:
     low, middle, high = 0.25, 1.0, 4.0
     while high / low > NEAR:
         middle = (low * high) ** 0.5
-        met = one((name, middle, "round_robin", 0, traces))["rows"]["all"]["attainment"]
+        met = replay_one((name, middle, "round_robin", 0, traces))["rows"]["all"]["attainment"]
         low, high = (middle, high) if met > 0.5 else (low, middle)
     return middle
 

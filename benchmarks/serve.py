@@ -12,7 +12,7 @@ from gateway.config.models import Config
 from gateway.serve import serve
 
 
-def document(port: int, urls: list[str]) -> dict[str, Any]:
+def gateway_config(port: int, urls: list[str]) -> dict[str, Any]:
     """The configuration. The engines answer at once, and write a token every 50 ms: well within the targets. Without
     targets, no prompt is delayed for the sake of answers under way."""
     return {
@@ -27,7 +27,7 @@ def document(port: int, urls: list[str]) -> dict[str, Any]:
 
 
 def main(port: int, urls: list[str]) -> int:
-    return serve(Config.model_validate(document(port, urls)))
+    return serve(Config.model_validate(gateway_config(port, urls)))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 import uvloop
 
 from benchmarks import decision, page
-from benchmarks.client import Wrong
+from benchmarks.client import BadAnswer
 from benchmarks.figures import cost, held, intrusion, latency
 from benchmarks.figures.figure import Engines, Measured, Scenario
 from benchmarks.peers import CORE, DIRECT, OURS, PEERS, Proxy, allow_connections, available, running
@@ -48,7 +48,7 @@ def play(scenario: Scenario, proxy: Proxy, behind: Engines) -> Measured:
     try:
         with running(proxy.name, behind.ports) if scenario.fresh else nullcontext(proxy) as played:
             return uvloop.run(_within(scenario, played, behind))
-    except (Wrong, OSError, RuntimeError, TimeoutError) as error:
+    except (BadAnswer, OSError, RuntimeError, TimeoutError) as error:
         log.warning("%s, %s: %s", proxy.name, scenario.name, str(error)[:200] or type(error).__name__)
         return {}
 

@@ -85,7 +85,11 @@ class SimulatedServer:
         """Listen, with a fresh engine. Port 0 becomes a free port, which is kept over restarts."""
         self.engine = self._new_engine()
         self._metrics = VllmMetrics(self.model, time.time())
-        self._driver = self._new_driver()
+        self._driver: Driver
+        if isinstance(self.engine, Engine):
+            self._driver = EngineDriver(self.engine, self.faults, self._speed)
+        else:
+            self._driver = HostedDriver(self.engine, self.faults, self._speed)
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._errors])
         app.add_routes(self._routes())
         self._runner = web.AppRunner(
@@ -117,13 +121,8 @@ class SimulatedServer:
         profile = self.profile
         return HostedApi(profile, self._seed) if isinstance(profile, ApiProfile) else Engine(profile, self._seed)
 
-    def _new_driver(self) -> Driver:
-        if isinstance(self.engine, Engine):
-            return EngineDriver(self.engine, self.faults, self._speed)
-        return HostedDriver(self.engine, self.faults, self._speed)
-
     def _routes(self) -> list[web.RouteDef]:
-        routes = [
+        common = [
             web.post("/v1/chat/completions", partial(self._answer, kind=ChatBody)),
             web.post("/v1/completions", partial(self._answer, kind=CompletionBody)),
             web.get("/v1/models", self._models),
@@ -136,7 +135,7 @@ class SimulatedServer:
             web.get("/metrics", self._metrics_page),
             web.post("/tokenize", self._tokenize),
         ]
-        return routes + vllm_only if self._vllm else routes
+        return common + vllm_only if self._vllm else common
 
     # -- answers -----------------------------------------------------------------------------
 
@@ -150,7 +149,11 @@ class SimulatedServer:
             writer = self._writer(http, parsed, chat=kind is ChatBody)
             return await (self._stream if parsed.stream else self._whole)(http, writer, answer)
         finally:
-            self._account(parsed, answer)
+            if answer.tokens:
+                self._metrics.observe(answer.ttft, answer.prompt_tokens, answer.tokens)
+            if not answer.done.is_set() and self.engine.alive:
+                self.aborts += 1
+            self._driver.abort(parsed.request.id)
 
     async def _stream(self, http: web.Request, writer: ReplyWriter, answer: AnswerWriter) -> web.StreamResponse:
         response = web.StreamResponse(headers={**STREAM_HEADERS, **self._rate_limit_headers()})
@@ -184,13 +187,6 @@ class SimulatedServer:
             usage=parsed.usage,
             done=not self.faults.omit_done,
         )
-
-    def _account(self, parsed: ParsedRequest, answer: AnswerWriter) -> None:
-        if answer.tokens:
-            self._metrics.observe(answer.ttft, answer.prompt_tokens, answer.tokens)
-        if not answer.done.is_set() and self.engine.alive:
-            self.aborts += 1
-        self._driver.abort(parsed.request.id)
 
     # -- other paths -------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import repeat
 
-from benchmarks.client import closed_loop, request, talk, text
+from benchmarks.client import closed_loop, request, text, texts
 from benchmarks.figures.figure import Engines, Figure, Measured, Scenario
 from benchmarks.peers import Proxy
 from benchmarks.processes import cpu_seconds
@@ -32,12 +32,12 @@ async def small(proxy: Proxy, _engines: Engines) -> Measured:
 
 
 async def unseen(proxy: Proxy, _engines: Engines) -> Measured:
-    return {"unseen": await cost(proxy, [request("whole", talk([TURN] * TURNS)) for _ in range(UNSEEN)], 4)}
+    return {"unseen": await cost(proxy, [request("whole", texts([TURN] * TURNS)) for _ in range(UNSEEN)], 4)}
 
 
 def continued(count: int) -> list[bytes]:
     """A conversation, again and again with another last turn."""
-    history = talk([TURN] * (TURNS - 1))
+    history = texts([TURN] * (TURNS - 1))
     return [request("whole", [*history, text(NEW)]) for _ in range(count)]
 
 

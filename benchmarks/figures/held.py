@@ -10,7 +10,7 @@ import socket
 from itertools import repeat
 from time import perf_counter
 
-from benchmarks.client import HOST, Connection, Wrong, closed_loop, connect, request
+from benchmarks.client import HOST, BadAnswer, Connection, closed_loop, connect, request
 from benchmarks.engine import OFFERED
 from benchmarks.figures.figure import Engines, Figure, Measured, Scenario
 from benchmarks.peers import Proxy
@@ -45,11 +45,11 @@ async def live(proxy: Proxy, _engines: Engines) -> Measured:
     await asyncio.sleep(WINDOW)
     share = (cpu_seconds(proxy.pid) - used) / (perf_counter() - began)
     held, now = resident(proxy.pid) - before, perf_counter()
-    wrong = [connection.wrong(now - 1.0) for connection in connections]
+    wrong = [connection.stall_reason(now - 1.0) for connection in connections]
     for connection in connections:
-        connection.drop()
+        connection.disconnect()
     if any(wrong):
-        raise Wrong(next(filter(None, wrong)))
+        raise BadAnswer(next(filter(None, wrong)))
     return {"core_share": share * 100, "live_kb": held / STREAMS / 1024}
 
 
@@ -62,7 +62,7 @@ async def idle(proxy: Proxy, _engines: Engines) -> Measured:
     await asyncio.sleep(0.5)
     held, kept = resident(proxy.pid) - before, sum(connection.transport is not None for connection in connections)
     for connection in connections:
-        connection.drop()
+        connection.disconnect()
     if kept < IDLE:
         raise RuntimeError(f"{IDLE - kept} connections were closed")
     return {"idle_kb": held / IDLE / 1024}
@@ -104,7 +104,7 @@ async def taken_from(engines: Engines) -> int:
     """Bytes, of all streams so far."""
     connection = await connect(engines.ports[0])
     await connection.ask(b"GET /taken HTTP/1.1\r\nhost: bench\r\n\r\n")
-    connection.drop()
+    connection.disconnect()
     return int(connection.head.rpartition(b"\r\n\r\n")[2])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 
-from benchmarks.client import Wrong, connect, request, text
+from benchmarks.client import BadAnswer, connect, request, text
 from benchmarks.figures.figure import Engines, Figure, Measured, Scenario
 from benchmarks.peers import Proxy
 
@@ -30,11 +30,11 @@ async def intrusion(proxy: Proxy, _engines: Engines) -> Measured:
         await intruder.ask(prompt)
         await asyncio.sleep(AFTER)
     gaps = [gap for each in streams for gap in each.answer.gaps(began)]
-    wrong = [each.wrong(perf_counter() - 1.0) for each in streams]
+    wrong = [each.stall_reason(perf_counter() - 1.0) for each in streams]
     for connection in (*streams, intruder):
-        connection.drop()
+        connection.disconnect()
     if any(wrong):
-        raise Wrong(next(filter(None, wrong)))
+        raise BadAnswer(next(filter(None, wrong)))
     return {"intrusion": (max(gaps) - GAP) * 1e3}
 
 

@@ -31,7 +31,7 @@ LOW_DETAIL_TOKENS = 85
 NOT_TEXT = 0x8000_0000  # ids from here on belong to no vocabulary: they stand for media and message openings
 
 _DEFINITIONS = ("tools", "functions")
-_IDS_PER_PIECE = 1024  # a medium is one piece
+_RUN = 1024 * ID_BYTES  # bytes of ids in a piece: a medium is one piece
 _ROLE = 32  # characters which tell roles apart
 _SAMPLE = 4096  # characters from either end which tell media apart: formats end with a checksum
 _decode = msgspec.json.Decoder().decode
@@ -108,15 +108,14 @@ def _message(message: Mapping[str, Any]) -> list[Piece]:
 def _cut(role: str | None, spans: Iterable[Span]) -> list[Piece]:
     pieces: list[Piece] = []
     for span in spans:
-        for part in segments(span) if isinstance(span, str) else _runs(span):
+        if isinstance(span, str):
+            cut: list[Span] = [*segments(span)]
+        else:
+            cut = [span[start : start + _RUN] for start in range(0, len(span), _RUN)]
+        for part in cut:
             pieces.append(Piece(role, part))
             role = None
     return pieces
-
-
-def _runs(ids: bytes) -> Iterator[bytes]:
-    step = _IDS_PER_PIECE * ID_BYTES
-    return (ids[start : start + step] for start in range(0, len(ids), step))
 
 
 def _prompts(prompt: str | list[Any]) -> Iterator[Span]:

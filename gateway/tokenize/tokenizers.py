@@ -21,7 +21,6 @@ from functools import cache
 from importlib import resources
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 import tiktoken
 
@@ -134,28 +133,20 @@ def unpack_ranks(packed: bytes) -> dict[bytes, int]:
 
 def _hugging_face(name_or_path: str) -> Callable[[str], bytes]:
     """Special tokens written out in the text are read as special: the engine does the same."""
-    tokenizer = _load_tokenizer(_tokenizer_file(name_or_path))
-    tokenizer.no_truncation()  # the file may carry the settings of its training run
-    tokenizer.no_padding()
-    return lambda text: array("I", tokenizer.encode(text, add_special_tokens=False).ids).tobytes()
-
-
-def _tokenizer_file(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.is_dir():
         path = path / "tokenizer.json"
     if not path.is_file():
         known = ", ".join([*PATTERNS, *ALIASES])
         raise EncoderError(f"tokenizer '{name_or_path}': no such file, and not one of {known}")
-    return path
-
-
-def _load_tokenizer(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
     except ModuleNotFoundError:
         raise EncoderError(f"tokenizer '{path}' needs a package: pip install 'firsttoken[tokenizers]'") from None
-    try:
-        return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises Exception itself, never a subclass
         raise EncoderError(f"tokenizer '{path}' is not a tokenizer.json: {error}") from error
+    tokenizer.no_truncation()  # the file may carry the settings of its training run
+    tokenizer.no_padding()
+    return lambda text: array("I", tokenizer.encode(text, add_special_tokens=False).ids).tobytes()

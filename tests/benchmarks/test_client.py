@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.client import TOKEN, Connection, Wrong, request
+from benchmarks.client import TOKEN, BadAnswer, Connection, request
 from benchmarks.engine import ANSWER, END, HEAD, ROLE, SHAPE
 from benchmarks.engine import TOKEN as SENT
 
@@ -60,7 +60,7 @@ async def test_what_is_no_200_is_wrong() -> None:
     connection = asked()
     assert connection.waiter is not None
     connection.data_received(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 2\r\n\r\nno")
-    with pytest.raises(Wrong, match="503"):
+    with pytest.raises(BadAnswer, match="503"):
         connection.waiter.result()
 
 

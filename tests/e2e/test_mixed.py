@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from benchmarks.mixed import Truth, measure, unaccounted, unsummed, untold
+from benchmarks.mixed import CheckResults, access_log_errors, measure, record_errors, stage_sum_errors
 from gateway.observe.record import RequestOutcome, Stage
 from policies.types import AttemptKind
 
@@ -36,18 +36,18 @@ async def test_every_request_has_one_true_record_and_leaves_nothing() -> None:
     assert_it_would_be_noticed(truth)
 
 
-def assert_it_would_be_noticed(truth: Truth) -> None:
+def assert_it_would_be_noticed(truth: CheckResults) -> None:
     """Of each kind of untruth, one that was made up."""
     asked, records = truth.asked, list(truth.records)
-    assert unaccounted(asked, records[1:])
-    assert unaccounted(asked, [*records, records[0]])
-    assert unaccounted(asked[1:], records)
+    assert record_errors(asked, records[1:])
+    assert record_errors(asked, [*records, records[0]])
+    assert record_errors(asked[1:], records)
     told = next(i for i, record in enumerate(records) if record.end is RequestOutcome.COMPLETED)
-    assert unaccounted(
+    assert record_errors(
         asked, [*records[:told], replace(records[told], end=RequestOutcome.CLIENT_GONE), *records[told + 1 :]]
     )
-    assert untold(asked, [{"request_id": one.id} for one in asked[1:]])
+    assert access_log_errors(asked, [{"request_id": one.id} for one in asked[1:]])
     late = [seconds if seconds is None else seconds + 0.002 for seconds in records[told].spent]
     assert late[Stage.READ] is not None
-    assert unsummed(replace(truth, records=[replace(records[told], spent=late)]))
-    assert not unsummed(replace(truth, records=[records[told]]))
+    assert stage_sum_errors(replace(truth, records=[replace(records[told], spent=late)]))
+    assert not stage_sum_errors(replace(truth, records=[records[told]]))
