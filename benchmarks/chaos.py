@@ -66,7 +66,9 @@ class Load:
     """As many connections as are needed at a time. `sent`: requests so far."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.idle, self.raw = port, list[Connection](), request("whole", ["hi"], "chat")
+        self.port = port
+        self.idle: list[Connection] = []
+        self.raw = request("whole", ["hi"], "chat")
         self.sent = 0
 
     async def run(self, seconds: float, rate: float, pid: int) -> Seen:

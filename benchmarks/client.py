@@ -85,7 +85,10 @@ class Connection(asyncio.Protocol):
         """Raises Wrong or ConnectionError."""
         if self.transport is None:
             raise ConnectionResetError("closed between two answers")
-        self.head, self.in_head, self.left, self.tail = b"", True, -1, b""
+        self.head = b""
+        self.in_head = True
+        self.left = -1
+        self.tail = b""
         self.waiter = asyncio.get_running_loop().create_future()
         self.answer = Answer(perf_counter())
         self.transport.write(request)

@@ -42,7 +42,9 @@ class Users:
     """All users, until cancelled."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, seed: int = 0) -> None:
-        self.url, self.session, self.random = f"{url}/v1/chat/completions", session, Random(seed)
+        self.url = f"{url}/v1/chat/completions"
+        self.session = session
+        self.random = Random(seed)
         self.route = "routed"
         self.systems = [self.text(WORDS) for _ in range(PROMPTS)]
         self.popularity = [1 / (rank + 1) for rank in range(PROMPTS)]

@@ -114,7 +114,9 @@ class SmallRequests:
     def __init__(self) -> None:
         self.random = Random(1)
         pool = Pool("main", "m", (Endpoint("main/0", "main"), Endpoint("main/1", "main")), kv_tokens=20_000)
-        self.fleet, self.now, self.number = Fleet([pool]), 0.0, 0
+        self.fleet = Fleet([pool])
+        self.now = 0.0
+        self.number = 0
         self.route = Route.model_validate({"name": "chat", **workloads.apply("chat", {"tiers": ["main"]})})
         self.system = [self.random.getrandbits(64) for _ in range(SYSTEM)]
 

@@ -41,7 +41,7 @@ class LiveRequest:
     """A request inside the engine. While it decodes, `computed` and `generated` are as of tick `joined`."""
 
     request: EngineRequest
-    ready_at: float  # when the API server passes it on
+    ready_at: float  # time of arrival in the scheduler
     target: int  # tokens to prefill: the prompt, after a preemption the tokens generated so far too
     chain: list[Hashable]  # block hashes of prompt and answer
     state: RequestState = RequestState.ARRIVING
@@ -126,7 +126,7 @@ class DecodeBatch:
 
 
 class Engine:
-    """One engine. `step` plans the next batch and returns its end and its events."""
+    """`step` plans the next batch and returns its end and events."""
 
     def __init__(self, profile: EngineProfile, seed: int = 0) -> None:
         self.profile = profile

@@ -28,7 +28,7 @@ WORKERS = 2  # threads
 
 
 class Estimator:
-    """One per worker. `scale` gives a pool's correction of counts, learned from the usage which its engines report."""
+    """Shared by a worker's requests. `scale` gives a pool's correction of counts, learned from reported usage."""
 
     def __init__(
         self,

@@ -24,8 +24,8 @@ from policies.latency.token_counts import PER_MESSAGE
 from policies.value import value
 
 PIECE_EFFORT = 100  # bytes encoded in the time which a piece takes besides
-PREFIX_OVERHEAD = 530  # bytes of a cache entry besides its hashes and tail (tracemalloc)
-IDS_OVERHEAD = 260  # bytes of a cache entry besides its ids (tracemalloc)
+PREFIX_OVERHEAD = 300  # bytes of a cache entry besides hashes and tail (tracemalloc)
+IDS_OVERHEAD = 150  # bytes of a cache entry besides ids (tracemalloc)
 
 
 @value
@@ -53,7 +53,7 @@ class Position:
 
 @value
 class TokenizeStep:
-    """A piece to be appended. `ids` None: its text must be encoded first."""
+    """A piece to be appended. `ids` None: the text must be encoded first."""
 
     piece: Piece
     ids: bytes | None
@@ -78,7 +78,7 @@ class Tail:
 
 
 class IncrementalTokenizer:
-    """Remembers prompts. May be used by several threads, as its caches may."""
+    """Tokenizes and remembers prompts. Safe for several threads."""
 
     def __init__(self, encoders: Callable[[str], Encoder], cache_bytes: int) -> None:
         self._encoders = encoders

@@ -22,7 +22,7 @@ _KEY = 0x66697273_74746F6B  # "firsttok"
 
 @value
 class Prefix:
-    """A prompt up to the end of one piece, or of one part."""
+    """A prompt up to the end of a piece or part."""
 
     blocks: bytes  # hashes of the blocks which end within this piece or part, 8 bytes each
     parent: bytes  # hash of the last block so far

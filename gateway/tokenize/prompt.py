@@ -1,4 +1,4 @@
-"""Which parts of a request body become prompt tokens. Pure; the body is already validated.
+"""The parts of a request body which become prompt tokens. Pure; the body is already validated.
 
 A prompt is a sequence of parts: the tool definitions, then the messages; or the whole prompt of a completion request. A
 part is named by a digest of its JSON, by which it is recognised before it is decoded. An unknown part is read as
@@ -58,7 +58,7 @@ class Prompt:
     decoded: Mapping[int, Any] = field(default_factory=dict)  # by number, messages which were decoded already
 
     def pieces(self, part: int) -> list[Piece]:
-        """The pieces of one part; at least one."""
+        """The pieces of a part, never none."""
         source, number = self.sources[part], part - len(self.sources) + self.messages
         if not self.messages:
             return _cut(None, _prompts(source)) or [Piece(None, b"")]
@@ -74,7 +74,7 @@ class Prompt:
         return sum(written) if len(written) == len(left) else self.size
 
     def drop_decoded(self) -> None:
-        """Free memory: a request outlives its estimate, and holds its text in its body."""
+        """Free memory: a request outlives the estimate, and holds the text in the body."""
         self.decoded = {}
 
 
@@ -123,7 +123,7 @@ def _prompts(prompt: str | list[Any]) -> Iterator[Span]:
         yield prompt
         return
     ids = [token for token in prompt if isinstance(token, int)]
-    yield array("I", [token & (NOT_TEXT - 1) for token in ids]).tobytes()  # must not overflow: the engine rejects it
+    yield array("I", [token & (NOT_TEXT - 1) for token in ids]).tobytes()  # the engine rejects larger ids
     for each in prompt:
         if not isinstance(each, int):
             yield from _prompts(each)

@@ -50,7 +50,7 @@ class EncoderError(ValueError):
 
 
 class Encoder:
-    """Encodes text with one vocabulary. `pack` encodes one segment: ids of 32 bits each."""
+    """Encodes text. `pack` encodes a segment: ids of 32 bits each."""
 
     def __init__(self, pack: Callable[[str], bytes]) -> None:
         self._pack = pack

@@ -168,7 +168,9 @@ class Between:
     """A TCP relay to a server: with TLS, if given a certificate, and with `delay` s in each direction."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self.port, self.delay, self.tls = port, 0.0, tls
+        self.port = port
+        self.delay = 0.0
+        self.tls = tls
         self.address = self.url = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
