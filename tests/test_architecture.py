@@ -1,0 +1,90 @@
+"""The structure that docs describe, held against the source text: nothing here imports the product.
+
+Import cycles, and which package may import which, are contracts of import-linter (pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("gateway", "policies", "backends")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+MODULES = {str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__") for path in FILES}
+
+VAGUE_OPENING = re.compile(r"(What|Who|Whom|Whose|Whether|How|Where)\b")
+PICTURE = re.compile(r"<!-- rooms -->\s*```mermaid\n(.*?)```", re.DOTALL)
+ARROW = re.compile(r"^\s*(\w+) --> (\w+(?: & \w+)*)\s*$", re.MULTILINE)
+TOUR_ROW = re.compile(r"^\| \[(?:gateway|policies|backends)/[^|]*\|", re.MULTILINE)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def classes() -> Iterator[str]:
+    return (node.name for path in FILES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
+
+
+def room(module: str) -> str:
+    """The folder under the package that a module lies in; `main` for the modules that lie beside the folders."""
+    package, *rest = module.split(".")
+    if package != "gateway":
+        return package
+    return rest[0] if (ROOT / package / rest[0]).is_dir() else "main"
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Modules of the product that a file imports, inside functions and under TYPE_CHECKING too."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES
+            yield from names or {node.module} & MODULES
+        elif isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & MODULES
+
+
+def arrows() -> set[tuple[str, str]]:
+    """Which room imports which."""
+    found = set()
+    for path in FILES:
+        module = str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
+        if path.name != "__init__.py":
+            found |= {(room(module), room(target)) for target in imported(path)}
+    return {(source, target) for source, target in found if source != target}
+
+
+def test_no_class_name_is_used_twice() -> None:
+    """A search for a class finds one definition."""
+    assert [name for name, count in Counter(classes()).items() if count > 1] == []
+
+
+def test_no_file_name_is_used_twice() -> None:
+    names = Counter(path.name for path in FILES if path.name not in ("__init__.py", "__main__.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_package_files_are_empty() -> None:
+    assert [path for path in FILES if path.name == "__init__.py" and path.read_text("utf-8")] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_formatter_lays_out_every_line(path: Path) -> None:
+    assert "fmt: skip" not in path.read_text("utf-8")
+    assert "fmt: off" not in path.read_text("utf-8")
+
+
+def test_the_reading_tour_is_twenty_files_at_most() -> None:
+    """Each row of the tour names one file, never a folder."""
+    tour = (ROOT / "README.md").read_text("utf-8").partition("## A tour of the code")[2].partition("\n## ")[0]
+    links = re.findall(r"\]\(((?:gateway|policies|backends)/[^)]+)\)", tour)
+    assert 0 < len(set(links)) <= 20
+    assert [link for link in links if not (ROOT / link).is_file()] == []
