@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic, time
 
 from gateway.admission.reservations import CONCURRENT_WAIT, Reservation, month
-from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Usage, Verdict, exceeded, too_large
+from policies.quota.key_limits import Claim, KeyLimits, LimitUsage, QuotaLimit, Verdict, exceeded, too_large
 from policies.quota.sliding_window import (
     WINDOW_S,
     WINDOW_WORDS,
@@ -114,7 +114,7 @@ class LocalQuotas:
         if limits.cost is not None:
             this_month = month(self._wall())
             cost = sum(row.cost(this_month) for row in rows)
-        refused = exceeded(limits, claim, Usage(requests, tokens, running, cost), share * apart)
+        refused = exceeded(limits, claim, LimitUsage(requests, tokens, running, cost), share * apart)
         if refused:
             verdict = self._refusal(limits, claim, (requests, tokens), refused, windows, now, share * apart)
         else:

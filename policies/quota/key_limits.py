@@ -52,7 +52,7 @@ class Claim:
 
 
 @value
-class Usage:
+class LimitUsage:
     """What counts now: of the last minute, running, and of this month with what running requests may still cost."""
 
     requests: int = 0
@@ -78,7 +78,7 @@ def too_large(limits: KeyLimits, claim: Claim) -> bool:
     return limits.tokens is not None and claim.tokens > limits.tokens
 
 
-def exceeded(limits: KeyLimits, claim: Claim, use: Usage, share: int = 1) -> list[QuotaLimit]:
+def exceeded(limits: KeyLimits, claim: Claim, use: LimitUsage, share: int = 1) -> list[QuotaLimit]:
     """Every limit that stands in the way."""
     found = []
     if limits.cost is not None and use.cost + claim.cost > share_of(limits.cost, share):
