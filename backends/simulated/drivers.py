@@ -32,7 +32,7 @@ class AnswerWriter:
         self._submitted_at = self._first_at = self._last_at = submitted_at
         self._queue_time = 0.0
         self._fault = fault
-        self._held: list[bytes] | None = None  # output during a stall
+        self._buffered: list[bytes] | None = None  # output during a stall
         self._ended = False
         self._transport: asyncio.Transport | None = None
         self._writer: ReplyWriter | None = None
@@ -93,19 +93,19 @@ class AnswerWriter:
         if self._writer is not None:
             self._write(self._writer.ending(self.usage, self.metrics()))
         self._ended = True
-        if self._held is None:
+        if self._buffered is None:
             self.done.set()
 
     def _write(self, data: bytes) -> None:
-        if self._held is not None:
-            self._held.append(data)
+        if self._buffered is not None:
+            self._buffered.append(data)
         elif data and self._transport is not None and not self.broken and not self._transport.is_closing():
             # uvloop raises on a closing transport where asyncio only warns, and would end the engine's only task
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def _apply(self, fault: StreamFault) -> None:
         if fault.kind == "stall":
-            self._held = []
+            self._buffered = []
             if fault.seconds is not None:
                 asyncio.get_running_loop().call_later(fault.seconds, self._resume)
         elif fault.kind == "error":
@@ -121,8 +121,8 @@ class AnswerWriter:
         self.done.set()
 
     def _resume(self) -> None:
-        held, self._held = self._held or [], None
-        for data in held:
+        buffered, self._buffered = self._buffered or [], None
+        for data in buffered:
             self._write(data)
         if self._ended:
             self.done.set()
