@@ -5,7 +5,7 @@ After k tokens and x seconds its credit is b k - x seconds. If a stall of S seco
 d / (b - p) more tokens to catch up, where p is the TPOT of an undisturbed engine; it gets them with probability
 exp(-that / m), for m expected remaining tokens (lengths are roughly geometric: the remainder does not depend on the
 tokens so far). The expected misses of S are the sum, over the answers, of the probability before minus after.
-Derivation and measurements: docs/decisions/0011-price-of-a-stall.md.
+Derivation and measurements: docs/decisions/0011-decode-interference.md.
 """
 
 from __future__ import annotations
