@@ -24,7 +24,7 @@ from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import Record
-from gateway.serve import loop_factory
+from gateway.process import loop_factory
 from gateway.tokenize.tokenizers import encoder
 
 PROFILE = "8b-a100"

@@ -33,7 +33,7 @@ from backends.simulated.simulated_server import SimulatedServer
 from benchmarks.mixture import EXPECTED_OUTCOMES, KINDS, SentRequest, ask, fleet
 from gateway.app import Gateway
 from gateway.observe.record import CONNECT, STREAM, Record
-from gateway.serve import loop_factory
+from gateway.process import loop_factory
 from policies.types import AttemptKind
 
 AT_ONCE = 64

@@ -16,12 +16,11 @@ from time import monotonic, process_time, time
 from aiohttp import web
 
 from benchmarks.processes import child, free_port
-from gateway.app import tune_gc
 from gateway.observe.otel.spans import Served
 from gateway.observe.otel.telemetry import Telemetry
 from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome
-from gateway.serve import loop_factory
+from gateway.process import loop_factory, tune_gc
 from policies.types import AttemptKind, AttemptOutcome
 
 PACE = 1000  # requests per second

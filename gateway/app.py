@@ -6,7 +6,6 @@ What follows from the configuration alone is built in `gateway.runtime`, optiona
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -40,21 +39,19 @@ from gateway.observe.metrics.scrape_collectors import (
 )
 from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.recorder import Recorder
+from gateway.process import BACKLOG, HANDLER_GRACE, bind, url_of
 from gateway.proxy import Proxy
 from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers
 from gateway.scheduler import RequestQueue
 from gateway.tokenize.estimator import Estimator
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.workers.listen_sockets import BACKLOG, bound, url
-from gateway.workers.worker_context import WorkerContext
+from gateway.wiring import WorkerContext
 from policies.attempts.retry_budgets import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers
 from policies.routes.route import Route
 
 log = logging.getLogger("firsttoken")
-
-CUT = 0.1  # s that a handler gets to end once its connection is aborted
 
 
 class Gateway:
@@ -112,8 +109,8 @@ class Gateway:
     def _build_shared_state(self, config: Config) -> None:
         """State shared with other workers through memory, and with other replicas through Redis."""
         worker = self.worker
-        self.link = optional.link(config, self.registry)
-        self.shared_quotas = optional.shared_quotas(config, self.link)
+        self.link = optional.redis_client(config, self.registry)
+        self.shared_quotas = optional.redis_quotas(config, self.link)
         self.keyring = optional.keyring(config, self.link, self._swap_keys)
         self.replicas = optional.replicas(config, self.link, self.fleet, worker)
         self.fleet.peers = None if worker is None else worker.siblings
@@ -169,8 +166,8 @@ class Gateway:
         yet. Raises OSError if a port is taken."""
         server = self.config.server
         with ExitStack() as stack:
-            data, admin = (stack.enter_context(bound(address)) for address in (server.listen, server.admin))
-            self.url, self.admin_url = url(data, server.listen.host), url(admin, server.admin.host)
+            data, admin = (stack.enter_context(bind(address)) for address in (server.listen, server.admin))
+            self.url, self.admin_url = url_of(data, server.listen.host), url_of(admin, server.admin.host)
             await self.prepare(admin)
             before_open()
             await self.open(data)
@@ -179,11 +176,11 @@ class Gateway:
     async def prepare(self, admin: socket) -> None:
         """Starts everything but the data port."""
         self.estimator.warm()
-        self._admin_runner = web.AppRunner(self.admin_app, access_log=None, shutdown_timeout=CUT)
+        self._admin_runner = web.AppRunner(self.admin_app, access_log=None, shutdown_timeout=HANDLER_GRACE)
         await self._admin_runner.setup()
         await web.SockSite(self._admin_runner, admin, backlog=BACKLOG).start()
         self._watch_endpoints()
-        if self.worker is None or self.worker.first:
+        if self.worker is None or self.worker.is_leader:
             self.upkeep.start()
         for component in (self.kv_events, self.telemetry, self.link, self.shared_quotas, self.keyring, self.replicas):
             if component is not None:
@@ -306,11 +303,4 @@ class Gateway:
         if self.recorder.live:
             log.warning("shutdown grace expired: aborting %d running requests", self.recorder.live)
         self.proxy.stopping = True
-        await front.shutdown(CUT)
-
-
-def tune_gc() -> None:
-    """Exempts what lives as long as the process from collection; requests leave no cycles behind."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+        await front.shutdown(HANDLER_GRACE)

@@ -1,10 +1,10 @@
-"""Another configuration for a gateway that runs: on a change of its files, on SIGHUP, on POST /reload.
+"""Reload of a running gateway: when its files change, on SIGHUP, on POST /reload.
 
 Rules:
-- All that can be wrong is found before anything is touched: what is refused leaves the one before in force, and says
-  why, in the lines of `firsttoken check`.
-- Reading, checking and building are done in a thread: the swap is one turn of the loop.
-- A file that changed is read when two looks in a row find the same: it may have been half written at the first. Each
+- Everything that can be wrong is found before anything is touched. A configuration that is refused leaves the one
+  before in force, and the log has the lines of `firsttoken check`.
+- Reading, checking and building run in a thread; the swap is one turn of the loop.
+- A changed file is read when two checks in a row find the same state: it may have been half written at the first. Each
   version of it is tried once.
 """
 
@@ -32,22 +32,21 @@ from gateway.tokenize.tokenizers import EncoderError, encoder
 
 log = logging.getLogger("firsttoken")
 
-LOOK = 1.0  # s between two looks at the files
-KEPT = "the configuration was not reloaded (%s), the one before stays in force:\n%s"
+CHECK_INTERVAL = 1.0  # s between two checks of the files
 
-Signature = tuple[tuple[int, int, int] | None, ...]
+FileState = tuple[int, int, int] | None  # mtime in ns, size, inode; None: no such file
 
 
 class ConfigSource:
-    """Where the configuration comes from; to be made before it is read. `load` raises ConfigError."""
+    """Where the configuration comes from; to be created before it is read. `load` raises ConfigError."""
 
     def __init__(self, load: Callable[[], Config], files: Sequence[Path] = ()) -> None:
         self.load, self.files = load, files
-        self._tried = self._seen = self._signature()
+        self._tried = self._seen = self._state()
 
     def next(self, before: Config) -> Change:
-        """What is to come into force after this one. Takes as long as it takes, and raises ConfigError."""
-        self._tried = self._signature()
+        """The configuration that is to replace `before`. Blocks; raises ConfigError."""
+        self._tried = self._state()
         found = change(before, self.load())
         try:
             for tokenizer in dict.fromkeys(pool.tokenizer for pool in found.config.pools.values()):
@@ -56,17 +55,17 @@ class ConfigSource:
             raise ConfigError([str(error)]) from None
         return found
 
-    def look(self) -> bool:
-        """Whether what is there now is new, and was there at the last look too."""
-        before, self._seen = self._seen, self._signature()
+    def files_changed(self) -> bool:
+        """True for a state of the files that has not been tried, and was found by the previous check too."""
+        before, self._seen = self._seen, self._state()
         return self._seen == before and self._seen != self._tried
 
-    def _signature(self) -> Signature:
-        """Another whenever a file is: also one behind a link, as Kubernetes swaps the files of a ConfigMap."""
-        return tuple(map(_signature, self.files))
+    def _state(self) -> tuple[FileState, ...]:
+        """Follows links: Kubernetes swaps the files of a ConfigMap behind one."""
+        return tuple(map(_file_state, self.files))
 
 
-def _signature(path: Path) -> tuple[int, int, int] | None:
+def _file_state(path: Path) -> FileState:
     try:
         found = os.stat(path)
     except OSError:
@@ -74,85 +73,94 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-class Reloads(Collector):
-    """How often, and since when. `cells`: where it is counted, three numbers; `keep`: as
-    they are."""
+class ReloadCounts(Collector):
+    """Counts and logs reloads. `cells`: memory for three numbers: applied, refused, time of the last applied one."""
 
-    def __init__(self, cells: memoryview[float] | None = None, keep: bool = False) -> None:
+    def __init__(self, cells: memoryview[float] | None = None) -> None:
         self._cells = memoryview(bytearray(24)).cast("d") if cells is None else cells
-        if not keep:
+        if not self._cells[2]:
             self._cells[2] = time()
 
-    def count(self, applied: bool) -> None:
-        self._cells[0 if applied else 1] += 1
-        if applied:
-            self._cells[2] = time()
+    def applied(self, found: Change, reason: str) -> None:
+        self._cells[0] += 1
+        self._cells[2] = time()
+        if found.changed:
+            log.info("configuration reloaded (%s): %s", reason, ", ".join(found.changed))
+        if found.restart:
+            log.warning("configuration changes that need a restart to take effect: %s", ", ".join(found.restart))
+        if not (found.changed or found.restart):
+            log.info("configuration reloaded (%s): no changes", reason)
+
+    def refused(self, error: ConfigError, reason: str) -> None:
+        self._cells[1] += 1
+        log.error("configuration reload refused (%s), keeping the previous configuration:\n%s", reason, error)
 
     def collect(self) -> Iterable[Metric]:
         counts = counter("firsttoken_config_reloads_total")
-        counts.of[("applied",)].value, counts.of[("refused",)].value = self._cells[0], self._cells[1]
+        counts.of[("applied",)].value = self._cells[0]
+        counts.of[("refused",)].value = self._cells[1]
         yield from counts.collect()
         yield gauge("firsttoken_config_loaded_timestamp_seconds", [((), self._cells[2])])
 
 
 class Reloader:
-    """One reload at a time. `take` brings a configuration into force."""
+    """One reload at a time. `apply` brings a configuration into force."""
 
-    def __init__(self, config: Config, source: ConfigSource, take: Callable[[Config], Awaitable[None]]) -> None:
-        self.config, self.source, self._take = config, source, take
-        self.reloads = Reloads()
-        self._turn = asyncio.Lock()
+    def __init__(self, config: Config, source: ConfigSource, apply: Callable[[Config], Awaitable[None]]) -> None:
+        self.config = config
+        self.counts = ReloadCounts()
+        self._source = source
+        self._apply = apply
+        self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        if self.source.files:
-            self._spawn(self._watch())
+        if self._source.files:
+            self._spawn(self._watch_files())
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def soon(self, why: str) -> None:
-        """For whoever waits for no answer: it is in the log."""
-        self._spawn(self._try(why))
+    def reload_soon(self, reason: str) -> None:
+        """The result is in the log."""
+        self._spawn(self._reload_logged(reason))
 
-    async def reload(self, why: str) -> Change:
-        """Raises ConfigError; the configuration before is then still in force."""
-        async with self._turn:
+    async def reload(self, reason: str) -> Change:
+        """Raises ConfigError; the previous configuration is then still in force."""
+        async with self._lock:
             try:
-                found = await asyncio.to_thread(self.source.next, self.config)
+                found = await asyncio.to_thread(self._source.next, self.config)
                 if found.changed:
-                    await self._take(found.config)
+                    await self._apply(found.config)
             except ConfigError as error:
-                self.reloads.count(applied=False)
-                log.error(KEPT, why, error)
+                self.counts.refused(error, reason)
                 raise
             self.config = found.config
-            self.reloads.count(applied=True)
-            told(found, why)
+            self.counts.applied(found, reason)
             return found
 
-    async def posted(self) -> web.Response:
+    async def on_post(self) -> web.Response:
         """POST /reload. Raises ApiError."""
         try:
-            return json_response(200, encode(said(await self.reload("POST /reload"))))
+            return json_response(200, encode(reload_result(await self.reload("POST /reload"))))
         except ConfigError as error:
-            raise refused(str(error)) from None
+            raise invalid_config(str(error)) from None
 
-    async def _try(self, why: str) -> None:
+    async def _reload_logged(self, reason: str) -> None:
         try:
-            await self.reload(why)
+            await self.reload(reason)
         except ConfigError:
-            return  # it was said
+            return  # logged by `refused`
         except Exception:
-            log.exception("the configuration could not be reloaded (%s)", why)
+            log.exception("configuration reload failed (%s)", reason)
 
-    async def _watch(self) -> None:
+    async def _watch_files(self) -> None:
         while True:
-            await asyncio.sleep(LOOK)
-            if await asyncio.to_thread(self.source.look):
-                await self._try("a file changed")
+            await asyncio.sleep(CHECK_INTERVAL)
+            if await asyncio.to_thread(self._source.files_changed):
+                await self._reload_logged("a file changed")
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -160,20 +168,10 @@ class Reloader:
         task.add_done_callback(self._tasks.discard)
 
 
-def said(found: Change) -> dict[str, object]:
-    """The answer to whoever asked for it."""
+def reload_result(found: Change) -> dict[str, object]:
+    """Body of the answer to POST /reload."""
     return {"result": "applied" if found.changed else "unchanged", "changed": found.changed, "restart": found.restart}
 
 
-def refused(lines: str) -> ApiError:
+def invalid_config(lines: str) -> ApiError:
     return ApiError(400, lines, code="invalid_config")
-
-
-def told(found: Change, why: str) -> None:
-    """In the log."""
-    if found.changed:
-        log.info("the configuration was reloaded (%s): %s", why, ", ".join(found.changed))
-    if found.restart:
-        log.warning("these changes need a restart, and have no effect until then: %s", ", ".join(found.restart))
-    if not (found.changed or found.restart):
-        log.info("the configuration was reloaded (%s): nothing has changed", why)

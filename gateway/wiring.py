@@ -1,21 +1,24 @@
-"""Parts that a gateway has only where its configuration asks for them.
+"""Components that a gateway has only if its configuration asks for them, or if it is one of several workers.
 
-What they are built on is imported here, when they are made: Redis, OpenTelemetry and ZMQ are extras.
+Redis, OpenTelemetry and ZMQ are optional dependencies: the modules that need them are imported here, when used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from gateway.admission.local_quotas import LocalQuotas
 from gateway.cluster.pending_updates import new_group
 from gateway.config.models import Config
 from gateway.observe.access_log import AccessLog
 from gateway.observe.metrics.registry import Registry
 from gateway.upstream.routed_request import Upstream
-from gateway.workers.shared_access_log import SharedAccessLog
-from gateway.workers.worker_context import WorkerContext
 from policies.fleet.fleet import Fleet
+from policies.fleet.peers import PeerLink
 
 if TYPE_CHECKING:
     from gateway.admission.key_store import Keyring
@@ -27,14 +30,41 @@ if TYPE_CHECKING:
     from gateway.observe.otel.telemetry import Telemetry
 
 
-def access_log(target: str, seat: WorkerContext | None) -> AccessLog | None:
+class SlotSharing(PeerLink, Protocol):
+    """A link to the other workers, in which each endpoint has a slot."""
+
+    def share(self, endpoints: Iterable[str]) -> None:
+        """Shares these endpoints, and no others, from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What the supervisor gives to a worker. `data` listens for callers, `admin` (a Unix socket) for the aggregator.
+
+    `group`: name of this gateway among replicas. `log_lock`: locked by the worker that writes to the access log.
+    """
+
+    number: int
+    data: socket.socket
+    admin: socket.socket
+    siblings: SlotSharing
+    group: bytes
+    log_lock: Path
+    quotas: LocalQuotas
+
+    @property
+    def is_leader(self) -> bool:
+        """One worker runs the jobs that must run once."""
+        return self.number == 0
+
+
+def access_log(target: str, worker: WorkerContext | None) -> AccessLog | None:
     if target == "off":
         return None
-    return AccessLog(target) if seat is None else SharedAccessLog(target, seat.lock)
+    return AccessLog(target, None if worker is None else worker.log_lock)
 
 
 def telemetry(config: Config, upstreams: Mapping[str, Upstream]) -> Telemetry | None:
-    """OpenTelemetry is loaded where it is needed."""
     if config.telemetry.otlp is None:
         return None
     from gateway.observe.otel.telemetry import Telemetry
@@ -43,19 +73,18 @@ def telemetry(config: Config, upstreams: Mapping[str, Upstream]) -> Telemetry | 
 
 
 def served(upstreams: Mapping[str, Upstream]) -> dict[str, Served]:
-    """What spans say of endpoints."""
+    """Span attributes of each endpoint."""
     from gateway.observe.otel.semconv import PROVIDERS
     from gateway.observe.otel.spans import Served
 
-    served = {}
-    for endpoint, up in upstreams.items():
-        address, kind = up.origin.address, up.backend.kind
-        served[endpoint] = Served(PROVIDERS.get(kind, kind), up.model, address.host, address.port)
-    return served
+    found = {}
+    for endpoint, upstream in upstreams.items():
+        address, kind = upstream.origin.address, upstream.backend.kind
+        found[endpoint] = Served(PROVIDERS.get(kind, kind), upstream.model, address.host, address.port)
+    return found
 
 
 def kv_events(config: Config, fleet: Fleet) -> KvEvents | None:
-    """ZMQ is loaded where it is needed."""
     if not (sources := config.kv_events()):
         return None
     from gateway.fleet.kv_event_listener import KvEvents
@@ -63,36 +92,35 @@ def kv_events(config: Config, fleet: Fleet) -> KvEvents | None:
     return KvEvents(fleet, sources)
 
 
-def link(config: Config, registry: Registry) -> RedisClient | None:
-    """Redis is loaded where it is needed."""
+def redis_client(config: Config, registry: Registry) -> RedisClient | None:
     if config.state.redis is None:
         return None
     from gateway.cluster.redis_client import RedisClient
 
-    link = RedisClient(config.state.redis.get_secret_value())
-    registry.register(link)
-    return link
+    redis = RedisClient(config.state.redis.get_secret_value())
+    registry.register(redis)
+    return redis
 
 
-def shared_quotas(config: Config, link: RedisClient | None) -> RedisQuotas | None:
-    if link is None:
+def redis_quotas(config: Config, redis: RedisClient | None) -> RedisQuotas | None:
+    if redis is None:
         return None
     from gateway.admission.redis_quotas import RedisQuotas
 
-    return RedisQuotas(link, config.server.workers)
+    return RedisQuotas(redis, config.server.workers)
 
 
-def keyring(config: Config, link: RedisClient | None, changed: Callable[[], None]) -> Keyring | None:
-    if link is None or config.state.keys != "redis":
+def keyring(config: Config, redis: RedisClient | None, on_change: Callable[[], None]) -> Keyring | None:
+    if redis is None or config.state.keys != "redis":
         return None
     from gateway.admission.key_store import Keyring
 
-    return Keyring(link, changed)
+    return Keyring(redis, on_change)
 
 
-def replicas(config: Config, link: RedisClient | None, fleet: Fleet, seat: WorkerContext | None) -> Replicas | None:
-    if link is None:
+def replicas(config: Config, redis: RedisClient | None, fleet: Fleet, worker: WorkerContext | None) -> Replicas | None:
+    if redis is None:
         return None
     from gateway.cluster.replicas import Replicas
 
-    return Replicas(link, config.state.namespace, new_group() if seat is None else seat.group, fleet.knows)
+    return Replicas(redis, config.state.namespace, new_group() if worker is None else worker.group, fleet.knows)

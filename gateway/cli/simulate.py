@@ -12,7 +12,7 @@ from backends.simulated.profiles import PROFILES
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.config.addresses import ListenAddress
 from gateway.config.config_errors import ConfigError, did_you_mean
-from gateway.serve import loop_factory
+from gateway.process import loop_factory
 from gateway.tokenize.tokenizers import encoder
 
 TOKENIZER = "o200k_base"

@@ -10,10 +10,13 @@ lost; how many is said in the log as soon as it can be written again.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -30,9 +33,14 @@ CLOSING = 5.0  # s that the writer gets to write what is queued
 
 
 class AccessLog:
-    """A sink of Records, on one loop. `target`: stdout, stderr or a file's path, which is appended to."""
+    """A sink of Records, on one loop. `target`: stdout, stderr or a file's path, which is appended to.
 
-    def __init__(self, target: str) -> None:
+    `lock`: a file to lock while writing, where several processes write to one log: a pipe takes more than 4 KiB
+    (PIPE_BUF) in parts. The lock is the kernel's, so it ends with its process.
+    """
+
+    def __init__(self, target: str, lock: Path | None = None) -> None:
+        self._lock: BinaryIO | None = None if lock is None else lock.open("ab")
         self._waiting: list[Record] = []
         self._lines: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -101,9 +109,21 @@ class AccessLog:
         lost = self.lost
         if lost > self._said:
             lines = [*lines, encode({"access_log_lines_lost": lost - self._said}) + b"\n"]
-        self._out.write(b"".join(lines))
-        self._out.flush()
+        with self._locked():
+            self._out.write(b"".join(lines))
+            self._out.flush()
         self._said = lost
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._lock is None:
+            yield
+            return
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _fails(self, error: OSError) -> None:
         """One line per change of state."""

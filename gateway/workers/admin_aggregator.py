@@ -1,10 +1,10 @@
-"""The admin port of several workers: it asks each of them, on a private Unix socket, and answers for all.
+"""The admin port of several workers: asks each of them over a private Unix socket, and answers for all.
 
 Rules:
-- It is a process of its own: what it costs to add up metrics no caller waits for, and no worker's end takes it along.
-- It looks at the workers' counts once a second. What one counted after the last look is lost with it; what was shown
-  once is not: the last counts of a process that is gone are kept, and added to those of its successor.
-- One that does not answer in time is left out, of counts with the last that is known.
+- It is a process of its own: adding up metrics delays no caller, and the exit of a worker does not affect it.
+- It collects the workers' counters once a second. What a worker counted after the last collection is lost when it
+  exits; what was shown once is not: the last counters of an exited worker are kept, and added to its successor's.
+- A worker that does not answer in time is left out; of counters its last ones stand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from shutil import rmtree
 from time import time
@@ -29,93 +29,91 @@ from gateway.admin.admin_server import AdminServer, json_response
 from gateway.admin.request_query import RequestQuery
 from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
-from gateway.app import CUT
 from gateway.config.models import Config
 from gateway.observe.log_format import unhandled
 from gateway.observe.metrics.route_stats import collected, route_stats
 from gateway.observe.metrics.series import counter, gauge
-from gateway.reload import Reloads, refused
+from gateway.process import BACKLOG, HANDLER_GRACE, loop_factory
+from gateway.reload import ReloadCounts, invalid_config
 from gateway.runtime import redacted_config
-from gateway.serve import loop_factory
-from gateway.workers.child_process import ASKED
-from gateway.workers.listen_sockets import BACKLOG
-from gateway.workers.merged_stats import Families, add_retired, endpoints, kept, merged
-from gateway.workers.retired_counters import RetiredCounters
-from gateway.workers.shared_value import SharedValue
-from gateway.workers.worker import COUNTS, ControlChannel, first
-from gateway.workers.worker_register import Entry, WorkerRegister, WorkerState
+from gateway.workers.child_process import ASK_RELOAD, ControlChannel, first_of
+from gateway.workers.merged_stats import COUNTS, Families, add_retired, keep_maxima, merge_endpoints, merge_families
+from gateway.workers.shared_state import Entry, SharedValue, WorkerRegister, WorkerState
 from policies.routes.route import Route
 
 log = logging.getLogger("firsttoken")
 
-LOOK = 1.0  # s between two looks at the workers' counts
-PATIENCE = 2.0  # s that a worker has to answer
-TAKEN, UNKNOWN = 204, 404  # what is said of a beacon by the worker whose request it was, and by the others
-TAKING = 30.0  # s that all of them have to take a configuration
+COLLECT_INTERVAL = 1.0  # s between two collections of the workers' counters
+WORKER_TIMEOUT = 2.0  # s that a worker has to answer
+RELOAD_TIMEOUT = 30.0  # s that all workers have to apply a configuration
+ACCEPTED, UNKNOWN = 204, 404  # status of POST /ttft: of the worker that served the request, and of the others
 HOP_BY_HOP = ("host", "connection", "content-length", "transfer-encoding")
 
 
-def serve_aggregator(desk: AdminAggregator, admin: socket.socket, line: socket.socket) -> int:
+def serve_aggregator(aggregator: AdminAggregator, admin: socket.socket, channel: socket.socket) -> int:
     """Returns the exit code."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_live(desk, admin, line))
+        runner.run(_serve(aggregator, admin, channel))
     return 0
 
 
-async def _live(desk: AdminAggregator, admin: socket.socket, line: socket.socket) -> None:
+async def _serve(aggregator: AdminAggregator, admin: socket.socket, channel: socket.socket) -> None:
     asyncio.get_running_loop().set_exception_handler(unhandled)
-    orders = desk.orders
-    transport, _ = await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
-    desk.ask = lambda: transport.write(ASKED)
-    runner = web.AppRunner(desk.app(), access_log=None, shutdown_timeout=CUT, auto_decompress=False)
+    control = aggregator.control = await ControlChannel.open(channel)
+    runner = web.AppRunner(aggregator.app(), access_log=None, shutdown_timeout=HANDLER_GRACE, auto_decompress=False)
     await runner.setup()
     await web.SockSite(runner, admin, backlog=BACKLOG).start()
-    tasks = [asyncio.create_task(work) for work in (desk.look_forever(), desk.take_forever())]
-    await first(orders.drain, orders.hurry)
+    tasks = [asyncio.create_task(aggregator.collect_forever()), asyncio.create_task(aggregator.follow_reloads(control))]
+    await first_of(control.drain, control.force_stop)
     for task in tasks:
         task.cancel()
     await runner.cleanup()
-    await desk.close()
-    if not orders.hurry.is_set():  # the supervisor is gone, and has left what it would have taken along
-        rmtree(desk.home, ignore_errors=True)
+    await aggregator.close()
+    if not control.force_stop.is_set():  # the supervisor died and left its directory behind
+        rmtree(aggregator.home, ignore_errors=True)
 
 
 class AdminAggregator(Collector):
-    """`paths`: of the workers' private sockets."""
+    """Implements `gateway.admin.admin_server.AdminData`. `paths`: the workers' private sockets, in one directory."""
 
     def __init__(
         self,
         config: Config,
         paths: Sequence[str],
         register: WorkerRegister,
-        retired: RetiredCounters,
+        retired: SharedValue,
+        *,
         configs: SharedValue,
         answers: SharedValue,
     ) -> None:
-        self._config, self.paths, self.register, self.retired = config, paths, register, retired
-        self.configs, self.answers, self.orders = configs, answers, ControlChannel()
-        self.ask: Callable[[], None] = lambda: None  # the supervisor for a reload
-        self._reloading = asyncio.Lock()
         self.home = Path(paths[0]).parent
-        self.lives: dict[int, str] = {}  # by worker: the process that was looked at last
-        self.last: dict[int, Families] = {}  # and its counts
-        self.shown = False  # since the last look
-        self.dead = retired.read()
-        self.sessions: dict[int, ClientSession] = {}
+        self.control: ControlChannel | None = None
+        self._config = config
+        self._paths = paths
+        self._register = register
+        self._configs = configs
+        self._answers = answers
+        self._reloading = asyncio.Lock()
+        self._lives: dict[int, str] = {}  # by worker number: the process that was asked last
+        self._last: dict[int | None, Families] = {}  # and its counters
+        self._exposed = False  # since the last collection
+        self._retired_value = retired
+        self._retired: Families = retired.get() or []
+        self._sessions: dict[int, ClientSession] = {}
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        self.registry.register(Reloads(register.reloads, keep=True))
+        self.registry.register(ReloadCounts(register.reloads))
 
     def app(self) -> web.Application:
         app = AdminServer(self).app()
         app.router.add_get("/ready", self.ready)
         return app
 
-    # -- AdminData ------------------------------------------------------------------------
+    # -- AdminData --------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        await self.look()
-        self.shown = True
+        await self.collect_counters()
+        self._exposed = True
 
     def routes(self) -> Sequence[Route]:
         passthrough = self._config.passthrough_route
@@ -129,126 +127,122 @@ class AdminAggregator(Collector):
 
     async def requests(self, query: RequestQuery) -> bytes:
         """As one gateway would answer; every worker is asked for as many."""
-        return encode(query.merge(await self._ask_all(query.url())))
+        return encode(query.merge(await self._get_all(query.url())))
 
     async def route_stats(self) -> bytes:
-        await self.look()
+        await self.collect_counters()
         return encode(route_stats(collected(self.collect()), self.routes(), time()))
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
-        return endpoints(await self._ask_all("/fleet"))
+        return merge_endpoints(await self._get_all("/fleet"))
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
         """Asks the first worker that serves: workers see each other's load as their own."""
         forwarded = {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
-        path = f"/explain?path={operation.value}"
-        for number, entry in enumerate(self.register.all()):
+        url = f"http://worker/explain?path={operation.value}"
+        for worker, entry in enumerate(self._register.all()):
             if entry.state is WorkerState.SERVING:
-                async with self._session(number).post(f"http://worker{path}", data=body, headers=forwarded) as reply:
+                async with self._session(worker).post(url, data=body, headers=forwarded) as reply:
                     return json_response(reply.status, await reply.read())
         raise no_worker()
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
         """Sends the beacon to all workers; the one that served the request knows its id."""
-        asked = [self._post(number, "/ttft", beacon) for number in range(len(self.paths))]
-        replies = [reply for reply in await asyncio.gather(*asked) if reply is not None]
+        replies = await self._ask_all("POST", "/ttft", beacon)
         if not replies:
             raise no_worker()
-        status, body = min(replies, key=lambda reply: (reply[0] == UNKNOWN, reply[0]))
-        return web.Response(status=status) if status == TAKEN else json_response(status, body)
+        status, body = min(replies.values(), key=lambda reply: (reply[0] == UNKNOWN, reply[0]))
+        return web.Response(status=status) if status == ACCEPTED else json_response(status, body)
 
     async def reload(self) -> web.Response:
         """The supervisor reads the configuration; the reply comes when every worker has applied it."""
+        assert self.control is not None
         async with self._reloading:
-            self.orders.told.clear()
-            self.ask()
+            self.control.reply.clear()
+            self.control.report(ASK_RELOAD)
             try:
-                async with asyncio.timeout(TAKING):
-                    await self.orders.told.wait()
+                async with asyncio.timeout(RELOAD_TIMEOUT):
+                    await self.control.reply.wait()
             except TimeoutError:
-                message = f"Not every worker has taken it within {TAKING:g} s."
+                message = f"Not every worker has applied the configuration within {RELOAD_TIMEOUT:g} s."
                 raise ApiError(504, message, type="server_error") from None
-            said = self.answers.get()
-        if isinstance(said, str):
-            raise refused(said)
-        return json_response(200, encode(said))
+            answer = self._answers.get()
+        if isinstance(answer, str):
+            raise invalid_config(answer)
+        return json_response(200, encode(answer))
 
-    # -- state of the workers -------------------------------------------------------------
-
-    async def take_forever(self) -> None:
-        """What is in force, to be shown."""
-        while True:
-            await self.orders.reload.wait()
-            self.orders.reload.clear()
-            self._config = self.configs.get()
+    # -- state of the workers ---------------------------------------------------------------
 
     async def ready(self, http: web.Request) -> web.StreamResponse:
         """200 when all workers serve."""
-        entries = self.register.all()
+        entries = self._register.all()
         status = readiness(entries)
-        said = {"status": status, "workers": [entry.state.name.lower() for entry in entries]}
-        return json_response(200 if status == "ready" else 503, encode(said))
+        body = {"status": status, "workers": [entry.state.name.lower() for entry in entries]}
+        return json_response(200 if status == "ready" else 503, encode(body))
+
+    async def follow_reloads(self, control: ControlChannel) -> None:
+        """Keeps the configuration in force, for views."""
+        while True:
+            await control.reload.wait()
+            control.reload.clear()
+            self._config = self._configs.get()
 
     def collect(self) -> Iterable[Metric]:
-        """As of the last look."""
-        entries = self.register.all()
+        """As of the last collection."""
+        entries = self._register.all()
         serving = sum(entry.state is WorkerState.SERVING for entry in entries)
         yield gauge("firsttoken_workers", [((), serving)])
         starts = counter("firsttoken_worker_starts_total")
         for number, entry in enumerate(entries, 1):
             starts.of[(str(number),)].value = entry.starts
         yield from starts.collect()
-        yield from merged({None: self.dead, **{number + 1: told for number, told in self.last.items()}})
+        yield from merge_families({None: self._retired, **self._last})
 
-    # -- asking workers -------------------------------------------------------------------
-
-    async def look_forever(self) -> None:
+    async def collect_forever(self) -> None:
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK)
+            await self.collect_counters()
+            await asyncio.sleep(COLLECT_INTERVAL)
 
-    async def look(self) -> None:
-        """At the counts of all."""
-        for number, told in (await self._ask_all(COUNTS)).items():
-            worker = number - 1
-            if self.lives.get(worker, told["life"]) != told["life"]:
-                self.dead = add_retired(self.dead, self.last[worker])
-                self.retired.write(self.dead)
-            before = [] if self.shown else self.last.get(worker, [])
-            self.lives[worker], self.last[worker] = told["life"], kept(before, told["families"])
-        self.shown = False
+    async def collect_counters(self) -> None:
+        for number, counts in (await self._get_all(COUNTS)).items():
+            life = counts["life"]
+            if self._lives.get(number, life) != life:
+                self._retired = add_retired(self._retired, self._last[number])
+                self._retired_value.put(self._retired)
+            before = [] if self._exposed else self._last.get(number, [])
+            self._lives[number], self._last[number] = life, keep_maxima(before, counts["families"])
+        self._exposed = False
 
-    async def _ask_all(self, path: str) -> Mapping[int, Any]:
-        """What each of them says that answers, by its number from 1."""
-        answers = await asyncio.gather(*(self._ask(number, path) for number in range(len(self.paths))))
-        return {number: answer for number, answer in enumerate(answers, 1) if answer is not None}
+    # -- requests to workers ----------------------------------------------------------------
 
-    async def _ask(self, number: int, path: str) -> Any:
+    async def _get_all(self, path: str) -> Mapping[int, Any]:
+        """The JSON replies with status 200, by worker number from 1."""
+        replies = await self._ask_all("GET", path)
+        return {number: msgspec.json.decode(body) for number, (status, body) in replies.items() if status == 200}
+
+    async def _ask_all(self, method: str, path: str, body: bytes | None = None) -> Mapping[int, tuple[int, bytes]]:
+        """Status and body of the replies, by worker number from 1."""
+        replies = await asyncio.gather(*(self._ask(at, method, path, body) for at in range(len(self._paths))))
+        return {number: reply for number, reply in enumerate(replies, 1) if reply is not None}
+
+    async def _ask(self, worker: int, method: str, path: str, body: bytes | None) -> tuple[int, bytes] | None:
         try:
-            async with self._session(number).get(f"http://worker{path}") as said:
-                return msgspec.json.decode(await said.read()) if said.status == 200 else None
-        except (ClientError, OSError, TimeoutError) as error:
-            log.debug("worker %d does not answer: %s", number + 1, error)
-            return None
-
-    async def _post(self, number: int, path: str, body: bytes) -> tuple[int, bytes] | None:
-        try:
-            async with self._session(number).post(f"http://worker{path}", data=body) as reply:
+            async with self._session(worker).request(method, f"http://worker{path}", data=body) as reply:
                 return reply.status, await reply.read()
         except (ClientError, OSError, TimeoutError) as error:
-            log.debug("worker %d does not answer: %s", number + 1, error)
+            log.debug("worker %d does not answer: %s", worker + 1, error)
             return None
 
-    def _session(self, number: int) -> ClientSession:
-        session = self.sessions.get(number)
+    def _session(self, worker: int) -> ClientSession:
+        session = self._sessions.get(worker)
         if session is None:
-            connector = UnixConnector(self.paths[number])
-            timeout = ClientTimeout(PATIENCE)
-            session = self.sessions[number] = ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+            connector, timeout = UnixConnector(self._paths[worker]), ClientTimeout(WORKER_TIMEOUT)
+            session = ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+            self._sessions[worker] = session
         return session
 
     async def close(self) -> None:
-        for session in self.sessions.values():
+        for session in self._sessions.values():
             await session.close()
 
 

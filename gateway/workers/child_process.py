@@ -1,69 +1,80 @@
-"""A forked process and the line to it.
+"""A forked process, the control channel to it, and the slot that restarts it.
 
 Rules:
-- It is forked by a process without threads and without a loop: nothing that either needs is copied half done.
-- It takes its orders from the line alone and ignores SIGINT, SIGTERM and SIGHUP. A terminal, a container and systemd
-  send those to all processes of a service at once, and a second one means haste: so the supervisor alone counts them.
-- The end of the line is an order too: a process whose supervisor is gone drains and ends.
+- The parent has no threads and no event loop when it forks: nothing that either needs is copied half done.
+- A child takes its orders from the channel alone and ignores SIGINT, SIGTERM and SIGHUP. A terminal, a container and
+  systemd send those to all processes of a service, and a second one means "do not wait": the supervisor alone counts.
+- The end of the channel is an order too: a process whose supervisor is gone drains and exits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 
 log = logging.getLogger("firsttoken")
 
-GO, DRAIN, FORCE_STOP = b"g", b"d", b"h"  # orders; and
-RELOAD, TOLD = b"r", b"t"  # there is something on the shelf: a configuration; for the desk, what became of one
-PREPARED, SERVING, RELOADED = b"p", b"s", b"r"  # reports
-ASKED = b"a"  # the desk's: somebody wants a reload
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+# Orders of the supervisor. REPLY: the answer to ASK_RELOAD is ready for the aggregator.
+GO, DRAIN, FORCE_STOP, RELOAD, REPLY = b"g", b"d", b"h", b"r", b"t"
+# Reports of a child. ASK_RELOAD: the aggregator has got a POST /reload.
+PREPARED, SERVING, RELOADED, ASK_RELOAD = b"p", b"s", b"r", b"a"
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+MIN_UPTIME = 10.0  # s: a process that exits sooner, twice in a row, is not restarted at once
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # s between restarts
+
+Work = Callable[[socket.socket], int]  # given the child's end of the channel; returns the exit code
 
 
 @dataclass(slots=True)
 class Child:
-    """As its parent sees it."""
+    """A forked process as its parent sees it."""
 
     pid: int
-    line: socket.socket
-    born: float = field(default_factory=monotonic)
+    channel: socket.socket
+    started_at: float = field(default_factory=monotonic)
 
-    def tell(self, order: bytes) -> None:
-        """One that has ended hears nothing; its end is noticed elsewhere."""
+    def send(self, order: bytes) -> None:
+        """An order to a process that has exited is dropped; SIGCHLD reports the exit."""
         try:
-            self.line.send(order)
+            self.channel.send(order)
         except OSError:
-            log.debug("process %d has ended", self.pid)
+            log.debug("process %d has exited", self.pid)
 
 
-def fork(work: Callable[[socket.socket], int]) -> Child:
-    """Runs `work` in a process of its own, whose exit code it returns; it is given its end of the line."""
+def fork(work: Work) -> Child:
+    """Runs `work` in a new process."""
     sys.stdout.flush()
-    sys.stderr.flush()  # or the child would write it too
+    sys.stderr.flush()  # or the child would write the same bytes
     ours, theirs = socket.socketpair()
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     pid = os.fork()
     if pid == 0:
-        _live(work, ours, theirs)
+        _run_child(work, ours, theirs)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     theirs.close()
     ours.setblocking(False)
     return Child(pid, ours)
 
 
-def _live(work: Callable[[socket.socket], int], ours: socket.socket, theirs: socket.socket) -> None:
-    """Never returns: above is its parent's stack."""
+def _run_child(work: Work, ours: socket.socket, theirs: socket.socket) -> None:
+    """Never returns: the frames below on the stack are the parent's."""
     code = 1
     try:
         ours.close()
-        _forget_signals()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         code = work(theirs)
     except BaseException:
         log.exception("internal error")
@@ -73,15 +84,101 @@ def _live(work: Callable[[socket.socket], int], ours: socket.socket, theirs: soc
         os._exit(code)
 
 
-def _forget_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-
-
-def told(status: int) -> str:
-    """How a process ended, as `os.waitpid` says it."""
+def exit_reason(status: int) -> str:
+    """`status`: of `os.waitpid`."""
     code = os.waitstatus_to_exitcode(status)
-    return f"was ended by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
+    return f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exited with code {code}"
+
+
+@contextmanager
+def signal_socket() -> Iterator[socket.socket]:
+    """A socket that gets a byte, the signal's number, per signal. The handlers do nothing, so that no signal
+    interrupts the supervisor: each is handled in its turn of the selector."""
+    read, write = socket.socketpair()
+    with read, write:
+        for end in (read, write):
+            end.setblocking(False)
+        before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+        fd = signal.set_wakeup_fd(write.fileno())
+        try:
+            yield read
+        finally:
+            signal.set_wakeup_fd(fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class WorkerSlot:
+    """A process that the supervisor keeps running: outlives the single processes, and says when to restart."""
+
+    def __init__(self, name: str, work: Work) -> None:
+        self.name, self.work = name, work
+        self.child: Child | None = None
+        self.prepared = False
+        self.serving = False
+        self.starts = 0  # processes so far
+        self.restart_at: float | None = None
+        self._early_exits = 0  # in a row
+
+    def on_started(self, child: Child) -> None:
+        self.child = child
+        self.restart_at = None
+        self.starts += 1
+
+    def send(self, order: bytes) -> None:
+        if self.child is not None:
+            self.child.send(order)
+
+    def on_exit(self, now: float) -> float:
+        """Seconds until the next process should start."""
+        assert self.child is not None
+        self._early_exits = self._early_exits + 1 if now - self.child.started_at < MIN_UPTIME else 0
+        self.child.channel.close()
+        self.child = None
+        self.prepared = self.serving = False
+        return 0.0 if self._early_exits < 2 else min(FIRST_WAIT * 2.0 ** (self._early_exits - 2), LONGEST_WAIT)
+
+
+class ControlChannel(asyncio.Protocol):
+    """The child's end of the channel: one event per order of the supervisor."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.drain = asyncio.Event()
+        self.force_stop = asyncio.Event()
+        self.reload = asyncio.Event()
+        self.reply = asyncio.Event()
+        self._transport: asyncio.WriteTransport | None = None
+
+    @classmethod
+    async def open(cls, channel: socket.socket) -> ControlChannel:
+        transport, protocol = await asyncio.get_running_loop().create_connection(cls, sock=channel)
+        protocol._transport = transport
+        return protocol
+
+    def report(self, what: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(what)
+
+    def data_received(self, data: bytes) -> None:
+        events = {
+            GO: self.go,
+            DRAIN: self.drain,
+            FORCE_STOP: self.force_stop,
+            RELOAD: self.reload,
+            REPLY: self.reply,
+        }
+        for order, event in events.items():
+            if order in data:
+                event.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.drain.set()
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Returns when one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()

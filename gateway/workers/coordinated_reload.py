@@ -1,86 +1,84 @@
-"""A reload of several workers: read and checked once, by their supervisor; in force for all, or for none.
+"""All-or-nothing reload of several workers: read and checked once, by the supervisor.
 
-A worker that starts meanwhile starts with the new configuration; one that ends has taken it as far as it could. The
-supervisor waits for nobody: it is told when each has taken it, and tells the desk when all have.
+A worker that starts during a reload starts with the new configuration; one that exits counts as done. The supervisor
+blocks on nobody: each worker reports when it has applied the configuration, and the aggregator gets the answer when
+all have.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from time import monotonic
 
 from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
-from gateway.reload import KEPT, LOOK, ConfigSource, Reloads, said, told
-from gateway.workers.child_process import RELOAD, TOLD
-from gateway.workers.shared_value import SharedValue
-from gateway.workers.worker_slot import WorkerSlot
-
-log = logging.getLogger("firsttoken")
+from gateway.reload import CHECK_INTERVAL, ConfigSource, ReloadCounts, reload_result
+from gateway.workers.child_process import RELOAD, REPLY, WorkerSlot
+from gateway.workers.shared_state import SharedValue
 
 POSTED = "POST /reload"
 
 
 class CoordinatedReload:
-    """One at a time; whoever asks meanwhile gets the next."""
+    """One reload at a time; a request for another meanwhile is done next."""
 
-    def __init__(self, config: Config, source: ConfigSource, reloads: Reloads) -> None:
-        self.config, self.source, self.reloads = config, source, reloads
+    def __init__(self, config: Config, source: ConfigSource, counts: ReloadCounts, aggregator: WorkerSlot) -> None:
+        self.config = config
         self.configs, self.answers = SharedValue(), SharedValue()
-        self.due = monotonic() + LOOK if source.files else None
-        self._taking: set[WorkerSlot] = set()  # workers that were told
-        self._answer: object = None  # for the desk, when they have
-        self._wanted: dict[str, None] = {}
+        self.check_at = monotonic() + CHECK_INTERVAL if source.files else None
+        self._source = source
+        self._counts = counts
+        self._aggregator = aggregator
+        self._applying: set[WorkerSlot] = set()  # workers that have not reported yet
+        self._answer: object = None  # for the aggregator, once they have
+        self._pending: dict[str, None] = {}
 
-    def look(self, now: float) -> bool:
-        """Whether the files have changed."""
-        if self.due is None or now < self.due:
+    def files_changed(self, now: float) -> bool:
+        if self.check_at is None or now < self.check_at:
             return False
-        self.due = now + LOOK
-        return self.source.look()
+        self.check_at = now + CHECK_INTERVAL
+        return self._source.files_changed()
 
-    def begin(self, why: str, workers: Iterable[WorkerSlot], desk: WorkerSlot) -> None:
-        if self._taking:
-            self._wanted[why] = None
+    def begin(self, reason: str, workers: Iterable[WorkerSlot]) -> None:
+        if self._applying:
+            self._pending[reason] = None
             return
-        answer = self._apply(why, [worker for worker in workers if worker.child is not None], desk)
-        self._answer = answer if why == POSTED else None
-        self._tell(desk)
+        answer = self._apply(reason, {worker for worker in workers if worker.child is not None})
+        self._answer = answer if reason == POSTED else None
+        self._send_answer()
 
-    def _apply(self, why: str, workers: Iterable[WorkerSlot], desk: WorkerSlot) -> object:
+    def _apply(self, reason: str, running: set[WorkerSlot]) -> object:
+        """The answer to POST /reload: a result, or the errors as text."""
         try:
-            found = self.source.next(self.config)
+            change = self._source.next(self.config)
         except ConfigError as error:
-            self.reloads.count(applied=False)
-            log.error(KEPT, why, error)
+            self._counts.refused(error, reason)
             return str(error)
-        self.reloads.count(applied=True)
-        told(found, why)
-        self.config = found.config
-        if found.changed:
+        self._counts.applied(change, reason)
+        self.config = change.config
+        if change.changed:
             self.configs.put(self.config)
-            self._taking = {*workers}
-            for place in (*workers, desk):
-                place.tell(RELOAD)
-        return said(found)
+            self._applying = running
+            for slot in (*running, self._aggregator):
+                slot.send(RELOAD)
+        return reload_result(change)
 
-    def taken(self, place: WorkerSlot, desk: WorkerSlot) -> None:
-        """By this worker; or it has ended."""
-        if place in self._taking:
-            self._taking.discard(place)
-            self._tell(desk)
+    def on_applied(self, slot: WorkerSlot) -> None:
+        """This worker has applied the configuration, or has exited."""
+        if slot in self._applying:
+            self._applying.discard(slot)
+            self._send_answer()
 
-    def next(self) -> str | None:
-        """What was asked for meanwhile, once it can be done."""
-        if self._taking or not self._wanted:
+    def next_reason(self) -> str | None:
+        """Why another reload was asked for meanwhile, once it can begin."""
+        if self._applying or not self._pending:
             return None
-        why = next(iter(self._wanted))
-        del self._wanted[why]
-        return why
+        reason = next(iter(self._pending))
+        del self._pending[reason]
+        return reason
 
-    def _tell(self, desk: WorkerSlot) -> None:
-        if self._answer is not None and not self._taking:
+    def _send_answer(self) -> None:
+        if self._answer is not None and not self._applying:
             self.answers.put(self._answer)
             self._answer = None
-            desk.tell(TOLD)
+            self._aggregator.send(REPLY)

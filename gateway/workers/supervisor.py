@@ -1,16 +1,16 @@
-"""Keeps N workers serving one port, and a desk that speaks for all of them.
+"""Keeps N workers serving one port, and an admin aggregator that answers for all of them.
 
 Rules:
-- It serves nothing itself: without threads and without a loop it can fork at any time. So a worker is replaced in
-  milliseconds, needs nothing from disk, and shares the memory of all that was loaded before.
+- The supervisor serves nothing itself: without threads and without an event loop it can fork at any time. So a worker
+  is replaced in milliseconds, reads nothing from disk, and shares the memory of everything loaded before.
 - Every worker has a listening socket of its own on the shared port; the kernel spreads connections over them. The
-  supervisor holds each too: connections that a dead worker had not accepted wait for its successor.
+  supervisor holds each socket too: connections that a dead worker had not accepted wait for its successor.
 - Callers are let in when all workers are prepared, not before.
-- A worker that dies is replaced at once; one that dies young again and again later each time, and meanwhile its socket
-  is closed, so that the others get its connections.
-- The first signal drains, the second does not wait. What is left when the time for it is over is killed.
-- Another configuration is read and checked here, once; workers are told of it when it is good.
-- Each of these is one line on stderr.
+- A worker that exits is restarted at once; one that exits early, twice in a row, after growing waits. Meanwhile its
+  socket is closed, so that the other workers get its connections.
+- The first signal drains, the second ends the draining. Processes that outlast it are killed.
+- A reloaded configuration is read and checked here, once, and workers get it only if it is valid.
+- Each of these events is one log line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
@@ -29,29 +28,37 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 
 from gateway.admission.local_quotas import Shared
-from gateway.app import tune_gc
 from gateway.cluster.pending_updates import new_group
 from gateway.config.addresses import ListenAddress
 from gateway.config.models import Config
-from gateway.reload import ConfigSource, Reloads
-from gateway.serve import draining
+from gateway.process import BACKLOG, bind, drain_message, listen_unix, reserve_port, tune_gc, url_of
+from gateway.reload import ConfigSource, ReloadCounts
 from gateway.tokenize.tokenizers import encoder
+from gateway.wiring import WorkerContext
 from gateway.workers.admin_aggregator import AdminAggregator, serve_aggregator
-from gateway.workers.child_process import ASKED, DRAIN, FORCE_STOP, GO, PREPARED, RELOADED, SERVING, fork, told
+from gateway.workers.child_process import (
+    ASK_RELOAD,
+    DRAIN,
+    FORCE_STOP,
+    GO,
+    PREPARED,
+    RELOADED,
+    SERVING,
+    Work,
+    WorkerSlot,
+    exit_reason,
+    fork,
+    signal_socket,
+)
 from gateway.workers.coordinated_reload import POSTED, CoordinatedReload
-from gateway.workers.listen_sockets import BACKLOG, bound, private, reserved, url
-from gateway.workers.retired_counters import RetiredCounters
 from gateway.workers.shared_memory import Memory
-from gateway.workers.signal_selector import heard
+from gateway.workers.shared_state import Entry, SharedValue, WorkerRegister, WorkerState
 from gateway.workers.worker import serve_worker
-from gateway.workers.worker_context import WorkerContext
-from gateway.workers.worker_register import Entry, WorkerRegister, WorkerState
-from gateway.workers.worker_slot import WorkerSlot
 
 log = logging.getLogger("firsttoken")
 
-SPARE = 64  # endpoints that workers can share beyond twice those that they began with: all may be exchanged at once
-LATE = 5.0  # s beyond its grace that a process has to end
+SPARE_SLOTS = 64  # endpoints that workers can share beyond those at the start, so that a reload can replace endpoints
+KILL_AFTER = 5.0  # s beyond its grace that a process has to exit
 
 
 class Phase(Enum):
@@ -61,163 +68,176 @@ class Phase(Enum):
 
 
 def supervise(config: Config, source: ConfigSource) -> int:
-    """Until a signal says stop. Exit code: 0; 2 where a port cannot be had; 1 where a worker cannot start."""
+    """Runs until a signal. Exit code: 0; 2 if a port is taken; 1 if a worker cannot start."""
     for tokenizer in {pool.tokenizer for pool in config.pools.values()}:
-        encoder(tokenizer)  # here, so that all share its memory
-    tune_gc()  # a collection in a worker would write to the memory that it shares
+        encoder(tokenizer)  # before the fork, so that all processes share its memory
+    tune_gc()  # a collection in a worker would write to shared pages
     with ExitStack() as stack:
         home = Path(stack.enter_context(TemporaryDirectory(prefix="firsttoken-")))
         try:
-            held, admin = reserved(config.server.listen), bound(config.server.admin)
+            reserved, admin = reserve_port(config.server.listen), bind(config.server.admin)
             admin.listen(BACKLOG)
         except OSError as error:
             print(f"firsttoken: cannot listen: {error.strerror or error}", file=sys.stderr)
             return 2
-        return Supervisor(config, source, held, admin, home).run()
+        return Supervisor(config, source, reserved, admin, home).run()
 
 
 class Supervisor:
-    """`held` has the shared port and never listens, `admin` is the admin port's, `home` a directory of our own."""
+    """`reserved` is bound to the shared port and never listens; `home` is a directory for private files."""
 
     def __init__(
-        self, config: Config, source: ConfigSource, held: socket.socket, admin: socket.socket, home: Path
+        self, config: Config, source: ConfigSource, reserved: socket.socket, admin: socket.socket, home: Path
     ) -> None:
         count = config.server.workers
-        self.config, self.held, self.admin = config, held, admin
+        self.config = config
+        self.reserved, self.admin = reserved, admin
         self.listening: list[socket.socket | None] = [None] * count
-        self.asked = [private(home / f"{number}.sock") for number in range(count)]
-        self.lock, self.group = home / "lines.lock", new_group()
-        self.memory = Memory(config.urls(), count, len(config.urls()) + SPARE)
+        self.private = [listen_unix(home / f"{number}.sock") for number in range(count)]
+        self.log_lock, self.group = home / "lines.lock", new_group()
+        self.memory = Memory(config.urls(), count, len(config.urls()) + SPARE_SLOTS)
         self.quotas = Shared((key.name for key in config.keys), count)
-        self.register, self.retired = WorkerRegister(count), RetiredCounters()
-        self.change = CoordinatedReload(config, source, Reloads(self.register.reloads))
+        self.register, self.retired = WorkerRegister(count), SharedValue()
         self.workers = [WorkerSlot(f"worker {number + 1}", self._work_of(number)) for number in range(count)]
-        self.desk = WorkerSlot("the admin port", self._run_desk)
-        self.places = (*self.workers, self.desk)
-        self.phase, self.announced, self.code = Phase.STARTING, False, 0
+        self.aggregator = WorkerSlot("the admin port", self._run_aggregator)
+        self.slots = (*self.workers, self.aggregator)
+        self.reload = CoordinatedReload(config, source, ReloadCounts(self.register.reloads), self.aggregator)
+        self.phase = Phase.STARTING
+        self.announced = False
+        self.exit_code = 0
         self.kill_at: float | None = None
         self.selector = selectors.DefaultSelector()
 
     def run(self) -> int:
-        with heard() as wake:
-            self.selector.register(wake, selectors.EVENT_READ, lambda: self._signalled(wake.recv(64)))
-            for place in self.places:
-                self._start(place)
-            while any(place.child or place.due for place in self.places):
+        with signal_socket() as signals:
+            self.selector.register(signals, selectors.EVENT_READ, lambda: self._on_signals(signals.recv(64)))
+            for slot in self.slots:
+                self._start(slot)
+            while any(slot.child or slot.restart_at for slot in self.slots):
                 self._turn()
-        return self.code
+        return self.exit_code
 
     def _turn(self) -> None:
-        """What happened, and what is due."""
-        due = [at for at in (self.kill_at, self.change.due, *(p.due for p in self.places)) if at is not None]
+        """Handles events and due timers."""
+        timers = [self.kill_at, self.reload.check_at, *(slot.restart_at for slot in self.slots)]
+        due = [at for at in timers if at is not None]
         for key, _ in self.selector.select(max(min(due) - monotonic(), 0.0) if due else None):
             key.data()
         now = monotonic()
-        for place in self.places:
-            if place.due is not None and place.due <= now:
-                self._start(place)
+        for slot in self.slots:
+            if slot.restart_at is not None and slot.restart_at <= now:
+                self._start(slot)
         if self.kill_at is not None and self.kill_at <= now:
             self._kill()
-        if self.phase is not Phase.ENDING and self.change.look(now):
+        if self.phase is not Phase.ENDING and self.reload.files_changed(now):
             self._reload("a file changed")
 
-    def _reload(self, why: str) -> None:
+    def _reload(self, reason: str) -> None:
         if self.phase is not Phase.ENDING:
-            self.change.begin(why, self.workers, self.desk)
-            self.config = self.change.config
+            self.reload.begin(reason, self.workers)
+            self.config = self.reload.config
 
-    # -- beginning ------------------------------------------------------------------------
+    def _on_applied(self, slot: WorkerSlot) -> None:
+        self.reload.on_applied(slot)
+        if (reason := self.reload.next_reason()) is not None:
+            self._reload(reason)
 
-    def _start(self, place: WorkerSlot) -> None:
-        if place in self.workers:
-            number = self.workers.index(place)
-            self.listening[number] = self.listening[number] or self._listening()
-            self.register.set(number, Entry(WorkerState.STARTING, place.starts + 1))
-        child = fork(place.work)
-        place.began(child)
-        self.selector.register(child.line, selectors.EVENT_READ, lambda: self._reported(place))
+    # -- start ------------------------------------------------------------------------------
 
-    def _listening(self) -> socket.socket:
-        """On the shared port, bound at least."""
-        made = bound(ListenAddress(self.config.server.listen.host, self.held.getsockname()[1]), shared=True)
+    def _start(self, slot: WorkerSlot) -> None:
+        if slot in self.workers:
+            number = self.workers.index(slot)
+            self.listening[number] = self.listening[number] or self._bind_shared()
+            self.register.set(number, Entry(WorkerState.STARTING, slot.starts + 1))
+        child = fork(slot.work)
+        slot.on_started(child)
+        self.selector.register(child.channel, selectors.EVENT_READ, lambda: self._on_report(slot))
+
+    def _bind_shared(self) -> socket.socket:
+        """A socket on the shared port, which listens once callers are let in."""
+        made = bind(ListenAddress(self.config.server.listen.host, self.reserved.getsockname()[1]), shared=True)
         if self.phase is Phase.OPEN:
             made.listen(BACKLOG)
         return made
 
-    def _work_of(self, number: int) -> Callable[[socket.socket], int]:
-        def work(line: socket.socket) -> int:
+    def _work_of(self, number: int) -> Work:
+        def work(channel: socket.socket) -> int:
             data = self.listening[number]
             assert data is not None
-            self._leave(data, self.asked[number])
-            siblings, quotas = self.memory.member(number), self.quotas.member(number)
-            seat = WorkerContext(number, data, self.asked[number], siblings, self.group, self.lock, quotas)
-            return serve_worker(self.config, seat, self.change.configs, line)
+            self._close_inherited(data, self.private[number])
+            context = WorkerContext(
+                number=number,
+                data=data,
+                admin=self.private[number],
+                siblings=self.memory.member(number),
+                group=self.group,
+                log_lock=self.log_lock,
+                quotas=self.quotas.member(number),
+            )
+            return serve_worker(self.config, context, self.reload.configs, channel)
 
         return work
 
-    def _run_desk(self, line: socket.socket) -> int:
-        paths = [one.getsockname() for one in self.asked]
-        self._leave(self.admin)
-        change = self.change
-        desk = AdminAggregator(self.config, paths, self.register, self.retired, change.configs, change.answers)
-        return serve_aggregator(desk, self.admin, line)
+    def _run_aggregator(self, channel: socket.socket) -> int:
+        paths = [sock.getsockname() for sock in self.private]
+        self._close_inherited(self.admin)
+        reload = self.reload
+        aggregator = AdminAggregator(
+            self.config, paths, self.register, self.retired, configs=reload.configs, answers=reload.answers
+        )
+        return serve_aggregator(aggregator, self.admin, channel)
 
-    def _leave(self, *kept: socket.socket) -> None:
-        """In a child: a socket listens, and a line is open, as long as any process has it."""
+    def _close_inherited(self, *kept: socket.socket) -> None:
+        """In a child: a socket listens, and a channel is open, as long as any process holds it."""
         self.selector.close()
-        lines = (place.child.line for place in self.places if place.child is not None)
-        for each in (self.held, self.admin, *lines, *self.asked, *self.listening):
+        channels = (slot.child.channel for slot in self.slots if slot.child is not None)
+        for each in (self.reserved, self.admin, *channels, *self.private, *self.listening):
             if each is not None and each not in kept:
                 each.close()
 
-    # -- what children say ----------------------------------------------------------------
+    # -- reports of children ----------------------------------------------------------------
 
-    def _reported(self, place: WorkerSlot) -> None:
-        child = place.child
+    def _on_report(self, slot: WorkerSlot) -> None:
+        child = slot.child
         if child is None:
-            return  # it ended in this very turn
-        said = child.line.recv(64)
-        if not said:
-            self.selector.unregister(child.line)  # it has ended, and SIGCHLD says how
-        if PREPARED in said:
-            place.prepared = True
-            self._let_in(place)
-        if SERVING in said:
-            place.serving = True
-            self._serves(place)
-        if ASKED in said and place is self.desk:
+            return  # exited in this very turn
+        report = child.channel.recv(64)
+        if not report:
+            self.selector.unregister(child.channel)  # exited; SIGCHLD reports how
+        if PREPARED in report:
+            slot.prepared = True
+            self._open(slot)
+        if SERVING in report:
+            slot.serving = True
+            self._on_serving(slot)
+        if ASK_RELOAD in report and slot is self.aggregator:
             self._reload(POSTED)
-        if RELOADED in said:
-            self.change.taken(place, self.desk)
-            self._go_on()
+        if RELOADED in report:
+            self._on_applied(slot)
 
-    def _go_on(self) -> None:
-        """With a reload that was asked for while another was not over."""
-        if (why := self.change.next()) is not None:
-            self._reload(why)
-
-    def _let_in(self, place: WorkerSlot) -> None:
+    def _open(self, slot: WorkerSlot) -> None:
         if self.phase is Phase.STARTING and all(worker.prepared for worker in self.workers):
             self.phase = Phase.OPEN
             for listening in filter(None, self.listening):
                 listening.listen(BACKLOG)
             for worker in self.workers:
-                worker.tell(GO)
+                worker.send(GO)
         elif self.phase is Phase.OPEN:
-            place.tell(GO)
+            slot.send(GO)
 
-    def _serves(self, place: WorkerSlot) -> None:
-        self.register.set(self.workers.index(place), Entry(WorkerState.SERVING, place.starts))
+    def _on_serving(self, slot: WorkerSlot) -> None:
+        self.register.set(self.workers.index(slot), Entry(WorkerState.SERVING, slot.starts))
         if self.announced:
-            log.info("%s serves again", place.name)
+            log.info("%s is serving again", slot.name)
         elif all(worker.serving for worker in self.workers):
-            self.announced, server = True, self.config.server
-            where, admin = url(self.held, server.listen.host), url(self.admin, server.admin.host)
-            print(f"firsttoken: serving {where}/v1, admin {admin}, {len(self.workers)} workers", file=sys.stderr)
+            self.announced = True
+            server = self.config.server
+            data, admin = url_of(self.reserved, server.listen.host), url_of(self.admin, server.admin.host)
+            print(f"firsttoken: serving {data}/v1, admin {admin}, {len(self.workers)} workers", file=sys.stderr)
 
-    # -- ending ---------------------------------------------------------------------------
+    # -- signals and exits ------------------------------------------------------------------
 
-    def _signalled(self, numbers: bytes) -> None:
+    def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
             if number == signal.SIGCHLD:
                 self._reap()
@@ -225,71 +245,72 @@ class Supervisor:
                 self._reload("SIGHUP")
             elif self.phase is not Phase.ENDING:
                 drain = self.config.server.drain
-                print(draining(drain), file=sys.stderr, flush=True)
-                self._end(DRAIN, drain.wait + drain.grace + LATE)
+                print(drain_message(drain), file=sys.stderr, flush=True)
+                self._end(DRAIN, drain.wait + drain.grace + KILL_AFTER)
             else:
-                self._end(FORCE_STOP, LATE)
+                self._end(FORCE_STOP, KILL_AFTER)
 
     def _end(self, order: bytes, within: float) -> None:
-        self.phase, self.kill_at, self.change.due = Phase.ENDING, monotonic() + within, None
-        for place in self.places:
-            place.due = None
-        for listening in (self.held, *self.listening):
+        """`within`: s after which processes are killed."""
+        self.phase = Phase.ENDING
+        self.kill_at = monotonic() + within
+        self.reload.check_at = None
+        for slot in self.slots:
+            slot.restart_at = None
+        for listening in (self.reserved, *self.listening):
             if listening is not None:
                 listening.close()
         for number, worker in enumerate(self.workers):
             self.register.set(number, Entry(WorkerState.DRAINING if worker.child else WorkerState.ENDED, worker.starts))
-            worker.tell(order)
-        self._close_desk()
+            worker.send(order)
+        self._stop_aggregator()
 
-    def _close_desk(self) -> None:
-        """It is asked until there is nothing to be asked."""
+    def _stop_aggregator(self) -> None:
+        """Only once the last worker has exited: until then it answers for the others."""
         if not any(worker.child for worker in self.workers):
-            self.desk.tell(FORCE_STOP)
+            self.aggregator.send(FORCE_STOP)
 
     def _reap(self) -> None:
-        for place in self.places:
-            if place.child is not None:
-                pid, status = os.waitpid(place.child.pid, os.WNOHANG)
+        for slot in self.slots:
+            if slot.child is not None:
+                pid, status = os.waitpid(slot.child.pid, os.WNOHANG)
                 if pid:
-                    self._ended(place, status)
+                    self._on_exit(slot, pid, exit_reason(status))
 
-    def _ended(self, place: WorkerSlot, status: int) -> None:
-        assert place.child is not None
-        pid = place.child.pid
-        if place.child.line in self.selector.get_map():
-            self.selector.unregister(place.child.line)
-        wait = place.ended(monotonic())
-        self.change.taken(place, self.desk)
-        self._go_on()
-        if place in self.workers:
-            number = self.workers.index(place)
-            self.register.set(number, Entry(WorkerState.ENDED, place.starts))
+    def _on_exit(self, slot: WorkerSlot, pid: int, reason: str) -> None:
+        assert slot.child is not None
+        if slot.child.channel in self.selector.get_map():
+            self.selector.unregister(slot.child.channel)
+        wait = slot.on_exit(monotonic())
+        self._on_applied(slot)
+        if slot in self.workers:
+            number = self.workers.index(slot)
+            self.register.set(number, Entry(WorkerState.ENDED, slot.starts))
             self.memory.wipe(number)
         if self.phase is Phase.ENDING:
-            self._close_desk()
+            self._stop_aggregator()
         elif self.phase is Phase.STARTING:
-            log.error("%s (pid %d) %s before it served", place.name, pid, told(status))
-            self.code = 1
-            self._end(FORCE_STOP, LATE)
+            log.error("%s (pid %d) %s before it was serving", slot.name, pid, reason)
+            self.exit_code = 1
+            self._end(FORCE_STOP, KILL_AFTER)
         else:
-            self._replace(place, wait, f"{place.name} (pid {pid}) {told(status)}")
+            self._restart(slot, wait, f"{slot.name} (pid {pid}) {reason}")
 
-    def _replace(self, place: WorkerSlot, wait: float, what: str) -> None:
-        place.due = monotonic() + wait
+    def _restart(self, slot: WorkerSlot, wait: float, exited: str) -> None:
+        slot.restart_at = monotonic() + wait
         if not wait:
-            log.error("%s; another takes its place", what)
+            log.error("%s; restarting it", exited)
             return
-        if place in self.workers:
-            number = self.workers.index(place)
+        if slot in self.workers:
+            number = self.workers.index(slot)
             if (listening := self.listening[number]) is not None:
                 listening.close()
             self.listening[number] = None
-        log.error("%s, again and again; another takes its place in %g s", what, wait)
+        log.error("%s, repeatedly; restarting it in %g s", exited, wait)
 
     def _kill(self) -> None:
         self.kill_at = None
-        for place in self.places:
-            if place.child is not None:
-                log.error("%s (pid %d) does not end; it is killed", place.name, place.child.pid)
-                os.kill(place.child.pid, signal.SIGKILL)
+        for slot in self.slots:
+            if slot.child is not None:
+                log.error("%s (pid %d) did not exit in time; killing it", slot.name, slot.child.pid)
+                os.kill(slot.child.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""One gateway of several: the life of a worker's process, as its supervisor orders it."""
+"""One worker: a gateway in a process of its own, under the orders of the supervisor."""
 
 from __future__ import annotations
 
@@ -13,106 +13,79 @@ from prometheus_client.core import Metric
 from gateway.admin.admin_server import json_response
 from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.api.strict_json import encode
-from gateway.app import Gateway, tune_gc
+from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.log_format import to_stderr, unhandled
-from gateway.serve import loop_factory
-from gateway.workers.child_process import DRAIN, FORCE_STOP, GO, PREPARED, RELOAD, RELOADED, SERVING, TOLD
-from gateway.workers.merged_stats import families
-from gateway.workers.shared_value import SharedValue
-from gateway.workers.worker_context import WorkerContext
+from gateway.process import loop_factory, tune_gc
+from gateway.wiring import WorkerContext
+from gateway.workers.child_process import PREPARED, RELOADED, SERVING, ControlChannel, first_of
+from gateway.workers.merged_stats import COUNTS, families
+from gateway.workers.shared_state import SharedValue
 
 log = logging.getLogger("firsttoken")
 
-COUNTS = "/counts"  # of the private port: metrics, to be added up
 
-
-def serve_worker(config: Config, seat: WorkerContext, shelf: SharedValue, line: socket.socket) -> int:
-    """Returns the exit code."""
-    to_stderr(f"worker {seat.number + 1}: ")
+def serve_worker(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> int:
+    """Returns the exit code. `configs`: where the supervisor puts a reloaded configuration."""
+    to_stderr(f"worker {context.number + 1}: ")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_live(config, seat, shelf, line))
+        return runner.run(_serve(config, context, configs, channel))
 
 
-class ControlChannel(asyncio.Protocol):
-    """The supervisor's. When it is gone, it is over for us too."""
-
-    def __init__(self) -> None:
-        self.go, self.drain, self.hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.reload, self.told = asyncio.Event(), asyncio.Event()
-        self._events = {GO: self.go, DRAIN: self.drain, FORCE_STOP: self.hurry, RELOAD: self.reload, TOLD: self.told}
-
-    def data_received(self, data: bytes) -> None:
-        for order, event in self._events.items():
-            if order in data:
-                event.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.drain.set()
-
-
-async def _live(config: Config, seat: WorkerContext, shelf: SharedValue, line: socket.socket) -> int:
+async def _serve(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> int:
     asyncio.get_running_loop().set_exception_handler(unhandled)
-    orders = ControlChannel()
-    transport, _ = await asyncio.get_running_loop().create_connection(lambda: orders, sock=line)
-    gateway = Gateway(config, seat)
+    control = await ControlChannel.open(channel)
+    gateway = Gateway(config, context)
     gateway.admin_app.router.add_get(COUNTS, _Counts(gateway.admin).answer)
-    await gateway.prepare(seat.admin)
+    await gateway.prepare(context.admin)
     tune_gc()
-    transport.write(PREPARED)
-    reloading = asyncio.create_task(_reload(gateway, orders, shelf, transport))
-    await first(orders.go, orders.drain, orders.hurry)
-    if orders.go.is_set():
-        await gateway.open(seat.data)
-        transport.write(SERVING)
-        await first(orders.drain, orders.hurry)
+    control.report(PREPARED)
+    reloading = asyncio.create_task(_reload_forever(gateway, control, configs))
+    await first_of(control.go, control.drain, control.force_stop)
+    if control.go.is_set():
+        await gateway.open(context.data)
+        control.report(SERVING)
+        await first_of(control.drain, control.force_stop)
     reloading.cancel()
-    await _stop(gateway, orders)
+    await _stop(gateway, control)
     return 0
 
 
-async def _reload(gateway: Gateway, orders: ControlChannel, shelf: SharedValue, line: asyncio.WriteTransport) -> None:
-    """What the supervisor has found good. Who cannot take it all the same drains, and is replaced by one that begins
-    with it: after a reload no two workers are of two minds."""
+async def _reload_forever(gateway: Gateway, control: ControlChannel, configs: SharedValue) -> None:
+    """Applies configurations that the supervisor has found valid. A worker that fails to apply one drains and is
+    replaced by a process that starts with it: after a reload no two workers run different configurations."""
     while True:
-        await orders.reload.wait()
-        orders.reload.clear()
+        await control.reload.wait()
+        control.reload.clear()
         try:
-            await gateway.apply_config(shelf.get())
+            await gateway.apply_config(configs.get())
         except Exception:
-            log.exception("the configuration could not be taken; another worker takes its place")
-            orders.drain.set()
-        line.write(RELOADED)
+            log.exception("could not apply the reloaded configuration; restarting this worker")
+            control.drain.set()
+        control.report(RELOADED)
 
 
-async def _stop(gateway: Gateway, orders: ControlChannel) -> None:
-    async def hasten() -> None:
-        await orders.hurry.wait()
+async def _stop(gateway: Gateway, control: ControlChannel) -> None:
+    async def watch_force_stop() -> None:
+        await control.force_stop.wait()
         gateway.force_stop = True
 
-    hastening = asyncio.create_task(hasten())
+    watching = asyncio.create_task(watch_force_stop())
     drain = gateway.config.server.drain
     await gateway.stop(drain.grace, drain.wait)
-    hastening.cancel()
-
-
-async def first(*events: asyncio.Event) -> None:
-    """Until one of them is set."""
-    waiting = [asyncio.create_task(event.wait()) for event in events]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in waiting:
-        task.cancel()
+    watching.cancel()
 
 
 class _Counts:
-    """What the desk adds up. `life` tells one process from its successor, which counts from zero."""
+    """GET /counts of the worker's private port. `life` tells one process from its successor, which counts from 0."""
 
     def __init__(self, admin: GatewayAdmin) -> None:
-        self.admin, self.life = admin, os.urandom(8).hex()
+        self.admin = admin
+        self.life = os.urandom(8).hex()
 
     async def answer(self, http: web.Request) -> web.StreamResponse:
-        found = list(self.admin.registry.collect())  # here, where it is counted; written in a thread
-        return json_response(200, await asyncio.get_running_loop().run_in_executor(None, self._told, found))
+        metrics = list(self.admin.registry.collect())  # on the loop that counts; encoded in a thread
+        return json_response(200, await asyncio.get_running_loop().run_in_executor(None, self._encode, metrics))
 
-    def _told(self, found: list[Metric]) -> bytes:
-        return encode({"life": self.life, "families": families(found)})
+    def _encode(self, metrics: list[Metric]) -> bytes:
+        return encode({"life": self.life, "families": families(metrics)})

@@ -196,12 +196,12 @@ async def test_post_reload_answers_what_changed_or_what_check_would_say(tmp_path
         text = config.read_text()
         async with serving(config) as served:
             assert await reload(served) == (200, {"result": "unchanged", "changed": [], "restart": []})
-            await says(served, "nothing has changed")
+            await says(served, "no changes")
             config.write_text(text.replace("tiers: [only]", "tiers: [onyl]"))
             line = f"{config}:3: routes.chat.tiers[0]: no pool 'onyl'; did you mean 'only'?"
             status, said = await reload(served)
             assert (status, said["error"]["message"], said["error"]["code"]) == (400, line, "invalid_config")
-            await says(served, "was not reloaded (POST /reload), the one before stays in force:")
+            await says(served, "reload refused (POST /reload), keeping the previous configuration:")
             await says(served, line)
             assert await asked(served) == 200
             config.write_text(text.replace("chat:", "talk:").replace("{listen:", "{workers: 4, listen:"))
@@ -209,8 +209,8 @@ async def test_post_reload_answers_what_changed_or_what_check_would_say(tmp_path
                 200,
                 {"result": "applied", "changed": ["routes.chat", "routes.talk"], "restart": ["server.workers"]},
             )
-            await says(served, "was reloaded (POST /reload): routes.chat, routes.talk")
-            await says(served, "need a restart, and have no effect until then: server.workers")
+            await says(served, "configuration reloaded (POST /reload): routes.chat, routes.talk")
+            await says(served, "need a restart to take effect: server.workers")
             assert (await asked(served), await asked(served, model="talk")) == (404, 200)
             page = (await get(served.admin, "/metrics"))[2].decode()
             assert 'firsttoken_config_reloads_total{result="applied"} 2.0' in page
@@ -230,14 +230,14 @@ async def test_a_file_that_changes_and_a_hangup_reload_it_too(tmp_path: Path) ->
         async with serving(tmp_path / "link.yaml") as served:
             (tmp_path / "next").symlink_to("two")
             os.replace(tmp_path / "next", tmp_path / "data")
-            await says(served, "was reloaded (a file changed): routes.chat, routes.talk")
+            await says(served, "configuration reloaded (a file changed): routes.chat, routes.talk")
             assert await asked(served, model="talk") == 200
             (tmp_path / "two" / "f.yaml").write_text("pools: [")
-            await says(served, "was not reloaded (a file changed)")
+            await says(served, "reload refused (a file changed)")
             await says(served, "not YAML")
             (tmp_path / "two" / "f.yaml").write_text(text)
             served.process.send_signal(signal.SIGHUP)
-            await says(served, "was reloaded (SIGHUP): routes.talk, routes.chat")
+            await says(served, "configuration reloaded (SIGHUP): routes.talk, routes.chat")
             assert await asked(served) == 200
 
 
@@ -275,7 +275,7 @@ async def test_all_workers_take_a_reload_and_so_does_one_that_comes_later(tmp_pa
             assert (len(old.requests), len(new.requests)) == (12, 12)
             assert [*json.loads((await get(served.admin, "/config"))[2])["routes"]] == ["talk"]
             os.kill(children(served)[0], signal.SIGKILL)
-            await says(served, "worker 1 serves again")
+            await says(served, "worker 1 is serving again")
             assert [await asked(served, model="talk") for _ in range(12)] == [200] * 12
             page = (await get(served.admin, "/metrics"))[2].decode()
             assert 'firsttoken_config_reloads_total{result="applied"} 1.0' in page
@@ -291,9 +291,9 @@ async def test_several_workers_reload_on_a_hangup_and_when_a_file_changes(tmp_pa
             for child in children(served):
                 os.kill(child, signal.SIGHUP)
             config.write_text(text.replace("chat:", "talk:"))
-            await says(served, "was reloaded (a file changed): routes.chat, routes.talk")
+            await says(served, "configuration reloaded (a file changed): routes.chat, routes.talk")
             await everywhere(lambda: asked(served, model="talk"))
             config.write_text(text)
             served.process.send_signal(signal.SIGHUP)
-            await says(served, "was reloaded (SIGHUP): routes.talk, routes.chat")
+            await says(served, "configuration reloaded (SIGHUP): routes.talk, routes.chat")
             await everywhere(lambda: asked(served))

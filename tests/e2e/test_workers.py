@@ -98,8 +98,8 @@ async def test_a_worker_that_dies_loses_its_own_streams_alone_and_is_replaced(tm
             killed = monotonic()
             said = [await served.line(), await served.line()]
             assert monotonic() - killed < 2
-            assert f"worker 1 (pid {victim}) was ended by signal 9 (Killed); another takes its place" in said[0]
-            assert "worker 1 serves again" in said[1]
+            assert f"worker 1 (pid {victim}) was killed by signal 9 (Killed); restarting it" in said[0]
+            assert "worker 1 is serving again" in said[1]
             for _ in range(8):  # on both
                 assert (await get(served.url, "/ready"))[0] == 200
             for _ in callers:
@@ -117,14 +117,14 @@ async def test_one_that_dies_again_and_again_is_waited_for_and_the_others_serve(
     """A crash loop must not take the machine, nor connections that nobody would accept."""
     async with serving(written(tmp_path / "f.yaml", "http://127.0.0.1:9"), "--workers", "2") as served:
         for victim, ending in (
-            (0, "; another takes its place"),
-            (-1, ", again and again; another takes its place in 0.5 s"),
+            (0, "; restarting it"),
+            (-1, ", repeatedly; restarting it in 0.5 s"),
         ):
             os.kill(workers_of(served)[victim], signal.SIGKILL)
-            assert (await served.line()).rstrip().endswith("was ended by signal 9 (Killed)" + ending)
+            assert (await served.line()).rstrip().endswith("was killed by signal 9 (Killed)" + ending)
             for _ in range(20):
                 assert (await get(served.url, "/health"))[0] == 200
-            assert "worker 1 serves again" in await served.line()
+            assert "worker 1 is serving again" in await served.line()
 
 
 async def test_a_drain_under_load_loses_nothing(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_the_admin_port_speaks_for_all(tmp_path: Path) -> None:
             assert (status, json.loads(said)["error"]["param"]) == (404, "model")
         *_, desk = workers_of(served)
         os.kill(desk, signal.SIGKILL)
-        assert f"the admin port (pid {desk}) was ended by signal 9 (Killed); another" in await served.line()
+        assert f"the admin port (pid {desk}) was killed by signal 9 (Killed); restarting" in await served.line()
         assert (await asked(served, "/ready"))["status"] == "ready"
 
 

@@ -23,14 +23,14 @@ def test_a_file_is_read_when_two_looks_find_the_same_news(tmp_path: Path) -> Non
     file = tmp_path / "f.yaml"
     file.write_text("a")
     source = ConfigSource(lambda: ONE, [file])
-    assert not source.look()
+    assert not source.files_changed()
     file.write_text("ab")
-    assert not source.look()
+    assert not source.files_changed()
     file.write_text("abc")
-    assert not source.look()
-    assert source.look()
+    assert not source.files_changed()
+    assert source.files_changed()
     source.next(ONE)
-    assert not source.look()
+    assert not source.files_changed()
 
 
 def test_a_file_that_is_replaced_or_goes_is_news_too(tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def test_a_file_that_is_replaced_or_goes_is_news_too(tmp_path: Path) -> None:
     source = ConfigSource(lambda: ONE, [link])
     (tmp_path / "new").symlink_to("two")
     os.replace(tmp_path / "new", link)
-    assert [source.look(), source.look()] == [False, True]
+    assert [source.files_changed(), source.files_changed()] == [False, True]
     source.next(ONE)
     link.unlink()
-    assert [source.look(), source.look()] == [False, True]
+    assert [source.files_changed(), source.files_changed()] == [False, True]
 
 
 def test_a_tokenizer_that_cannot_be_had_is_found_before_anything_is_touched(tmp_path: Path) -> None:

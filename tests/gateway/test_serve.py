@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app import CUT, Gateway
+from gateway.app import Gateway
 from gateway.config.addresses import ListenAddress
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
+from gateway.process import HANDLER_GRACE, bind
 from gateway.serve import serve
-from gateway.workers.listen_sockets import bound
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
 from tests.support.gateways import document, pool, running
 from tests.support.served import serving, written
@@ -79,7 +79,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 @pytest.mark.parametrize("port", ["listen", "admin"])
 def test_a_port_that_is_taken_is_exit_code_2(port: str, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
     """In one line: the mend is the operator's. Nor is a port shared with somebody else's workers."""
-    with bound(ListenAddress("127.0.0.1", 0), shared=True) as taken:
+    with bind(ListenAddress("127.0.0.1", 0), shared=True) as taken:
         taken.listen()
         free = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "workers": workers}
         server = {**free, port: f"127.0.0.1:{taken.getsockname()[1]}"}
@@ -155,7 +155,7 @@ async def test_stopping_waits_no_longer_than_it_has_to() -> None:
             await caller.ask(post(STREAM))
             stopping = asyncio.create_task(gateway.stop(grace=60))
             await eventually(lambda: gateway.proxy.draining)
-            await asyncio.sleep(3 * CUT)  # what a handler gets once its grace is over
+            await asyncio.sleep(3 * HANDLER_GRACE)  # what a handler gets once its grace is over
             upstream.proceed()
             assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
             async with asyncio.timeout(5):

@@ -19,11 +19,11 @@ from time import monotonic
 from rich.console import Console
 from rich.live import Live
 
-from gateway.app import Gateway, tune_gc
+from gateway.app import Gateway
 from gateway.cli.demo import live_table as table
 from gateway.cli.demo.scene import CALLERS, document
 from gateway.config.models import Config
-from gateway.serve import SWITCH, loop_factory
+from gateway.process import SWITCH_INTERVAL, loop_factory, tune_gc
 
 HELLO = """[bold]firsttoken demo[/bold]: two small engines, one large, one external API, all simulated.
 
@@ -45,7 +45,7 @@ Ctrl-C ends it.
 def demo(args: argparse.Namespace) -> int:
     """`args`: port, admin_port (0: any free one), seconds (None: until Ctrl-C)."""
     logging.getLogger("firsttoken").setLevel(logging.ERROR)  # engines and callers are on this machine: it may be slow
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_demo(args.port, args.admin_port, args.seconds))
 

@@ -10,7 +10,7 @@ import sys
 from backends.simulated.profiles import profile_named
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.cli.demo.scene import CAST
-from gateway.serve import loop_factory
+from gateway.process import loop_factory
 from gateway.tokenize.tokenizers import encoder
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from gateway.cli.demo.scene import CALLERS, TrafficSpec
-from gateway.serve import loop_factory
+from gateway.process import loop_factory
 
 WORDS = """
     latency budget route token prefix engine queue prompt stream cache model answer tier window batch step

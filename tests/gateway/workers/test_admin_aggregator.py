@@ -1,4 +1,4 @@
-"""The desk: one who asks all workers, and answers for them."""
+"""The admin aggregator: asks all workers, and answers for them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetricFamily, Metric
 
 from gateway.config.models import Config
-from gateway.workers import admin_aggregator as desks
+from gateway.workers import admin_aggregator
 from gateway.workers.admin_aggregator import AdminAggregator, readiness
-from gateway.workers.merged_stats import families
-from gateway.workers.retired_counters import RetiredCounters
-from gateway.workers.shared_value import SharedValue
-from gateway.workers.worker import COUNTS
-from gateway.workers.worker_register import Entry, WorkerRegister, WorkerState
+from gateway.workers.merged_stats import COUNTS, families
+from gateway.workers.shared_state import Entry, SharedValue, WorkerRegister, WorkerState
 from tests.support.gateways import document, pool
 
 CONFIG = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))
@@ -48,7 +45,7 @@ class Worker:
 
 @asynccontextmanager
 async def asking(
-    tmp_path: Path, retired: RetiredCounters | None = None
+    tmp_path: Path, retired: SharedValue | None = None
 ) -> AsyncIterator[tuple[AdminAggregator, list[Worker]]]:
     workers, runners = [Worker(tmp_path / f"{number}.sock") for number in range(2)], []
     for worker in workers:
@@ -58,61 +55,65 @@ async def asking(
         await runner.setup()
         await web.UnixSite(runner, str(worker.path)).start()
         runners.append(runner)
-    desk = AdminAggregator(
+    aggregator = AdminAggregator(
         CONFIG,
         [str(worker.path) for worker in workers],
         WorkerRegister(2),
-        retired or RetiredCounters(),
-        SharedValue(),
-        SharedValue(),
+        retired or SharedValue(),
+        configs=SharedValue(),
+        answers=SharedValue(),
     )
     try:
-        yield desk, workers
+        yield aggregator, workers
     finally:
-        await desk.close()
+        await aggregator.close()
         for runner in runners:
             await runner.cleanup()
 
 
-async def total(desk: AdminAggregator) -> float:
-    await desk.look()
-    return sum(s.value for metric in desk.collect() for s in metric.samples if s.name == "firsttoken_requests_total")
+async def total(aggregator: AdminAggregator) -> float:
+    await aggregator.collect_counters()
+    return sum(
+        s.value for metric in aggregator.collect() for s in metric.samples if s.name == "firsttoken_requests_total"
+    )
 
 
 async def test_a_total_never_goes_back(tmp_path: Path) -> None:
     """Not when a worker says nothing, not when another process has its place and counts from zero, again and again."""
-    async with asking(tmp_path) as (desk, (one, other)):
+    async with asking(tmp_path) as (aggregator, (one, other)):
         one.requests, other.requests = 3, 4
-        assert await total(desk) == 7
+        assert await total(aggregator) == 7
         one.silent = True
         other.requests = 5
-        assert await total(desk) == 8
+        assert await total(aggregator) == 8
         for life in ("second", "third"):
             one.silent, one.life, one.requests = False, life, 0
-            assert await total(desk) == {"second": 8, "third": 10}[life]
+            assert await total(aggregator) == {"second": 8, "third": 10}[life]
             one.requests = 2
-            assert await total(desk) == {"second": 10, "third": 12}[life]
+            assert await total(aggregator) == {"second": 10, "third": 12}[life]
 
 
-async def test_another_desk_knows_of_the_dead(tmp_path: Path) -> None:
-    """What is counted does not hang on one process."""
-    retired = RetiredCounters()
-    async with asking(tmp_path, retired) as (desk, (one, _)):
+async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path: Path) -> None:
+    """Counters do not depend on one process."""
+    retired = SharedValue()
+    async with asking(tmp_path, retired) as (aggregator, (one, _)):
         one.requests = 3
-        await desk.look()
+        await aggregator.collect_counters()
         one.life, one.requests = "second", 1
-        assert await total(desk) == 4
-        successor = AdminAggregator(CONFIG, [str(one.path)], WorkerRegister(1), retired, SharedValue(), SharedValue())
+        assert await total(aggregator) == 4
+        successor = AdminAggregator(
+            CONFIG, [str(one.path)], WorkerRegister(1), retired, configs=SharedValue(), answers=SharedValue()
+        )
         assert await total(successor) == 4
         await successor.close()
 
 
-async def test_exemplars_come_through_the_desk(tmp_path: Path) -> None:
+async def test_exemplars_come_through_the_aggregator(tmp_path: Path) -> None:
     """To whoever asks for OpenMetrics: the latest of all workers'."""
-    async with asking(tmp_path) as (desk, workers):
+    async with asking(tmp_path) as (aggregator, workers):
         for worker, trace in zip(workers, ("a" * 32, "b" * 32), strict=True):
             worker.trace = trace
-        async with TestClient(TestServer(desk.app())) as client:
+        async with TestClient(TestServer(aggregator.app())) as client:
             plain = await (await client.get("/metrics")).text()
             accept = {"accept": "application/openmetrics-text; version=1.0.0"}
             page = await (await client.get("/metrics", headers=accept)).text()
@@ -122,11 +123,11 @@ async def test_exemplars_come_through_the_desk(tmp_path: Path) -> None:
 
 async def test_a_worker_that_is_not_there_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All others are shown."""
-    monkeypatch.setattr(desks, "PATIENCE", 0.1)
-    async with asking(tmp_path) as (desk, (one, other)):
+    monkeypatch.setattr(admin_aggregator, "WORKER_TIMEOUT", 0.1)
+    async with asking(tmp_path) as (aggregator, (one, other)):
         one.requests, other.requests = 3, 4
         one.path.unlink()
-        assert await total(desk) == 4
+        assert await total(aggregator) == 4
 
 
 @pytest.mark.parametrize(

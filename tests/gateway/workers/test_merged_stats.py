@@ -1,4 +1,4 @@
-"""What several workers say, as one."""
+"""Metrics and endpoints of several workers, merged."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFam
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from gateway.workers.merged_stats import Families, add_retired, endpoints, families, kept, merged
-from gateway.workers.retired_counters import RetiredCounters
+from gateway.workers.merged_stats import (
+    Families,
+    add_retired,
+    families,
+    keep_maxima,
+    merge_endpoints,
+    merge_families,
+)
+from gateway.workers.shared_state import SharedValue
 
 
 def counted(chat: float, batch: float | None = None) -> Families:
@@ -35,7 +42,7 @@ def values(metrics: Iterable[Metric]) -> dict[tuple[str, ...], float]:
 
 def test_counters_are_added_up() -> None:
     """Label by label, also those that only one has."""
-    found = values(merged({1: counted(3), 2: counted(4, 5)}))
+    found = values(merge_families({1: counted(3), 2: counted(4, 5)}))
     assert found == {("firsttoken_requests_total", "chat"): 7, ("firsttoken_requests_total", "batch"): 5}
 
 
@@ -46,7 +53,7 @@ def test_histograms_are_added_up_bucket_by_bucket() -> None:
         family = HistogramMetricFamily("firsttoken_ttft_seconds", "TTFT", labels=["route"])
         family.add_metric(["chat"], [("0.1", low), ("+Inf", low + 1)], total)
         told.append(families([family]))
-    found = values(merged(dict(enumerate(told, 1))))
+    found = values(merge_families(dict(enumerate(told, 1))))
     assert found["firsttoken_ttft_seconds_bucket", "chat", "0.1"] == 3
     assert (
         found["firsttoken_ttft_seconds_bucket", "chat", "+Inf"] == found["firsttoken_ttft_seconds_count", "chat"] == 5
@@ -72,7 +79,7 @@ def test_of_a_buckets_exemplars_the_latest_stays() -> None:
     ]
     told = msgspec.json.decode(msgspec.json.encode(told), type=list[Families])
     registry = CollectorRegistry()
-    registry.register(Fixed(merged({1: told[0], 2: told[1], None: told[2]})))
+    registry.register(Fixed(merge_families({1: told[0], 2: told[1], None: told[2]})))
     page = openmetrics.generate_latest(registry).decode()
     assert re.findall(r'le="([^"]+)",route="chat"} ([\d.]+) # {trace_id="(.)\3*"} 0.05 ([\d.]+)', page) == [
         ("0.1", "10.0", "b", "200.0"),
@@ -101,38 +108,38 @@ def test_each_gauge_is_merged_by_what_it_means() -> None:
         "firsttoken_not_in_the_table": 3.0,
     }
     for name, expected in cases.items():
-        assert values(merged({1: gauge(name, 2.0), 2: gauge(name, 3.0)})) == {(name,): expected}
+        assert values(merge_families({1: gauge(name, 2.0), 2: gauge(name, 3.0)})) == {(name,): expected}
 
 
 def test_processes_stay_apart() -> None:
     """Their memory shares pages, and their CPU is each one's."""
-    found = values(merged({1: gauge("process_open_fds", 7), 2: gauge("process_open_fds", 9)}))
+    found = values(merge_families({1: gauge("process_open_fds", 7), 2: gauge("process_open_fds", 9)}))
     assert found == {("process_open_fds", "1"): 7, ("process_open_fds", "2"): 9}
 
 
-def test_the_dead_stay_counted_and_weigh_nothing() -> None:
-    """Counts are kept, of any number of them; their load and their memory are gone."""
+def test_counters_of_exited_workers_stay_and_their_gauges_do_not() -> None:
+    """Any number of workers may have exited; their load and their memory are gone."""
     last = counted(3) + gauge("firsttoken_endpoint_in_flight", 9) + gauge("process_open_fds", 7)
     dead = add_retired(add_retired([], last), counted(2, 1))
-    found = values(merged({None: dead, 1: counted(1)}))
+    found = values(merge_families({None: dead, 1: counted(1)}))
     assert found == {("firsttoken_requests_total", "chat"): 6, ("firsttoken_requests_total", "batch"): 1}
 
 
 def test_what_was_largest_is_kept_until_it_is_shown() -> None:
-    """The desk looks more often than Prometheus, and a look empties it at the worker."""
+    """The aggregator reads more often than Prometheus, and each read resets it at the worker."""
     name = "firsttoken_loop_lag_max_seconds"
-    looked = kept(gauge(name, 3.0) + counted(1), gauge(name, 2.0) + counted(4))
-    assert values(merged({1: looked})) == {(name,): 3.0, ("firsttoken_requests_total", "chat"): 4}
-    assert kept([], gauge(name, 2.0)) == gauge(name, 2.0)
+    looked = keep_maxima(gauge(name, 3.0) + counted(1), gauge(name, 2.0) + counted(4))
+    assert values(merge_families({1: looked})) == {(name,): 3.0, ("firsttoken_requests_total", "chat"): 4}
+    assert keep_maxima([], gauge(name, 2.0)) == gauge(name, 2.0)
 
 
-def test_the_dead_outlast_who_buried_them() -> None:
-    """The admin port's process may die too."""
-    kept = RetiredCounters()
-    assert kept.read() == []
+def test_retired_counters_outlive_the_process_that_adds_them_up() -> None:
+    """The aggregator may exit too."""
+    kept = SharedValue()
+    assert kept.get() is None
     for dead in (add_retired([], counted(3, 4)), add_retired([], counted(3))):
-        kept.write(dead)
-        assert kept.read() == dead
+        kept.put(dead)
+        assert kept.get() == dead
 
 
 def test_an_endpoint_is_shown_by_the_worker_that_knows_most_of_it() -> None:
@@ -144,8 +151,8 @@ def test_an_endpoint_is_shown_by_the_worker_that_knows_most_of_it() -> None:
         ]
         for number, known in {1: {"a": (5, "up"), "b": (1, "up")}, 2: {"a": (4, "down"), "b": (2, "up")}}.items()
     }
-    assert {entry["endpoint"]["id"]: entry["worker"] for entry in endpoints(told)} == {"a": 1, "b": 2}
-    assert {entry["endpoint"]["id"]: entry["health_by_worker"] for entry in endpoints(told)} == {
+    assert {entry["endpoint"]["id"]: entry["worker"] for entry in merge_endpoints(told)} == {"a": 1, "b": 2}
+    assert {entry["endpoint"]["id"]: entry["health_by_worker"] for entry in merge_endpoints(told)} == {
         "a": {"1": "up", "2": "down"},
         "b": {"1": "up", "2": "up"},
     }

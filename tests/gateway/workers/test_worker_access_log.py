@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from gateway.observe.access_log import AccessLog
 from gateway.workers.child_process import fork
-from gateway.workers.shared_access_log import SharedAccessLog
 from tests.gateway.builders import record
 
 LONG = "x" * 20_000  # several times what a pipe takes at once
@@ -19,7 +19,7 @@ LINES = 40
 
 def writing(lock: Path, target: int, name: str) -> Callable[[socket.socket], int]:
     async def write() -> None:
-        log = SharedAccessLog(f"/dev/fd/{target}", lock)
+        log = AccessLog(f"/dev/fd/{target}", lock)
         for _ in range(LINES):
             log(record(request_id=LONG, tenant=name))
         log.close()

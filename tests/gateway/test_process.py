@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from gateway.config.addresses import ListenAddress
-from gateway.workers.listen_sockets import bound, reserved, url
+from gateway.process import bind, reserve_port, url_of
 
 HERE = ListenAddress("127.0.0.1", 0)
 
@@ -16,22 +16,22 @@ HERE = ListenAddress("127.0.0.1", 0)
 def test_a_reserved_port_is_shared_by_those_who_ask_to_and_taken_for_all_others() -> None:
     """Of two gateways on one port each would get half of the requests."""
     with ExitStack() as stack:
-        held = stack.enter_context(reserved(HERE))
+        held = stack.enter_context(reserve_port(HERE))
         port = ListenAddress("127.0.0.1", held.getsockname()[1])
         for _ in range(2):
-            stack.enter_context(bound(port, shared=True)).listen()
-        for take in (reserved, bound):
+            stack.enter_context(bind(port, shared=True)).listen()
+        for take in (reserve_port, bind):
             with pytest.raises(OSError, match="in use"):
                 take(port)
 
 
 def test_connections_go_to_those_that_listen_alone() -> None:
     """The one that reserves the port does not; a worker that closed is not waited for."""
-    with reserved(HERE) as held:
+    with reserve_port(HERE) as held:
         port = ListenAddress("127.0.0.1", held.getsockname()[1])
-        with bound(port, shared=True) as gone:
+        with bind(port, shared=True) as gone:
             gone.listen()
-        with bound(port, shared=True) as worker:
+        with bind(port, shared=True) as worker:
             worker.listen()
             for _ in range(20):
                 socket.create_connection((port.host, port.port)).close()
@@ -43,7 +43,7 @@ def test_connections_go_to_those_that_listen_alone() -> None:
 
 def test_a_name_and_an_ipv6_address_can_be_listened_on() -> None:
     """A URL says it as it was configured."""
-    with bound(ListenAddress("localhost", 0)) as named, bound(ListenAddress("::1", 0)) as six:
+    with bind(ListenAddress("localhost", 0)) as named, bind(ListenAddress("::1", 0)) as six:
         assert named.family == socket.AF_INET
-        assert url(named, "localhost") == f"http://localhost:{named.getsockname()[1]}"
-        assert url(six, "::1") == f"http://[::1]:{six.getsockname()[1]}"
+        assert url_of(named, "localhost") == f"http://localhost:{named.getsockname()[1]}"
+        assert url_of(six, "::1") == f"http://[::1]:{six.getsockname()[1]}"

@@ -1,0 +1,93 @@
+"""Operating-system side of one gateway process: event loop, memory, file limit and listening sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from gateway.config.addresses import ListenAddress
+from gateway.config.models import Drain
+
+BACKLOG = 4096  # connections that the kernel holds until they are accepted
+FILES = 1 << 20  # open files, where the system allows as many
+HANDLER_GRACE = 0.1  # s that a handler gets to end once its connection is aborted
+SWITCH_INTERVAL = 0.0005  # s a thread may keep the interpreter while the loop waits: Python's 5 ms would delay tokens
+
+
+def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.Loop
+
+
+def tune_gc() -> None:
+    """Exempts what lives as long as the process from collection; requests leave no cycles behind."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def raise_file_limit() -> None:
+    """A stream is two open files, and a shell's default limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def drain_message(drain: Drain) -> str:
+    waiting = f"in {drain.wait:g} s, " if drain.wait else ""
+    return f"firsttoken: draining, {waiting}{drain.grace:g} s at most; a second signal ends it"
+
+
+def bind(address: ListenAddress, *, shared: bool = False) -> socket.socket:
+    """A bound TCP socket that does not listen yet. Raises OSError.
+
+    `shared`: SO_REUSEPORT; the kernel spreads connections over all sockets that listen on the port. If a host name has
+    several addresses, the first IPv4 address is taken, which is what clients try.
+    """
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, target = min(found, key=lambda one: one[0] != socket.AF_INET)
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(target)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def reserve_port(address: ListenAddress) -> socket.socket:
+    """A bound socket that holds the port for workers to share, and never listens, so that it gets no connection.
+
+    Raises OSError if another process has the port, even one that would share it: another gateway.
+    """
+    with bind(address) as exclusive:
+        port = exclusive.getsockname()[1]
+    return bind(ListenAddress(address.host, port), shared=True)
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """A listening Unix socket for connections between our own processes."""
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(str(path))
+    made.listen(BACKLOG)
+    return made
+
+
+def url_of(listening: socket.socket, host: str) -> str:
+    """`host`: as configured."""
+    return f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"

@@ -1,0 +1,38 @@
+"""When a slot starts its next process."""
+
+from __future__ import annotations
+
+import socket
+
+from gateway.workers.child_process import LONGEST_WAIT, MIN_UPTIME, Child, WorkerSlot
+
+
+def exited(slot: WorkerSlot, after: float) -> float:
+    """Seconds to wait for the next, once one has lived so long."""
+    one, other = socket.socketpair()
+    other.close()
+    slot.on_started(Child(0, one, started_at=100.0))
+    return slot.on_exit(100.0 + after)
+
+
+def test_a_process_that_exits_is_replaced_at_once() -> None:
+    """However short its life was, the first time."""
+    assert [exited(WorkerSlot("w", lambda line: 0), after) for after in (0.1, 1e6)] == [0.0, 0.0]
+
+
+def test_early_exits_wait_longer_each_time() -> None:
+    """A crash loop must not take the machine; it ends with one that lives."""
+    slot = WorkerSlot("w", lambda line: 0)
+    waits = [exited(slot, 0.1) for _ in range(10)]
+    assert waits[:5] == [0.0, 0.5, 1.0, 2.0, 4.0]
+    assert waits[-1] == LONGEST_WAIT
+    assert exited(slot, MIN_UPTIME) == 0.0
+    assert [exited(slot, 0.1), exited(slot, 0.1)] == [0.0, 0.5]
+
+
+def test_a_slot_counts_its_processes_and_forgets_the_last() -> None:
+    """What one had reported says nothing of the next."""
+    slot = WorkerSlot("w", lambda line: 0)
+    slot.prepared = slot.serving = True
+    exited(slot, 1.0)
+    assert (slot.starts, slot.child, slot.prepared, slot.serving) == (1, None, False, False)
