@@ -1,7 +1,7 @@
 """Writes docs/metrics.md from `gateway.observe.metrics.metric_table`: `python scripts/metrics_page.py`.
 
-`--check` only compares: exit code 1 if the page is out of date. The rest of the page is in metrics_page.md beside this
-file."""
+`--check` only compares: exit code 1 if the page is out of date. metrics_page.md beside this file is the template of the
+page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def group(name: str, families: Iterable[Family]) -> Iterator[str]:
     for row in families:
         labels = ", ".join(f"`{label}`" for label in row.labels)
         yield f"| `{row.name}` | {row.kind} | {labels} | {row.unit} | {meaning(row)} |"
-    yield from ("", "| name | what moves it | what to do when it moves |", "|---|---|---|")
+    yield from ("", "| name | causes of change | action |", "|---|---|---|")
     for row in families:
         yield f"| `{row.name}` | {row.moves} | {row.act} |"
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     written = page()
     if arguments == ["--check"]:
         current = PAGE.read_text("utf-8") == written
-        print(f"docs/metrics.md is {'up to date' if current else 'not what scripts/metrics_page.py writes'}")
+        print(f"docs/metrics.md is {'up to date' if current else 'out of date: run scripts/metrics_page.py'}")
         return 0 if current else 1
     PAGE.write_text(written, "utf-8")
     return 0

@@ -1,4 +1,4 @@
-"""What one metric is: the type of the rows in `gateway.observe.metrics.metric_table`."""
+"""Row type of `gateway.observe.metrics.metric_table`: one metric family."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ class MetricKind(StrEnum):
 
 
 class Merge(StrEnum):
-    """How the same gauge of several workers becomes one. Counters and histograms are always added up."""
+    """Merges the same gauge of several workers. Counters and histograms are always summed."""
 
-    SUM = "sum"  # each has its own part
+    SUM = "sum"  # each worker has its own part
     MAX = "max"
-    MIN = "min"  # the worst, or the one that lags, shows
+    MIN = "min"  # the worst or latest worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One metric. `name` is what is queried: a counter's ends in `_total`."""
+    """One metric. `name` is the name in queries: a counter's ends in `_total`."""
 
     name: str
     kind: MetricKind
-    unit: str  # as a reader says it; of `bounds` and values
-    help: str  # one line, which Prometheus shows
-    moves: str
-    act: str  # what to do when it moves
+    unit: str  # of `bounds` and values, as shown to readers
+    help: str  # one line, the HELP text
+    moves: str  # causes of a change
+    act: str  # the operator's action on a change
     labels: tuple[str, ...] = ()
-    more: str = ""  # what the line of help leaves out
-    bounds: tuple[float, ...] = ()  # of a histogram: upper and inclusive; +Inf is implied
+    more: str = ""  # details beyond the HELP line
+    bounds: tuple[float, ...] = ()  # of a histogram: inclusive upper bounds; +Inf is implied
     merge: Merge = Merge.MAX
 
     @property
     def family(self) -> str:
-        """As the library names it."""
+        """Name in prometheus-client."""
         return self.name.removesuffix("_total") if self.kind is MetricKind.COUNTER else self.name

@@ -1,11 +1,11 @@
-"""Every metric of the gateway, once: what it is, what moves it and what to do then.
+"""Table of the gateway's metrics: meaning, causes of change, and the operator's action.
 
 Rules:
-- Series are made from this table (`gateway.observe.metrics.series`), docs/metrics.md is written from it
-  (`scripts/metrics_page.py`), and how workers' gauges are joined is looked up in it.
-- What is measured in a unit has it in its name: seconds, tokens, usd, ratio.
-- Values of labels come from the configuration or are few and fixed. Nothing that a caller writes becomes one.
-- Times are seconds, from `arrival` where nothing else is said.
+- Series are made from this table (`gateway.observe.metrics.series`), docs/metrics.md is generated from it
+  (`scripts/metrics_page.py`), and workers' gauges are merged by it.
+- A metric's name ends in its unit: seconds, tokens, usd, ratio.
+- Label values come from the configuration or are few and fixed. No caller's text becomes a label value.
+- Times are seconds, from `arrival` unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SECONDS, TOKENS, RATIO, USD, REQUESTS, ATTEMPTS, NONE = "s", "tokens", "0 to 1",
 
 
 class HelpText(TypedDict, total=False):
-    """In words: see `Family`."""
+    """Texts of a `Family`."""
 
     help: Required[str]
     more: str
@@ -71,12 +71,12 @@ PROMISED = (
         "firsttoken_requests_total",
         REQUESTS,
         "route pool outcome",
-        help="Requests by how they ended",
-        more="Once each, at their end.",
-        moves="Traffic; the pool is the one that was chosen last, `-` where none was.",
+        help="Requests by outcome",
+        more="Counted once each, at their end.",
+        moves="Traffic. `pool` is the last chosen pool, `-` if none was chosen.",
         act=(
-            "`failed`, `unavailable` and `upstream_broke` are the engines': see their attempts. `shed` is a fleet "
-            "that is too small for its promises. `internal` is our bug."
+            "`failed`, `unavailable` and `upstream_broke`: check the engines' attempts. `shed`: the fleet is too small "
+            "for its objectives. `internal`: a bug of the gateway."
         ),
     ),
     histogram(
@@ -84,40 +84,38 @@ PROMISED = (
         SECONDS,
         "route pool",
         TTFT_BOUNDS,
-        help="Arrival to first token out (streams: content; otherwise: first byte)",
+        help="Arrival to first token written (streams: content; otherwise: first byte)",
         more=(
-            "Each route's budget is a bucket, so that on a route of streams the share within it is exact; those of "
-            "other routes are in `firsttoken_ttft_by_prompt_seconds` alone. Its buckets carry a trace id (OpenMetrics)."
+            "Each route's budget is a bucket, so that on a route of streams the share within it is exact; the share "
+            "for other routes is in `firsttoken_ttft_by_prompt_seconds` alone. Its buckets carry a trace id "
+            "(OpenMetrics)."
         ),
-        moves="Everything before the first token: the engines' queues and prefills, long prompts, a lost cache.",
-        act=(
-            "`firsttoken_stage_seconds` says where it was spent, `firsttoken_ttft_by_prompt_seconds` whether the "
-            "prompts grew."
-        ),
+        moves="All work before the first token: queues and prefills of engines, long prompts, a lost cache.",
+        act="`firsttoken_stage_seconds` shows the stage, `firsttoken_ttft_by_prompt_seconds` shows growing prompts.",
     ),
     histogram(
         "firsttoken_ttft_on_screen_seconds",
         SECONDS,
         "route",
         TTFT_BOUNDS,
-        help="Sending of the request to its first token on screen, as callers report it",
+        help="Sending of the request to its first token on screen, as reported by callers",
         more="By `POST /ttft`, at most once a request. Each route's budget is a bucket.",
-        moves="What TTFT moves, and the network and the page between us and the reader.",
-        act="Far above `firsttoken_ttft_seconds`: a proxy in between that buffers, or a page that draws late.",
+        moves="The causes of TTFT, and the network and the page between gateway and reader.",
+        act="Far above `firsttoken_ttft_seconds`: a proxy in between that buffers, or a page that renders late.",
     ),
     histogram(
         "firsttoken_ttft_by_prompt_seconds",
         SECONDS,
         "route prompt",
         TTFT_BOUNDS,
-        help="TTFT of streams by the size of their prompts",
+        help="TTFT of streams by prompt size",
         more=(
-            "`prompt` is the size in tokens, as reported where the engine says, else estimated; thousands, the lower "
-            "end included. Each route's budget is a bucket."
+            "`prompt` is the size in tokens, reported by the engine or else estimated; thousands, lower bound "
+            "inclusive. Each route's budget is a bucket."
         ),
         moves="One class alone: its prefill. All at once: queues.",
         act=(
-            "Long prompts that miss a budget which short ones meet want a tier of their own (`when: {prompt_tokens: "
+            "Long prompts that miss a budget which short ones meet need a tier of their own (`when: {prompt_tokens: "
             "...}`), or another budget."
         ),
     ),
@@ -127,28 +125,27 @@ PROMISED = (
         "route pool",
         TPOT_BOUNDS,
         help="Time per output token after the first",
-        more="Streams of two tokens or more.",
-        moves="Answers that are written at the same time, prefills between their tokens, long contexts.",
-        act="Fewer requests at a time on the engines (`--max-num-seqs`), or more engines.",
+        more="Streams of at least two tokens.",
+        moves="Concurrent answers, prefills between their tokens, long contexts.",
+        act="Limit concurrent requests on the engines (`--max-num-seqs`), or add engines.",
     ),
     histogram(
         "firsttoken_stage_seconds",
         SECONDS,
         "route stage",
         STAGE_BOUNDS,
-        help="Where the time went, by stage",
+        help="Time of a request by stage",
         more=(
-            "All but `stream`, `engine_queue` and `engine_prefill` sum to TTFT; these two are parts of `upstream`, by "
-            "the engine's own word."
+            "All but `stream`, `engine_queue` and `engine_prefill` sum to TTFT; these two are parts of `upstream`, as "
+            "reported by the engine."
         ),
         moves=(
-            "`queue`: engines without room. `rate_limit`: a provider's. `failover`: attempts that were lost. "
-            "`upstream`: the engine. `estimate`, `parse`: long prompts never seen. `relay`, `decide`: a gateway that "
-            "is short of CPU."
+            "`queue`: engines without capacity. `rate_limit`: a provider's rate limit. `failover`: lost attempts. "
+            "`upstream`: the engine. `estimate`, `parse`: long new prompts. `relay`, `decide`: a gateway short of CPU."
         ),
         act=(
-            "Most is `queue` and `upstream`: engines. `rate_limit`: a higher quota, or another tier. Of our own "
-            "stages look at `firsttoken_loop_lag_seconds`."
+            "Mostly `queue` and `upstream`: add engines. `rate_limit`: a higher limit, or another tier. The gateway's "
+            "own stages: check `firsttoken_loop_lag_seconds`."
         ),
     ),
     counter(
@@ -156,36 +153,36 @@ PROMISED = (
         REQUESTS,
         "route objective met",
         help="Objectives met and missed",
-        more="`objective` is `ttft`, `tpot` or `total`; see below what counts.",
-        moves="Budgets missed, requests shed or failed.",
-        act="Attainment is met over all of them. Which of the two it was: `firsttoken_requests_total`.",
+        more="`objective` is `ttft`, `tpot` or `total`; the rules are below.",
+        moves="Missed budgets, shed or failed requests.",
+        act="Attainment is met / all. `firsttoken_requests_total` tells late from shed and failed requests.",
     ),
     gauge(
         "firsttoken_route_ttft_budget_seconds",
         SECONDS,
         "route",
-        help="The TTFT that a route promises",
-        more="Of routes that have one. A caller's own budget is not in it.",
+        help="The TTFT budget of a route",
+        more="Only for routes with a TTFT budget. Budgets named by callers are not included.",
         moves="The configuration.",
-        act="Nothing: it is the line that TTFT is drawn against.",
+        act="No action: the reference for TTFT.",
     ),
     gauge(
         "firsttoken_route_ttft_target_ratio",
         RATIO,
         "route",
-        help="The share of requests that a route promises it to",
-        more="Of routes with a TTFT budget.",
+        help="The share of requests that a route must serve within its TTFT budget",
+        more="Only for routes with a TTFT budget.",
         moves="The configuration.",
-        act="Nothing: 1 less this is the error budget.",
+        act="No action: 1 - target is the error budget.",
     ),
     gauge(
         "firsttoken_requests_in_progress",
         REQUESTS,
         "",
         help="Requests that have arrived and not ended",
-        more="Held back, sent, or being answered.",
-        moves="Traffic times how long answers take.",
-        act="If it grows and traffic does not, answers have become slower, or callers do not read.",
+        more="Queued, sent, or streaming.",
+        moves="Traffic times the duration of answers.",
+        act="Growth without more traffic: answers became slower, or callers do not read.",
         merge=Merge.SUM,
     ),
     counter(
@@ -193,17 +190,17 @@ PROMISED = (
         TOKENS,
         "route pool direction",
         help="Tokens of answered requests",
-        more="`input` and `output`, as reported where the engine says, else estimated and counted.",
+        more="`input` and `output`, reported by the engine or else estimated and counted.",
         moves="Traffic, longer prompts, longer answers.",
-        act="Capacity: tokens, not requests, are what engines run out of.",
+        act="Plan capacity by tokens: engines run out of tokens per second, not of requests.",
     ),
     counter(
         "firsttoken_cost_usd_total",
         USD,
         "route pool",
-        help="What answered requests cost, by the prices in the configuration",
-        moves="Tokens, and the tier that they went to.",
-        act="A dearer pool takes more: see why the one before it misses.",
+        help="Cost of answered requests, by the prices in the configuration",
+        moves="Tokens, and the chosen tier.",
+        act="A more expensive pool answers more: check the misses of the preferred pool.",
     ),
 )
 
@@ -213,10 +210,10 @@ PREDICTED = (
         SECONDS,
         "pool",
         TTFT_BOUNDS,
-        help="The TTFT that was predicted (p50)",
-        more="Streams that were answered, by the prediction of the attempt that answered; from arrival, like TTFT.",
-        moves="The load that the gateway sees, and what it has learned of the engines.",
-        act="Hold it against `firsttoken_ttft_seconds` of the pool.",
+        help="Predicted TTFT (p50)",
+        more="Answered streams, by the prediction of the attempt that answered; from arrival, like TTFT.",
+        moves="The load that the gateway sees, and the learned state of the engines.",
+        act="Compare with `firsttoken_ttft_seconds` of the pool.",
     ),
     histogram(
         "firsttoken_ttft_prediction_error_seconds",
@@ -225,22 +222,22 @@ PREDICTED = (
         ERROR_BOUNDS,
         help="Actual minus predicted p50 TTFT",
         more="Streams only.",
-        moves="An engine that has become slower or faster than it was; other traffic on it that it does not tell of.",
+        moves="An engine that became slower or faster; other clients of the engine that its metrics do not show.",
         act=(
-            "Above 0 for long: budgets are missed that seemed safe. See `/fleet`, and whether the engine's `/metrics` "
-            "can be read."
+            "Above 0 for long: budgets that seemed safe are missed. Check `/fleet`, and the scrapes of the engine's "
+            "`/metrics`."
         ),
     ),
     counter(
         "firsttoken_ttft_prediction_covered_total",
         REQUESTS,
         "pool quantile covered",
-        help="Whether TTFT was within the predicted quantile",
-        more="Streams only; `true` over all of a quantile is its calibration.",
+        help="Requests with a TTFT within the predicted quantile, or not",
+        more="Streams only; `true` / all of a quantile is its calibration.",
         moves="`p50` should cover half, `p90` nine in ten.",
         act=(
-            "p90 that covers less than 0.85: the spread is underestimated, and routes run closer to their budgets "
-            "than they should. Raise `target` meanwhile."
+            "p90 below 0.85: the spread is underestimated, and routes run closer to their budgets than intended. Raise "
+            "`target` until it recovers."
         ),
     ),
     histogram(
@@ -249,10 +246,10 @@ PREDICTED = (
         "pool source",
         RATIO_BOUNDS,
         help="Share of prompt tokens cached, by source",
-        more="As `predicted` by us and as `reported` by the engine.",
+        more="`predicted` by the gateway and `reported` by the engine.",
         moves="Shared prompts, conversations that return to their engine; a restart or too small a cache lowers it.",
         act=(
-            "`reported` far below `predicted`: the engine evicts what we think it holds; let it publish its cache "
+            "`reported` far below `predicted`: the engine evicts blocks that the index still has; enable its cache "
             "events."
         ),
     ),
@@ -263,84 +260,90 @@ SENT = (
         "firsttoken_attempts_total",
         ATTEMPTS,
         "pool kind outcome",
-        help="Attempts by kind and how they ended",
-        more="Once each, at their end.",
-        moves="More than one a request: failures, rate limits, silence.",
+        help="Attempts by kind and outcome",
+        more="Counted once each, at their end.",
+        moves="More than one per request: failures, rate limits, silence.",
         act=(
-            "`failed`, `broken`: the engine's log. `rate_limited`: the provider's quota. `silent`: it is too slow for "
-            "the budget."
+            "`failed`, `broken`: the engine's log. `rate_limited`: the provider's limit. `silent`: too slow for the "
+            "budget."
         ),
     ),
     counter(
         "firsttoken_hedges_total",
         ATTEMPTS,
         "route result",
-        help="Hedges by what came of them",
-        more="`won` (its first token came first), `lost` (the other's did, or the caller left), `failed`.",
-        moves="Predictions that come too late for the deadline, on routes with `hedge`.",
-        act="Mostly `lost`: they cost and do not help. Lower `max_extra`.",
+        help="Hedges by result",
+        more=(
+            "`won` (its first token came first), `lost` (the other attempt was first, or the caller disconnected), "
+            "`failed`."
+        ),
+        moves="First tokens later than predicted, on routes with `hedge`.",
+        act="Mostly `lost`: hedges cost and do not help. Lower `max_extra`.",
     ),
     gauge(
         "firsttoken_queue_depth",
         REQUESTS,
         "route",
-        help="Requests held back now",
-        moves="More than the engines have room for.",
-        act="With TTFT met it is the room at work; with misses, too few engines. See [routing](routing.md).",
+        help="Requests queued in the gateway",
+        moves="More requests than the engines have capacity for.",
+        act="With TTFT met the queue works as intended; with misses, add engines. See [routing](routing.md).",
         merge=Merge.SUM,
     ),
     gauge(
         "firsttoken_endpoint_in_flight",
         ATTEMPTS,
         "pool endpoint",
-        help="Attempts open there",
-        moves="Traffic, and how long answers take.",
-        act="One endpoint far above its siblings answers slowly: see `/fleet`.",
+        help="Attempts in flight to the endpoint",
+        moves="Traffic, and the duration of answers.",
+        act="One endpoint far above the rest of its pool answers slowly: check `/fleet`.",
     ),
     gauge(
         "firsttoken_endpoint_uncached_tokens_ahead",
         TOKENS,
         "pool endpoint",
-        help="Uncached prompt tokens sent that have no first token yet",
-        more="The ledger: ours, sooner than the engine's own counts.",
+        help="Uncached prompt tokens in flight without a first token",
+        more="Counted by the gateway, ahead of the engine's own metrics.",
         moves="Long prompts without a cached prefix.",
-        act="Divided by its prefill rate it is what the next request waits there.",
+        act="Divided by the prefill rate: the wait of the next request there.",
     ),
     gauge(
         "firsttoken_endpoint_state",
         NONE,
         "pool endpoint",
-        help="1 up, 0.5 being tried, 0 down",
-        moves="Failures in a row, or nobody at the address.",
-        act="Look at the engine; each change is a line on stderr.",
+        help="Endpoint state: 1 up, 0.5 being probed, 0 down",
+        moves="Consecutive failures, or no server at the address.",
+        act="Check the engine; each change is logged on stderr.",
         merge=Merge.MIN,
     ),
     gauge(
         "firsttoken_endpoint_running",
         REQUESTS,
         "pool endpoint",
-        help="Requests that the engine says it computes",
-        more="Of engines that tell, as of the last look within 5 s.",
-        moves="Its traffic, ours or others'.",
-        act="More than `firsttoken_endpoint_in_flight` for long: somebody else uses it too.",
+        help="Requests running on the engine, as reported by the engine",
+        more="Only for engines that report it, from a scrape of the last 5 s.",
+        moves="Traffic of the gateway and of other clients.",
+        act="Above `firsttoken_endpoint_in_flight` for long: the engine has other clients.",
     ),
     gauge(
         "firsttoken_endpoint_waiting",
         REQUESTS,
         "pool endpoint",
-        help="Requests that wait inside the engine",
-        more="Of engines that tell, as of the last look within 5 s.",
-        moves="More than it takes at a time; memory for the KV cache that has run out.",
-        act="Above 0 for long the engine's own queue decides who is late: more engines, or nobody else on them.",
+        help="Requests waiting in the engine's queue",
+        more="Only for engines that report it, from a scrape of the last 5 s.",
+        moves="More requests than it runs at a time; exhausted KV-cache memory.",
+        act=(
+            "Above 0 for long the engine's own queue decides which requests are late: add engines, or remove their "
+            "other clients."
+        ),
     ),
     gauge(
         "firsttoken_endpoint_kv_usage_ratio",
         RATIO,
         "pool endpoint",
         help="Share of the engine's KV cache in use",
-        more="Of engines that tell, as of the last look within 5 s.",
-        moves="Answers under way, times their lengths.",
-        act="Near 1 answers are preempted and begun again: fewer at a time, or more memory.",
+        more="Only for engines that report it, from a scrape of the last 5 s.",
+        moves="Answers in progress, times their lengths.",
+        act="Near 1 answers are preempted and restarted: fewer concurrent requests, or more memory.",
     ),
 )
 
@@ -351,33 +354,33 @@ SHARED = (
         "key limit",
         help="Requests refused because a key's quota was used up",
         more="`limit` is `requests`, `tokens`, `concurrent` or `cost`; `key` is the name in the configuration.",
-        moves="A key that asks for more than it was given.",
-        act="Talk to its owner, or raise the limit.",
+        moves="A key that exceeds its quota.",
+        act="Contact its owner, or raise the limit.",
     ),
     gauge(
         "firsttoken_redis_up",
         NONE,
         "",
-        help="Whether Redis answers: 1, or 0",
-        moves="Redis, or the way to it.",
-        act="At 0 quotas and load are each replica's own. Requests go on.",
+        help="Redis reachability: 1 reachable, 0 not",
+        moves="Redis, or the network to it.",
+        act="At 0 each replica counts quotas and load by itself. Requests are served.",
         merge=Merge.MIN,
     ),
     counter(
         "firsttoken_redis_errors_total",
         NONE,
         "",
-        help="Commands to Redis that failed or were not answered in time",
-        moves="Redis, or the way to it.",
-        act="A few an hour are a network. Many with `firsttoken_redis_up` 1: its latency.",
+        help="Redis commands that failed or timed out",
+        moves="Redis, or the network to it.",
+        act="A few an hour: the network. Many with `firsttoken_redis_up` 1: the latency of Redis.",
     ),
     gauge(
         "firsttoken_replicas",
         NONE,
         "",
         help="Gateways that share this state, this one included",
-        moves="A rollout, or a gateway that is gone.",
-        act="Less than are deployed: those do not reach Redis.",
+        moves="A rollout, or a gateway that stopped.",
+        act="Fewer than deployed: the missing ones do not reach Redis.",
     ),
 )
 
@@ -386,38 +389,38 @@ OURSELVES = (
         "firsttoken_build_info",
         NONE,
         "version",
-        help="Always 1; which version runs",
+        help="Always 1; `version` is the running version",
         moves="A rollout.",
-        act="Two versions at a time for long: a rollout that is stuck.",
+        act="Two versions for long: a stuck rollout.",
     ),
     histogram(
         "firsttoken_loop_lag_seconds",
         SECONDS,
         "",
         LAG_BOUNDS,
-        help="How late a timer of the event loop was",
+        help="Lateness of a timer of the event loop",
         more=(
-            "20 times a second: what any event would have waited that came at that moment. Under a millisecond it is "
-            "the timer's own grain."
+            "Measured 20 times a second: the delay of any event at that moment. Below a millisecond it is the "
+            "resolution of the timer."
         ),
-        moves="A gateway that is short of CPU; something in it that blocks.",
-        act="More workers, or cores that others leave alone. Below 60% of a core and still late: our bug.",
+        moves="A gateway short of CPU; blocking code in it.",
+        act="Add workers, or dedicate cores. Below 60% of a core and still late: a bug of the gateway.",
     ),
     gauge(
         "firsttoken_loop_lag_max_seconds",
         SECONDS,
         "",
         help="The greatest lateness since the last scrape",
-        more="Whoever scraped.",
+        more="Any client's scrape resets it.",
         moves="One stall.",
-        act="As above; the log says when.",
+        act="As above; the log states the time.",
     ),
     counter(
         "firsttoken_loop_stalls_total",
         NONE,
         "",
-        help="Times that the timer was late by 5 ms or more",
-        more="One a minute is said in the log.",
+        help="Timers late by 5 ms or more",
+        more="One a minute is logged.",
         moves="As above.",
         act="As above.",
     ),
@@ -428,7 +431,7 @@ OURSELVES = (
         help="Workers that serve",
         more="With several workers only.",
         moves="A worker that died, or starts.",
-        act="Less than `server.workers` for more than a second: stderr says why.",
+        act="Fewer than `server.workers` for more than a second: stderr states the reason.",
     ),
     counter(
         "firsttoken_worker_starts_total",
@@ -437,62 +440,62 @@ OURSELVES = (
         help="Worker processes started",
         more="With several workers only.",
         moves="Each start, the first included.",
-        act="More than one each: a worker dies. Stderr says of what.",
+        act="More than one each: a worker dies. Stderr states the cause.",
     ),
     counter(
         "firsttoken_access_log_lines_lost_total",
         NONE,
         "",
-        help="Lines of the access log that were not written",
-        more="Where there is an access log.",
-        moves="A disk or a reader that is too slow or full.",
-        act="Make room. Requests are not held up by it.",
+        help="Access log lines that were not written",
+        more="Only with an access log.",
+        moves="A full or slow disk, or a slow reader.",
+        act="Free space or speed up the reader. Requests are not delayed.",
     ),
     counter(
         "firsttoken_spans_exported_total",
         NONE,
         "",
-        help="Spans that the OpenTelemetry collector took",
-        more="Where `telemetry.otlp` is configured.",
+        help="Spans accepted by the OpenTelemetry collector",
+        more="Only with `telemetry.otlp`.",
         moves="Traffic and sampling.",
-        act="0 where traces are wanted: see `firsttoken_spans_lost_total`.",
+        act="0 although traces are expected: check `firsttoken_spans_lost_total`.",
     ),
     counter(
         "firsttoken_spans_lost_total",
         NONE,
         "",
-        help="Spans that were dropped, or not taken",
-        more="Too many waited, the collector refused them, or did not take them in time.",
-        moves="A collector that is away or too slow.",
-        act="Look at the collector. Requests are not held up by it.",
+        help="Spans dropped or not accepted",
+        more="The export queue was full, or the collector refused them or did not accept them in time.",
+        moves="A collector that is unavailable or too slow.",
+        act="Check the collector. Requests are not delayed.",
     ),
     counter(
         "firsttoken_config_reloads_total",
         NONE,
         "result",
-        help="Configurations that were read again",
+        help="Configuration reloads by result",
         more="`applied` or `refused`.",
         moves="A changed file, SIGHUP, or `POST /reload`.",
-        act="`refused`: the old one is still in force; the log says why.",
+        act="`refused`: the old configuration stays in force; the log states the reason.",
     ),
     gauge(
         "firsttoken_config_loaded_timestamp_seconds",
         "s since 1970",
         "",
-        help="When the configuration in force was read",
+        help="Time at which the configuration in force was read",
         moves="A start or a reload.",
-        act="Earlier than the last change of the file: it was refused, or not seen.",
+        act="Earlier than the last change of the file: the change was refused, or not seen.",
         merge=Merge.MIN,
     ),
 )
 
-# In the order of docs/metrics.md: a heading, and what stands under it.
+# Sections of docs/metrics.md, in order: heading and metrics.
 GROUPS: Mapping[str, tuple[Family, ...]] = {
-    "What callers get": PROMISED,
-    "What was predicted": PREDICTED,
-    "What is sent where": SENT,
-    "What is shared": SHARED,
+    "Requests": PROMISED,
+    "Predictions": PREDICTED,
+    "Attempts and endpoints": SENT,
+    "Shared state": SHARED,
     "The gateway itself": OURSELVES,
 }
 CATALOG: Mapping[str, Family] = {family.name: family for group in GROUPS.values() for family in group}
-BY_FAMILY: Mapping[str, Family] = {family.family: family for family in CATALOG.values()}  # by the library's names
+BY_FAMILY: Mapping[str, Family] = {family.family: family for family in CATALOG.values()}  # by prometheus-client's names
