@@ -54,7 +54,7 @@ def explain(args: argparse.Namespace) -> int:
         raise ConfigError([f"{path}: {refusal.message}"]) from None
     except EncoderError as error:
         raise ConfigError([str(error)]) from None
-    print(json.dumps(said, indent=2) if args.json else table(said))
+    print(json.dumps(said, indent=2) if args.json else decision_table(said))
     return 0
 
 
@@ -132,7 +132,7 @@ def _reason(error: HTTPError) -> str:
 # -- for people -----------------------------------------------------------------------------
 
 
-def table(said: dict[str, Any]) -> str:
+def decision_table(said: dict[str, Any]) -> str:
     """What POST /explain says, to be read: a line of numbers and one of words for each endpoint."""
     lines = [line for text in (f"{said['outcome']}: {said['reason']}", *_known(said)) for line in _wrapped(text, "")]
     if said["candidates"]:

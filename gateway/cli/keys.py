@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from gateway.config.check_report import aligned
+from gateway.cli.check import aligned
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
 from gateway.config.models import PASSTHROUGH, Config, Key

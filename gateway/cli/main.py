@@ -204,7 +204,7 @@ def _version(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from gateway.config.check_report import notes
+    from gateway.cli.check import notes
     from gateway.config.loading import load
     from gateway.reload import ConfigSource
     from gateway.serve import serve
@@ -225,7 +225,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from gateway.config.check_report import report
+    from gateway.cli.check import report
     from gateway.config.loading import load
 
     print(report(load(args.files, os.environ)))

@@ -225,7 +225,7 @@ class Config(Section):
         raw = {"tiers": [self.passthrough]}
         return Route.model_validate(_completed(PASSTHROUGH, raw, self.defaults.max_attempts))
 
-    def not_yet(self) -> list[str]:
+    def without_effect(self) -> list[str]:
         """What this configuration asks for that this version accepts and does not do."""
         found = []
         for entry in NOT_YET:

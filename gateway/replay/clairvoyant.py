@@ -1,27 +1,26 @@
-"""What was possible: a scheduler that sees the machines themselves, and knows how long every answer will be.
+"""The clairvoyant reference: a scheduler that sees the simulated engines themselves and knows every output length.
 
-It stands in for the waiting room of a replay, so that every result can be told as a share of what was
-reachable. Relaxed, in its favour, against what any gateway can know or do:
-- Service times are exact: the machine's own profile, its present slowness, the chunks of a prefill and what
-  decodes beside them. Only the noise of single steps (5 %) is unknown to it.
-- Caches are perfect: a prefix that one engine of a pool ever computed is at hand on all of them.
-- Lengths of answers are known, so the credit that each answer has before it loses its pace is exact.
-- What will come within the next seconds is known (gateway.replay.demand).
-- Dead machines are known as such at once, nothing hangs, and what dies before its first token starts anew.
+It replaces the QueueScheduler of a replay, so that results can be stated as a share of the reachable. Relaxations in
+its favour, beyond the knowledge and means of any gateway:
+- Service times are exact: profile, present slowness, prefill chunks, concurrent decodes. Only the noise of single
+  steps (5 %) is unknown.
+- Caches are perfect: a prefix computed by one engine of a pool is cached on all of them.
+- Output lengths are known, and so is the exact slack of each answer before it misses its TPOT.
+- Arrivals of the next seconds are known (`clairvoyant_plan.Demand`).
+- Dead engines are known at once, no request hangs, and requests lost before the first token start again.
 
 Rules:
-- Earliest deadline first, from one queue per pool, bound late: an engine is given its next prompt when the
-  last chunk of the one before is under way, so that nothing ever waits inside an engine.
-- Where not all can be in time the one that needs the most engine time gives way (Moore and Hodgson 1968): to the
-  route's next tier and, behind the last one, to whoever has time left.
-- Where more will come than can be good, what costs the most engine time is not begun.
-- No prefill begins that takes the pace from an answer that would keep it otherwise.
-- What is late, or in no hurry, goes where most engines are idle, and will not be needed.
+- Earliest deadline first, from one queue per pool, with late binding: an engine receives its next prompt during the
+  last chunk of the previous one, so no request waits inside an engine.
+- If not all can be in time, the request that needs the most engine time is postponed (Moore and Hodgson 1968): to the
+  route's next tier and, after the last one, until engines are idle.
+- If demand exceeds capacity, the requests that cost the most engine time are not started.
+- No prefill starts that makes an answer miss a TPOT it would otherwise keep.
+- Late requests, and requests without a deadline, go to idle engines that are not about to be needed.
 
-Why it bounds what is reachable, in practice: every relaxation only removes work or doubt, and for one machine without
-a pace to keep the first two rules are optimal for the number of requests in time. It is no proof: with
-several machines and with a pace this is a greedy answer to a problem that is NP-hard. A policy that beats it shows
-where it is no bound; on the scenarios of benchmarks/ROUTING.md none does.
+Why it bounds the reachable in practice: every relaxation removes work or uncertainty, and for a single machine without
+TPOT the first two rules maximise the number of requests in time. It is no proof: with several machines and TPOT this is
+a greedy solution of an NP-hard problem. No policy beats it on the scenarios of benchmarks/ROUTING.md.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from backends.simulated.hosted import HostedApi
 from backends.simulated.virtual_engine import VirtualEngine
-from gateway.replay.clairvoyant_plan import EngineGroup, PlannedRequest
-from gateway.replay.demand import AHEAD
-from gateway.replay.exact_engine import ExactAnswer, Machine
+from gateway.replay.clairvoyant_plan import HORIZON, EngineGroup, PlannedRequest
+from gateway.replay.exact_engine import ExactAnswer, ExactEngine
 from gateway.replay.scenario import Scenario
 from gateway.replay.sim_fleet import SimFleet
 from gateway.replay.traces import Arrival
@@ -41,82 +39,92 @@ from policies.fleet.fleet import Fleet
 from policies.routes.route import Route, Tier
 from policies.types import FOREVER, Candidate, Decision, Endpoint, Forecast, Placement, PromptEstimate, RequestView
 
-TICK, IDLE_TICK = 0.015, 0.25  # s between two looks; the latter where only what is late or in no hurry waits
-SURE, LUCKY = 1.6, 0.5  # times an API's median TTFT: nine of ten make the one, one of forty the other
+TICK = 0.015  # s between two decisions while requests with a deadline wait
+IDLE_TICK = 0.25  # s, while only late requests or those without a deadline wait
+SAFE, LUCKY = (
+    1.6,
+    0.5,
+)  # multiples of an API's median TTFT: nine of ten requests meet the former, one of forty the latter
 
 Placed = tuple[Hashable, Decision]
 
 
 class Clairvoyant:
-    """Has the methods of `policies.queue.queue_scheduler.WaitingRoom`, and is told of first tokens and endings."""
+    """Has the interface of `policies.queue.queue_scheduler.QueueScheduler`, and receives first tokens and ends."""
 
-    def __init__(self, world: SimFleet, setting: Scenario, arrivals: Sequence[Arrival]) -> None:
+    def __init__(self, servers: SimFleet, scenario: Scenario, arrivals: Sequence[Arrival]) -> None:
         self.wake_at = FOREVER
-        self._world, self._arrivals = world, arrivals
-        self._pools = {pool.name: pool for pool in setting.pools}
-        engines = (p for p in self._pools.values() if isinstance(world.machines[p.endpoints[0].id], VirtualEngine))
-        self._groups = {pool.name: EngineGroup(pool, world, arrivals, setting.routes) for pool in engines}
+        self._servers = servers.servers
+        self._arrivals = arrivals
+        self._pools = {pool.name: pool for pool in scenario.pools}
+        self._groups = {
+            pool.name: EngineGroup(pool, servers, arrivals, scenario.routes)
+            for pool in scenario.pools
+            if isinstance(self._servers[pool.endpoints[0].id], VirtualEngine)
+        }
         self._new: list[PlannedRequest] = []  # to be offered to their tier
-        self._spare: list[PlannedRequest] = []
-        self._sent: dict[int, tuple[PlannedRequest, Machine]] = {}  # by ticket, until the first token
-        self._answers: dict[int, tuple[Machine, int]] = {}
-        self._barren: dict[str, tuple[int, int]] = {}  # what was seen when an engine could take none of the spare
+        self._spare: list[PlannedRequest] = []  # late or without a deadline
+        self._sent: dict[int, tuple[PlannedRequest, ExactEngine]] = {}  # by number, until the first token
+        self._answers: dict[int, tuple[ExactEngine, int]] = {}  # engine and key of the answer, by number
+        # The engine version and number of spare requests with which an engine could take none of them, by endpoint.
+        self._unfillable: dict[str, tuple[int, int]] = {}
 
     @property
     def held(self) -> int:
         return len(self._new) + len(self._spare) + sum(len(group.queue) for group in self._groups.values())
 
     def enter(
-        self, ticket: int, ask: RequestView, estimate: PromptEstimate, route: Route, now: float, seed: int
+        self, number: int, view: RequestView, estimate: PromptEstimate, route: Route, now: float, seed: int
     ) -> None:
-        """`ticket`: the number of its arrival."""
-        deadline = ask.arrival + route.ttft_budget(ask.ttft_budget)
-        arrival = self._arrivals[ticket - 1]
-        job = PlannedRequest(ticket, arrival, route, deadline, self._tiers(ask, route, arrival))
-        if deadline == FOREVER and job.tiers:
-            insort(self._spare, job)
+        """`number`: of the arrival, from 1."""
+        deadline = view.arrival + route.ttft_budget(view.ttft_budget)
+        arrival = self._arrivals[number - 1]
+        request = PlannedRequest(number, arrival, route, deadline, self._tiers(view, route, arrival))
+        if deadline == FOREVER and request.tiers:
+            insort(self._spare, request)
         else:
-            self._new.append(job)
+            self._new.append(request)
 
-    def _tiers(self, ask: RequestView, route: Route, arrival: Arrival) -> tuple[int, ...]:
-        """Those that can ever take it, in the order of preference."""
-        fit = [i for i, tier in enumerate(route.tiers) if self._fits(ask, tier, arrival)]
+    def _tiers(self, view: RequestView, route: Route, arrival: Arrival) -> tuple[int, ...]:
+        """Tiers that can take the request at all, in order of preference."""
+        fit = [i for i, tier in enumerate(route.tiers) if self._fits(view, tier, arrival)]
         if route.prefer == "cost":
             fit.sort(key=lambda i: self._pools[route.tiers[i].pool].price.of(1000, 300))
         return tuple(fit)
 
-    def _fits(self, ask: RequestView, tier: Tier, arrival: Arrival) -> bool:
+    def _fits(self, view: RequestView, tier: Tier, arrival: Arrival) -> bool:
         window = self._pools[tier.pool].context_window or FOREVER
         fits = arrival.prompt_tokens + arrival.output_tokens <= window
-        return fits and (tier.when is None or not tier.when.refuses(ask, arrival.prompt_tokens))
+        return fits and (tier.when is None or not tier.when.refuses(view, arrival.prompt_tokens))
 
-    def on_dispatched(self, ticket: Hashable) -> None:
-        """It was sent."""
+    def on_dispatched(self, number: Hashable) -> None:
+        """Nothing to do: `release` has recorded the request."""
 
-    def leave(self, ticket: Hashable) -> float:
-        """In a replay no caller leaves."""
+    def leave(self, number: Hashable) -> float:
+        """Never needed: a replay's callers stay, and the reference has no queue limit."""
         return 0.0
 
-    def began(self, ticket: int, key: int, now: float) -> None:
-        """Its first token is here; the engine calls it `key`."""
-        if (sent := self._sent.pop(ticket, None)) is not None:
-            (job, machine), tokens = sent, self._arrivals[ticket - 1].output_tokens
-            machine.answers[key] = ExactAnswer(tokens, job.arrival.prompt_tokens, now + job.pace * max(tokens - 1, 1))
-            machine.touch()
-            self._answers[ticket] = machine, key
+    def on_first_token(self, number: int, key: int, now: float) -> None:
+        """`key`: the engine's name of the request."""
+        if (sent := self._sent.pop(number, None)) is not None:
+            (request, engine), tokens = sent, self._arrivals[number - 1].output_tokens
+            due = now + request.tpot * max(tokens - 1, 1)
+            engine.answers[key] = ExactAnswer(tokens, request.arrival.prompt_tokens, due)
+            engine.invalidate()
+            self._answers[number] = engine, key
 
-    def ended(self, ticket: int) -> None:
-        """Its answer is over, or its engine is."""
-        self._sent.pop(ticket, None)
-        if (found := self._answers.pop(ticket, None)) is not None:
-            machine, key = found
-            del machine.answers[key]
-            machine.touch()
+    def on_ended(self, number: int) -> None:
+        """The answer has ended, or its engine has died."""
+        self._sent.pop(number, None)
+        if (found := self._answers.pop(number, None)) is not None:
+            engine, key = found
+            del engine.answers[key]
+            engine.invalidate()
 
     # ---------------------------------------------------------------- decisions
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Placed]:
-        """Who goes now, one at a time: the caller sends each before it asks for the next."""
+        """Requests to send now. The caller sends each one before asking for the next."""
         pending = {name: group for name, group in self._groups.items() if group.queue}
         while self._new or pending:
             while self._new:
@@ -124,84 +132,82 @@ class Clairvoyant:
                     yield placed
             if pending:
                 group = pending.pop(next(iter(pending)))
-                go, late = group.plan(now)
-                for job, machine in go:
-                    yield self._send(job, machine, now)
-                for job in late:
-                    job.at += 1
+                send, late = group.plan(now)
+                for request, engine in send:
+                    yield self._send(request, engine, now)
+                for request in late:
+                    request.at += 1
                 self._new += late
         yield from self._fill(now)
-        hurried = any(group.queue for group in self._groups.values())
-        self.wake_at = now + TICK if hurried else now + IDLE_TICK if self._spare else FOREVER
+        urgent = any(group.queue for group in self._groups.values())
+        self.wake_at = now + TICK if urgent else now + IDLE_TICK if self._spare else FOREVER
 
-    def _offer(self, job: PlannedRequest, pending: dict[str, EngineGroup], now: float) -> Placed | None:
-        """To the queue of its tier's engines, or to its tier's API; behind the last tier to any API at all."""
-        if not job.tiers:
-            return job.ticket, Decision(Placement.UNFIT, now, job.deadline, scorer="reference")
-        while (pool := job.pool) is not None:
+    def _offer(self, request: PlannedRequest, pending: dict[str, EngineGroup], now: float) -> Placed | None:
+        """Queues the request at its tier's engines, or sends it to its tier's API; after the last tier, to any API."""
+        if not request.tiers:
+            return request.number, Decision(Placement.UNFIT, now, request.deadline, scorer="reference")
+        while (pool := request.pool) is not None:
             if (group := self._groups.get(pool)) is not None:
-                group.add(job)
+                insort(group.queue, request)
                 pending[pool] = group
                 return None
-            if (placed := self._to_api(job, pool, now, SURE)) is not None:
+            if (placed := self._to_api(request, pool, now, SAFE)) is not None:
                 return placed
-            job.at += 1
-        for pool in (job.route.tiers[tier].pool for tier in job.tiers):
-            if pool not in self._groups and (placed := self._to_api(job, pool, now, LUCKY)) is not None:
+            request.at += 1
+        for pool in (request.route.tiers[tier].pool for tier in request.tiers):
+            if pool not in self._groups and (placed := self._to_api(request, pool, now, LUCKY)) is not None:
                 return placed
-        insort(self._spare, job)
+        insort(self._spare, request)
         return None
 
     def _fill(self, now: float) -> Iterator[Placed]:
-        """Engines that will not be needed take what is late, or in no hurry."""
+        """Sends late requests, and those without a deadline, to engines that are not about to be needed."""
         for group in self._groups.values():
             if group.queue or not self._spare or group.demand.limit(now) < FOREVER:
                 continue
-            ready = [machine for machine in group.machines if machine.wants(now)]
-            kept = max(len(group.machines) // 2, 1) if group.demand.comes(now, now + AHEAD) else 0  # for those
-            for machine in sorted(ready, key=lambda machine: machine.context)[: max(len(ready) - kept, 0)]:
-                if (job := self._filling(group, machine, now)) is not None:
-                    self._spare.remove(job)
-                    yield self._send(job, machine, now)
+            ready = [engine for engine in group.engines if engine.accepts_prompt(now)]
+            reserved = max(len(group.engines) // 2, 1) if group.demand.upcoming(now, now + HORIZON) else 0
+            for engine in sorted(ready, key=lambda engine: engine.context)[: max(len(ready) - reserved, 0)]:
+                if (request := self._filling(group, engine, now)) is not None:
+                    self._spare.remove(request)
+                    yield self._send(request, engine, now)
 
-    def _filling(self, group: EngineGroup, machine: Machine, now: float) -> PlannedRequest | None:
-        machine.look()
-        seen = machine.version, len(self._spare)
-        if self._barren.get(machine.endpoint.id) == seen:
+    def _filling(self, group: EngineGroup, engine: ExactEngine, now: float) -> PlannedRequest | None:
+        engine.refresh()
+        state = engine.version, len(self._spare)
+        if self._unfillable.get(engine.endpoint.id) == state:
             return None
-        for job in self._spare:
-            if self._wants(job, group.pool.name) and group.first_token(job, machine, now) is not None:
-                return job
-        self._barren[machine.endpoint.id] = seen
+        for request in self._spare:
+            # Without a deadline, a request can wait for its preferred tier.
+            tiers = request.tiers if request.deadline < FOREVER else request.tiers[:1]
+            accepted = any(request.route.tiers[tier].pool == group.pool.name for tier in tiers)
+            if accepted and group.first_token(request, engine, now) is not None:
+                return request
+        self._unfillable[engine.endpoint.id] = state
         return None
-
-    def _wants(self, job: PlannedRequest, pool: str) -> bool:
-        """What is in no hurry can wait for the tier that it wants most."""
-        tiers = job.tiers if job.deadline < FOREVER else job.tiers[:1]
-        return any(job.route.tiers[tier].pool == pool for tier in tiers)
 
     # ---------------------------------------------------------------- sending
 
-    def _send(self, job: PlannedRequest, machine: Machine, now: float) -> Placed:
-        group = self._groups[machine.endpoint.pool]
-        hit = group.hit(job)
-        group.forget(job)
-        machine.clear_at = machine.free_at(now) + machine.prefill(job.arrival.prompt_tokens, hit)[0]
-        self._sent[job.ticket] = job, machine
-        return job.ticket, _decision(job, machine.endpoint, hit, machine.clear_at - now, now)
+    def _send(self, request: PlannedRequest, engine: ExactEngine, now: float) -> Placed:
+        group = self._groups[engine.endpoint.pool]
+        hit = group.hit(request)
+        group.forget(request)
+        engine.clear_at = engine.free_at(now) + engine.prefill(request.arrival.prompt_tokens, hit)[0]
+        self._sent[request.number] = request, engine
+        return request.number, _decision(request, engine.endpoint, hit, engine.clear_at - now, now)
 
-    def _to_api(self, job: PlannedRequest, pool: str, now: float, times: float) -> Placed | None:
-        """If it is in time there at `times` the median."""
+    def _to_api(self, request: PlannedRequest, pool: str, now: float, factor: float) -> Placed | None:
+        """Sends the request if `factor` times the API's median TTFT is in time."""
         for endpoint in self._pools[pool].endpoints:
-            machine = self._world.machines[endpoint.id]
-            if isinstance(machine, HostedApi) and machine.alive and machine.remaining(now) > 0:
-                median = machine.profile.ttft + machine.profile.ttft_per_token * job.arrival.prompt_tokens
-                if now + times * median <= job.deadline:
-                    return job.ticket, _decision(job, endpoint, 0, median, now)
+            server = self._servers[endpoint.id]
+            if isinstance(server, HostedApi) and server.alive and server.remaining(now) > 0:
+                median = server.profile.ttft + server.profile.ttft_per_token * request.arrival.prompt_tokens
+                if now + factor * median <= request.deadline:
+                    return request.number, _decision(request, endpoint, 0, median, now)
         return None
 
 
-def _decision(job: PlannedRequest, endpoint: Endpoint, hit: int, ttft: float, now: float) -> Decision:
-    tier = next(i for i, tier in enumerate(job.route.tiers) if tier.pool == endpoint.pool)
-    candidate = Candidate(endpoint, tier, job.arrival.prompt_tokens, hit, Forecast(ttft), 1.0, 0.0)
-    return Decision(Placement.PLACE, now, job.deadline, (candidate,), scorer="reference")
+def _decision(request: PlannedRequest, endpoint: Endpoint, hit: int, ttft: float, now: float) -> Decision:
+    tier = next(i for i, tier in enumerate(request.route.tiers) if tier.pool == endpoint.pool)
+    candidate = Candidate(endpoint, tier, request.arrival.prompt_tokens, hit, Forecast(ttft), 1.0, 0.0)
+    return Decision(Placement.PLACE, now, request.deadline, (candidate,), scorer="reference")

@@ -1,168 +1,230 @@
-"""Who goes where among the engines of one pool: earliest deadline first, and who gives way.
+"""Plans of the clairvoyant scheduler for the engines of one pool: earliest deadline first, and who is postponed.
 
-Moore and Hodgson 1968, carried over to several machines: jobs are planned in the order of their deadlines, each
-where it would be done first; when one would be late, the one of those planned that takes the longest gives way.
+Moore and Hodgson (1968), extended to several machines: requests are planned in order of their deadlines, each on the
+engine that would finish it first. When one would be late, the planned request with the longest service time is
+postponed.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Hashable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from backends.simulated.virtual_engine import VirtualEngine
-from gateway.replay.demand import Demand
-from gateway.replay.exact_engine import Machine
+from gateway.replay.exact_engine import ExactEngine
 from gateway.replay.sim_fleet import SimFleet
 from gateway.replay.traces import BLOCK, Arrival
 from policies.routes.route import Route
 from policies.types import FOREVER, Pool
 
-FAR = 1e6  # s: whatever can go at once is before whatever cannot
+HORIZON = 10.0  # s of known future arrivals: about the duration of an answer
+REVIEW = 0.5  # s between two calculations of the cost limit
+IMMEDIATE = 1e6  # s: prefers any engine that can start now over any that cannot
 
 
 @dataclass(slots=True, eq=False)
 class PlannedRequest:
     """A request without a first token."""
 
-    ticket: int
+    number: int
     arrival: Arrival
     route: Route
     deadline: float
-    tiers: tuple[int, ...]  # in the order of preference
-    at: int = 0  # index into `tiers`; behind the last one, it waits for spare time
-    hits: dict[str, int] = field(default_factory=dict)  # blocks at hand, by pool
+    tiers: tuple[int, ...]  # in order of preference
+    at: int = 0  # index into `tiers`; past the last one, the request waits for idle engines
+    hits: dict[str, int] = field(default_factory=dict)  # cached blocks, by pool
 
     def __lt__(self, other: PlannedRequest) -> bool:
-        return (self.deadline, self.ticket) < (other.deadline, other.ticket)
+        return (self.deadline, self.number) < (other.deadline, other.number)
 
     @property
     def pool(self) -> str | None:
-        """The one that it waits for."""
+        """Pool of the current tier."""
         return self.route.tiers[self.tiers[self.at]].pool if self.at < len(self.tiers) else None
 
     @property
-    def pace(self) -> float:
-        """Seconds per token that its caller was promised."""
+    def tpot(self) -> float:
+        """Budget, s per token."""
         return self.route.tpot.budget if self.route.tpot else FOREVER
 
 
-class _Option(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A way to serve a request in time. The least `preference` is the best."""
+
     preference: float
-    lane: _EngineQueue
+    queue: _EngineQueue
     seconds: float
-    at_once: bool
+    immediate: bool
 
 
 class _EngineQueue:
-    """What is planned for one engine."""
+    """Requests planned for one engine."""
 
-    __slots__ = ("first", "free", "jobs", "machine", "ready")
+    def __init__(self, engine: ExactEngine, now: float) -> None:
+        engine.refresh()
+        self.engine = engine
+        self.free_at = engine.free_at(now)
+        self.ready = engine.accepts_prompt(now)
+        self.planned: list[tuple[PlannedRequest, float]] = []  # with service times, s
+        self.first: PlannedRequest | None = None  # to be sent now
 
-    def __init__(self, machine: Machine, now: float) -> None:
-        machine.look()
-        self.machine, self.free, self.ready = machine, machine.free_at(now), machine.wants(now)
-        self.jobs: list[tuple[PlannedRequest, float]] = []  # with their seconds
-        self.first: PlannedRequest | None = None  # goes at once
+    def add(self, request: PlannedRequest, seconds: float, immediate: bool) -> None:
+        self.planned.append((request, seconds))
+        self.free_at += seconds
+        if immediate:
+            self.first = request
 
-    def add(self, job: PlannedRequest, seconds: float, at_once: bool) -> None:
-        self.jobs.append((job, seconds))
-        self.free += seconds
-        if at_once:
-            self.first = job
-
-    def remove(self, job: PlannedRequest, seconds: float) -> None:
-        self.jobs.remove((job, seconds))
-        self.free -= seconds
-        if self.first is job:
+    def remove(self, request: PlannedRequest, seconds: float) -> None:
+        self.planned.remove((request, seconds))
+        self.free_at -= seconds
+        if self.first is request:
             self.first = None
 
 
+class Demand:
+    """Expected demand of a pool, and the requests worth starting when it exceeds the capacity.
+
+    An answer with a TPOT of p seconds leaves 1 - d/p of its engine's time for prefills and for the contexts that
+    every step reads (d: the rest of a step). A request therefore costs its prefill, and its own context once per
+    output token. When the total cost exceeds the time, accepting the cheapest requests makes most of them good: a
+    knapsack of equal values. `arrivals`: all of the replay; those with a deadline and this pool as first tier count.
+    """
+
+    def __init__(
+        self, pool: str, engines: Sequence[ExactEngine], arrivals: Sequence[Arrival], routes: Mapping[str, Route]
+    ) -> None:
+        first_tier = [route for route in routes.values() if route.ttft and route.tiers[0].pool == pool]
+        self._engines = engines
+        self._budgets = {route.name: route.ttft.budget for route in first_tier if route.ttft}
+        self._tpot = min((route.tpot.budget for route in first_tier if route.tpot), default=FOREVER)
+        self._costs = list(self._future_costs(arrivals)) if engines else []
+        self._limit = FOREVER
+        self._review_at = 0.0
+
+    def _future_costs(self, arrivals: Iterable[Arrival]) -> Iterator[tuple[float, float]]:
+        """Time and cost of each arrival, given that all before it are cached; without those that even an idle engine
+        could not serve in time."""
+        known = set[int]()
+        for arrival in arrivals:
+            if (budget := self._budgets.get(arrival.route)) is None:
+                continue
+            new = next((i for i, block in enumerate(arrival.hashes) if block not in known), len(arrival.hashes))
+            known.update(arrival.hashes)
+            hit = min(new * BLOCK, (arrival.prompt_tokens - 1) // BLOCK * BLOCK)
+            if self._engines[0].prefill(arrival.prompt_tokens, hit)[0] < budget:
+                yield arrival.at, self.cost(arrival, hit)
+
+    def cost(self, arrival: Arrival, hit: int) -> float:
+        """Seconds of engine time that a request takes from all others."""
+        context, engine = arrival.prompt_tokens + arrival.output_tokens / 2, self._engines[0]
+        return engine.compute(arrival.prompt_tokens, hit) + arrival.output_tokens * engine.attention(context)
+
+    def limit(self, now: float, waiting: Iterable[float] = ()) -> float:
+        """Cost above which a request should not start; FOREVER while there is time for all."""
+        if now >= self._review_at:
+            self._review_at = now + REVIEW
+            self._limit = FOREVER
+            spare = sum(engine.spare(self._tpot) for engine in self._engines)
+            left = (HORIZON + max(self._budgets.values(), default=0.0)) * spare
+            for cost in sorted([*waiting, *(cost for _, cost in self.upcoming(now, now + HORIZON))]):
+                left -= cost
+                if left < 0:
+                    self._limit = cost
+                    break
+        return self._limit
+
+    def upcoming(self, start: float, end: float) -> Sequence[tuple[float, float]]:
+        """Times and costs of the arrivals in [start, end)."""
+        return self._costs[bisect_left(self._costs, (start,)) : bisect_left(self._costs, (end,))]
+
+
 class EngineGroup:
-    """A pool of engines: its queue, and all that they ever computed."""
+    """The engines of a pool, their common queue, and every prefix block that they ever computed."""
 
-    def __init__(self, pool: Pool, world: SimFleet, arrivals: Sequence[Arrival], routes: Mapping[str, Route]) -> None:
-        self.pool, self.queue = pool, list[PlannedRequest]()
+    def __init__(self, pool: Pool, servers: SimFleet, arrivals: Sequence[Arrival], routes: Mapping[str, Route]) -> None:
+        self.pool = pool
+        self.queue: list[PlannedRequest] = []
         self.known = set[Hashable]()
-        engines = ((endpoint, world.machines[endpoint.id]) for endpoint in pool.endpoints)
-        self.machines = [Machine(e, engine, self.known) for e, engine in engines if isinstance(engine, VirtualEngine)]
-        self.demand = Demand(pool.name, self.machines, arrivals, routes)
-        self._refused: dict[tuple[int, str], tuple[int, int]] = {}  # what was seen when an engine could not take a job
+        found = ((endpoint, servers.servers[endpoint.id]) for endpoint in pool.endpoints)
+        self.engines = [ExactEngine(e, server, self.known) for e, server in found if isinstance(server, VirtualEngine)]
+        self.demand = Demand(pool.name, self.engines, arrivals, routes)
+        # The engine version and hit with which an engine could not take a request, by number and endpoint.
+        self._refused: dict[tuple[int, str], tuple[int, int]] = {}
 
-    def add(self, job: PlannedRequest) -> None:
-        insort(self.queue, job)
-
-    def hit(self, job: PlannedRequest) -> int:
-        """Tokens of its prompt that need not be computed."""
-        hashes, known = job.arrival.hashes, self.known
-        blocks, most = job.hits.get(self.pool.name, 0), min(len(hashes), (job.arrival.prompt_tokens - 1) // BLOCK)
+    def hit(self, request: PlannedRequest) -> int:
+        """Cached tokens of the prompt."""
+        hashes, known = request.arrival.hashes, self.known
+        blocks, most = request.hits.get(self.pool.name, 0), (request.arrival.prompt_tokens - 1) // BLOCK
+        most = min(len(hashes), most)
         while blocks < most and hashes[blocks] in known:
             blocks += 1
-        job.hits[self.pool.name] = blocks
+        request.hits[self.pool.name] = blocks
         return blocks * BLOCK
 
-    def plan(self, now: float) -> tuple[list[tuple[PlannedRequest, Machine]], list[PlannedRequest]]:
-        """Who goes now, and where to; and who gives way. Both leave the queue."""
-        lanes = [_EngineQueue(machine, now) for machine in self.machines if machine.engine.alive]
-        wanted = [(job, hit, self.demand.cost(job.arrival, hit)) for job in self.queue for hit in [self.hit(job)]]
-        limit = self.demand.limit(now, (cost for *_, cost in wanted))
-        late = [job for job, _, cost in wanted if cost > limit]
-        for job, hit, cost in wanted:
+    def plan(self, now: float) -> tuple[list[tuple[PlannedRequest, ExactEngine]], list[PlannedRequest]]:
+        """Requests to send now, each with its engine, and requests to postpone. Both leave the queue."""
+        queues = [_EngineQueue(engine, now) for engine in self.engines if engine.engine.alive]
+        hits = [self.hit(request) for request in self.queue]
+        costs = [self.demand.cost(request.arrival, hit) for request, hit in zip(self.queue, hits, strict=True)]
+        limit = self.demand.limit(now, costs)
+        late = [request for request, cost in zip(self.queue, costs, strict=True) if cost > limit]
+        for request, hit, cost in zip(self.queue, hits, costs, strict=True):
             if cost > limit:
                 continue
-            options = (self._option(job, hit, lane, now) for lane in lanes)
+            options = (self._option(request, hit, queue, now) for queue in queues)
             best = min((option for option in options if option is not None), key=lambda o: o.preference, default=None)
             if best is not None:
-                best.lane.add(job, best.seconds, best.at_once)
+                best.queue.add(request, best.seconds, best.immediate)
             else:
-                late.append(self._give_way(job, hit, lanes))
-        go = [(lane.first, lane.machine) for lane in lanes if lane.first is not None]
-        for job in (*late, *(job for job, _ in go)):
-            self.queue.remove(job)
-        return go, late
+                late.append(self._postpone(request, hit, queues))
+        send = [(queue.first, queue.engine) for queue in queues if queue.first is not None]
+        for request in (*late, *(request for request, _ in send)):
+            self.queue.remove(request)
+        return send, late
 
-    def _option(self, job: PlannedRequest, hit: int, lane: _EngineQueue, now: float) -> _Option | None:
-        """To be in time there: now, the better the less it slows the answers; else as soon as it could be done."""
-        machine = lane.machine
-        seconds = machine.prefill(job.arrival.prompt_tokens, hit)[0]
-        if lane.ready and not lane.jobs:
-            first = self.first_token(job, machine, now)
-            if first is not None and first <= job.deadline:
-                slowed = machine.pace(len(machine.answers) + 1, machine.context + job.arrival.prompt_tokens)
-                return _Option(slowed - FAR, lane, first - lane.free, True)
-        start = max(lane.free, machine.opens_at(seconds))
-        if start + seconds > job.deadline or (lane.ready and not lane.jobs and start <= lane.free):
+    def _option(self, request: PlannedRequest, hit: int, queue: _EngineQueue, now: float) -> _Option | None:
+        """In time on this engine: now, where it slows the answers least, or else as soon as possible."""
+        engine, idle = queue.engine, queue.ready and not queue.planned
+        seconds = engine.prefill(request.arrival.prompt_tokens, hit)[0]
+        if idle:
+            first = self.first_token(request, engine, now)
+            if first is not None and first <= request.deadline:
+                step = engine.decode_step(len(engine.answers) + 1, engine.context + request.arrival.prompt_tokens)
+                return _Option(step - IMMEDIATE, queue, first - queue.free_at, True)
+        start = max(queue.free_at, engine.tolerates_from(seconds))
+        if start + seconds > request.deadline or (idle and start <= queue.free_at):
             return None
-        return _Option(start + seconds, lane, start + seconds - lane.free, False)
+        return _Option(start + seconds, queue, start + seconds - queue.free_at, False)
 
-    def first_token(self, job: PlannedRequest, machine: Machine, now: float) -> float | None:
-        """When it would come, were it sent now; None if that takes the pace from an answer."""
-        hit = self.hit(job)
-        key, seen = (job.ticket, machine.endpoint.id), (machine.version, hit)
-        if self._refused.get(key) == seen:
+    def first_token(self, request: PlannedRequest, engine: ExactEngine, now: float) -> float | None:
+        """Time of the first token if the request were sent now; None if an answer would miss its TPOT."""
+        hit = self.hit(request)
+        key, state = (request.number, engine.endpoint.id), (engine.version, hit)
+        if self._refused.get(key) == state:
             return None
-        first = machine.first_token(job.arrival, hit, job.pace, now)
+        first = engine.first_token(request.arrival, hit, request.tpot, now)
         if first is None:
-            self._refused[key] = seen
+            self._refused[key] = state
         return first
 
-    def _give_way(self, job: PlannedRequest, hit: int, lanes: Sequence[_EngineQueue]) -> PlannedRequest:
-        """The longest one planned, if that lets this one be in time; else this one."""
+    def _postpone(self, request: PlannedRequest, hit: int, queues: Sequence[_EngineQueue]) -> PlannedRequest:
+        """The longest planned request, if this one can then be in time; otherwise this one."""
         longest: tuple[float, PlannedRequest, _EngineQueue, float] | None = None
-        for lane in lanes:
-            seconds = lane.machine.prefill(job.arrival.prompt_tokens, hit)[0]
-            for other, took in lane.jobs:
-                in_time = took > seconds and lane.free - took + seconds <= job.deadline
+        for queue in queues:
+            seconds = queue.engine.prefill(request.arrival.prompt_tokens, hit)[0]
+            for other, took in queue.planned:
+                in_time = took > seconds and queue.free_at - took + seconds <= request.deadline
                 if in_time and (longest is None or took > longest[0]):
-                    longest = took, other, lane, seconds
+                    longest = took, other, queue, seconds
         if longest is None:
-            return job
-        took, other, lane, seconds = longest
-        lane.remove(other, took)
-        lane.add(job, seconds, False)
+            return request
+        took, other, queue, seconds = longest
+        queue.remove(other, took)
+        queue.add(request, seconds, False)
         return other
 
-    def forget(self, job: PlannedRequest) -> None:
-        for machine in self.machines:
-            self._refused.pop((job.ticket, machine.endpoint.id), None)
+    def forget(self, request: PlannedRequest) -> None:
+        for engine in self.engines:
+            self._refused.pop((request.number, engine.endpoint.id), None)

@@ -1,10 +1,11 @@
-"""An engine as one sees it who knows everything but the noise of its next steps (gateway.replay.clairvoyant)."""
+"""An engine with exact service times, unknown only in the noise of its next steps (for gateway.replay.clairvoyant)."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from backends.simulated.events import RequestId
 from backends.simulated.kv_cache import PrefixCache
@@ -14,7 +15,7 @@ from policies.types import FOREVER, Endpoint
 
 
 class SharedCache(PrefixCache):
-    """The cache of an engine to which every block that its pool ever computed is at hand."""
+    """An engine's cache that holds every block that any engine of the pool ever computed."""
 
     def __init__(self, capacity: int, known: set[Hashable]) -> None:
         super().__init__(capacity)
@@ -34,13 +35,13 @@ class SharedCache(PrefixCache):
         self._known.update(blocks)
 
     def in_use(self, chain: Sequence[Hashable]) -> int:
-        """How many of these blocks cost no room, since running requests hold them."""
+        """Number of these blocks held by running requests, which need no further room."""
         return sum(block in self._used for block in chain)
 
 
 @dataclass(slots=True, eq=False)
 class ExactAnswer:
-    """One that is being written. `finish`: when it ends if nothing is prefilled; `slack`: s of it that are to spare."""
+    """An answer in progress. `finish`: its end if no prefill intervenes; `slack`: s from there until `due`."""
 
     tokens: int
     context: int
@@ -49,70 +50,81 @@ class ExactAnswer:
     finish: float = 0.0
 
 
-Written = tuple[int, int, int, ExactAnswer]  # tokens left, a number to order by, tokens in the KV cache
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeState:
+    """The decoding of an answer: output tokens left, and tokens in the KV cache."""
+
+    left: int
+    context: int
+    answer: ExactAnswer
 
 
-class Machine:
-    """One engine. `look` before asking anything; `touch` when its answers have changed."""
+class ExactEngine:
+    """Call `refresh` before asking anything, and `invalidate` when `answers` have changed."""
 
     def __init__(self, endpoint: Endpoint, virtual: VirtualEngine, known: set[Hashable]) -> None:
-        self.endpoint, self.virtual, self.engine = endpoint, virtual, virtual.engine
+        self.endpoint = endpoint
+        self.virtual = virtual
+        self.engine = virtual.engine
         self.profile = self.engine.profile
         self.cache = SharedCache(self.engine.cache.capacity, known)
         self.engine.cache = self.cache
         self.answers: dict[RequestId, ExactAnswer] = {}
-        self.clear_at = 0.0  # where all that it was sent is computed
+        self.clear_at = 0.0  # all prompts sent are computed by then
         self.context = 0  # tokens that its answers attend to
-        self.version = 0  # of what was seen
-        self._written: list[Written] = []  # fewest left first
-        self._slacks: list[float] = []  # of the answers that keep their pace, ascending ...
-        self._freed: list[float] = []  # ... and when those up to there have all ended
-        self._steps: dict[int, float] = {}  # fixed ms of a step, by sequences
+        self.version = 0  # of the refreshed state
+        self._decoding: list[DecodeState] = []  # fewest tokens left first
+        self._slacks: list[float] = []  # of the answers that keep their TPOT, ascending
+        self._finished_by: list[float] = []  # latest finish of the answers up to the same index of `_slacks`
+        self._fixed_ms: dict[int, float] = {}  # of a decode step, by sequences
         self._stale = True
 
-    def touch(self) -> None:
+    def invalidate(self) -> None:
         self._stale = True
 
-    def look(self) -> None:
-        """When every answer would end if nothing came, and what it can bear until then."""
+    def refresh(self) -> None:
+        """Computes each answer's end without further prefills, and the stall that the answers tolerate until then."""
         if not self._stale:
             return
         self._stale = False
         self.version += 1
-        got = dict(self.engine.progress())
-        self._written = sorted(
-            (answer.tokens - got.get(key, answer.tokens), i, answer.context + got.get(key, 0), answer)
-            for i, (key, answer) in enumerate(self.answers.items())
-        )
-        self.context = sum(written[2] for written in self._written)
-        for answer, finish in self._course(self._written, self.virtual.busy_until, 0):
-            answer.finish, answer.slack = finish, answer.due - finish
-        kept = sorted((answer.slack, answer.finish) for *_, answer in self._written if answer.slack >= 0)
-        self._slacks, self._freed = [slack for slack, _ in kept], []
-        for _, finish in kept:
-            self._freed.append(max(finish, self._freed[-1] if self._freed else 0.0))
+        generated = dict(self.engine.progress())
+        self._decoding = [
+            DecodeState(
+                answer.tokens - generated.get(key, answer.tokens), answer.context + generated.get(key, 0), answer
+            )
+            for key, answer in self.answers.items()
+        ]
+        self._decoding.sort(key=lambda state: state.left)
+        self.context = sum(state.context for state in self._decoding)
+        for answer, finish in self._finishes(self._decoding, self.virtual.busy_until, 0):
+            answer.finish = finish
+            answer.slack = answer.due - finish
+        kept = sorted((state.answer.slack, state.answer.finish) for state in self._decoding if state.answer.slack >= 0)
+        self._slacks = [slack for slack, _ in kept]
+        self._finished_by = list(accumulate((finish for _, finish in kept), max))
 
-    # ---------------------------------------------------------------- when
+    # ---------------------------------------------------------------- moments
 
-    def wants(self, now: float) -> bool:
-        """Nothing is left to prefill behind the step under way, and what is sent now just makes the next one."""
+    def accepts_prompt(self, now: float) -> bool:
+        """No prefill remains after the step in progress, and a request sent now joins the next step."""
         ready = self.virtual.busy_until <= now + self.profile.overhead
         return ready and self.engine.alive and not self.engine.backlog
 
     def free_at(self, now: float) -> float:
-        """When it could begin with what is sent now."""
+        """Earliest start of the prefill of a request sent now."""
         busy = self.virtual.busy_until
         return max(self.clear_at, busy) if self.engine.backlog else max(busy, now + self.profile.overhead)
 
-    def opens_at(self, seconds: float) -> float:
-        """From when on no answer that keeps its pace would lose it to a stall of `seconds`."""
-        i = bisect_left(self._slacks, seconds)
-        return self._freed[i - 1] if i else 0.0
+    def tolerates_from(self, stall: float) -> float:
+        """From then on, no answer that keeps its TPOT would lose it to a stall of `stall` seconds."""
+        i = bisect_left(self._slacks, stall)
+        return self._finished_by[i - 1] if i else 0.0
 
-    # ---------------------------------------------------------------- how long
+    # ---------------------------------------------------------------- durations
 
     def prefill(self, tokens: int, hit: int) -> tuple[float, int]:
-        """Seconds and steps to compute the rest of a prompt beside what decodes now."""
+        """Seconds and steps to compute the uncached part of a prompt beside the current decodes."""
         profile, rest, decoding = self.profile, tokens - hit, len(self.answers)
         whole, last = divmod(rest, profile.max_num_batched_tokens - decoding)
         ms = whole * profile.fixed_ms(profile.max_num_batched_tokens, decoding + 1)
@@ -122,59 +134,59 @@ class Machine:
         return ms * 1e-3 * self.engine.slowness, steps
 
     def compute(self, tokens: int, hit: int) -> float:
-        """Seconds that the rest of a prompt adds to the steps that compute it."""
+        """Seconds that the uncached part of a prompt adds to the steps that compute it."""
         profile, rest = self.profile, tokens - hit
         linear = rest / profile.tokens_per_ms + profile.allreduce_ms * rest
         return (linear + profile.attention_ns * 1e-6 * rest * (hit + rest / 2)) * 1e-3
 
     def attention(self, context: float) -> float:
-        """Seconds that an answer with so much context adds to a step."""
+        """Seconds that one answer with `context` tokens adds to a step."""
         return (self.profile.sequence_ms + self.profile.context_us * 1e-3 * context) * 1e-3
 
-    def spare(self, pace: float) -> float:
-        """Share of its time that is left for these two while answers keep their pace, in seconds of a well one."""
+    def spare(self, tpot: float) -> float:
+        """Share of the time left for `compute` and `attention` while answers keep `tpot`, at normal speed."""
         if not self.engine.alive:
             return 0.0
-        return max(1 / self.engine.slowness - self.profile.fixed_ms(0, 0) * 1e-3 / pace, 0.0)
+        return max(1 / self.engine.slowness - self.profile.fixed_ms(0, 0) * 1e-3 / tpot, 0.0)
 
-    def pace(self, sequences: int, context: float) -> float:
-        """Seconds of a step that only decodes."""
-        fixed = self._steps.get(sequences)
+    def decode_step(self, sequences: int, context: float) -> float:
+        """Seconds of a step without prefill."""
+        fixed = self._fixed_ms.get(sequences)
         if fixed is None:
-            fixed = self._steps[sequences] = self.profile.fixed_ms(sequences, sequences)
+            fixed = self._fixed_ms[sequences] = self.profile.fixed_ms(sequences, sequences)
         return (fixed + self.profile.context_us * 1e-3 * context) * 1e-3 * self.engine.slowness
 
-    def first_token(self, arrival: Arrival, hit: int, pace: float, now: float) -> float | None:
-        """When it would come, were the request sent now; None if an answer, its own too, would lose its pace by it."""
+    def first_token(self, arrival: Arrival, hit: int, tpot: float, now: float) -> float | None:
+        """Time of the first token if the request were sent now; None if any answer, its own included, would miss
+        its TPOT because of it."""
         if not self._has_room(arrival, hit):
             return None
         seconds, steps = self.prefill(arrival.prompt_tokens, hit)
         first, left = self.free_at(now) + seconds, arrival.output_tokens - 1
-        own = ExactAnswer(
-            arrival.output_tokens, arrival.prompt_tokens, FOREVER if pace == FOREVER else first + pace * left
-        )
-        joined = list(self._written)
-        insort(joined, (left + steps, len(joined), arrival.prompt_tokens - steps, own))
-        if any(finish > answer.due and answer.slack >= 0 for answer, finish in self._course(joined, first, steps)):
+        due = FOREVER if tpot == FOREVER else first + tpot * left
+        joined = list(self._decoding)
+        own = ExactAnswer(arrival.output_tokens, arrival.prompt_tokens, due)
+        insort(joined, DecodeState(left + steps, arrival.prompt_tokens - steps, own), key=lambda state: state.left)
+        if any(finish > answer.due and answer.slack >= 0 for answer, finish in self._finishes(joined, first, steps)):
             return None
         return first
 
     def _has_room(self, arrival: Arrival, hit: int) -> bool:
-        """Or it would wait inside, or have another one preempted."""
+        """The request would neither wait inside the engine nor preempt another."""
         size = self.profile.block_size
         needed = (arrival.prompt_tokens + arrival.output_tokens) // size + 1
         return needed - self.cache.in_use(arrival.hashes[: hit // size]) <= self.cache.free
 
-    def _course(self, answers: Sequence[Written], at: float, steps: int) -> Iterator[tuple[ExactAnswer, float]]:
-        """When each ends, if all have had `steps` more tokens by `at` and nothing is prefilled from then on."""
-        count = len(answers)
-        context = float(sum(written[2] for written in answers) + steps * count)
-        past = steps
-        for left, _, own, answer in answers:
-            if (more := left - past) > 0:
-                at += more * self.pace(count, context + count * more / 2)
+    def _finishes(self, decoding: Sequence[DecodeState], at: float, steps: int) -> Iterator[tuple[ExactAnswer, float]]:
+        """Each answer's end, if all have `steps` more tokens at `at` and no prefill follows."""
+        count = len(decoding)
+        context = float(sum(state.context for state in decoding) + steps * count)
+        done = steps
+        for state in decoding:
+            if (more := state.left - done) > 0:
+                at += more * self.decode_step(count, context + count * more / 2)
                 context += count * more
-                past = left
-            yield answer, at
-            context -= own + left
+                done = state.left
+            yield state.answer, at
+            context -= state.context + state.left
             count -= 1

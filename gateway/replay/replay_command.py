@@ -1,4 +1,4 @@
-"""`firsttoken replay`: a policy tried on recorded traffic, beside yardsticks and what was possible."""
+"""`firsttoken replay`: a policy on recorded traffic, compared with baselines and the clairvoyant reference."""
 
 from __future__ import annotations
 
@@ -7,59 +7,66 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
-from gateway.replay.replay_report import OTHER, as_json, report, worst
-from gateway.replay.scenario import OURS, REFERENCE, SCORERS, YARDSTICKS, Scenario, setting_of, without_profile
+from gateway.replay.replay_report import OTHER, as_json, report, worst_decisions
+from gateway.replay.scenario import BASELINES, OURS, REFERENCE, SCORERS, Scenario, assumed_profiles, scenario_from
 from gateway.replay.sim_fleet import Fault
-from gateway.replay.sweep import Result, Task, run
-from gateway.replay.traces import TraceError
-from gateway.replay.traffic_sources import Traffic, TrafficSource
+from gateway.replay.sweep import ReplayResult, ReplayTask, run
+from gateway.replay.traces import TraceError, Traffic, TrafficSource
 from policies.routes.units import seconds
 
-SWEPT = 5  # loads of a range
-FAULT = re.compile(r"(?P<endpoint>\S+)@(?P<at>[^@=]+)=(?P<what>slow|kill|restart)(:(?P<factor>\d+(\.\d+)?))?")
+RANGE_LOADS = 5  # loads in `LOW..HIGH`
+FAULT = re.compile(r"(?P<endpoint>\S+)@(?P<at>[^@=]+)=(?P<kind>slow|kill|restart)(:(?P<factor>\d+(\.\d+)?))?")
 
 
 def replay(args: argparse.Namespace) -> int:
-    """Exit code 0; raises ConfigError where the configuration, a trace or an argument is wrong."""
+    """Returns exit code 0; raises ConfigError if the configuration, a trace or an argument is wrong."""
     if args.seeds < 1:
-        raise _wrong("--seeds 0: one at least")
+        raise _error("--seeds 0: must be at least 1")
     traffic = Traffic(tuple(map(TrafficSource.parse, args.traces)), args.limit, args.seconds)
-    setting = _setting(args.files, args)
-    other = _setting(args.files_b, args) if args.files_b else None
-    loads, scorers = _loads(args.load), _scorers(args.scorers, not args.no_reference)
-    _check(traffic, [setting, *([other] if other else [])], loads, args.seed)
-    tasks = list(_tasks(args, setting, other, loads, scorers))
-    results = list(_watched(run(tasks, traffic), len(tasks)))
+    policies = {OURS: _scenario(args.files, args)}
+    if args.files_b:
+        policies[OTHER] = _scenario(args.files_b, args)
+    tasks = list(_tasks(args, policies))
+    _check_traffic(traffic, policies, tasks[0])
+    results = list(_with_progress(run(tasks, traffic), len(tasks)))
     if args.json:
         print(json.dumps(as_json(results), indent=2))
         return 0
-    print(report(results, setting.routes, other.routes if other else {}))
+    print(report(results, policies[OURS].routes, policies[OTHER].routes if OTHER in policies else {}))
     if args.worst:
-        print("\n" + (worst(results) or "no decision was regretted"))
+        print("\n" + (worst_decisions(results) or "no decision with regret"))
     return 0
 
 
-def _tasks(
-    args: argparse.Namespace, setting: Scenario, other: Scenario | None, loads: Sequence[float], scorers: Sequence[str]
-) -> Iterator[Task]:
-    played = [(OURS, setting), *([(OTHER, other)] if other else []), *((s, setting.with_scorer(s)) for s in scorers)]
+def _tasks(args: argparse.Namespace, policies: Mapping[str, Scenario]) -> Iterator[ReplayTask]:
+    loads, scorers = _loads(args.load), _scorers(args.scorers, not args.no_reference)
+    played = {**policies, **{scorer: policies[OURS].with_scorer(scorer) for scorer in scorers}}
     for factor in loads:
-        for name, chosen in played:
+        for name, scenario in played.items():
             for seed in range(args.seed, args.seed + args.seeds):
-                yield Task(name, chosen, factor, seed, args.worst if name in (OURS, OTHER) and seed == args.seed else 0)
+                keep = args.worst if name in policies and seed == args.seed else 0
+                yield ReplayTask(name, scenario, factor, seed, keep)
 
 
-def _watched(results: Iterable[Result], total: int) -> Iterator[Result]:
-    """Progress is for whoever looks at a terminal."""
-    shown = sys.stderr.isatty()
+def _check_traffic(traffic: Traffic, policies: Mapping[str, Scenario], first: ReplayTask) -> None:
+    """Reports an error in a trace before the first replay."""
+    try:
+        if not all(traffic.arrivals(scenario.routes, first.load, first.seed) for scenario in policies.values()):
+            raise TraceError("no request left to replay; raise --seconds")
+    except TraceError as error:
+        raise _error(str(error)) from None
+
+
+def _with_progress(results: Iterable[ReplayResult], total: int) -> Iterator[ReplayResult]:
+    """Shows the progress on a terminal."""
     for number, result in enumerate(results, 1):
-        if shown:
+        if sys.stderr.isatty():
             print(f"\rreplayed {number} of {total}", end="" if number < total else "\n", file=sys.stderr, flush=True)
         yield result
 
@@ -67,76 +74,67 @@ def _watched(results: Iterable[Result], total: int) -> Iterator[Result]:
 # ---------------------------------------------------------------- arguments
 
 
-def _setting(files: Sequence[Path], args: argparse.Namespace) -> Scenario:
+def _scenario(files: Sequence[Path], args: argparse.Namespace) -> Scenario:
     config = load(files, os.environ)
     if args.workers is not None:
         config = config.with_workers(args.workers)
-    setting = setting_of(config)
+    scenario = scenario_from(config)
     if args.replicas is not None:
         if args.workers is not None and args.workers > 1:
-            raise _wrong("--replicas: of one process each; leave --workers out")
-        setting = replace(setting, workers=1, replicas=args.replicas, news=_news(args.news))
-    if not setting.routes:
-        raise _wrong("the configuration has no routes to replay on")
-    for pool, profile in without_profile(config).items():
-        print(f"firsttoken: pool {pool} has no `profile`: taken for {profile}", file=sys.stderr)
-    return replace(setting, faults=tuple(_fault(text, setting) for text in args.fault))
+            raise _error("--replicas: each replica has one process; leave --workers out")
+        scenario = replace(scenario, workers=1, replicas=args.replicas, peer_delay=_peer_delay(args.news))
+    if not scenario.routes:
+        raise _error("the configuration has no routes to replay on")
+    for pool, profile in assumed_profiles(config).items():
+        print(f"firsttoken: pool {pool} has no `profile`: assuming {profile}", file=sys.stderr)
+    return replace(scenario, faults=tuple(_fault(text, scenario) for text in args.fault))
 
 
-def _news(text: str) -> float | None:
+def _peer_delay(text: str) -> float | None:
     try:
         return None if text == "off" else seconds(text)
     except ValueError as error:
-        raise _wrong(f"--news {text}: {error}; or off") from None
+        raise _error(f"--news {text}: {error}; or off") from None
 
 
-def _wrong(message: str) -> ConfigError:
+def _error(message: str) -> ConfigError:
     return ConfigError([f"firsttoken: {message}"])
 
 
-def _fault(text: str, setting: Scenario) -> Fault:
+def _fault(text: str, scenario: Scenario) -> Fault:
     found = FAULT.fullmatch(text)
     if found is None:
-        raise _wrong(f"--fault {text}: write ENDPOINT@TIME=WHAT, such as main/h1:8000@90s=slow:5, =kill or =restart")
-    endpoint, what = found["endpoint"], found["what"]
-    if endpoint not in setting.profiles:
-        raise _wrong(f"--fault {text}: no endpoint '{endpoint}'{did_you_mean(endpoint, setting.profiles)}")
+        raise _error(f"--fault {text}: write ENDPOINT@TIME=WHAT, such as main/h1:8000@90s=slow:5, =kill or =restart")
+    endpoint = found["endpoint"]
+    if endpoint not in scenario.profiles:
+        raise _error(f"--fault {text}: no endpoint '{endpoint}'{did_you_mean(endpoint, scenario.profiles)}")
     try:
         at = seconds(found["at"])
     except ValueError as error:
-        raise _wrong(f"--fault {text}: {error}") from None
-    return Fault(at, endpoint, what, float(found["factor"] or 1.0))
+        raise _error(f"--fault {text}: {error}") from None
+    return Fault(at, endpoint, found["kind"], float(found["factor"] or 1.0))
 
 
 def _loads(text: str) -> list[float]:
-    """`1`, `0.6,1,1.4`, or `0.6..1.4`: five from one to the other."""
+    """`1`, `0.6,1,1.4`, or `0.6..1.4`: RANGE_LOADS equidistant loads."""
     try:
-        low, ranged, high = text.partition("..")
-        if ranged:
-            step = (float(high) - float(low)) / (SWEPT - 1)
-            loads = [round(float(low) + step * i, 6) for i in range(SWEPT)]
+        low, is_range, high = text.partition("..")
+        if is_range:
+            step = (float(high) - float(low)) / (RANGE_LOADS - 1)
+            loads = [round(float(low) + step * i, 6) for i in range(RANGE_LOADS)]
         else:
             loads = [float(part) for part in text.split(",")]
         if not all(0 < factor < float("inf") for factor in loads):
             raise ValueError
     except ValueError:
-        raise _wrong(f"--load {text}: write numbers above 0, such as 1, 0.6,1,1.4 or 0.6..1.4") from None
+        raise _error(f"--load {text}: write numbers above 0, such as 1, 0.6,1,1.4 or 0.6..1.4") from None
     return sorted(set(loads))
 
 
 def _scorers(text: str, reference: bool) -> list[str]:
-    names = list(YARDSTICKS) if text == "all" else [] if text == "none" else text.split(",")
+    names = list(BASELINES) if text == "all" else [] if text == "none" else text.split(",")
     for name in names:
         if name not in SCORERS:
-            raise _wrong(f"--scorers: no '{name}'{did_you_mean(name, SCORERS)}")
+            raise _error(f"--scorers: no scorer '{name}'{did_you_mean(name, SCORERS)}")
     chosen = [name for name in names if name not in (OURS, REFERENCE)]
     return [*chosen, *([REFERENCE] if reference else [])]
-
-
-def _check(traffic: Traffic, settings: Sequence[Scenario], loads: Sequence[float], seed: int) -> None:
-    """What is wrong with a trace is said before anything is played."""
-    try:
-        if not all(traffic.arrivals(setting, factor, seed) for setting in settings for factor in loads[:1]):
-            raise TraceError("no request is left to replay; raise --seconds")
-    except TraceError as error:
-        raise _wrong(str(error)) from None

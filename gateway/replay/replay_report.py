@@ -1,4 +1,4 @@
-"""The results of replays, for people (120 columns) and for programs."""
+"""Replay results as text (120 columns) and as JSON."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import asdict
 from math import isfinite, isnan
 from typing import Any
 
-from gateway.cli.explain import table
-from gateway.config.check_report import aligned
+from gateway.cli.check import aligned
+from gateway.cli.explain import decision_table
 from gateway.replay.results import ResultRow
 from gateway.replay.scenario import OURS, REFERENCE
-from gateway.replay.sweep import Result, mean
+from gateway.replay.sweep import ReplayResult, mean_rows
 from policies.routes.route import Route
 
-OTHER = "config b"  # what the results of --config-b are called
-NAMES = {OURS: "this config"}
+OTHER = "config b"  # label of --config-b
+LABELS = {OURS: "this config"}
 Column = tuple[str, Callable[[ResultRow], str]]
 
 
@@ -36,139 +36,126 @@ def _number(value: float) -> str:
     return f"{value:g}" if value == round(value) else f"{value:.1f}"
 
 
-def _tiers(row: ResultRow) -> str:
-    return "/".join(f"{share * 100:.0f}" for share in row.tiers) + "%"
-
-
-def _failed(row: ResultRow) -> str:
-    return "/".join(map(_number, (row.sheds, row.lost, row.broken)))
-
-
 MEASURED: tuple[Column, ...] = (
     ("p50", lambda row: _seconds(row.ttft[0])),
     ("p90", lambda row: _seconds(row.ttft[1])),
     ("p99", lambda row: _seconds(row.ttft[2])),
     ("TPOT", lambda row: _ms(row.tpot[1])),
     ("hit", lambda row: _percent(row.hit)),
-    ("tiers", _tiers),
+    ("tiers", lambda row: "/".join(f"{share * 100:.0f}" for share in row.tiers) + "%"),
     ("USD", lambda row: f"{row.cost:.2f}"),
-    ("failed", _failed),
+    ("failed", lambda row: "/".join(map(_number, (row.sheds, row.lost, row.broken)))),
 )
 COMPARED: tuple[Column, ...] = (
     ("good/s", lambda row: f"{row.goodput:.2f}"),
     ("met", lambda row: _percent(row.attainment)),
     *MEASURED,
 )
-OF_ROUTE: tuple[Column, ...] = (
+PER_ROUTE: tuple[Column, ...] = (
     *MEASURED,
     ("hedges", lambda row: _number(row.extra)),
     ("regret", lambda row: _seconds(row.regret)),
 )
-SAY_NOTHING = {"-", "0", "0.00", "0/0/0", "100%"}  # a column of one of these is left out
+UNINFORMATIVE = {"-", "0", "0.00", "0/0/0", "100%"}  # a column with only one of these values is omitted
 LEGEND = """\
-good: TTFT and TPOT within budget, of all that came; of ref: of what the reference makes good; met: TTFT alone;
-p50, p90, p99: of the TTFT; TPOT: its p90; hit: prompt tokens found cached; tiers: shares of the answered;
-failed: refused/lost before their first token/broken after it; regret: mean TTFT beyond the best alternative's"""
+good: requests with TTFT and TPOT within budget / offered; of ref: good relative to the reference; met: TTFT alone;
+p50, p90, p99: TTFT; TPOT: p90; hit: share of prompt tokens cached; tiers: shares of the answered requests;
+failed: shed/lost before the first token/broken after it; regret: mean excess of TTFT over the best alternative"""
 
 
-def report(results: Sequence[Result], routes: Mapping[str, Route], others: Mapping[str, Route]) -> str:
-    """One block per load: all that was compared, then the routes. `others`: those of --config-b."""
+def report(results: Sequence[ReplayResult], routes: Mapping[str, Route], others: Mapping[str, Route]) -> str:
+    """One block per load: the comparison, then each route. `others`: the routes of --config-b."""
     blocks = []
     for load in sorted({result.load for result in results}):
-        at_load = [result for result in results if result.load == load]
-        blocks.append("\n".join(_block(load, at_load, {OURS: routes, OTHER: others})))
+        by_name: dict[str, list[ReplayResult]] = {}
+        for result in results:
+            if result.load == load:
+                by_name.setdefault(result.name, []).append(result)
+        blocks.append("\n".join(_block(load, by_name, {OURS: routes, OTHER: others})))
     return "\n\n".join([*blocks, LEGEND])
 
 
-def _block(load: float, results: Sequence[Result], routes: Mapping[str, Mapping[str, Route]]) -> Iterable[str]:
-    by_name: dict[str, list[Result]] = {}
-    for result in results:
-        by_name.setdefault(result.name, []).append(result)
-    rows = {name: mean(found) for name, found in by_name.items()}
+def _block(
+    load: float, by_name: Mapping[str, Sequence[ReplayResult]], routes: Mapping[str, Mapping[str, Route]]
+) -> Iterable[str]:
+    rows = {name: mean_rows(found) for name, found in by_name.items()}
     yield _heading(load, by_name)
-    yield from _table([("", "good", "of ref", *(name for name, _ in COMPARED)), *_compared(rows)])
+    yield from _table([("", "good", "of ref", *(name for name, _ in COMPARED)), *_comparison(rows)])
     for name in (OURS, OTHER):
         if name in rows:
+            heading = (LABELS.get(name, name), "requests", "good", "met", "total", *(name for name, _ in PER_ROUTE))
             yield ""
-            yield from _table([_route_heading(name), *(_route(row, routes[name][row.name]) for row in rows[name][:-1])])
-            yield from (_completed(row) for row in rows[name][:-1] if not _has_budget(routes[name][row.name]))
-            yield from ("", *_calibration(by_name[name]))
+            yield from _table([heading, *(_route(row, routes[name][row.name]) for row in rows[name][:-1])])
+            yield from (_throughput(row) for row in rows[name][:-1] if not _has_budget(routes[name][row.name]))
+            yield from ("", *_calibration(by_name[name][0]))
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     columns = list(zip(*rows, strict=True))
-    kept = [column for column in columns if len(set(column[1:])) > 1 or column[1] not in SAY_NOTHING]
+    kept = [column for column in columns if len(set(column[1:])) > 1 or column[1] not in UNINFORMATIVE]
     return aligned(list(zip(*kept, strict=True)))
 
 
-def _heading(load: float, by_name: Mapping[str, Sequence[Result]]) -> str:
+def _heading(load: float, by_name: Mapping[str, Sequence[ReplayResult]]) -> str:
     first = next(iter(by_name.values()))
     offered, seconds = sum(row.offered for row in first[0].rows[:-1]), first[0].seconds
     seeds = f", mean of {len(first)} seeds" if len(first) > 1 else ""
-    played, took = (sum(getattr(r, a) for found in by_name.values() for r in found) for a in ("played", "took"))
-    pace = f"{played / max(took, 1e-9):.0f} times as fast as it happens"
-    return f"load {load:g}: {offered:g} requests in {seconds:.0f} s, {offered / seconds:.2f} a second{seeds}; {pace}"
+    every = [result for found in by_name.values() for result in found]
+    speed = sum(result.played for result in every) / max(sum(result.took for result in every), 1e-9)
+    rate = f"{offered:g} requests in {seconds:.0f} s, {offered / seconds:.2f} per second"
+    return f"load {load:g}: {rate}{seeds}; replayed at {speed:.0f} times real time"
 
 
-def _compared(rows: Mapping[str, Sequence[ResultRow]]) -> Iterable[tuple[str, ...]]:
+def _comparison(rows: Mapping[str, Sequence[ResultRow]]) -> Iterable[tuple[str, ...]]:
     best = rows[REFERENCE][-1].good if REFERENCE in rows else float("nan")
     for name, found in rows.items():
         row = found[-1]
         of_reference = row.good / best if best else float("nan")
-        yield (NAMES.get(name, name), _percent(row.good), _percent(of_reference), *(text(row) for _, text in COMPARED))
-
-
-def _route_heading(name: str) -> tuple[str, ...]:
-    return (NAMES.get(name, name), "asked", "good", "met", "total", *(column for column, _ in OF_ROUTE))
+        yield (LABELS.get(name, name), _percent(row.good), _percent(of_reference), *(text(row) for _, text in COMPARED))
 
 
 def _route(row: ResultRow, route: Route) -> tuple[str, ...]:
-    shares = (
-        _percent(row.good) if _has_budget(route) else "-",
-        _percent(row.attainment) if route.ttft is not None else "-",
-        _percent(row.total),
-    )
-    return (row.name, _number(row.offered), *shares, *(text(row) for _, text in OF_ROUTE))
+    good = _percent(row.good) if _has_budget(route) else "-"
+    met = _percent(row.attainment) if route.ttft is not None else "-"
+    return (row.name, _number(row.offered), good, met, _percent(row.total), *(text(row) for _, text in PER_ROUTE))
 
 
 def _has_budget(route: Route) -> bool:
     return route.ttft is not None or route.tpot is not None
 
 
-def _completed(row: ResultRow) -> str:
-    """Where there are no budgets there is nothing to miss."""
-    done = f"{_number(row.completed)} of {_number(row.offered)}"
-    return f"{row.name}: {done} complete, {row.output_rate:.0f} tokens a second"
+def _throughput(row: ResultRow) -> str:
+    completed = f"{_number(row.completed)} of {_number(row.offered)}"
+    return f"{row.name}: {completed} completed, {row.output_rate:.0f} output tokens per second"
 
 
-def _calibration(results: Sequence[Result]) -> list[str]:
-    """Of the first seed."""
-    told = [(c.pool, str(c.samples), _percent(c.coverage), _percent(c.error)) for c in results[0].calibration]
-    return aligned([("predictions", "answers", "within p90", "median error"), *told])
+def _calibration(result: ReplayResult) -> list[str]:
+    rows = [(c.pool, str(c.samples), _percent(c.coverage), _percent(c.error)) for c in result.calibration]
+    return aligned([("predictions", "answers", "within p90", "median error"), *rows])
 
 
-def worst(results: Sequence[Result]) -> str:
-    """The decisions with the most regret, each as `firsttoken explain` would show it."""
-    return "\n\n".join(_story(result, told) for result in results for told in result.worst)
+def worst_decisions(results: Sequence[ReplayResult]) -> str:
+    """The decisions with the most regret, each with the table of `firsttoken explain`."""
+    return "\n\n".join(_decision(result, found) for result in results for found in result.worst)
 
 
-def _story(result: Result, told: Mapping[str, Any]) -> str:
+def _decision(result: ReplayResult, found: Mapping[str, Any]) -> str:
     return (
-        f"{NAMES.get(result.name, result.name)}, load {result.load:g}: regret of {told['regret_ms']:.0f} ms\n"
-        f"request {told['request']} on {told['route']}, which came at {told['arrived_s']:.1f} s, was sent to "
-        f"{told['endpoint']}, {told['cached_tokens']} tokens cached;\nfirst token {told['upstream_ms']:.0f} ms after "
-        f"that and {told['ttft_ms']:.0f} ms after it came\n{table(dict(told))}"
+        f"{LABELS.get(result.name, result.name)}, load {result.load:g}: regret of {found['regret_ms']:.0f} ms\n"
+        f"request {found['request']} on route {found['route']}, arrived at {found['arrived_s']:.1f} s, sent to "
+        f"{found['endpoint']}, {found['cached_tokens']} tokens cached\nfirst token {found['upstream_ms']:.0f} ms after "
+        f"sending, {found['ttft_ms']:.0f} ms after arrival\n{decision_table(dict(found))}"
     )
 
 
-def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Every replay by itself; what is not a number is null."""
-    return [_plain(asdict(result)) for result in results]
+def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
+    """One object per replay; NaN and infinity become null."""
+    return [_without_nan(asdict(result)) for result in results]
 
 
-def _plain(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _without_nan(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [_without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,10 +1,10 @@
-"""What became of the requests of a replay, and the figures that follow from it.
+"""Results of a replay: one RequestResult per request, and the statistics of a route or of all of them.
 
-Definitions are those of measurement: attainment is met / all offered, so shedding cannot inflate it;
-good is TTFT and TPOT met; under two tokens there is no TPOT, which counts as met. A route without
-budgets has no misses: it is shown by what it completed.
+Definitions are those of measurement: attainment is met / all offered, so shedding cannot inflate it; good means TTFT
+and TPOT met; an answer of fewer than two tokens has no TPOT, which counts as met. A route without budgets has no
+misses: its figures are completed requests and throughput.
 
-A Fate takes some 0.4 KB, about what its arrival takes; decisions are kept of the worst alone.
+A RequestResult takes about 0.4 KB, as much as its Arrival; decisions are kept only of the worst requests.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from enum import Enum
 from heapq import heappush, heappushpop
 
 from policies.routes.route import Route
-from policies.types import Decision, Placement, PromptEstimate
+from policies.types import Decision, PromptEstimate
 
 NAN = float("nan")
 
 
 class ReplayOutcome(Enum):
-    UNFINISHED = "unfinished"  # when the replay was over
+    UNFINISHED = "unfinished"  # at the end of the replay
     COMPLETED = "completed"
-    SHED = "shed"  # refused, or held for too long
+    SHED = "shed"  # refused, or queued for too long
     LOST = "lost"  # every attempt failed before the first token
-    BROKEN = "broken"  # it died after its first token
+    BROKEN = "broken"  # failed after the first token
 
 
 @dataclass(slots=True)
 class RequestResult:
-    """One request of a replay. Times are seconds of the replay's clock; None: it never happened."""
+    """One request of a replay. Times are seconds of the replay's clock; None: has not happened."""
 
     number: int
     route: str
@@ -38,19 +38,17 @@ class RequestResult:
     prompt_tokens: int
     output_tokens: int
     end: ReplayOutcome = ReplayOutcome.UNFINISHED
-    outcome: Placement | None = None
-    sent_at: float | None = None  # of the attempt that won
+    sent_at: float | None = None  # of the winning attempt
     first_at: float | None = None
     ended_at: float | None = None
     attempts: int = 0
     hedges: int = 0
     tier: int = 0
     endpoint: str = ""
-    cached: int = 0  # tokens, as the engine found
-    believed: int = 0
-    p50: float = 0.0  # predicted from the sending on, s
+    cached: int = 0  # tokens, as found by the engine
+    p50: float = 0.0  # predicted, s after `sent_at`
     p90: float = 0.0
-    alternative: float | None = None  # the least p50 among the others, s
+    alternative: float | None = None  # lowest predicted p50 among the other candidates, s
     cost: float = 0.0  # USD
 
     @property
@@ -65,32 +63,31 @@ class RequestResult:
 
     @property
     def total(self) -> float | None:
-        return (
-            self.ended_at - self.arrived if self.end is ReplayOutcome.COMPLETED and self.ended_at is not None else None
-        )
+        completed = self.end is ReplayOutcome.COMPLETED and self.ended_at is not None
+        return self.ended_at - self.arrived if completed and self.ended_at is not None else None
 
     @property
     def upstream(self) -> float | None:
-        """From the sending of the attempt that won to its first token, s."""
+        """Seconds from sending the winning attempt to its first token."""
         return None if self.first_at is None or self.sent_at is None else self.first_at - self.sent_at
 
     @property
     def regret(self) -> float:
-        """Seconds by which the best alternative, as predicted then, would have been faster."""
+        """Seconds that the best alternative would have saved, by its prediction at the time."""
         upstream = self.upstream
         return 0.0 if upstream is None or self.alternative is None else max(upstream - self.alternative, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """The figures of one route, or of all. A share of nothing is NaN."""
+    """Statistics of one route, or of all. A share of nothing is NaN."""
 
     name: str
     offered: int
     attainment: float  # TTFT met / offered
     good: float  # TTFT and TPOT met / offered
     goodput: float  # good requests per second
-    total: float  # total budget met / offered to routes that have one
+    total: float  # total budget met / offered to routes with such a budget
     ttft: tuple[float, float, float]  # p50, p90, p99, s
     tpot: tuple[float, float]  # p50, p90, s
     hit: float  # cached / prompt tokens
@@ -98,20 +95,20 @@ class ResultRow:
     preferred: float  # share of the first tier among the good
     cost: float
     sheds: int
-    lost: int  # before their first token
-    broken: int  # after it
+    lost: int  # before the first token
+    broken: int  # after the first token
     unfinished: int
     extra: int  # hedges
     coverage: float  # share of TTFTs under the predicted p90
     error: float  # median |actual / p50 - 1|
     regret: float  # mean, s
     completed: int
-    output_rate: float  # tokens/s of those completed
+    output_rate: float  # tokens/s of completed requests
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """How well the predictions for one pool held."""
+    """Accuracy of the predictions for one pool."""
 
     pool: str
     samples: int
@@ -120,144 +117,139 @@ class CalibrationResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Worst:
-    """A decision that turned out badly, with all that it weighed."""
+class RegrettedDecision:
+    """A decision with regret, and its inputs."""
 
-    fate: RequestResult
+    result: RequestResult
     decision: Decision
     estimate: PromptEstimate
 
-    def __lt__(self, other: Worst) -> bool:
-        return (self.fate.regret, -self.fate.number) < (other.fate.regret, -other.fate.number)
+    def __lt__(self, other: RegrettedDecision) -> bool:
+        return (self.result.regret, -self.result.number) < (other.result.regret, -other.result.number)
 
 
 @dataclass(slots=True)
 class Results:
-    """All fates of one replay, in order of arrival. `seconds` is the offered duration."""
+    """All requests of one replay, in order of arrival. `seconds`: duration of the offered traffic."""
 
     routes: Mapping[str, Route]
     seconds: float
-    keep: int = 0  # decisions of the most regret that are kept
-    fates: list[RequestResult] = field(default_factory=list)
-    _worst: list[Worst] = field(default_factory=list)  # a heap, the least of them first
+    keep: int = 0  # decisions kept, those with the most regret
+    requests: list[RequestResult] = field(default_factory=list)
+    _worst: list[RegrettedDecision] = field(default_factory=list)  # a heap, the least regret first
 
-    # ---------------------------------------------------------------- what happened
+    def answered(self, result: RequestResult, decision: Decision, estimate: PromptEstimate) -> None:
+        """Called at the first token, when the regret is known."""
+        if self.keep and result.regret > 0:
+            push = heappush if len(self._worst) < self.keep else heappushpop
+            push(self._worst, RegrettedDecision(result, decision, estimate))
 
-    def enter(self, fate: RequestResult) -> None:
-        self.fates.append(fate)
-
-    def answered(self, fate: RequestResult, decision: Decision, estimate: PromptEstimate) -> None:
-        """Its first token is here, so that its regret is known."""
-        if self.keep and fate.regret > 0:
-            if len(self._worst) < self.keep:
-                heappush(self._worst, Worst(fate, decision, estimate))
-            else:
-                heappushpop(self._worst, Worst(fate, decision, estimate))
-
-    def worst(self) -> list[Worst]:
-        """The decisions with the most regret, the worst first."""
+    def worst(self) -> list[RegrettedDecision]:
+        """Decisions with the most regret, the worst first."""
         return sorted(self._worst, reverse=True)
 
-    # ---------------------------------------------------------------- was it good
+    # ---------------------------------------------------------------- budgets
 
-    def met_ttft(self, fate: RequestResult) -> bool:
-        route = self.routes[fate.route]
-        return fate.ttft is not None and (route.ttft is None or fate.ttft <= route.ttft.budget)
+    def met_ttft(self, result: RequestResult) -> bool:
+        route = self.routes[result.route]
+        return result.ttft is not None and (route.ttft is None or result.ttft <= route.ttft.budget)
 
-    def met_total(self, fate: RequestResult) -> bool:
-        budget = self.routes[fate.route].total
-        return fate.total is not None and (budget is None or fate.total <= budget.budget)
+    def met_total(self, result: RequestResult) -> bool:
+        budget = self.routes[result.route].total
+        return result.total is not None and (budget is None or result.total <= budget.budget)
 
-    def is_good(self, fate: RequestResult) -> bool:
-        if not self.met_ttft(fate) or fate.end in (ReplayOutcome.LOST, ReplayOutcome.BROKEN):
+    def is_good(self, result: RequestResult) -> bool:
+        if not self.met_ttft(result) or result.end in (ReplayOutcome.LOST, ReplayOutcome.BROKEN):
             return False
-        budget = self.routes[fate.route].tpot
-        return budget is None or (fate.end is ReplayOutcome.COMPLETED and (fate.tpot or 0.0) <= budget.budget)
+        budget = self.routes[result.route].tpot
+        return budget is None or (result.end is ReplayOutcome.COMPLETED and (result.tpot or 0.0) <= budget.budget)
 
     def has_budget(self, name: str) -> bool:
         return self.routes[name].ttft is not None or self.routes[name].tpot is not None
 
-    # ---------------------------------------------------------------- figures
+    # ---------------------------------------------------------------- statistics
 
     def rows(self) -> list[ResultRow]:
-        """Every route that was asked for, and `all` that have a budget."""
+        """One per route with requests, then `all` routes with a budget."""
         by_route: dict[str, list[RequestResult]] = {name: [] for name in self.routes}
-        for fate in self.fates:
-            by_route[fate.route].append(fate)
-        return [*(self.row(name, fates) for name, fates in by_route.items() if fates), self.overall()]
+        for result in self.requests:
+            by_route[result.route].append(result)
+        return [*(self.row(name, found) for name, found in by_route.items() if found), self.overall()]
 
     def overall(self) -> ResultRow:
         return self.row("all", self._budgeted())
 
     def between(self, start: float, end: float) -> ResultRow:
-        """Those with a budget that arrived in this time."""
-        return self.row("between", [fate for fate in self._budgeted() if start <= fate.arrived < end])
+        """Requests with a budget that arrived in [start, end)."""
+        return self.row("between", [result for result in self._budgeted() if start <= result.arrived < end])
 
     def calibration(self) -> list[CalibrationResult]:
         by_pool: dict[str, list[RequestResult]] = {}
-        for fate in self.fates:
-            if fate.p50 and fate.upstream is not None:
-                by_pool.setdefault(fate.endpoint.partition("/")[0], []).append(fate)
+        for result in self.requests:
+            if result.p50 and result.upstream is not None:
+                by_pool.setdefault(result.endpoint.partition("/")[0], []).append(result)
         return [
-            CalibrationResult(pool, len(told), _coverage(told), _error(told)) for pool, told in sorted(by_pool.items())
+            CalibrationResult(pool, len(found), _coverage(found), _error(found))
+            for pool, found in sorted(by_pool.items())
         ]
 
     def _budgeted(self) -> list[RequestResult]:
-        """Without any budget in any route, all of them."""
-        return [fate for fate in self.fates if self.has_budget(fate.route)] or self.fates
+        """All requests where no route has a budget."""
+        return [result for result in self.requests if self.has_budget(result.route)] or self.requests
 
-    def row(self, name: str, fates: Sequence[RequestResult]) -> ResultRow:
-        answered = [fate for fate in fates if fate.first_at is not None]
-        done = [fate for fate in fates if fate.end is ReplayOutcome.COMPLETED]
-        good = [fate for fate in fates if self.is_good(fate)]
-        timed = [fate for fate in fates if self.routes[fate.route].total is not None]
-        told = [fate for fate in answered if fate.p50]
-        ttfts, tpots = [f.ttft for f in answered if f.ttft is not None], [f.tpot for f in done if f.tpot is not None]
-        ended = {end: sum(fate.end is end for fate in fates) for end in ReplayOutcome}
+    def row(self, name: str, requests: Sequence[RequestResult]) -> ResultRow:
+        answered = [result for result in requests if result.first_at is not None]
+        completed = [result for result in requests if result.end is ReplayOutcome.COMPLETED]
+        good = [result for result in requests if self.is_good(result)]
+        timed = [result for result in requests if self.routes[result.route].total is not None]
+        predicted = [result for result in answered if result.p50]
+        ttfts = [result.ttft for result in answered if result.ttft is not None]
+        tpots = [result.tpot for result in completed if result.tpot is not None]
+        ended = {end: sum(result.end is end for result in requests) for end in ReplayOutcome}
         return ResultRow(
             name=name,
-            offered=len(fates),
-            attainment=_share(fates, self.met_ttft),
-            good=_share(fates, self.is_good),
+            offered=len(requests),
+            attainment=_share(requests, self.met_ttft),
+            good=_share(requests, self.is_good),
             goodput=len(good) / self.seconds,
             total=_share(timed, self.met_total),
             ttft=(quantile(ttfts, 0.5), quantile(ttfts, 0.9), quantile(ttfts, 0.99)),
             tpot=(quantile(tpots, 0.5), quantile(tpots, 0.9)),
-            hit=sum(fate.cached for fate in answered) / max(sum(fate.prompt_tokens for fate in answered), 1),
+            hit=sum(result.cached for result in answered) / max(sum(result.prompt_tokens for result in answered), 1),
             tiers=_tiers(answered),
-            preferred=_share(good, lambda fate: fate.tier == 0),
-            cost=sum(fate.cost for fate in fates),
+            preferred=_share(good, lambda result: result.tier == 0),
+            cost=sum(result.cost for result in requests),
             sheds=ended[ReplayOutcome.SHED],
             lost=ended[ReplayOutcome.LOST],
             broken=ended[ReplayOutcome.BROKEN],
             unfinished=ended[ReplayOutcome.UNFINISHED],
-            extra=sum(fate.hedges for fate in fates),
-            coverage=_coverage(told),
-            error=_error(told),
-            regret=sum(fate.regret for fate in told) / len(told) if told else NAN,
-            completed=len(done),
-            output_rate=sum(fate.output_tokens for fate in done) / self.seconds,
+            extra=sum(result.hedges for result in requests),
+            coverage=_coverage(predicted),
+            error=_error(predicted),
+            regret=sum(result.regret for result in predicted) / len(predicted) if predicted else NAN,
+            completed=len(completed),
+            output_rate=sum(result.output_tokens for result in completed) / self.seconds,
         )
 
 
 def quantile(values: Iterable[float], q: float) -> float:
-    """Nearest rank; NaN of nothing."""
+    """Nearest rank; NaN without values."""
     ordered = sorted(values)
     return ordered[min(int(q * len(ordered)), len(ordered) - 1)] if ordered else NAN
 
 
-def _coverage(told: Sequence[RequestResult]) -> float:
-    return _share(told, lambda fate: fate.upstream is not None and fate.upstream <= fate.p90)
+def _coverage(requests: Sequence[RequestResult]) -> float:
+    return _share(requests, lambda result: result.upstream is not None and result.upstream <= result.p90)
 
 
-def _error(told: Sequence[RequestResult]) -> float:
-    return quantile((abs((fate.upstream or 0.0) / fate.p50 - 1) for fate in told), 0.5)
+def _error(requests: Sequence[RequestResult]) -> float:
+    return quantile((abs((result.upstream or 0.0) / result.p50 - 1) for result in requests), 0.5)
 
 
-def _share(fates: Sequence[RequestResult], holds: Callable[[RequestResult], bool]) -> float:
-    return sum(map(holds, fates)) / len(fates) if fates else NAN
+def _share(requests: Sequence[RequestResult], holds: Callable[[RequestResult], bool]) -> float:
+    return sum(map(holds, requests)) / len(requests) if requests else NAN
 
 
 def _tiers(answered: Sequence[RequestResult]) -> tuple[float, ...]:
-    count = max((fate.tier for fate in answered), default=0) + 1
-    return tuple(sum(fate.tier == tier for fate in answered) / max(len(answered), 1) for tier in range(count))
+    count = max((result.tier for result in answered), default=0) + 1
+    return tuple(sum(result.tier == tier for result in answered) / max(len(answered), 1) for tier in range(count))

@@ -1,128 +1,203 @@
-"""The simulated fleet of a replay: engines and APIs in virtual time, and what befalls them.
+"""The simulated side of a replay: virtual time, engines and APIs, faults, and messages between replicas.
 
 Rules:
-- Nothing here decides or predicts: requests go in, events come out, in the order of their times.
-- A machine is run only as far as nobody could still change what it does: a request reaches its
-  scheduler `overhead` after it was sent, so between two moments at which something is sent the
-  outcome is exact.
-- Hung requests were accepted and are never answered, as behind a stuck server thread. A death takes them too.
+- Nothing here decides or predicts: requests go in, events come out in time order.
+- A server runs only up to the next moment at which its input could change: a request reaches the scheduler `overhead`
+  seconds after it was sent, so the outcome between two sends is exact.
+- A hung request is accepted and never answered, as behind a stuck server thread. Killing the server loses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import merge
+from heapq import heappop, heappush, merge
+from itertools import count
 from random import Random
-from typing import NamedTuple
+from typing import Any
 
 from backends.simulated.engine import Engine
 from backends.simulated.events import EngineRequest, Event, RequestId
 from backends.simulated.hosted import HostedApi
 from backends.simulated.profiles import ApiProfile, Profile
 from backends.simulated.virtual_engine import VirtualEngine
+from gateway.cluster.peer_view import Peers
+from gateway.cluster.pending_updates import EVERY_FULL, TELL, PendingUpdates
 from gateway.replay.traces import BLOCK
-from policies.types import EngineLoad
+from policies.fleet.peers import PeerLoad, PeerReader
+from policies.types import FOREVER, EngineLoad
 
-Machine = VirtualEngine | HostedApi
+API_OVERHEAD = 0.015  # s, for a fleet of APIs only: far below their shortest TTFT
 
-API_OVERHEAD = 0.015  # s, where there are only APIs: far below their shortest time to a first token
+
+class Clock:
+    """Virtual time. The owner advances `now`; timers due at the same time run in the order of their registration."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = count()
+
+    @property
+    def upcoming(self) -> float:
+        return self._timers[0][0] if self._timers else FOREVER
+
+    def at(self, when: float, act: Callable[..., None], *args: Any) -> None:
+        heappush(self._timers, (max(when, self.now), next(self._order), act, args))
+
+    def run(self) -> None:
+        """Runs all due timers, including those that become due meanwhile."""
+        while self.upcoming <= self.now:
+            _, _, act, args = heappop(self._timers)
+            act(*args)
+
+
+# ---------------------------------------------------------------- servers
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """At `at` seconds an endpoint becomes `slow` (by `factor`; 1 heals it), dies (`kill`) or is back (`restart`)."""
+    """At `at` seconds: `slow` (steps take `factor` times as long; 1 restores), `kill` or `restart` of an endpoint."""
 
     at: float
     endpoint: str
-    what: str
+    kind: str
     factor: float = 1.0
 
 
-class Happened(NamedTuple):
-    at: float
-    endpoint: str
-    event: Event
-
-
 class SimFleet:
-    """`profiles` by endpoint id. `hung`: the share of requests that are never answered."""
+    """`profiles` by endpoint id. `hung`: share of requests that are never answered."""
 
     def __init__(self, profiles: Mapping[str, Profile], seed: int = 0, hung: float = 0.0) -> None:
-        self._random, self._hung = Random(seed), hung
-        self.machines: dict[str, Machine] = {
-            endpoint: _machine(profile, seed * 1000 + i) for i, (endpoint, profile) in enumerate(profiles.items())
+        self.servers = {
+            endpoint: _server(profile, seed * 1000 + i) for i, (endpoint, profile) in enumerate(profiles.items())
         }
-        self._swallowed: dict[RequestId, str] = {}
-        ahead = [m.engine.profile.overhead for m in self.machines.values() if isinstance(m, VirtualEngine)]
-        self.overhead = min(ahead, default=API_OVERHEAD)  # s that machines may be run ahead of the next request
+        self._random = Random(seed)
+        self._hung = hung
+        self._hanging: dict[RequestId, str] = {}
+        self._started_at = dict.fromkeys(profiles, 0.0)
+        engines = [server.engine for server in self.servers.values() if isinstance(server, VirtualEngine)]
+        # Seconds that servers may run ahead of the next request.
+        self.overhead = min((engine.profile.overhead for engine in engines), default=API_OVERHEAD)
 
     def submit(self, endpoint: str, request: EngineRequest, now: float) -> None:
-        """Raises Refused where the machine does not take it, ValueError where it never could."""
-        machine = self.machines[endpoint]
-        if self._hung and machine.alive and self._random.random() < self._hung:
-            self._swallowed[request.id] = endpoint
-            return
-        machine.submit(request, now)
+        """Raises Refused if the server declines the request now, ValueError if it never could serve it."""
+        server = self.servers[endpoint]
+        if self._hung and server.alive and self._random.random() < self._hung:
+            self._hanging[request.id] = endpoint
+        else:
+            server.submit(request, now)
 
     def abort(self, endpoint: str, request_id: RequestId) -> None:
-        if self._swallowed.pop(request_id, None) is None:
-            self.machines[endpoint].abort(request_id)
+        if self._hanging.pop(request_id, None) is None:
+            self.servers[endpoint].abort(request_id)
 
-    def run_until(self, until: float) -> Iterable[Happened]:
-        """What becomes visible up to `until`, in order of time."""
-        streams: list[Sequence[Happened]] = []
-        for endpoint, machine in self.machines.items():
-            if events := machine.run_until(until):
-                streams.append([Happened(event.at, endpoint, event) for event in events])
-        if not streams:
-            return ()
-        return streams[0] if len(streams) == 1 else merge(*streams, key=lambda happened: happened.at)
+    def run_until(self, until: float) -> Iterable[Event]:
+        """Events up to `until`, in time order."""
+        streams = [events for server in self.servers.values() if (events := server.run_until(until))]
+        return streams[0] if len(streams) == 1 else merge(*streams, key=lambda event: event.at)
 
-    def befall(self, fault: Fault, now: float) -> tuple[RequestId, ...]:
+    def apply_fault(self, fault: Fault, now: float) -> tuple[RequestId, ...]:
         """Returns the requests that were lost."""
-        machine = self.machines[fault.endpoint]
-        if fault.what == "slow":
-            machine.slow(fault.factor)
-            return ()
-        if fault.what == "kill":
-            return (*machine.kill(), *self._drop_swallowed(fault.endpoint))
-        machine.restart(now)
+        server = self.servers[fault.endpoint]
+        if fault.kind == "slow":
+            server.slow(fault.factor)
+        elif fault.kind == "kill":
+            hanging = [key for key, endpoint in self._hanging.items() if endpoint == fault.endpoint]
+            for key in hanging:
+                del self._hanging[key]
+            return (*server.kill(), *hanging)
+        else:
+            server.restart(now)
+            self._started_at[fault.endpoint] = now
         return ()
 
-    def _drop_swallowed(self, endpoint: str) -> list[RequestId]:
-        gone = [key for key, where in self._swallowed.items() if where == endpoint]
-        for key in gone:
-            del self._swallowed[key]
-        return gone
-
     def progress(self, endpoint: str) -> Iterable[tuple[RequestId, int]]:
-        """Tokens that each answer under way has by now."""
-        machine = self.machines[endpoint]
-        return machine.engine.progress() if isinstance(machine, VirtualEngine) else ()
+        """Output tokens so far of each running request."""
+        server = self.servers[endpoint]
+        return server.engine.progress() if isinstance(server, VirtualEngine) else ()
 
-    def load_of(self, endpoint: str, born: float) -> EngineLoad | None:
-        """What a scrape would say; None where nobody answers."""
-        machine = self.machines[endpoint]
-        if not isinstance(machine, VirtualEngine):
+    def load_of(self, endpoint: str) -> EngineLoad | None:
+        """Metrics that a scrape would return; None for an API or a dead engine."""
+        server = self.servers[endpoint]
+        if not isinstance(server, VirtualEngine) or not server.alive:
             return None
-        engine = machine.engine
-        if not engine.alive:
-            return None
+        engine = server.engine
         return EngineLoad(
             running=engine.running,
             waiting=engine.waiting,
             kv_usage=engine.kv_usage,
             block_size=engine.profile.block_size,
             kv_blocks=engine.profile.num_blocks,
-            started_at=born,
+            started_at=self._started_at[endpoint],
             prefix_queries=float(engine.prefix_queries),
             prefix_hits=float(engine.prefix_hits),
         )
 
 
-def _machine(profile: Profile, seed: int) -> Machine:
+def _server(profile: Profile, seed: int) -> VirtualEngine | HostedApi:
     if isinstance(profile, ApiProfile):
         return HostedApi(profile, seed)
     longest = max(profile.max_model_len, profile.kv_tokens)
     return VirtualEngine(Engine(replace(profile, block_size=BLOCK, max_model_len=longest), seed))
+
+
+# ---------------------------------------------------------------- messages between replicas
+
+
+class Network:
+    """Delivers the messages that replicas send over Redis. `delay`: s in transit; None: every message is lost."""
+
+    def __init__(self, clock: Clock, delay: float | None) -> None:
+        self.clock = clock
+        self.delay = delay
+        self.nodes: list[Node] = []
+
+    def join(self, knows: Callable[[str], bool]) -> Node:
+        node = Node(self, len(self.nodes).to_bytes(8, "little"), knows)
+        self.nodes.append(node)
+        return node
+
+    def send(self, raw: bytes) -> None:
+        if self.delay is not None:
+            self.clock.at(self.clock.now + self.delay, self._deliver, raw)
+
+    def _deliver(self, raw: bytes) -> None:
+        for node in self.nodes:  # the sender too, which ignores its own messages
+            node.peers.hear(raw, self.clock.now)
+
+
+class Node:
+    """Implements `policies.fleet.peers.PeerLink` for one replica."""
+
+    def __init__(self, network: Network, name: bytes, knows: Callable[[str], bool]) -> None:
+        self.outbox = PendingUpdates(name, name)
+        self.peers = Peers(name, knows)
+        self._network = network
+        self._scheduled = False
+        network.clock.at(0.0, self._send_periodically)
+
+    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
+        self.outbox.publish(endpoint_id, burden)
+        self._schedule()
+
+    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        self.outbox.sent(endpoint_id, hashes)
+        self._schedule()
+
+    def merge(self, reader: PeerReader, now: float) -> None:
+        self.peers.merge(reader, now)
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._network.clock.at(self._network.clock.now + TELL, self._send)
+
+    def _send(self) -> None:
+        self._scheduled = False
+        if (message := self.outbox.message(self._network.clock.now)) is not None:
+            self._network.send(message)
+
+    def _send_periodically(self) -> None:
+        self._send()
+        self._network.clock.at(self._network.clock.now + EVERY_FULL, self._send_periodically)

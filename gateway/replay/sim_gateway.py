@@ -1,57 +1,329 @@
-"""One gateway process of a replay: what it knows, who waits in it, and what it has under way."""
+"""One simulated gateway process: queue, decisions and attempts, with virtual time and simulated servers for sockets.
+
+The decision code is the gateway's own (`policies.queue`, `policies.attempts.attempt_machine`, the retry and hedge
+budgets), and the fleet is informed of the same events at the same times. With the clairvoyant reference, a request
+whose attempt was lost enters the queue again, because its decision ranks a single candidate.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from backends.simulated.events import EngineFirstToken, EngineRequest, Event, Finished, Refused
 from gateway.replay.clairvoyant import Clairvoyant
-from gateway.replay.results import Results
-from gateway.replay.scenario import Scenario
-from gateway.replay.sim_dispatcher import Live, SimDispatcher
-from gateway.replay.sim_fleet import SimFleet
-from gateway.replay.traces import Arrival
-from gateway.replay.virtual_clock import Clock
-from policies.fleet.fleet import Fleet
+from gateway.replay.results import ReplayOutcome, RequestResult, Results
+from gateway.replay.scenario import OURS, Scenario
+from gateway.replay.sim_fleet import Clock, SimFleet
+from gateway.replay.traces import BLOCK, Arrival
+from policies.attempts import attempt_steps as steps
+from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.retry_budgets import HedgeBudget, RetryBudget
+from policies.fleet.fleet import Fleet, Reported
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.types import RequestView
+from policies.routes.route import Route
+from policies.scorers.scorer import tie_break
+from policies.types import (
+    FOREVER,
+    Attempt,
+    AttemptKind,
+    AttemptOutcome,
+    Candidate,
+    Decision,
+    Placement,
+    PoolEstimate,
+    PrefixBlocks,
+    PromptEstimate,
+    RequestView,
+)
+
+ATTEMPTS = 16  # attempt keys per request
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAttempt:
+    candidate: Candidate
+    sent_at: float
+
+
+@dataclass(slots=True)
+class ActiveRequest:
+    """A request in progress."""
+
+    number: int
+    arrival: Arrival
+    route: Route
+    estimate: PromptEstimate
+    result: RequestResult
+    decision: Decision | None = None
+    machine: AttemptMachine | None = None
+    open: dict[int, OpenAttempt] = field(default_factory=dict)  # by attempt number
+    won: int = 0
+    retries: int = 0  # taken from the shared budget
+    wake_at: float = FOREVER
+
+    def key(self, attempt: int) -> int:
+        return self.number * ATTEMPTS + attempt
 
 
 class SimGateway:
-    """`siblings`: the way to the others, where there are several."""
+    """`peers`: link to the other gateway processes, where there are several."""
 
     def __init__(
         self,
-        setting: Scenario,
+        scenario: Scenario,
         clock: Clock,
-        world: SimFleet,
-        tally: Results,
+        servers: SimFleet,
+        results: Results,
         arrivals: Sequence[Arrival],
-        siblings: PeerLink | None = None,
+        peers: PeerLink | None = None,
     ) -> None:
+        self.scenario = scenario
         self.clock = clock
-        self.fleet = Fleet(setting.pools)
-        self.fleet.peers = siblings
-        self.room = Clairvoyant(world, setting, arrivals) if setting.clairvoyant else QueueScheduler()
-        self.sender = SimDispatcher(setting, clock, world, self.fleet, self.room, tally, self.enter)
+        self.servers = servers
+        self.results = results
+        self.fleet = Fleet(scenario.pools)
+        self.fleet.siblings = peers
+        self.clairvoyant = Clairvoyant(servers, scenario, arrivals) if scenario.clairvoyant else None
+        self.queue = self.clairvoyant or QueueScheduler()
+        self.active: dict[int, ActiveRequest] = {}
+        self.racing: set[int] = set()  # requests with several attempts, or with a cancellation in transit
+        self._retries = RetryBudget()
+        self._hedges = {name: HedgeBudget(_max_extra(route)) for name, route in scenario.routes.items()}
+        self._pools = {pool.name: pool for pool in scenario.pools}
 
-    def enter(self, live: Live) -> None:
-        ask = RequestView(live.route.name, live.fate.arrived, True)
-        self.room.enter(live.number, ask, live.estimate, live.route, self.clock.now, live.number)
-        self.release()
+    # ---------------------------------------------------------------- queue and decisions
 
-    def release(self) -> None:
-        for number, decision in self.room.release(self.fleet, self.clock.now):
+    def arrive(self, number: int, arrival: Arrival) -> None:
+        route, now = self.scenario.routes[arrival.route], self.clock.now
+        result = RequestResult(number, route.name, now, arrival.prompt_tokens, arrival.output_tokens)
+        self.results.requests.append(result)
+        estimate = estimate_of(arrival, route, self.fleet.expected_output(route.name))
+        request = self.active[number] = ActiveRequest(number, arrival, route, estimate, result)
+        self._enqueue(request)
+        limit = self.scenario.first_token_limit
+        if request.decision is None and route.ttft and limit < FOREVER:
+            self.clock.at(now + limit, self._on_queue_timeout, number)
+
+    def _enqueue(self, request: ActiveRequest) -> None:
+        view = RequestView(request.route.name, request.result.arrived, True)
+        self.queue.enter(request.number, view, request.estimate, request.route, self.clock.now, request.number)
+        self._dispatch()
+
+    def dispatch_queued(self) -> None:
+        if self.queue.held:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        for number, decision in self.queue.release(self.fleet, self.clock.now):
             assert isinstance(number, int)
-            self.sender.decided(self.sender.live[number], decision)
+            self.on_decision(self.active[number], decision)
 
-    def release_held(self) -> None:
-        if self.room.held:
-            self.release()
+    def _on_queue_timeout(self, number: int) -> None:
+        request = self.active.get(number)
+        if request is not None and request.decision is None and request.machine is None:
+            self.queue.leave(number)
+            self._shed(request)
 
-    def expire(self, number: int) -> None:
-        """Held for too long."""
-        live = self.sender.live.get(number)
-        if live is not None and live.decision is None and live.machine is None:
-            self.room.leave(number)
-            self.sender.refuse(live)
+    def on_decision(self, request: ActiveRequest, decision: Decision) -> None:
+        request.decision = decision
+        if decision.outcome is not Placement.PLACE:
+            return self._shed(request)
+        if self.scenario.pooled:
+            decision = _without_tiers(decision, request.number)
+        if self.scenario.scorer != OURS:  # baselines do not abandon silent attempts: that is part of our policy
+            decision = replace(decision, deadline=FOREVER)
+        request.decision = decision
+        request.machine = AttemptMachine(
+            decision,
+            max_attempts=request.route.max_attempts,
+            stream=True,
+            hedge=request.route.hedge != "off",
+            first_token_limit=self.scenario.first_token_limit,
+            now=self.clock.now,
+        )
+        self._retries.began()
+        self._hedges[request.route.name].began()
+        return self._step(request, steps.Begin())
+
+    def _shed(self, request: ActiveRequest) -> None:
+        self.queue.on_dispatched(request.number)
+        request.result.end = ReplayOutcome.SHED
+        del self.active[request.number]
+
+    # ---------------------------------------------------------------- actions of the attempt machine
+
+    def _step(self, request: ActiveRequest, event: steps.Event, may_retry: bool = True) -> None:
+        assert request.machine is not None
+        step = request.machine.on(event, self.clock.now, may_retry)
+        for action in step.actions:
+            match action:
+                case steps.Open(attempt):
+                    self._open(request, attempt)
+                case steps.Cancel(number, outcome):
+                    self._cancel(request, number, outcome)
+                case steps.Commit(number):
+                    request.won = number
+                    self._return_retries(request)
+                case steps.GiveUp():
+                    self._return_retries(request)
+                    self._close(request, ReplayOutcome.LOST)
+        if step.wake_at is not None and step.wake_at not in (request.wake_at, FOREVER):
+            request.wake_at = step.wake_at
+            self.clock.at(step.wake_at, self._on_timer, request.number, step.wake_at)
+
+    def _open(self, request: ActiveRequest, attempt: Attempt) -> None:
+        candidate, now = attempt.candidate, self.clock.now
+        endpoint, key, arrival = candidate.endpoint, request.key(attempt.number), request.arrival
+        request.open[attempt.number] = OpenAttempt(candidate, now)
+        request.result.attempts += 1
+        request.result.hedges += attempt.kind is AttemptKind.HEDGE
+        if len(request.open) > 1:
+            self.racing.add(request.number)
+        prompt, tpot = request.estimate.pools[endpoint.pool], request.route.tpot
+        output = request.estimate.output_tokens
+        self.fleet.sent(key, candidate, prompt, now, True, pace=tpot.budget if tpot else None, output=output)
+        self.queue.on_dispatched(request.number)
+        try:
+            sent = EngineRequest(key, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
+            self.servers.submit(endpoint.id, sent, now)
+        except Refused as refused:
+            self.clock.at(now, self._on_refused, request.number, attempt.number, refused)
+        except ValueError:
+            self.clock.at(now, self._on_refused, request.number, attempt.number, Refused(400, "too long"))
+
+    def _cancel(self, request: ActiveRequest, number: int, outcome: AttemptOutcome) -> None:
+        """The cancellation reaches the engine after `overhead` seconds, as a request does."""
+        endpoint = request.open.pop(number).candidate.endpoint.id
+        self.racing.add(request.number)
+        self.clock.at(
+            self.clock.now + self.servers.overhead, self._abort, request.number, endpoint, request.key(number)
+        )
+        self.fleet.ended(request.key(number), outcome, self.clock.now)
+
+    def _abort(self, number: int, endpoint: str, key: int) -> None:
+        self.servers.abort(endpoint, key)
+        request = self.active.get(number)
+        if request is None or len(request.open) < 2:
+            self.racing.discard(number)
+
+    def _on_timer(self, number: int, due: float) -> None:
+        """Takes a hedge from the budget before asking the machine, and returns an unused one."""
+        request = self.active.get(number)
+        if request is None or request.wake_at != due or request.won:
+            return
+        request.wake_at = FOREVER
+        budget, hedges = self._hedges[request.route.name], request.result.hedges
+        may_hedge = not self.queue.held and budget.try_take()
+        self._step(request, steps.TimerFired(), may_hedge)
+        if may_hedge and request.result.hedges == hedges:
+            budget.give_back()
+
+    # ---------------------------------------------------------------- events of the servers
+
+    def on_event(self, event: Event) -> None:
+        number, attempt = divmod(int(event.id), ATTEMPTS)
+        request = self.active.get(number)
+        if request is None or attempt not in request.open:
+            return
+        if isinstance(event, EngineFirstToken):
+            self._on_first_token(request, attempt, event)
+        else:
+            self._on_finished(request, attempt, event)
+
+    def _on_first_token(self, request: ActiveRequest, attempt: int, event: EngineFirstToken) -> None:
+        opened, now = request.open[attempt], self.clock.now
+        candidate, result, decision = opened.candidate, request.result, request.decision
+        assert decision is not None
+        self.fleet.first_token(request.key(attempt), now)
+        result.first_at = now
+        result.sent_at = opened.sent_at
+        result.endpoint = candidate.endpoint.id
+        result.tier = candidate.tier
+        result.cached = event.cached_tokens
+        if self.clairvoyant is not None:
+            self.clairvoyant.on_first_token(request.number, request.key(attempt), now)
+        else:
+            result.p50 = candidate.forecast.p50
+            result.p90 = candidate.forecast.p90
+            others = (other.forecast.p50 for other in decision.ranked if other.endpoint != candidate.endpoint)
+            result.alternative = min(others, default=None)
+        self.results.answered(result, decision, request.estimate)
+        self._step(request, steps.FirstToken(attempt))
+        request.decision = None
+
+    def _on_finished(self, request: ActiveRequest, attempt: int, event: Finished) -> None:
+        result, arrival = request.result, request.arrival
+        pool = self._pools[request.open.pop(attempt).candidate.endpoint.pool]
+        result.ended_at = self.clock.now
+        cached = result.cached if pool.local else None
+        reported = Reported(arrival.prompt_tokens, cached, event.output_tokens, result.tpot)
+        self.fleet.ended(request.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
+        self.fleet.observe_output(result.route, event.output_tokens)
+        result.cost = pool.price.of(arrival.prompt_tokens, event.output_tokens)
+        self._close(request, ReplayOutcome.COMPLETED)
+
+    def on_engine_death(self, key: int) -> None:
+        """The engine of this attempt died."""
+        number, attempt = divmod(key, ATTEMPTS)
+        request = self.active.get(number)
+        if request is None or attempt not in request.open:
+            return
+        if request.won == attempt:
+            request.open.pop(attempt)
+            self.fleet.ended(key, AttemptOutcome.BROKEN, self.clock.now, Reported())
+            self._close(request, ReplayOutcome.BROKEN)
+        else:
+            self._fail(request, steps.Failed(attempt, connection_lost=True, taken=True), AttemptOutcome.FAILED)
+
+    def _on_refused(self, number: int, attempt: int, refused: Refused) -> None:
+        request, status = self.active.get(number), refused.status
+        if request is None or attempt not in request.open:
+            return
+        outcome = {0: AttemptOutcome.FAILED, 400: AttemptOutcome.REFUSED}.get(status, AttemptOutcome.RATE_LIMITED)
+        self._fail(request, steps.Failed(attempt, status != 400, status == 0, refused.retry_after), outcome)
+
+    def _fail(self, request: ActiveRequest, failure: steps.Failed, outcome: AttemptOutcome) -> None:
+        request.open.pop(failure.number)
+        connected = failure.taken or not failure.connection_lost
+        reported = Reported(retry_after=failure.retry_after, connected=connected)
+        self.fleet.ended(request.key(failure.number), outcome, self.clock.now, reported)
+        if self.clairvoyant is not None and failure.retryable:
+            self.clairvoyant.on_ended(request.number)
+            request.decision = None
+            return self._enqueue(request)
+        may_retry = failure.connection_lost or not failure.retryable
+        if not may_retry and (may_retry := self._retries.try_take()):
+            request.retries += 1
+        return self._step(request, failure, may_retry)
+
+    def _return_retries(self, request: ActiveRequest) -> None:
+        """Committed or given up: the request no longer counts towards the retry budget."""
+        self._retries.ended()
+        for _ in range(request.retries):
+            self._retries.give_back()
+
+    def _close(self, request: ActiveRequest, end: ReplayOutcome) -> None:
+        request.result.end = end
+        del self.active[request.number]
+        if self.clairvoyant is not None:
+            self.clairvoyant.on_ended(request.number)
+
+
+def estimate_of(arrival: Arrival, route: Route, output_tokens: int) -> PromptEstimate:
+    """The gateway's estimate, given an exact token count."""
+    hashes = arrival.hashes if isinstance(arrival.hashes, array) else array("Q", arrival.hashes)
+    pool = PoolEstimate(arrival.prompt_tokens, PrefixBlocks(hashes, BLOCK), arrival.prompt_tokens)
+    return PromptEstimate({tier.pool: pool for tier in route.tiers}, output_tokens)
+
+
+def _max_extra(route: Route) -> float:
+    return 0.0 if route.hedge == "off" else route.hedge.max_extra
+
+
+def _without_tiers(decision: Decision, seed: int) -> Decision:
+    """All endpoints of all tiers in one order, for scores that are comparable between pools."""
+    ranked = sorted(decision.ranked, key=lambda candidate: (candidate.score, tie_break(seed, candidate.endpoint.id)))
+    return replace(decision, ranked=tuple(ranked))

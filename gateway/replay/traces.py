@@ -1,16 +1,16 @@
-"""Traces: recorded traffic, as arrivals that can be played again.
+"""Arrivals of a replay: recorded traces, or synthetic agent sessions, on the routes of a scenario.
 
-Formats, told apart by their content:
-- Mooncake JSONL: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (one per 512 tokens, chained).
-- Azure CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`; it knows nothing of prefixes, so every prompt is its own.
-- our own access log (gateway.observe.record): `wall`, `route`, `prompt_tokens_reported` or `_estimated`,
-  `output_tokens`, and `prefix`, which is base64 of 64-bit hashes, one per 512 tokens, chained.
+Trace formats, detected by content:
+- Mooncake JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (one per 512 tokens, chained).
+- Azure CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`, without prefix information: every prompt is unique.
+- firsttoken access log (gateway.observe.record): `wall`, `route`, `prompt_tokens_reported` or `_estimated`,
+  `output_tokens`, and `prefix` (base64 of chained 64-bit hashes, one per 512 tokens).
 
 Rules:
-- Times begin at 0 and ascend. Timestamps that were rounded to a tick (several arrivals at one time) are
-  spread evenly at random within it (`spread`): Mooncake's ticks hold ten requests, which no gateway saw at once.
-- `hashes` name the full blocks of a prompt, in order: equal hash, equal prefix up to there.
-- A line that cannot be read is an error that names its number.
+- Times start at 0 and ascend. Timestamps rounded to a tick (several arrivals share one) are spread at random within
+  the tick (`spread`): a Mooncake tick holds ten requests, which no gateway received simultaneously.
+- `hashes` name the full blocks of a prompt in order: equal hash means equal prefix up to that block.
+- An unreadable line is an error with its line number.
 """
 
 from __future__ import annotations
@@ -18,44 +18,49 @@ from __future__ import annotations
 import json
 from array import array
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from itertools import groupby, islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
-BLOCK = 512  # tokens that one hash of a trace stands for
+BLOCK = 512  # tokens per hash of a trace
 AZURE = ["timestamp", "contexttokens", "generatedtokens"]
-_UNIQUE = 1 << 40  # hashes above it belong to prompts whose prefix is unknown
+AGENTS = "synthetic:agents"
+_UNIQUE = 1 << 40  # hashes from here on belong to prompts with an unknown prefix
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read, in words that name the line and the mend."""
+    """The trace cannot be read; the message names the line and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a trace. `hashes`: one per full block of `BLOCK` tokens of the prompt."""
+    """One request of a trace. `hashes`: one per full block of `BLOCK` prompt tokens."""
 
-    at: float  # s since the beginning of the trace
+    at: float  # s since the start of the trace
     prompt_tokens: int
     output_tokens: int
     hashes: Sequence[int] = ()
-    route: str = ""  # "": whichever the trace is played on
+    route: str = ""  # "": the trace names no route
+
+
+# ---------------------------------------------------------------- recorded
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
-    """The arrivals in order of time, all or those of the file's first `limit` requests. Raises TraceError."""
+    """Arrivals in time order, of the first `limit` requests of the file (None: all). Raises TraceError."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            arrivals = list(islice(_parse(path, lines), limit))
+            arrivals = sorted(islice(_parse(path, lines), limit), key=lambda arrival: arrival.at)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
     if not arrivals:
-        raise TraceError(f"{path}: no request in it can be played; each needs its prompt and output tokens")
-    return _from_zero(arrivals)
+        raise TraceError(f"{path}: no usable request; each line needs its prompt and output tokens")
+    return [replace(arrival, at=arrival.at - arrivals[0].at) for arrival in arrivals]
 
 
 def _parse(path: Path, lines: Iterable[str]) -> Iterator[Arrival]:
@@ -68,62 +73,57 @@ def _parse(path: Path, lines: Iterable[str]) -> Iterator[Arrival]:
             try:
                 arrival = _azure(line, number) if csv else _json(json.loads(line), number)
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-                raise TraceError(f"{path}:{number}: {_why(error)}; mend or remove the line") from None
+                raise TraceError(f"{path}:{number}: {_reason(error)}; fix or remove the line") from None
             if arrival is not None:
                 yield arrival
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{error.args[0]} is missing"
-    return "it is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
+    return "not valid JSON" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _azure(line: str, number: int) -> Arrival:
     if line.count(",") != 2:
-        raise ValueError("it has not three fields")
+        raise ValueError("expected three fields")
     when, prompt, output = line.split(",")
     head, _, fraction = when.partition(".")
     at = datetime.fromisoformat(head).timestamp() + float(f"0.{fraction or 0}")
-    return Arrival(at, *_lengths(prompt, output), _own(number, int(prompt)))
+    return Arrival(at, *_lengths(prompt, output), _unique(number, int(prompt)))
 
 
 def _json(row: Mapping[str, Any], number: int) -> Arrival | None:
     if "hash_ids" in row or "input_length" in row:
         prompt, output = _lengths(row["input_length"], row["output_length"])
         ids = row.get("hash_ids")
-        hashes = array("Q", (int(i) for i in ids[: prompt // BLOCK])) if ids else _own(number, prompt)
+        hashes = array("Q", (int(i) for i in ids[: prompt // BLOCK])) if ids else _unique(number, prompt)
         return Arrival(float(row["timestamp"]) / 1e3, prompt, output, hashes, str(row.get("route", "")))
     return _logged(row, number)
 
 
 def _logged(row: Mapping[str, Any], number: int) -> Arrival | None:
-    """A line of our access log. A request that was never answered says nothing of its length, and is left out."""
+    """A line of the access log. An unanswered request has no output length and is skipped."""
     if "access_log_lines_lost" in row:
         return None
     prompt, output = row["prompt_tokens_reported"] or row["prompt_tokens_estimated"], row["output_tokens"]
     if not prompt or not output:
         return None
-    packed = array("Q", b64decode(row["prefix"])) if row.get("prefix") else _own(number, int(prompt))
-    return Arrival(float(row["wall"]), *_lengths(prompt, output), packed, str(row["route"]))
+    hashes = array("Q", b64decode(row["prefix"])) if row.get("prefix") else _unique(number, int(prompt))
+    return Arrival(float(row["wall"]), *_lengths(prompt, output), hashes, str(row["route"]))
 
 
 def _lengths(prompt: Any, output: Any) -> tuple[int, int]:
     return max(int(prompt), 1), max(int(output), 1)
 
 
-def _own(number: int, prompt: int) -> array[int]:
+def _unique(number: int, prompt: int) -> array[int]:
     """Hashes that no other prompt has."""
     return array("Q", range(_UNIQUE * number, _UNIQUE * number + prompt // BLOCK))
 
 
-def _from_zero(arrivals: Iterable[Arrival]) -> list[Arrival]:
-    ordered = sorted(arrivals, key=lambda arrival: arrival.at)
-    return [replace(arrival, at=arrival.at - ordered[0].at) for arrival in ordered]
-
-
 def spread(arrivals: list[Arrival], seed: int) -> list[Arrival]:
-    """Undo the rounding of timestamps to a tick, where there is one."""
+    """Undoes the rounding of timestamps to a tick, where there is one."""
     ticks = [(at, list(group)) for at, group in groupby(arrivals, key=lambda arrival: arrival.at)]
     if len(arrivals) < 2 * len(ticks) or len(ticks) < 2:
         return arrivals
@@ -134,5 +134,119 @@ def spread(arrivals: list[Arrival], seed: int) -> list[Arrival]:
 
 
 def at_load(arrivals: Iterable[Arrival], factor: float) -> list[Arrival]:
-    """The same requests in `factor` times less time."""
+    """The same requests, `factor` times as fast."""
     return [replace(arrival, at=arrival.at / factor) for arrival in arrivals]
+
+
+# ---------------------------------------------------------------- synthetic
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """Agent sessions: many turns over one growing prompt, which public traces do not show.
+
+    A session belongs to one of a few applications and shares that application's system prompt and tools. Every turn
+    sends the whole conversation again, extended by the answer and a tool's output, once the tool has finished. The
+    ideal hit rate is above 0.9, and scattering a session over engines recomputes the whole prompt.
+    `sessions` per second start for `seconds`; lengths are tokens, log-normal around the values given as medians.
+    """
+
+    seconds: float = 900.0
+    sessions: float = 0.6
+    applications: int = 6
+    system: int = 6_000
+    task: int = 1_500
+    turns: float = 16.0  # mean, geometric
+    tool: int = 700
+    answer: int = 220
+    pause: float = 6.0  # s between two requests of a session, mean: answer, tool, thought
+    longest: int = 38_000  # tokens of prompt at which a session ends
+
+
+def agents(shape: Agents = Agents(), seed: int = 0) -> list[Arrival]:
+    """Arrivals in time order."""
+    random, arrivals, at, number = Random(seed), list[Arrival](), 0.0, 0
+    systems = [int(shape.system * random.lognormvariate(0.0, 0.4)) for _ in range(shape.applications)]
+    while (at := at + random.expovariate(shape.sessions)) < shape.seconds:
+        number += 1
+        application = min(int(random.paretovariate(1.0)) - 1, shape.applications - 1)  # a few dominate the traffic
+        arrivals += _session(shape, random, at, number, application, systems[application])
+    return sorted(arrivals, key=lambda arrival: arrival.at)
+
+
+def _session(shape: Agents, random: Random, at: float, number: int, application: int, system: int) -> list[Arrival]:
+    shared = [(application + 1) << 32 | block for block in range(system // BLOCK)]
+    prompt, turns = system + int(shape.task * random.lognormvariate(0.0, 0.6)), list[Arrival]()
+    while prompt < shape.longest and at < shape.seconds:
+        own = range(len(shared), prompt // BLOCK)
+        hashes = array("Q", [*shared, *((number << 40) | block for block in own)])
+        answer = max(int(shape.answer * random.lognormvariate(0.0, 0.7)), 2)
+        turns.append(Arrival(at, prompt, answer, hashes))
+        prompt += answer + int(shape.tool * random.lognormvariate(0.0, 0.9))
+        at += 1.0 + answer * 0.02 + random.expovariate(1 / shape.pause)
+        if random.random() < 1 / shape.turns:
+            break
+    return turns
+
+
+# ---------------------------------------------------------------- on the routes of a scenario
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficSource:
+    """`[ROUTE=]TRACE` of the command line. `route` None: the trace's own, or the only route."""
+
+    trace: str
+    route: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> TrafficSource:
+        route, named, trace = text.partition("=")
+        return cls(trace, route) if named and "/" not in route else cls(text)
+
+    def arrivals(self, load: float, seed: int, limit: int | None) -> list[Arrival]:
+        """At `load` times the trace's rate. Synthetic sessions keep their pace; their number grows instead."""
+        if self.trace == AGENTS:
+            default = Agents()
+            return agents(replace(default, sessions=default.sessions * load), seed)[:limit]
+        if self.trace.startswith("synthetic:"):
+            raise TraceError(f"{self.trace}: unknown synthetic trace; known: {AGENTS}")
+        return at_load(spread(_read_cached(self.trace, limit), seed), load)
+
+
+@lru_cache(maxsize=8)
+def _read_cached(trace: str, limit: int | None) -> list[Arrival]:
+    return read_trace(Path(trace), limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """All sources of a replay. `limit`: requests of each source; `seconds`: cut-off in replay time."""
+
+    sources: tuple[TrafficSource, ...]
+    limit: int | None = None
+    seconds: float | None = None
+
+    def arrivals(self, routes: Collection[str], load: float, seed: int) -> list[Arrival]:
+        """Arrivals in time order, each on one of `routes`. Raises TraceError."""
+        chosen = [
+            arrival
+            for source in self.sources
+            for arrival in on_routes(source.arrivals(load, seed, self.limit), routes, source.route)
+            if self.seconds is None or arrival.at < self.seconds
+        ]
+        return sorted(chosen, key=lambda arrival: arrival.at)
+
+
+def on_routes(arrivals: Iterable[Arrival], routes: Collection[str], route: str | None) -> list[Arrival]:
+    """Assigns every arrival to `route`, to the route that the trace names, or to the only route."""
+    names = ", ".join(routes)
+    if route is not None and route not in routes:
+        raise TraceError(f"no route '{route}'; known: {names}")
+    if route is None and len(routes) == 1:
+        (route,) = routes
+    chosen = [arrival if route is None else replace(arrival, route=route) for arrival in arrivals]
+    known = [arrival for arrival in chosen if arrival.route in routes]
+    if not known:
+        raise TraceError(f"no request of the trace names one of the routes {names}; write ROUTE=TRACE")
+    return known

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from gateway.config.check_report import duration, notes, report
+
 from gateway.config.models import Config
 
 FLEET = {
