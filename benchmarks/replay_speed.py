@@ -11,7 +11,7 @@ from time import process_time
 from benchmarks.scenarios import setting
 from gateway.replay.player import play
 from gateway.replay.scenario import OURS, REFERENCE
-from gateway.replay.synthetic import Agents, agents
+from gateway.replay.traces import Agents, agents
 
 CLAIM = 100.0
 SHAPE = replace(Agents(), seconds=300.0)
@@ -21,9 +21,9 @@ def main() -> None:
     arrivals = [replace(arrival, route="agent") for arrival in agents(SHAPE)]
     for scorer in (OURS, "lmetric", REFERENCE):
         began = process_time()
-        tally = play(setting("d").with_scorer(scorer), arrivals)
+        results = play(setting("d").with_scorer(scorer), arrivals)
         took = process_time() - began
-        played = max(fate.ended_at or 0.0 for fate in tally.fates)
+        played = max(result.ended_at or 0.0 for result in results.requests)
         print(f"{scorer:10} {played:.0f} s in {took:.2f} s: {played / took:.0f} times as fast (claim: {CLAIM:.0f})")
 
 

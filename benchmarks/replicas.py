@@ -36,9 +36,8 @@ from benchmarks.client import WORDS
 from benchmarks.processes import child, cpu_seconds, free_port
 from gateway.config.models import Config
 from gateway.replay.player import play
-from gateway.replay.scenario import Scenario, setting_of
-from gateway.replay.synthetic import Agents, agents
-from gateway.replay.traces import BLOCK, Arrival
+from gateway.replay.scenario import Scenario, scenario_from
+from gateway.replay.traces import BLOCK, Agents, Arrival, agents
 
 ENGINES, GATEWAYS, PROFILE = 3, 4, "8b-a100"
 TTFT, TPOT = 1.0, 0.05  # s
@@ -215,7 +214,7 @@ def virtual(args: argparse.Namespace) -> None:
         for seed in range(args.rounds):
             if name == "sessions":
                 engines = [f"http://e{number}:8000" for number in range(ENGINES)]
-                setting = setting_of(Config.model_validate(gateway_config(engines, 0, None)))
+                setting = scenario_from(Config.model_validate(gateway_config(engines, 0, None)))
                 load, arrivals = args.rate, offered(args.seconds, args.rate, seed)
             else:
                 setting, load = scenarios.setting(name), args.load
@@ -231,7 +230,7 @@ def replay_each(
     setting: Scenario, arrivals: Sequence[Arrival], seed: int, news: float
 ) -> Iterator[tuple[float, float]]:
     for variant in VARIANTS:
-        heard = replace(setting, replicas=variant.gateways, news=news if variant.redis else None)
+        heard = replace(setting, replicas=variant.gateways, peer_delay=news if variant.redis else None)
         row = play(heard, arrivals, seed).overall()
         yield row.good, row.hit
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from gateway.config.loading import load
 from gateway.replay import scenario as replay
-from gateway.replay.scenario import COMPARABLE, OURS, POOLED, REFERENCE, YARDSTICKS, setting_of
+from gateway.replay.scenario import BASELINES, OURS, POOLABLE, POOLED, REFERENCE, scenario_from
 from gateway.replay.sim_fleet import Fault
-from gateway.replay.synthetic import Agents, agents
-from gateway.replay.traces import Arrival, at_load, read_trace, spread
+from gateway.replay.traces import Agents, Arrival, agents, at_load, read_trace, spread
 
 HERE = Path(__file__).parent / "scenarios"
 SECONDS = 400.0  # of virtual time per replay
@@ -38,7 +37,7 @@ class Scenario:
     name: str
     title: str
     base: float
-    scorers: tuple[str, ...] = (OURS, *YARDSTICKS, REFERENCE)
+    scorers: tuple[str, ...] = (OURS, *BASELINES, REFERENCE)
 
 
 SCENARIOS = {
@@ -50,7 +49,7 @@ SCENARIOS = {
             "c",
             "chat, code completion, agents and batch over small and large engines and an API",
             0.405,
-            (OURS, *YARDSTICKS, *(POOLED + name for name in COMPARABLE), REFERENCE),
+            (OURS, *BASELINES, *(POOLED + name for name in POOLABLE), REFERENCE),
         ),
         Scenario("d", "agent sessions of many turns, nearly all of whose prompts were seen before", 0.83),
     )
@@ -58,7 +57,7 @@ SCENARIOS = {
 
 
 def setting(name: str) -> replay.Scenario:
-    found = replace(setting_of(load([HERE / f"{name}.yaml"], {})), first_token=FIRST_TOKEN)
+    found = replace(scenario_from(load([HERE / f"{name}.yaml"], {})), first_token=FIRST_TOKEN)
     return replace(found, faults=FAULTS) if name == "b" else found
 
 

@@ -66,8 +66,6 @@ class Clairvoyant:
         self._spare: list[PlannedRequest] = []  # late or without a deadline
         self._sent: dict[int, tuple[PlannedRequest, ExactEngine]] = {}  # by number, until the first token
         self._answers: dict[int, tuple[ExactEngine, int]] = {}  # engine and key of the answer, by number
-        # The engine version and number of spare requests with which an engine could take none of them, by endpoint.
-        self._unfillable: dict[str, tuple[int, int]] = {}
 
     @property
     def held(self) -> int:
@@ -174,16 +172,12 @@ class Clairvoyant:
 
     def _filling(self, group: EngineGroup, engine: ExactEngine, now: float) -> PlannedRequest | None:
         engine.refresh()
-        state = engine.version, len(self._spare)
-        if self._unfillable.get(engine.endpoint.id) == state:
-            return None
         for request in self._spare:
             # Without a deadline, a request can wait for its preferred tier.
             tiers = request.tiers if request.deadline < FOREVER else request.tiers[:1]
             accepted = any(request.route.tiers[tier].pool == group.pool.name for tier in tiers)
-            if accepted and group.first_token(request, engine, now) is not None:
+            if accepted and engine.first_token(request.arrival, group.hit(request), request.tpot, now) is not None:
                 return request
-        self._unfillable[engine.endpoint.id] = state
         return None
 
     # ---------------------------------------------------------------- sending
@@ -191,7 +185,6 @@ class Clairvoyant:
     def _send(self, request: PlannedRequest, engine: ExactEngine, now: float) -> Placed:
         group = self._groups[engine.endpoint.pool]
         hit = group.hit(request)
-        group.forget(request)
         engine.clear_at = engine.free_at(now) + engine.prefill(request.arrival.prompt_tokens, hit)[0]
         self._sent[request.number] = request, engine
         return request.number, _decision(request, engine.endpoint, hit, engine.clear_at - now, now)

@@ -150,8 +150,6 @@ class EngineGroup:
         found = ((endpoint, servers.servers[endpoint.id]) for endpoint in pool.endpoints)
         self.engines = [ExactEngine(e, server, self.known) for e, server in found if isinstance(server, VirtualEngine)]
         self.demand = Demand(pool.name, self.engines, arrivals, routes)
-        # The engine version and hit with which an engine could not take a request, by number and endpoint.
-        self._refused: dict[tuple[int, str], tuple[int, int]] = {}
 
     def hit(self, request: PlannedRequest) -> int:
         """Cached tokens of the prompt."""
@@ -189,7 +187,7 @@ class EngineGroup:
         engine, idle = queue.engine, queue.ready and not queue.planned
         seconds = engine.prefill(request.arrival.prompt_tokens, hit)[0]
         if idle:
-            first = self.first_token(request, engine, now)
+            first = engine.first_token(request.arrival, hit, request.tpot, now)
             if first is not None and first <= request.deadline:
                 step = engine.decode_step(len(engine.answers) + 1, engine.context + request.arrival.prompt_tokens)
                 return _Option(step - IMMEDIATE, queue, first - queue.free_at, True)
@@ -197,17 +195,6 @@ class EngineGroup:
         if start + seconds > request.deadline or (idle and start <= queue.free_at):
             return None
         return _Option(start + seconds, queue, start + seconds - queue.free_at, False)
-
-    def first_token(self, request: PlannedRequest, engine: ExactEngine, now: float) -> float | None:
-        """Time of the first token if the request were sent now; None if an answer would miss its TPOT."""
-        hit = self.hit(request)
-        key, state = (request.number, engine.endpoint.id), (engine.version, hit)
-        if self._refused.get(key) == state:
-            return None
-        first = engine.first_token(request.arrival, hit, request.tpot, now)
-        if first is None:
-            self._refused[key] = state
-        return first
 
     def _postpone(self, request: PlannedRequest, hit: int, queues: Sequence[_EngineQueue]) -> PlannedRequest:
         """The longest planned request, if this one can then be in time; otherwise this one."""
@@ -224,7 +211,3 @@ class EngineGroup:
         queue.remove(other, took)
         queue.add(request, seconds, False)
         return other
-
-    def forget(self, request: PlannedRequest) -> None:
-        for engine in self.engines:
-            self._refused.pop((request.number, engine.endpoint.id), None)

@@ -72,11 +72,9 @@ class ExactEngine:
         self.answers: dict[RequestId, ExactAnswer] = {}
         self.clear_at = 0.0  # all prompts sent are computed by then
         self.context = 0  # tokens that its answers attend to
-        self.version = 0  # of the refreshed state
         self._decoding: list[DecodeState] = []  # fewest tokens left first
         self._slacks: list[float] = []  # of the answers that keep their TPOT, ascending
         self._finished_by: list[float] = []  # latest finish of the answers up to the same index of `_slacks`
-        self._fixed_ms: dict[int, float] = {}  # of a decode step, by sequences
         self._stale = True
 
     def invalidate(self) -> None:
@@ -87,7 +85,6 @@ class ExactEngine:
         if not self._stale:
             return
         self._stale = False
-        self.version += 1
         generated = dict(self.engine.progress())
         self._decoding = [
             DecodeState(
@@ -151,9 +148,7 @@ class ExactEngine:
 
     def decode_step(self, sequences: int, context: float) -> float:
         """Seconds of a step without prefill."""
-        fixed = self._fixed_ms.get(sequences)
-        if fixed is None:
-            fixed = self._fixed_ms[sequences] = self.profile.fixed_ms(sequences, sequences)
+        fixed = self.profile.fixed_ms(sequences, sequences)
         return (fixed + self.profile.context_us * 1e-3 * context) * 1e-3 * self.engine.slowness
 
     def first_token(self, arrival: Arrival, hit: int, tpot: float, now: float) -> float | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gateway.config.check_report import duration, notes, report
 
+from gateway.cli.check import duration, notes, report
 from gateway.config.models import Config
 
 FLEET = {
@@ -34,7 +34,7 @@ def test_the_report_shows_what_callers_are_promised() -> None:
         "chat         chat      800ms at 95%  50ms  -      large > small (prompt_tokens <= 8000, tools false)",
         "night        batch     -             -     -      small",
         "(any other)  chat      1s at 90%     50ms  -      small",
-        "note: routes.night.rescue: on is accepted but not yet acted on by this version",
+        "note: routes.night.rescue: on is accepted but has no effect in this version",
     ]
 
 
@@ -47,7 +47,7 @@ def test_one_of_a_thing_is_singular() -> None:
 def test_an_open_admin_port_is_told() -> None:
     """It is needed where Prometheus scrapes from another machine, and shows everything."""
     config = Config.model_validate({"server": {"admin": "0.0.0.0:9090"}})
-    assert notes(config) == ["note: server.admin 0.0.0.0:9090 asks for no key; keep it on a private network"]
+    assert notes(config) == ["note: server.admin 0.0.0.0:9090 requires no key; keep it on a private network"]
 
 
 @pytest.mark.parametrize(

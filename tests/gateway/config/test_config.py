@@ -174,12 +174,12 @@ def test_passthrough_is_a_route_of_its_own() -> None:
 )
 def test_what_is_accepted_but_not_acted_on_is_told(sections: dict[str, Any], found: str) -> None:
     """Nobody is to believe in a feature that is not there yet."""
-    assert config(**sections).not_yet() == [found]
+    assert config(**sections).without_effect() == [found]
 
 
 def test_nothing_is_told_where_nothing_is_asked() -> None:
     """Defaults ask for nothing."""
-    assert config(pools={"p": VLLM}, routes={"r": {"tiers": ["p"]}}).not_yet() == []
+    assert config(pools={"p": VLLM}, routes={"r": {"tiers": ["p"]}}).without_effect() == []
     assert len(NOT_YET) == len(set(NOT_YET))
 
 

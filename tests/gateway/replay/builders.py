@@ -36,7 +36,7 @@ def pool(name: str = "main", *, engines: int = 2, local: bool = True, price: Pri
     return Pool(name, "m", endpoints, local=local, price=price)
 
 
-def setting(engines: int = 2, profile: str = "8b-h100", *routes: Route, **more: Any) -> Scenario:
+def scenario(engines: int = 2, profile: str = "8b-h100", *routes: Route, **more: Any) -> Scenario:
     """One pool of equal engines."""
     main = pool(engines=engines)
     profiles: dict[str, Profile] = {endpoint.id: PROFILES[profile] for endpoint in main.endpoints}

@@ -8,14 +8,14 @@ import pytest
 
 from backends.simulated.events import EngineFirstToken, EngineRequest, Finished
 from backends.simulated.profiles import PROFILES, EngineProfile
-from gateway.replay.exact_engine import ExactAnswer, Machine
+from gateway.replay.exact_engine import ExactAnswer, ExactEngine
 from gateway.replay.player import play
 from gateway.replay.results import ReplayOutcome, Results
-from gateway.replay.scenario import YARDSTICKS, Scenario
+from gateway.replay.scenario import BASELINES, Scenario
 from gateway.replay.sim_fleet import SimFleet
 from gateway.replay.traces import BLOCK, Arrival
 from policies.types import Endpoint
-from tests.gateway.replay.builders import arrivals, pool, route, setting
+from tests.gateway.replay.builders import arrivals, pool, route, scenario
 
 QUIET = replace(PROFILES["8b-h100"], sigma=0.0)  # type: ignore[type-var]
 assert isinstance(QUIET, EngineProfile)
@@ -23,7 +23,7 @@ assert isinstance(QUIET, EngineProfile)
 
 def quiet(engines: int = 1, **more: object) -> Scenario:
     """Engines whose steps take what they should."""
-    found = setting(engines, "8b-h100", route(**more))
+    found = scenario(engines, "8b-h100", route(**more))
     return replace(found, profiles=dict.fromkeys(found.profiles, QUIET)).with_scorer("reference")
 
 
@@ -31,25 +31,25 @@ def request(at: float, prompt: int, output: int = 2, first: int = 1) -> Arrival:
     return Arrival(at, prompt, output, range(first << 30, (first << 30) + prompt // BLOCK), "agent")
 
 
-def ttfts(tally: Results) -> list[float]:
-    return [round(fate.ttft or 0.0, 2) for fate in tally.fates]
+def ttfts(results: Results) -> list[float]:
+    return [round(result.ttft or 0.0, 2) for result in results.requests]
 
 
 @pytest.mark.parametrize("load", [5.0, 7.0, 9.0])
 def test_nobody_does_better_when_there_is_too_much_to_do(load: float) -> None:
     """Neither we nor any yardstick."""
     crowd = arrivals(250, rate=load, prompt=14_000, output=300)
-    best = play(setting().with_scorer("reference"), crowd).overall()
-    for scorer in ("ours", *YARDSTICKS):
-        assert play(setting().with_scorer(scorer), crowd).overall().good <= best.good
+    best = play(scenario().with_scorer("reference"), crowd).overall()
+    for scorer in ("ours", *BASELINES):
+        assert play(scenario().with_scorer(scorer), crowd).overall().good <= best.good
 
 
 def test_the_long_one_gives_way() -> None:
     """Three that would all be late behind a long one: the long one is, and they are not (Moore and Hodgson)."""
     first = [request(0.0, 20_000, first=1), request(0.01, 45_000, first=2)]
     then = [request(0.02 + i / 100, 28_000, first=3 + i) for i in range(2)]
-    tally = play(quiet(), [*first, *then])
-    assert [tally.met_ttft(fate) for fate in tally.fates] == [True, False, True, True]
+    results = play(quiet(), [*first, *then])
+    assert [results.met_ttft(result) for result in results.requests] == [True, False, True, True]
 
 
 def test_the_earliest_deadline_is_first() -> None:
@@ -61,30 +61,30 @@ def test_the_earliest_deadline_is_first() -> None:
     ).with_scorer("reference")
     busy, patient = request(0.0, 20_000, first=1), request(0.1, 20_000, first=2)
     urgent = replace(request(0.2, 4_000, first=3), route="chat")
-    tally = play(both, [busy, patient, urgent])
-    assert tally.fates[2].first_at < tally.fates[1].first_at  # type: ignore[operator]
-    assert all(tally.met_ttft(fate) for fate in tally.fates)
+    results = play(both, [busy, patient, urgent])
+    assert results.requests[2].first_at < results.requests[1].first_at  # type: ignore[operator]
+    assert all(results.met_ttft(result) for result in results.requests)
 
 
 def test_what_one_engine_computed_is_at_hand_on_all() -> None:
     """The second prompt is the first one's, and finds it wherever it is sent."""
-    tally = play(quiet(2), [request(0.0, 20_480, 400), request(2.0, 20_480, 400)])
-    assert [(fate.endpoint, fate.cached) for fate in tally.fates] == [("main/0", 0), ("main/1", 39 * BLOCK)]
+    results = play(quiet(2), [request(0.0, 20_480, 400), request(2.0, 20_480, 400)])
+    assert [(result.endpoint, result.cached) for result in results.requests] == [("main/0", 0), ("main/1", 39 * BLOCK)]
 
 
 def test_no_prefill_takes_the_pace_from_an_answer() -> None:
     """A long prompt waits until the answer beside it has time to spare, or is over."""
     short, long = request(0.0, 1_000, 12), request(0.1, 30_000, 2, first=2)
-    tally = play(quiet(), [short, long])
-    assert all(tally.is_good(fate) for fate in tally.fates)
-    assert tally.fates[1].sent_at > tally.fates[0].ended_at - 0.05  # type: ignore[operator]
+    results = play(quiet(), [short, long])
+    assert all(results.is_good(result) for result in results.requests)
+    assert results.requests[1].sent_at > results.requests[0].ended_at - 0.05  # type: ignore[operator]
 
 
 def test_what_is_late_is_answered_when_there_is_time() -> None:
     """It is put last, and not lost."""
-    tally = play(quiet(), [request(0.0, 120_000), *(request(1.0 + i, 8_000, first=2 + i) for i in range(5))])
-    assert {fate.end for fate in tally.fates} == {ReplayOutcome.COMPLETED}
-    assert [tally.met_ttft(fate) for fate in tally.fates] == [False, *[True] * 5]
+    results = play(quiet(), [request(0.0, 120_000), *(request(1.0 + i, 8_000, first=2 + i) for i in range(5))])
+    assert {result.end for result in results.requests} == {ReplayOutcome.COMPLETED}
+    assert [results.met_ttft(result) for result in results.requests] == [False, *[True] * 5]
 
 
 def test_work_without_a_deadline_is_behind_what_has_one() -> None:
@@ -95,9 +95,11 @@ def test_work_without_a_deadline_is_behind_what_has_one() -> None:
         {"main/0": QUIET},
     ).with_scorer("reference")
     batch = [replace(request(i / 100, 10_000, first=10 + i), route="batch") for i in range(4)]
-    tally = play(mixed, sorted([*batch, *(request(i / 5, 9_000, first=50 + i) for i in range(6))], key=lambda a: a.at))
-    assert {fate.end for fate in tally.fates} == {ReplayOutcome.COMPLETED}
-    assert tally.row("agent", [fate for fate in tally.fates if fate.route == "agent"]).good == 1.0
+    results = play(
+        mixed, sorted([*batch, *(request(i / 5, 9_000, first=50 + i) for i in range(6))], key=lambda a: a.at)
+    )
+    assert {result.end for result in results.requests} == {ReplayOutcome.COMPLETED}
+    assert results.row("agent", [result for result in results.requests if result.route == "agent"]).good == 1.0
 
 
 def test_later_tiers_take_what_the_first_has_no_time_for() -> None:
@@ -115,44 +117,44 @@ def test_later_tiers_take_what_the_first_has_no_time_for() -> None:
 def test_a_tier_that_can_never_take_a_request_is_none_of_its_tiers() -> None:
     """As for everybody else: what fits nowhere is refused."""
     found = quiet(tiers=({"pool": "main", "when": {"prompt_tokens": "<= 5000"}},))
-    tally = play(found, [request(0.0, 4_000), request(0.1, 6_000, first=2)])
-    assert [fate.end for fate in tally.fates] == [ReplayOutcome.COMPLETED, ReplayOutcome.SHED]
+    results = play(found, [request(0.0, 4_000), request(0.1, 6_000, first=2)])
+    assert [result.end for result in results.requests] == [ReplayOutcome.COMPLETED, ReplayOutcome.SHED]
 
 
 # ---------------------------------------------------------------- exact times
 
 
-def watched(profile: EngineProfile) -> tuple[SimFleet, Machine]:
-    world = SimFleet({"main/0": profile})
-    return world, Machine(Endpoint("main/0", "main"), world.machines["main/0"], set())  # type: ignore[arg-type]
+def exact_engine(profile: EngineProfile) -> tuple[SimFleet, ExactEngine]:
+    servers = SimFleet({"main/0": profile})
+    return servers, ExactEngine(Endpoint("main/0", "main"), servers.servers["main/0"], set())  # type: ignore[arg-type]
 
 
 def test_a_first_token_comes_when_it_was_said_to() -> None:
     """Beside answers under way, in as many chunks as the engine takes."""
-    world, machine = watched(QUIET)
+    servers, engine = exact_engine(QUIET)
     for number in range(6):
-        world.submit("main/0", EngineRequest(number, 3_000, 400), 0.0)
-    for happened in world.run_until(1.0):
-        if isinstance(happened.event, EngineFirstToken):
-            machine.answers[happened.event.id] = ExactAnswer(400, 3_000, 100.0)
-    machine.touch()
-    machine.look()
-    told = machine.first_token(request(1.0, 20_000), 0, 0.05, 1.0)
-    world.submit("main/0", EngineRequest(9, 20_000, 2), 1.0)
-    came = [happened.at for happened in world.run_until(9.0) if happened.event.id == 9]
-    assert told == pytest.approx(came[0], rel=0.01)
+        servers.submit("main/0", EngineRequest(number, 3_000, 400), 0.0)
+    for event in servers.run_until(1.0):
+        if isinstance(event, EngineFirstToken):
+            engine.answers[event.id] = ExactAnswer(400, 3_000, 100.0)
+    engine.invalidate()
+    engine.refresh()
+    predicted = engine.first_token(request(1.0, 20_000), 0, 0.05, 1.0)
+    servers.submit("main/0", EngineRequest(9, 20_000, 2), 1.0)
+    actual = [event.at for event in servers.run_until(9.0) if event.id == 9]
+    assert predicted == pytest.approx(actual[0], rel=0.01)
 
 
 def test_answers_end_when_they_were_said_to() -> None:
     """If nothing is prefilled beside them: contexts grow, and batches shrink."""
-    world, machine = watched(QUIET)
+    servers, engine = exact_engine(QUIET)
     for number in range(5):
-        world.submit("main/0", EngineRequest(number, 4_000, 100 + 150 * number), 0.0)
-    for happened in world.run_until(1.0):
-        if isinstance(happened.event, EngineFirstToken):
-            number = int(happened.event.id)
-            machine.answers[number] = ExactAnswer(100 + 150 * number, 4_000, 100.0)
-    machine.look()
-    told = {key: answer.finish for key, answer in machine.answers.items()}
-    came = {h.event.id: h.at for h in world.run_until(60.0) if isinstance(h.event, Finished)}
-    assert {key: pytest.approx(at, rel=0.005) for key, at in told.items()} == came
+        servers.submit("main/0", EngineRequest(number, 4_000, 100 + 150 * number), 0.0)
+    for event in servers.run_until(1.0):
+        if isinstance(event, EngineFirstToken):
+            number = int(event.id)
+            engine.answers[number] = ExactAnswer(100 + 150 * number, 4_000, 100.0)
+    engine.refresh()
+    predicted = {key: answer.finish for key, answer in engine.answers.items()}
+    actual = {event.id: event.at for event in servers.run_until(60.0) if isinstance(event, Finished)}
+    assert {key: pytest.approx(at, rel=0.005) for key, at in predicted.items()} == actual

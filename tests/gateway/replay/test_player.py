@@ -10,13 +10,13 @@ import pytest
 from backends.simulated.profiles import PROFILES
 from gateway.replay.player import Player, play
 from gateway.replay.results import ReplayOutcome
-from gateway.replay.scenario import COMPARABLE, POOLED, YARDSTICKS, Scenario
-from gateway.replay.sim_dispatcher import Live
+from gateway.replay.scenario import BASELINES, POOLABLE, POOLED, Scenario
 from gateway.replay.sim_fleet import Fault
+from gateway.replay.sim_gateway import ActiveRequest
 from gateway.replay.traces import Arrival
 from policies.routing.tiers import decide
 from policies.types import Decision, Price, RequestView
-from tests.gateway.replay.builders import arrivals, pool, route, setting
+from tests.gateway.replay.builders import arrivals, pool, route, scenario
 
 BUSY = arrivals(80, rate=8.0)
 
@@ -31,41 +31,41 @@ def tiered(*tiers: str, prefer: str = "quality") -> Scenario:
 @pytest.mark.parametrize("scorer", ["ours", "lmetric", "reference"])
 def test_one_seed_is_one_outcome(scorer: str) -> None:
     """To the last bit; and another seed another one."""
-    chosen = setting().with_scorer(scorer)
-    first, again, other = (play(chosen, BUSY, seed).fates for seed in (1, 1, 2))
+    chosen = scenario().with_scorer(scorer)
+    first, again, other = (play(chosen, BUSY, seed).requests for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_everybody_is_answered() -> None:
-    """Each request has one fate, in order of arrival, and its answer costs what its pool says."""
-    tally = play(tiered("small", "api"), BUSY)
-    assert [fate.number for fate in tally.fates] == list(range(1, 81))
-    assert Counter(fate.end for fate in tally.fates) == {ReplayOutcome.COMPLETED: 80}
-    told = tally.fates[0]
+    """Each request has one result, in order of arrival, and its answer costs what its pool says."""
+    results = play(tiered("small", "api"), BUSY)
+    assert [result.number for result in results.requests] == list(range(1, 81))
+    assert Counter(result.end for result in results.requests) == {ReplayOutcome.COMPLETED: 80}
+    told = results.requests[0]
     assert told.cost == pytest.approx((told.prompt_tokens * 0.1 + told.output_tokens * 0.2) / 1e6)
 
 
-@pytest.mark.parametrize("scorer", YARDSTICKS)
+@pytest.mark.parametrize("scorer", BASELINES)
 def test_a_yardstick_decides_as_it_does_in_the_gateway(scorer: str) -> None:
     """It is the same code: every choice of the replay is `decide`'s of that moment."""
-    player = Player(setting(3).with_scorer(scorer), BUSY)
-    decided, seen = player.brains[0].sender.decided, []
+    player = Player(scenario(3).with_scorer(scorer), BUSY)
+    decided, seen = player.gateways[0].on_decision, []
 
-    def compared(live: Live, decision: Decision) -> None:
-        now, fleet, ask = player.clock.now, player.brains[0].fleet, RequestView("agent", live.fate.arrived, True)
+    def compared(live: ActiveRequest, decision: Decision) -> None:
+        now, fleet, ask = player.clock.now, player.gateways[0].fleet, RequestView("agent", live.result.arrived, True)
         same = decide(ask, live.estimate, live.route, fleet.snapshot(now), fleet, now, live.number)
         seen.append([c.endpoint for c in decision.ranked] == [c.endpoint for c in same.ranked])
         decided(live, decision)
 
-    player.brains[0].sender.decided = compared  # type: ignore[method-assign]
+    player.gateways[0].on_decision = compared  # type: ignore[method-assign]
     player.play()
     assert seen == [True] * len(BUSY)
 
 
 def test_a_yardstick_neither_sheds_nor_hedges() -> None:
-    """Whatever the route says: it must not inherit our brain."""
-    shedding = setting(1, "8b-l4", route(on_miss="shed"))
+    """Whatever the route says: it must not inherit our gateway."""
+    shedding = scenario(1, "8b-l4", route(on_miss="shed"))
     ours, theirs = (play(shedding.with_scorer(name), BUSY).overall() for name in ("ours", "least_request"))
     assert ours.sheds > 0
     assert (theirs.sheds, theirs.extra) == (0, 0)
@@ -79,58 +79,59 @@ def test_pooled_yardsticks_know_no_tiers() -> None:
     assert pooled.tiers[1] > 0.2
     with pytest.raises(ValueError, match="no scorer 'pooled:round_robin'"):
         both.with_scorer(POOLED + "round_robin")
-    assert all(both.with_scorer(POOLED + name).pooled for name in COMPARABLE)
+    assert all(both.with_scorer(POOLED + name).pooled for name in POOLABLE)
 
 
 def test_a_dying_engine_loses_no_request_without_a_first_token() -> None:
     """They go on elsewhere; what had begun breaks off."""
-    kill = replace(setting(3), faults=(Fault(3.0, "main/0", "kill"), Fault(6.0, "main/0", "restart")))
+    kill = replace(scenario(3), faults=(Fault(3.0, "main/0", "kill"), Fault(6.0, "main/0", "restart")))
     for scorer in ("ours", "least_request", "reference"):
-        tally = play(kill.with_scorer(scorer), BUSY)
-        ends = Counter(fate.end for fate in tally.fates)
+        results = play(kill.with_scorer(scorer), BUSY)
+        ends = Counter(result.end for result in results.requests)
         assert (ends[ReplayOutcome.LOST], ends[ReplayOutcome.UNFINISHED], ends[ReplayOutcome.SHED]) == (0, 0, 0)
         assert ends[ReplayOutcome.BROKEN] > 0
-        assert any(fate.endpoint == "main/0" and fate.arrived > 6.5 for fate in tally.fates)
+        assert any(result.endpoint == "main/0" and result.arrived > 6.5 for result in results.requests)
 
 
 def test_what_hangs_is_left_for_another() -> None:
     """Ours within the deadline's patience; a yardstick when the limit of silence is over."""
-    hanging = replace(setting(3), hung=0.1, first_token=20.0)
+    hanging = replace(scenario(3), hung=0.1, first_token=20.0)
     ours, theirs = (play(hanging.with_scorer(name), BUSY) for name in ("ours", "least_request"))
-    for tally in (ours, theirs):
-        assert any(fate.attempts > 1 for fate in tally.fates)
+    for results in (ours, theirs):
+        assert any(result.attempts > 1 for result in results.requests)
     slowest = [
-        max(fate.ttft or 0.0 for fate in tally.fates if fate.end is ReplayOutcome.COMPLETED) for tally in (ours, theirs)
+        max(result.ttft or 0.0 for result in results.requests if result.end is ReplayOutcome.COMPLETED)
+        for results in (ours, theirs)
     ]
     assert slowest[0] < 10.0 < 20.0 < slowest[1]
 
 
 def test_what_no_engine_could_hold_is_lost() -> None:
     """Refused by the engine as the caller's own fault: nobody else is asked."""
-    tally = play(setting(), [Arrival(0.0, 600_000, 10, (), "agent"), *BUSY[:3]])
-    assert (tally.fates[0].end, tally.fates[0].attempts) == (ReplayOutcome.LOST, 1)
+    results = play(scenario(), [Arrival(0.0, 600_000, 10, (), "agent"), *BUSY[:3]])
+    assert (results.requests[0].end, results.requests[0].attempts) == (ReplayOutcome.LOST, 1)
 
 
 def test_a_rate_limit_is_waited_out_or_gone_round() -> None:
     """More than an API takes in a minute: what it refuses is placed elsewhere, and costs nobody a first token."""
     many = arrivals(700, rate=40.0, prompt=300, output=4)
-    tally = play(tiered("api", "small"), many)
-    ends = Counter(fate.end for fate in tally.fates)
-    assert (ends[ReplayOutcome.COMPLETED], tally.overall().tiers[1] > 0.1) == (700, True)
+    results = play(tiered("api", "small"), many)
+    ends = Counter(result.end for result in results.requests)
+    assert (ends[ReplayOutcome.COMPLETED], results.overall().tiers[1] > 0.1) == (700, True)
 
 
 def test_what_is_held_for_too_long_is_refused() -> None:
     """As the gateway's line does it."""
-    crowded = replace(setting(1, "8b-l4"), first_token=5.0)
-    tally = play(crowded, arrivals(80, rate=8.0, prompt=20_000))
-    refused = [fate for fate in tally.fates if fate.end is ReplayOutcome.SHED]
+    crowded = replace(scenario(1, "8b-l4"), first_token=5.0)
+    results = play(crowded, arrivals(80, rate=8.0, prompt=20_000))
+    refused = [result for result in results.requests if result.end is ReplayOutcome.SHED]
     assert refused
-    assert all(fate.first_at is None for fate in refused)
+    assert all(result.first_at is None for result in refused)
 
 
 def test_an_empty_trace_is_an_empty_tally() -> None:
     """Nothing is offered, so nothing is missed."""
-    assert play(setting(), []).fates == []
+    assert play(scenario(), []).requests == []
 
 
 # --------------------------------------------------------------------------- several workers
@@ -139,30 +140,30 @@ def test_an_empty_trace_is_an_empty_tally() -> None:
 @pytest.mark.parametrize("workers", [2, 4])
 def test_workers_decide_together_about_as_well_as_one(workers: int) -> None:
     """Each sees a part of the requests; what they share makes up for it."""
-    one, offered = setting(3), arrivals(400, rate=13.0)
+    one, offered = scenario(3), arrivals(400, rate=13.0)
     together, alone = (play(chosen, offered).overall().good for chosen in (replace(one, workers=workers), one))
     assert together >= alone - 0.02
 
 
 def test_workers_that_share_nothing_decide_worse() -> None:
     """Each fills engines that the others have filled, and asks for prefixes where they are not."""
-    sharing, apart = (Player(replace(setting(3), workers=4), arrivals(400, rate=16.0)) for _ in range(2))
-    for brain in apart.brains:
-        brain.fleet.peers = None
+    sharing, apart = (Player(replace(scenario(3), workers=4), arrivals(400, rate=16.0)) for _ in range(2))
+    for gateway in apart.gateways:
+        gateway.fleet.peers = None
     assert sharing.play().overall().good > apart.play().overall().good + 0.05
 
 
 def test_what_was_possible_needs_one_worker() -> None:
     """The reference stays what it was, however many there are."""
-    reference = setting().with_scorer("reference")
-    assert play(replace(reference, workers=3), BUSY).fates == play(reference, BUSY).fates
+    reference = scenario().with_scorer("reference")
+    assert play(replace(reference, workers=3), BUSY).requests == play(reference, BUSY).requests
 
 
 @pytest.mark.parametrize("news", [0.002, 0.1])
 def test_replicas_decide_together_about_as_well_as_one(news: float) -> None:
     """With news that is batched, and on its way for a while."""
-    one, offered = setting(3), arrivals(400, rate=13.0)
-    four = replace(one, replicas=4, news=news)
+    one, offered = scenario(3), arrivals(400, rate=13.0)
+    four = replace(one, replicas=4, peer_delay=news)
     together, alone = (play(chosen, offered).overall().good for chosen in (four, one))
     assert together >= alone - 0.03
 
@@ -170,11 +171,13 @@ def test_replicas_decide_together_about_as_well_as_one(news: float) -> None:
 def test_replicas_that_hear_nothing_decide_worse() -> None:
     """As without Redis."""
     offered = arrivals(400, rate=16.0)
-    hearing, deaf = (play(replace(setting(3), replicas=4, news=news), offered).overall().good for news in (0.002, None))
+    hearing, deaf = (
+        play(replace(scenario(3), replicas=4, peer_delay=news), offered).overall().good for news in (0.002, None)
+    )
     assert hearing > deaf + 0.05
 
 
 def test_one_seed_is_one_outcome_for_replicas_too() -> None:
     """Their messages have no names of their own."""
-    four = replace(setting(), replicas=4)
-    assert play(four, BUSY, 1).fates == play(four, BUSY, 1).fates
+    four = replace(scenario(), replicas=4)
+    assert play(four, BUSY, 1).requests == play(four, BUSY, 1).requests

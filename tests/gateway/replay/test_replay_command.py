@@ -18,7 +18,7 @@ from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
 ROOT = Path(__file__).parents[3]
-EMPTY = "no request in it can be played; each needs its prompt and output tokens"
+EMPTY = "no usable request; each line needs its prompt and output tokens"
 NUMBERS = "write numbers above 0, such as 1, 0.6,1,1.4 or 0.6..1.4"
 
 
@@ -50,7 +50,7 @@ def test_the_table_compares(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "lmetric,pooled:least_request")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    assert lines[0].startswith("load 1: 40 requests in 10 s, 4.10 a second; ")
+    assert lines[0].startswith("load 1: 40 requests in 10 s, 4.10 per second; ")
     names = [line.partition("  ")[0] for line in lines[1:7]]
     assert names == ["", "this config", "lmetric", "pooled:least_request", "reference", ""]
     assert next(line for line in lines if line.startswith("agent")).split()[1:3] == ["40", "100.0%"]
@@ -92,7 +92,7 @@ def test_seeds_are_played_each_and_shown_as_one(capsys: pytest.CaptureFixture[st
     assert three[1]["rows"] == one[0]["rows"]
     assert three[0]["rows"] != one[0]["rows"]
     _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", "--seeds", "2", *lean)
-    assert "a second, mean of 2 seeds; " in out
+    assert "per second, mean of 2 seeds; " in out
 
 
 def test_all_cores_make_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,22 +135,22 @@ def test_batch_is_shown_by_what_it_completed(capsys: pytest.CaptureFixture[str])
     """It has no budget to miss."""
     Path("a.yaml").write_text(CONFIG.replace("workload: agent", "workload: batch"))
     _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "none")
-    assert "agent: 40 of 40 complete, 164 tokens a second" in out
+    assert "agent: 40 of 40 completed, 164 output tokens per second" in out
 
 
 def test_guessed_machines_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """A replay is as good as what it takes the servers for."""
     Path("a.yaml").write_text(CONFIG.replace("    profile: 8b-h100\n", ""))
     code, _, err = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "none", "--no-reference")
-    assert (code, err) == (0, "firsttoken: pool main has no `profile`: taken for 8b-h100\n")
+    assert (code, err) == (0, "firsttoken: pool main has no `profile`: assuming 8b-h100\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere.jsonl"], "firsttoken: nowhere.jsonl: cannot be read: No such file or directory"),
-        (["synthetic:agnets"], "firsttoken: synthetic:agnets: there is synthetic:agents only"),
-        (["chat=trace.jsonl"], "firsttoken: there is no route 'chat'; there are agent"),
+        (["synthetic:agnets"], "firsttoken: synthetic:agnets: unknown synthetic trace; known: synthetic:agents"),
+        (["chat=trace.jsonl"], "firsttoken: no route 'chat'; known: agent"),
         (
             ["trace.jsonl", "--load", "0"],
             f"firsttoken: --load 0: {NUMBERS}",
@@ -159,9 +159,12 @@ def test_guessed_machines_are_named(capsys: pytest.CaptureFixture[str]) -> None:
             ["trace.jsonl", "--load", "1.."],
             f"firsttoken: --load 1..: {NUMBERS}",
         ),
-        (["trace.jsonl", "--seeds", "0"], "firsttoken: --seeds 0: one at least"),
+        (["trace.jsonl", "--seeds", "0"], "firsttoken: --seeds 0: must be at least 1"),
         (["trace.jsonl", "--limit", "0"], f"firsttoken: trace.jsonl: {EMPTY}"),
-        (["trace.jsonl", "--scorers", "lmetrics"], "firsttoken: --scorers: no 'lmetrics'; did you mean 'lmetric'?"),
+        (
+            ["trace.jsonl", "--scorers", "lmetrics"],
+            "firsttoken: --scorers: no scorer 'lmetrics'; did you mean 'lmetric'?",
+        ),
         (
             ["trace.jsonl", "--fault", "main/h0:80@9=kill"],
             "firsttoken: --fault main/h0:80@9=kill: '9' has no unit of time; write it like 250ms, 2s or 5m",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backends.simulated.events import EngineRequest, Refused
+from backends.simulated.events import EngineRequest, Event, Refused
 from backends.simulated.profiles import PROFILES, ApiProfile
-from gateway.replay.sim_fleet import API_OVERHEAD, Fault, Happened, SimFleet
+from gateway.replay.sim_fleet import API_OVERHEAD, Fault, SimFleet
 from tests.gateway.replay.builders import arrivals
 
 ENGINES = {"main/0": PROFILES["8b-h100"], "main/1": PROFILES["8b-a100"]}
@@ -16,16 +16,16 @@ def ask(number: int, prompt: int = 2_000, output: int = 20) -> EngineRequest:
     return EngineRequest(number, prompt, output)
 
 
-def played(step: float) -> list[Happened]:
-    """Everything that happens, with the world run in slices of `step` seconds."""
-    world, happened, now = SimFleet(ENGINES, seed=3), list[Happened](), 0.0
+def played(step: float) -> list[Event]:
+    """Everything that happens, with the servers run in slices of `step` seconds."""
+    servers, events, now = SimFleet(ENGINES, seed=3), list[Event](), 0.0
     for number, arrival in enumerate(arrivals(40, rate=10.0)):
         while now + step < arrival.at:
             now += step
-            happened += world.run_until(now)
+            events += servers.run_until(now)
         request = EngineRequest(number, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
-        world.submit(f"main/{number % 2}", request, arrival.at)
-    return happened + list(world.run_until(200.0))
+        servers.submit(f"main/{number % 2}", request, arrival.at)
+    return events + list(servers.run_until(200.0))
 
 
 def test_how_time_is_sliced_changes_nothing() -> None:
@@ -37,59 +37,59 @@ def test_how_time_is_sliced_changes_nothing() -> None:
 
 def test_events_come_in_the_order_of_their_times() -> None:
     """Whichever machine they come from."""
-    times = [happened.at for happened in played(0.01)]
+    times = [event.at for event in played(0.01)]
     assert times == sorted(times)
 
 
 def test_one_seed_is_one_outcome() -> None:
     """And another seed another one."""
     first, again, other = (SimFleet(ENGINES, seed) for seed in (1, 1, 2))
-    for world in (first, again, other):
-        world.submit("main/0", ask(1), 0.0)
-    ends = [list(world.run_until(60.0)) for world in (first, again, other)]
+    for servers in (first, again, other):
+        servers.submit("main/0", ask(1), 0.0)
+    ends = [list(servers.run_until(60.0)) for servers in (first, again, other)]
     assert ends[0] == ends[1]
     assert ends[0] != ends[2]
 
 
 def test_a_dead_engine_takes_its_requests_along() -> None:
     """It refuses until it is back, and is empty then."""
-    world = SimFleet(ENGINES)
-    world.submit("main/0", ask(1), 0.0)
-    assert world.befall(Fault(0.1, "main/0", "kill"), 0.1) == (1,)
-    assert world.load_of("main/0", 0.0) is None
+    servers = SimFleet(ENGINES)
+    servers.submit("main/0", ask(1), 0.0)
+    assert servers.apply_fault(Fault(0.1, "main/0", "kill"), 0.1) == (1,)
+    assert servers.load_of("main/0") is None
     with pytest.raises(Refused):
-        world.submit("main/0", ask(2), 0.2)
-    world.befall(Fault(1.0, "main/0", "restart"), 1.0)
-    world.submit("main/0", ask(3), 1.0)
-    assert [happened.event.id for happened in world.run_until(60.0)] == [3, 3]
+        servers.submit("main/0", ask(2), 0.2)
+    servers.apply_fault(Fault(1.0, "main/0", "restart"), 1.0)
+    servers.submit("main/0", ask(3), 1.0)
+    assert [event.id for event in servers.run_until(60.0)] == [3, 3]
 
 
 def test_a_slow_engine_takes_as_many_times_longer() -> None:
     """And is healed by a factor of one."""
     took = []
     for factor in (1.0, 5.0):
-        world = SimFleet(ENGINES)
-        world.befall(Fault(0.0, "main/0", "slow", factor), 0.0)
-        world.submit("main/0", ask(1), 0.0)
-        took.append(list(world.run_until(60.0))[-1].at - 0.015)
+        servers = SimFleet(ENGINES)
+        servers.apply_fault(Fault(0.0, "main/0", "slow", factor), 0.0)
+        servers.submit("main/0", ask(1), 0.0)
+        took.append(list(servers.run_until(60.0))[-1].at - 0.015)
     assert took[1] / took[0] == pytest.approx(5.0)
 
 
 def test_a_hung_request_is_never_answered() -> None:
     """It is no load to the engine, and is lost when that dies."""
-    world = SimFleet(ENGINES, hung=1.0)
-    world.submit("main/0", ask(1), 0.0)
-    assert list(world.run_until(100.0)) == []
-    assert world.befall(Fault(100.0, "main/1", "kill"), 100.0) == ()
-    assert world.befall(Fault(100.0, "main/0", "kill"), 100.0) == (1,)
+    servers = SimFleet(ENGINES, hung=1.0)
+    servers.submit("main/0", ask(1), 0.0)
+    assert list(servers.run_until(100.0)) == []
+    assert servers.apply_fault(Fault(100.0, "main/1", "kill"), 100.0) == ()
+    assert servers.apply_fault(Fault(100.0, "main/0", "kill"), 100.0) == (1,)
 
 
 def test_a_hung_request_can_be_left() -> None:
     """Nothing is heard of it then."""
-    world = SimFleet(ENGINES, hung=1.0)
-    world.submit("main/0", ask(1), 0.0)
-    world.abort("main/0", 1)
-    assert world.befall(Fault(1.0, "main/0", "kill"), 1.0) == ()
+    servers = SimFleet(ENGINES, hung=1.0)
+    servers.submit("main/0", ask(1), 0.0)
+    servers.abort("main/0", 1)
+    assert servers.apply_fault(Fault(1.0, "main/0", "kill"), 1.0) == ()
 
 
 def test_the_world_may_run_ahead_by_what_a_request_needs_to_arrive() -> None:

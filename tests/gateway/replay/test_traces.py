@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.replay.synthetic import agents
-from gateway.replay.traces import TraceError, at_load, read_trace, spread
-from gateway.replay.traffic_sources import AGENTS, Traffic, TrafficSource
+from gateway.replay.traces import AGENTS, TraceError, Traffic, TrafficSource, agents, at_load, read_trace, spread
 from tests.gateway.builders import record
-from tests.gateway.replay.builders import mooncake, route, setting
+from tests.gateway.replay.builders import mooncake
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -95,12 +93,12 @@ def test_a_load_is_the_same_requests_in_less_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no request in it can be played; each needs its prompt and output tokens"),
+        ("", "no usable request; each line needs its prompt and output tokens"),
         ("a,b\n1,2\n", "1: neither JSON lines nor a header TIMESTAMP,ContextTokens,GeneratedTokens"),
-        (AZURE + "yesterday,5,5\n", "2: Invalid isoformat string: 'yesterday'; mend or remove the line"),
-        (AZURE + "2023-11-16 18:15:46,5\n", "2: it has not three fields; mend or remove the line"),
-        ('{"timestamp": 1, "input_length": 5}\n', "1: output_length is missing; mend or remove the line"),
-        ('{"timestamp": 1, "input_\n', "1: it is not JSON; mend or remove the line"),
+        (AZURE + "yesterday,5,5\n", "2: Invalid isoformat string: 'yesterday'; fix or remove the line"),
+        (AZURE + "2023-11-16 18:15:46,5\n", "2: expected three fields; fix or remove the line"),
+        ('{"timestamp": 1, "input_length": 5}\n', "1: output_length is missing; fix or remove the line"),
+        ('{"timestamp": 1, "input_\n', "1: not valid JSON; fix or remove the line"),
     ],
 )
 def test_what_cannot_be_read_names_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -136,18 +134,18 @@ def test_a_source_may_name_its_route() -> None:
 def test_a_single_route_needs_no_name(tmp_path: Path) -> None:
     """With several, the trace or the caller says which."""
     traffic = Traffic((TrafficSource(str(mooncake(tmp_path / "trace", 3))),))
-    assert {a.route for a in traffic.arrivals(setting(), 1.0, 0)} == {"agent"}
+    assert {a.route for a in traffic.arrivals({"agent"}, 1.0, 0)} == {"agent"}
     with pytest.raises(TraceError, match="names one of the routes agent, chat; write ROUTE=TRACE"):
-        traffic.arrivals(setting(2, "8b-h100", route(), route("chat")), 1.0, 0)
+        traffic.arrivals(["agent", "chat"], 1.0, 0)
     unknown = Traffic((TrafficSource(str(tmp_path / "trace"), "agnet"),))
-    with pytest.raises(TraceError, match="no route 'agnet'; there are agent"):
-        unknown.arrivals(setting(), 1.0, 0)
+    with pytest.raises(TraceError, match="no route 'agnet'; known: agent"):
+        unknown.arrivals({"agent"}, 1.0, 0)
 
 
 def test_several_sources_are_one_stream(tmp_path: Path) -> None:
     """In order of time, cut at the replay's own seconds."""
     one, two = mooncake(tmp_path / "one", 10, gap=1000), mooncake(tmp_path / "two", 10, gap=700)
-    found = Traffic((TrafficSource(str(one)), TrafficSource(str(two))), seconds=2.0).arrivals(setting(), 1.0, 0)
+    found = Traffic((TrafficSource(str(one)), TrafficSource(str(two))), seconds=2.0).arrivals({"agent"}, 1.0, 0)
     assert [a.at for a in found] == [0.0, 0.0, 0.7, 1.0, 1.4]
 
 

@@ -20,7 +20,7 @@ def config() -> Config:
 def test_the_scene_is_a_configuration_without_problems(config: Config) -> None:
     """As `firsttoken check` would say; nothing in it is without effect in this version."""
     assert checks.problems(config) == []
-    assert config.not_yet() == []
+    assert config.without_effect() == []
 
 
 def test_every_engine_that_is_cast_is_in_the_fleet(config: Config) -> None:
