@@ -96,14 +96,14 @@ class Player:
     def _scrape(self, gateway: SimGateway, endpoint: str) -> None:
         now = self.clock.now
         if (load := self.servers.load_of(endpoint)) is not None:
-            gateway.fleet.scraped(endpoint, load, now)
+            gateway.fleet.on_scrape(endpoint, load, now)
         elif endpoint in self._local:
-            gateway.fleet.unreachable(endpoint, now)
+            gateway.fleet.on_probe_failed(endpoint, now)
         self.clock.at(now + SCRAPE, self._scrape, gateway, endpoint)
         gateway.dispatch_queued()
 
     def _progress(self, gateway: SimGateway, endpoint: str) -> None:
-        gateway.fleet.progress(self.servers.progress(endpoint), self.clock.now)
+        gateway.fleet.on_progress(self.servers.progress(endpoint), self.clock.now)
         self.clock.at(self.clock.now + PROGRESS, self._progress, gateway, endpoint)
 
     def _apply_fault(self, fault: Fault) -> None:

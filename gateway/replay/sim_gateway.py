@@ -20,7 +20,7 @@ from gateway.replay.traces import BLOCK, Arrival
 from policies.attempts import attempt_steps as steps
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.retry_budgets import HedgeBudget, RetryBudget
-from policies.fleet.fleet import Fleet, Reported
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
@@ -85,7 +85,7 @@ class SimGateway:
         self.servers = servers
         self.results = results
         self.fleet = Fleet(scenario.pools)
-        self.fleet.siblings = peers
+        self.fleet.peers = peers
         self.clairvoyant = Clairvoyant(servers, scenario, arrivals) if scenario.clairvoyant else None
         self.queue = self.clairvoyant or QueueScheduler()
         self.active: dict[int, ActiveRequest] = {}
@@ -184,7 +184,7 @@ class SimGateway:
             self.racing.add(request.number)
         prompt, tpot = request.estimate.pools[endpoint.pool], request.route.tpot
         output = request.estimate.output_tokens
-        self.fleet.sent(key, candidate, prompt, now, True, pace=tpot.budget if tpot else None, output=output)
+        self.fleet.on_sent(key, candidate, prompt, now, True, tpot_budget=tpot.budget if tpot else None, output=output)
         self.queue.on_dispatched(request.number)
         try:
             sent = EngineRequest(key, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
@@ -201,7 +201,7 @@ class SimGateway:
         self.clock.at(
             self.clock.now + self.servers.overhead, self._abort, request.number, endpoint, request.key(number)
         )
-        self.fleet.ended(request.key(number), outcome, self.clock.now)
+        self.fleet.on_ended(request.key(number), outcome, self.clock.now)
 
     def _abort(self, number: int, endpoint: str, key: int) -> None:
         self.servers.abort(endpoint, key)
@@ -237,7 +237,7 @@ class SimGateway:
         opened, now = request.open[attempt], self.clock.now
         candidate, result, decision = opened.candidate, request.result, request.decision
         assert decision is not None
-        self.fleet.first_token(request.key(attempt), now)
+        self.fleet.on_first_token(request.key(attempt), now)
         result.first_at = now
         result.sent_at = opened.sent_at
         result.endpoint = candidate.endpoint.id
@@ -259,8 +259,8 @@ class SimGateway:
         pool = self._pools[request.open.pop(attempt).candidate.endpoint.pool]
         result.ended_at = self.clock.now
         cached = result.cached if pool.local else None
-        reported = Reported(arrival.prompt_tokens, cached, event.output_tokens, result.tpot)
-        self.fleet.ended(request.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
+        reported = AttemptReport(arrival.prompt_tokens, cached, event.output_tokens, result.tpot)
+        self.fleet.on_ended(request.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
         self.fleet.observe_output(result.route, event.output_tokens)
         result.cost = pool.price.of(arrival.prompt_tokens, event.output_tokens)
         self._close(request, ReplayOutcome.COMPLETED)
@@ -273,7 +273,7 @@ class SimGateway:
             return
         if request.won == attempt:
             request.open.pop(attempt)
-            self.fleet.ended(key, AttemptOutcome.BROKEN, self.clock.now, Reported())
+            self.fleet.on_ended(key, AttemptOutcome.BROKEN, self.clock.now, AttemptReport())
             self._close(request, ReplayOutcome.BROKEN)
         else:
             self._fail(request, steps.Failed(attempt, connection_lost=True, taken=True), AttemptOutcome.FAILED)
@@ -288,8 +288,8 @@ class SimGateway:
     def _fail(self, request: ActiveRequest, failure: steps.Failed, outcome: AttemptOutcome) -> None:
         request.open.pop(failure.number)
         connected = failure.taken or not failure.connection_lost
-        reported = Reported(retry_after=failure.retry_after, connected=connected)
-        self.fleet.ended(request.key(failure.number), outcome, self.clock.now, reported)
+        reported = AttemptReport(retry_after=failure.retry_after, connected=connected)
+        self.fleet.on_ended(request.key(failure.number), outcome, self.clock.now, reported)
         if self.clairvoyant is not None and failure.retryable:
             self.clairvoyant.on_ended(request.number)
             request.decision = None

@@ -99,7 +99,7 @@ def test_the_worst_decisions_are_kept() -> None:
     found, decision = results(keep=2), decided(candidate())
     for number, regret in enumerate((1.0, 3.0, 3.0, 2.0, 0.0), 1):
         found.answered(result(5.0, number=number, alternative=5.0 - regret), decision, PromptEstimate({}))
-    assert [decision.result.number for worst in found.worst()] == [2, 3]
+    assert [worst.result.number for worst in found.worst()] == [2, 3]
 
 
 def test_a_stretch_of_time_can_be_looked_at() -> None:
