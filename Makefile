@@ -1,4 +1,4 @@
-# `make demo` shows it working; `make lint test` is what CI runs.
+# `make demo` runs a demonstration; CI runs `make lint test`.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
@@ -15,51 +15,51 @@ help: ## list the targets
 
 setup: $(DEV) ## install firsttoken and its development tools into .venv
 
-demo: $(CORE) ## simulated engines, gateway, traffic, a live table: no GPU, no key (ARGS="--port 8181")
+demo: $(CORE) ## run simulated engines, the gateway, traffic and a live table: no GPU, no key (ARGS="--port 8181")
 	@$(BIN)/firsttoken demo $(ARGS)
 
-test: $(DEV) ## run the tests (PYTEST_ARGS="-k relay" to choose)
+test: $(DEV) ## run the tests (PYTEST_ARGS="-k relay" selects)
 	@$(BIN)/python scripts/prometheus_setup.py
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: $(DEV) ## ruff, mypy --strict and the layer contracts
+lint: $(DEV) ## run ruff, mypy --strict and the layer contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(DEV) ## ours beside nginx and two routers in Rust, and beside the last committed result (BENCH_ARGS="--rounds 1")
+bench: $(DEV) ## compare with nginx, two routers in Rust and the last committed result (BENCH_ARGS="--rounds 1")
 	@$(BIN)/python -m benchmarks.suite --write $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.truth
 	@$(BIN)/python -m benchmarks.mixed
 	@$(BIN)/python -m benchmarks.cold_start
 
-dashboards: $(DEV) ## write deploy/grafana/dashboards from deploy/grafana/*.py
+dashboards: $(DEV) ## generate deploy/grafana/dashboards from deploy/grafana/*.py
 	@$(BIN)/python -m deploy.grafana.generate
 
-node: $(DEV) ## the OpenAI SDK for Node against a gateway (needs node >= 20)
+node: $(DEV) ## test the OpenAI SDK for Node against a gateway (needs node >= 20)
 	@$(BIN)/python scripts/node_sdk.py
 
-browser: $(DEV) ## the dashboard in a real browser (needs chromium: apt install chromium)
+browser: $(DEV) ## test the dashboard in a real browser (needs chromium: apt install chromium)
 	@$(BIN)/python -m pytest tests/browser -o addopts="-q --strict-markers" -rs $(PYTEST_ARGS)
 
-vllm: $(DEV) ## the tests that need real vLLM servers, on CPU (installs 3.5 GB once)
+vllm: $(DEV) ## run the tests with real vLLM servers, on CPU (installs 3.5 GB once)
 	@$(BIN)/python scripts/vllm_setup.py
 	@$(VLLM)/bin/python scripts/vllm_models.py
 	@$(BIN)/python scripts/vllm_servers.py -- $(BIN)/python -m pytest tests/vllm -s $(PYTEST_ARGS)
 
-clean: ## remove .venv and every cache
+clean: ## remove .venv and all caches
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "firsttoken needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not there)." >&2; \
-	  echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	  echo "firsttoken needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)." >&2; \
+	  echo "Choose another one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
-# A stamp is as new as the pyproject.toml it was installed from; the development install includes the core.
+# Stamp files, as new as the installed pyproject.toml; the development install includes the core.
 $(CORE): pyproject.toml | $(BIN)/python
 	@echo "Installing firsttoken into $(VENV) ..." >&2
 	@$(INSTALL) --editable .

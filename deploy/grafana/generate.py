@@ -1,6 +1,6 @@
-"""Writes the dashboards: python -m deploy.grafana.generate
+"""Generates the dashboards: python -m deploy.grafana.generate
 
-The JSON in `dashboards/` is what Grafana reads; these modules are what people change.
+Grafana reads the JSON in `dashboards/`; changes are made in these modules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DASHBOARDS = {"routes": routes.DASHBOARD, "pools": pools.DASHBOARD, "why-slow": 
 
 
 def files() -> Mapping[Path, str]:
-    """What is to be written where."""
+    """Text of each dashboard file."""
     return {
         FOLDER / f"{name}.json": json.dumps(as_json(dashboard), indent=2, ensure_ascii=False) + "\n"
         for name, dashboard in DASHBOARDS.items()

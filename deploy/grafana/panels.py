@@ -1,9 +1,9 @@
-"""Panels and dashboards as values, and their classic JSON, which Grafana 10 to 12 read.
+"""Panels and dashboards as values, and their classic JSON for Grafana 10 to 12.
 
 Rules:
-- A panel says what it answers (`asks`) and what to do about it (`act`); both are its description.
-- Nothing is placed by hand: rows are filled from left to right, and numbers follow from the order.
-- The data source is the dashboard's variable, everywhere.
+- A panel's description is its `meaning` and the operator's `action`.
+- Positions are computed: rows fill from left to right, and ids follow the order.
+- Every data source is the dashboard's variable.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ TAG = "firsttoken"
 
 @dataclass(frozen=True)
 class Query:
-    """`legend`: as Grafana reads it, `{{label}}`. `once`: one value for the whole range, not a line."""
+    """One target. `legend` is a Grafana template, `{{label}}`; `instant`: one value for the whole range, not a line."""
 
     expr: str
     legend: str
-    once: bool = False
-    form: str = "time_series"  # table | heatmap
+    instant: bool = False
+    format: str = "time_series"  # table | heatmap
     exemplars: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture. `steps`: from which value on which colour; `lines`: they are drawn."""
+    """One panel. `thresholds`: lower bounds and their colours, drawn if `threshold_lines`."""
 
     title: str
-    asks: str
-    act: str
+    meaning: str
+    action: str
     queries: tuple[Query, ...]
     unit: str
     kind: str = "timeseries"  # stat | table | bargauge | heatmap | state-timeline
     width: int = 8
     height: int = 8
-    steps: Sequence[tuple[float, str]] = ()
-    lines: bool = False
+    thresholds: Sequence[tuple[float, str]] = ()
+    threshold_lines: bool = False
     stack: str = ""  # normal | percent
-    least: float | None = 0
-    most: float | None = None
-    dashed: str = ""  # pattern of the legends that are a promise, not a measurement
-    repeat: str = ""  # the variable of whose values each has its own
+    minimum: float | None = 0
+    maximum: float | None = None
+    dashed: str = ""  # pattern of the legends that are a target, not a measurement
+    repeat: str = ""  # a variable: one panel for each of its values
     columns: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of a table: refId -> name, unit
-    judged: str = ""  # the column of a table that is coloured by `steps`
+    coloured_column: str = ""  # of a table, by `thresholds`
     states: Sequence[tuple[float, str, str]] = ()  # value, text, colour
 
 
@@ -65,7 +65,7 @@ class Row:
 class Dashboard:
     uid: str
     title: str
-    asks: str
+    description: str
     rows: tuple[Row, ...]
 
 
@@ -73,7 +73,7 @@ def as_json(dashboard: Dashboard) -> Json:
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,
-        "description": dashboard.asks,
+        "description": dashboard.description,
         "tags": [TAG],
         "schemaVersion": 39,
         "version": 1,
@@ -89,7 +89,7 @@ def as_json(dashboard: Dashboard) -> Json:
     }
 
 
-# ----------------------------------------------------------------------------------- around the panels
+# ----------------------------------------------------------------------------------- dashboard
 
 
 def _variables() -> Iterator[Json]:
@@ -106,13 +106,13 @@ def _variables() -> Iterator[Json]:
         "options": [],
         "current": {},
     }
-    yield _variable("job", "Gateways", "label_values(firsttoken_loop_lag_seconds_count, job)", everything=None)
+    yield _variable("job", "Gateways", "label_values(firsttoken_loop_lag_seconds_count, job)", all_value=None)
     yield _variable("route", "Route", 'label_values(firsttoken_requests_total{job=~"$job"}, route)')
     yield _variable("pool", "Pool", 'label_values(firsttoken_endpoint_state{job=~"$job"}, pool)')
 
 
-def _variable(name: str, label: str, query: str, everything: str | None = ".*") -> Json:
-    """`everything`: what All stands for; None: those that there are, one by one."""
+def _variable(name: str, label: str, query: str, all_value: str | None = ".*") -> Json:
+    """A query variable. `all_value`: the pattern of All; None: every existing value, one by one."""
     return {
         "name": name,
         "label": label,
@@ -124,7 +124,7 @@ def _variable(name: str, label: str, query: str, everything: str | None = ".*") 
         "regex": "",
         "multi": True,
         "includeAll": True,
-        "allValue": everything,
+        "allValue": all_value,
         "current": {"text": "All", "value": "$__all"},
         "options": [],
         "hide": 0,
@@ -133,7 +133,7 @@ def _variable(name: str, label: str, query: str, everything: str | None = ".*") 
 
 
 def _alerts() -> Json:
-    """A mark wherever an alert fired."""
+    """Marks the times of firing alerts."""
     return {
         "name": "Alerts",
         "datasource": SOURCE,
@@ -149,7 +149,7 @@ def _alerts() -> Json:
 
 
 def _link() -> Json:
-    """To the others, with what was chosen here."""
+    """Link to the other dashboards, with the selected variables and time range."""
     return {
         "title": "firsttoken",
         "type": "dashboards",
@@ -194,7 +194,7 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
         "id": number,
         "type": panel.kind,
         "title": panel.title,
-        "description": f"{panel.asks}\n\n{panel.act}",
+        "description": f"{panel.meaning}\n\n{panel.action}",
         "datasource": SOURCE,
         "gridPos": place,
         "fieldConfig": {"defaults": _defaults(panel), "overrides": [*_overrides(panel)]},
@@ -215,22 +215,27 @@ def _target(query: Query, letter: str) -> Json:
         "editorMode": "code",
         "expr": query.expr,
         "legendFormat": query.legend,
-        "format": query.form,
-        "instant": query.once,
-        "range": not query.once,
+        "format": query.format,
+        "instant": query.instant,
+        "range": not query.instant,
         "exemplar": query.exemplars,
     }
 
 
 def _defaults(panel: Panel) -> Json:
-    defaults: Json = {"unit": panel.unit, "color": {"mode": "palette-classic"}, "mappings": [], "custom": _drawn(panel)}
-    if panel.least is not None:
-        defaults["min"] = panel.least
-    if panel.most is not None:
-        defaults["max"] = panel.most
-    if panel.steps:
-        defaults["thresholds"] = {"mode": "absolute", "steps": [*_steps(panel.steps)]}
-        if not panel.lines:
+    defaults: Json = {
+        "unit": panel.unit,
+        "color": {"mode": "palette-classic"},
+        "mappings": [],
+        "custom": _custom(panel),
+    }
+    if panel.minimum is not None:
+        defaults["min"] = panel.minimum
+    if panel.maximum is not None:
+        defaults["max"] = panel.maximum
+    if panel.thresholds:
+        defaults["thresholds"] = {"mode": "absolute", "steps": [*_steps(panel.thresholds)]}
+        if not panel.threshold_lines:
             defaults["color"] = {"mode": "thresholds"}
     if panel.states:
         defaults["color"] = {"mode": "thresholds"}
@@ -242,12 +247,12 @@ def _defaults(panel: Panel) -> Json:
 
 
 def _steps(steps: Sequence[tuple[float, str]]) -> Iterator[Json]:
-    """The first colour holds from below."""
+    """Steps of the thresholds; the first colour has no lower bound."""
     for i, (value, color) in enumerate(steps):
         yield {"color": color, "value": value if i else None}
 
 
-def _drawn(panel: Panel) -> Json:
+def _custom(panel: Panel) -> Json:
     if panel.kind == "state-timeline":
         return {"fillOpacity": 70, "lineWidth": 0, "spanNulls": False}
     if panel.kind != "timeseries":
@@ -260,7 +265,7 @@ def _drawn(panel: Panel) -> Json:
         "pointSize": 4,
         "spanNulls": False,
         "stacking": {"mode": panel.stack or "none", "group": "A"},
-        "thresholdsStyle": {"mode": "dashed" if panel.lines else "off"},
+        "thresholdsStyle": {"mode": "dashed" if panel.threshold_lines else "off"},
     }
 
 
@@ -277,7 +282,7 @@ def _overrides(panel: Panel) -> Iterator[Json]:
         }
     for name, unit in panel.columns.values():
         properties: list[Json] = [{"id": "unit", "value": unit}]
-        if name == panel.judged:
+        if name == panel.coloured_column:
             properties.append({"id": "custom.cellOptions", "value": {"type": "color-text"}})
         yield {"matcher": {"id": "byName", "options": name}, "properties": properties}
 
@@ -306,7 +311,7 @@ def _options(panel: Panel) -> Json:
 
 
 def _transformations(panel: Panel) -> list[Json]:
-    """The queries' values side by side, one line per set of labels."""
+    """Joins the queries' values in one row per set of labels."""
     names = {f"Value #{letter}": name for letter, (name, _) in panel.columns.items()}
-    chosen: Json = {"excludeByName": {"Time": True}, "indexByName": {}, "renameByName": names}
-    return [{"id": "merge", "options": {}}, {"id": "organize", "options": chosen}]
+    organize: Json = {"excludeByName": {"Time": True}, "indexByName": {}, "renameByName": names}
+    return [{"id": "merge", "options": {}}, {"id": "organize", "options": organize}]

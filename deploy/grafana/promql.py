@@ -1,9 +1,9 @@
-"""PromQL as small functions: each way of asking is written once.
+"""PromQL building blocks.
 
 Rules:
-- Every selector names the dashboard's variables, so that no panel shows what was not chosen.
-- A ratio has no value where there was nothing to divide by: a gap, never a zero that looks like an answer.
-- A part that was never counted is a share of 0, not a gap: nothing was shed is an answer.
+- Every selector names the dashboard's variables, so that each panel shows only the selection.
+- A ratio over 0 has no value: a gap, never a misleading zero.
+- A part without a series is a share of 0, not a gap: "none were shed" is a valid value.
 """
 
 from __future__ import annotations
@@ -11,57 +11,57 @@ from __future__ import annotations
 JOB = 'job=~"$job"'
 ROUTE = f'{JOB}, route=~"$route"'
 POOL = f'{JOB}, pool=~"$pool"'
-BOTH = f'{JOB}, route=~"$route", pool=~"$pool"'
+ROUTE_AND_POOL = f'{JOB}, route=~"$route", pool=~"$pool"'
 WINDOW = "$__rate_interval"
 RANGE = "$__range"
 
 
 def total(metric: str, where: str, by: str = "", window: str = WINDOW) -> str:
     """Events per second, summed."""
-    return f"{_over('sum', by)} (rate({metric}{{{where}}}[{window}]))"
+    return f"{_aggregate('sum', by)} (rate({metric}{{{where}}}[{window}]))"
 
 
-def most(metric: str, where: str, by: str = "") -> str:
-    """A gauge that several gateways may tell: the largest."""
-    return f"{_over('max', by)} ({metric}{{{where}}})"
+def maximum(metric: str, where: str, by: str = "") -> str:
+    """Largest value of a gauge that several gateways report."""
+    return f"{_aggregate('max', by)} ({metric}{{{where}}})"
 
 
-def least(metric: str, where: str, by: str = "") -> str:
-    """The same, the smallest."""
-    return f"{_over('min', by)} ({metric}{{{where}}})"
+def minimum(metric: str, where: str, by: str = "") -> str:
+    """Smallest value of a gauge that several gateways report."""
+    return f"{_aggregate('min', by)} ({metric}{{{where}}})"
 
 
-def every(metric: str, where: str, by: str = "") -> str:
-    """A gauge of which each gateway has its own part."""
-    return f"{_over('sum', by)} ({metric}{{{where}}})"
+def summed(metric: str, where: str, by: str = "") -> str:
+    """Sum of a gauge over gateways."""
+    return f"{_aggregate('sum', by)} ({metric}{{{where}}})"
 
 
 def ratio(part: str, whole: str) -> str:
-    """`part` and `whole` have the same labels."""
+    """Quotient; `part` and `whole` have the same labels."""
     return f"({part}) / ({whole} > 0)"
 
 
 def share(metric: str, part: str, where: str, by: str = "", window: str = WINDOW) -> str:
-    """How much of what `where` selects also has `part`."""
+    """Share of the series of `where` that also match `part`."""
     whole = total(metric, where, by, window)
     return ratio(f"{total(metric, f'{where}, {part}', by, window)} or 0 * {whole}", whole)
 
 
 def breakdown(metric: str, where: str, by: str, whole: str) -> str:
-    """The sum of `metric` by a label, over one number, so that the parts add up."""
+    """Sum of `metric` by a label, divided by one total, so that the parts add up."""
     return f"{total(metric, where, by)} / ignoring ({by}) group_left () ({whole} > 0)"
 
 
 def quantile(q: float, histogram: str, where: str, by: str = "", window: str = WINDOW) -> str:
-    """Of a histogram; between its buckets it is interpolated."""
+    """Quantile of a histogram, interpolated between buckets."""
     labels = f"{by}, le" if by else "le"
     return f"histogram_quantile({q:g}, {total(f'{histogram}_bucket', where, labels, window)})"
 
 
 def mean(histogram: str, where: str, by: str = "", window: str = WINDOW) -> str:
-    """Of a histogram: exact."""
+    """Exact mean of a histogram."""
     return ratio(total(f"{histogram}_sum", where, by, window), total(f"{histogram}_count", where, by, window))
 
 
-def _over(aggregation: str, by: str) -> str:
+def _aggregate(aggregation: str, by: str) -> str:
     return f"{aggregation} by ({by})" if by else aggregation

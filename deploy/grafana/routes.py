@@ -1,9 +1,21 @@
-"""Routes: what callers were promised, and what they got."""
+"""Dashboard Routes: objectives of routes and their attainment."""
 
 from __future__ import annotations
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row
-from deploy.grafana.promql import BOTH, RANGE, ROUTE, breakdown, every, mean, most, quantile, ratio, share, total
+from deploy.grafana.promql import (
+    RANGE,
+    ROUTE,
+    ROUTE_AND_POOL,
+    breakdown,
+    maximum,
+    mean,
+    quantile,
+    ratio,
+    share,
+    summed,
+    total,
+)
 
 SLO = "firsttoken_slo_total"
 REQUESTS = "firsttoken_requests_total"
@@ -11,16 +23,16 @@ TTFT = "firsttoken_ttft_seconds"
 STAGES = "firsttoken_stage_seconds"
 TO_FIRST_TOKEN = 'stage!~"stream|engine_queue|engine_prefill"'  # the last two are parts of upstream
 OF_TTFT = f'{ROUTE}, objective="ttft"'
-BUDGET = most("firsttoken_route_ttft_budget_seconds", ROUTE, "route")
-TARGET = most("firsttoken_route_ttft_target_ratio", ROUTE, "route")
+BUDGET = maximum("firsttoken_route_ttft_budget_seconds", ROUTE, "route")
+TARGET = maximum("firsttoken_route_ttft_target_ratio", ROUTE, "route")
 ATTAINED = share(SLO, 'met="true"', OF_TTFT, "route")
 ATTAINED_IN_RANGE = share(SLO, 'met="true"', OF_TTFT, "route", RANGE)
-LIMITS = ((0, "green"), (1, "yellow"), (3, "orange"), (6, "red"))  # burn rates: those that alert
+LIMITS = ((0, "green"), (1, "yellow"), (3, "orange"), (6, "red"))  # burn rates that alert
 MARGIN = ((-1, "red"), (0, "green"))
 
 
 def burn(window: str) -> str:
-    return most(f"route:firsttoken_ttft_burn:rate{window}", ROUTE, "route")
+    return maximum(f"route:firsttoken_ttft_burn:rate{window}", ROUTE, "route")
 
 
 def quantiles(histogram: str, where: str, by: str) -> tuple[Query, ...]:
@@ -29,29 +41,29 @@ def quantiles(histogram: str, where: str, by: str) -> tuple[Query, ...]:
     )
 
 
-PROMISES = Row(
-    "Promises",
+OBJECTIVES = Row(
+    "Objectives",
     (
         Panel(
-            "Promises by route",
-            "What each route promises for the first token, and how it has kept it in the time shown: counted "
-            "request by request, not read from buckets. Whatever was shed or failed counts as missed.",
-            "Margin is attainment - target. Where it is negative, look below which pool answered and in which "
-            "stage the time went.",
+            "Objectives by route",
+            "Each route's TTFT budget and target, and its attainment in the selected time range: counted per request, "
+            "not read from buckets. Shed and failed requests count as missed.",
+            "Margin is attainment - target. Where it is negative, check below which pool answered and which stage "
+            "took the time.",
             (
-                Query(BUDGET, "budget", once=True, form="table"),
-                Query(TARGET, "target", once=True, form="table"),
-                Query(ATTAINED_IN_RANGE, "attainment", once=True, form="table"),
-                Query(f"{ATTAINED_IN_RANGE} - {TARGET}", "margin", once=True, form="table"),
-                Query(quantile(0.95, TTFT, BOTH, "route", RANGE), "p95", once=True, form="table"),
-                Query(total(REQUESTS, ROUTE, "route", RANGE), "requests", once=True, form="table"),
+                Query(BUDGET, "budget", instant=True, format="table"),
+                Query(TARGET, "target", instant=True, format="table"),
+                Query(ATTAINED_IN_RANGE, "attainment", instant=True, format="table"),
+                Query(f"{ATTAINED_IN_RANGE} - {TARGET}", "margin", instant=True, format="table"),
+                Query(quantile(0.95, TTFT, ROUTE_AND_POOL, "route", RANGE), "p95", instant=True, format="table"),
+                Query(total(REQUESTS, ROUTE, "route", RANGE), "requests", instant=True, format="table"),
             ),
             "none",
             kind="table",
             width=16,
-            least=None,
-            steps=MARGIN,
-            judged="Margin",
+            minimum=None,
+            thresholds=MARGIN,
+            coloured_column="Margin",
             columns={
                 "A": ("Budget", "s"),
                 "B": ("Target", "percentunit"),
@@ -63,28 +75,28 @@ PROMISES = Row(
         ),
         Panel(
             "Error budget left",
-            "Of the misses that the target allows, the share that is left in the time shown. Set the time to 30 "
-            "days for the usual figure.",
-            "Below 0 the promise is broken for this time: add capacity, add a tier, or promise less.",
-            (Query(f"1 - (1 - {ATTAINED_IN_RANGE}) / (1 - {TARGET})", "{{route}}", once=True),),
+            "The unused share of the misses that the target allows, in the selected time range. Select 30 days for "
+            "the usual figure.",
+            "Below 0 the objective is missed in this time range: add capacity, add a tier, or relax the objective.",
+            (Query(f"1 - (1 - {ATTAINED_IN_RANGE}) / (1 - {TARGET})", "{{route}}", instant=True),),
             "percentunit",
             kind="stat",
-            least=None,
-            steps=((-1, "red"), (0, "orange"), (0.25, "green")),
+            minimum=None,
+            thresholds=((-1, "red"), (0, "orange"), (0.25, "green")),
         ),
         Panel(
             "TTFT attainment",
-            "The share of requests whose first token came within the budget, and the target (dashed).",
-            "A dip on one route: its pools, below. On all: Why slow?",
+            "The share of requests with their first token within the budget, and the target (dashed).",
+            "A dip on one route: its pools, below. On all routes: Why slow?",
             (Query(ATTAINED, "{{route}}"), Query(TARGET, "{{route}} target")),
             "percentunit",
-            most=1,
+            maximum=1,
             dashed="target$",
         ),
         Panel(
-            "Error-budget burn",
-            "How many times faster than allowed the route misses its promise: 1 uses the budget up exactly. "
-            "Alerts compare a short and a long time, so that what is over does not alert.",
+            "Error-budget burn rate",
+            "The rate of misses relative to the allowed rate: 1 uses the error budget up exactly. Alerts compare a "
+            "short and a long window, so that past misses do not alert.",
             "Above 1 for long: a ticket. Above 6 or 14.4: a page; the runbook is in docs/operations.md.",
             (
                 Query(burn("5m"), "{{route}} 5 min"),
@@ -93,13 +105,13 @@ PROMISES = Row(
                 Query(burn("3d"), "{{route}} 3 d"),
             ),
             "none",
-            steps=LIMITS,
-            lines=True,
+            thresholds=LIMITS,
+            threshold_lines=True,
         ),
         Panel(
-            "Other promises",
-            "Attainment of the budgets per token (tpot) and for the whole answer (total).",
-            "tpot: an engine writes too many answers at once, see its running requests. total: answers are too "
+            "Other objectives",
+            "Attainment of the budgets per token (tpot) and for the complete answer (total).",
+            "tpot: an engine decodes too many answers at once, check its running requests. total: answers are too "
             "long for the budget, or too slow; compare with TPOT.",
             (
                 Query(
@@ -108,7 +120,7 @@ PROMISES = Row(
                 ),
             ),
             "percentunit",
-            most=1,
+            maximum=1,
         ),
     ),
 )
@@ -118,10 +130,10 @@ FIRST_TOKEN = Row(
     (
         Panel(
             "TTFT of $route",
-            "Arrival to first token, for one route, against its budget (dashed).",
-            "p50 near the budget: the wanted tier is too slow for it. Only p99: queues, cold caches or lost "
-            "attempts; Why slow? tells them apart.",
-            (*quantiles(TTFT, BOTH, ""), Query(BUDGET, "budget")),
+            "Arrival to first token of one route, with its budget (dashed).",
+            "p50 near the budget: the preferred tier is too slow for it. Only p99: queues, cold caches or lost "
+            "attempts; Why slow? separates them.",
+            (*quantiles(TTFT, ROUTE_AND_POOL, ""), Query(BUDGET, "budget")),
             "s",
             width=24,
             dashed="^budget$",
@@ -129,9 +141,9 @@ FIRST_TOKEN = Row(
         ),
         Panel(
             "TTFT by stage",
-            "Where the mean time to the first token goes; the stages add up to it.",
-            "upstream: the engine. queue: we hold requests back, because the engines have enough to do. failover: "
-            "attempts were lost before. Anything else should be thin.",
+            "The mean TTFT by stage; the stages sum to it.",
+            "upstream: the engine. queue: requests queued in the gateway, because the engines have no capacity. "
+            "failover: lost attempts. All other stages should be small.",
             (
                 Query(
                     breakdown(
@@ -149,12 +161,12 @@ FIRST_TOKEN = Row(
         ),
         Panel(
             "Tier share",
-            "Which pools answered.",
-            "Requests leave the wanted tier when it cannot make the budget: the share of the others is what its "
-            "lack of capacity costs. `firsttoken explain` says why for one request.",
+            "The share of answers by pool.",
+            "Requests leave the preferred tier when it cannot meet the budget: the share of the other tiers is the "
+            "cost of its missing capacity. `firsttoken explain` shows the reasons for one request.",
             (
                 Query(
-                    breakdown(REQUESTS, f'{BOTH}, pool!="-"', "pool", total(REQUESTS, f'{ROUTE}, pool!="-"')),
+                    breakdown(REQUESTS, f'{ROUTE_AND_POOL}, pool!="-"', "pool", total(REQUESTS, f'{ROUTE}, pool!="-"')),
                     "{{pool}}",
                 ),
             ),
@@ -170,18 +182,18 @@ ANSWERS = Row(
     (
         Panel(
             "Requests by outcome",
-            "How requests ended, per second.",
-            "failed and upstream_broke: an endpoint, see Pools. unavailable: no endpoint is usable. refused: "
-            "callers' own mistakes. internal: our bug, its traceback is in the log.",
+            "Outcomes of requests, per second.",
+            "failed and upstream_broke: an endpoint, see Pools. unavailable: no endpoint is usable. refused: invalid "
+            "requests or quotas. internal: a bug of the gateway; the log has its traceback.",
             (Query(total(REQUESTS, ROUTE, "outcome"), "{{outcome}}"),),
             "reqps",
             stack="normal",
         ),
         Panel(
             "Refused for lack of capacity",
-            "The share of requests that were shed, and of those that found no usable endpoint.",
-            "Shedding is what a route with `on_miss: shed` does when nothing can make the deadline: more "
-            "capacity, another tier, or a longer budget. Unavailable: see the endpoints' state on Pools.",
+            "The share of requests that were shed, and of requests without a usable endpoint.",
+            "A route with `on_miss: shed` sheds requests whose deadline cannot be met: add capacity, add a tier, or "
+            "raise the budget. Unavailable: see the endpoints' state on Pools.",
             (
                 Query(share(REQUESTS, 'outcome="shed"', ROUTE, "route"), "{{route}} shed"),
                 Query(share(REQUESTS, 'outcome="unavailable"', ROUTE, "route"), "{{route}} unavailable"),
@@ -190,27 +202,27 @@ ANSWERS = Row(
         ),
         Panel(
             "Refused by quota",
-            "Requests that a key's limits refused, per second.",
-            "One key, all the time: it needs a larger quota, or its owner a word.",
+            "Requests refused by the limits of a key, per second.",
+            "One key, all the time: raise its quota, or contact its owner.",
             (Query(total("firsttoken_quota_refused_total", 'job=~"$job"', "key, limit"), "{{key}} {{limit}}"),),
             "reqps",
         ),
         Panel(
             "Time per output token",
-            "Of streams, after the first token.",
-            "Rising with the engines' running requests: they are full. Rising alone: prompts of others are "
-            "computed between the tokens; a tpot budget bounds that.",
+            "TPOT of streams, after the first token.",
+            "Rising with the engines' running requests: the engines are full. Rising alone: prefills of other prompts "
+            "interrupt decoding; a tpot budget bounds that.",
             (
-                Query(quantile(0.5, "firsttoken_tpot_seconds", BOTH, "route"), "{{route}} p50"),
-                Query(quantile(0.95, "firsttoken_tpot_seconds", BOTH, "route"), "{{route}} p95"),
+                Query(quantile(0.5, "firsttoken_tpot_seconds", ROUTE_AND_POOL, "route"), "{{route}} p50"),
+                Query(quantile(0.95, "firsttoken_tpot_seconds", ROUTE_AND_POOL, "route"), "{{route}} p95"),
             ),
             "s",
         ),
         Panel(
             "Hedges",
-            "Second copies of overdue requests, as a share of all requests, by what came of them.",
-            "Many that lose: predictions are too hopeful or the budget is too tight. Many that win: some endpoint "
-            "is slow now and then; see attempts on Pools.",
+            "Second attempts for overdue requests, as a share of all requests, by result.",
+            "Mostly lost: predictions are too optimistic or the budget is too tight. Mostly won: an endpoint is "
+            "occasionally slow; see attempts on Pools.",
             (
                 Query(
                     breakdown("firsttoken_hedges_total", ROUTE, "result", total(REQUESTS, ROUTE)),
@@ -221,20 +233,20 @@ ANSWERS = Row(
             stack="normal",
         ),
         Panel(
-            "In progress and held back",
-            "Requests that are being served, and those of them that we hold back until an engine has room.",
-            "Held back for long: the engines are full. Which ones: Pools.",
+            "In progress and queued",
+            "Requests in progress, and those of them that are queued in the gateway until an engine has capacity.",
+            "A persistent queue: the engines are full. Pools shows which ones.",
             (
-                Query(every("firsttoken_requests_in_progress", 'job=~"$job"'), "in progress, all routes"),
-                Query(every("firsttoken_queue_depth", ROUTE, "route"), "{{route}} held back"),
+                Query(summed("firsttoken_requests_in_progress", 'job=~"$job"'), "in progress, all routes"),
+                Query(summed("firsttoken_queue_depth", ROUTE, "route"), "{{route}} queued"),
             ),
             "short",
         ),
         Panel(
             "Cost",
-            "USD per hour at the present rate, by the prices in the configuration.",
-            "A jump to a dearer pool: the cheaper tier could not make the budget; compare with tier share.",
-            (Query(f"3600 * {total('firsttoken_cost_usd_total', BOTH, 'pool')}", "{{pool}}"),),
+            "USD per hour at the current rate, by the prices in the configuration.",
+            "A jump of a more expensive pool: the cheaper tier could not meet the budget; compare with tier share.",
+            (Query(f"3600 * {total('firsttoken_cost_usd_total', ROUTE_AND_POOL, 'pool')}", "{{pool}}"),),
             "currencyUSD",
             stack="normal",
         ),
@@ -246,8 +258,8 @@ ANSWERS = Row(
                 Query(
                     "1000 *"
                     + ratio(
-                        total("firsttoken_cost_usd_total", BOTH, "route"),
-                        total(REQUESTS, f'{BOTH}, outcome="completed"', "route"),
+                        total("firsttoken_cost_usd_total", ROUTE_AND_POOL, "route"),
+                        total(REQUESTS, f'{ROUTE_AND_POOL}, outcome="completed"', "route"),
                     ),
                     "{{route}}",
                 ),
@@ -256,15 +268,15 @@ ANSWERS = Row(
         ),
         Panel(
             "Tokens",
-            "Tokens in and out, per second.",
-            "Input is what prefill, and with it TTFT, is made of; output is what TPOT and cost are made of.",
-            (Query(total("firsttoken_tokens_total", BOTH, "direction"), "{{direction}}"),),
+            "Input and output tokens per second.",
+            "Input determines prefill, and with it TTFT; output determines TPOT and cost.",
+            (Query(total("firsttoken_tokens_total", ROUTE_AND_POOL, "direction"), "{{direction}}"),),
             "short",
         ),
         Panel(
             "Attempts per request",
-            "How often a request was sent, on average; 1 is what it should be.",
-            "Above 1: fallbacks or hedges. Attempts by kind on Pools tells which.",
+            "Mean number of attempts per request; ideally 1.",
+            "Above 1: fallbacks or hedges. Attempts by kind on Pools separates them.",
             (
                 Query(
                     ratio(
@@ -273,7 +285,7 @@ ANSWERS = Row(
                     ),
                     "attempts",
                 ),
-                Query(mean(STAGES, f'{ROUTE}, stage="failover"'), "seconds lost, where any were"),
+                Query(mean(STAGES, f'{ROUTE}, stage="failover"'), "mean failover seconds"),
             ),
             "none",
         ),
@@ -283,6 +295,6 @@ ANSWERS = Row(
 DASHBOARD = Dashboard(
     "firsttoken-routes",
     "firsttoken: Routes",
-    "What callers were promised, and what they got. For engines: Pools. For causes: Why slow?",
-    (PROMISES, FIRST_TOKEN, ANSWERS),
+    "Objectives of routes and their attainment. For engines: Pools. For causes: Why slow?",
+    (OBJECTIVES, FIRST_TOKEN, ANSWERS),
 )

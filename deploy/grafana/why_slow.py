@@ -1,44 +1,44 @@
-"""Why slow?: from a late first token to the stage, the kind of request and the part that made it late."""
+"""Dashboard Why slow?: the stage, the kind of request and the component behind a late first token."""
 
 from __future__ import annotations
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row
 from deploy.grafana.promql import (
-    BOTH,
     JOB,
     POOL,
     RANGE,
     ROUTE,
+    ROUTE_AND_POOL,
     breakdown,
-    every,
-    least,
+    maximum,
     mean,
-    most,
+    minimum,
     quantile,
     share,
+    summed,
     total,
 )
 
 STAGES = "firsttoken_stage_seconds"
 BY_PROMPT = "firsttoken_ttft_by_prompt_seconds"
 ENGINE = 'stage=~"engine_queue|engine_prefill"'  # parts of upstream
-COUNTED_ONCE = f'{ROUTE}, stage!~"stream|engine_queue|engine_prefill"'
-ONE_EACH = total(f"{STAGES}_count", f'{ROUTE}, stage="read"')
+ALL_STAGES = f'{ROUTE}, stage!~"stream|engine_queue|engine_prefill"'
+REQUESTS = total(f"{STAGES}_count", f'{ROUTE}, stage="read"')
 UPSTREAM = total(f"{STAGES}_sum", f'{ROUTE}, stage="upstream"')
-TOLD = total(f"{STAGES}_sum", f"{ROUTE}, {ENGINE}")
-CULPRITS = (  # who had it: the stages, and what to call them
-    ("read", "the caller's upload"),
-    ("parse|estimate|admit|decide|relay", "our own work"),
-    ("queue", "held back by us"),
+ENGINE_REPORTED = total(f"{STAGES}_sum", f"{ROUTE}, {ENGINE}")
+CAUSES = (  # stages and the legend of their cause
+    ("read", "caller's upload"),
+    ("parse|estimate|admit|decide|relay", "gateway work"),
+    ("queue", "gateway queue"),
     ("failover", "lost attempts"),
-    ("rate_limit", "a provider's rate limit"),
-    ("connect|send", "the way to the engine"),
-    ("upstream", "the engine"),
+    ("rate_limit", "provider's rate limit"),
+    ("connect|send", "connecting to the engine"),
+    ("upstream", "engine"),
 )
 
 
-def had_it(stages: str, name: str) -> Query:
-    return Query(share(f"{STAGES}_sum", f'stage=~"{stages}"', COUNTED_ONCE), name)
+def cause_share(stages: str, name: str) -> Query:
+    return Query(share(f"{STAGES}_sum", f'stage=~"{stages}"', ALL_STAGES), name)
 
 
 def stage_quantiles(stage: str) -> tuple[Query, ...]:
@@ -47,33 +47,32 @@ def stage_quantiles(stage: str) -> tuple[Query, ...]:
 
 
 def by_stage(expr: str) -> Query:
-    return Query(expr, "{{stage}}", once=True, form="table")
+    return Query(expr, "{{stage}}", instant=True, format="table")
 
 
-WHERE = Row(
-    "In which stage",
+STAGE_ROW = Row(
+    "Stages",
     (
         Panel(
-            "Who had the time",
-            "The time to the first token, shared out between those who had it.",
-            "The engine: look at prompt size, its queue and its caches below. Held back: too few engines. Ours: "
-            "the last row. The caller's upload: nothing here can help.",
-            tuple(had_it(stages, name) for stages, name in CULPRITS),
+            "TTFT by cause",
+            "The share of TTFT by cause.",
+            "Engine: check prompt size, its queue and its caches below. Gateway queue: too few engines. Gateway work: "
+            "the last row. Caller's upload: not under the gateway's control.",
+            tuple(cause_share(stages, name) for stages, name in CAUSES),
             "percentunit",
             width=12,
             stack="percent",
         ),
         Panel(
-            "Mean by stage, the engine split",
-            "The mean time to the first token, stage by stage; what the engine says of itself is split out of "
-            "`upstream`.",
-            "engine_queue: the engine had too much to do. engine_prefill: the prompt was long, or not cached. The "
-            "rest of upstream: the network, the engine's tokenizer, or an engine that says nothing of itself.",
+            "Mean TTFT by stage, with engine parts",
+            "The mean TTFT by stage; the times that the engine reports are separated from `upstream`.",
+            "engine_queue: the engine is overloaded. engine_prefill: the prompt was long, or not cached. The rest of "
+            "upstream: the network, the engine's tokenizer, or an engine that reports no times.",
             (
-                Query(breakdown(f"{STAGES}_sum", f'{COUNTED_ONCE}, stage!="upstream"', "stage", ONE_EACH), "{{stage}}"),
-                Query(breakdown(f"{STAGES}_sum", f"{ROUTE}, {ENGINE}", "stage", ONE_EACH), "{{stage}}"),
+                Query(breakdown(f"{STAGES}_sum", f'{ALL_STAGES}, stage!="upstream"', "stage", REQUESTS), "{{stage}}"),
+                Query(breakdown(f"{STAGES}_sum", f"{ROUTE}, {ENGINE}", "stage", REQUESTS), "{{stage}}"),
                 Query(
-                    f"({UPSTREAM} - ({TOLD} or vector(0))) / ({ONE_EACH} > 0)",
+                    f"({UPSTREAM} - ({ENGINE_REPORTED} or vector(0))) / ({REQUESTS} > 0)",
                     "rest of upstream",
                 ),
             ),
@@ -83,8 +82,8 @@ WHERE = Row(
         ),
         Panel(
             "Stages of slow requests",
-            "Each stage's mean and its slow ends, in the time shown. Slow requests are slow in the stage whose "
-            "p95 and p99 stand far above its mean.",
+            "Mean, p95 and p99 of each stage, in the selected time range. Slow requests are slow in the stage with "
+            "p95 and p99 far above its mean.",
             "One request: its `server-timing`, its line in the access log, or `GET /requests` on the admin port.",
             (
                 by_stage(mean(STAGES, ROUTE, "stage", RANGE)),
@@ -99,85 +98,84 @@ WHERE = Row(
         ),
         Panel(
             "p95 by stage",
-            "The slow end of each stage, over time.",
-            "What rose when TTFT rose.",
-            (Query(quantile(0.95, STAGES, COUNTED_ONCE, "stage"), "{{stage}}"),),
+            "p95 of each stage over time.",
+            "Find the stage that rose with TTFT.",
+            (Query(quantile(0.95, STAGES, ALL_STAGES, "stage"), "{{stage}}"),),
             "s",
             width=12,
             height=10,
         ),
         Panel(
-            "Queue inside the engine",
-            "p50 and p95 of the time that engines say a prompt waited before they began with it.",
-            "Nothing here: start vLLM with `--enable-per-request-metrics`.",
+            "Engine queueing time",
+            "p50 and p95 of a prompt's time in the engine's queue, as reported by the engine.",
+            "No data: start vLLM with `--enable-per-request-metrics`.",
             stage_quantiles("engine_queue"),
             "s",
         ),
         Panel(
-            "Prefill inside the engine",
-            "p50 and p95 of the time that engines say they computed a prompt.",
-            "It grows with the tokens that were not cached: see prompt size and hit rate.",
+            "Engine prefill time",
+            "p50 and p95 of a prompt's prefill time, as reported by the engine.",
+            "Grows with the uncached tokens: see prompt size and hit rate.",
             stage_quantiles("engine_prefill"),
             "s",
         ),
         Panel(
             "Rate-limit waits",
-            "p50 and p95 of the time that requests waited for a provider's rate limit, where they did.",
-            "Ask the provider for more, add another account as an endpoint, or a tier behind it.",
+            "p50 and p95 of the time that requests waited for a provider's rate limit, if any.",
+            "Raise the limit at the provider, add another account as an endpoint, or add a tier.",
             stage_quantiles("rate_limit"),
             "s",
         ),
     ),
 )
 
-WHICH = Row(
-    "Which requests",
+REQUEST_ROW = Row(
+    "Requests",
     (
         Panel(
             "TTFT by prompt size",
             "p95 of TTFT by the prompt's tokens.",
-            "Only long prompts are slow: prefill. All are: queues, or something that has nothing to do with the "
-            "prompt.",
+            "Only long prompts are slow: prefill. All are: queues, or a cause unrelated to prompts.",
             (Query(quantile(0.95, BY_PROMPT, ROUTE, "prompt"), "{{prompt}}"),),
             "s",
         ),
         Panel(
             "Mean TTFT by prompt size",
-            "In the time shown.",
-            "Twice the tokens should take at most twice the time. More: attention, or long prompts are held back "
-            "for short ones.",
-            (Query(mean(BY_PROMPT, ROUTE, "prompt", RANGE), "{{prompt}}", once=True),),
+            "In the selected time range.",
+            "Twice the tokens should take at most twice the time. More: attention, or long prompts queue behind short "
+            "ones.",
+            (Query(mean(BY_PROMPT, ROUTE, "prompt", RANGE), "{{prompt}}", instant=True),),
             "s",
             kind="bargauge",
         ),
         Panel(
             "Requests by prompt size",
             "Per second.",
-            "A change of mix explains a change of TTFT without any fault.",
+            "A changed mix changes TTFT without any fault.",
             (Query(total(f"{BY_PROMPT}_count", ROUTE, "prompt"), "{{prompt}}"),),
             "reqps",
             stack="normal",
         ),
         Panel(
-            "TTFT, all of it",
-            "How many requests took how long.",
-            "Two bands are two kinds of requests: cached and not, small and large, one pool and another.",
-            (Query(total("firsttoken_ttft_seconds_bucket", BOTH, "le"), "{{le}}", form="heatmap"),),
+            "TTFT distribution",
+            "The number of requests by TTFT.",
+            "Two bands are two kinds of requests: cached and uncached, small and large, or two pools.",
+            (Query(total("firsttoken_ttft_seconds_bucket", ROUTE_AND_POOL, "le"), "{{le}}", format="heatmap"),),
             "s",
             kind="heatmap",
         ),
         Panel(
             "Cached share of prompts",
-            "The mean share of prompt tokens that engines found in their cache.",
-            "A fall is a restart, an eviction, or callers that changed the beginning of their prompts.",
+            "The mean share of prompt tokens in the engines' caches, as reported by the engines.",
+            "A drop is a restart, an eviction, or callers that changed the beginning of their prompts.",
             (Query(mean("firsttoken_prefix_hit_ratio", f'{POOL}, source="reported"', "pool"), "{{pool}}"),),
             "percentunit",
-            most=1,
+            maximum=1,
         ),
         Panel(
             "Lost attempts",
-            "Attempts that failed, stayed silent or were refused, per second, by pool.",
-            "Each cost its request time (stage `failover`). Pools says which endpoint.",
+            "Attempts that failed, were silent or were rate limited, per second, by pool.",
+            "Each delayed its request (stage `failover`). Pools shows the endpoint.",
             (
                 Query(
                     total(
@@ -191,33 +189,32 @@ WHICH = Row(
     ),
 )
 
-OURSELVES = Row(
-    "The gateway itself",
+GATEWAY = Row(
+    "Gateway",
     (
         Panel(
-            "Loop lag",
-            "How late our event loop was: what any event would have waited.",
-            "Above some milliseconds we make requests slow: too many for one core (see CPU: add workers), or a "
-            "neighbour takes our core.",
+            "Event-loop lag",
+            "The lateness of the gateway's event loop: the delay of any event.",
+            "Above some milliseconds the gateway slows requests: too many for one core (see CPU: add workers), or "
+            "another process uses its core.",
             (
                 Query(quantile(0.5, "firsttoken_loop_lag_seconds", JOB), "p50"),
                 Query(quantile(0.99, "firsttoken_loop_lag_seconds", JOB), "p99"),
-                Query(most("firsttoken_loop_lag_max_seconds", JOB), "longest since the last scrape"),
+                Query(maximum("firsttoken_loop_lag_max_seconds", JOB), "longest since the last scrape"),
             ),
             "s",
         ),
         Panel(
-            "Loop stalls",
-            "Times per minute that the loop stood still for 5 ms or more.",
-            "One a minute is said in the log, with its length.",
+            "Event-loop stalls",
+            "Stalls of the event loop of 5 ms or more, per minute.",
+            "One a minute is logged, with its length.",
             (Query(f"60 * {total('firsttoken_loop_stalls_total', JOB, 'instance')}", "{{instance}}"),),
             "short",
         ),
         Panel(
-            "Our own work per request",
-            "Mean time of the stages that are ours alone.",
-            "Some tenths of a millisecond; more with long prompts that were never seen before (estimate), or when "
-            "the loop lags.",
+            "Gateway work per request",
+            "Mean time of the stages that are the gateway's own work.",
+            "Some tenths of a millisecond; more with long new prompts (estimate), or when the event loop lags.",
             (
                 Query(
                     mean(STAGES, f'{ROUTE}, stage=~"parse|estimate|admit|decide|relay"', "stage"),
@@ -229,32 +226,31 @@ OURSELVES = Row(
         ),
         Panel(
             "CPU",
-            "Cores that each gateway process uses.",
-            "Near 1: one process can do no more; `server.workers`.",
+            "Cores used by each gateway process.",
+            "Near 1: the process is at capacity; raise `server.workers`.",
             (Query(total("process_cpu_seconds_total", JOB, "instance"), "{{instance}}"),),
             "none",
         ),
         Panel(
             "Memory",
             "Resident memory of each gateway.",
-            "It levels off with the number of prompts that are remembered; what does not is a leak, and ours.",
-            (Query(every("process_resident_memory_bytes", JOB, "instance"), "{{instance}}"),),
+            "Levels off with the number of prompts in the index; steady growth beyond is a memory leak of the gateway.",
+            (Query(summed("process_resident_memory_bytes", JOB, "instance"), "{{instance}}"),),
             "bytes",
         ),
         Panel(
             "In progress",
-            "Requests that are being served by each gateway.",
-            "Unequal between gateways: the balancer before them.",
-            (Query(every("firsttoken_requests_in_progress", JOB, "instance"), "{{instance}}"),),
+            "Requests in progress by gateway.",
+            "Unequal between gateways: check the load balancer before them.",
+            (Query(summed("firsttoken_requests_in_progress", JOB, "instance"), "{{instance}}"),),
             "short",
         ),
         Panel(
             "Replicas and versions",
-            "Gateways that know of each other, and how many of each version run.",
-            "Fewer than there are: they do not reach the same Redis. Two versions for long: a roll-out that "
-            "stands still.",
+            "Connected gateways, and running gateways by version.",
+            "Fewer than deployed: they do not reach the same Redis. Two versions for long: a stuck rollout.",
             (
-                Query(most("firsttoken_replicas", JOB), "replicas"),
+                Query(maximum("firsttoken_replicas", JOB), "replicas"),
                 Query(f"count by (version) (firsttoken_build_info{{{JOB}}})", "{{version}}"),
             ),
             "none",
@@ -262,11 +258,10 @@ OURSELVES = Row(
         ),
         Panel(
             "Redis",
-            "Whether Redis is reached by every gateway (1), and errors per second.",
-            "Down: each gateway goes on alone, quotas may overshoot by what docs/operations.md states. No request "
-            "waits.",
+            "Redis reachability from every gateway (1), and errors per second.",
+            "Down: each gateway continues alone, quotas may overshoot as docs/operations.md states. No request waits.",
             (
-                Query(least("firsttoken_redis_up", JOB), "up"),
+                Query(minimum("firsttoken_redis_up", JOB), "up"),
                 Query(total("firsttoken_redis_errors_total", JOB), "errors per s"),
             ),
             "none",
@@ -274,7 +269,7 @@ OURSELVES = Row(
         Panel(
             "Spans",
             "Spans exported, and lost, per second.",
-            "Lost: the collector is gone or too slow. Requests do not notice.",
+            "Lost: the collector is unavailable or too slow. Requests are not affected.",
             (
                 Query(total("firsttoken_spans_exported_total", JOB), "exported"),
                 Query(total("firsttoken_spans_lost_total", JOB), "lost"),
@@ -284,16 +279,17 @@ OURSELVES = Row(
         Panel(
             "Access log lines lost",
             "Per second.",
-            "Whoever reads the log is too slow, or the disk is.",
+            "The reader of the log is too slow, or the disk is.",
             (Query(total("firsttoken_access_log_lines_lost_total", JOB), "lost"),),
             "short",
         ),
         Panel(
             "Configuration",
             "Age of the configuration in force, and reloads in the last hour by result.",
-            "refused: the file on disk is wrong, and the one before is in force; `firsttoken check` says why.",
+            "refused: the file on disk is invalid, and the previous configuration stays in force; `firsttoken check` "
+            "shows the error.",
             (
-                Query(f"time() - {least('firsttoken_config_loaded_timestamp_seconds', JOB)}", "age, s"),
+                Query(f"time() - {minimum('firsttoken_config_loaded_timestamp_seconds', JOB)}", "age, s"),
                 Query(
                     f"sum by (result) (increase(firsttoken_config_reloads_total{{{JOB}}}[1h]))",
                     "{{result}} in the last hour",
@@ -307,6 +303,6 @@ OURSELVES = Row(
 DASHBOARD = Dashboard(
     "firsttoken-why-slow",
     "firsttoken: Why slow?",
-    "From a late first token to the stage, the kind of request and the part that made it late.",
-    (WHERE, WHICH, OURSELVES),
+    "The stage, the kind of request and the component behind a late first token.",
+    (STAGE_ROW, REQUEST_ROW, GATEWAY),
 )

@@ -1,4 +1,4 @@
-"""The dashboards and rules as their readers see them: files, and the queries in them."""
+"""Loads the dashboards and rules, and lists their queries."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RULES: list[dict[str, Any]] = [
     for rule in group["rules"]
 ]
 LABEL_VALUES = re.compile(r"label_values\((.+), (\w+)\)")
-EVERYTHING = {"job": "firsttoken", "route": ".*", "pool": ".*", "__rate_interval": "10s", "__range": "30s"}
+ALL_SELECTED = {"job": "firsttoken", "route": ".*", "pool": ".*", "__rate_interval": "10s", "__range": "30s"}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A query, and who asks it."""
+class LocatedQuery:
+    """A query and its location."""
 
     where: str
     expr: str
@@ -39,44 +39,46 @@ class Asked:
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those that show something: not the headings."""
+    """Panels without rows."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
-def filled(expr: str, **chosen: str) -> str:
-    """The variables replaced, as Grafana does it."""
-    values = {**EVERYTHING, **chosen}
+def substituted(expr: str, **selected: str) -> str:
+    """Replaces the variables, like Grafana."""
+    values = {**ALL_SELECTED, **selected}
     return re.sub(r"\$(\w+)", lambda match: values[match[1]], expr)
 
 
-def of_panels() -> Iterator[Asked]:
-    """Every query of every panel; those of a panel that is repeated by route, for one route."""
+def of_panels() -> Iterator[LocatedQuery]:
+    """Every query of every panel; for a panel repeated by route, those of one route."""
     for name, dashboard in DASHBOARDS.items():
         for panel in panels(dashboard):
-            chosen = {"route": "chat"} if panel.get("repeat") == "route" else {}
+            selected = {"route": "chat"} if panel.get("repeat") == "route" else {}
             for target in panel["targets"]:
                 where = f"{name}: {panel['title']}: {target['refId']}"
-                yield Asked(where, filled(target["expr"], **chosen))
+                yield LocatedQuery(where, substituted(target["expr"], **selected))
 
 
-def of_variables() -> Iterator[Asked]:
-    """What fills the choices at the top; each as the query that `label_values` stands for."""
+def of_variables() -> Iterator[LocatedQuery]:
+    """Queries of the dashboards' variables, each as the PromQL of its `label_values`."""
     for name, dashboard in DASHBOARDS.items():
         for variable in dashboard["templating"]["list"]:
             if variable["type"] == "query":
-                asked = LABEL_VALUES.fullmatch(variable["query"]["query"])
-                assert asked is not None
-                yield Asked(f"{name}: variable {variable['name']}", filled(f"group by ({asked[2]}) ({asked[1]})"))
+                match = LABEL_VALUES.fullmatch(variable["query"]["query"])
+                assert match is not None
+                yield LocatedQuery(
+                    f"{name}: variable {variable['name']}", substituted(f"group by ({match[2]}) ({match[1]})")
+                )
 
 
-def of_annotations() -> Iterator[Asked]:
+def of_annotations() -> Iterator[LocatedQuery]:
     for name, dashboard in DASHBOARDS.items():
         for annotation in dashboard["annotations"]["list"]:
-            yield Asked(f"{name}: annotation {annotation['name']}", filled(annotation["expr"]))
+            yield LocatedQuery(f"{name}: annotation {annotation['name']}", substituted(annotation["expr"]))
 
 
-def of_rules(kind: str) -> Iterator[Asked]:
+def of_rules(kind: str) -> Iterator[LocatedQuery]:
     """`record` or `alert`."""
     for rule in RULES:
         if kind in rule:
-            yield Asked(rule[kind], rule["expr"])
+            yield LocatedQuery(rule[kind], rule["expr"])

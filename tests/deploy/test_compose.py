@@ -1,4 +1,4 @@
-"""The compose stack, as far as it can be checked without Docker: its shape, its files, and that its parts agree."""
+"""Compose stack, checked without Docker: schema, files, and consistency of its parts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_the_compose_file_is_valid_by_the_specification() -> None:
     assert [f"{error.json_path}: {error.message}" for error in validator.iter_errors(COMPOSE)] == []
 
 
-def test_every_file_that_is_mounted_or_built_exists() -> None:
-    """Docker makes an empty directory of a bind mount that does not exist, and says nothing."""
+def test_every_mounted_or_built_file_exists() -> None:
+    """Docker silently makes an empty directory of a missing bind mount."""
     for service in SERVICES.values():
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
@@ -44,7 +44,7 @@ def test_every_file_that_is_mounted_or_built_exists() -> None:
 
 
 def test_every_published_port_is_on_loopback() -> None:
-    """The stack has no keys: nothing of it may be reachable from another machine."""
+    """The stack has no API keys: no port may be reachable from another machine."""
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
@@ -52,12 +52,12 @@ def test_every_published_port_is_on_loopback() -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_configurations_load(stack: str) -> None:
-    """And ask for nothing that this version does not do."""
+    """All configured features are supported by this version."""
     assert loaded(stack).not_yet() == []
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_every_endpoint_is_a_service_on_the_port_it_listens_to(stack: str) -> None:
+def test_every_endpoint_is_a_service_on_its_listening_port(stack: str) -> None:
     """Host names of the fleet are service names of the stack."""
     for url in loaded(stack).urls().values():
         parts = urlsplit(url)
@@ -75,7 +75,7 @@ def test_each_gateway_is_started_with_files_that_exist() -> None:
 
 
 def test_prometheus_scrapes_services_of_the_stack() -> None:
-    """Every target is a service, and a gateway is asked on its admin port."""
+    """Every target is a service, and gateways are scraped on their admin port."""
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text("utf-8"))
     for job in config["scrape_configs"]:
         for target in targets(job):
@@ -85,14 +85,14 @@ def test_prometheus_scrapes_services_of_the_stack() -> None:
 
 
 def targets(job: dict[str, Any]) -> list[str]:
-    """`host:port` of each target, however it is discovered."""
+    """`host:port` of each target, static or by DNS."""
     static = [target for group in job.get("static_configs", []) for target in group["targets"]]
     by_name = [f"{name}:{dns['port']}" for dns in job.get("dns_sd_configs", []) for name in dns["names"]]
     return static + by_name
 
 
-def test_prometheus_reads_the_rules() -> None:
-    """Its configuration names them by a path beside itself, and there they are mounted."""
+def test_prometheus_loads_the_mounted_rules() -> None:
+    """The configuration names the rules by a relative path, and compose mounts them there."""
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text("utf-8"))
     assert config["rule_files"] == ["rules/*.yml"]
     mounts = dict(volume.split(":")[:2] for volume in SERVICES["prometheus"]["volumes"])
@@ -101,21 +101,21 @@ def test_prometheus_reads_the_rules() -> None:
     assert "--config.file=/etc/prometheus/prometheus.yml" in SERVICES["prometheus"]["command"]
 
 
-def test_dashboards_and_rules_ask_only_for_series_that_exist() -> None:
-    """docs/metrics.md lists what is exported, and is itself checked against the code."""
+def test_dashboards_and_rules_query_only_exported_series() -> None:
+    """docs/metrics.md lists the exported series, and is itself checked against the code."""
     known = set(re.findall(r"^\| `(firsttoken_\w+)`", (ROOT / "docs/metrics.md").read_text("utf-8"), re.MULTILINE))
-    asked = [*of_panels(), *of_variables(), *of_rules("record"), *of_rules("alert")]
-    used = {name for query in asked for name in re.findall(r"(?<!:)\bfirsttoken_\w+", query.expr)}
-    assert {whole(name) for name in used} - known == set()
+    queries = [*of_panels(), *of_variables(), *of_rules("record"), *of_rules("alert")]
+    used = {name for query in queries for name in re.findall(r"(?<!:)\bfirsttoken_\w+", query.expr)}
+    assert {family(name) for name in used} - known == set()
 
 
-def whole(name: str) -> str:
-    """The metric of which a series is a part."""
+def family(name: str) -> str:
+    """Metric family of a series."""
     return re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name)
 
 
-def test_grafana_is_given_the_data_source_that_dashboards_ask_for() -> None:
-    """Provisioning names the service and port that Prometheus has."""
+def test_grafana_is_provisioned_with_the_data_sources_of_the_dashboards() -> None:
+    """Provisioning names the service and port of Prometheus."""
     provisioning = DEPLOY / "grafana/provisioning"
     sources = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text("utf-8"))["datasources"]
     assert [(source["type"], source["url"]) for source in sources] == [
@@ -123,7 +123,7 @@ def test_grafana_is_given_the_data_source_that_dashboards_ask_for() -> None:
         ("jaeger", "http://traces:16686"),
     ]
     assert {urlsplit(source["url"]).hostname for source in sources} <= set(SERVICES)
-    (examples,) = sources[0]["jsonData"]["exemplarTraceIdDestinations"]
-    assert examples["datasourceUid"] == sources[1]["uid"]
+    (exemplars,) = sources[0]["jsonData"]["exemplarTraceIdDestinations"]
+    assert exemplars["datasourceUid"] == sources[1]["uid"]
     (provider,) = yaml.safe_load((provisioning / "dashboards/firsttoken.yml").read_text("utf-8"))["providers"]
     assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]

@@ -1,4 +1,4 @@
-"""The dashboards, as far as they can be judged without Grafana: their shape, and that their queries are PromQL."""
+"""Dashboards, checked without Grafana: layout, variables, and PromQL syntax."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.deploy.dashboards import (
     DASHBOARDS,
     DEPLOY,
     RULES,
-    Asked,
+    LocatedQuery,
     of_annotations,
     of_panels,
     of_rules,
@@ -31,15 +31,15 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 AGGREGATED = re.compile(r"by \(([^)]*)\)")
 
 
-def test_the_files_are_what_the_generator_writes() -> None:
-    """`make dashboards` writes them; nobody edits them by hand."""
+def test_the_dashboard_files_are_up_to_date_with_the_generator() -> None:
+    """`make dashboards` generates the files; manual edits are lost."""
     assert {path.name: path.read_text("utf-8") for path in generate.FOLDER.glob("*.json")} == {
         path.name: text for path, text in generate.files().items()
     }
 
 
-def test_each_dashboard_has_a_name_of_its_own_that_stays() -> None:
-    """Bookmarks, links and alerts hold on to the uid."""
+def test_each_dashboard_has_a_stable_uid() -> None:
+    """Bookmarks, links and alerts refer to the uid."""
     assert {name: board["uid"] for name, board in DASHBOARDS.items()} == {
         "routes": "firsttoken-routes",
         "pools": "firsttoken-pools",
@@ -48,8 +48,8 @@ def test_each_dashboard_has_a_name_of_its_own_that_stays() -> None:
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_a_dashboard_leads_to_the_others_with_what_was_chosen(name: str) -> None:
-    """By the tag that all of them bear."""
+def test_a_dashboard_links_to_the_others_with_its_selection(name: str) -> None:
+    """The link selects dashboards by their common tag."""
     board = DASHBOARDS[name]
     (link,) = board["links"]
     assert (link["type"], link["includeVars"], link["keepTime"]) == ("dashboards", True, True)
@@ -57,8 +57,8 @@ def test_a_dashboard_leads_to_the_others_with_what_was_chosen(name: str) -> None
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_a_dashboard_asks_for_data_source_route_and_pool(name: str) -> None:
-    """Choosing all of them is where it begins."""
+def test_a_dashboard_has_variables_for_data_source_route_and_pool(name: str) -> None:
+    """All values are selected initially."""
     variables = {variable["name"]: variable for variable in DASHBOARDS[name]["templating"]["list"]}
     assert {"datasource", "job", "route", "pool"} == set(variables)
     for variable in (variables["job"], variables["route"], variables["pool"]):
@@ -68,15 +68,15 @@ def test_a_dashboard_asks_for_data_source_route_and_pool(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_panels_have_numbers_of_their_own(name: str) -> None:
-    """Grafana drops one of two that share a number."""
-    numbers = [panel["id"] for panel in DASHBOARDS[name]["panels"]]
-    assert len(set(numbers)) == len(numbers)
+def test_panel_ids_are_unique(name: str) -> None:
+    """Grafana drops one of two panels with the same id."""
+    ids = [panel["id"] for panel in DASHBOARDS[name]["panels"]]
+    assert len(set(ids)) == len(ids)
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_no_panel_lies_on_another_or_beyond_the_edge(name: str) -> None:
-    """24 columns."""
+def test_panels_do_not_overlap_or_exceed_the_grid(name: str) -> None:
+    """The grid has 24 columns."""
     places = [(panel["title"], panel["gridPos"]) for panel in DASHBOARDS[name]["panels"]]
     assert [title for title, place in places if place["x"] < 0 or place["x"] + place["w"] > 24] == []
     assert [(one, two) for (one, a), (two, b) in combinations(places, 2) if overlap(a, b)] == []
@@ -87,18 +87,18 @@ def overlap(a: dict[str, int], b: dict[str, int]) -> bool:
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_panel_says_what_it_answers_and_what_to_do(panel: dict[str, Any]) -> None:
-    """Two paragraphs, and a unit, and a kind that Grafana has."""
-    answers, todo = panel["description"].split("\n\n")
-    assert answers
-    assert todo
+def test_a_panel_states_its_meaning_and_an_action(panel: dict[str, Any]) -> None:
+    """Two paragraphs, a unit, and a panel type of Grafana."""
+    meaning, action = panel["description"].split("\n\n")
+    assert meaning
+    assert action
     assert panel["fieldConfig"]["defaults"]["unit"]
     assert panel["type"] in KINDS
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_panel_asks_the_chosen_data_source(panel: dict[str, Any]) -> None:
-    """As a whole and in each query; each query has a letter and a legend."""
+def test_a_panel_queries_the_selected_data_source(panel: dict[str, Any]) -> None:
+    """The panel and each query name the data source; each query has a letter and a legend."""
     targets = panel["targets"]
     assert targets
     assert [panel["datasource"], *(target["datasource"] for target in targets)] == [SOURCE] * (len(targets) + 1)
@@ -108,7 +108,7 @@ def test_a_panel_asks_the_chosen_data_source(panel: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_legend_names_only_labels_that_the_query_keeps(panel: dict[str, Any]) -> None:
-    """Grafana shows nothing for the others, and two lines would have one name."""
+    """Grafana shows no text for a dropped label, and two lines would share one name."""
     for target in panel["targets"]:
         named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         kept = {label.strip() for group in AGGREGATED.findall(target["expr"]) for label in group.split(",")}
@@ -116,8 +116,8 @@ def test_a_legend_names_only_labels_that_the_query_keeps(panel: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_panel_heeds_what_was_chosen(panel: dict[str, Any]) -> None:
-    """Every selector of our series names at least the gateways; rates are over what the scrapes allow."""
+def test_a_panel_applies_the_selected_variables(panel: dict[str, Any]) -> None:
+    """Every selector of gateway series filters at least by job; rate windows follow the scrape interval."""
     for target in panel["targets"]:
         selectors = re.findall(r"(?<![:\w])(?:route:)?(?:firsttoken|process)_\w+(?::\w+)?(\{[^}]*\})?", target["expr"])
         assert selectors
@@ -125,30 +125,30 @@ def test_a_panel_heeds_what_was_chosen(panel: dict[str, Any]) -> None:
         assert set(re.findall(r"\[([^]]+)\]", target["expr"])) <= {"$__rate_interval", "$__range", "1h"}
 
 
-@pytest.mark.parametrize("asked", QUERIES, ids=str)
-def test_every_query_is_promql(asked: Asked) -> None:
-    """By a parser of its own; what it answers is for test_prometheus.py."""
-    promql_parser.parse(asked.expr)
+@pytest.mark.parametrize("query", QUERIES, ids=str)
+def test_every_query_is_promql(query: LocatedQuery) -> None:
+    """Parsed by promql-parser; test_prometheus.py evaluates the queries."""
+    promql_parser.parse(query.expr)
 
 
 @pytest.mark.parametrize("name", [rule["record"] for rule in RULES if "record" in rule])
-def test_a_recorded_name_says_over_which_time(name: str) -> None:
-    """The window of the name is the window of the query, so that no two are mixed up."""
+def test_a_recorded_name_states_its_window(name: str) -> None:
+    """The window in the name is the window of the query."""
     (rule,) = [rule for rule in RULES if rule.get("record") == name]
     windows = set(re.findall(r"\[(\w+)\]", rule["expr"])) | set(re.findall(r":\w*?rate(\d+\w)", rule["expr"]))
     assert windows == set(re.findall(r"(?:rate|increase)(\d+\w)$", name))
 
 
-def test_every_recorded_series_that_is_asked_for_is_recorded() -> None:
-    """By a panel, or by another rule."""
+def test_every_queried_recorded_series_has_a_rule() -> None:
+    """Queries of panels and of other rules."""
     recorded = {rule["record"] for rule in RULES if "record" in rule}
-    asked = {name for query in QUERIES for name in re.findall(r"\w+:firsttoken_\w+:\w+", query.expr)}
-    assert asked - recorded == set()
+    queried = {name for query in QUERIES for name in re.findall(r"\w+:firsttoken_\w+:\w+", query.expr)}
+    assert queried - recorded == set()
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if "alert" in rule], ids=lambda rule: rule["alert"])
-def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
-    """A summary, an action, and a runbook that exists; it wakes somebody or it does not."""
+def test_an_alert_has_a_summary_an_action_and_a_runbook(rule: dict[str, Any]) -> None:
+    """The runbook heading exists; the severity is page or ticket."""
     notes = rule["annotations"]
     assert notes["summary"]
     assert notes["action"]

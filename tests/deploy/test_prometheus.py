@@ -1,4 +1,4 @@
-"""Every query of every panel and rule returns data, from a real Prometheus that scrapes a live gateway."""
+"""Queries of all panels and rules return data from a real Prometheus that scrapes a live gateway."""
 
 from __future__ import annotations
 
@@ -11,120 +11,124 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.dashboards import DEPLOY, RULES, Asked, of_panels, of_rules, of_variables
-from tests.deploy.scene import ROUTES, played
+from tests.deploy.dashboards import DEPLOY, RULES, LocatedQuery, of_panels, of_rules, of_variables
+from tests.deploy.live_gateway import ROUTES, live_gateway
 from tests.support.prometheus import Prometheus, program, scraping
 
-WITHIN = 30.0  # s, until every query has had an answer
-Found = list[tuple[dict[str, str], float]]
+TIMEOUT = 30.0  # s, until every query has returned data
+Samples = list[tuple[dict[str, str], float]]
 
 EXPECTED = [*of_panels(), *of_variables(), *of_rules("record")]
-ATTAINMENT = next(asked.expr for asked in EXPECTED if str(asked) == "routes: TTFT attainment: A")
+ATTAINMENT = next(query.expr for query in EXPECTED if str(query) == "routes: TTFT attainment: A")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What Prometheus said in the end."""
+class Results:
+    """Final results from Prometheus."""
 
-    answers: Mapping[str, Found]
+    answers: Mapping[str, Samples]
     rules: Mapping[str, str]  # name -> health
     targets: list[str]  # health
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     program("prometheus")
-    return asyncio.run(_watched(tmp_path_factory.mktemp("prometheus")))
+    return asyncio.run(_collect(tmp_path_factory.mktemp("prometheus")))
 
 
-async def _watched(folder: Path) -> Seen:
-    """Asks until everything was answered, or the time is up: what is missing then is for the tests to say."""
-    async with played(folder) as gateway, scraping(gateway.admin, folder) as prometheus:
-        answers = await _answered(prometheus)
+async def _collect(folder: Path) -> Results:
+    """Polls until all queries have returned data or the time is up; the tests report missing data."""
+    async with live_gateway(folder) as gateway, scraping(gateway.admin, folder) as prometheus:
+        answers = await _poll(prometheus)
         rules = (await prometheus.get("rules"))["groups"]
         targets = (await prometheus.get("targets"))["activeTargets"]
-        return Seen(
+        return Results(
             answers,
             {rule["name"]: rule["health"] for group in rules for rule in group["rules"]},
             [target["health"] for target in targets],
         )
 
 
-async def _answered(prometheus: Prometheus) -> dict[str, Found]:
+async def _poll(prometheus: Prometheus) -> dict[str, Samples]:
     loop = asyncio.get_running_loop()
-    ends = loop.time() + WITHIN
-    answers: dict[str, Found] = {}
-    open_ = {asked.expr for asked in EXPECTED}
-    while open_ and loop.time() < ends:
+    deadline = loop.time() + TIMEOUT
+    answers: dict[str, Samples] = {}
+    pending = {query.expr for query in EXPECTED}
+    while pending and loop.time() < deadline:
         await asyncio.sleep(0.5)
-        for expr in sorted(open_):
+        for expr in sorted(pending):
             answers[expr] = await prometheus.values(expr)
-        open_ = {expr for expr in open_ if not _enough(expr, answers[expr])}
+        pending = {expr for expr in pending if not _complete(expr, answers[expr])}
     return answers
 
 
-def _enough(expr: str, found: Found) -> bool:
-    """Something; of attainment, of every route, some of which are seldom asked for."""
+def _complete(expr: str, found: Samples) -> bool:
+    """True for any data; for attainment, only with data of every route, because some routes have little traffic."""
     return bool(_finite(found)) and (expr != ATTAINMENT or {labels["route"] for labels, _ in found} == set(ROUTES))
 
 
-def _finite(found: Found) -> Found:
+def _finite(found: Samples) -> Samples:
     return [(labels, value) for labels, value in found if math.isfinite(value)]
 
 
-@pytest.mark.parametrize("asked", EXPECTED, ids=str)
-def test_every_query_returns_data(seen: Seen, asked: Asked) -> None:
-    """Not a number is what a quantile of nothing is; for all else, nothing but numbers will do."""
-    found = seen.answers[asked.expr]
+@pytest.mark.parametrize("query", EXPECTED, ids=str)
+def test_every_query_returns_data(results: Results, query: LocatedQuery) -> None:
+    """Only a quantile of an empty histogram may be NaN; all other values are finite."""
+    found = results.answers[query.expr]
     assert _finite(found)
-    if "histogram_quantile" not in asked.expr:
+    if "histogram_quantile" not in query.expr:
         assert _finite(found) == found
 
 
-def test_prometheus_evaluates_every_rule(seen: Seen) -> None:
-    """All of them, and without an error."""
-    assert seen.rules == dict.fromkeys([rule.get("record") or rule["alert"] for rule in RULES], "ok")
-    assert seen.targets == ["up"]
+def test_prometheus_evaluates_every_rule(results: Results) -> None:
+    """Every rule has health "ok"."""
+    assert results.rules == dict.fromkeys([rule.get("record") or rule["alert"] for rule in RULES], "ok")
+    assert results.targets == ["up"]
 
 
-def test_shares_lie_between_nothing_and_all(seen: Seen) -> None:
-    """A ratio of the wrong series gives itself away."""
-    by_where = {str(asked): seen.answers[asked.expr] for asked in EXPECTED}
-    for where in ("routes: TTFT attainment: A", "routes: Refused for lack of capacity: A", "pools: Prefix hit rate: B"):
-        assert all(0 <= value <= 1 for _, value in by_where[where]), where
-    assert sum(value for _, value in by_where["routes: Tier share: A"]) == pytest.approx(1)
-    shares = [by_where[f"why-slow: Who had the time: {letter}"] for letter in "ABCDEFG"]
+def test_shares_are_between_zero_and_one(results: Results) -> None:
+    """A ratio of mismatched series would leave the range, or not sum to 1."""
+    by_location = {str(query): results.answers[query.expr] for query in EXPECTED}
+    for location in (
+        "routes: TTFT attainment: A",
+        "routes: Refused for lack of capacity: A",
+        "pools: Prefix hit rate: B",
+    ):
+        assert all(0 <= value <= 1 for _, value in by_location[location]), location
+    assert sum(value for _, value in by_location["routes: Tier share: A"]) == pytest.approx(1)
+    shares = [by_location[f"why-slow: TTFT by cause: {letter}"] for letter in "ABCDEFG"]
     assert sum(value for found in shares for _, value in found) == pytest.approx(1, abs=0.05)
 
 
-def test_attainment_is_shown_for_every_route_with_a_budget(seen: Seen) -> None:
-    """And for none that does not exist; nothing was met on the one that has no endpoint."""
-    attained = {labels["route"]: value for labels, value in seen.answers[ATTAINMENT]}
+def test_attainment_is_shown_for_every_route_with_a_budget(results: Results) -> None:
+    """And for no other route; attainment is 0 on the route without an endpoint."""
+    attained = {labels["route"]: value for labels, value in results.answers[ATTAINMENT]}
     assert set(attained) == set(ROUTES)
     assert attained["gone"] == 0
     assert attained["chat"] > 0
 
 
-def test_promtool_finds_no_fault_with_the_rules() -> None:
-    """Nor with the configuration that compose mounts."""
+def test_promtool_accepts_the_rules_and_the_configuration() -> None:
+    """The configuration is the one that compose mounts."""
     rules = sorted((DEPLOY / "prometheus/rules").glob("*.yml"))
-    checked("check", "rules", *map(str, rules))
-    checked("check", "config", str(DEPLOY / "prometheus/prometheus.yml"))
+    run_promtool("check", "rules", *map(str, rules))
+    run_promtool("check", "config", str(DEPLOY / "prometheus/prometheus.yml"))
 
 
 @pytest.mark.parametrize("path", sorted((DEPLOY / "prometheus/tests").glob("*.yml")), ids=lambda path: path.stem)
 def test_the_rules_pass_their_tests(path: Path) -> None:
-    """Each alert fires, stays silent at its edge, and ends."""
-    checked("test", "rules", str(path))
+    """Each alert fires, does not fire at its limit, and resolves."""
+    run_promtool("test", "rules", str(path))
 
 
 def test_every_alert_has_a_test() -> None:
-    """By name, in one of the files."""
+    """Each alert name appears in one of the test files."""
     text = "".join(path.read_text("utf-8") for path in (DEPLOY / "prometheus/tests").glob("*.yml"))
-    alerts = {asked.where for asked in of_rules("alert")}
+    alerts = {query.where for query in of_rules("alert")}
     assert {name for name in alerts if f'alertname="{name}"' not in text} == set()
 
 
-def checked(*arguments: str) -> None:
+def run_promtool(*arguments: str) -> None:
     done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
