@@ -1,4 +1,4 @@
-"""Hears engines tell of their prefix caches, over ZMQ, and keeps `policies.prefix_cache.prefix_caches` in step.
+"""Hears engines tell of their prefix caches, over ZMQ, and keeps `policies.prefix_cache.endpoint_cache` in step.
 
 Rules:
 - What is applied is a gapless sequence. A gap is asked for again where the engine replays; what stays missing
@@ -97,7 +97,10 @@ class Listener:
         self._context = context
         self._turn = turn
         self.tasks: tuple[asyncio.Task[None], ...] = ()
-        fleet.caches.enable_events(endpoint)
+        if (cache := fleet.cache(endpoint)) is None:
+            raise KeyError(endpoint)
+        self.cache = cache
+        cache.enable_events()
         self._socket = context.socket(zmq.SUB)
         for option, value in (
             (zmq.RCVHWM, WAITING),
@@ -117,14 +120,14 @@ class Listener:
     def hears(self, source: KvEventSource | None) -> bool:
         """This one, for the endpoint that it began with: another model behind the same address is another."""
         same = source is not None and (source.kv_events, source.kv_replay) == (self.url, self.replay_url)
-        return same and self.fleet.caches.residency(self.endpoint) is not None
+        return same and self.fleet.cache(self.endpoint) is self.cache
 
     def end(self) -> None:
         """What it was told of is void, unless the endpoint is gone with it."""
         for task in self.tasks:
             task.cancel()
         self.close()
-        self.fleet.caches.disable_events(self.endpoint)
+        self.cache.disable_events()
 
     async def listen(self) -> None:
         self._socket.connect(self.url or "")
@@ -157,7 +160,7 @@ class Listener:
             await self._in_order(batch)
             self._ill = False
         except MalformedKvEvents as error:
-            self.fleet.caches.on_event_gap(self.endpoint)
+            self.cache.on_event_gap()
             if not self._ill:
                 log.warning("cache events of %s: what came is none: %s", self.endpoint, error)
             self._ill = True
@@ -192,7 +195,7 @@ class Listener:
         if missing < 0:
             return
         if missing and begun:
-            self.fleet.caches.on_event_gap(self.endpoint)
+            self.cache.on_event_gap()
             log.warning("cache events of %s: %d batches are lost", self.endpoint, missing)
         await self._apply(batch)
 
@@ -210,16 +213,15 @@ class Listener:
 
     async def _apply(self, batch: KvEventBatch) -> None:
         self.expected, self._at = batch.sequence + 1, batch.at
-        caches = self.fleet.caches
         async with self._turn as turn:
             for number, event in enumerate(batch.events()):
                 if number % LOOK == 0:
                     await turn.share()
                 if isinstance(event, Cleared):
                     self.fleet.on_cache_cleared(self.endpoint)
-                elif event.medium == GPU and (engine := caches.residency(self.endpoint)) is not None:
+                elif event.medium == GPU and (engine := self.cache.residency) is not None:
                     _tell(engine, event)
-            caches.on_events(self.endpoint)
+            self.cache.on_events()
 
 
 class ListenSlot:

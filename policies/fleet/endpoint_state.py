@@ -19,7 +19,7 @@ from policies.latency.ttft_predictor import (
     PrefillWork,
     TtftPredictor,
 )
-from policies.prefix_cache.prefix_index import PrefixStatistics
+from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.prefix_cache.residency import ResidencyStatistics
 from policies.types import FOREVER, NEVER, Endpoint, EngineLoad, Load, Pool
 
@@ -70,6 +70,7 @@ class EndpointState:
         self.block_size = pool.block_size  # the engine's
         self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
         self.kv_tokens = pool.kv_tokens
+        self.cache = EndpointCache(self.blocks)
         self.engine = EngineLoad()
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
         self.teacher_samples = 0  # of the most experienced sibling at the last warm start
@@ -206,10 +207,8 @@ class EndpointState:
     def on_progress(self, now: float) -> None:
         self.interference.update(self.tpot_predictor.predict(self.decoding, self.decoding_context), now)
 
-    def statistics(
-        self, prefix: PrefixStatistics, resident: ResidencyStatistics | None, now: float
-    ) -> EndpointStatistics:
-        load = self.load(now)
+    def statistics(self, now: float) -> EndpointStatistics:
+        load, prefix = self.load(now), self.cache.index.statistics()
         ratios = self.predictor.quantiles(load.queued_tokens, now)
         return EndpointStatistics(
             endpoint=self.endpoint,
@@ -226,16 +225,15 @@ class EndpointState:
             block_size=self.block_size,
             prefix_blocks=prefix.blocks,
             prefix_capacity=prefix.capacity,
-            resident=resident,
+            resident=self.cache.residency_statistics(),
         )
 
-    def observe_block_size(self, tokens: float) -> bool:
-        """`tokens`: the engine's, in one of the estimator's blocks. Returns whether that changes `blocks`."""
+    def observe_block_size(self, tokens: float) -> None:
+        """`tokens`: the engine's, in one of the estimator's blocks."""
         self._mean_block_tokens += (tokens - self._mean_block_tokens) * EWMA_WEIGHT
-        if abs(self._mean_block_tokens - self.block_tokens) <= BLOCK_TOLERANCE * self.block_tokens:
-            return False
-        self.block_tokens = self._mean_block_tokens
-        return True
+        if abs(self._mean_block_tokens - self.block_tokens) > BLOCK_TOLERANCE * self.block_tokens:
+            self.block_tokens = self._mean_block_tokens
+            self.cache.index.resize(self.blocks)
 
     def observe_prompt(self, uncached: int) -> None:
         """One more prompt of ours, from which the size of other traffic's is guessed."""
@@ -249,6 +247,7 @@ class EndpointState:
         self.block_size = engine.block_size or self.block_size
         if engine.kv_blocks:
             self.kv_tokens = engine.kv_blocks * self.block_size
+            self.cache.index.resize(self.blocks)
         self._infer_other_traffic(engine.running or 0, engine.waiting or 0, restarted)
         return restarted
 

@@ -23,7 +23,7 @@ from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatisti
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.latency.token_counts import OutputLengths, TokenScale
-from policies.prefix_cache.prefix_caches import PendingPrompt, PrefixCaches
+from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
 from policies.scorers.scorer import CandidateInput
 from policies.types import (
     NEVER,
@@ -50,7 +50,6 @@ class Fleet:
     def __init__(self, pools: Iterable[Pool]) -> None:
         self.peers: PeerLink | None = None  # other processes in front of the same engines
         self.request_publish: Callable[[], None] = self.publish  # called once there is something to publish
-        self.caches = PrefixCaches()
         self.cache_lost: set[str] = set()  # endpoints with an empty cache that nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
         self._pools: dict[str, PoolState] = {}
@@ -70,7 +69,6 @@ class Fleet:
             self._pools[pool.name] = PoolState(pool, scale, members, list(members))
             self._states |= {state.endpoint.id: state for state in members}
         for removed in known_states.keys() - self._states.keys():
-            self.caches.remove(removed)
             if self.peers is not None:
                 self.peers.publish(removed, NO_LOAD)
         if known_states:
@@ -83,10 +81,7 @@ class Fleet:
         if known is not None and (known.pool.model, known.local) == (pool.model, pool.local):
             known.endpoint, known.pool = endpoint, pool
             return known
-        self.caches.remove(endpoint.id)
-        state = EndpointState(endpoint, pool)
-        self.caches.index.resize(endpoint.id, state.blocks)
-        return state
+        return EndpointState(endpoint, pool)
 
     # ----------------------------------------------------------------- read by decisions
 
@@ -122,7 +117,7 @@ class Fleet:
         inputs = []
         for endpoint, load in zip(endpoints, loads, strict=True):
             state = self._states[endpoint.id]
-            hit = self.caches.hit(endpoint.id, prompt, state.block_size)
+            hit = state.cache.hit(prompt, state.block_size)
             predictor = state.predictor
             prediction = predictor.predict(load, state.context_per_token, state.prefill_rate, prompt.tokens, hit, now)
             inputs.append(
@@ -147,6 +142,11 @@ class Fleet:
     def knows(self, endpoint_id: str) -> bool:
         return endpoint_id in self._states
 
+    def cache(self, endpoint_id: str) -> EndpointCache | None:
+        """None: the endpoint is not in the fleet."""
+        state = self._states.get(endpoint_id)
+        return None if state is None else state.cache
+
     def is_local(self, endpoint_id: str) -> bool:
         return self._states[endpoint_id].local
 
@@ -160,7 +160,8 @@ class Fleet:
 
     def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
         """Prompt tokens (the engine's) believed cached there: whole blocks, always less than the prompt."""
-        return self.caches.hit(endpoint.id, prompt, self._states[endpoint.id].block_size)
+        state = self._states[endpoint.id]
+        return state.cache.hit(prompt, state.block_size)
 
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         """TTFT from a send at `now` to the first token, and TPOT."""
@@ -177,7 +178,7 @@ class Fleet:
         return (self._output_lengths.get(route) or OutputLengths()).expected(max_tokens)
 
     def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
-        return self._states[endpoint_id].statistics(*self.caches.statistics(endpoint_id), now)
+        return self._states[endpoint_id].statistics(now)
 
     # ----------------------------------------------------------------- events of attempts
 
@@ -276,11 +277,8 @@ class Fleet:
     def on_scrape(self, endpoint_id: str, engine: EngineLoad, now: float) -> None:
         if (state := self._states.get(endpoint_id)) is None:
             return
-        blocks = state.blocks
         if state.on_scrape(engine, now):
             self._lose_cache(state)
-        if state.blocks != blocks:
-            self.caches.index.resize(endpoint_id, state.blocks)
         self.on_probe_answered(endpoint_id, now)
 
     def on_probe_answered(self, endpoint_id: str, now: float) -> None:
@@ -319,7 +317,7 @@ class Fleet:
 
     def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         if (state := self._states.get(endpoint_id)) is not None and state.local:
-            self.caches.index.record(endpoint_id, hashes)
+            state.cache.index.record(hashes)
 
     def publish(self) -> None:
         """Publishes our load at endpoints where it has changed."""
@@ -348,7 +346,7 @@ class Fleet:
     def _lose_cache(self, state: EndpointState) -> None:
         """Engine restarted or gone: assumes an empty cache."""
         if self._is_member(state):
-            self.caches.clear(state.endpoint.id)
+            state.cache.clear()
             self.cache_lost.add(state.endpoint.id)
 
     def _record_prompt(
@@ -358,11 +356,10 @@ class Fleet:
         blocks = prompt.blocks
         if not state.local or not blocks.hashes:
             return None
-        if state.observe_block_size(blocks.size * blocks.scale):
-            self.caches.index.resize(state.endpoint.id, state.blocks)
+        state.observe_block_size(blocks.size * blocks.scale)
         if self.peers is not None:
             self.peers.sent(state.endpoint.id, blocks.hashes)
-        return self.caches.on_sent(key, state.endpoint.id, prompt, session)
+        return state.cache.on_sent(key, prompt, session)
 
     def _learn_ttft(self, attempt: InFlightAttempt, ttft: float, now: float) -> None:
         state, pool = attempt.state, self._pools.get(attempt.state.pool.name)
@@ -393,18 +390,18 @@ class Fleet:
         if report.cached_tokens is not None and state.local and not accounted and self._is_member(state):
             confirmed = attempt.confirmed_hit(report.cached_tokens)
             if confirmed is not None:
-                self.caches.index.confirm(state.endpoint.id, attempt.candidate.hit, confirmed)
+                state.cache.index.confirm(attempt.candidate.hit, confirmed)
 
     def _settle_prompt(
         self, key: Hashable, attempt: InFlightAttempt, outcome: AttemptOutcome, report: AttemptReport
     ) -> bool:
         """Returns whether the engine's KV events account for the prompt."""
-        pending = attempt.pending_prompt
+        cache, pending = attempt.state.cache, attempt.pending_prompt
         if pending is None:
             return False
         if attempt.first_at is not None or outcome is AttemptOutcome.COMPLETED:
-            return self.caches.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
-        self.caches.on_unanswered(key, pending)
+            return cache.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
+        cache.on_unanswered(key, pending)
         return False
 
 

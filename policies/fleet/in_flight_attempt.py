@@ -9,7 +9,7 @@ from policies.fleet.decode_interference import DecodingAnswer
 from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.inflight_tokens import PrefillQueue
 from policies.latency.ttft_predictor import PrefillWork, TtftSample
-from policies.prefix_cache.prefix_caches import PendingPrompt
+from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.types import AttemptOutcome, Candidate, PoolEstimate
 from policies.value import value
 

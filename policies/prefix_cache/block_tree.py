@@ -1,12 +1,12 @@
-"""The blocks that an engine holds, as a tree of runs, found by any block's name.
+"""Radix tree of the blocks that one engine holds, found by the hash of any block.
 
 Rules:
-- A block's name covers all that precedes it: equal name, equal beginning. So a chain of blocks is known by its end.
-- A block counts as long as it and all before it are held. One that was removed keeps its place in its run while
-  something of the run is held, for chains that go through it and for its return.
-- What a chain continues may have been stored before we listened: its root's depth is then learned later.
+- A block's hash covers all blocks before it: equal hash, equal prefix. So the last block identifies a chain.
+- A block counts while it and all before it are held. A removed block keeps its place in its run while another block
+  of the run is held, for chains through it and for its return.
+- The parent of a chain may have been stored before events were received: the depth of its root is learned later.
 
-A block costs its name twice, in its run and in the table that finds the run, and its share of both.
+Memory per block: its hash twice (in its run, and in the table that finds the run) and its share of both.
 """
 
 from __future__ import annotations
@@ -15,41 +15,110 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from policies.prefix_cache.block_table import BlockTable
+NO_RUN = -1
+MIN_SLOTS = 64
+MAX_LOAD = 0.6  # share of slots in use
 
-GONE = -1
+
+class BlockTable:
+    """Map from block hashes to run numbers in two flat arrays: 12 bytes a slot, where a dict takes 70 to 100 an entry.
+
+    Open addressing with linear probing and backward-shift deletion (no tombstones). Hashes are from 1 to 2**64 - 1,
+    values are under 2**32.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def get(self, block: int) -> int | None:
+        slot = self._slot(block)
+        return self._values[slot] if self._hashes[slot] else None
+
+    def put(self, block: int, value: int) -> None:
+        slot = self._slot(block)
+        self._values[slot] = value
+        if not self._hashes[slot]:
+            self._hashes[slot] = block
+            self._size += 1
+            if self._size > self._mask * MAX_LOAD:
+                self._grow()
+
+    def pop(self, block: int) -> int | None:
+        slot = self._slot(block)
+        if not self._hashes[slot]:
+            return None
+        value = self._values[slot]
+        self._size -= 1
+        self._close(slot)
+        return value
+
+    def clear(self) -> None:
+        self._allocate(MIN_SLOTS)
+
+    def _slot(self, block: int) -> int:
+        """The slot of the block, or the free slot for it."""
+        hashes, mask = self._hashes, self._mask
+        slot = block & mask
+        while (found := hashes[slot]) and found != block:
+            slot = (slot + 1) & mask
+        return slot
+
+    def _close(self, hole: int) -> None:
+        """Moves back the entries that a full slot had displaced."""
+        hashes, values, mask = self._hashes, self._values, self._mask
+        slot = hole
+        while block := hashes[slot := (slot + 1) & mask]:
+            if (slot - block) & mask >= (slot - hole) & mask:
+                hashes[hole], values[hole] = block, values[slot]
+                hole = slot
+        hashes[hole] = 0
+
+    def _grow(self) -> None:
+        entries = zip(self._hashes, self._values, strict=True)
+        self._allocate(2 * (self._mask + 1))
+        for block, value in entries:
+            if block:
+                self.put(block, value)
+
+    def _allocate(self, slots: int) -> None:
+        self._hashes, self._values = array("Q", bytes(8 * slots)), array("I", bytes(4 * slots))
+        self._mask = slots - 1
+        self._size = 0
 
 
+@dataclass(slots=True, eq=False)
 class BlockRun:
-    """Consecutive blocks of one size. Depths are tokens from the root; `base` is what precedes the root."""
+    """Node of the tree: consecutive blocks of one size. Only the end of a run can be continued."""
 
-    __slots__ = ("base", "blocks", "children", "gaps", "held", "hint", "number", "parent", "size", "start")
-
-    def __init__(self, parent: BlockRun | None, start: int, size: int, base: int | None) -> None:
-        self.blocks: array[int] = array("Q")
-        self.held = bytearray()  # by block: 1, or 0 once it was removed
-        self.gaps = 0  # blocks not held
-        self.children: dict[int, BlockRun] = {}  # by first block: only a run's end can be continued
-        self.parent, self.start, self.size, self.base = parent, start, size, base
-        self.hint = 0  # the block removed last: the engine frees a prompt's blocks last to first
-        self.number = GONE  # among the runs that hold something
+    parent: BlockRun | None
+    start: int  # tokens from the root
+    size: int  # tokens of a block
+    base: int | None  # tokens before the root; None: not known yet
+    number: int  # among the runs that hold a block; NO_RUN once none is held
+    blocks: array[int]
+    held: bytearray  # by block: 1, or 0 once it was removed
+    children: dict[int, BlockRun]  # by first block
+    gaps: int = 0  # blocks not held
+    hint: int = 0  # index of the last removed block: engines free a prompt's blocks last to first
 
     def position(self, block: int) -> int:
-        blocks, hint = self.blocks, self.hint - 1
-        if blocks[-1] == block:
-            return len(blocks) - 1
-        if hint >= 0 and blocks[hint] == block:
-            return hint
-        return blocks.index(block)
+        if self.blocks[-1] == block:
+            return len(self.blocks) - 1
+        if self.hint > 0 and self.blocks[self.hint - 1] == block:
+            return self.hint - 1
+        return self.blocks.index(block)
 
     def depth(self, blocks: int) -> int:
-        """Tokens up to the end of so many of its blocks."""
+        """Tokens from the root to the end of that many of its blocks."""
         return self.start + blocks * self.size
 
 
 @dataclass(slots=True)
 class Chain:
-    """The blocks of one prompt: `depth` tokens from the root, of which `tip` holds the last."""
+    """The blocks of one prompt: `depth` tokens from the root, the last of them in the run `tip`."""
 
     tip: BlockRun
     depth: int
@@ -76,91 +145,86 @@ class Chain:
 
     def resident_tokens(self) -> int:
         """Leading tokens that are held."""
-        run, tokens = self.tip, self.depth
-        while True:
+        tokens = self.depth
+        for run in self.path():
             if run.gaps and run.start < tokens:
                 tokens = min(tokens, run.start + run.held.find(0) * run.size)
-            if run.parent is None:
-                return tokens + (run.base or 0)
-            run = run.parent
+        return tokens + (self.base or 0)
 
     def last_block(self) -> int | None:
-        """Its last block."""
         for run in self.path():
             at = (self.depth - run.start) // run.size - 1
             return run.blocks[at] if at < len(run.blocks) else None
         return None
 
     def truncated(self, tokens: int) -> Chain | None:
-        """Its full blocks of a prompt of so many tokens; None: it does not reach so far."""
+        """Its full blocks of a prompt of `tokens` tokens; None: the chain is shorter."""
         depth = tokens // self.tip.size * self.tip.size - (self.base or 0)
         return Chain(self.tip, depth) if depth <= self.depth else None
 
 
 class BlockTree:
-    """Of one engine."""
-
     def __init__(self) -> None:
-        self._where = BlockTable()  # the run of each block that is held
+        self._run_of = BlockTable()  # number of the run of each held block
         self._runs: list[BlockRun | None] = []
-        self._free: list[int] = []  # numbers
+        self._free_numbers: list[int] = []
         self._roots: dict[int, BlockRun] = {}
 
     def __len__(self) -> int:
         """Blocks held."""
-        return len(self._where)
+        return len(self._run_of)
 
     @property
     def runs(self) -> int:
-        return len(self._runs) - len(self._free)
+        return len(self._runs) - len(self._free_numbers)
 
     def store(self, blocks: Sequence[int], parent: int | None, size: int) -> tuple[Chain, Chain]:
-        """These follow `parent` and one another, and are held. The chain that they continue, and the chain they end."""
+        """Holds blocks that follow `parent` and one another. Returns the chain they continue and the chain they end."""
         run, at = (None, 0) if parent is None else self._end_of(parent, size)
-        first = None if run is None else Chain(run, run.depth(at))
+        continued = None if run is None else Chain(run, run.depth(at))
         for block in blocks:
             run, at = self._step(run, at, block, size)
         assert run is not None
-        return first or Chain(run, 0), Chain(run, run.depth(at))
+        return continued or Chain(run, 0), Chain(run, run.depth(at))
 
     def remove(self, block: int) -> None:
-        number = self._where.pop(block)
+        number = self._run_of.pop(block)
         run = None if number is None else self._runs[number]
         if run is None:
             return
         at = run.hint = run.position(block)
         run.held[at] = 0
         run.gaps += 1
-        self._drop(run)
+        self._drop_empty(run)
 
     def clear(self) -> None:
         for run in self._runs:
             if run is not None:
-                run.number = GONE
-        for known in (self._where, self._runs, self._free, self._roots):
-            known.clear()
+                run.number = NO_RUN
+        for container in (self._run_of, self._runs, self._free_numbers, self._roots):
+            container.clear()
 
     def mark_held(self, chain: Chain, tokens: int) -> None:
-        """So many leading tokens are held."""
+        """Holds the leading tokens of the chain."""
         for run in chain.path():
-            if run.number == GONE:
+            if run.number == NO_RUN:
                 continue
-            upto = min(tokens - (chain.base or 0) - run.start, chain.depth - run.start) // run.size
-            for at in range(min(upto, len(run.blocks))):
+            held = min(tokens - (chain.base or 0) - run.start, chain.depth - run.start) // run.size
+            for at in range(min(held, len(run.blocks))):
                 if not run.held[at]:
                     self._hold(run, at)
 
     def _end_of(self, block: int, size: int) -> tuple[BlockRun, int]:
-        """Where the block is; one that was stored before we listened is the root of a tree of unknown depth."""
+        """Position after the block. An unknown block, stored before events were received, becomes a root."""
         run = self._find(block)
         if run is not None:
             return run, run.position(block) + 1
-        run = self._new(None, 0, size, base=None)
+        run = self._new_run(None, 0, size, base=None)
         self._append(run, block)
         return run, 1
 
     def _step(self, run: BlockRun | None, at: int, block: int, size: int) -> tuple[BlockRun, int]:
-        """The block is the next one there."""
+        """Holds the block after position `at` of the run; returns the position after it."""
         known = self._find(block)
         if known is not None:
             return known, known.position(block) + 1
@@ -170,62 +234,63 @@ class BlockTree:
                 return run, at + 1
             run = self._split(run, at)
         siblings = self._roots if run is None else run.children
-        if (old := siblings.get(block)) is not None:
-            self._hold(old, 0)
-            return old, 1
+        if (removed := siblings.get(block)) is not None:
+            self._hold(removed, 0)
+            return removed, 1
         if run is None or run.children or run.size != size:
-            run = siblings[block] = self._new(run, 0 if run is None else run.depth(len(run.blocks)), size, base=0)
+            run = siblings[block] = self._new_run(run, 0 if run is None else run.depth(len(run.blocks)), size, base=0)
         self._append(run, block)
         return run, len(run.blocks)
 
     def _find(self, block: int) -> BlockRun | None:
-        number = self._where.get(block)
+        number = self._run_of.get(block)
         return None if number is None else self._runs[number]
 
-    def _new(self, parent: BlockRun | None, start: int, size: int, base: int | None) -> BlockRun:
-        run = BlockRun(parent, start, size, base)
-        if self._free:
-            run.number = self._free.pop()
-            self._runs[run.number] = run
+    def _new_run(self, parent: BlockRun | None, start: int, size: int, base: int | None) -> BlockRun:
+        number = self._free_numbers.pop() if self._free_numbers else len(self._runs)
+        run = BlockRun(parent, start, size, base, number, blocks=array("Q"), held=bytearray(), children={})
+        if number < len(self._runs):
+            self._runs[number] = run
         else:
-            run.number = len(self._runs)
             self._runs.append(run)
         return run
 
     def _append(self, run: BlockRun, block: int) -> None:
         run.blocks.append(block)
         run.held.append(1)
-        self._where.put(block, run.number)
+        self._run_of.put(block, run.number)
 
     def _hold(self, run: BlockRun, at: int) -> None:
         run.held[at] = 1
         run.gaps -= 1
-        self._where.put(run.blocks[at], run.number)
+        self._run_of.put(run.blocks[at], run.number)
 
     def _split(self, run: BlockRun, at: int) -> BlockRun:
-        """Cut a run in two: the lower part stays itself, and with it the chains that end there."""
-        upper = self._new(run.parent, run.start, run.size, run.base)
+        """Cuts a run in two; the lower part keeps its identity, and with it the chains that end there."""
+        upper = self._new_run(run.parent, run.start, run.size, run.base)
         upper.blocks, upper.held = run.blocks[:at], run.held[:at]
         upper.gaps = upper.held.count(0)
         siblings = self._roots if run.parent is None else run.parent.children
         if siblings.get(run.blocks[0]) is run:
             siblings[run.blocks[0]] = upper
-        for i, block in enumerate(upper.blocks):
-            if upper.held[i]:
-                self._where.put(block, upper.number)
+        for held, block in zip(upper.held, upper.blocks, strict=True):
+            if held:
+                self._run_of.put(block, upper.number)
         run.start = run.depth(at)
-        run.blocks, run.held, run.gaps, run.hint = run.blocks[at:], run.held[at:], run.gaps - upper.gaps, 0
+        run.blocks, run.held = run.blocks[at:], run.held[at:]
+        run.gaps -= upper.gaps
+        run.hint = 0
         run.parent = upper
         upper.children[run.blocks[0]] = run
-        self._drop(run)
+        self._drop_empty(run)
         return upper
 
-    def _drop(self, run: BlockRun | None) -> None:
-        """If nothing of it is held, and nothing continues it."""
+    def _drop_empty(self, run: BlockRun | None) -> None:
+        """Removes the run, and its ancestors, while they hold no block and have no children."""
         while run is not None and run.gaps == len(run.blocks) and not run.children:
             siblings = self._roots if run.parent is None else run.parent.children
             siblings.pop(run.blocks[0], None)
             self._runs[run.number] = None
-            self._free.append(run.number)
-            run.number = GONE
+            self._free_numbers.append(run.number)
+            run.number = NO_RUN
             run = run.parent

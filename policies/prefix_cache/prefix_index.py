@@ -1,18 +1,16 @@
-"""Which endpoint is believed to hold which prefix blocks.
+"""Radix tree of the prefix blocks that were sent to one endpoint, with LRU eviction.
 
-A radix tree per endpoint, of runs of blocks. Rules:
-- A block is named by a chained hash (unsigned 64 bits): equal hash, equal prefix up to and including it.
-  So a node is found by its first hash alone, and the divergence from a run by binary search.
+Rules:
+- A block is named by a chained hash (unsigned 64 bits): equal hash, equal prefix up to and including the block. So a
+  run is found by its first hash alone, and the divergence from a run by binary search.
 - All blocks of a run were last used by the same prompt; a prompt that uses only a part splits the run.
-- The least recently used block goes first and, of one prompt, the last block goes first, as vLLM frees
-  them (`KVCacheManager.free` returns blocks in reverse). So a block never outlives its prefix.
-- The bound is the engine's own capacity, as far as what it reports bears that out: outputs, pinned blocks
-  and other traffic share it.
+- The least recently used block is evicted first and, of one prompt, the last block first, as vLLM frees them
+  (`KVCacheManager.free` returns blocks in reverse). So a block never outlives its prefix.
+- The bound is the engine's capacity, scaled by how much of it the engine's reports confirm: outputs, pinned blocks and
+  other traffic share it.
+- A run may have a binding: the engine's own chain for a prompt through its end (`policies.prefix_cache.residency`).
 
-- A run may hold an anchor, which says of a prompt through its end what the engine does
-  (`policies.prefix_cache.chain_binding`).
-
-A block costs 8 bytes and its share of a node.
+A block takes 8 bytes and its share of a run.
 """
 
 from __future__ import annotations
@@ -22,41 +20,190 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.prefix_cache.chain_binding import ChainBinding
+from policies.prefix_cache.residency import ChainBinding
+from policies.value import value
 
-SHRINK = 0.2  # of the capacity, when nothing of what was believed cached was
+SHRINK = 0.2  # of the capacity, when no token of the believed hit was cached
 GROW = 0.005  # of the capacity, when all of it was
-SMALLEST_SHARE = 1 / 256  # of the engine's capacity: enough to be proved wrong
+MIN_SHARE_OF_CAPACITY = 1 / 256  # enough to be proved wrong
+DEFAULT_BLOCKS = 25_000
 
-Found = tuple[int, ChainBinding | None, int]  # leading blocks; the anchor and the stamp of the last of them
-NOTHING: Found = (0, None, 0)
+
+@value
+class PrefixMatch:
+    """Leading blocks of a prompt that an endpoint holds; binding and stamp of the last of them."""
+
+    depth: int
+    binding: ChainBinding | None
+    stamp: int
+
+
+NO_MATCH = PrefixMatch(0, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatistics:
-    """Of one endpoint, in blocks: held, bound in use, and what the engine has in all."""
+    """Of one endpoint, in blocks."""
 
-    blocks: int
+    blocks: int  # held
     runs: int
-    capacity: int
-    nominal: int
+    capacity: int  # bound in use
+    nominal: int  # capacity of the engine
 
 
+@dataclass(slots=True, eq=False)
 class _IndexRun:
-    """Consecutive blocks. `children` are runs that continue it: only its end can be continued."""
+    """Consecutive blocks. `children`: runs that continue it; only its end can be continued."""
 
-    __slots__ = ("anchor", "blocks", "children", "parent", "stamp")
+    blocks: array[int]
+    parent: _IndexRun | None
+    stamp: int  # of the record that used it last
+    children: int = 0
+    binding: ChainBinding | None = None  # of the last prompt through its end
 
-    def __init__(self, blocks: array[int], parent: _IndexRun | None, stamp: int, children: int = 0) -> None:
-        self.blocks = blocks
-        self.parent = parent
-        self.stamp = stamp  # the record that used it last
-        self.children = children
-        self.anchor: ChainBinding | None = None  # of the prompt through its end that was tied to its chain last
+
+class PrefixIndex:
+    """The blocks believed cached at one endpoint."""
+
+    def __init__(self, capacity: int = DEFAULT_BLOCKS) -> None:
+        self._nominal = self._capacity = capacity
+        self._share = 1.0  # of the nominal capacity, that reports confirm
+        self._stamp = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """The endpoint lost its cache."""
+        self._runs: dict[int, _IndexRun] = {}  # by first hash
+        self._order: OrderedDict[_IndexRun, None] = OrderedDict()  # least recently used first; children before parents
+        self._size = 0
+        self._fit(self._nominal, 1.0)
+
+    def find(self, hashes: Sequence[int]) -> PrefixMatch:
+        """Called for each endpoint of each decision: `_path` without the path."""
+        runs, size = self._runs, len(hashes)
+        if not size or (run := runs.get(hashes[0])) is None:
+            return NO_MATCH
+        at = 0
+        while True:
+            blocks = run.blocks
+            end = at + len(blocks)
+            if end > size or blocks[-1] != hashes[end - 1]:
+                return PrefixMatch(at + _shared(blocks, hashes, at), run.binding, run.stamp)
+            if end == size or (following := runs.get(hashes[end])) is None:
+                return PrefixMatch(end, run.binding, run.stamp)
+            run, at = following, end
+
+    def record(self, hashes: Sequence[int]) -> PrefixMatch:
+        """The endpoint is sent this prompt. Returns the match before, with the stamp that names this record."""
+        self._stamp += 1
+        path, depth, surplus = self._path(hashes)
+        before = PrefixMatch(depth, path[-1].binding if path else None, self._stamp)
+        if surplus:
+            path[-1] = self._split(path[-1], len(path[-1].blocks) - surplus)
+        if depth < len(hashes):
+            self._append(path, hashes, depth)
+        for run in reversed(path):
+            run.stamp = self._stamp
+            self._order.move_to_end(run)
+        self._evict()
+        return before
+
+    def bind(self, hashes: Sequence[int], binding: ChainBinding) -> None:
+        """Records a prompt and binds it to the engine's chain."""
+        self.record(hashes)
+        for run in self._path(hashes)[0]:
+            run.binding = binding
+
+    def unbind(self) -> None:
+        """Drops all bindings: the engine's events have a gap."""
+        for run in self._order:
+            run.binding = None
+
+    def trim(self, hashes: Sequence[int], depth: int, stamp: int) -> None:
+        """Takes back blocks past `depth` of a prompt that was not computed, unless used since its record."""
+        path, shared, surplus = self._path(hashes)
+        end = shared + surplus
+        for run in reversed(path):
+            if run.stamp != stamp or run.children or end <= depth:
+                return
+            end -= len(run.blocks)
+            self._shorten(run, max(0, depth - end))
+
+    def confirm(self, believed: int, reported: int) -> None:
+        """Scales the capacity by how many of the tokens believed cached the engine reports as cached."""
+        if reported < believed:
+            self._fit(self._nominal, self._share * (1 - SHRINK * (believed - reported) / believed))
+        elif self._share < 1.0:
+            self._fit(self._nominal, self._share * (1 + GROW))
+
+    def resize(self, blocks: int) -> None:
+        """`blocks`: capacity of the engine."""
+        self._fit(blocks, self._share)
+
+    def statistics(self) -> PrefixStatistics:
+        return PrefixStatistics(self._size, len(self._order), self._capacity, self._nominal)
+
+    def _path(self, hashes: Sequence[int]) -> tuple[list[_IndexRun], int, int]:
+        """Runs that begin the prompt, blocks they share with it, and blocks of the last run beyond these."""
+        path, at, size = [], 0, len(hashes)
+        while at < size and (run := self._runs.get(hashes[at])) is not None:
+            path.append(run)
+            end = at + len(run.blocks)
+            if end > size or run.blocks[-1] != hashes[end - 1]:
+                at += _shared(run.blocks, hashes, at)
+                return path, at, end - at
+            at = end
+        return path, at, 0
+
+    def _split(self, run: _IndexRun, at: int) -> _IndexRun:
+        """Cuts a run in two; the lower part keeps its place in the LRU order."""
+        upper = _IndexRun(run.blocks[:at], run.parent, run.stamp, children=1, binding=run.binding)
+        self._runs[run.blocks[0]] = upper
+        run.blocks, run.parent = run.blocks[at:], upper
+        self._runs[run.blocks[0]] = run
+        self._order[upper] = None
+        return upper
+
+    def _append(self, path: list[_IndexRun], hashes: Sequence[int], depth: int) -> None:
+        parent = path[-1] if path else None
+        fresh = hashes[depth:]
+        if not isinstance(fresh, array):
+            fresh = array("Q", fresh)
+        self._size += len(fresh)
+        if parent is not None and not parent.children:
+            parent.blocks.extend(fresh)
+            return
+        if parent is not None:
+            parent.children += 1
+        run = _IndexRun(fresh, parent, self._stamp)
+        self._runs[fresh[0]] = run
+        self._order[run] = None
+        path.append(run)
+
+    def _fit(self, nominal: int, share: float) -> None:
+        self._nominal = nominal
+        self._share = min(max(share, MIN_SHARE_OF_CAPACITY), 1.0)
+        self._capacity = max(1, round(nominal * self._share))
+        self._evict()
+
+    def _evict(self) -> None:
+        while (excess := self._size - self._capacity) > 0:
+            oldest = next(iter(self._order))
+            self._shorten(oldest, max(0, len(oldest.blocks) - excess))
+
+    def _shorten(self, run: _IndexRun, keep: int) -> None:
+        """Drops the tail of a run without children."""
+        self._size -= len(run.blocks) - keep
+        if keep:
+            del run.blocks[keep:]
+            return
+        del self._runs[run.blocks[0]], self._order[run]
+        if run.parent is not None:
+            run.parent.children -= 1
 
 
 def _shared(blocks: array[int], hashes: Sequence[int], at: int) -> int:
-    """How many leading `blocks` equal `hashes[at:]`, given that the first does."""
+    """Number of leading `blocks` equal to `hashes[at:]`, given that the first is: binary search."""
     high = min(len(blocks), len(hashes) - at)
     if blocks[high - 1] == hashes[at + high - 1]:
         return high
@@ -68,195 +215,3 @@ def _shared(blocks: array[int], hashes: Sequence[int], at: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-class _Cache:
-    """The blocks of one endpoint."""
-
-    __slots__ = ("capacity", "nominal", "order", "runs", "share", "size")
-
-    def __init__(self, capacity: int) -> None:
-        self.runs: dict[int, _IndexRun] = {}  # by first hash
-        self.order: OrderedDict[_IndexRun, None] = OrderedDict()  # least recently used first; children before parents
-        self.size = 0
-        self.share = 1.0  # of the engine's capacity, that is borne out
-        self.nominal = self.capacity = capacity
-
-    def path(self, hashes: Sequence[int]) -> tuple[list[_IndexRun], int, int]:
-        """The runs that begin the prompt, how many blocks they share with it, and how many the last one has beyond."""
-        path, at, size, runs = [], 0, len(hashes), self.runs
-        while at < size and (run := runs.get(hashes[at])) is not None:
-            path.append(run)
-            blocks = run.blocks
-            end = at + len(blocks)
-            if end > size or blocks[-1] != hashes[end - 1]:
-                at += _shared(blocks, hashes, at)
-                return path, at, end - at
-            at = end
-        return path, at, 0
-
-    def record(self, hashes: Sequence[int], stamp: int) -> tuple[int, ChainBinding | None]:
-        """How many of the blocks were held before, and their anchor."""
-        path, depth, surplus = self.path(hashes)
-        anchor = path[-1].anchor if path else None
-        if surplus:
-            path[-1] = self._split(path[-1], len(path[-1].blocks) - surplus)
-        if depth < len(hashes):
-            self._append(path, hashes, depth, stamp)
-        for run in reversed(path):
-            run.stamp = stamp
-            self.order.move_to_end(run)
-        if self.size > self.capacity:
-            self.evict()
-        return depth, anchor
-
-    def _split(self, run: _IndexRun, at: int) -> _IndexRun:
-        """Cut a run in two; the lower part stays where it is in the order."""
-        upper = _IndexRun(run.blocks[:at], run.parent, run.stamp, children=1)
-        upper.anchor = run.anchor
-        self.runs[run.blocks[0]] = upper
-        run.blocks, run.parent = run.blocks[at:], upper
-        self.runs[run.blocks[0]] = run
-        self.order[upper] = None
-        return upper
-
-    def _append(self, path: list[_IndexRun], hashes: Sequence[int], depth: int, stamp: int) -> None:
-        parent = path[-1] if path else None
-        fresh = hashes[depth:]
-        if not isinstance(fresh, array):
-            fresh = array("Q", fresh)
-        self.size += len(fresh)
-        if parent is not None and not parent.children:
-            parent.blocks.extend(fresh)
-            return
-        if parent is not None:
-            parent.children += 1
-        run = _IndexRun(fresh, parent, stamp)
-        self.runs[fresh[0]] = run
-        self.order[run] = None
-        path.append(run)
-
-    def fit(self, nominal: int, share: float) -> None:
-        """Keep to this share of the engine's capacity."""
-        self.nominal, self.share = nominal, min(max(share, SMALLEST_SHARE), 1.0)
-        self.capacity = max(1, round(nominal * self.share))
-        self.evict()
-
-    def evict(self) -> None:
-        while (excess := self.size - self.capacity) > 0:
-            oldest = next(iter(self.order))
-            self.shorten(oldest, max(0, len(oldest.blocks) - excess))
-
-    def shorten(self, run: _IndexRun, keep: int) -> None:
-        """Drop the tail of a run that nothing continues."""
-        self.size -= len(run.blocks) - keep
-        if keep:
-            del run.blocks[keep:]
-            return
-        del self.runs[run.blocks[0]], self.order[run]
-        if run.parent is not None:
-            run.parent.children -= 1
-
-
-class PrefixIndex:
-    """Beliefs about the prefix caches of many endpoints."""
-
-    __slots__ = ("_caches", "_default", "_stamp")
-
-    def __init__(self, blocks: int = 25_000) -> None:
-        self._caches: dict[str, _Cache] = {}
-        self._default = blocks
-        self._stamp = 0
-
-    def record(self, endpoint_id: str, hashes: Sequence[int]) -> int:
-        """The endpoint is given this prompt. The stamp names this record to `trim`."""
-        return self.enter(endpoint_id, hashes)[2]
-
-    def enter(self, endpoint_id: str, hashes: Sequence[int]) -> Found:
-        """The same; how many blocks it held before, their anchor, and the stamp of the record."""
-        self._stamp = stamp = self._stamp + 1
-        cache = self._caches.get(endpoint_id) or self._cache(endpoint_id)
-        depth, anchor = cache.record(hashes, stamp)
-        return depth, anchor, stamp
-
-    def depth(self, endpoint_id: str, hashes: Sequence[int]) -> int:
-        """How many leading blocks of the prompt the endpoint holds."""
-        return self.find(endpoint_id, hashes)[0]
-
-    def find(self, endpoint_id: str, hashes: Sequence[int]) -> Found:
-        """That, and the anchor and the stamp of the last of these blocks.
-
-        One call for each endpoint of each decision: `_Cache.path` without the path.
-        """
-        cache = self._caches.get(endpoint_id)
-        if cache is None or not hashes or (run := cache.runs.get(hashes[0])) is None:
-            return NOTHING
-        at, size, runs = 0, len(hashes), cache.runs
-        while True:
-            blocks = run.blocks
-            end = at + len(blocks)
-            if end > size or blocks[-1] != hashes[end - 1]:
-                return at + _shared(blocks, hashes, at), run.anchor, run.stamp
-            if end == size or (following := runs.get(hashes[end])) is None:
-                return end, run.anchor, run.stamp
-            run, at = following, end
-
-    def bind(self, endpoint_id: str, hashes: Sequence[int], anchor: ChainBinding | None) -> None:
-        """The endpoint was given these blocks, and this is what it made of them."""
-        self.record(endpoint_id, hashes)
-        path, _, _ = self._cache(endpoint_id).path(hashes)
-        for run in path:
-            run.anchor = anchor
-
-    def unbind(self, endpoint_id: str) -> None:
-        """What the engine said is void: what was sent there stands."""
-        for run in self._cache(endpoint_id).order:
-            run.anchor = None
-
-    def trim(self, endpoint_id: str, hashes: Sequence[int], depth: int, stamp: int) -> None:
-        """The prompt was not computed there after all: forget its blocks past `depth`, unless used since."""
-        cache = self._caches.get(endpoint_id)
-        if cache is None:
-            return
-        path, shared, surplus = cache.path(hashes)
-        end = shared + surplus
-        for run in reversed(path):
-            if run.stamp != stamp or run.children or end <= depth:
-                return
-            end -= len(run.blocks)
-            cache.shorten(run, max(0, depth - end))
-
-    def confirm(self, endpoint_id: str, believed: int, reported: int) -> None:
-        """The engine says how many of the tokens believed cached were: the bound follows what is borne out."""
-        cache = self._cache(endpoint_id)
-        if reported >= believed and cache.share == 1.0:
-            return
-        if reported < believed:
-            factor = 1 - SHRINK * (believed - reported) / believed
-        else:
-            factor = 1 + GROW
-        cache.fit(cache.nominal, cache.share * factor)
-
-    def clear(self, endpoint_id: str) -> None:
-        """The endpoint lost its cache."""
-        if (cache := self._caches.get(endpoint_id)) is not None:
-            self._caches[endpoint_id] = _Cache(cache.nominal)
-
-    def resize(self, endpoint_id: str, blocks: int) -> None:
-        """The endpoint holds so many blocks in all."""
-        cache = self._cache(endpoint_id)
-        cache.fit(blocks, cache.share)
-
-    def remove(self, endpoint_id: str) -> None:
-        """The endpoint is gone for good."""
-        self._caches.pop(endpoint_id, None)
-
-    def statistics(self, endpoint_id: str) -> PrefixStatistics:
-        cache = self._cache(endpoint_id)
-        return PrefixStatistics(cache.size, len(cache.order), cache.capacity, cache.nominal)
-
-    def _cache(self, endpoint_id: str) -> _Cache:
-        cache = self._caches.get(endpoint_id)
-        if cache is None:
-            cache = self._caches[endpoint_id] = _Cache(self._default)
-        return cache

@@ -1,16 +1,15 @@
-"""Which blocks an engine holds, by its own word, and which chain of them is a prompt of ours.
+"""Blocks that one engine holds, by its KV events, and the chain of them that belongs to a prompt of ours.
 
-An engine names a block by a hash that only it can compute: the tokens are those of its tokenizer and chat
-template. So its events are kept as they come, as chains of its names, and a prompt of ours is tied to its
-chain when it ends. Rules:
-- A chain is known by the request that stored it: the engine repeats the session that we named in it (vLLM 0.32).
-  Where it does not, by its depth: engines store what a step computed, so a prompt's last event ends with its last
-  full block. The only chain that did so, between sending and end, at the depth that was reported; of two, neither.
-- What precedes the first block stored for a prompt was cached: so many tokens as the engine reported. By that a
-  chain finds its depth whose beginning was stored before we listened; its beginning is taken for held.
-- Models that mix kinds of attention report groups. The first group that keeps whole prompts counts: of windows
-  and states only the last blocks are kept, by design, and these go and come with the others.
-- Copies are not counted: one removed of two looks like none left, until an answer or an event says otherwise.
+An engine names a block by a hash that only it can compute, from tokens of its own tokenizer and chat template. Its
+events are kept as chains of its hashes, and a prompt of ours is bound to its chain when it ends. Rules:
+- The engine's events name the session under which we sent the prompt (vLLM 0.32). Without sessions, a chain is found
+  by depth: engines store what a step computed, so a prompt's last event ends with its last full block. It must be the
+  only chain that did so, between sending and end, at the reported depth.
+- The tokens before the first block stored for a prompt were cached, as many as the engine reported. That gives the
+  depth of a chain whose start was stored before events were received; its start is taken as held.
+- Models that mix kinds of attention report groups. The first group that keeps whole prompts counts: windows and states
+  keep only the last blocks.
+- Copies are not counted: one of two removed looks like none left, until an answer or an event shows the other.
 """
 
 from __future__ import annotations
@@ -20,37 +19,91 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from policies.prefix_cache.block_tree import BlockTree, Chain
+from policies.types import PoolEstimate
 
-# Kinds of attention that keep a part of a prompt only (vLLM's KVCacheSpecKind).
+# Kinds of attention that keep only a part of a prompt (vLLM's KVCacheSpecKind).
 PARTIAL_ATTENTION = frozenset(
     {"sliding_window", "sliding_window_mla", "chunked_local_attention", "mamba", "encoder_only_attention"}
 )
-RECENT = 512  # stored events without a session that may still turn out to be a prompt of ours
-MOST_BLOCKS = 4_000_000  # of one engine; beyond it somebody counts wrong
+MAX_RECENT = 512  # stored events without a session that may still belong to a prompt of ours
+MAX_BLOCKS = 4_000_000  # of one engine: more means lost removals
+REUSE_WEIGHT = 1 / 16  # of the latest turn
+
+
+class AnswerReuse:
+    """Learned share of an answer's blocks that the next turn of a conversation finds cached.
+
+    Chat templates differ, and reasoning is left out of the next prompt.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+
+    def observe(self, share: float) -> None:
+        self.share += (min(max(share, 0.0), 1.0) - self.share) * REUSE_WEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class ChainBinding:
+    """A prompt of ours and the engine's chain for it.
+
+    Both sides count blocks in different tokens. A prompt that ends or branches off within one of our blocks is assumed
+    to share half of it: wrong by half a block at most.
+    """
+
+    prompt: Chain  # its full blocks
+    answered: Chain  # these and the blocks of its answer
+    tokens: int  # as reported
+    blocks: int  # of ours
+    block_tokens: float  # the engine's tokens in one of ours
+    answer_reuse: AnswerReuse
+    messages: int = 0  # 0: the prompt was not computed to its end
+
+    def cached_tokens(self, depth: int, prompt: PoolEstimate) -> float:
+        """Tokens held of a prompt that shares `depth` blocks with this one, or with one that continues it."""
+        resident = self.prompt.resident_tokens()
+        if resident < self.full_block_tokens:
+            return min((depth + 0.5) * self.block_tokens, resident)
+        if depth > self.blocks:
+            return self.tokens + (depth - self.blocks) * prompt.blocks.size * prompt.blocks.scale
+        if depth == self.blocks and prompt.messages > self.messages:
+            return self.tokens + self.answer_reuse.share * (self.answered.resident_tokens() - resident)
+        return min((depth + 0.5) * self.block_tokens, self.tokens)
+
+    @property
+    def full_block_tokens(self) -> int:
+        return self.prompt.depth + (self.prompt.base or 0)
+
+    def observe_turn(self, depth: int, prompt: PoolEstimate, cached: int) -> None:
+        """`cached`: tokens of a prompt that shares `depth` blocks with this one, as reported."""
+        full = self.full_block_tokens
+        answer = self.answered.resident_tokens() - full
+        if depth == self.blocks and prompt.messages > self.messages and answer > 0 and cached >= full:
+            self.answer_reuse.observe((cached - full) / answer)
 
 
 @dataclass(slots=True)
 class PendingChain:
-    """A prompt of ours under way. `first`, `tip`: what was stored for its session so far."""
+    """A prompt under way, and the chain stored for its session so far."""
 
     session: str
-    since: int
-    first: Chain | None = None
+    since: int  # number of stored events when it was sent
+    first: Chain | None = None  # that the first event continued
     tip: Chain | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStatistics:
-    """Of one endpoint."""
+    """Of one endpoint, as GET /fleet shows it."""
 
     blocks: int  # held
     runs: int
-    anchored: int  # prompts of ours that were tied to their chains
-    unanchored: int  # that were not
+    anchored: int  # prompts bound to their chains
+    unanchored: int  # prompts whose chain was not found
 
 
 class Residency:
-    """The blocks of one endpoint."""
+    """The blocks of one engine."""
 
     def __init__(self) -> None:
         self.pending_stamps: set[int] = set()  # the index's stamps of prompts under way
@@ -59,10 +112,10 @@ class Residency:
         self._group: int | None = None
         self._pending: dict[Hashable, PendingChain] = {}
         self._by_session: dict[str, PendingChain] = {}
-        self._recent: deque[tuple[int, Chain]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[int, Chain]] = deque(maxlen=MAX_RECENT)  # number of the event, chain it ended
         self._stored = 0
 
-    # ----------------------------------------------------------------- told by the engine
+    # ----------------------------------------------------------------- events of the engine
 
     def on_stored(
         self,
@@ -73,11 +126,21 @@ class Residency:
         kind: str | None = None,
         session: str = "",
     ) -> None:
-        """These blocks follow `parent` and one another, and are held."""
-        if not blocks or not self._counts(group, kind):
+        """Blocks of `size` tokens, which follow `parent` and one another, are held. `kind`: of attention."""
+        if self._group is None and blocks and kind not in PARTIAL_ATTENTION:
+            self._group = group
+        if not blocks or group != self._group:
             return
         first, tip = self._tree.store(blocks, parent, size)
-        self._note(first, tip, session)
+        self._stored += 1
+        if session:
+            if (pending := self._by_session.get(session)) is not None:
+                pending.first = pending.first or first
+                pending.tip = tip
+        elif self._pending:
+            self._recent.append((self._stored, tip))
+        if len(self._tree) > MAX_BLOCKS:
+            self.clear()
 
     def on_removed(self, blocks: Sequence[int], group: int = 0) -> None:
         if group == self._group:
@@ -85,75 +148,54 @@ class Residency:
                 self._tree.remove(block)
 
     def clear(self) -> None:
-        """Nothing is held any more, or nobody knows what."""
+        """Assumes that no block is held."""
         self._tree.clear()
         self._recent.clear()
-        for watched in self._pending.values():
-            watched.first = watched.tip = None
+        for pending in self._pending.values():
+            pending.first = pending.tip = None
 
-    # ----------------------------------------------------------------- told of our prompts
+    # ----------------------------------------------------------------- prompts of ours
 
     def on_sent(self, key: Hashable, session: str, stamp: int) -> None:
         self.pending_stamps.add(stamp)
-        watched = self._pending[key] = PendingChain(session, self._stored)
+        pending = self._pending[key] = PendingChain(session, self._stored)
         if session:
-            self._by_session[session] = watched
+            self._by_session[session] = pending
 
     def on_ended(self, stamp: int) -> None:
-        """The prompt is not under way any more."""
         self.pending_stamps.discard(stamp)
 
     def chain(self, key: Hashable, tokens: int, cached: int | None) -> Chain | None:
-        """What was stored for a prompt of so many tokens, and for its answer; None: that is not known."""
-        watched = self._pending.get(key)
-        if watched is None:
+        """The chain stored for a prompt of `tokens` tokens and for its answer; None: not known."""
+        if (pending := self._pending.get(key)) is None:
             return None
-        tip = watched.tip
-        if tip is None and not watched.session:
-            tip = self._by_depth(watched.since, tokens)
+        tip = pending.tip
+        if tip is None and not pending.session:
+            tip = self._by_depth(pending.since, tokens)
         if tip is None:
             return None
         root = tip.root
-        if root.base is None and watched.first is not None and cached is not None:
-            root.base = max(0, cached - watched.first.depth)
+        if root.base is None and pending.first is not None and cached is not None:
+            root.base = max(0, cached - pending.first.depth)
         return None if root.base is None else tip
 
     def awaits_events(self, key: Hashable) -> bool:
-        """Whether events to come may still say what its chain is."""
-        watched = self._pending.get(key)
-        return watched is not None and bool(watched.session)
+        """Returns whether later events may still tell the prompt's chain."""
+        pending = self._pending.get(key)
+        return pending is not None and bool(pending.session)
 
     def forget(self, key: Hashable) -> None:
-        """Its chain was found, or will not be."""
-        watched = self._pending.pop(key, None)
-        if watched is not None and self._by_session.get(watched.session) is watched:
-            del self._by_session[watched.session]
+        """Ends the search for the prompt's chain."""
+        pending = self._pending.pop(key, None)
+        if pending is not None and self._by_session.get(pending.session) is pending:
+            del self._by_session[pending.session]
 
     def mark_cached(self, chain: Chain, tokens: int) -> None:
-        """An answer shows that so many leading tokens were held."""
+        """An answer reports that the leading tokens were cached."""
         self._tree.mark_held(chain, tokens)
 
     def statistics(self) -> ResidencyStatistics:
         return ResidencyStatistics(len(self._tree), self._tree.runs, self.anchored, self.unanchored)
-
-    # ----------------------------------------------------------------- whose it is
-
-    def _counts(self, group: int, kind: str | None) -> bool:
-        if self._group is None and kind not in PARTIAL_ATTENTION:
-            self._group = group
-        return group == self._group
-
-    def _note(self, first: Chain, tip: Chain, session: str) -> None:
-        self._stored += 1
-        if session:
-            watched = self._by_session.get(session)
-            if watched is not None:
-                watched.first = watched.first or first
-                watched.tip = tip
-        elif self._pending:
-            self._recent.append((self._stored, tip))
-        if len(self._tree) > MOST_BLOCKS:
-            self.clear()
 
     def _by_depth(self, since: int, tokens: int) -> Chain | None:
         found: dict[int, Chain] = {}

@@ -18,12 +18,19 @@ import zmq.asyncio
 
 from gateway.fleet.kv_event_listener import KvEvents, Listener
 from policies.fleet.fleet import Fleet
+from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.prefix_cache.residency import Residency
 from policies.types import Endpoint, Pool, PoolEstimate, PrefixBlocks
 
 E = "p/a"
 WITHIN = 3.0  # s
 pack = msgspec.msgpack.Encoder().encode
+
+
+def cache_of(fleet: Fleet) -> EndpointCache:
+    cache = fleet.cache(E)
+    assert cache is not None
+    return cache
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class Wired:
 
     @property
     def known(self) -> Residency:
-        engine = self.fleet.caches.residency(E)
+        engine = cache_of(self.fleet).residency
         assert engine is not None
         return engine
 
@@ -197,11 +204,11 @@ async def test_a_restarted_engine_holds_nothing(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.INFO, "firsttoken")
     async with wired() as there:
         prompt = PoolEstimate(50, PrefixBlocks([1, 2, 3]))
-        sent = there.fleet.caches.on_sent("key", E, prompt, "s")
+        sent = cache_of(there.fleet).on_sent("key", prompt, "s")
         for block in (1, 2, 3):
             await there.engine.publish(stored(block, parent=block - 1 or None, session_id="s"))
         await there.applied()
-        there.fleet.caches.on_answered("key", sent, 50, 0)
+        cache_of(there.fleet).on_answered("key", sent, 50, 0)
         assert there.fleet.hit(Endpoint(E, "p"), prompt) == 48
         old, there.engine = there.engine, None  # type: ignore[assignment]
         old.close()
@@ -220,7 +227,7 @@ async def test_a_cleared_cache_holds_nothing() -> None:
     """AllBlocksCleared: what was sent there counts no more either."""
     async with wired() as there:
         prompt = PoolEstimate(50, PrefixBlocks([1, 2, 3]))
-        there.fleet.caches.on_sent("key", E, prompt, "")
+        cache_of(there.fleet).on_sent("key", prompt, "")
         await there.engine.publish(stored(1, 2, 3), CLEARED)
         await there.applied()
         assert (there.blocks(), there.fleet.hit(Endpoint(E, "p"), prompt)) == (0, 0)
@@ -273,7 +280,7 @@ async def test_a_source_that_is_gone_is_heard_no_more_and_its_word_is_void() -> 
         await there.engine.publish(stored(1, 2))
         await there.applied()
         there.events.listen({})
-        assert there.fleet.caches.residency(E) is None
+        assert cache_of(there.fleet).residency is None
         there.events.listen({E: Source(there.engine.url, there.engine.replay_url)})
         [there.listener] = there.events.listeners
         await there.until(lambda: there.listener.connected)

@@ -13,7 +13,9 @@ THEIRS = range(1, 41)
 
 def heard() -> tuple[Fleet, Residency]:
     to = fleet()
-    return to, to.caches.enable_events(ONE.id)
+    cache = to.cache(ONE.id)
+    assert cache is not None
+    return to, cache.enable_events()
 
 
 def serve(to: Fleet, engine: Residency) -> None:

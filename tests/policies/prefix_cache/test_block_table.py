@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.prefix_cache.block_table import BlockTable
+from policies.prefix_cache.block_tree import BlockTable
 
 # Few slots' worth of names, so that they collide and wrap around.
 names = st.integers(1, 7) | st.integers(60, 64) | st.integers(124, 130) | st.integers(1, 2**64 - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.prefix_cache.block_tree import BlockTree
-from policies.prefix_cache.chain_binding import ChainBinding
+from policies.prefix_cache.residency import AnswerReuse, ChainBinding
 from policies.types import PoolEstimate, PrefixBlocks
 
 B = 32  # tokens of a block, the engine's; of ours 30 of its tokens
@@ -17,7 +17,7 @@ def anchored(tree: BlockTree) -> ChainBinding:
     _, answered = tree.store(range(1, 14), None, B)
     prompt = answered.truncated(330)
     assert prompt is not None
-    return ChainBinding(prompt, answered, 330, 11, OURS, messages=1)
+    return ChainBinding(prompt, answered, 330, 11, OURS, AnswerReuse(), messages=1)
 
 
 def asked(blocks: int, messages: int = 1) -> PoolEstimate:

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from policies.prefix_cache.prefix_index import PrefixIndex
 
-E = "small/1"
-
 
 def chain(*tokens: int) -> list[int]:
     """Chained hashes: equal up to where the tokens are."""
@@ -21,9 +19,11 @@ def chain(*tokens: int) -> list[int]:
 
 
 def index(capacity: int = 100) -> PrefixIndex:
-    made = PrefixIndex()
-    made.resize(E, capacity)
-    return made
+    return PrefixIndex(capacity)
+
+
+def depth(of: PrefixIndex, hashes: Sequence[int]) -> int:
+    return of.find(hashes).depth
 
 
 A, B, C = chain(1, 2, 3, 4), chain(1, 2, 5, 6), chain(9, 8, 7)
@@ -72,100 +72,99 @@ def test_runs_and_binary_search_say_what_a_list_of_blocks_would(history: list, a
     for what, value in history:
         if what == "record":
             depth = plain.depth(value)
-            stamp = real.record(E, value)
+            stamp = real.record(value).stamp
             plain.record(value, stamp)
             sent.append((value, depth, stamp))
         elif what == "trim" and value < len(sent):
-            real.trim(E, *sent[value])
+            real.trim(*sent[value])
             plain.trim(*sent[value])
         elif what == "resize":
-            real.resize(E, value)
+            real.resize(value)
             plain.capacity = value
             plain.evict()
         elif what == "forget":
-            real.clear(E)
+            real.clear()
             plain.blocks.clear()
-    assert real.statistics(E).blocks == len(plain.blocks)
-    assert [real.depth(E, hashes) for hashes in asked] == [plain.depth(hashes) for hashes in asked]
+    assert real.statistics().blocks == len(plain.blocks)
+    assert [real.find(hashes).depth for hashes in asked] == [plain.depth(hashes) for hashes in asked]
 
 
 def test_the_depth_is_the_number_of_leading_blocks_held() -> None:
     """What follows a block that is not held cannot be used."""
     held = index()
-    held.record(E, A)
-    assert [held.depth(E, hashes) for hashes in (A, A[:2], B, C, [])] == [4, 2, 2, 0, 0]
-    assert held.depth("small/2", A) == 0
+    held.record(A)
+    assert [depth(held, hashes) for hashes in (A, A[:2], B, C, [])] == [4, 2, 2, 0, 0]
+    assert depth(index(), A) == 0
 
 
 def test_of_one_prompt_the_last_block_is_evicted_first() -> None:
     """As vLLM frees them."""
     held = index(capacity=4)
-    held.record(E, A)
-    held.record(E, C[:2])
-    assert (held.depth(E, A), held.depth(E, C)) == (2, 2)
+    held.record(A)
+    held.record(C[:2])
+    assert (depth(held, A), depth(held, C)) == (2, 2)
 
 
 def test_a_shared_prefix_outlives_the_prompts_that_continue_it() -> None:
     """Each of them uses it anew."""
     held = index(capacity=6)
-    held.record(E, A)
-    held.record(E, B)
-    held.record(E, C[:2])
-    assert (held.depth(E, A), held.depth(E, B)) == (2, 4)
+    held.record(A)
+    held.record(B)
+    held.record(C[:2])
+    assert (depth(held, A), depth(held, B)) == (2, 4)
 
 
 def test_a_prompt_longer_than_the_cache_leaves_its_beginning() -> None:
     """The engine cannot hold more than it has room for."""
     held = index(capacity=3)
-    held.record(E, A)
-    assert (held.depth(E, A), held.statistics(E).blocks) == (3, 3)
+    held.record(A)
+    assert (depth(held, A), held.statistics().blocks) == (3, 3)
 
 
 def test_what_was_never_computed_is_taken_back() -> None:
     """An attempt that failed before its first token filled no cache; what it found there stays."""
     held = index()
-    held.record(E, A[:2])
-    stamp = held.record(E, A)
-    held.trim(E, A, 2, stamp)
-    assert held.depth(E, A) == 2
+    held.record(A[:2])
+    stamp = held.record(A).stamp
+    held.trim(A, 2, stamp)
+    assert depth(held, A) == 2
 
 
 def test_what_a_later_prompt_vouches_for_is_not_taken_back() -> None:
     """It will compute those blocks itself."""
     held = index()
-    stamp = held.record(E, A)
-    held.record(E, B)
-    held.trim(E, A, 0, stamp)
-    assert (held.depth(E, A), held.depth(E, B)) == (2, 4)
+    stamp = held.record(A).stamp
+    held.record(B)
+    held.trim(A, 0, stamp)
+    assert (depth(held, A), depth(held, B)) == (2, 4)
 
 
 def test_a_restarted_engine_is_empty_and_as_large_as_before() -> None:
     """Other endpoints keep theirs."""
     held = index(capacity=50)
-    held.record(E, A)
-    held.record("small/2", A)
-    held.clear(E)
-    assert (held.depth(E, A), held.depth("small/2", A), held.statistics(E).capacity) == (0, 4, 50)
+    held.record(A)
+    held.clear()
+    assert (depth(held, A), held.statistics().capacity) == (0, 50)
 
 
 def test_beliefs_that_are_not_borne_out_shrink_the_cache_and_others_let_it_grow_again() -> None:
     """Never above what the engine has."""
     held = index(capacity=1000)
-    held.confirm(E, believed=100, reported=0)
-    assert held.statistics(E).capacity == 800
-    held.confirm(E, believed=100, reported=50)
-    assert held.statistics(E).capacity == 720
+    held.confirm(believed=100, reported=0)
+    assert held.statistics().capacity == 800
+    held.confirm(believed=100, reported=50)
+    assert held.statistics().capacity == 720
     for _ in range(100):
-        held.confirm(E, believed=100, reported=100)
-    assert held.statistics(E).capacity == 1000
+        held.confirm(believed=100, reported=100)
+    assert held.statistics().capacity == 1000
 
 
 def test_an_engine_without_a_prefix_cache_is_soon_believed_to_have_next_to_none() -> None:
     """But enough that it may prove otherwise."""
     held = index(capacity=25_600)
     for _ in range(40):
-        held.confirm(E, believed=64, reported=0)
-    assert held.statistics(E).capacity == 100
+        held.confirm(believed=64, reported=0)
+    assert held.statistics().capacity == 100
 
 
 @pytest.mark.parametrize(("length", "most"), [(512, 10), (64, 16)])
@@ -174,7 +173,7 @@ def test_a_million_blocks_fit_in_tens_of_megabytes(length: int, most: float) -> 
     tracemalloc.start()
     held = index(capacity=10**6)
     for number in range(100_000 // length):
-        held.record(E, range(number * 1000, number * 1000 + length))
+        held.record(range(number * 1000, number * 1000 + length))
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert used / held.statistics(E).blocks < most
+    assert used / held.statistics().blocks < most

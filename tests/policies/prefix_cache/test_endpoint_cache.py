@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from policies.prefix_cache.prefix_caches import PrefixCaches
+from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.prefix_cache.residency import Residency
 from policies.types import PoolEstimate, PrefixBlocks
 
-E = "p/a"
 B = 16  # tokens in a block, ours and the engine's
 OURS = [101, 102, 103, 104]
 THEIRS = [1, 2, 3, 4]
@@ -21,21 +20,21 @@ def prompt(hashes: Sequence[int] = OURS, rest: int = 5, messages: int = 1) -> Po
     return PoolEstimate(tokens, PrefixBlocks(hashes, B, 1.0), tokens, messages)
 
 
-def held(caches: PrefixCaches, asked: PoolEstimate, block: int = B) -> int:
+def held(cache: EndpointCache, asked: PoolEstimate, block: int = B) -> int:
     """Rounded to the engine's blocks, as hits are."""
-    return caches.hit(E, asked, block)
+    return cache.hit(asked, block)
 
 
 class PublishingEndpoint:
     """One endpoint that publishes its events."""
 
     def __init__(self) -> None:
-        self.caches = PrefixCaches()
-        self.engine: Residency = self.caches.enable_events(E)
+        self.cache = EndpointCache(25_000)
+        self.engine: Residency = self.cache.enable_events()
         self.number = 0
 
     def held(self, asked: PoolEstimate, block: int = B) -> int:
-        return held(self.caches, asked, block)
+        return held(self.cache, asked, block)
 
     def serve(
         self,
@@ -48,10 +47,10 @@ class PublishingEndpoint:
         """A prompt from its sending to its end; whether events account for it. `late`: they come after it."""
         self.number += 1
         key = f"s{self.number}"
-        sent = self.caches.on_sent(key, E, asked, key)
+        sent = self.cache.on_sent(key, asked, key)
         if not late:
             self.store(key, blocks, cached, answer)
-        accounted = self.caches.on_answered(key, sent, asked.tokens, cached)
+        accounted = self.cache.on_answered(key, sent, asked.tokens, cached)
         if late:
             self.store(key, blocks, cached, answer)
         return accounted
@@ -60,7 +59,7 @@ class PublishingEndpoint:
         first = cached // B
         self.engine.on_stored(blocks[first:], blocks[first - 1] if first else None, B, session=key)
         self.engine.on_stored(answer, blocks[-1], B, session=key)
-        self.caches.on_events(E)
+        self.cache.on_events()
 
 
 @pytest.fixture
@@ -82,21 +81,21 @@ def test_a_prompt_under_way_counts_whatever_was_dropped(served: PublishingEndpoi
     """The engine computes it before whatever is sent now."""
     served.serve(prompt(), THEIRS)
     served.engine.on_removed(THEIRS)
-    sent = served.caches.on_sent("again", E, prompt(), "again")
+    sent = served.cache.on_sent("again", prompt(), "again")
     assert served.held(prompt()) == 4 * B
     served.engine.on_stored(THEIRS[:2], None, B, session="again")
-    served.caches.on_unanswered("again", sent)
+    served.cache.on_unanswered("again", sent)
     assert served.held(prompt()) == 2 * B
 
 
 def test_an_engine_told_to_stop_may_finish_its_step(served: PublishingEndpoint) -> None:
     """What it stores after the attempt was given up counts as well."""
-    sent = served.caches.on_sent("lost", E, prompt(), "lost")
-    served.caches.on_unanswered("lost", sent)
+    sent = served.cache.on_sent("lost", prompt(), "lost")
+    served.cache.on_unanswered("lost", sent)
     assert served.held(prompt()) == 0
     for end in (2, 3):
         served.engine.on_stored(THEIRS[:end], None, B, session="lost")
-        served.caches.on_events(E)
+        served.cache.on_events()
         assert served.held(prompt()) == end * B
 
 
@@ -141,14 +140,14 @@ def test_a_gap_leaves_what_was_sent(served: PublishingEndpoint) -> None:
     """What was removed meanwhile is not known: the belief is what it would be without events."""
     served.serve(prompt(), THEIRS)
     served.engine.on_removed([2, 3, 4])
-    served.caches.on_event_gap(E)
+    served.cache.on_event_gap()
     assert served.held(prompt()) == 4 * B
 
 
 def test_a_lost_cache_leaves_nothing(served: PublishingEndpoint) -> None:
     """Neither what was sent nor what the engine said."""
     served.serve(prompt(), THEIRS)
-    served.caches.clear(E)
+    served.cache.clear()
     assert (served.held(prompt()), served.engine.statistics().blocks) == (0, 0)
 
 
@@ -162,20 +161,20 @@ def test_what_an_answer_reports_counts_against_events(served: PublishingEndpoint
 
 def test_a_prompt_whose_events_never_come_is_as_without_events(served: PublishingEndpoint) -> None:
     """It is waited for while 64 others end."""
-    sent = served.caches.on_sent("lost", E, prompt([7, 8, 9]), "lost")
-    assert served.caches.on_answered("lost", sent, 3 * B + 5, 0)
+    sent = served.cache.on_sent("lost", prompt([7, 8, 9]), "lost")
+    assert served.cache.on_answered("lost", sent, 3 * B + 5, 0)
     for i in range(65):
-        sent = served.caches.on_sent(i, E, prompt([1000 + i]), f"x{i}")
-        served.caches.on_answered(i, sent, B + 5, 0)
+        sent = served.cache.on_sent(i, prompt([1000 + i]), f"x{i}")
+        served.cache.on_answered(i, sent, B + 5, 0)
     assert (served.held(prompt([7, 8, 9])), served.engine.unanchored) == (3 * B, 2)
     served.engine.on_stored([5, 6, 7], None, B, session="lost")
-    served.caches.on_events(E)
+    served.cache.on_events()
     assert served.engine.anchored == 0
 
 
 def test_an_endpoint_without_events_is_believed_by_what_was_sent() -> None:
     """Nobody else is asked."""
-    caches = PrefixCaches()
-    sent = caches.on_sent("key", E, prompt(), "")
-    assert not caches.on_answered("key", sent, 4 * B + 5, 0)
-    assert held(caches, prompt()) == 4 * B
+    cache = EndpointCache(25_000)
+    sent = cache.on_sent("key", prompt(), "")
+    assert not cache.on_answered("key", sent, 4 * B + 5, 0)
+    assert held(cache, prompt()) == 4 * B
