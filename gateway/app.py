@@ -126,7 +126,7 @@ class Gateway:
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
-            line=self.line,
+            queue=self.line,
             dispatcher=Dispatcher(
                 self.monitor,
                 RetryBudget(),
@@ -134,7 +134,7 @@ class Gateway:
                 saturated=lambda: self.line.saturated,
             ),
             recorder=self.recorder,
-            upkeep=self.upkeep,
+            cache_warming=self.upkeep,
             admission=Admission(quotas, self.recorder, self.registry),
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
         )

@@ -1,22 +1,21 @@
-"""The life of a request, as one straight line; docs/life-of-a-request.md walks along it.
+"""The life of a request as one straight line, `Proxy.serve`; docs/life-of-a-request.md walks along it.
 
-Everything before the first token may fail and be mended; everything after is relayed as it
-comes. Whatever happens, the caller gets one answer and the operator one Record.
+An attempt that fails before the first token is retried elsewhere; after it, bytes are relayed as they come. Whatever
+happens, the caller gets one answer and the operator one Record.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
 
 from backends.interface import Operation
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import admit
-from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
-from gateway.api.inference_request import InferenceRequest
+from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.response_headers import gateway_headers
 from gateway.api.strict_json import encode
 from gateway.decider import Decider
@@ -40,38 +39,23 @@ OPERATIONS = {operation.value: operation for operation in Operation}
 NOT_FOUND = ApiError(404, "There is nothing at this path.", code="unknown_url")
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Proxy:
-    """The data port."""
+    """Answers every request of the data port."""
 
-    def __init__(
-        self,
-        runtime: RuntimeHolder,
-        decider: Decider,
-        line: RequestQueue,
-        dispatcher: Dispatcher,
-        recorder: Recorder,
-        upkeep: CacheWarming,
-        admission: Admission,
-        tracer: Tracer | None = None,
-    ) -> None:
-        self.runtime = runtime
-        self.decider = decider
-        self.line = line
-        self.dispatcher = dispatcher
-        self.recorder = recorder
-        self.upkeep = upkeep
-        self.admission = admission
-        self.tracer = tracer
-        self.draining = False
-        self.stopping = False  # what is cancelled now, we cancel
-        self.gets: dict[str, Callable[[HttpRequest], None]] = {
-            "/v1/models": self.models,
-            "/health": self.health,
-            "/ready": self.ready,
-        }
+    runtime: RuntimeHolder
+    decider: Decider
+    queue: RequestQueue
+    dispatcher: Dispatcher
+    recorder: Recorder
+    cache_warming: CacheWarming
+    admission: Admission
+    tracer: Tracer | None = None
+    draining: bool = False  # each answer is the last of its connection
+    stopping: bool = False  # a task cancelled now is cancelled by the gateway, not by its caller
 
     async def handle(self, http: HttpRequest) -> None:
-        """Every request of the data port, by path. Unknown paths never get further than this."""
+        """Route by path. An unknown path never gets further than this."""
         if self.draining:
             http.keep_alive = False
         operation = OPERATIONS.get(http.path)
@@ -79,15 +63,15 @@ class Proxy:
             await self.infer(http, operation)
         elif operation is not None:
             http.refuse(_wrong_method("POST"))
-        elif (get := self.gets.get(http.path)) is None:
+        elif (get := GETS.get(http.path)) is None:
             http.refuse(http.fault or NOT_FOUND)
         elif http.method not in ("GET", "HEAD"):
             http.refuse(_wrong_method("GET"))
         else:
-            get(http)
+            get(self, http)
 
     def precheck(self, http: HttpRequest) -> ApiError | None:
-        """Whether its head alone is enough to refuse it, before its body has come."""
+        """The reason to refuse a request by its head alone, before its body has arrived."""
         try:
             if http.path in OPERATIONS:
                 self.runtime.current.keys.tenant(http.headers.get("authorization"))
@@ -96,85 +80,85 @@ class Proxy:
         return None
 
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
-        """One Record, one answer."""
-        with self.recorder.timeline(http.arrival) as life:
+        """Write one answer and emit one Record, whatever happens."""
+        with self.recorder.timeline(http.arrival) as timeline:
             trace = None if self.tracer is None else self.tracer.trace(http.headers)
-            life.identified(ingress.request_id(http.headers), operation.name.lower(), trace)
+            timeline.identified(request_id_of(http.headers), operation.name.lower(), trace)
             try:
-                await self.serve(http, operation, life)
+                await self.serve(http, operation, timeline)
             except QueueTimeout as refusal:
-                life.held(monotonic(), refusal.limited)
-                self.refuse(http, refusal, life, RequestOutcome.SHED)
+                timeline.held(monotonic(), refusal.limited)
+                self.refuse(http, refusal, timeline, RequestOutcome.SHED)
             except ApiError as refusal:
-                self.refuse(http, refusal, life)
+                self.refuse(http, refusal, timeline)
             except asyncio.CancelledError:
                 if http.begun or not self.stopping:
                     raise
-                self.refuse(http, stopped(), life, RequestOutcome.CUT)
+                self.refuse(http, stopped(), timeline, RequestOutcome.CUT)
             except Exception:
-                log.exception("internal error on request %s", life.record.request_id)
-                self.internal_error(http, life)
+                log.exception("internal error on request %s", timeline.record.request_id)
+                self.internal_error(http, timeline)
 
-    async def serve(self, http: HttpRequest, operation: Operation, life: RequestTimeline) -> None:
-        """The straight line."""
+    async def serve(self, http: HttpRequest, operation: Operation, timeline: RequestTimeline) -> None:
+        """HttpRequest -> InferenceRequest -> RoutedRequest -> answer. Raises ApiError before the first token."""
         runtime = self.runtime.current  # kept to the end of the request, whatever is reloaded meanwhile
         tenant = runtime.keys.tenant(http.headers.get("authorization"))
-        raw = life.end_stage(Stage.READ, body_of(http))
-        parsed = await self.decider.parse(
-            operation, raw, http.headers, http.arrival, life.record.request_id, runtime.wanted_headers
+        body = timeline.end_stage(Stage.READ, body_of(http))
+        request_id = timeline.record.request_id
+        request = await self.decider.parse(
+            operation, body, http.headers, http.arrival, request_id, runtime.wanted_headers
         )
-        request = life.end_stage(Stage.PARSE, parsed)
-        wanted = runtime.routes.match(request.model)
-        life.routed(request, wanted, tenant.name)
-        estimate = life.end_stage(Stage.ESTIMATE, await self.decider.estimate(request, wanted, tenant))
-        route = admit(tenant, wanted, request.model)
+        timeline.end_stage(Stage.PARSE, request)
+        route = runtime.routes.match(request.model)
+        timeline.routed(request, route, tenant.name)
+        estimate = timeline.end_stage(Stage.ESTIMATE, await self.decider.estimate(request, route, tenant))
+        admit(tenant, route, request.model)
         if tenant.limits is not None:
-            await self.admission.reserve(tenant, tenant.limits, estimate, runtime.pools, life)
-        life.end_stage(Stage.ADMIT, route)
-        decision = life.end_stage(Stage.DECIDE, life.decided(await self.line.decide(request, route, estimate, tenant)))
+            await self.admission.reserve(tenant, tenant.limits, estimate, runtime.pools, timeline)
+        timeline.end_stage(Stage.ADMIT, route)
+        decision = timeline.decided(await self.queue.decide(request, route, estimate, tenant))
+        timeline.end_stage(Stage.DECIDE, decision)
         reject_unplaced(decision)
-        job = RoutedRequest(
+        routed = RoutedRequest(
             request=request,
             route=route,
             estimate=estimate,
             decision=decision,
-            life=life,
+            life=timeline,
             upstreams=self.runtime.current.upstreams,  # of the fleet that the decision, just made, has chosen from
             first_token_limit=runtime.config.defaults.first_token,
             passthrough=route is runtime.routes.passthrough,
             cache_group=tenant.cache_group,
         )
-        idle, private = runtime.config.defaults.stream_idle, bool(tenant.cache_group)
-        relay = Relay(http, life, strip_usage=hide_usage(request), idle=idle, private=private)
+        idle = runtime.config.defaults.stream_idle
+        private = bool(tenant.cache_group)
+        relay = Relay(http, timeline, strip_usage=hide_usage(request), idle=idle, private=private)
         try:
-            await self.dispatcher.execute(job, relay)
+            await self.dispatcher.execute(routed, relay)
         finally:
             if relay.begun:
-                run = relay.run
-                record_winner(run, job, runtime.price(run.attempt.candidate.endpoint))
-                self.upkeep.answered(run, job, raw)
+                record_winner(relay.run, routed, runtime.price(relay.run.attempt.candidate.endpoint))
+                self.cache_warming.answered(relay.run, routed, body)
 
     def refuse(
-        self, http: HttpRequest, refusal: ApiError, life: RequestTimeline, end: RequestOutcome | None = None
+        self, http: HttpRequest, refusal: ApiError, timeline: RequestTimeline, end: RequestOutcome | None = None
     ) -> None:
-        """An error reply, with the same headers as an answer."""
-        end = end or end_of(refusal, life.record.decision)
-        life.refused(refusal.status, refusal.logged, end, monotonic())
-        http.refuse(refusal, gateway_headers(life, monotonic()))
-        refusal.__traceback__ = None  # its frames hold what holds it
+        """Write an error reply with the same headers as an answer."""
+        end = end or outcome_of(refusal, timeline.record.decision)
+        timeline.refused(refusal.status, refusal.logged, end, monotonic())
+        http.refuse(refusal, gateway_headers(timeline, monotonic()))
+        refusal.__traceback__ = None  # breaks the reference cycle through its frames
 
-    def internal_error(self, http: HttpRequest, life: RequestTimeline) -> None:
-        """Our bug. Where the answer has begun, an unfinished body is the only honest sign left."""
+    def internal_error(self, http: HttpRequest, timeline: RequestTimeline) -> None:
+        """Reply 500 for a bug of the gateway; cut off an answer that has begun: no error could be told from its text."""
         if http.begun:
-            life.finished(RequestOutcome.INTERNAL, monotonic())
+            timeline.finished(RequestOutcome.INTERNAL, monotonic())
             http.writer.transport.abort()
         else:
-            self.refuse(http, internal(life.record.request_id), life, RequestOutcome.INTERNAL)
-
-    # -- the small GETs -----------------------------------------------------------------
+            self.refuse(http, internal(timeline.record.request_id), timeline, RequestOutcome.INTERNAL)
 
     def models(self, http: HttpRequest) -> None:
-        """The routes that this key may use, as OpenAI lists models."""
+        """List the routes that the caller's key may use, as OpenAI lists models."""
         runtime = self.runtime.current
         try:
             tenant = runtime.keys.tenant(http.headers.get("authorization"))
@@ -196,58 +180,58 @@ class Proxy:
             http.respond(200, b'{"status":"ready"}')
 
 
+GETS = {"/v1/models": Proxy.models, "/health": Proxy.health, "/ready": Proxy.ready}
+
+
 def body_of(http: HttpRequest) -> bytes:
-    """Raises what it is refused for by its framing."""
+    """Raises ApiError where the body was refused: too large, late or compressed."""
     if http.fault is not None:
         raise http.fault
     return http.body
 
 
 def reject_unplaced(decision: Decision) -> None:
-    """What the decision did not place is answered at once."""
+    """Raises ApiError where the decision has placed the request nowhere."""
+    later = retry_later(decision.retry_after)
     if decision.outcome is Placement.SHED:
         message = f"No tier can meet the time-to-first-token budget now: {decision.reason}."
-        raise ApiError(
-            429,
-            message,
-            type="rate_limit_error",
-            code="rate_limit_exceeded",
-            headers=retry_later(decision.retry_after),
-        )
+        raise ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=later)
     if decision.outcome is Placement.UNAVAILABLE:
         message = f"No endpoint is usable now: {decision.reason}."
-        raise ApiError(503, message, type="server_error", code="unavailable", headers=retry_later(decision.retry_after))
+        raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
     if decision.outcome is Placement.UNFIT:
         code = "context_length_exceeded" if "context window" in decision.reason else "no_suitable_tier"
         raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
 
 
-def end_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
-    """Whose fault a refusal was."""
-    if decision is not None and decision.outcome is Placement.SHED:
+def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
+    """The outcome to record: an error after placement is a failure of the backends, unless the request is at fault."""
+    placement = None if decision is None else decision.outcome
+    if placement is Placement.SHED:
         return RequestOutcome.SHED
-    if decision is not None and decision.outcome is Placement.UNAVAILABLE:
+    if placement is Placement.UNAVAILABLE:
         return RequestOutcome.UNAVAILABLE
-    placed = decision is not None and decision.outcome is Placement.PLACE
-    return RequestOutcome.FAILED if placed and refusal.status in (429, *range(500, 600)) else RequestOutcome.REFUSED
+    if placement is Placement.PLACE and (refusal.status == 429 or refusal.status >= 500):
+        return RequestOutcome.FAILED
+    return RequestOutcome.REFUSED
 
 
 def hide_usage(request: InferenceRequest) -> bool:
-    """Usage is always asked for upstream; a caller that did not ask must not see it."""
+    """Usage is always requested upstream, and hidden from a caller that did not request it."""
     return request.stream and not request.wants_usage
 
 
-def record_winner(run: UpstreamRequest, job: RoutedRequest, price: Price) -> None:
-    """Note the attempt that won, and end it if it is still open."""
+def record_winner(run: UpstreamRequest, routed: RoutedRequest, price: Price) -> None:
+    """End the attempt that won if it is still open, and record it."""
     run.stop_if_open()
-    job.life.answered(
-        attempt_record(run, job.request.arrival),
+    routed.life.answered(
+        attempt_record(run, routed.request.arrival),
         run.report or run.reported(),
         run.tap.times,
         output_tokens=run.output_tokens,
         tpot=run.tpot(),
         price=price,
-        blocks=job.estimate.pools[run.attempt.candidate.endpoint.pool].blocks,
+        blocks=routed.estimate.pools[run.attempt.candidate.endpoint.pool].blocks,
     )
 
 

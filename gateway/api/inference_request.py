@@ -110,7 +110,7 @@ def _budget(headers: Mapping[str, str], *names: str) -> float | None:
     return None
 
 
-def request_id(headers: Mapping[str, str]) -> str:
+def request_id_of(headers: Mapping[str, str]) -> str:
     """The caller's, where it is short and plain (it is logged and sent on); otherwise a new one."""
     given = headers.get("x-request-id", "")
     if given and len(given) <= 128 and _ID_CHARACTERS.issuperset(given):

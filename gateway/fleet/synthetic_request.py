@@ -77,7 +77,7 @@ class SyntheticRequest:
         return run
 
     def _forward(self, upstream: Upstream) -> BackendRequest:
-        name = ingress.request_id({})
+        name = ingress.request_id_of({})
         return BackendRequest(
             self.operation,
             self.body,

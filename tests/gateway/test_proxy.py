@@ -15,7 +15,7 @@ import pytest
 from gateway.api.api_error import ApiError, bad_request, internal
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
-from gateway.proxy import end_of, hide_usage, record_winner, reject_unplaced
+from gateway.proxy import hide_usage, outcome_of, record_winner, reject_unplaced
 from gateway.upstream import relay
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream_request import UpstreamRequest
@@ -332,7 +332,7 @@ def test_what_was_placed_goes_on() -> None:
 )
 def test_an_error_is_the_fault_of_one_side(refusal: ApiError, outcome: Placement | None, end: RequestOutcome) -> None:
     """A 4xx after sending is the request's own; a 429 or 5xx then means that every attempt failed."""
-    assert end_of(refusal, None if outcome is None else Decision(outcome, 0.0, FOREVER)) is end
+    assert outcome_of(refusal, None if outcome is None else Decision(outcome, 0.0, FOREVER)) is end
 
 
 @pytest.mark.parametrize(

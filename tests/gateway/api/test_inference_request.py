@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backends.interface import BackendRequest, Operation
 from gateway.api.api_error import ApiError
-from gateway.api.inference_request import InferenceRequest, parse, request_id
+from gateway.api.inference_request import InferenceRequest, parse, request_id_of
 from gateway.api.strict_json import decode, encode
 from tests.gateway.builders import CHAT, backend
 from tests.gateway.builders import request as understood
@@ -244,12 +244,12 @@ def test_any_object_is_understood_or_refused(operation: Operation, body: dict[st
 @pytest.mark.parametrize("given", ["a", "7f9c-1:2_3.4", "x" * 128])
 def test_a_plain_request_id_is_the_callers_own(given: str) -> None:
     """Both sides' logs then say the same."""
-    assert request_id({"x-request-id": given}) == given
+    assert request_id_of({"x-request-id": given}) == given
 
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "a b", "a\r\nx: y", "ä", "\u2028", "a/b", '"'])
 def test_any_other_request_id_is_replaced(given: str) -> None:
     """It is logged and sent on, so it must not be able to write lines or headers."""
-    fresh = {request_id({"x-request-id": given}) for _ in range(3)}
+    fresh = {request_id_of({"x-request-id": given}) for _ in range(3)}
     assert len(fresh) == 3
     assert all(name.startswith("req_") and len(name) == 28 for name in fresh)
