@@ -150,7 +150,7 @@ class Proxy:
         refusal.__traceback__ = None  # breaks the reference cycle through its frames
 
     def internal_error(self, http: HttpRequest, timeline: RequestTimeline) -> None:
-        """Reply 500 for a bug of the gateway; cut off an answer that has begun: no error could be told from its text."""
+        """Reply 500 for a bug of the gateway. An answer that has begun is cut off: an error within it would be text."""
         if http.begun:
             timeline.finished(RequestOutcome.INTERNAL, monotonic())
             http.writer.transport.abort()
