@@ -21,7 +21,7 @@ from policies.latency.ttft_predictor import (
 )
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.prefix_cache.residency import ResidencyStatistics
-from policies.types import FOREVER, NEVER, Endpoint, EngineLoad, Load, Pool
+from policies.types import FOREVER, NEVER, Endpoint, EngineLoad, Forecast, Load, Pool
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
 DEFAULT_PROMPT = 1_000.0  # uncached tokens of other traffic's prompts, before any of ours
@@ -146,7 +146,8 @@ class EndpointState:
             blocked_until = max(blocked_until, self.rate_limit.full_until(now))
         tpot = self.tpot_predictor.predict(running, context)
         single_tpot = tpot if running < 2 else self.tpot_predictor.predict(1, context / running)
-        pressure = interference.tpot_pressure(single_tpot, peers.throughput)
+        others = NO_DECODING if peers is NO_LOAD else peers.throughput
+        pressure = interference.tpot_pressure(single_tpot, others)
         backlog_s = queued_tokens / self.prefill_rate
         utilization = interference.prefill_utilization(now)
         return Load(
@@ -203,6 +204,10 @@ class EndpointState:
             pairs=uncached * (hit + 0.5 * uncached) + queued * self.context_per_token,
             running=running + self.decoding_context * CONTEXT_WEIGHT,
         )
+
+    def forecast(self, load: Load, tokens: int, hit: int, now: float) -> Forecast:
+        """Of a prompt sent now, `hit` of its tokens cached. `load`: the latest."""
+        return self.predictor.predict(load, self.context_per_token, self.prefill_rate, tokens, hit, now)
 
     def on_progress(self, now: float) -> None:
         self.interference.update(self.tpot_predictor.predict(self.decoding, self.decoding_context), now)

@@ -118,20 +118,21 @@ class Fleet:
         for endpoint, load in zip(endpoints, loads, strict=True):
             state = self._states[endpoint.id]
             hit = state.cache.hit(prompt, state.block_size)
-            predictor = state.predictor
-            prediction = predictor.predict(load, state.context_per_token, state.prefill_rate, prompt.tokens, hit, now)
+            forecast = state.predictor.predict(
+                load, state.context_per_token, state.prefill_rate, prompt.tokens, hit, now
+            )
             inputs.append(
                 CandidateInput(
-                    endpoint=endpoint,
-                    tier=tier,
-                    load=load,
-                    prompt=prompt,
-                    price=price,
-                    hit=hit,
-                    point_estimate=prediction.point_estimate,
-                    ratios=prediction.ratios,
-                    prefill=prediction.prefill_s,
-                    samples=predictor.samples,
+                    endpoint,
+                    tier,
+                    load,
+                    prompt,
+                    price,
+                    hit,
+                    point_estimate=forecast.point_estimate,
+                    ratios=forecast.ratios,
+                    prefill=forecast.prefill,
+                    samples=forecast.samples,
                 )
             )
         return inputs
@@ -165,9 +166,7 @@ class Fleet:
 
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         """TTFT from a send at `now` to the first token, and TPOT."""
-        state = self._states[endpoint.id]
-        found = state.predictor.predict(load, state.context_per_token, state.prefill_rate, prompt_tokens, hit, now)
-        return Forecast(found.point_estimate, found.ratios, load.tpot, state.predictor.samples, found.prefill_s)
+        return self._states[endpoint.id].forecast(load, prompt_tokens, hit, now)
 
     def token_scale(self, pool: str) -> TokenScale:
         """The prior's for a pool that a reload has just removed."""

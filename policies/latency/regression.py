@@ -54,12 +54,20 @@ class Regression:
         deviations = abs(error) / (HUBER * (variance + self._noise) ** 0.5)
         total = variance + self._noise * max(deviations, 1.0)
         gains = [value / total for value in sensitivity]
-        self.coefficients = [value + gain * error for value, gain in zip(self.coefficients, gains, strict=True)]
-        for row, gain in zip(self.covariance, gains, strict=True):
-            row[:] = [value - gain * other for value, other in zip(row, sensitivity, strict=True)]
-        if min(self.coefficients) < self._floor:
-            self._project()
-        self.inflate(COMMON_DRIFT, OWN_DRIFT)
+        coefficients = [value + gain * error for value, gain in zip(self.coefficients, gains, strict=True)]
+        if min(coefficients) < self._floor:
+            coefficients = self._projected(coefficients, gains, sensitivity)
+        self.coefficients = coefficients
+        for i, row in enumerate(self.covariance):
+            coefficient, gain = coefficients[i], gains[i]
+            drift = COMMON_DRIFT * coefficient
+            own = row[i] - gain * sensitivity[i] + OWN_DRIFT * max(coefficient, 1.0) ** 2 + drift * coefficient
+            row[:] = [
+                value - gain * other + drift * scale
+                for value, other, scale in zip(row, sensitivity, coefficients, strict=True)
+            ]
+            row[i] = own
+        self._cap_variances()
 
     def inflate(self, common: float, own: float) -> None:
         """Trusts less in what was learned, by these variances relative to the squared coefficients."""
@@ -81,24 +89,23 @@ class Regression:
         self.covariance = [list(row) for row in other.covariance]
         self.inflate(0.25, 0.05)
 
-    def _project(self) -> None:
+    def _projected(self, values: list[float], gains: list[float], sensitivity: list[float]) -> list[float]:
         """Raises coefficients to the floor, one at a time, lowest first."""
-        values = self.coefficients
-        for _ in self.coefficients:
+        for _ in gains:
             i = values.index(min(values))
             excess = values[i] - self._floor
             if excess >= 0:
                 break
-            row, own = self.covariance[i], self.covariance[i][i]
-            values = [value - excess * covariance / own for value, covariance in zip(values, row, strict=True)]
+            row = [value - gains[i] * other for value, other in zip(self.covariance[i], sensitivity, strict=True)]
+            values = [value - excess * covariance / row[i] for value, covariance in zip(values, row, strict=True)]
             values[i] = self._floor
-        self.coefficients = [max(value, self._floor) for value in values]
+        return [max(value, self._floor) for value in values]
 
     def _cap_variances(self) -> None:
         """Scales rows and columns together, which keeps the matrix a covariance."""
         for i, row in enumerate(self.covariance):
-            limit = self._max_variances[i] * max(self.coefficients[i], 1.0) ** 2
-            if row[i] > limit:
+            limit = self._max_variances[i]
+            if row[i] > limit and row[i] > (limit := limit * max(self.coefficients[i], 1.0) ** 2):
                 factor = (limit / row[i]) ** 0.5
                 for j in range(len(row)):
                     row[j] *= factor

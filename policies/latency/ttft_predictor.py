@@ -74,13 +74,6 @@ class TtftSample:
     ttft: float  # s
 
 
-@value
-class TtftPrediction:
-    point_estimate: float  # s, before the spread
-    ratios: Quantiles  # of actual / point_estimate
-    prefill_s: float  # engine time of the prompt's own prefill
-
-
 class TtftPredictor(ABC):
     """Learns the TTFT of one endpoint."""
 
@@ -98,9 +91,11 @@ class TtftPredictor(ABC):
     @abstractmethod
     def predict(
         self, load: Load, context_per_token: float, prefill_rate: float, tokens: int, hit: int, now: float
-    ) -> TtftPrediction:
-        """Of a prompt sent now with `hit` of its tokens cached. `load` drains at `prefill_rate` tokens/s; each of its
-        queued tokens attends to `context_per_token` others."""
+    ) -> Forecast:
+        """TTFT and TPOT of a prompt sent now with `hit` of its tokens cached.
+
+        `load` drains at `prefill_rate` tokens/s; each of its queued tokens attends to `context_per_token` others.
+        """
 
     @abstractmethod
     def quantiles(self, queued_tokens: float, now: float) -> Quantiles: ...
@@ -175,21 +170,26 @@ class EnginePredictor(TtftPredictor):
 
     def predict(
         self, load: Load, context_per_token: float, prefill_rate: float, tokens: int, hit: int, now: float
-    ) -> TtftPrediction:
+    ) -> Forecast:
         uncached = tokens - hit
         pairs = uncached * (hit + 0.5 * uncached)
         prefill_s = self._token_s * uncached + self._pair_s * pairs
         running_s = self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
         base_s = self._base_s + self._length_s * tokens
         if load.queued_tokens:
-            queued = max(load.queued_tokens - prefill_rate * (now - load.at), load.queued_tokens * REMAINDER)
+            queued, remainder = load.queued_tokens - prefill_rate * (now - load.at), load.queued_tokens * REMAINDER
+            if queued < remainder:
+                queued = remainder
             pairs += queued * context_per_token
             estimate = base_s + self._token_s * (uncached + queued) + self._pair_s * pairs + running_s
             errors = self._queued_errors
         else:
             estimate = base_s + prefill_s + running_s
             errors = self._idle_errors
-        return TtftPrediction(max(load.wait, load.blocked_until - now) + estimate, errors.quantiles(now), prefill_s)
+        wait = load.blocked_until - now
+        if wait < load.wait:
+            wait = load.wait
+        return Forecast(wait + estimate, errors.quantiles(now), load.tpot, self.samples, prefill_s)
 
     def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
         return (self._queued_errors if queued_tokens else self._idle_errors).quantiles(now)
@@ -305,9 +305,9 @@ class ApiPredictor(TtftPredictor):
 
     def predict(
         self, load: Load, context_per_token: float, prefill_rate: float, tokens: int, hit: int, now: float
-    ) -> TtftPrediction:
+    ) -> Forecast:
         wait = max(load.wait, load.blocked_until - now)
-        return TtftPrediction(wait + self._estimate(tokens, now), self._errors.quantiles(now), 0.0)
+        return Forecast(wait + self._estimate(tokens, now), self._errors.quantiles(now), load.tpot, self.samples)
 
     def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
         return self._errors.quantiles(now)

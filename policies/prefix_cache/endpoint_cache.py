@@ -54,14 +54,17 @@ class EndpointCache:
 
     def hit(self, prompt: PoolEstimate, block_size: int) -> int:
         """Leading tokens of the prompt (the engine's) believed cached: whole blocks, less than the prompt."""
-        match = self.index.find(prompt.blocks.hashes)
-        if not match.depth:
+        blocks = prompt.blocks
+        depth, run = self.index.find(blocks.hashes)
+        if run is None:
             return 0
-        if match.binding is None or (self.residency is not None and match.stamp in self.residency.pending_stamps):
-            held = match.depth * prompt.blocks.size * prompt.blocks.scale
+        if run.binding is None or (self.residency is not None and run.stamp in self.residency.pending_stamps):
+            held = depth * blocks.size * blocks.scale
         else:
-            held = match.binding.cached_tokens(match.depth, prompt)
-        return int(min(held, prompt.tokens - 1)) // block_size * block_size
+            held = run.binding.cached_tokens(depth, prompt)
+        if held >= prompt.tokens:
+            held = prompt.tokens - 1
+        return int(held) // block_size * block_size
 
     def residency_statistics(self) -> ResidencyStatistics | None:
         return None if self.residency is None else self.residency.statistics()
@@ -69,10 +72,12 @@ class EndpointCache:
     # ----------------------------------------------------------------- prompts of ours
 
     def on_sent(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt:
-        before = self.index.record(prompt.blocks.hashes)
+        depth, run = self.index.find(prompt.blocks.hashes)
+        after = None if run is None else run.binding
+        stamp = self.index.record(prompt.blocks.hashes)
         if self.residency is not None:
-            self.residency.on_sent(key, session, before.stamp)
-        return PendingPrompt(prompt, before.depth, before.stamp, before.binding)
+            self.residency.on_sent(key, session, stamp)
+        return PendingPrompt(prompt, depth, stamp, after)
 
     def on_answered(self, key: Hashable, pending: PendingPrompt, tokens: int | None, cached: int | None) -> bool:
         """The prompt was computed. Returns whether the engine's events account for it, now or shortly."""
@@ -182,8 +187,8 @@ class EndpointCache:
 
     def _shared_chain(self, pending: PendingPrompt) -> Chain | None:
         """The earlier prompt's chain, if all but the last tokens were cached: such a prompt stores no block."""
-        binding = self.index.find(pending.prompt.blocks.hashes).binding
-        if binding is None or pending.cached is None:
+        _, run = self.index.find(pending.prompt.blocks.hashes)
+        if run is None or (binding := run.binding) is None or pending.cached is None:
             return None
         size = binding.answered.tip.size
         return binding.answered if pending.cached == pending.tokens // size * size else None

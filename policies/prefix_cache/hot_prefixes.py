@@ -1,17 +1,16 @@
-"""Which prefixes of a pool's prompts are worth having in an engine's cache.
+"""Hottest prefixes of a pool's prompts: the contents worth having in an empty engine cache.
 
-A sketch, not an index. Rules:
-- A prompt is noted at some DEPTHS of its chained block hashes (equal hash, equal prompt up to there), and at its end.
-  Each such place counts the prompts that passed it lately: its heat. All conversations pass the places of their system
-  prompt; those beyond are passed by their own turns.
-- What a prompt was made of (`text`, without meaning here) stays at its end. A prompt that goes on a little (TAIL) from
-  another's end takes that one's place and heat: of a conversation there is the latest turn alone. Any depth's text is
-  that of an end beneath it.
-- A place is worth its heat per block, shared with the engines that hold it already.
-- Bounded in places and in bytes of text: the least recently passed goes first, and of one prompt the deepest.
+A bounded sketch, not an index. Rules:
+- A prompt is counted at some DEPTHS of its chained block hashes (equal hash, equal prefix), and at its end. The heat of
+  such a node is the number of recent prompts through it. All conversations pass the nodes of their system prompt; nodes
+  beyond are passed by turns of one conversation.
+- The end of a prompt keeps its `text` (opaque here). A prompt whose end is at most TAIL blocks beyond another's takes
+  over the heat of that end: only the latest turn of a conversation is kept. A node's text is that of an end beneath it.
+- The worth of a node is its heat, shared with the engines that hold it already.
+- Nodes and bytes of text are bounded: the least recently passed node goes first, and of one prompt the deepest.
 
-Heat halves every HALF_LIFE. What comes in is weighed up instead of all else being weighed down (forward decay,
-Cormode et al., ICDE 2009), so that places compare without a clock.
+Heat halves every HALF_LIFE by forward decay (Cormode et al., ICDE 2009): new prompts get larger weights, so nodes
+compare without a clock.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from typing import Generic, TypeVar
 Text = TypeVar("Text")
 
 HALF_LIFE = 300.0  # s
-LEAST_HEAT = 0.25  # one prompt, two half-lives ago
+MIN_HEAT = 0.25  # one prompt, two half-lives ago
 DEPTHS = tuple(step << octave for octave in range(20) for step in (2, 3))  # blocks: 2, 3, 4, 6, 8, 12, ...
 TAIL = 64  # blocks
-MAX_NODES = 8192  # that are depths, and that are ends
-MAX_TEXT_SHARE = 1 / 8  # of all bytes, that one text may take
-CONSIDERED = 512  # places, the hottest, that are weighed against what other engines hold
+MAX_NODES = 8192  # at depths, and at ends
+MAX_TEXT_SHARE = 1 / 8  # of all bytes, for one text
+CONSIDERED = 512  # hottest nodes that are weighed against the contents of other engines
 REBASE = 64.0  # half-lives after which weights begin anew: a float has room for a thousand
 
 
@@ -44,96 +43,95 @@ class HotPrefix(Generic[Text]):
     blocks: int
 
 
+@dataclass(slots=True, eq=False)
 class _PrefixNode(Generic[Text]):
-    """A prefix of so many blocks. `text`: where a prompt ends."""
+    """A prefix of `blocks` blocks. `text` and its `size` in bytes: where a prompt ends."""
 
-    __slots__ = ("above", "blocks", "heat", "size", "text")
+    blocks: int
+    above: _PrefixNode[Text] | None
+    text: Text | None = None
+    size: int = 0
+    heat: float = 0.0
 
-    def __init__(self, blocks: int, above: _PrefixNode[Text] | None, text: Text | None = None, size: int = 0) -> None:
-        self.blocks, self.above, self.text, self.size = blocks, above, text, size
-        self.heat = 0.0
-
-    def up(self) -> Iterator[_PrefixNode[Text]]:
-        """This one and those above it."""
-        place: _PrefixNode[Text] | None = self
-        while place is not None:
-            yield place
-            place = place.above
+    def path(self) -> Iterator[_PrefixNode[Text]]:
+        """This node and its ancestors."""
+        node: _PrefixNode[Text] | None = self
+        while node is not None:
+            yield node
+            node = node.above
 
 
 class HotPrefixes(Generic[Text]):
-    """Of one pool. `limit`: bytes of text."""
+    """`limit`: bytes of text."""
 
     def __init__(self, limit: int) -> None:
         self.bytes, self.limit = 0, limit
-        self._depths: OrderedDict[int, _PrefixNode[Text]] = (
-            OrderedDict()
-        )  # the least recently passed first, deep before
-        self._ends: OrderedDict[int, _PrefixNode[Text]] = OrderedDict()  # shallow; both by hash
-        self._since = 0.0
+        # Nodes by hash, least recently passed first, deep before shallow.
+        self._depths: OrderedDict[int, _PrefixNode[Text]] = OrderedDict()
+        self._ends: OrderedDict[int, _PrefixNode[Text]] = OrderedDict()
+        self._weights_since = 0.0
 
     def __len__(self) -> int:
         return len(self._depths) + len(self._ends)
 
     def record(self, hashes: Sequence[int], text: Text, size: int, now: float) -> None:
-        """A prompt was computed. `size`: bytes that keeping `text` takes."""
+        """Counts a prompt that an engine has computed. `size`: bytes of `text`."""
         weight, above = self._weight(now), None
         keys = [hashes[depth - 1] for depth in DEPTHS[: bisect_right(DEPTHS, len(hashes))]]
         for depth, key in zip(DEPTHS, keys, strict=False):
-            place = self._depths.get(key)
-            if place is None:
-                place = self._depths[key] = _PrefixNode(depth, above)
-            place.heat += weight
-            above = place
+            node = self._depths.get(key)
+            if node is None:
+                node = self._depths[key] = _PrefixNode(depth, above)
+            node.heat += weight
+            above = node
         for key in reversed(keys):
             self._depths.move_to_end(key)
         if keys and size <= self.limit * MAX_TEXT_SHARE:
-            self._end(hashes, _PrefixNode(len(hashes), above, text, size), weight)
+            self._add_end(hashes, _PrefixNode(len(hashes), above, text, size, weight))
         while len(self._depths) > MAX_NODES:
             self._depths.popitem(last=False)
 
-    def _end(self, hashes: Sequence[int], end: _PrefixNode[Text], weight: float) -> None:
-        ends, end.heat = self._ends, weight
-        for key in [key for key in hashes[-TAIL:] if key in ends]:
-            passed = ends.pop(key)
-            self.bytes -= passed.size
-            end.heat += passed.heat
-        ends[hashes[-1]] = end
+    def _add_end(self, hashes: Sequence[int], end: _PrefixNode[Text]) -> None:
+        for key in hashes[-TAIL:]:
+            if (passed := self._ends.pop(key, None)) is not None:
+                self.bytes -= passed.size
+                end.heat += passed.heat
+        self._ends[hashes[-1]] = end
         self.bytes += end.size
-        while self.bytes > self.limit or len(ends) > MAX_NODES:
-            self.bytes -= ends.popitem(last=False)[1].size
+        while self.bytes > self.limit or len(self._ends) > MAX_NODES:
+            self.bytes -= self._ends.popitem(last=False)[1].size
 
     def hottest(self, room: int, now: float, copies: Callable[[Text, int], int]) -> list[HotPrefix[Text]]:
-        """What to have in an empty cache with `room` blocks for it. `copies`: on how many engines a text's blocks are.
+        """Prefixes for an empty cache with `room` blocks. `copies`: number of engines that hold a text's blocks.
 
-        A depth on the way to another place is not named by itself.
+        A node on the path to another chosen node is not listed.
         """
-        least, texts = LEAST_HEAT * self._weight(now), self._texts()
-        hot = nlargest(CONSIDERED, (place for place in texts if place.heat >= least), key=lambda place: place.heat)
-        worth = {place: place.heat / (1 + copies(texts[place], place.blocks)) for place in hot}
+        texts, min_heat = self._texts(), MIN_HEAT * self._weight(now)
+        hot = nlargest(CONSIDERED, (node for node in texts if node.heat >= min_heat), key=lambda node: node.heat)
+        worth = {node: node.heat / (1 + copies(texts[node], node.blocks)) for node in hot}
         taken: dict[_PrefixNode[Text], None] = {}
-        for place in sorted(hot, key=worth.__getitem__, reverse=True):
-            path = list(takewhile(lambda above: above not in taken, place.up()))
-            held = path[-1].above if path else place
-            cost = place.blocks - (held.blocks if held is not None else 0)
+        for node in sorted(hot, key=worth.__getitem__, reverse=True):
+            path = list(takewhile(lambda ancestor: ancestor not in taken, node.path()))
+            held = path[-1].above if path else node
+            cost = node.blocks - (held.blocks if held is not None else 0)
             if cost <= room:
                 room -= cost
                 taken.update(dict.fromkeys(path))
-        beginnings = {place.above for place in taken}
-        return [HotPrefix(texts[place], place.blocks) for place in taken if place not in beginnings]
+        inner = {node.above for node in taken}
+        return [HotPrefix(texts[node], node.blocks) for node in taken if node not in inner]
 
     def _texts(self) -> dict[_PrefixNode[Text], Text]:
-        """Every place that has an end beneath it, with the latest one's text."""
+        """Every node above an end, with the latest end's text."""
         texts: dict[_PrefixNode[Text], Text] = {}
         for end in reversed(self._ends.values()):
             assert end.text is not None
-            texts.update(dict.fromkeys(takewhile(lambda place: place not in texts, end.up()), end.text))
+            texts.update(dict.fromkeys(takewhile(lambda node: node not in texts, end.path()), end.text))
         return texts
 
     def _weight(self, now: float) -> float:
-        age = (now - self._since) / HALF_LIFE
+        age = (now - self._weights_since) / HALF_LIFE
         if age > REBASE:
-            for place in (*self._depths.values(), *self._ends.values()):
-                place.heat *= 0.5**age
-            self._since, age = now, 0.0
+            for node in (*self._depths.values(), *self._ends.values()):
+                node.heat *= 0.5**age
+            self._weights_since, age = now, 0.0
         return float(2.0**age)

@@ -21,24 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.prefix_cache.residency import ChainBinding
-from policies.value import value
 
 SHRINK = 0.2  # of the capacity, when no token of the believed hit was cached
 GROW = 0.005  # of the capacity, when all of it was
 MIN_SHARE_OF_CAPACITY = 1 / 256  # enough to be proved wrong
 DEFAULT_BLOCKS = 25_000
-
-
-@value
-class PrefixMatch:
-    """Leading blocks of a prompt that an endpoint holds; binding and stamp of the last of them."""
-
-    depth: int
-    binding: ChainBinding | None
-    stamp: int
-
-
-NO_MATCH = PrefixMatch(0, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +39,11 @@ class PrefixStatistics:
 
 
 @dataclass(slots=True, eq=False)
-class _IndexRun:
+class IndexRun:
     """Consecutive blocks. `children`: runs that continue it; only its end can be continued."""
 
     blocks: array[int]
-    parent: _IndexRun | None
+    parent: IndexRun | None
     stamp: int  # of the record that used it last
     children: int = 0
     binding: ChainBinding | None = None  # of the last prompt through its end
@@ -73,31 +60,27 @@ class PrefixIndex:
 
     def clear(self) -> None:
         """The endpoint lost its cache."""
-        self._runs: dict[int, _IndexRun] = {}  # by first hash
-        self._order: OrderedDict[_IndexRun, None] = OrderedDict()  # least recently used first; children before parents
+        self._runs: dict[int, IndexRun] = {}  # by first hash
+        self._order: OrderedDict[IndexRun, None] = OrderedDict()  # least recently used first; children before parents
         self._size = 0
         self._fit(self._nominal, 1.0)
 
-    def find(self, hashes: Sequence[int]) -> PrefixMatch:
-        """Called for each endpoint of each decision: `_path` without the path."""
+    def find(self, hashes: Sequence[int]) -> tuple[int, IndexRun | None]:
+        """Number of leading blocks held, and the run of the last of them. Called for each endpoint of each decision."""
         runs, size = self._runs, len(hashes)
-        if not size or (run := runs.get(hashes[0])) is None:
-            return NO_MATCH
-        at = 0
-        while True:
-            blocks = run.blocks
-            end = at + len(blocks)
-            if end > size or blocks[-1] != hashes[end - 1]:
-                return PrefixMatch(at + _shared(blocks, hashes, at), run.binding, run.stamp)
-            if end == size or (following := runs.get(hashes[end])) is None:
-                return PrefixMatch(end, run.binding, run.stamp)
-            run, at = following, end
+        depth, last = 0, None
+        while depth < size and (run := runs.get(hashes[depth])) is not None:
+            last = run
+            end = depth + len(run.blocks)
+            if end > size or run.blocks[-1] != hashes[end - 1]:
+                return depth + _shared(run.blocks, hashes, depth), run
+            depth = end
+        return depth, last
 
-    def record(self, hashes: Sequence[int]) -> PrefixMatch:
-        """The endpoint is sent this prompt. Returns the match before, with the stamp that names this record."""
+    def record(self, hashes: Sequence[int]) -> int:
+        """The endpoint is sent this prompt. Returns the stamp of this record."""
         self._stamp += 1
         path, depth, surplus = self._path(hashes)
-        before = PrefixMatch(depth, path[-1].binding if path else None, self._stamp)
         if surplus:
             path[-1] = self._split(path[-1], len(path[-1].blocks) - surplus)
         if depth < len(hashes):
@@ -106,7 +89,7 @@ class PrefixIndex:
             run.stamp = self._stamp
             self._order.move_to_end(run)
         self._evict()
-        return before
+        return self._stamp
 
     def bind(self, hashes: Sequence[int], binding: ChainBinding) -> None:
         """Records a prompt and binds it to the engine's chain."""
@@ -143,7 +126,7 @@ class PrefixIndex:
     def statistics(self) -> PrefixStatistics:
         return PrefixStatistics(self._size, len(self._order), self._capacity, self._nominal)
 
-    def _path(self, hashes: Sequence[int]) -> tuple[list[_IndexRun], int, int]:
+    def _path(self, hashes: Sequence[int]) -> tuple[list[IndexRun], int, int]:
         """Runs that begin the prompt, blocks they share with it, and blocks of the last run beyond these."""
         path, at, size = [], 0, len(hashes)
         while at < size and (run := self._runs.get(hashes[at])) is not None:
@@ -155,16 +138,16 @@ class PrefixIndex:
             at = end
         return path, at, 0
 
-    def _split(self, run: _IndexRun, at: int) -> _IndexRun:
+    def _split(self, run: IndexRun, at: int) -> IndexRun:
         """Cuts a run in two; the lower part keeps its place in the LRU order."""
-        upper = _IndexRun(run.blocks[:at], run.parent, run.stamp, children=1, binding=run.binding)
+        upper = IndexRun(run.blocks[:at], run.parent, run.stamp, children=1, binding=run.binding)
         self._runs[run.blocks[0]] = upper
         run.blocks, run.parent = run.blocks[at:], upper
         self._runs[run.blocks[0]] = run
         self._order[upper] = None
         return upper
 
-    def _append(self, path: list[_IndexRun], hashes: Sequence[int], depth: int) -> None:
+    def _append(self, path: list[IndexRun], hashes: Sequence[int], depth: int) -> None:
         parent = path[-1] if path else None
         fresh = hashes[depth:]
         if not isinstance(fresh, array):
@@ -175,7 +158,7 @@ class PrefixIndex:
             return
         if parent is not None:
             parent.children += 1
-        run = _IndexRun(fresh, parent, self._stamp)
+        run = IndexRun(fresh, parent, self._stamp)
         self._runs[fresh[0]] = run
         self._order[run] = None
         path.append(run)
@@ -191,7 +174,7 @@ class PrefixIndex:
             oldest = next(iter(self._order))
             self._shorten(oldest, max(0, len(oldest.blocks) - excess))
 
-    def _shorten(self, run: _IndexRun, keep: int) -> None:
+    def _shorten(self, run: IndexRun, keep: int) -> None:
         """Drops the tail of a run without children."""
         self._size -= len(run.blocks) - keep
         if keep:

@@ -1,14 +1,14 @@
-"""What a caller's key may use, and whether a request is still within it.
+"""Limits of a caller's key, and the check of a request against them.
 
 Rules:
-- A request claims all that it may need before it runs: itself, its tokens, a place, its cost. What is refused has
-  claimed nothing.
-- Of several limits that are exceeded the one is named that takes longest to wait for.
-- A claim above the whole limit is never let in by waiting, and is told so.
-- `share`: of how many that cannot ask each other this is one. Each lets in its part, and one request at least; a
-  request that is larger than the part, but not than the limit, when nothing else counts.
+- A request claims its maximum before it runs: itself, its tokens, a concurrency slot, its cost. A refused request
+  claims nothing.
+- Of several exceeded limits, the refusal names the limit with the longest wait.
+- No wait admits a claim above a whole limit, and the refusal says so.
+- `share`: number of processes that enforce the limit without knowing of each other. Each admits its part, and at least
+  one request; a request larger than the part, but not than the limit, is admitted when nothing else counts.
 
-Providers' limits, which are learned, are another thing (`policies.fleet.circuit_breaker`).
+Limits of providers are learned (`policies.fleet.circuit_breaker`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from policies.value import value
 
-NANO = 1_000_000_000  # costs are whole billionths of a USD: they add up exactly
+NANO = 1_000_000_000  # costs are whole billionths of a USD: sums are exact
 
 
 class QuotaLimit(StrEnum):
@@ -31,7 +31,7 @@ class QuotaLimit(StrEnum):
 
 @value
 class KeyLimits:
-    """Of one key; None: none. `cost`: billionths of a USD in a calendar month (UTC)."""
+    """Limits of one key, per minute; None: no limit. `cost`: billionths of a USD per calendar month (UTC)."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -40,12 +40,12 @@ class KeyLimits:
 
     @property
     def any(self) -> bool:
-        return not (self.requests is None and self.tokens is None and self.concurrent is None and self.cost is None)
+        return self != KeyLimits()
 
 
 @value
 class Claim:
-    """What a request may need besides a place. `cost`: billionths of a USD."""
+    """Maximum that a request may use. `cost`: billionths of a USD."""
 
     tokens: int = 0
     cost: int = 0
@@ -53,7 +53,7 @@ class Claim:
 
 @value
 class LimitUsage:
-    """What counts now: of the last minute, running, and of this month with what running requests may still cost."""
+    """Requests and tokens of the last minute, running requests, and this month's cost with that of running requests."""
 
     requests: int = 0
     tokens: int = 0
@@ -63,8 +63,10 @@ class LimitUsage:
 
 @value
 class Verdict:
-    """`limit` None: let in. `wait`: s after which it would be; None: not by waiting. `*_left` counts this one, if it
-    was let in; `*_reset`: s until nothing counts any more."""
+    """Result of a claim. `limit` None: admitted, and counted in `*_left`.
+
+    `wait`: s until the claim is admitted; None: never. `*_reset`: s until no usage counts any more.
+    """
 
     limit: QuotaLimit | None = None
     wait: float | None = None
@@ -79,20 +81,20 @@ def too_large(limits: KeyLimits, claim: Claim) -> bool:
 
 
 def exceeded(limits: KeyLimits, claim: Claim, use: LimitUsage, share: int = 1) -> list[QuotaLimit]:
-    """Every limit that stands in the way."""
+    """Every limit that refuses the claim."""
     found = []
-    if limits.cost is not None and use.cost + claim.cost > share_of(limits.cost, share):
+    if limits.cost is not None and use.cost + claim.cost > _part(limits.cost, share):
         found.append(QuotaLimit.COST)
-    if limits.concurrent is not None and use.running >= share_of(limits.concurrent, share):
+    if limits.concurrent is not None and use.running >= _part(limits.concurrent, share):
         found.append(QuotaLimit.CONCURRENT)
-    if limits.requests is not None and use.requests >= share_of(limits.requests, share):
+    if limits.requests is not None and use.requests >= _part(limits.requests, share):
         found.append(QuotaLimit.REQUESTS)
-    if limits.tokens is not None and use.tokens + claim.tokens > share_of(limits.tokens, share):
+    if limits.tokens is not None and use.tokens + claim.tokens > _part(limits.tokens, share):
         alone = share > 1 and use.tokens == 0 and not too_large(limits, claim)
         if not alone:
             found.append(QuotaLimit.TOKENS)
     return found
 
 
-def share_of(limit: int, share: int) -> int:
+def _part(limit: int, share: int) -> int:
     return max(limit // share, 1)

@@ -1,12 +1,12 @@
-"""What was used in the last minute, in a few words of memory: whoever writes them is one, anybody may read them.
+"""Sliding window over the last minute, in an array of integers with one writer and any number of readers.
 
 Rules:
-- A second is counted whole until it is entirely over a minute old. So no span of 60 s, wherever it begins, holds more
-  than was let in by it; a steady caller is given up to a second (1.7%) less than its limit.
-- Kept are totals, and what they were when each second began. What was used since any second is one
-  subtraction, whoever else counts; an idle second costs nothing.
-- What is given back is taken from the second that it was counted in, if that still counts.
-- A word is one aligned integer of 8 bytes: who reads while another process writes sees a request more or less.
+- A second counts as a whole until all of it is over a minute old. So no span of 60 s holds more than the limit; a
+  steady caller gets up to a second (1.7%) less than the limit.
+- The array holds totals, and the totals at the start of each second. Usage since a second is one subtraction; an idle
+  second costs nothing.
+- A refund is subtracted from the second of its use, if that still counts.
+- A word is one aligned integer of 8 bytes: a reader in another process may see a request more or less.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-WINDOW_S = 60  # s
-RING = 64  # seconds that are kept; SPAN + 1 count
+WINDOW_S = 60
+RING = 64  # seconds that are kept; WINDOW_S + 1 count
 WINDOW_WORDS = 2 + 3 * RING
 
 Used = tuple[int, int]  # requests, tokens
@@ -30,99 +30,94 @@ class CounterArray(Protocol):
 
 
 class SlidingWindow:
-    """At `base` in `words`: totals of requests and tokens; then per second its number + 1, and both as it began."""
-
-    __slots__ = ("_found", "_idle", "_when", "base", "words")
+    """In `words` from `base` on: totals of requests and tokens; then, for each second of a ring, its number + 1 and
+    both totals at its start."""
 
     def __init__(self, words: CounterArray, base: int = 0) -> None:
         self.words, self.base = words, base
-        # Within a second the oldest that counts stays the same; where none does, until something is added.
-        self._when = self._found = self._idle = -1
+        # Cache of `used`: the oldest second that counts stays the same within a second, or until the first addition.
+        self._found_at = self._slot = self._idle_total = -1
 
     def total(self) -> Used:
         return self.words[self.base], self.words[self.base + 1]
 
     def used(self, now: int) -> Used:
-        """In all seconds that count."""
-        words, base, place = self.words, self.base, self._found
-        requests, tokens = words[base], words[base + 1]
-        if self._when != now or (place < 0 and self._idle != requests + tokens):
-            self._when, self._idle = now, requests + tokens
-            place = self._found = self._oldest(now)
-        if place < 0:
+        """Usage of all seconds that count."""
+        requests, tokens = self.total()
+        if self._found_at != now or (self._slot < 0 and self._idle_total != requests + tokens):
+            self._found_at, self._idle_total = now, requests + tokens
+            self._slot = next((slot for _, slot in self._slots(range(max(now - WINDOW_S, 0), now + 1))), -1)
+        if self._slot < 0:
             return 0, 0
-        return requests - words[place + 1], tokens - words[place + 2]
-
-    def _oldest(self, now: int) -> int:
-        words, ring = self.words, self.base + 2
-        for at in range(max(now - WINDOW_S, 0), now + 1):
-            place = ring + 3 * (at % RING)
-            if words[place] == at + 1:
-                return place
-        return -1
+        return requests - self.words[self._slot + 1], tokens - self.words[self._slot + 2]
 
     def per_second(self, now: int) -> Iterator[tuple[int, int, int]]:
-        """All that count in which there was something, the latest first, and what."""
-        words, ring = self.words, self.base + 2
+        """Second, requests and tokens of all seconds with usage that count, latest first."""
         requests, tokens = self.total()
-        for at in range(now, max(now - WINDOW_S, 0) - 1, -1):
-            place = ring + 3 * (at % RING)
-            if words[place] == at + 1:
-                yield at, requests - words[place + 1], tokens - words[place + 2]
-                requests, tokens = words[place + 1], words[place + 2]
+        for second, slot in self._slots(range(now, max(now - WINDOW_S, 0) - 1, -1)):
+            before, tokens_before = self.words[slot + 1], self.words[slot + 2]
+            yield second, requests - before, tokens - tokens_before
+            requests, tokens = before, tokens_before
 
     def add(self, now: int, requests: int, tokens: int) -> None:
         words, base = self.words, self.base
-        place = base + 2 + 3 * (now % RING)
-        if words[place] != now + 1:
-            words[place + 1], words[place + 2] = words[base], words[base + 1]
-            words[place] = now + 1
+        slot = self._slot_of(now)
+        if words[slot] != now + 1:
+            words[slot + 1], words[slot + 2] = words[base], words[base + 1]
+            words[slot] = now + 1
         words[base] += requests
         words[base + 1] += tokens
 
     def refund(self, second: int, now: int, tokens: int) -> None:
-        """Of what was added in `second`."""
-        if second < now - WINDOW_S:
-            return
-        words, base = self.words, self.base
-        words[base + 1] -= tokens
-        for at in range(second + 1, now + 1):
-            place = base + 2 + 3 * (at % RING)
-            if words[place] == at + 1:
-                words[place + 2] -= tokens
+        """Takes back tokens that were added in `second`."""
+        if second >= now - WINDOW_S:
+            self.words[self.base + 1] -= tokens
+            for _, slot in self._slots(range(second + 1, now + 1)):
+                self.words[slot + 2] -= tokens
+
+    def _slot_of(self, second: int) -> int:
+        return self.base + 2 + 3 * (second % RING)
+
+    def _slots(self, seconds: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """The seconds with usage, and their slots."""
+        for second in seconds:
+            slot = self._slot_of(second)
+            if self.words[slot] == second + 1:
+                yield second, slot
 
 
 def used(windows: Iterable[SlidingWindow], now: int) -> Used:
-    """By all of them."""
+    """Usage in all windows together."""
     requests = tokens = 0
     for window in windows:
-        one = window.used(now)
-        requests, tokens = requests + one[0], tokens + one[1]
+        window_requests, window_tokens = window.used(now)
+        requests += window_requests
+        tokens += window_tokens
     return requests, tokens
 
 
 def available_at(windows: Iterable[SlidingWindow], now: int, field: int, amount: int) -> int:
-    """The second at whose beginning so many requests (field 0) or tokens (1) of those that count no longer do."""
+    """The second at whose start so many requests (field 0) or tokens (1) no longer count."""
     found: dict[int, int] = {}
     for window in windows:
-        for at, *added in window.per_second(now):
-            found[at] = found.get(at, 0) + added[field]
-    at = now
-    for at in sorted(found):
-        amount -= found[at]
+        for second, *added in window.per_second(now):
+            found[second] = found.get(second, 0) + added[field]
+    second = now
+    for second in sorted(found):
+        amount -= found[second]
         if amount <= 0:
             break
-    return at + WINDOW_S + 1
+    return second + WINDOW_S + 1
 
 
 def resets_at(windows: Iterable[SlidingWindow], now: int) -> tuple[int, int]:
-    """The seconds at whose beginning no request, and no token, of those that count still does; 0: none counts."""
+    """The seconds at whose start no request, and no token, counts any more; 0: none counts now."""
     last = [0, 0]
     for window in windows:
-        for at, *added in window.per_second(now):
+        for second, *added in window.per_second(now):
             for field in (0, 1):
                 if added[field] > 0:
-                    last[field] = max(last[field], at + WINDOW_S + 1)
+                    last[field] = max(last[field], second + WINDOW_S + 1)
             if all(last):
                 break
     return last[0], last[1]
