@@ -1,4 +1,4 @@
-"""Hostile and mistaken input is refused in the OpenAI envelope, at once, and never reaches a backend."""
+"""Hostile and invalid input is refused in the OpenAI envelope, at once, and never reaches a backend."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.gateways import pool, running
 GOOD = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
 
 
-class Counting:
-    """An upstream that only counts who came."""
+class CountingUpstream:
+    """Upstream that counts its connections."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -26,8 +26,8 @@ class Counting:
 
 
 @pytest.fixture
-async def gateway() -> AsyncIterator[tuple[Gateway, Counting]]:
-    upstream = Counting()
+async def gateway() -> AsyncIterator[tuple[Gateway, CountingUpstream]]:
+    upstream = CountingUpstream()
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with running({"only": pool(url)}, defaults={"max_body": "1MB"}) as running_gateway:
@@ -108,8 +108,8 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_a_bad_body_is_a_4xx_in_the_openai_envelope(name: str, gateway: tuple[Gateway, Counting]) -> None:
-    """The caller's mistake is named; nothing is sent upstream; the connection's next request is served."""
+async def test_a_bad_body_is_a_4xx_in_the_openai_envelope(name: str, gateway: tuple[Gateway, CountingUpstream]) -> None:
+    """The error names the mistake; the upstream receives no connection."""
     front, upstream = gateway
     status, headers, body = await send(front, http(BODIES[name]))
     error = json.loads(body)["error"]
@@ -153,10 +153,10 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_path_that_is_not_served_is_404_and_never_reaches_a_backend(
-    path: str, gateway: tuple[Gateway, Counting]
+async def test_an_unknown_path_is_404_and_never_reaches_a_backend(
+    path: str, gateway: tuple[Gateway, CountingUpstream]
 ) -> None:
-    """Paths are compared as they were sent: nothing is decoded, merged or resolved."""
+    """Paths are compared verbatim: not decoded, merged or resolved."""
     front, upstream = gateway
     status, _, body = await send(front, http(chat(), path=path))
     assert status in (400, 404)
@@ -186,8 +186,10 @@ FRAMING = {
 
 
 @pytest.mark.parametrize("name", FRAMING)
-async def test_hostile_framing_is_refused_before_anything_is_sent(name: str, gateway: tuple[Gateway, Counting]) -> None:
-    """What two parsers might frame differently is refused, with an error that an SDK can read."""
+async def test_ambiguous_framing_is_refused_before_anything_is_sent(
+    name: str, gateway: tuple[Gateway, CountingUpstream]
+) -> None:
+    """Framing that two parsers might read differently is refused, with an error in JSON."""
     front, upstream = gateway
     status, _, body = await send(front, FRAMING[name])
     assert 400 <= status < 500
@@ -196,8 +198,8 @@ async def test_hostile_framing_is_refused_before_anything_is_sent(name: str, gat
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
-async def test_a_wrong_method_is_405_and_names_the_right_one(method: str, gateway: tuple[Gateway, Counting]) -> None:
-    """Allow is part of the answer (RFC 9110 section 15.5.6)."""
+async def test_a_wrong_method_is_405_with_allow(method: str, gateway: tuple[Gateway, CountingUpstream]) -> None:
+    """RFC 9110 section 15.5.6 requires Allow."""
     status, headers, _ = await send(gateway[0], http(b"", method=method))
     assert (status, headers["allow"]) == (405, "POST")
 
@@ -206,17 +208,17 @@ async def test_a_wrong_method_is_405_and_names_the_right_one(method: str, gatewa
     ("header", "value"),
     [("x-slo-ttft-ms", "soon"), ("x-slo-ttft-ms", "-1"), ("x-slo-tpot-ms", "NaN"), ("x-priority", "high")],
 )
-async def test_a_header_that_cannot_be_read_is_named(
-    header: str, value: str, gateway: tuple[Gateway, Counting]
+async def test_an_invalid_header_is_400_and_named(
+    header: str, value: str, gateway: tuple[Gateway, CountingUpstream]
 ) -> None:
-    """A misspelt budget must not become no budget."""
+    """A misspelt budget must not silently mean no budget."""
     status, _, body = await send(gateway[0], http(chat(), extra=f"{header}: {value}\r\n".encode()))
     assert status == 400
     assert header in json.loads(body)["error"]["message"]
 
 
-async def test_a_refused_body_leaves_the_connection_usable(gateway: tuple[Gateway, Counting]) -> None:
-    """Keep-alive survives a mistake in the body, so that one bad request does not cost the next a handshake."""
+async def test_a_refused_body_leaves_the_connection_usable(gateway: tuple[Gateway, CountingUpstream]) -> None:
+    """Keep-alive survives an invalid body, so that the next request needs no new connection."""
     port = int(gateway[0].url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(3):

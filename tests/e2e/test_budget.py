@@ -1,4 +1,4 @@
-"""The budget decides the tier: on simulated fleets, over real sockets."""
+"""The budget decides the tier: simulated fleets, over real sockets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE_PROMPT = "word " * 9000  # 8b-l4 needs over two seconds for it, 8b-h100 a 
 
 
 async def ask(gateway_url: str, content: str, **more: Any) -> None:
-    """One streamed answer, read to its end."""
+    """Reads one streamed answer to its end."""
     client = openai.AsyncOpenAI(base_url=f"{gateway_url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": content}]
     async for _ in await client.chat.completions.create(
@@ -27,12 +27,12 @@ async def ask(gateway_url: str, content: str, **more: Any) -> None:
 
 
 async def test_a_prompt_that_the_first_tier_cannot_prefill_in_time_goes_to_the_next() -> None:
-    """A small prompt stays with the wanted tier; a large one goes where it still makes its budget."""
+    """A small prompt stays with the preferred tier; a large one goes to the tier that meets its budget."""
     routes = {"chat": {"tiers": ["slow", "fast"], "ttft": {"budget": "1200ms"}}}
     async with engines(1, "8b-l4") as slow, engines(1, "8b-h100") as fast:
         pools = {"slow": engine_pool(*slow), "fast": engine_pool(*fast)}
         async with running(pools, routes) as gateway:
-            for i in range(12):  # the slow tier's speed is learned from its answers
+            for i in range(12):  # answers teach the slow tier's speed
                 await ask(gateway.url, f"{i} " + "hello " * 40 * (i + 1))
             seen = len(gateway.recorder.recent)
             await ask(gateway.url, "hi")
@@ -44,8 +44,8 @@ async def test_a_prompt_that_the_first_tier_cannot_prefill_in_time_goes_to_the_n
 
 
 @pytest.mark.parametrize(("on_miss", "answered"), [("shed", False), ("best_effort", True)])
-async def test_an_impossible_budget_is_shed_or_answered_as_the_route_says(on_miss: str, answered: bool) -> None:
-    """`shed` refuses at once with Retry-After; `best_effort` answers late. Either way the decision takes no time."""
+async def test_an_unattainable_budget_is_shed_or_answered_by_on_miss(on_miss: str, answered: bool) -> None:
+    """`shed` refuses at once with Retry-After; `best_effort` answers late."""
     routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "20ms"}, "on_miss": on_miss}}
     async with engines(1, "8b-l4") as only, running({"only": engine_pool(*only)}, routes) as gateway:
         if answered:
@@ -62,7 +62,7 @@ async def test_an_impossible_budget_is_shed_or_answered_as_the_route_says(on_mis
 
 
 async def test_a_caller_may_tighten_its_budget() -> None:
-    """x-slo-ttft-ms: the same request that is placed under the route's budget is shed under a hopeless one."""
+    """x-slo-ttft-ms: a request that the route's budget admits is shed under an unattainable one."""
     routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "30s"}, "on_miss": "shed"}}
     async with engines(1, "8b-l4") as only, running({"only": engine_pool(*only)}, routes) as gateway:
         await ask(gateway.url, "hello")
@@ -70,8 +70,8 @@ async def test_a_caller_may_tighten_its_budget() -> None:
             await ask(gateway.url, LARGE_PROMPT, extra_headers={"x-slo-ttft-ms": "10"})
 
 
-async def test_a_prompt_that_fits_no_tier_is_the_callers_to_mend() -> None:
-    """400 that names the limit, before anything is sent."""
+async def test_a_prompt_beyond_every_context_window_is_400() -> None:
+    """The error names the limit, before anything is sent."""
     async with engines(1) as only, running({"only": engine_pool(*only, context_window=1000)}) as gateway:
         with pytest.raises(openai.BadRequestError) as caught:
             await ask(gateway.url, LARGE_PROMPT)
@@ -80,7 +80,7 @@ async def test_a_prompt_that_fits_no_tier_is_the_callers_to_mend() -> None:
 
 
 async def test_a_repeated_prefix_goes_back_to_its_engine() -> None:
-    """Idle engines of one speed: what decides is who already holds the prompt."""
+    """Engines are idle and equally fast: the cached prefix decides."""
     async with engines(3) as three, running({"all": engine_pool(*three)}) as gateway:
         for turn in range(3):
             for talk in range(6):
@@ -94,7 +94,7 @@ async def test_a_repeated_prefix_goes_back_to_its_engine() -> None:
 
 
 async def test_stages_sum_to_ttft() -> None:
-    """Within a millisecond, for every request with a first token, whatever its end (the caller's clock agrees)."""
+    """Within a millisecond, for every request with a first token."""
     async with engines(2) as both, running({"all": engine_pool(*both)}) as gateway:
         for i in range(8):
             await ask(gateway.url, f"{i} hello " * 100)
@@ -105,8 +105,8 @@ async def test_stages_sum_to_ttft() -> None:
         assert before + record.stages[Stage.STREAM] == pytest.approx(record.total, abs=1e-3)
 
 
-async def test_a_kept_connection_starts_each_requests_clock_anew() -> None:
-    """Neither an idle pause nor a body that came in a second segment is charged to the next request."""
+async def test_each_request_on_a_kept_connection_has_its_own_arrival() -> None:
+    """An idle pause is not charged to the next request; a body in a second segment is charged to `read`."""
     body = json.dumps({"model": "chat", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
     async with engines(1) as one, running({"all": engine_pool(*one)}) as gateway:

@@ -1,4 +1,4 @@
-"""A caller that leaves frees the engine at once: in the queue, before the first token, mid-stream, whole answers."""
+"""A caller that disconnects frees the engine at once: queued, before the first token, mid-stream, unstreamed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
 
-async def leave_when(gateway: Gateway, body: dict[str, object], ready: object) -> None:
-    """Send a request over a raw socket and drop the connection once `ready()` holds (or, if None, after a token)."""
+async def disconnect_when(gateway: Gateway, body: dict[str, object], ready: object) -> None:
+    """Sends a request over a raw socket and aborts the connection when `ready()` holds, or after a token if None."""
     raw = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "word " * 3000}], **body}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw))
@@ -30,14 +30,17 @@ async def leave_when(gateway: Gateway, body: dict[str, object], ready: object) -
     [
         ("before the first token", {"stream": True, "max_tokens": 500}),
         ("mid-stream", {"stream": True, "max_tokens": 5000}),
-        ("a whole answer", {"stream": False, "max_tokens": 5000}),
+        ("unstreamed", {"stream": False, "max_tokens": 5000}),
     ],
 )
-async def test_a_caller_that_leaves_is_an_abort_in_the_engine(moment: str, body: dict[str, object]) -> None:
-    """The upstream connection closes, the engine drops the request, the ledger is clear, the Record says so."""
+async def test_a_disconnected_caller_aborts_its_request_in_the_engine(moment: str, body: dict[str, object]) -> None:
+    """The upstream connection closes, the engine drops the request, no tokens stay in flight, the Record is
+    CLIENT_GONE."""
     async with engines(1) as (engine,), running({"only": engine_pool(engine)}) as gateway:
         mid_stream = moment == "mid-stream"
-        await leave_when(gateway, body, None if mid_stream else lambda: engine.engine.running + engine.engine.waiting)
+        await disconnect_when(
+            gateway, body, None if mid_stream else lambda: engine.engine.running + engine.engine.waiting
+        )
         await eventually(lambda: engine.engine.running + engine.engine.waiting == 0)
         await eventually(lambda: gateway.recorder.recent)
         assert [r.end for r in gateway.recorder.recent] == [RequestOutcome.CLIENT_GONE]
@@ -46,22 +49,24 @@ async def test_a_caller_that_leaves_is_an_abort_in_the_engine(moment: str, body:
         assert (load.in_flight, load.prefilling, load.queued_tokens) == (0, 0, 0.0)
 
 
-async def test_a_caller_that_leaves_the_engines_queue_is_dropped_from_it() -> None:
-    """A request that waits behind others is aborted as surely as one that runs."""
+async def test_a_disconnected_caller_is_dropped_from_the_engines_queue() -> None:
+    """A request in the engine's queue is aborted like a running one."""
     async with engines(1, profile="8b-l4") as (engine,), running({"only": engine_pool(engine)}) as gateway:
         for count in (1, 2, 3):
-            asking = leave_when(gateway, {"stream": True, "max_tokens": 50}, lambda n=count: len(engine.requests) >= n)
+            asking = disconnect_when(
+                gateway, {"stream": True, "max_tokens": 50}, lambda n=count: len(engine.requests) >= n
+            )
             await asking
         await eventually(lambda: engine.engine.running + engine.engine.waiting == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)
         assert {r.end for r in gateway.recorder.recent} == {RequestOutcome.CLIENT_GONE}
 
 
-async def test_a_hundred_callers_that_leave_at_random_leave_nothing_behind() -> None:
-    """Gauges, ledger and connections go back to where they were."""
+async def test_a_hundred_random_disconnects_leak_nothing() -> None:
+    """Gauges, in-flight tokens and connections return to zero."""
     async with engines(2) as (one, two), running({"both": engine_pool(one, two)}) as gateway:
 
-        async def abrupt(i: int) -> None:
+        async def disconnect_early(i: int) -> None:
             raw = json.dumps(
                 {
                     "model": "chat",
@@ -77,7 +82,7 @@ async def test_a_hundred_callers_that_leave_at_random_leave_nothing_behind() -> 
             await asyncio.sleep(0.002 * (i % 50))
             writer.transport.abort()
 
-        await asyncio.gather(*(abrupt(i) for i in range(100)))
+        await asyncio.gather(*(disconnect_early(i) for i in range(100)))
         await eventually(lambda: gateway.recorder.live == 0)
         await eventually(lambda: all(s.engine.running + s.engine.waiting == 0 for s in (one, two)))
         assert [(load.in_flight, load.queued_tokens) for load in gateway.monitor.loads().values()] == [

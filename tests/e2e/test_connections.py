@@ -1,4 +1,4 @@
-"""Callers' connections: how long they may hesitate, and how they end."""
+"""Callers' connections: time limits, body framing, and shutdown."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BODY = json.dumps({"model": "chat", "max_tokens": 200, "stream": True, "messages
 REQUEST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY}".encode()
 
 
-def allow(gateway: Gateway, **timeouts: float) -> None:
-    """Shorter time limits for callers that connect from now on."""
+def set_timeouts(gateway: Gateway, **timeouts: float) -> None:
+    """Sets time limits for callers that connect from now on."""
     assert gateway.front is not None
     gateway.front.timeouts = Timeouts(**timeouts)
 
@@ -28,10 +28,10 @@ def port(gateway: Gateway) -> int:
     return int(gateway.url.rpartition(":")[2])
 
 
-async def test_a_head_that_does_not_arrive_whole_costs_the_connection() -> None:
-    """Slow senders must not hold connections for ever; an idle one between requests is left alone."""
+async def test_an_incomplete_head_closes_the_connection_after_its_timeout() -> None:
+    """Slow senders must not hold connections for ever; idle connections between requests stay open."""
     async with engines(1) as one, running({"only": engine_pool(*one)}) as gateway:
-        allow(gateway, head=0.1)
+        set_timeouts(gateway, head=0.1)
         idle, _ = await asyncio.open_connection("127.0.0.1", port(gateway))
         slow, writer = await asyncio.open_connection("127.0.0.1", port(gateway))
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost:")
@@ -40,18 +40,18 @@ async def test_a_head_that_does_not_arrive_whole_costs_the_connection() -> None:
         assert not idle.at_eof()
 
 
-async def test_a_long_answer_is_not_taken_for_a_slow_head() -> None:
-    """The clock of a head stops when the head is there."""
+async def test_a_long_answer_does_not_trigger_the_head_timeout() -> None:
+    """The head's timer stops when the head is complete."""
     async with engines(1) as one, running({"only": engine_pool(*one)}) as gateway:
-        allow(gateway, head=0.05)
+        set_timeouts(gateway, head=0.05)
         reader, writer = await asyncio.open_connection("127.0.0.1", port(gateway))
         for _ in range(2):
             writer.write(REQUEST)
             await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-async def test_a_draining_gateway_finishes_its_streams_and_ends_their_connections() -> None:
-    """What runs is completed; the next answer on a kept connection says that it is the last; nobody new gets in."""
+async def test_a_draining_gateway_finishes_its_streams_and_closes_their_connections() -> None:
+    """Running streams complete and their connections close; new connections are refused."""
     async with engines(1) as one, running({"only": engine_pool(*one)}) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", port(gateway))
         writer.write(REQUEST)
@@ -66,7 +66,7 @@ async def test_a_draining_gateway_finishes_its_streams_and_ends_their_connection
         await stopping
 
 
-# --------------------------------------------------------------------------- the body on the wire
+# --------------------------------------------------------------------------- request bodies
 
 
 def chunked(*parts: bytes) -> bytes:
@@ -77,8 +77,8 @@ def chunked(*parts: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_an_undeclared_body_is_bounded_as_it_comes(at_once: bool) -> None:
-    """413 and the connection is closed, whether it came with its head or chunk by chunk."""
+async def test_a_chunked_body_is_bounded_while_it_arrives(at_once: bool) -> None:
+    """413 and a closed connection, for a body with its head or chunk by chunk."""
     body = json.dumps({**CHAT, "padding": "x" * 5000}).encode()
     raw = chunked(*(body[i : i + 500] for i in range(0, len(body), 500)))
     async with conversing([reply(WHOLE)], defaults={"max_body": "1KB"}) as (_, caller, upstream):
@@ -93,16 +93,16 @@ async def test_an_undeclared_body_is_bounded_as_it_comes(at_once: bool) -> None:
     assert upstream.requests == []
 
 
-async def test_a_chunked_body_is_put_together() -> None:
-    """Cut anywhere; what is sent on has a length."""
+async def test_a_chunked_body_is_reassembled() -> None:
+    """Any chunk sizes; the forwarded body has a content-length."""
     body = json.dumps(CHAT).encode()
     async with conversing([reply(WHOLE)]) as (_, caller, upstream):
         status, _, _ = await caller.whole(chunked(*(body[i : i + 7] for i in range(0, len(body), 7))))
     assert (status, json.loads(upstream.requests[0].body)["messages"]) == (200, CHAT["messages"])
 
 
-async def test_a_caller_that_waits_for_100_continue_gets_it() -> None:
-    """RFC 9110 section 10.1.1; one that has sent its body already does not."""
+async def test_expect_100_continue_is_answered() -> None:
+    """RFC 9110 section 10.1.1; a caller that has already sent its body receives no 100."""
     body = json.dumps(CHAT).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-Continue\r\ncontent-length: %d\r\n\r\n"
     async with conversing([reply(WHOLE)]) as (_, caller, _):
@@ -111,18 +111,18 @@ async def test_a_caller_that_waits_for_100_continue_gets_it() -> None:
         assert (await caller.whole(head % len(body) + body))[0] == 200
 
 
-async def test_a_body_that_does_not_arrive_is_given_up() -> None:
-    """408: a slow sender holds a connection for a bounded time."""
+async def test_an_incomplete_body_is_408_after_its_timeout() -> None:
+    """A slow sender holds a connection for a bounded time."""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
-        allow(gateway, body=0.05)
+        set_timeouts(gateway, body=0.05)
         async with calling(gateway.url) as caller:
             status, headers, answer = await caller.whole(post(CHAT)[:-5])
             assert (status, headers["connection"]) == (408, "close")
             assert json.loads(answer)["error"]["message"] == "The body did not arrive within 0.05 s."
 
 
-async def test_a_caller_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind() -> None:
-    """It is no error of anybody's, and was no request yet."""
+async def test_a_disconnect_within_the_body_leaves_no_record() -> None:
+    """An incomplete request is neither a request nor an error."""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         async with calling(gateway.url) as caller:
             caller.writer.write(post(CHAT)[:-5])

@@ -43,7 +43,7 @@ async def post(gateway: Gateway, headers: dict[str, str], **more: object) -> tup
 
 
 async def test_a_callers_secrets_never_reach_a_backend() -> None:
-    """The backend sees our key and the few headers that it needs; nothing else of the caller's."""
+    """The backend receives the gateway's key and the headers that it needs; none of the caller's others."""
     async with Upstream([STREAM_HEAD + chunk(TOKEN + END) + LAST_CHUNK]) as upstream:
         async with running({"only": pool(upstream.url)}) as gateway:
             await post(gateway, {**SECRETS, "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
@@ -56,7 +56,7 @@ async def test_a_callers_secrets_never_reach_a_backend() -> None:
 
 
 async def test_a_backends_secrets_never_reach_a_caller() -> None:
-    """The answer carries the content type and our own headers; no server name, cookie, limit or id of the backend's."""
+    """The answer has the content type and the gateway's headers; no server name, cookie, limit or id of the backend."""
     leaky = Upstream([LEAKY + chunk(TOKEN + END) + LAST_CHUNK])
     async with leaky as upstream, running({"only": pool(upstream.url)}) as gateway:
         _, headers, body = await post(gateway, {"x-request-id": "mine-1"}, stream_options={"include_usage": True})
@@ -72,8 +72,8 @@ async def test_a_backends_secrets_never_reach_a_caller() -> None:
     assert headers["x-request-id"] == "mine-1"
 
 
-async def test_every_answer_says_who_answered_and_where_the_time_went() -> None:
-    """The response headers of the contract, on a stream too: they wait for the first token."""
+async def test_every_answer_has_the_x_firsttoken_and_server_timing_headers() -> None:
+    """Streams too: their headers wait for the first token."""
     async with Upstream([STREAM_HEAD + chunk(TOKEN + END) + LAST_CHUNK]) as upstream:
         routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "5s"}}}
         async with running({"only": pool(upstream.url)}, routes) as gateway:
@@ -86,12 +86,12 @@ async def test_every_answer_says_who_answered_and_where_the_time_went() -> None:
     assert float(headers["x-firsttoken-ttft-predicted-ms"]) > 0
     timing = dict(part.split(";dur=") for part in headers["server-timing"].split(", "))
     assert {"read", "parse", "estimate", "admit", "decide", "connect", "send", "upstream", "relay"} <= set(timing)
-    timing.pop("loop_lag", None)  # is part of the stages that it fell into, and said only where it is long
+    timing.pop("loop_lag", None)  # part of other stages, and present only from 5 ms on
     assert abs(sum(map(float, timing.values())) - float(headers["x-firsttoken-ttft-ms"])) < 1.0
 
 
-async def test_usage_is_asked_for_upstream_and_stripped_for_a_caller_that_did_not_ask() -> None:
-    """The gateway meters every stream; only the caller that wants the usage chunk sees it."""
+async def test_usage_is_requested_upstream_and_removed_unless_the_caller_requested_it() -> None:
+    """The gateway meters every stream; only a caller that requests the usage chunk receives it."""
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
     script = [
         STREAM_HEAD
@@ -109,8 +109,8 @@ async def test_usage_is_asked_for_upstream_and_stripped_for_a_caller_that_did_no
     assert [record.prompt_tokens_reported for record in gateway.recorder.recent] == [7, 7]
 
 
-async def test_what_was_parsed_is_what_is_forwarded() -> None:
-    """Unknown fields pass untouched, at any depth; only the model's name is the backend's."""
+async def test_unknown_fields_are_forwarded_unchanged() -> None:
+    """At any depth; only the model's name is the backend's."""
     odd = {"seed": 2**53 + 1, "vendor": {"nested": [1.5, None, {"ü": "\u2028"}]}, "logit_bias": {"50256": -100}}
     async with Upstream([STREAM_HEAD + chunk(TOKEN + END) + LAST_CHUNK]) as upstream:
         async with running({"only": pool(upstream.url)}) as gateway:
@@ -120,8 +120,8 @@ async def test_what_was_parsed_is_what_is_forwarded() -> None:
     assert sent["model"] == "served"
 
 
-async def test_a_key_opens_its_own_routes_only() -> None:
-    """401 without a known key, 404 for a route that is not the key's; neither reaches a backend."""
+async def test_a_key_may_use_its_own_routes_only() -> None:
+    """401 without a known key, 404 for a route that the key may not use; neither reaches a backend."""
     keys = [{"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), "routes": ["chat"]}]
     async with Upstream([STREAM_HEAD + chunk(TOKEN + END) + LAST_CHUNK]) as upstream:
         routes = {name: {"tiers": ["only"]} for name in ("chat", "other")}

@@ -1,7 +1,7 @@
-"""Tenants whose prompts begin alike learn nothing of each other: not from engines, not from us.
+"""Tenants with equal prefixes learn nothing of each other, neither from engines nor from the gateway.
 
-Over simulated engines, which name cached blocks as vLLM does: the salt goes into a prompt's first hash. The same on
-real ones is in tests/vllm/test_isolation.py.
+Runs over simulated engines, which include the salt in a prompt's first block hash, like vLLM.
+tests/vllm/test_isolation.py is the same for real vLLM.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def asking(text: str, key: str = "", *headers: str, **more: Any) -> bytes:
     return post(body, *headers, *([f"authorization: Bearer {key}"] if key else []))
 
 
-async def said(gateway: Gateway, *asked: Any, **more: Any) -> tuple[dict[str, Any], Record]:
-    """The usage that a caller is told, and the Record."""
+async def usage_and_record(gateway: Gateway, *asked: Any, **more: Any) -> tuple[dict[str, Any], Record]:
+    """Returns the usage in the answer, and the Record."""
     async with calling(gateway.url) as caller:
         status, _, body = await caller.whole(asking(*asked, **more))
         assert status == 200, body
@@ -55,8 +55,8 @@ async def said(gateway: Gateway, *asked: Any, **more: Any) -> tuple[dict[str, An
 
 
 async def cached(gateway: Gateway, *asked: Any, **more: Any) -> int:
-    """Tokens that the engine found, as the caller is told: what was believed is the same."""
-    usage, record = await said(gateway, *asked, **more)
+    """Cached tokens by the usage in the answer; the prediction must be equal."""
+    usage, record = await usage_and_record(gateway, *asked, **more)
     assert record.cached_tokens_predicted == record.cached_tokens_reported
     found: int = usage["prompt_tokens_details"]["cached_tokens"]
     return found
@@ -71,8 +71,8 @@ async def tenants(count: int = 1, **more: Any) -> AsyncIterator[tuple[Gateway, l
         yield gateway, servers
 
 
-async def test_two_tenants_with_the_same_prompt_share_no_hit() -> None:
-    """The same tenant finds its own: that is the control."""
+async def test_two_tenants_with_the_same_prompt_share_no_cache_hit() -> None:
+    """The control: each tenant hits its own cache."""
     async with tenants() as (gateway, _):
         for name in ("x", "y", "z"):
             assert await cached(gateway, prompt(name), A) == 0
@@ -81,16 +81,16 @@ async def test_two_tenants_with_the_same_prompt_share_no_hit() -> None:
             assert await cached(gateway, prompt(name), B) > 500
 
 
-async def test_to_share_is_said_by_every_key_that_does() -> None:
-    """Keys of one `cache_group` find each other's; one that is called as the group does not."""
+async def test_keys_share_a_cache_only_by_cache_group() -> None:
+    """Keys of one `cache_group` share hits; a key named like the group does not."""
     async with tenants() as (gateway, _):
         assert await cached(gateway, prompt("x"), MATE) == 0
         assert await cached(gateway, prompt("x"), OTHER_MATE) > 500
         assert await cached(gateway, prompt("x"), "sk-mates") == 0
 
 
-async def test_a_forged_salt_changes_nothing() -> None:
-    """In the body, under any spelling of its name that JSON allows, or in a header; not even the victim's own."""
+async def test_a_forged_salt_has_no_effect() -> None:
+    """In the body, under any JSON spelling of its name, or in a header; even the victim's own salt."""
     async with tenants() as (gateway, [engine]):
         await cached(gateway, prompt("x"), A)
         [salt] = {received.body["cache_salt"] for received in engine.requests}
@@ -106,21 +106,21 @@ async def test_a_forged_salt_changes_nothing() -> None:
         assert sent == [(salt, None), (own, None), (salt, None), (own, None)]
 
 
-async def test_an_open_gateway_has_one_cache_for_all() -> None:
-    """Without keys nobody is told apart. A caller's own salt divides it: a front end may know its users."""
+async def test_open_mode_has_one_cache_for_all_callers() -> None:
+    """A caller's own salt is honoured: a front end may separate its users."""
     async with engines() as [engine], running({"only": engine_pool(engine)}) as gateway:
         assert await cached(gateway, prompt("x"), A) == 0
         assert await cached(gateway, prompt("x"), B) > 500
-        usage, record = await said(gateway, prompt("x"), B, cache_salt="mine")
+        usage, record = await usage_and_record(gateway, prompt("x"), B, cache_salt="mine")
         assert usage["prompt_tokens_details"]["cached_tokens"] == 0 == record.cached_tokens_reported
         assert [received.body.get("cache_salt") for received in engine.requests] == [None, None, "mine"]
 
 
-async def test_our_own_index_is_no_oracle() -> None:
-    """What is believed, predicted, chosen and said of a prompt is the same whether another tenant sent it or nobody."""
+async def test_the_prefix_index_is_no_oracle() -> None:
+    """Predictions, placement and reasons for a prompt do not depend on other tenants' prompts."""
     async with tenants(2) as (gateway, _):
         for i in range(4):
-            await said(gateway, prompt(f"known{i}"), A)
+            await usage_and_record(gateway, prompt(f"known{i}"), A)
         known, unknown = [
             [await explained(gateway, prompt(f"{kind}{i}")) for i in range(4)] for kind in ("known", "new")
         ]
@@ -139,33 +139,37 @@ async def explained(gateway: Gateway, text: str, key: str = B) -> list[dict[str,
         return candidates
 
 
-async def test_what_warms_up_an_engine_is_in_its_tenants_cache() -> None:
-    """A restarted engine is given back the prefixes of each under its own salt: both find theirs, and only theirs."""
+async def test_cache_warming_keeps_tenants_apart() -> None:
+    """A restarted engine receives each tenant's prefixes under the tenant's salt: each hits its own only."""
     async with tenants(2, defaults=QUICK) as (gateway, [steady, mortal]):
         for key, name in ((A, "x"), (B, "y")):
             for _ in range(2):
-                await said(gateway, prompt(name), key)
-        salts = {name: salt for received in (*steady.requests, *mortal.requests) for name, salt in [of(received.body)]}
+                await usage_and_record(gateway, prompt(name), key)
+        salts = {
+            name: salt
+            for received in (*steady.requests, *mortal.requests)
+            for name, salt in [prompt_and_salt(received.body)]
+        }
         await mortal.kill()
         health = f"only/{mortal.url.removeprefix('http://')}"
         await eventually(lambda: gateway.monitor.loads()[health].health is Health.DOWN)
         mortal.requests.clear()
         await mortal.start()
         await eventually(lambda: len(mortal.requests) == 2 and not gateway.monitor.loads()[health].warming)
-        assert {of(received.body) for received in mortal.requests} == set(salts.items())
+        assert {prompt_and_salt(received.body) for received in mortal.requests} == set(salts.items())
         await steady.kill()
         assert [
-            (await said(gateway, prompt(name), key))[0]["prompt_tokens_details"]["cached_tokens"] > 500
+            (await usage_and_record(gateway, prompt(name), key))[0]["prompt_tokens_details"]["cached_tokens"] > 500
             for key, name in ((A, "x"), (B, "y"), (A, "y"), (B, "x"))
         ] == [True, True, False, False]
 
 
-def of(body: dict[str, Any]) -> tuple[str, str]:
-    """The first letter of a prompt, and its salt."""
+def prompt_and_salt(body: dict[str, Any]) -> tuple[str, str]:
+    """First letter of the prompt, and the salt."""
     return body["messages"][0]["content"][0], body["cache_salt"]
 
 
-# --------------------------------------------------------------------------- where caches cannot be kept apart
+# --------------------------------------------------------------------------- backends without salts
 
 USAGE = b'"usage":{"prompt_tokens":2000,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":1920}}'
 WHOLE = b'{"choices":[{"message":{"content":"\\"cached_tokens\\": 7"},"finish_reason":"stop"}],' + USAGE + b"}"
@@ -173,10 +177,10 @@ CONTENT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
 END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],' + USAGE + b"}\n\n"
 ASKED = b'data: {"choices":[],' + USAGE + b"}\n\n"
 STREAM = [STREAM_HEAD + chunk(CONTENT), chunk(END[:90]), chunk(END[90:]) + chunk(ASKED) + chunk(b"data: [DONE]\n\n")]
-TOLD, HIDDEN = b'"cached_tokens":1920}', b'"cached_tokens":0   }'
+REPORTED, MASKED = b'"cached_tokens":1920}', b'"cached_tokens":0   }'
 
 
-async def heard(gateway: Gateway, key: str, **more: Any) -> bytes:
+async def body_of_answer(gateway: Gateway, key: str, **more: Any) -> bytes:
     async with calling(gateway.url) as caller:
         return await answer(caller, asking("x", key, **more), bool(more.get("stream")))
 
@@ -186,22 +190,22 @@ async def answer(caller: Caller, raw: bytes, stream: bool) -> bytes:
     return b"".join(await caller.chunks()) if stream else await caller.body(headers)
 
 
-async def test_an_api_tells_no_tenant_what_was_cached() -> None:
-    """Its cache is one for all of our callers. What we meter by, we still read; text that looks alike is text."""
+async def test_cached_counts_of_an_api_are_masked() -> None:
+    """An API has one cache for all callers. The gateway still meters the counts; similar content stays."""
     whole = [reply(WHOLE, "200 OK", "content-type: application/json")]
     async with Upstream(whole) as upstream, running({"api": pool(upstream.url)}, keys=KEYS) as gateway:
-        assert await heard(gateway, A) == WHOLE.replace(TOLD, HIDDEN)
+        assert await body_of_answer(gateway, A) == WHOLE.replace(REPORTED, MASKED)
         await eventually(lambda: gateway.recorder.live == 0)
         assert last(gateway).cached_tokens_reported == 1920
     async with Upstream([*STREAM, LAST_CHUNK]) as upstream, running({"api": pool(upstream.url)}, keys=KEYS) as gateway:
-        streamed = await heard(gateway, A, stream=True)
-        assert streamed == (CONTENT + END + b"data: [DONE]\n\n").replace(TOLD, HIDDEN)
-        asked = await heard(gateway, A, stream=True, stream_options={"include_usage": True})
-        assert asked == (CONTENT + END + ASKED + b"data: [DONE]\n\n").replace(TOLD, HIDDEN)
+        streamed = await body_of_answer(gateway, A, stream=True)
+        assert streamed == (CONTENT + END + b"data: [DONE]\n\n").replace(REPORTED, MASKED)
+        asked = await body_of_answer(gateway, A, stream=True, stream_options={"include_usage": True})
+        assert asked == (CONTENT + END + ASKED + b"data: [DONE]\n\n").replace(REPORTED, MASKED)
         assert last(gateway).cached_tokens_reported == 1920
 
 
-async def test_an_open_gateway_passes_on_what_the_api_says() -> None:
-    """There is nobody to be told of."""
+async def test_open_mode_forwards_cached_counts_of_an_api() -> None:
+    """Without tenants nothing is masked."""
     async with Upstream([reply(WHOLE)]) as upstream, running({"api": pool(upstream.url)}) as gateway:
-        assert await heard(gateway, "") == WHOLE
+        assert await body_of_answer(gateway, "") == WHOLE

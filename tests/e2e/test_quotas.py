@@ -1,4 +1,4 @@
-"""Quotas as callers meet them: with OpenAI's own client, behind several gateways, and with a Redis that goes away."""
+"""Quotas: OpenAI's client, several gateways and workers with one quota, and Redis outages."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def server() -> AsyncIterator[RedisServer]:
         yield made
 
 
-async def answered(url: str, how_many: int, connections: int = 10) -> Counter[int]:
-    """Status codes of so many requests, over so many connections."""
+async def count_statuses(url: str, how_many: int, connections: int = 10) -> Counter[int]:
+    """Sends `how_many` requests over so many connections; counts status codes."""
 
     async def some(count: int) -> list[int]:
         async with calling(url) as caller:
@@ -60,8 +60,8 @@ async def answered(url: str, how_many: int, connections: int = 10) -> Counter[in
 # --------------------------------------------------------------------------- OpenAI's client
 
 
-async def test_the_sdk_comes_again_when_it_was_told_to_and_gets_its_answer() -> None:
-    """A second of `retry-after-ms`, in which the other request ends."""
+async def test_the_sdk_retries_after_retry_after_ms_and_succeeds() -> None:
+    """A second of `retry-after-ms`, within which the other request ends."""
     stream = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
     async with (
         Upstream(stream, [reply(WHOLE)]) as upstream,
@@ -83,7 +83,7 @@ async def test_the_sdk_comes_again_when_it_was_told_to_and_gets_its_answer() -> 
         ({"tokens_per_minute": 5}, "rate_limit_exceeded", "too large"),
     ],
 )
-async def test_the_sdk_does_not_come_again_for_what_waiting_does_not_mend(
+async def test_the_sdk_does_not_retry_refusals_that_waiting_cannot_fix(
     limits: dict[str, Any], code: str, said: str
 ) -> None:
     price = {"input": 1.0, "output": 1.0}
@@ -112,14 +112,14 @@ async def test_two_gateways_with_one_redis_have_one_quota() -> None:
         ]
         for gateway in gateways:
             await connected(gateway)
-        seen = sum(await asyncio.gather(*(answered(gateway.url, 150) for gateway in gateways)), Counter())
-    assert 98 <= seen[200] <= 102  # exactly 100, unless a slow machine lets an answer of Redis come too late
+        seen = sum(await asyncio.gather(*(count_statuses(gateway.url, 150) for gateway in gateways)), Counter())
+    assert 98 <= seen[200] <= 102  # exactly 100, unless Redis answers too late on a slow machine
     assert seen[200] + seen[429] == 300
 
 
 @pytest.mark.parametrize("state", ["memory", "redis"])
 async def test_two_workers_have_one_quota(state: str, tmp_path: Path, server: RedisServer) -> None:
-    """Whichever of them a connection comes to. Of what comes at the same moment one may be let in beyond, in memory."""
+    """On any worker. In memory, simultaneous requests may exceed the quota by one."""
     async with Upstream([reply(WHOLE)]) as upstream:
         config = tmp_path / "f.yaml"
         config.write_text(
@@ -132,19 +132,19 @@ async def test_two_workers_have_one_quota(state: str, tmp_path: Path, server: Re
         async with serving(config, "--workers", "2") as served:
             if state == "redis":
                 await members(server, 2)
-            seen = await answered(served.url, 120, connections=12)
+            seen = await count_statuses(served.url, 120, connections=12)
     assert 50 <= seen[200] <= 51
     assert seen[200] + seen[429] == 120
 
 
 async def members(server: RedisServer, count: int) -> None:
-    """Until so many processes have told Redis that they are there."""
+    """Waits until `count` processes have registered in Redis."""
     async with asyncio.timeout(BACK), server.client() as client:
         while await client.zcard("firsttoken:members") < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
-# --------------------------------------------------------------------------- a Redis that goes away
+# --------------------------------------------------------------------------- Redis outages
 
 
 async def connected(gateway: Gateway) -> None:
@@ -154,7 +154,7 @@ async def connected(gateway: Gateway) -> None:
 
 
 class Caller:
-    """Asks without a pause, one request at a time, and remembers what it was told."""
+    """Sends one request after the other and collects statuses and durations."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -193,10 +193,10 @@ async def shared(url: str, **limits: Any) -> AsyncIterator[tuple[Gateway, Caller
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen", "slow"])
-async def test_no_request_fails_for_want_of_redis_and_few_wait_for_it(
+async def test_no_request_fails_without_redis_and_few_wait(
     fault: str, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two lines in the log: it went, it came."""
+    """The log has one line for the outage and one for the recovery."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with Between(server.port) as way, shared(way.url, requests_per_minute=10**6) as (gateway, caller):
         link = gateway.link
@@ -214,7 +214,7 @@ async def test_no_request_fails_for_want_of_redis_and_few_wait_for_it(
         before = link.errors
         await caller.more(50)
         assert not link.up
-        assert link.errors - before <= 3  # our own looks: nobody else asks
+        assert link.errors - before <= 3  # probes only: no request asks
         assert sum(took > PATIENCE * 0.9 for _, took in caller.seen[waited:]) <= 4
         if fault == "killed":
             await server.start()
@@ -229,7 +229,7 @@ async def test_no_request_fails_for_want_of_redis_and_few_wait_for_it(
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_a_gateway_starts_without_redis_and_finds_it_later(server: RedisServer) -> None:
+async def test_a_gateway_starts_without_redis_and_connects_later(server: RedisServer) -> None:
     server.kill()
     async with shared(server.url, requests_per_minute=10**6) as (gateway, caller):
         await caller.more(20)
@@ -240,8 +240,9 @@ async def test_a_gateway_starts_without_redis_and_finds_it_later(server: RedisSe
             assert await client.hlen("firsttoken:{web}:minute") > 0
 
 
-async def test_without_redis_each_gateway_lets_in_its_part(server: RedisServer) -> None:
-    """Two of them know of each other when it goes; what was let in before counts, and when it is back it is told."""
+async def test_without_redis_each_gateway_admits_its_share(server: RedisServer) -> None:
+    """Two gateways know of each other before the outage; earlier requests count, and use is reported after the
+    recovery."""
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(Upstream([reply(WHOLE)]))
         pools, keys = {"only": pool(upstream.url)}, key(requests_per_minute=60)
@@ -252,13 +253,13 @@ async def test_without_redis_each_gateway_lets_in_its_part(server: RedisServer) 
             await connected(gateway)
             quotas = gateway.shared_quotas
             assert quotas is not None
-            quotas._back.set()  # look again, now that all are there
+            quotas._back.set()  # count members again
             await eventually(lambda quotas=quotas: quotas.members == 2, BACK)  # type: ignore[misc]
-        await answered(gateways[0].url, 10)
+        await count_statuses(gateways[0].url, 10)
         server.freeze()
         for gateway in gateways:
             await eventually(lambda gateway=gateway: not gateway.link.up)  # type: ignore[misc, union-attr]
-        seen = await asyncio.gather(*(answered(gateway.url, 40) for gateway in gateways))
+        seen = await asyncio.gather(*(count_statuses(gateway.url, 40) for gateway in gateways))
         assert [one[200] for one in seen] == [20, 30]
         server.thaw()
         for gateway in gateways:
@@ -272,4 +273,4 @@ async def test_without_redis_each_gateway_lets_in_its_part(server: RedisServer) 
             async with asyncio.timeout(BACK):
                 while await told() < 60:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-        assert (await answered(gateways[0].url, 10))[200] == 0
+        assert (await count_statuses(gateways[0].url, 10))[200] == 0

@@ -1,4 +1,4 @@
-"""Another configuration while requests run, are held, and come: none is lost, and none sees half of it."""
+"""Reloads while requests run, queue and arrive: no request is lost, and none sees a partial configuration."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ async def rest(caller: Caller) -> bytes:
     return b"".join(await caller.chunks())
 
 
-# --------------------------------------------------------------------------- what runs
+# --------------------------------------------------------------------------- running requests
 
 
-async def test_a_stream_ends_on_the_endpoint_that_a_reload_removed() -> None:
-    """Its connection is closed when it has ended, not before; the next request goes where the new one says."""
+async def test_a_stream_completes_on_an_endpoint_that_a_reload_removed() -> None:
+    """The connection closes after the stream, not before; the next request goes to the new endpoint."""
     async with Upstream(SLOW) as old, Upstream([STREAMED]) as new, running({"only": pool(old.url)}) as gateway:
         [way] = gateway.runtime.current.upstreams.values()
         async with calling(gateway.url) as caller:
@@ -61,8 +61,8 @@ async def test_a_stream_ends_on_the_endpoint_that_a_reload_removed() -> None:
         assert last(gateway).end is RequestOutcome.COMPLETED
 
 
-async def test_a_request_whose_engine_fails_after_a_reload_goes_where_it_was_decided_to_go() -> None:
-    """Its candidates are those of the fleet that was: a removed one is still reached, and none is a 500."""
+async def test_a_request_keeps_its_candidates_over_a_reload() -> None:
+    """After a failure a removed endpoint is still reachable, and no request ends in a 500."""
     reset: Script = [GATE, b"HTTP/1.1 503 x\r\ncontent-length: 0\r\n\r\n"]
     async with Upstream(reset) as first, Upstream([STREAMED]) as second, Upstream([STREAMED]) as third:
         routes = {"chat": {"tiers": ["a", "b"], "scorer": "round_robin"}}
@@ -79,8 +79,8 @@ async def test_a_request_whose_engine_fails_after_a_reload_goes_where_it_was_dec
             assert gateway.monitor.loads().keys() == {f"c/{third.url.removeprefix('http://')}"}
 
 
-async def test_what_was_learned_of_an_endpoint_that_stays_is_kept() -> None:
-    """Its predictions, and the connection to it; one that joins knows nothing yet."""
+async def test_a_reload_keeps_the_learned_state_of_remaining_endpoints() -> None:
+    """Predictions and connections stay; a new endpoint starts without any."""
     async with (
         Upstream([STREAMED]) as stays,
         Upstream([STREAMED]) as joins,
@@ -95,8 +95,8 @@ async def test_what_was_learned_of_an_endpoint_that_stays_is_kept() -> None:
         assert len(gateway.monitor.loads()) == 2
 
 
-async def test_who_is_held_for_a_pool_that_is_gone_gets_an_answer() -> None:
-    """At once, and not when its patience is over: there is nothing left to wait for."""
+async def test_a_request_queued_for_a_removed_pool_is_answered_503_at_once() -> None:
+    """Without waiting for a time limit."""
     long = [{"role": "user", "content": "word " * 20_000}]
     async with Upstream([GATE, STREAMED]) as busy, Upstream([STREAMED]) as free:
         engines = {"a": {"backend": "vllm", "model": "m", "endpoints": [busy.url]}, "b": pool(free.url)}
@@ -109,7 +109,7 @@ async def test_who_is_held_for_a_pool_that_is_gone_gets_an_answer() -> None:
             await gateway.apply_config(configured({"b": engines["b"]}, {"other": routes["other"]}))
             assert (await asking)[0] == 503
             assert last(gateway).end is RequestOutcome.UNAVAILABLE
-            for _ in busy.requests:  # looks at its load are among them
+            for _ in busy.requests:  # scrapes included
                 busy.proceed()
             assert (await running_one)[0] == 200
             assert await rest(one) == TOKEN + FINISH + DONE
@@ -117,8 +117,8 @@ async def test_who_is_held_for_a_pool_that_is_gone_gets_an_answer() -> None:
             assert (await answer(gateway, model="other"))[0] == 200
 
 
-async def test_routes_keys_and_budgets_are_those_of_the_new_configuration() -> None:
-    """A key that was taken away is refused at the next request; a new budget is a bucket of the histogram."""
+async def test_routes_keys_and_budgets_change_with_the_next_request() -> None:
+    """A removed key is refused; a new budget becomes a bucket of the histogram."""
     key = {"name": "app", "sha256": "0" * 64}
     async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
         assert (await answer(gateway))[0] == 200
@@ -136,8 +136,8 @@ async def test_routes_keys_and_budgets_are_those_of_the_new_configuration() -> N
         assert json.loads((await get(gateway.admin_url, "/config"))[2])["routes"]["chat"]["ttft"]["budget"] == 0.777
 
 
-async def test_a_model_that_is_passed_through_is_so_after_a_reload_too() -> None:
-    """Of a request that was held meanwhile: its name is the caller's, not the pool's."""
+async def test_a_queued_passthrough_request_keeps_its_model_over_a_reload() -> None:
+    """The forwarded model is the caller's, not the pool's."""
     async with Upstream([GATE, STREAMED]) as upstream:
         pools = {"a": {"backend": "vllm", "endpoints": [upstream.url]}}
         config = {"routes": {}, "passthrough": "a"}
@@ -155,8 +155,8 @@ async def test_a_model_that_is_passed_through_is_so_after_a_reload_too() -> None
     assert sent == ["first", "second"]
 
 
-async def test_what_the_gateway_does_for_an_endpoint_ends_when_that_is_gone() -> None:
-    """A ping that keeps it warm, say: nobody is left who would wait for it."""
+async def test_keep_warm_requests_to_a_removed_endpoint_are_cancelled() -> None:
+    """No component needs their answers."""
     async with Upstream([HANG]) as upstream, Upstream([STREAMED]) as other:
         warm = pool(upstream.url, keep_warm={"idle": "10ms"})
         async with running({"only": warm}) as gateway:
@@ -166,13 +166,13 @@ async def test_what_the_gateway_does_for_an_endpoint_ends_when_that_is_gone() ->
             assert (await answer(gateway))[0] == 200
 
 
-# --------------------------------------------------------------------------- how it is asked for
+# --------------------------------------------------------------------------- triggers
 
 
-async def says(served: Served, text: str) -> None:
-    """On standard error, whatever else it says there before."""
+async def wait_for_log(served: Served, text: str) -> None:
+    """Reads standard error up to a line with `text`."""
     while text not in (line := await served.line()):
-        assert line, f"it has ended without a word of {text!r}"
+        assert line, f"ended without {text!r}"
 
 
 async def reload(served: Served) -> tuple[int, Any]:
@@ -181,7 +181,7 @@ async def reload(served: Served) -> tuple[int, Any]:
     return status, json.loads(said)
 
 
-async def asked(served: Served, **more: Any) -> int:
+async def status_of(served: Served, **more: Any) -> int:
     async with calling(served.url) as caller:
         status, _ = await caller.ask(post({**STREAM, **more}))
         if status == 200:
@@ -189,37 +189,37 @@ async def asked(served: Served, **more: Any) -> int:
     return status
 
 
-async def test_post_reload_answers_what_changed_or_what_check_would_say(tmp_path: Path) -> None:
-    """A bad file leaves the old configuration in force, and is said in the log; a good one is applied."""
+async def test_post_reload_answers_with_the_changes_or_the_errors_of_check(tmp_path: Path) -> None:
+    """An invalid file leaves the old configuration in force and is logged; a valid one is applied."""
     async with Upstream([STREAMED]) as upstream:
         config = written(tmp_path / "f.yaml", upstream.url)
         text = config.read_text()
         async with serving(config) as served:
             assert await reload(served) == (200, {"result": "unchanged", "changed": [], "restart": []})
-            await says(served, "no changes")
+            await wait_for_log(served, "no changes")
             config.write_text(text.replace("tiers: [only]", "tiers: [onyl]"))
             line = f"{config}:3: routes.chat.tiers[0]: no pool 'onyl'; did you mean 'only'?"
             status, said = await reload(served)
             assert (status, said["error"]["message"], said["error"]["code"]) == (400, line, "invalid_config")
-            await says(served, "reload refused (POST /reload), keeping the previous configuration:")
-            await says(served, line)
-            assert await asked(served) == 200
+            await wait_for_log(served, "reload refused (POST /reload), keeping the previous configuration:")
+            await wait_for_log(served, line)
+            assert await status_of(served) == 200
             config.write_text(text.replace("chat:", "talk:").replace("{listen:", "{workers: 4, listen:"))
             assert await reload(served) == (
                 200,
                 {"result": "applied", "changed": ["routes.chat", "routes.talk"], "restart": ["server.workers"]},
             )
-            await says(served, "configuration reloaded (POST /reload): routes.chat, routes.talk")
-            await says(served, "need a restart to take effect: server.workers")
-            assert (await asked(served), await asked(served, model="talk")) == (404, 200)
+            await wait_for_log(served, "configuration reloaded (POST /reload): routes.chat, routes.talk")
+            await wait_for_log(served, "need a restart to take effect: server.workers")
+            assert (await status_of(served), await status_of(served, model="talk")) == (404, 200)
             page = (await get(served.admin, "/metrics"))[2].decode()
             assert 'firsttoken_config_reloads_total{result="applied"} 2.0' in page
             assert 'firsttoken_config_reloads_total{result="refused"} 1.0' in page
             assert "firsttoken_config_loaded_timestamp_seconds 1." in page
 
 
-async def test_a_file_that_changes_and_a_hangup_reload_it_too(tmp_path: Path) -> None:
-    """As Kubernetes does it: the file is a link into a directory that is swapped. What is bad is said once."""
+async def test_a_changed_file_and_sighup_reload(tmp_path: Path) -> None:
+    """As in Kubernetes: the file is a link into a directory that is replaced. Errors are logged once."""
     async with Upstream([STREAMED]) as upstream:
         text = written(tmp_path / "f.yaml", upstream.url).read_text()
         for version, name in (("one", "chat"), ("two", "talk")):
@@ -230,15 +230,15 @@ async def test_a_file_that_changes_and_a_hangup_reload_it_too(tmp_path: Path) ->
         async with serving(tmp_path / "link.yaml") as served:
             (tmp_path / "next").symlink_to("two")
             os.replace(tmp_path / "next", tmp_path / "data")
-            await says(served, "configuration reloaded (a file changed): routes.chat, routes.talk")
-            assert await asked(served, model="talk") == 200
+            await wait_for_log(served, "configuration reloaded (a file changed): routes.chat, routes.talk")
+            assert await status_of(served, model="talk") == 200
             (tmp_path / "two" / "f.yaml").write_text("pools: [")
-            await says(served, "reload refused (a file changed)")
-            await says(served, "not YAML")
+            await wait_for_log(served, "reload refused (a file changed)")
+            await wait_for_log(served, "not YAML")
             (tmp_path / "two" / "f.yaml").write_text(text)
             served.process.send_signal(signal.SIGHUP)
-            await says(served, "configuration reloaded (SIGHUP): routes.talk, routes.chat")
-            assert await asked(served) == 200
+            await wait_for_log(served, "configuration reloaded (SIGHUP): routes.talk, routes.chat")
+            assert await status_of(served) == 200
 
 
 # --------------------------------------------------------------------------- several workers
@@ -249,15 +249,15 @@ def children(served: Served) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def everywhere(ask: Callable[[], Awaitable[int]]) -> None:
-    """Until all workers serve it: the log is written when they are told."""
+async def until_all_workers(ask: Callable[[], Awaitable[int]]) -> None:
+    """Waits until all workers serve the configuration: the log is written before."""
     async with asyncio.timeout(10):
         while {await ask() for _ in range(8)} != {200}:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-async def test_all_workers_take_a_reload_and_so_does_one_that_comes_later(tmp_path: Path) -> None:
-    """The answer comes when each has taken it; a bad file is in force nowhere; endpoints come and go."""
+async def test_a_reload_reaches_all_workers_and_later_ones(tmp_path: Path) -> None:
+    """The answer follows when all have applied it; an invalid file changes no worker; endpoints come and go."""
     async with Upstream([STREAMED]) as old, Upstream([STREAMED]) as new:
         config = written(tmp_path / "f.yaml", old.url)
         text = config.read_text()
@@ -265,25 +265,25 @@ async def test_all_workers_take_a_reload_and_so_does_one_that_comes_later(tmp_pa
             config.write_text(text.replace("tiers: [only]", "tiers: [onyl]"))
             status, said = await reload(served)
             assert (status, said["error"]["code"]) == (400, "invalid_config")
-            assert [await asked(served) for _ in range(12)] == [200] * 12
+            assert [await status_of(served) for _ in range(12)] == [200] * 12
             config.write_text(text.replace("chat:", "talk:").replace(old.url, new.url))
             status, said = await reload(served)
             assert (status, said["result"]) == (200, "applied")
             assert said["changed"] == ["pools.only.endpoints", "routes.chat", "routes.talk"]
-            assert [await asked(served) for _ in range(12)] == [404] * 12
-            assert [await asked(served, model="talk") for _ in range(12)] == [200] * 12
+            assert [await status_of(served) for _ in range(12)] == [404] * 12
+            assert [await status_of(served, model="talk") for _ in range(12)] == [200] * 12
             assert (len(old.requests), len(new.requests)) == (12, 12)
             assert [*json.loads((await get(served.admin, "/config"))[2])["routes"]] == ["talk"]
             os.kill(children(served)[0], signal.SIGKILL)
-            await says(served, "worker 1 is serving again")
-            assert [await asked(served, model="talk") for _ in range(12)] == [200] * 12
+            await wait_for_log(served, "worker 1 is serving again")
+            assert [await status_of(served, model="talk") for _ in range(12)] == [200] * 12
             page = (await get(served.admin, "/metrics"))[2].decode()
             assert 'firsttoken_config_reloads_total{result="applied"} 1.0' in page
             assert 'firsttoken_config_reloads_total{result="refused"} 1.0' in page
 
 
-async def test_several_workers_reload_on_a_hangup_and_when_a_file_changes(tmp_path: Path) -> None:
-    """A terminal that hangs up tells all processes of a service: for workers that is no order."""
+async def test_workers_reload_on_sighup_of_the_supervisor_and_on_a_changed_file(tmp_path: Path) -> None:
+    """A closing terminal signals all processes of a service: workers ignore SIGHUP."""
     async with Upstream([STREAMED]) as upstream:
         config = written(tmp_path / "f.yaml", upstream.url)
         text = config.read_text()
@@ -291,9 +291,9 @@ async def test_several_workers_reload_on_a_hangup_and_when_a_file_changes(tmp_pa
             for child in children(served):
                 os.kill(child, signal.SIGHUP)
             config.write_text(text.replace("chat:", "talk:"))
-            await says(served, "configuration reloaded (a file changed): routes.chat, routes.talk")
-            await everywhere(lambda: asked(served, model="talk"))
+            await wait_for_log(served, "configuration reloaded (a file changed): routes.chat, routes.talk")
+            await until_all_workers(lambda: status_of(served, model="talk"))
             config.write_text(text)
             served.process.send_signal(signal.SIGHUP)
-            await says(served, "configuration reloaded (SIGHUP): routes.talk, routes.chat")
-            await everywhere(lambda: asked(served))
+            await wait_for_log(served, "configuration reloaded (SIGHUP): routes.talk, routes.chat")
+            await until_all_workers(lambda: status_of(served))

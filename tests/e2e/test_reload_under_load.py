@@ -1,6 +1,6 @@
-"""Reloads while callers are busy, through a real process, real files and real sockets: none of them has an error.
+"""Reloads under load, with real processes, files and sockets: no request fails.
 
-FIRSTTOKEN_RELOADS is how many; 100 take half a minute.
+FIRSTTOKEN_RELOADS sets their number; 100 take half a minute.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MESSAGE = [{"role": "user", "content": "word " * 50}]
 
 
 def configuration(servers: list[SimulatedServer], number: int) -> str:
-    """Another one each time: endpoints, budgets, prices, keep-warm, another pool and route."""
-    luck = Random(number)
-    there = luck.sample(servers, luck.randint(1, len(servers)))
-    urls, spare = ", ".join(server.url for server in there), luck.choice(servers).url
+    """A different configuration per number: endpoints, budgets, prices, keep-warm, another pool and route."""
+    rng = Random(number)
+    chosen = rng.sample(servers, rng.randint(1, len(servers)))
+    urls, spare = ", ".join(server.url for server in chosen), rng.choice(servers).url
     second = f"  b: {{backend: simulated, model: served, endpoints: [{spare}]}}\n" if number % 3 else ""
     route = f"  talk-{number % 5}: {{tiers: [a]}}\n" if number % 2 else ""
     return (
@@ -43,12 +43,12 @@ def configuration(servers: list[SimulatedServer], number: int) -> str:
 
 
 def broken(text: str, number: int) -> str:
-    """What an operator's hand does to a file."""
+    """Typical editing errors."""
     return (text[: len(text) // 2] + "]", text.replace("tiers: [a", "tiers: [x"), "", text + "\n\tx")[number % 4]
 
 
-async def one(caller: Caller, number: int) -> str:
-    """How it went: a stream, whole, or an answer, whole."""
+async def request_result(caller: Caller, number: int) -> str:
+    """Sends one request; returns `ok`, or the deviation."""
     stream = number % 3 != 0
     body = {**CHAT, "stream": stream, "messages": MESSAGE, "max_tokens": 1 + number % 40}
     if not stream:
@@ -61,13 +61,13 @@ async def one(caller: Caller, number: int) -> str:
     return "ok" if said.endswith(b"data: [DONE]\n\n") and b'"error"' not in said else repr(said[-200:])
 
 
-async def busy(served: Served, number: int, over: asyncio.Event, ends: Counter[str]) -> None:
-    """One caller, on one connection after the other."""
+async def run_caller(served: Served, number: int, over: asyncio.Event, ends: Counter[str]) -> None:
+    """One caller, with one connection after the other."""
     while not over.is_set():
         async with calling(served.url) as caller:
             for turn in range(5):
                 try:
-                    ends[await one(caller, number + turn)] += 1
+                    ends[await request_result(caller, number + turn)] += 1
                 except (OSError, asyncio.IncompleteReadError) as error:
                     ends[type(error).__name__] += 1
                     break
@@ -79,20 +79,20 @@ async def reload(served: Served) -> int:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_reloads_under_load_cost_nobody_anything(workers: str, tmp_path: Path) -> None:
-    """Good ones and bad ones in turn, endpoints gone and back: not one request has an error."""
+async def test_reloads_under_load_fail_no_request(workers: str, tmp_path: Path) -> None:
+    """Valid and invalid files in turn, endpoints removed and added."""
     file, ends, over = tmp_path / "f.yaml", Counter[str](), asyncio.Event()
     async with engines(4) as servers:
         file.write_text(configuration(servers, 0))
         async with serving(file, "--workers", workers) as served:
-            callers = [asyncio.create_task(busy(served, number, over, ends)) for number in range(CALLERS)]
+            callers = [asyncio.create_task(run_caller(served, number, over, ends)) for number in range(CALLERS)]
             for number, bad in zip(range(1, RELOADS + 1), cycle([False, True, False]), strict=False):
                 text = configuration(servers, number)
                 file.write_text(broken(text, number) if bad else text)
                 assert await reload(served) == (400 if bad else 200)
                 before = ends["ok"]
                 async with asyncio.timeout(10):
-                    while ends["ok"] < before + CALLERS:  # noqa: ASYNC110 - all of them have had a turn
+                    while ends["ok"] < before + CALLERS:  # noqa: ASYNC110 - one round of all callers
                         await asyncio.sleep(0.01)
             over.set()
             await asyncio.gather(*callers)

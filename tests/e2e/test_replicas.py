@@ -1,4 +1,4 @@
-"""Replicas that share what they know over a real Redis: gateways that see each other's load, prompts and losses."""
+"""Replicas that share load, prompts and down endpoints over a real Redis."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstre
 STREAM = {**CHAT, "stream": True}
 HELD: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 PAGE = Path(__file__).parents[2] / "docs/operations.md"
-RULES = next(line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("ACL ")).replace(
+ACL_COMMAND = next(line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("ACL ")).replace(
     "PASSWORD", "CANARY"
 )
-GONE = 30.0  # s that a test waits for what takes 3
+GONE = 30.0  # s, for an expiry of 3 s
 BACK = 30.0
 
 
@@ -39,12 +39,12 @@ def state(server: RedisServer, url: str = "", **more: str) -> dict[str, Any]:
     return {"state": {"redis": url or server.url, **more}}
 
 
-async def acquainted(*gateways: Gateway, count: int = 0) -> None:
-    """Each has heard of all."""
-    await eventually(lambda: all(heard_of(one) == (count or len(gateways)) for one in gateways), BACK)
+async def connected(*gateways: Gateway, count: int = 0) -> None:
+    """Waits until each gateway knows all others."""
+    await eventually(lambda: all(replica_count(one) == (count or len(gateways)) for one in gateways), BACK)
 
 
-def heard_of(gateway: Gateway) -> int:
+def replica_count(gateway: Gateway) -> int:
     assert gateway.replicas is not None
     return gateway.replicas.count()
 
@@ -75,33 +75,33 @@ def config(path: Path, endpoint: str, redis: str) -> Path:
 
 
 def kill(served: Served) -> None:
-    """It and all that it has forked."""
+    """Kills a process and its children."""
     pid = served.process.pid
     for each in (pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
         os.kill(each, signal.SIGKILL)
 
 
-async def shown(served: Served, name: str) -> float:
-    """Of a metric, over all its labels."""
+async def metric_value(served: Served, name: str) -> float:
+    """Sum of a metric over all labels."""
     page = (await get(served.admin, "/metrics"))[2].decode()
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.split("{")[0].split()[0] == name)
 
 
-async def shows(served: Served, name: str, value: float) -> None:
+async def until_metric(served: Served, name: str, value: float) -> None:
     async with asyncio.timeout(BACK):
-        while await shown(served, name) != value:  # noqa: ASYNC110
+        while await metric_value(served, name) != value:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
-# --------------------------------------------------------------------------- what is shared
+# --------------------------------------------------------------------------- shared state
 
 
-async def test_a_replica_sees_what_others_have_under_way() -> None:
+async def test_a_replica_sees_the_requests_in_flight_of_others() -> None:
     """From the first byte to the last."""
     async with redis_server() as server, Upstream(HELD) as upstream:
         only = {"only": pool(upstream.url)}
         async with running(only, **state(server)) as one, running(only, **state(server)) as other:
-            await acquainted(one, other)
+            await connected(one, other)
             async with streaming(one.url, 3) as callers:
                 await eventually(lambda: in_flight(other) == 3)
                 assert in_flight(one) == 3
@@ -111,19 +111,19 @@ async def test_a_replica_sees_what_others_have_under_way() -> None:
                 await eventually(lambda: in_flight(other) == 0)
 
 
-async def test_a_prompt_that_one_replica_sent_is_sent_to_the_same_engine_by_another() -> None:
-    """A conversation's next request may come to any of them."""
+async def test_replicas_send_a_conversation_to_the_same_engine() -> None:
+    """A conversation's next request may arrive at any replica."""
     async with redis_server() as server, engines(4) as fleet:
         only = {"only": engine_pool(*fleet)}
         async with running(only, **state(server)) as one, running(only, **state(server)) as other:
-            await acquainted(one, other)
+            await connected(one, other)
             await eventually(lambda: all(load.scraped_at > 0 for each in (one, other) for load in loads(each)))
             for number in range(4):
                 begun = [{"role": "user", "content": f"{number} " + f"story {number} " * 800}]
-                await asked(one, begun)
+                await ask(one, begun)
                 place = last(one).endpoint
-                await eventually(lambda place=place: 0 < held(one, place) <= held(other, place))
-                await asked(other, [*begun, {"role": "user", "content": "go on"}])
+                await eventually(lambda place=place: 0 < indexed_blocks(one, place) <= indexed_blocks(other, place))
+                await ask(other, [*begun, {"role": "user", "content": "go on"}])
                 assert last(other).endpoint == place
                 assert (last(other).cached_tokens_reported or 0) > 700
 
@@ -132,26 +132,26 @@ def loads(gateway: Gateway) -> Iterable[Load]:
     return gateway.monitor.loads().values()
 
 
-def held(gateway: Gateway, endpoint: str) -> int:
-    """Blocks that it believes are cached there."""
+def indexed_blocks(gateway: Gateway, endpoint: str) -> int:
+    """Blocks in the gateway's prefix index of the endpoint."""
     gateway.monitor.loads()
     return gateway.monitor.fleet.statistics(endpoint, monotonic()).prefix_blocks
 
 
-async def asked(gateway: Gateway, messages: list[dict[str, str]]) -> None:
+async def ask(gateway: Gateway, messages: list[dict[str, str]]) -> None:
     async with calling(gateway.url) as caller:
         status, _ = await caller.ask(post({"model": "chat", "messages": messages, "stream": True, "max_tokens": 2}))
         assert status == 200
         await caller.chunks()
 
 
-async def test_what_one_replica_finds_down_is_down_to_all_and_each_finds_it_again_by_itself() -> None:
-    """The other never sent anything there."""
+async def test_an_endpoint_down_on_one_replica_is_down_on_all_and_each_recovers_by_its_own_probe() -> None:
+    """The other replica has sent no request there."""
     port = free_port()
     async with redis_server() as server, Upstream(HELD) as upstream:
         both = {"only": pool(upstream.url, f"http://127.0.0.1:{port}")}
         async with running(both, **state(server)) as one, running(both, **state(server)) as other:
-            await acquainted(one, other)
+            await connected(one, other)
             dead = next(name for name in other.runtime.current.upstreams if name.endswith(str(port)))
             for _ in range(2):
                 one.monitor.fleet.on_probe_failed(dead, monotonic())
@@ -162,65 +162,65 @@ async def test_what_one_replica_finds_down_is_down_to_all_and_each_finds_it_agai
 
 
 async def test_no_text_goes_to_redis() -> None:
-    """Of prompts, answers and keys there is not a word in anything that is published."""
+    """Published messages contain no text of prompts, answers or keys."""
     async with redis_server() as server, engines(1) as fleet, Redis.from_url(server.url) as client:
         only = {"only": engine_pool(*fleet)}
         async with running(only, **state(server)) as one, running(only, **state(server, namespace="other")) as other:
             await eventually(lambda: one.link is not None and one.link.up)
             async with client.pubsub(ignore_subscribe_messages=True) as listening:
                 await listening.psubscribe("*")
-                await asked(one, [{"role": "user", "content": "CANARY " * 200}])
+                await ask(one, [{"role": "user", "content": "CANARY " * 200}])
                 told = bytearray()
                 async with asyncio.timeout(BACK):
                     while len(told) < 1000 or fleet[0].url.rpartition("/")[2].encode() not in told:
                         message = await listening.get_message(timeout=0.1)
                         told += message["data"] if message else b""
             assert b"CANARY" not in told
-            assert heard_of(other) == 1  # another namespace
+            assert replica_count(other) == 1  # another namespace
 
 
-# --------------------------------------------------------------------------- what goes wrong
+# --------------------------------------------------------------------------- failures
 
 
-async def test_the_load_of_a_replica_that_was_killed_is_forgotten(tmp_path: Path) -> None:
-    """It cannot say that it ends."""
+async def test_the_load_of_a_killed_replica_expires(tmp_path: Path) -> None:
+    """A killed replica announces nothing."""
     async with redis_server() as server, Upstream(HELD) as upstream:
         file = config(tmp_path / "f.yaml", upstream.url, server.url)
         async with running({"only": pool(upstream.url)}, **state(server)) as one, serving(file) as served:
-            await acquainted(one, count=2)
+            await connected(one, count=2)
             async with streaming(served.url, 2):
                 await eventually(lambda: in_flight(one) == 2, BACK)
                 served.process.kill()
-                await eventually(lambda: (in_flight(one), heard_of(one)) == (0, 1), GONE)
+                await eventually(lambda: (in_flight(one), replica_count(one)) == (0, 1), GONE)
 
 
-async def test_without_redis_each_is_alone_and_with_it_they_meet_again(caplog: pytest.LogCaptureFixture) -> None:
-    """No request is the worse for it; the log tells of the change, once each."""
+async def test_replicas_continue_alone_without_redis_and_reconnect(caplog: pytest.LogCaptureFixture) -> None:
+    """No request is affected; the log has one line per change."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with redis_server() as server, Upstream(HELD) as upstream:
         only = {"only": pool(upstream.url)}
         async with running(only, **state(server)) as one, running(only, **state(server)) as other:
-            await acquainted(one, other)
+            await connected(one, other)
             async with streaming(one.url, 2):
                 await eventually(lambda: in_flight(other) == 2)
                 server.kill()
-                await eventually(lambda: (in_flight(other), heard_of(other)) == (0, 1), GONE)
+                await eventually(lambda: (in_flight(other), replica_count(other)) == (0, 1), GONE)
                 async with streaming(one.url, 1):
                     assert in_flight(one) == 3
                     await server.start()
                     await eventually(lambda: in_flight(other) == 3, BACK)
-            await acquainted(one, other)
+            await connected(one, other)
     said = [record.getMessage().split(": ")[1] for record in caplog.records if "redis" in record.getMessage()]
     assert sorted(said) == ["away"] * 2 + ["back"] * 2 + ["connected"] * 2
     assert not [record for record in caplog.records if "replicas" in record.getMessage()]
 
 
-async def test_a_redis_that_hangs_is_one_that_is_away() -> None:
-    """Its connections stay open, and nobody waits on them."""
+async def test_a_hanging_redis_counts_as_unavailable() -> None:
+    """Its connections stay open, and no request waits for them."""
     async with redis_server() as server, Upstream(HELD) as upstream:
         only = {"only": pool(upstream.url)}
         async with running(only, **state(server)) as one, running(only, **state(server)) as other:
-            await acquainted(one, other)
+            await connected(one, other)
             async with streaming(one.url, 2):
                 await eventually(lambda: in_flight(other) == 2)
                 server.freeze()
@@ -229,12 +229,12 @@ async def test_a_redis_that_hangs_is_one_that_is_away() -> None:
                 await eventually(lambda: in_flight(other) == 2, BACK)
 
 
-async def test_noise_on_the_channel_changes_nothing() -> None:
-    """As much of it as of news, and more."""
+async def test_malformed_messages_on_the_channel_are_ignored() -> None:
+    """Among at least as many malformed messages as valid ones."""
     async with redis_server() as server, Upstream(HELD) as upstream, server.client() as client:
         only = {"only": pool(upstream.url)}
         async with running(only, **state(server)) as one, running(only, **state(server)) as other:
-            await acquainted(one, other)
+            await connected(one, other)
             async with streaming(one.url, 2) as callers:
                 for number in range(400):
                     noise = b"ftr1" + bytes([number % 256]) * (number % 97)
@@ -249,53 +249,55 @@ async def test_noise_on_the_channel_changes_nothing() -> None:
                 await eventually(lambda: in_flight(other) == 0)
 
 
-async def test_who_may_not_use_the_channel_is_alone_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The rest of what Redis is for goes on. When it is allowed, they meet."""
+async def test_a_replica_without_channel_permission_continues_alone_and_logs_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Other uses of Redis continue. With the permission, the replicas connect."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with redis_server() as server, server.client() as client, Upstream(HELD) as upstream:
-        await client.execute_command(*RULES.replace(" &firsttoken:*", "").split())
+        await client.execute_command(*ACL_COMMAND.replace(" &firsttoken:*", "").split())
         url, only = server.url.replace("://", "://firsttoken:CANARY@"), {"only": pool(upstream.url)}
         async with running(only, **state(server, url)) as one, running(only, **state(server)) as other:
             await eventually(lambda: sum("does not let us" in r.getMessage() for r in caplog.records) == 2, BACK)
-            assert (heard_of(one), one.link is not None and one.link.up) == (1, True)
+            assert (replica_count(one), one.link is not None and one.link.up) == (1, True)
             await client.execute_command("ACL", "SETUSER", "firsttoken", "&firsttoken:*")
-            await acquainted(one, other)
+            await connected(one, other)
     assert "CANARY" not in caplog.text
 
 
-# --------------------------------------------------------------------------- many
+# --------------------------------------------------------------------------- workers and clusters
 
 
-async def test_workers_of_two_replicas_count_nothing_twice(tmp_path: Path) -> None:
-    """Each knows its siblings through memory and the others through Redis."""
+async def test_workers_of_two_replicas_count_each_request_once(tmp_path: Path) -> None:
+    """Workers share through memory, replicas through Redis."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(redis_server())
         upstream = await stack.enter_async_context(Upstream(HELD))
         file = config(tmp_path / "f.yaml", upstream.url, server.url)
         two = [await stack.enter_async_context(serving(file, "--workers", "2")) for _ in range(2)]
         for served in two:
-            await shows(served, "firsttoken_replicas", 2)
+            await until_metric(served, "firsttoken_replicas", 2)
             await stack.enter_async_context(streaming(served.url, 6))
         for served in two:
-            await shows(served, "firsttoken_endpoint_in_flight", 12)
-        for _ in range(30):  # more than once in full
+            await until_metric(served, "firsttoken_endpoint_in_flight", 12)
+        for _ in range(30):  # over several full messages
             for served in two:
-                assert await shown(served, "firsttoken_endpoint_in_flight") == 12
+                assert await metric_value(served, "firsttoken_endpoint_in_flight") == 12
             await asyncio.sleep(0.05)
         kill(two[0])
-        await shows(two[1], "firsttoken_endpoint_in_flight", 6)
+        await until_metric(two[1], "firsttoken_endpoint_in_flight", 6)
         kill(two[1])
 
 
-async def test_a_cluster_carries_news_too() -> None:
-    """From one of its nodes."""
+async def test_a_redis_cluster_carries_updates() -> None:
+    """Through one of its nodes."""
     async with redis_server("--cluster-enabled", "yes") as server, server.client() as client:
         await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
         url = f"redis+cluster://127.0.0.1:{server.port}"
         async with Upstream(HELD) as upstream:
             only = {"only": pool(upstream.url)}
             async with running(only, **state(server, url)) as one, running(only, **state(server, url)) as other:
-                await acquainted(one, other)
+                await connected(one, other)
                 async with streaming(one.url, 1):
                     await eventually(lambda: in_flight(other) == 1)
 

@@ -1,11 +1,10 @@
-"""Keys, prompts and passwords turn up nowhere, however a request or the gateway fails.
+"""Keys, prompts and passwords appear nowhere, for any failure of a request or the gateway.
 
-Every secret here is a canary (tests/support/canaries.py): the caller's key and headers, prompt and answer, the
-backend's
-key, Redis' password, the cache secret. After each failure all that the gateway writes or shows is searched for them,
-and all that a real Redis was told, which keeps the caller's key and its quota, and carries what replicas tell others.
-What a backend says of a request may be told to that request's own caller: it is about their own words. Nothing that is
-ours or another's is.
+Every secret is a canary (tests/support/canaries.py): the caller's key and headers, prompt and answer, the backend's
+key, Redis' password, the cache secret. After each failure all output of the gateway is searched for canaries, and all
+commands that a real Redis received; Redis holds the caller's key and quota, and carries messages between replicas. A
+backend's message about a request may go to that request's own caller; secrets of the gateway or of other callers may
+not.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gateway.observe.log_format import unhandled
 from gateway.observe.record import RequestOutcome
 from gateway.proxy import Proxy
 from gateway.upstream.relay import Relay
-from tests.e2e.failing import DONE, JSON, PATHS, STREAM, TOKEN, WRONG
+from tests.e2e.failure_cases import DONE, JSON, PATHS, STREAM, TOKEN, WRONG
 from tests.gateway.builders import Caller, calling, get, last, post
 from tests.support.canaries import (
     ANSWER,
@@ -46,7 +45,7 @@ from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, STREAM_HEAD, Script,
 
 @pytest.fixture
 def found(capfd: pytest.CaptureFixture[str]) -> list[str]:
-    """What turned up, and where."""
+    """Canaries found so far, with locations."""
     return []
 
 
@@ -55,8 +54,8 @@ def assert_nothing(found: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert found + seen("standard output", out) + seen("standard error", err) == []
 
 
-async def told(world: World, raw: bytes) -> tuple[int, str]:
-    """Status and all else that the caller of this very request is told."""
+async def ask(world: World, raw: bytes) -> tuple[int, str]:
+    """Status and complete reply of one request."""
     async with calling(world.gateway.url) as caller:
         caller.writer.write(raw.replace(b"host: x", b"host: x\r\nconnection: close", 1))
         said = (await caller.rest()).decode("latin-1")
@@ -65,13 +64,13 @@ async def told(world: World, raw: bytes) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", PATHS)
-async def test_a_request_that_fails_leaves_nothing(
+async def test_a_failed_request_leaks_no_secret(
     name: str, tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In logs, metrics, on the admin port, before other callers; and of ours, not before its own."""
+    """In logs, metrics, the admin port and other callers' replies; its own reply has no secret of the gateway."""
     path = PATHS[name]
     async with watched(tmp_path, path.script or [CLOSE], found=found, **path.config) as world:
-        status, said = await told(world, path.raw)
+        status, said = await ask(world, path.raw)
         assert status == path.status
         if path.end is None:
             assert not world.gateway.recorder.recent
@@ -82,28 +81,28 @@ async def test_a_request_that_fails_leaves_nothing(
     assert_nothing(found, capfd)
 
 
-def test_there_are_thirty_of_them_and_more() -> None:
-    """As many as are promised."""
+def test_at_least_thirty_failures_are_covered() -> None:
+    """Guards against accidental removal of cases."""
     assert len(PATHS) >= 30
 
 
-async def test_the_canaries_are_really_there(
+async def test_a_successful_request_carries_the_canaries(
     tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A request that succeeds has them at the backend, where they belong, and its answer in its caller's hands."""
+    """The backend receives them, and the caller its answer."""
     whole = json.dumps({"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}).encode()
     async with watched(tmp_path, [reply(whole, "200 OK", JSON)], found=found) as world:
-        _, said = await told(world, asking())
+        _, said = await ask(world, asking())
         assert ANSWER in said
         assert all(secret in world.sent for secret in (PROMPT, TOOL, BACKEND))
-        await redis_was_told(world)
+        await assert_redis_was_used(world)
     assert (tmp_path / "access.jsonl").read_text().count('"end":"completed"') == 1
     assert world.collector.spans
     assert_nothing(found, capfd)
 
 
-async def redis_was_told(world: World) -> None:
-    """Of the key, its quota, and of what is under way: it was listened to."""
+async def assert_redis_was_used(world: World) -> None:
+    """Checks that Redis received the key, its quota and the load: the recording works."""
     digest = hashlib.sha256(CALLER.encode()).hexdigest()
     async with asyncio.timeout(10):
         while '"PUBLISH" "firsttoken:replicas:1"' not in await world.redis.told():  # noqa: ASYNC110
@@ -115,11 +114,11 @@ async def redis_was_told(world: World) -> None:
     assert "lua" in await world.redis.told()
 
 
-# --------------------------------------------------------------------------- callers who leave
+# --------------------------------------------------------------------------- disconnected callers
 
 
 @pytest.mark.parametrize("script", [[HANG], [STREAM_HEAD + chunk(TOKEN), HANG]], ids=["before", "after"])
-async def test_a_caller_that_leaves_leaves_nothing(
+async def test_a_disconnected_caller_leaks_no_secret(
     script: Script, tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Before its first token, and after it."""
@@ -134,7 +133,7 @@ async def test_a_caller_that_leaves_leaves_nothing(
     assert_nothing(found, capfd)
 
 
-# --------------------------------------------------------------------------- our own bugs
+# --------------------------------------------------------------------------- internal errors
 
 
 async def failing_sink(world: World, patch: pytest.MonkeyPatch) -> None:
@@ -176,7 +175,7 @@ async def failing_handler(world: World, patch: pytest.MonkeyPatch) -> None:
 
 
 async def failing_task(world: World, patch: pytest.MonkeyPatch) -> None:
-    """Nobody awaits it, so the loop is told of its exception."""
+    """An exception that no coroutine awaits reaches the loop's handler."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(unhandled)  # as `serve` does
 
@@ -189,7 +188,7 @@ async def failing_task(world: World, patch: pytest.MonkeyPatch) -> None:
 
 
 async def failing_page(world: World, patch: pytest.MonkeyPatch) -> None:
-    """On the admin port."""
+    """A page of the admin port fails."""
 
     def statistics(*_: Any) -> Any:
         raise RuntimeError(f"{PROMPT} {REDIS}")
@@ -213,14 +212,14 @@ BUGS: list[Callable[[World, pytest.MonkeyPatch], Awaitable[None]]] = [
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-async def test_a_bug_of_ours_tells_where_it_is_and_not_of_whose_request(
+async def test_an_internal_error_is_logged_without_its_message(
     bug: Callable[[World, pytest.MonkeyPatch], Awaitable[None]],
     tmp_path: Path,
     found: list[str],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Frames and the kind of exception are logged; its message may quote anything."""
+    """Frames and the exception's type are logged; its message may quote anything."""
     async with watched(tmp_path, [STREAM_HEAD + chunk(TOKEN + DONE) + LAST_CHUNK], found=found) as world:
         await bug(world, monkeypatch)
         async with calling(world.gateway.url) as caller:
@@ -235,13 +234,13 @@ async def test_a_bug_of_ours_tells_where_it_is_and_not_of_whose_request(
     assert_nothing(found, capfd)
 
 
-# --------------------------------------------------------------------------- the admin port, and the end
+# --------------------------------------------------------------------------- admin port and shutdown
 
 
-async def test_wrong_questions_to_the_admin_port_leave_nothing(
+async def test_invalid_admin_requests_leak_no_secret(
     tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """/explain is asked with prompts and keys; its refusals are the asker's alone."""
+    """/explain receives prompts and keys; its errors go to the sender only."""
     async with watched(tmp_path, [CLOSE], found=found) as world:
         for raw in (asking(WRONG), asking(messages=PROMPT), asking(model=PROMPT), post(PROMPT.encode(), *HEADERS)):
             async with calling(world.gateway.admin_url) as caller:
@@ -255,21 +254,21 @@ async def test_wrong_questions_to_the_admin_port_leave_nothing(
     assert_nothing(found, capfd)
 
 
-async def test_a_stop_in_the_middle_of_a_stream_leaves_nothing(
+async def test_a_shutdown_within_a_stream_leaks_no_secret(
     tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What runs is cut."""
+    """Running requests are cut."""
     async with watched(tmp_path, [STREAM_HEAD + chunk(TOKEN), HANG], found=found) as world:
-        caller = await begun(world)
+        caller = await open_stream(world)
         await world.gateway.stop()
         await caller.rest()
         await eventually(lambda: world.gateway.recorder.recent)
         assert last(world.gateway).end is RequestOutcome.CUT
-        await world.gateway.start()  # so that it can be looked at
+        await world.gateway.start()  # for inspection
     assert_nothing(found, capfd)
 
 
-async def begun(world: World) -> Caller:
+async def open_stream(world: World) -> Caller:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(world.gateway.url.rpartition(":")[2]))
     caller = Caller(reader, writer)
     assert (await caller.ask(STREAM))[0] == 200

@@ -1,4 +1,4 @@
-"""A configuration that holds secrets, and mistakes: what `check`, a boot, a worker's death and a stop say of it."""
+"""Configurations with secrets and mistakes: output of `check`, a start, a worker's death and a stop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MISTAKES = {
 
 
 def run(*arguments: str, **environ: str) -> tuple[int, str]:
-    """Exit code, and all that was said."""
+    """Exit code and complete output."""
     done = subprocess.run(
         [sys.executable, "-m", "gateway.cli", *arguments],
         cwd=ROOT,
@@ -72,8 +72,8 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_mistake_beside_a_secret_is_told_without_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each in its own file, in the process, for all of them; it says where, and what would mend it."""
+def test_configuration_errors_quote_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each mistake in a file of its own; the error states the line."""
     from gateway.cli.main import main
 
     for name, text in MISTAKES.items():
@@ -83,8 +83,8 @@ def test_a_mistake_beside_a_secret_is_told_without_it(tmp_path: Path, capsys: py
         assert seen(name, told) == []
 
 
-def test_a_bad_file_at_boot_is_told_as_check_tells_it(tmp_path: Path) -> None:
-    """And what came from the environment is shown as the variable."""
+def test_an_invalid_file_at_start_gives_the_errors_of_check(tmp_path: Path) -> None:
+    """A value from the environment is shown as its variable."""
     file = written(tmp_path, MISTAKES["a mistake elsewhere"])
     assert run("serve", "--config", file) == (2, run("check", file)[1])
     file = written(tmp_path, FINE + "state: {redis: '${REDIS_URL}'}\nserver: {workers: '${REDIS_URL}'}\n")
@@ -92,18 +92,17 @@ def test_a_bad_file_at_boot_is_told_as_check_tells_it(tmp_path: Path) -> None:
     assert (code, "${REDIS_URL}" in said, seen("serve", said)) == (2, True, [])
 
 
-def test_check_tells_no_secret_of_a_configuration_that_holds(tmp_path: Path) -> None:
-    """Nor does the schema have one."""
+def test_check_prints_no_secret_of_a_valid_configuration(tmp_path: Path) -> None:
+    """Neither does the schema."""
     text = FINE + f"state: {{redis: 'redis://:{REDIS}@h/0', cache_secret: {CACHE}}}\n"
     code, said = run("check", written(tmp_path, text))
     assert (code, seen("check", said)) == (0, [])
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_a_reload_of_a_bad_file_tells_no_secret(workers: str, tmp_path: Path) -> None:
-    """Nor the one that asked for it, nor the log, nor the page that shows what is in force: of every mistake, and of a
-    file whose secrets are others."""
-    async with serving(Path(written(tmp_path, bound(FINE))), "--workers", workers) as served:
+async def test_reloads_print_no_secret(workers: str, tmp_path: Path) -> None:
+    """In the reply, the log and the pages of the admin port: for every mistake, and for changed secrets."""
+    async with serving(Path(written(tmp_path, on_free_ports(FINE))), "--workers", workers) as served:
         told = ""
         for name, text in MISTAKES.items():
             written(tmp_path, text)
@@ -113,7 +112,9 @@ async def test_a_reload_of_a_bad_file_tells_no_secret(workers: str, tmp_path: Pa
             while "keeping the previous configuration" not in (line := await served.line()):
                 assert line, "it has ended"
                 told += line
-        secret = bound(FINE).replace("vllm", f"vllm, api_key: {BACKEND}, headers: {{x-pool-secret: {POOL_HEADER}}}")
+        secret = on_free_ports(FINE).replace(
+            "vllm", f"vllm, api_key: {BACKEND}, headers: {{x-pool-secret: {POOL_HEADER}}}"
+        )
         for more in ("", f"state: {{redis: 'redis://:{REDIS}@127.0.0.1:1/0', cache_secret: {CACHE}}}\n"):
             written(tmp_path, secret + more)
             status, said = await reloaded(served)
@@ -128,8 +129,8 @@ async def test_a_reload_of_a_bad_file_tells_no_secret(workers: str, tmp_path: Pa
     assert seen("the process", told + out + err) == []
 
 
-def bound(text: str) -> str:
-    """On ports of its own."""
+def on_free_ports(text: str) -> str:
+    """On free ports."""
     return "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\ntelemetry: {access_log: off}\n" + text
 
 
@@ -140,13 +141,13 @@ async def reloaded(served: Served) -> tuple[int, str]:
 
 
 def victim(pid: int) -> int:
-    """One of its workers."""
+    """Process id of one worker."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_death_and_a_stop_tell_no_secret(workers: int, tmp_path: Path) -> None:
-    """Of a process under way: with a stream in its hands it is killed, or told to stop and hurried."""
+async def test_a_worker_death_and_a_forced_stop_print_no_secret(workers: int, tmp_path: Path) -> None:
+    """With a stream in progress."""
     async with Upstream([STREAM_HEAD + chunk(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'), HANG]) as upstream:
         config = document(
             {"only": pool(upstream.url, api_key=BACKEND, headers={"x-pool-secret": POOL_HEADER})},
@@ -155,7 +156,7 @@ async def test_a_death_and_a_stop_tell_no_secret(workers: int, tmp_path: Path) -
         file = Path(written(tmp_path, json.dumps(config)))
         async with serving(file, "--workers", str(workers)) as served:
             said = served.said
-            while not served.url:  # notes come first
+            while not served.url:  # warnings come first
                 said += await served.line()
                 served = Served(served.process, said.splitlines()[-1])
             async with calling(served.url) as caller:
@@ -166,9 +167,9 @@ async def test_a_death_and_a_stop_tell_no_secret(workers: int, tmp_path: Path) -
                         said += await served.line()
                     assert "restarting it" in said
                 served.process.send_signal(signal.SIGTERM)
-                while "draining" not in said:  # that Redis is away may be said now
+                while "draining" not in said:  # a line about Redis may come before
                     said += await served.line()
-                served.process.send_signal(signal.SIGINT)  # in haste
+                served.process.send_signal(signal.SIGINT)  # force stop
                 _, out, err = await served.ends()
         assert upstream.requests
         assert seen("the process", said + out + err, CANARIES) == []

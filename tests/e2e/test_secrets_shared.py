@@ -1,4 +1,4 @@
-"""Gateways that share a Redis: prompts, keys and passwords are in nothing that they tell it, each other, or the log."""
+"""Gateways that share a Redis: no prompt, key or password in commands, messages or logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import Upstream, reply
 
 WHOLE = json.dumps({"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}).encode()
-LONG = [{"role": "user", "content": f"{PROMPT} " * 2_000}]  # blocks of it are what replicas tell
+LONG = [{"role": "user", "content": f"{PROMPT} " * 2_000}]  # replicas exchange its block hashes
 
 
 async def status(gateway: Gateway, **more: Any) -> int:
@@ -44,8 +44,8 @@ async def status(gateway: Gateway, **more: Any) -> int:
         return (await caller.whole(asking(HEADERS, **more)))[0]
 
 
-def held(gateway: Gateway, endpoint: str) -> int:
-    """Blocks that it believes are cached there."""
+def indexed_blocks(gateway: Gateway, endpoint: str) -> int:
+    """Blocks in the gateway's prefix index of the endpoint."""
     gateway.monitor.loads()
     return gateway.monitor.fleet.statistics(endpoint, monotonic()).prefix_blocks
 
@@ -54,10 +54,10 @@ def assert_nothing(places: dict[str, str]) -> None:
     assert [each for place, text in places.items() for each in seen(place, text, CANARIES)] == []
 
 
-async def test_what_replicas_tell_each_other_has_no_word_of_a_prompt(
+async def test_messages_between_replicas_contain_no_prompt(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Long prompts that one sent are known to the other; streams, whole answers, and one that its quota refuses."""
+    """Long prompts that both replicas know; streams, unstreamed answers, and a request beyond its quota."""
     caplog.set_level("DEBUG")
     async with engines() as fleet, overheard(requests_per_minute=2) as (_, redis):
         pools = {"only": engine_pool(*fleet, price=PRICE)}
@@ -71,7 +71,7 @@ async def test_what_replicas_tell_each_other_has_no_word_of_a_prompt(
                 assert (await caller.ask(asking(HEADERS, messages=LONG, stream=True, max_tokens=2)))[0] == 200
                 await caller.chunks()
             place = last(one).endpoint
-            await eventually(lambda: 0 < held(one, place) <= held(other, place))
+            await eventually(lambda: 0 < indexed_blocks(one, place) <= indexed_blocks(other, place))
             assert await status(other, messages=LONG, max_tokens=2) == 200
             assert await status(one, messages=LONG, max_tokens=2) == 429
         told, kept = await redis.told(), await redis.kept()
@@ -82,10 +82,8 @@ async def test_what_replicas_tell_each_other_has_no_word_of_a_prompt(
     )
 
 
-async def test_a_redis_that_goes_away_and_one_that_refuses_are_told_without_the_password(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """In the middle of requests that have a quota there; and where the password is not the right one."""
+async def test_redis_errors_are_logged_without_the_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An outage during requests with quotas, and a wrong password."""
     caplog.set_level("DEBUG")
     async with Upstream([reply(WHOLE)]) as upstream, overheard() as (server, redis):
         pools = {"only": pool(upstream.url, price=PRICE)}
@@ -103,8 +101,8 @@ async def test_a_redis_that_goes_away_and_one_that_refuses_are_told_without_the_
         assert_nothing({"log": caplog.text, "what Redis was told": await redis.told(), "Redis": await redis.kept()})
 
 
-async def test_a_key_that_is_made_for_redis_is_shown_once_and_told_to_nobody(tmp_path: Path) -> None:
-    """Not even to Redis; nor does `firsttoken keys` tell the password of it."""
+async def test_a_key_made_by_firsttoken_keys_is_printed_once_and_stored_nowhere(tmp_path: Path) -> None:
+    """Redis holds only its digest; `firsttoken keys` prints no password of Redis."""
     async with overheard() as (_, redis):
 
         async def keys(*arguments: str, url: str = redis.url) -> tuple[int, str, str]:

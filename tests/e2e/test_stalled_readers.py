@@ -1,4 +1,4 @@
-"""Readers that stop reading: their upstream is paused and memory stays bounded."""
+"""Callers that stop reading: their upstream is paused, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.simulated import eventually
 
 READERS = 200
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 4000 + b'"}}]}\n\n'
-PLENTY = 64 << 20  # bytes that each answer would have
+PLENTY = 64 << 20  # bytes per complete answer
 
 
 @asynccontextmanager
 async def firehose() -> AsyncIterator[tuple[str, list[asyncio.StreamWriter]]]:
-    """An upstream that writes as fast as it is read."""
+    """Upstream that writes as fast as its reader reads."""
     writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,7 +46,7 @@ def resident() -> int:
 
 
 async def stall(gateway: Gateway) -> asyncio.StreamWriter:
-    """Ask for a stream and read nothing of it. The reader's own buffer is bounded by the loop's back-pressure."""
+    """Requests a stream and reads nothing. The reader's own buffer is bounded by `limit`."""
     body = json.dumps({"model": "chat", "stream": True, "messages": [{"role": "user", "content": "x"}]}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]), limit=1024)
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
@@ -55,8 +55,8 @@ async def stall(gateway: Gateway) -> asyncio.StreamWriter:
     return writer
 
 
-async def test_readers_that_stop_reading_pause_their_upstream() -> None:
-    """The upstream can write no more; the gateway holds a bounded amount for each."""
+async def test_a_stalled_reader_pauses_its_upstream() -> None:
+    """The upstream can write no more; the gateway buffers a bounded amount per caller."""
     async with firehose() as (url, writers), running({"only": pool(url)}) as gateway:
         readers = [await stall(gateway) for _ in range(READERS)]
         connections = [c for c in gateway.front.connections if c.transport is not None]
@@ -69,7 +69,7 @@ async def test_readers_that_stop_reading_pause_their_upstream() -> None:
         assert all(not w.transport.is_closing() for w in writers)
         assert sum(c.writer.paused for c in connections) == READERS
         after = sum(w.transport.get_write_buffer_size() for w in writers)
-        assert abs(after - before) <= READERS * len(EVENT)  # what the kernel still took: a fraction of an event each
+        assert abs(after - before) <= READERS * len(EVENT)  # remaining kernel buffers: a fraction of an event each
         for writer in readers:
             writer.transport.abort()
         await eventually(lambda: gateway.recorder.live == 0)

@@ -1,4 +1,4 @@
-"""A request seen by an OpenTelemetry collector: real sockets to callers, engines and a real OTLP receiver."""
+"""Traces at an OpenTelemetry collector: real sockets to callers, engines and an OTLP receiver."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ BOTH = {"chat": {"tiers": ["both"], "ttft": {"budget": "1500ms"}, "hedge": {"max
 
 
 @pytest.fixture(autouse=True)
-def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a batch to fill."""
+def fast_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends batches at once."""
     monkeypatch.setattr(otlp, "LINGER", 0.01)
     monkeypatch.setattr(otlp, "FIRST_WAIT", 0.01)
     monkeypatch.setattr(otlp, "LONGEST_WAIT", 0.05)
 
 
-def told(collector: Collector, **more: Any) -> dict[str, Any]:
+def telemetry_to(collector: Collector, **more: Any) -> dict[str, Any]:
     return {"access_log": "off", "otlp": collector.url, **more}
 
 
@@ -44,8 +44,8 @@ async def ask(gateway: Gateway, *headers: str, **more: Any) -> tuple[int, bytes]
         return status, await caller.rest()
 
 
-async def seen(gateway: Gateway, collector: Collector) -> tuple[Record, Trace]:
-    """The last request's Record, and what the collector knows of it."""
+async def record_and_trace(gateway: Gateway, collector: Collector) -> tuple[Record, Trace]:
+    """The last request's Record, and its trace at the collector."""
     await eventually(lambda: gateway.recorder.recent and not gateway.recorder.live)
     record = last(gateway)
     return record, await collector.trace(record.trace_id)
@@ -55,22 +55,22 @@ def seconds(span: Span) -> float:
     return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
 
 
-def sent_by(span: Span, flags: str = "01") -> str:
-    """The `traceparent` of whoever is called by it."""
+def traceparent_of(span: Span, flags: str = "01") -> str:
+    """The `traceparent` that names `span` as parent."""
     return f"00-{span.trace_id.hex()}-{span.span_id.hex()}-{flags}"
 
 
 async def test_a_request_is_one_trace_whose_stages_sum_to_its_ttft() -> None:
-    """Every span lies within its parent, on the clock of the wall; the engine is told the attempt's span."""
+    """Every span lies within its parent, in wall-clock time; the engine receives the attempt's span id."""
     async with (
         Collector() as collector,
         engines(1) as (engine,),
-        running({"small": engine_pool(engine)}, telemetry=told(collector)) as gateway,
+        running({"small": engine_pool(engine)}, telemetry=telemetry_to(collector)) as gateway,
     ):
         assert (await ask(gateway, max_tokens=20))[0] == 200
-        record, trace = await seen(gateway, collector)
+        record, trace = await record_and_trace(gateway, collector)
         (attempt,) = trace.attempts
-        assert engine.requests[-1].headers["traceparent"] == sent_by(attempt)
+        assert engine.requests[-1].headers["traceparent"] == traceparent_of(attempt)
         assert "tracestate" not in engine.requests[-1].headers
     before_first_token = [span for span in trace.stages if span.name != STAGE_NAMES[STREAM]]
     assert sum(map(seconds, before_first_token)) == pytest.approx(record.ttft, abs=1e-3)
@@ -89,38 +89,38 @@ async def test_a_request_is_one_trace_whose_stages_sum_to_its_ttft() -> None:
     assert {r["service.name"] for r in collector.resources} == {"firsttoken"}
 
 
-async def test_a_callers_trace_is_continued_and_passed_on() -> None:
-    """Its span is the request's parent; the engine's is the attempt. The state goes along."""
+async def test_a_callers_trace_is_continued_to_the_engine() -> None:
+    """The caller's span is the request's parent, the attempt is the engine's. tracestate is forwarded."""
     async with (
         Collector() as collector,
         Upstream([STREAMED]) as upstream,
-        running({"only": pool(upstream.url)}, telemetry=told(collector)) as gateway,
+        running({"only": pool(upstream.url)}, telemetry=telemetry_to(collector)) as gateway,
     ):
         await ask(gateway, GIVEN, "tracestate: vendor=1")
-        record, trace = await seen(gateway, collector)
+        record, trace = await record_and_trace(gateway, collector)
         sent = upstream.requests[0].headers
     assert (record.trace_id, trace.request.parent_span_id.hex()) == (ID, SPAN)
-    assert (sent["traceparent"], sent["tracestate"]) == (sent_by(trace.attempts[0]), "vendor=1")
+    assert (sent["traceparent"], sent["tracestate"]) == (traceparent_of(trace.attempts[0]), "vendor=1")
 
 
-async def test_what_is_no_traceparent_begins_a_trace() -> None:
-    """An engine never sees what a caller made up."""
+async def test_an_invalid_traceparent_starts_a_new_trace() -> None:
+    """An engine never receives an invalid header."""
     async with (
         Collector() as collector,
         Upstream([STREAMED]) as upstream,
-        running({"only": pool(upstream.url)}, telemetry=told(collector)) as gateway,
+        running({"only": pool(upstream.url)}, telemetry=telemetry_to(collector)) as gateway,
     ):
         await ask(gateway, f"traceparent: 00-{'0' * 32}-{SPAN}-01", "tracestate: vendor=1")
-        record, trace = await seen(gateway, collector)
+        record, trace = await record_and_trace(gateway, collector)
         sent = upstream.requests[0].headers
     assert trace.request.parent_span_id == b""
     assert int(record.trace_id, 16) != 0
-    assert sent["traceparent"] == sent_by(trace.attempts[0])
+    assert sent["traceparent"] == traceparent_of(trace.attempts[0])
     assert "tracestate" not in sent
 
 
-async def test_without_a_collector_the_header_passes_through_as_it_is() -> None:
-    """And nothing is made up."""
+async def test_without_a_collector_traceparent_is_forwarded_unchanged() -> None:
+    """No trace is created."""
     async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
         await ask(gateway, GIVEN, "tracestate: vendor=1")
         await ask(gateway)
@@ -130,29 +130,29 @@ async def test_without_a_collector_the_header_passes_through_as_it_is() -> None:
     assert last(gateway).trace_id == ""
 
 
-@pytest.mark.parametrize(("trace_apis", "told_of_it"), [(False, False), (True, True)])
-async def test_an_external_api_is_told_of_traces_only_if_configured(trace_apis: bool, told_of_it: bool) -> None:
-    """They are not ours, and have no spans for us."""
+@pytest.mark.parametrize(("trace_apis", "expected"), [(False, False), (True, True)])
+async def test_an_external_api_receives_traceparent_only_if_configured(trace_apis: bool, expected: bool) -> None:
+    """External APIs export no spans to this collector."""
     async with Collector() as collector, Upstream([STREAMED]) as upstream:
         api = {"backend": "openai", "model": "m", "api_key": "sk", "base_url": upstream.url}
-        async with running({"api": api}, telemetry=told(collector, trace_apis=trace_apis)) as gateway:
+        async with running({"api": api}, telemetry=telemetry_to(collector, trace_apis=trace_apis)) as gateway:
             await ask(gateway, GIVEN)
-            await seen(gateway, collector)
-        assert ("traceparent" in upstream.requests[0].headers) is told_of_it
+            await record_and_trace(gateway, collector)
+        assert ("traceparent" in upstream.requests[0].headers) is expected
 
 
-async def test_a_failed_primary_is_a_span_of_its_own() -> None:
-    """With its error; each attempt told the engine its own id."""
+async def test_a_failed_primary_has_its_own_span() -> None:
+    """With its error; each attempt sends its own span id to the engine."""
     async with (
         Collector() as collector,
         Upstream([reply(b"{}", "500 x")]) as bad,
         Upstream([STREAMED]) as good,
-        running({"bad": pool(bad.url), "good": pool(good.url)}, telemetry=told(collector)) as gateway,
+        running({"bad": pool(bad.url), "good": pool(good.url)}, telemetry=telemetry_to(collector)) as gateway,
     ):
         assert (await ask(gateway))[0] == 200
-        _, trace = await seen(gateway, collector)
+        _, trace = await record_and_trace(gateway, collector)
         failed, fallback = trace.attempts
-        assert [sent_by(failed), sent_by(fallback)] == [
+        assert [traceparent_of(failed), traceparent_of(fallback)] == [
             upstream.requests[0].headers["traceparent"] for upstream in (bad, good)
         ]
     assert failed.span_id != fallback.span_id
@@ -164,8 +164,8 @@ async def test_a_failed_primary_is_a_span_of_its_own() -> None:
 
 
 async def hedged(gateway: Gateway, engine_one: Any, engine_two: Any) -> None:
-    """One request whose primary fell silent after its head, and whose hedge answered."""
-    for i in range(6):  # both are known to be fast
+    """One request with a primary that is silent after its head, and a hedge that answers."""
+    for i in range(6):  # both have learned predictions
         await ask(gateway, messages=[{"role": "user", "content": f"{i} hello"}], max_tokens=2)
     for engine in (engine_one, engine_two):
         engine.faults.stall_share, engine.faults.stall_seconds = 1.0, 30.0
@@ -177,15 +177,15 @@ async def hedged(gateway: Gateway, engine_one: Any, engine_two: Any) -> None:
     await asking
 
 
-async def test_a_hedge_and_what_it_overtook_are_both_there() -> None:
-    """Unsampled, too: whoever looks for hedges finds them. Engines were told that it was not sampled."""
+async def test_a_hedge_and_its_primary_both_have_spans() -> None:
+    """Even unsampled, because hedges are notable. Engines receive "not sampled"."""
     async with (
         Collector() as collector,
         engines(2) as (one, two),
-        running({"both": engine_pool(one, two)}, BOTH, telemetry=told(collector, traces=0)) as gateway,
+        running({"both": engine_pool(one, two)}, BOTH, telemetry=telemetry_to(collector, traces=0)) as gateway,
     ):
         await hedged(gateway, one, two)
-        record, trace = await seen(gateway, collector)
+        record, trace = await record_and_trace(gateway, collector)
         flags = {engine.requests[-1].headers["traceparent"][-2:] for engine in (one, two)}
         assert {span.trace_id.hex() for span in collector.spans} == {record.trace_id}
     primary, hedge = (read(span.attributes) for span in trace.attempts)
@@ -195,8 +195,8 @@ async def test_a_hedge_and_what_it_overtook_are_both_there() -> None:
     assert flags == {"00"}
 
 
-async def test_only_what_is_notable_is_told_of_what_is_not_sampled() -> None:
-    """Of these all but the first and the second: answered in time, and refused for its own fault."""
+async def test_of_unsampled_requests_only_notable_ones_are_exported() -> None:
+    """Late and failed requests; not those in time, nor refused ones."""
     async with (
         Collector() as collector,
         Upstream([STREAMED], [STREAMED], [reply(b"{}", "500 x")]) as upstream,
@@ -206,7 +206,7 @@ async def test_only_what_is_notable_is_told_of_what_is_not_sampled() -> None:
                 "chat": {"tiers": ["only"], "ttft": {"budget": "30s"}},
                 "hasty": {"tiers": ["only"], "ttft": {"budget": "1us", "target": 0.1}},
             },
-            telemetry=told(collector, traces="0%"),
+            telemetry=telemetry_to(collector, traces="0%"),
         ) as gateway,
     ):
         await ask(gateway)
@@ -225,28 +225,28 @@ async def test_only_what_is_notable_is_told_of_what_is_not_sampled() -> None:
     assert read(found[0].attributes)["firsttoken.ttft.met"] is False
 
 
-async def test_a_callers_flag_decides() -> None:
-    """Sampled by the caller, it is told though nothing else is; not sampled, it is not, though all else is."""
+async def test_a_callers_sampled_flag_decides() -> None:
+    """Sampled: exported at a share of 0; not sampled: not exported at a share of 1."""
     for traces, flags, count in ((0, "01", 1), (1, "00", 0)):
         async with (
             Collector() as collector,
             Upstream([STREAMED]) as upstream,
-            running({"only": pool(upstream.url)}, telemetry=told(collector, traces=traces)) as gateway,
+            running({"only": pool(upstream.url)}, telemetry=telemetry_to(collector, traces=traces)) as gateway,
         ):
             await ask(gateway, GIVEN[:-2] + flags)
             assert upstream.requests[0].headers["traceparent"][-2:] == flags
         assert sum(span.kind == Span.SPAN_KIND_SERVER for span in collector.spans) == count
 
 
-async def test_nothing_of_a_prompt_an_answer_or_a_key_is_told() -> None:
-    """Whatever becomes of the request; its id and the names of routes are."""
+async def test_spans_contain_no_prompt_answer_or_key() -> None:
+    """For all outcomes."""
     canary = {"messages": [{"role": "user", "content": "CANARY prompt"}], "user": "CANARY user"}
     secret = "authorization: Bearer CANARY"
     answer = STREAM_HEAD + chunk(ANSWER.replace(b"hi", b"CANARY answer")) + LAST_CHUNK
     async with (
         Collector() as collector,
         Upstream([answer], [reply(b'{"error":{"message":"CANARY"}}', "400 CANARY")], [b"CANARY\r\n\r\n"]) as upstream,
-        running({"only": pool(upstream.url, api_key="sk-CANARY")}, telemetry=told(collector)) as gateway,
+        running({"only": pool(upstream.url, api_key="sk-CANARY")}, telemetry=telemetry_to(collector)) as gateway,
     ):
         for more in (canary, canary, canary, {**canary, "model": "CANARY"}, {**canary, "n": "CANARY"}):
             await ask(gateway, secret, "cookie: CANARY", **more)
@@ -258,15 +258,15 @@ async def test_nothing_of_a_prompt_an_answer_or_a_key_is_told() -> None:
 # --------------------------------------------------------------------------- metrics
 
 
-async def test_genai_metrics_come_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The older names unless asked otherwise; the last report is at the end. Sums since the start."""
+async def test_genai_metrics_are_exported_with_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older names by default; the last report is at shutdown. Cumulative sums."""
     async with (
         Collector() as collector,
         Upstream(
             [STREAM_HEAD + chunk(ANSWER.replace(b"data: [DONE]\n\n", b"") + USAGE + b"data: [DONE]\n\n") + LAST_CHUNK]
         ) as upstream,
     ):
-        async with running({"only": pool(upstream.url)}, telemetry=told(collector)) as gateway:
+        async with running({"only": pool(upstream.url)}, telemetry=telemetry_to(collector)) as gateway:
             for _ in range(3):
                 await ask(gateway)
         (report,) = collector.metrics
@@ -292,7 +292,7 @@ async def test_genai_metrics_come_with_them(monkeypatch: pytest.MonkeyPatch) -> 
         usage = metrics["gen_ai.client.token.usage"].histogram.data_points
         assert {read(p.attributes)["gen_ai.token.type"]: p.sum for p in usage} == {"input": 21.0, "output": 6.0}
         monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http,gen_ai_latest_experimental")
-        async with running({"only": pool(upstream.url)}, telemetry=told(collector)) as gateway:
+        async with running({"only": pool(upstream.url)}, telemetry=telemetry_to(collector)) as gateway:
             await ask(gateway)
         metrics = {metric.name: metric for metric in collector.metrics[-1]}
     assert {name for name in metrics if "client" in name} == {
@@ -309,15 +309,15 @@ async def test_genai_metrics_come_with_them(monkeypatch: pytest.MonkeyPatch) -> 
     assert (counted.is_monotonic, [point.as_int for point in counted.data_points]) == (True, [4])
 
 
-async def test_the_operators_own_words_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Headers with a key for the collector, names for us, and no metrics: OpenTelemetry's own variables."""
+async def test_opentelemetry_environment_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers with a collector key, resource names, and disabled metrics."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret%20key,x-other=2")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "none")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "front")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test,service.instance.id=one")
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     async with Collector() as collector, Upstream([STREAMED]) as upstream:
-        async with running({"only": pool(upstream.url)}, telemetry=told(collector)) as gateway:
+        async with running({"only": pool(upstream.url)}, telemetry=telemetry_to(collector)) as gateway:
             await ask(gateway)
         (headers,), (resource,) = collector.headers, collector.resources
     assert (headers["x-key"], headers["x-other"]) == ("secret key", "2")
@@ -330,8 +330,8 @@ async def test_the_operators_own_words_are_added(monkeypatch: pytest.MonkeyPatch
 # --------------------------------------------------------------------------- workers
 
 
-async def test_every_worker_tells_its_own(tmp_path: Path) -> None:
-    """As an instance of its own; what they exported and lost is added up."""
+async def test_every_worker_exports_its_own_spans(tmp_path: Path) -> None:
+    """As an instance of its own."""
     async with Collector() as collector, Upstream([STREAMED]) as upstream:
         config = written(tmp_path / "f.yaml", upstream.url)
         config.write_text(

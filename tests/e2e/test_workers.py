@@ -1,4 +1,4 @@
-"""Several workers behind one port, over real processes and sockets: what a caller and an operator see of their ends."""
+"""Several workers behind one port, with real processes and sockets: deaths, drains and shared state."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstre
 
 STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(USAGE + FINISH + DONE) + LAST_CHUNK]
-STREAMS = 16  # over two workers: all on one of them once in 30,000 times
+STREAMS = 16  # over two workers: all on one with a probability of 1 in 30,000
 READY = b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 def workers_of(served: Served) -> list[int]:
-    """Process ids, the youngest last: workers, the admin port's process, and workers that took another's place."""
+    """Process ids, the youngest last: workers, the admin process, and replacement workers."""
     pid = served.process.pid
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def asked(served: Served, path: str) -> Any:
+async def admin_json(served: Served, path: str) -> Any:
     return json.loads((await get(served.admin, path))[2])
 
 
 async def total(served: Served, name: str) -> float:
-    """Of a counter, over all its labels."""
+    """Sum of a counter over all labels."""
     page = (await get(served.admin, "/metrics"))[2].decode()
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name + "{"))
 
 
 async def completed(served: Served, count: int) -> None:
-    """The Records of so many requests have been counted."""
+    """Waits until the Records of `count` requests have been counted."""
     async with asyncio.timeout(5):
         while await total(served, "firsttoken_requests_total") < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -59,7 +59,7 @@ async def streaming(served: Served, count: int) -> AsyncIterator[list[Caller]]:
         yield callers
 
 
-async def lets_in(served: Served) -> bool:
+async def accepts_connections(served: Served) -> bool:
     try:
         async with calling(served.url):
             return True
@@ -67,8 +67,8 @@ async def lets_in(served: Served) -> bool:
         return False
 
 
-async def is_whole(caller: Caller) -> bool:
-    """Whether the rest of the answer comes."""
+async def completes(caller: Caller) -> bool:
+    """True if the rest of the answer arrives."""
     try:
         async with asyncio.timeout(10):
             rest = await caller.reader.readuntil(LAST_CHUNK)
@@ -83,8 +83,8 @@ async def ask(served: Served, **more: Any) -> None:
         assert await caller.chunks()
 
 
-async def test_a_worker_that_dies_loses_its_own_streams_alone_and_is_replaced(tmp_path: Path) -> None:
-    """Within 2 s, in two lines on stderr; what it had counted stays counted, and the port refuses nobody."""
+async def test_a_killed_worker_loses_only_its_own_streams_and_is_replaced(tmp_path: Path) -> None:
+    """Within 2 s, with two lines on stderr; its counts are kept, and the port refuses no connection."""
     async with (
         Upstream(*[[STREAMED]] * 4, SLOW) as upstream,
         serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
@@ -104,7 +104,7 @@ async def test_a_worker_that_dies_loses_its_own_streams_alone_and_is_replaced(tm
                 assert (await get(served.url, "/ready"))[0] == 200
             for _ in callers:
                 upstream.proceed()
-            whole = [await is_whole(caller) for caller in callers]
+            whole = [await completes(caller) for caller in callers]
         assert 0 < sum(whole) < STREAMS
         assert set(others) < set(workers_of(served))
         await completed(served, 4 + sum(whole))
@@ -113,8 +113,8 @@ async def test_a_worker_that_dies_loses_its_own_streams_alone_and_is_replaced(tm
         assert (await served.ends())[0] == 0
 
 
-async def test_one_that_dies_again_and_again_is_waited_for_and_the_others_serve(tmp_path: Path) -> None:
-    """A crash loop must not take the machine, nor connections that nobody would accept."""
+async def test_a_crash_looping_worker_backs_off_while_the_others_serve(tmp_path: Path) -> None:
+    """A crash loop must not exhaust the machine, nor collect connections without a worker."""
     async with serving(written(tmp_path / "f.yaml", "http://127.0.0.1:9"), "--workers", "2") as served:
         for victim, ending in (
             (0, "; restarting it"),
@@ -127,34 +127,34 @@ async def test_one_that_dies_again_and_again_is_waited_for_and_the_others_serve(
             assert "worker 1 is serving again" in await served.line()
 
 
-async def test_a_drain_under_load_loses_nothing(tmp_path: Path) -> None:
-    """Streams on all workers are completed, nobody new gets in, the admin port says so to the end; exit code 0."""
+async def test_a_drain_under_load_loses_no_stream(tmp_path: Path) -> None:
+    """Streams on all workers complete, new connections are refused, the admin port reports `draining`; exit code 0."""
     async with (
         Upstream(SLOW) as upstream,
         serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
         streaming(served, STREAMS) as callers,
         calling(served.url) as idle,
     ):
-        assert (await asked(served, "/ready"))["status"] == "ready"
+        assert (await admin_json(served, "/ready"))["status"] == "ready"
         assert (await idle.whole(READY))[0] == 200
         served.process.send_signal(signal.SIGTERM)
         assert (await served.line()).startswith("firsttoken: draining")
-        async with asyncio.timeout(5):  # until both have heard
+        async with asyncio.timeout(5):  # until both drain
             while (await idle.whole(READY))[0] == 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            while await lets_in(served):  # noqa: ASYNC110
+            while await accepts_connections(served):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert (await asked(served, "/ready"))["status"] == "draining"
+        assert (await admin_json(served, "/ready"))["status"] == "draining"
         for _ in callers:
             upstream.proceed()
-        assert all([await is_whole(caller) for caller in callers])
+        assert all([await completes(caller) for caller in callers])
         code, out, err = await served.ends()
     assert (code, err) == (0, "")
     assert [json.loads(line)["end"] for line in out.splitlines()] == ["completed"] * STREAMS
 
 
-async def test_a_second_signal_does_not_wait_for_any_worker(tmp_path: Path) -> None:
-    """What runs is cut, and is in the access log all the same."""
+async def test_a_second_signal_cuts_running_requests(tmp_path: Path) -> None:
+    """Cut requests are in the access log."""
     async with (
         Upstream(SLOW) as upstream,
         serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
@@ -164,13 +164,13 @@ async def test_a_second_signal_does_not_wait_for_any_worker(tmp_path: Path) -> N
         assert (await served.line()).startswith("firsttoken: draining")
         served.process.send_signal(signal.SIGTERM)
         code, out, _ = await served.ends()
-        assert not any([await is_whole(caller) for caller in callers])
+        assert not any([await completes(caller) for caller in callers])
     assert code == 0
     assert [json.loads(line)["end"] for line in out.splitlines()] == ["cut"] * STREAMS
 
 
 async def test_no_worker_outlives_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed, it cannot tell them: they drain by themselves, and leave the port to the next, and nothing on disk."""
+    """After SIGKILL of the supervisor, workers drain by themselves, release the port and leave no files."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with (
         Upstream(SLOW) as upstream,
@@ -181,7 +181,7 @@ async def test_no_worker_outlives_its_supervisor(tmp_path: Path, monkeypatch: py
         served.process.kill()
         for _ in callers:
             upstream.proceed()
-        assert [await is_whole(caller) for caller in callers] == [True, True]
+        assert [await completes(caller) for caller in callers] == [True, True]
         async with asyncio.timeout(10):
             while any(map(alive, orphans)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -189,15 +189,15 @@ async def test_no_worker_outlives_its_supervisor(tmp_path: Path, monkeypatch: py
 
 
 def alive(pid: int) -> bool:
-    """A zombie that nobody has waited for yet is not."""
+    """False for zombies."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-async def test_workers_know_what_the_others_have_sent_where(tmp_path: Path) -> None:
-    """Whichever worker gets a conversation's next request knows which engine holds its beginning."""
+async def test_workers_share_their_prefix_index(tmp_path: Path) -> None:
+    """The next request of a conversation goes to the engine with its prefix, on any worker."""
     long = [{"role": "user", "content": "word " * 2000}]
     async with engines(2) as both:
         config = written(tmp_path / "f.yaml", ", ".join(engine.url for engine in both), backend="simulated")
@@ -205,41 +205,43 @@ async def test_workers_know_what_the_others_have_sent_where(tmp_path: Path) -> N
             for _ in range(8):
                 await ask(served, messages=long, max_tokens=1)
             await completed(served, 8)
-            records = await asked(served, "/requests")
+            records = await admin_json(served, "/requests")
             assert {record["worker"] for record in records} == {1, 2}
-            assert [record["request_id"] for record in await asked(served, "/requests?last=1")] == [
+            assert [record["request_id"] for record in await admin_json(served, "/requests?last=1")] == [
                 records[-1]["request_id"]
             ]
             assert [record["cached_tokens_predicted"] > 0 for record in records] == [False] + [True] * 7
             assert len({record["endpoint"] for record in records}) == 1
 
 
-async def test_the_admin_port_speaks_for_all(tmp_path: Path) -> None:
-    """Load that one worker has is every worker's; what is asked of a single gateway can be asked of several."""
+async def test_the_admin_port_merges_all_workers(tmp_path: Path) -> None:
+    """Load of one worker is visible to all; all admin requests work as with a single gateway."""
     async with (
         Upstream(SLOW) as upstream,
         serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
         streaming(served, STREAMS),
     ):
-        async with asyncio.timeout(10):  # workers hear of each other's a tenth of a second later
-            while (await asked(served, "/fleet"))[0]["load"]["in_flight"] != STREAMS:  # noqa: ASYNC110
+        async with asyncio.timeout(10):  # workers exchange load within a tenth of a second
+            while (await admin_json(served, "/fleet"))[0]["load"]["in_flight"] != STREAMS:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert await total(served, "firsttoken_endpoint_in_flight") == STREAMS
-        assert (await asked(served, "/config"))["server"]["workers"] == 2
+        assert (await admin_json(served, "/config"))["server"]["workers"] == 2
         assert (await get(served.admin, "/requests?last=x"))[0] == 400
         async with calling(served.admin) as caller:
             status, _, said = await caller.whole(post(CHAT, path="/explain"))
             assert (status, json.loads(said)["outcome"]) == (200, "place")
             status, _, said = await caller.whole(post({**CHAT, "model": "nope"}, path="/explain"))
             assert (status, json.loads(said)["error"]["param"]) == (404, "model")
-        *_, desk = workers_of(served)
-        os.kill(desk, signal.SIGKILL)
-        assert f"the admin port (pid {desk}) was killed by signal 9 (Killed); restarting" in await served.line()
-        assert (await asked(served, "/ready"))["status"] == "ready"
+        *_, admin_process = workers_of(served)
+        os.kill(admin_process, signal.SIGKILL)
+        assert (
+            f"the admin port (pid {admin_process}) was killed by signal 9 (Killed); restarting" in await served.line()
+        )
+        assert (await admin_json(served, "/ready"))["status"] == "ready"
 
 
-async def test_the_live_views_speak_for_all_workers(tmp_path: Path) -> None:
-    """What several have is added up; what one has is found, whichever it is; a beacon reaches whose request it was."""
+async def test_the_live_views_merge_all_workers(tmp_path: Path) -> None:
+    """Counts are summed; a Record is found on any worker; a beacon reaches its request's worker."""
     async with (
         engines(2) as two,
         serving(
@@ -252,12 +254,12 @@ async def test_the_live_views_speak_for_all_workers(tmp_path: Path) -> None:
                 await caller.ask(post({**STREAM, "max_tokens": 3}, f"x-request-id: {name}"))
                 assert await caller.chunks()
         await completed(served, STREAMS)
-        (chat,) = (await asked(served, "/routes"))["routes"]
+        (chat,) = (await admin_json(served, "/routes"))["routes"]
         assert (chat["requests"], sum(chat["ttft_ms"]["counts"])) == ({"completed": STREAMS}, STREAMS)
-        assert len({record["worker"] for record in await asked(served, "/requests")}) == 2
-        assert [r["request_id"] for r in await asked(served, "/requests?id=id-3")] == ["id-3"]
-        assert [r["request_id"] for r in await asked(served, "/requests?last=2")] == ids[-2:]
-        slowest = [r["ttft_ms"] for r in await asked(served, "/requests?slowest=5")]
+        assert len({record["worker"] for record in await admin_json(served, "/requests")}) == 2
+        assert [r["request_id"] for r in await admin_json(served, "/requests?id=id-3")] == ["id-3"]
+        assert [r["request_id"] for r in await admin_json(served, "/requests?last=2")] == ids[-2:]
+        slowest = [r["ttft_ms"] for r in await admin_json(served, "/requests?slowest=5")]
         assert (slowest, len(slowest)) == (sorted(slowest, reverse=True), 5)
         status, _, body = await get(served.admin, "/requests?route=chatt")
         assert (status, json.loads(body)["error"]["param"]) == (400, "route")
@@ -265,15 +267,15 @@ async def test_the_live_views_speak_for_all_workers(tmp_path: Path) -> None:
             async with calling(served.admin) as caller:
                 found, _ = await caller.ask(post({"request_id": name, "ttft_ms": 77}, path="/ttft"))
             assert (name, found) == (name, expected)
-        on_screen = {r["request_id"] for r in await asked(served, "/requests") if r["on_screen_ms"] == 77.0}
+        on_screen = {r["request_id"] for r in await admin_json(served, "/requests") if r["on_screen_ms"] == 77.0}
         assert on_screen == set(ids[:2])
-        (chat,) = (await asked(served, "/routes"))["routes"]
+        (chat,) = (await admin_json(served, "/routes"))["routes"]
         assert sum(chat["on_screen_ms"]["counts"]) == 2
         async with calling(served.admin) as caller:
             status, _, said = await caller.whole(post(CHAT, path="/explain"))
         explained = json.loads(said)
         considered = [one["endpoint"] for one in (*explained["candidates"], *explained["rejected"])]
         assert (status, sorted(considered)) == (200, sorted(f"only/{engine.host}:{engine.port}" for engine in two))
-        assert all(entry["health_by_worker"] == {"1": "up", "2": "up"} for entry in await asked(served, "/fleet"))
+        assert all(entry["health_by_worker"] == {"1": "up", "2": "up"} for entry in await admin_json(served, "/fleet"))
         assert (await get(served.admin, "/dashboard"))[0] == 200
         assert await asyncio.to_thread(main, ["top", "--once", "--interval", "0.2", "--admin", served.admin]) == 0

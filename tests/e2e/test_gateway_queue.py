@@ -1,4 +1,4 @@
-"""The gateway's own queue, before a small fleet that has more to do than it can: who goes when, and nobody is lost."""
+"""The gateway's queue before an overloaded small fleet: order, time limits, and no lost request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = [{"name": name, "sha256": hashlib.sha256(f"sk-{name}".encode()).hexdigest
 
 
 class Callers:
-    """Requests to one gateway, told apart by the name that each is given."""
+    """Requests to one gateway, identified by name."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -44,13 +44,13 @@ class Callers:
             return reply.status, reply.headers
 
     async def send(self, name: str, route: str = "roomy", text: str = LARGE, key: str = "none") -> None:
-        """One more, that has come to where it is decided."""
+        """Sends one more request and waits until it has been decided or queued."""
         before = self.gateway.line.ordinal
         self.asking[name] = asyncio.create_task(self._ask(name, route, text, key))
         await eventually(lambda: self.gateway.line.ordinal > before)
 
     async def answers(self) -> dict[str, int]:
-        """The status of each."""
+        """Statuses by name."""
         found = await asyncio.gather(*self.asking.values(), return_exceptions=True)
         await eventually(lambda: self.gateway.recorder.live == 0)
         return {name: one[0] for name, one in zip(self.asking, found, strict=True) if isinstance(one, tuple)}
@@ -61,18 +61,18 @@ class Callers:
 
     @property
     def order(self) -> list[str]:
-        """As they were sent to an engine."""
+        """Names in the order of sending to an engine."""
         sent = {name: r.arrival + r.attempts[-1].opened for name, r in self.records.items() if name in self.asking}
         return sorted(sent, key=sent.__getitem__)
 
     @property
-    def held(self) -> int:
+    def queued(self) -> int:
         return sum(self.gateway.line.depth().values())
 
 
 @asynccontextmanager
 async def small_fleet(count: int = 1, **more: Any) -> AsyncIterator[tuple[Callers, list[SimulatedServer]]]:
-    """Slow engines, whose speed is known."""
+    """Slow engines with learned speed."""
     async with (
         engines(count, "8b-l4", speed=2.0) as servers,
         running({"all": engine_pool(*servers)}, ROUTES, **more) as gateway,
@@ -83,8 +83,8 @@ async def small_fleet(count: int = 1, **more: Any) -> AsyncIterator[tuple[Caller
         yield Callers(gateway), servers
 
 
-async def test_what_is_held_back_is_charged_to_its_deadline() -> None:
-    """Its time in the queue is a stage, stages sum to TTFT, and TTFT is what the budget is held against."""
+async def test_queueing_time_counts_against_the_deadline() -> None:
+    """Queueing time is a stage, stages sum to TTFT, and TTFT is compared with the budget."""
     async with small_fleet() as (callers, _):
         for name in ("first", "second", "third"):
             await callers.send(name)
@@ -101,41 +101,41 @@ async def test_what_is_held_back_is_charged_to_its_deadline() -> None:
     assert float(timing["queue"]) == pytest.approx(records["third"].stages[Stage.QUEUE] * 1e3, abs=0.02)
 
 
-async def test_a_tight_budget_overtakes_and_the_hopeless_go_last() -> None:
-    """By deadline, whoever came first; what is late anyway must not make others late."""
+async def test_requests_leave_the_queue_by_deadline_and_late_ones_last() -> None:
+    """Deadline order, not arrival order; late requests must not make others late."""
     async with small_fleet() as (callers, _):
         await callers.send("running")
         await callers.send("late", "hopeless")
         await callers.send("roomy")
         await callers.send("tight", "tight", SMALL)
-        assert callers.held == 3
+        assert callers.queued == 3
         assert set((await callers.answers()).values()) == {200}
         assert callers.order == ["running", "tight", "roomy", "late"]
         met = {name: callers.records[name].ttft_met for name in callers.order}
     assert met == {"running": True, "tight": True, "roomy": True, "late": False}
 
 
-async def test_a_caller_that_leaves_the_queue_frees_its_place() -> None:
-    """No engine hears of it, and it is in the Records as gone."""
+async def test_a_disconnected_caller_leaves_the_queue() -> None:
+    """No engine receives the request, and its Record is CLIENT_GONE."""
     async with small_fleet() as (callers, (engine,)):
         await callers.send("running")
         await callers.send("gone")
         await callers.send("next")
         reached = len(engine.requests)
         callers.asking["gone"].cancel()
-        await eventually(lambda: callers.held == 1)
+        await eventually(lambda: callers.queued == 1)
         assert await callers.answers() == {"running": 200, "next": 200}
         assert len(engine.requests) == reached + 1
         record = callers.records["gone"]
     assert (record.end, record.attempts) == (RequestOutcome.CLIENT_GONE, [])
 
 
-async def test_no_request_is_lost_when_an_engine_dies_with_a_queue_before_it() -> None:
-    """What it was computing and what waited for it goes to the other one."""
+async def test_no_request_is_lost_when_an_engine_with_a_queue_dies() -> None:
+    """Running and queued requests move to the other engine."""
     async with small_fleet(2) as (callers, (dying, _)):
         for i in range(7):
             await callers.send(f"r{i}")
-        assert callers.held >= 4
+        assert callers.queued >= 4
         await dying.kill()
         assert set((await callers.answers()).values()) == {200}
         ends = {record.end for record in callers.records.values()}
@@ -143,30 +143,30 @@ async def test_no_request_is_lost_when_an_engine_dies_with_a_queue_before_it() -
     assert ends == {RequestOutcome.COMPLETED}
 
 
-async def test_a_gateway_that_drains_serves_whom_it_holds() -> None:
-    """They were accepted."""
+async def test_a_draining_gateway_serves_its_queue() -> None:
+    """Queued requests were accepted."""
     async with small_fleet() as (callers, _):
         for name in ("first", "second", "third"):
             await callers.send(name)
-        assert callers.held == 2
+        assert callers.queued == 2
         await callers.gateway.stop(20.0)
         assert await callers.answers() == {"first": 200, "second": 200, "third": 200}
 
 
-async def test_whom_a_stopping_gateway_still_holds_is_told_to_ask_elsewhere() -> None:
-    """503 with Retry-After, in the dialect of the port; not a connection that breaks."""
+async def test_a_stopping_gateway_answers_queued_requests_with_503() -> None:
+    """With Retry-After, instead of a broken connection."""
     async with small_fleet() as (callers, _):
         await callers.send("running")
-        await callers.send("held")
+        await callers.send("queued")
         await callers.gateway.stop(0.0)
-        assert (await callers.answers())["held"] == 503
-        assert callers.asking["held"].result()[1]["retry-after"] == "1"
-        record = callers.records["held"]
+        assert (await callers.answers())["queued"] == 503
+        assert callers.asking["queued"].result()[1]["retry-after"] == "1"
+        record = callers.records["queued"]
     assert (record.end, record.status, record.attempts) == (RequestOutcome.SHED, 503, [])
     assert record.stages[Stage.QUEUE] > 0
 
 
-async def test_nobody_is_held_beyond_the_hard_limit_of_silence() -> None:
+async def test_queueing_ends_with_503_after_the_first_token_limit() -> None:
     """503 with Retry-After after `defaults.first_token`."""
     async with small_fleet(defaults={"first_token": "1s"}) as (callers, _):
         for i in range(12):
@@ -178,8 +178,8 @@ async def test_nobody_is_held_beyond_the_hard_limit_of_silence() -> None:
     assert record.stages[Stage.QUEUE] == pytest.approx(1.0, abs=0.2)
 
 
-async def test_a_tenant_that_floods_does_not_shut_out_another() -> None:
-    """Of its many large requests those that are late already wait; another's small one does not wait for them."""
+async def test_a_flooding_tenant_does_not_starve_another() -> None:
+    """The flood's late requests wait; another tenant's small request does not wait for them."""
     async with small_fleet(keys=KEYS) as (callers, _):
         for i in range(9):
             await callers.send(f"flood-{i}", "tight", LARGE, "sk-flood")

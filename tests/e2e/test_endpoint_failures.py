@@ -1,4 +1,4 @@
-"""Endpoints that refuse, die or say nothing: the request moves on in time, and the endpoint is avoided after."""
+"""Endpoints that refuse, die or stay silent: requests move on in time, and the endpoint is avoided."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def client(gateway: Gateway) -> openai.AsyncOpenAI:
 
 
 async def stream(gateway: Gateway, **more: Any) -> str:
-    """One streamed answer's text."""
+    """Text of one streamed answer."""
     options = {"model": "chat", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], **more}
     chunks = await client(gateway).chat.completions.create(stream=True, **options)
     return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
@@ -42,8 +42,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_bad_endpoint_costs_no_request_and_is_avoided_after(fault: str) -> None:
-    """Every request is answered by the other endpoint within its budget; the bad one is hardly asked again."""
+async def test_a_faulty_endpoint_fails_no_request_and_is_avoided(fault: str) -> None:
+    """The other endpoint answers every request within its budget; the faulty one receives few."""
     async with engines(2) as (good, bad), running({"both": engine_pool(good, bad)}, ROUTE) as gateway:
         for name, value in FAULTS[fault].items():
             setattr(bad.faults, name, value)
@@ -55,8 +55,8 @@ async def test_a_bad_endpoint_costs_no_request_and_is_avoided_after(fault: str) 
         assert len(bad.requests) <= 6
 
 
-async def test_a_dead_endpoint_costs_no_request() -> None:
-    """A refused connection goes to the next candidate at once."""
+async def test_a_closed_port_fails_no_request() -> None:
+    """A refused connection moves the request to the next candidate at once."""
     async with engines(2) as (good, dead), running({"both": engine_pool(good, dead)}, ROUTE) as gateway:
         await dead.stop()
         for i in range(6):
@@ -64,8 +64,8 @@ async def test_a_dead_endpoint_costs_no_request() -> None:
         assert {r.end for r in gateway.recorder.recent} == {RequestOutcome.COMPLETED}
 
 
-async def test_a_stream_that_dies_ends_with_an_error_event() -> None:
-    """Never in silence, and never with a false [DONE]: the SDK raises."""
+async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
+    """Without [DONE], and not silently: the SDK raises."""
     async with engines(1) as (engine,), running({"both": engine_pool(engine)}, ROUTE) as gateway:
         engine.faults.cut_after_tokens = 3
         with pytest.raises(openai.APIError):
@@ -77,7 +77,7 @@ async def test_a_stream_that_dies_ends_with_an_error_event() -> None:
 
 
 async def test_nothing_is_retried_after_the_first_token() -> None:
-    """A second answer would contradict what the caller has already read."""
+    """A second answer would contradict the tokens that the caller has read."""
     async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, ROUTE) as gateway:
         one.faults.cut_after_tokens = two.faults.cut_after_tokens = 2
         with pytest.raises(openai.APIError):
@@ -85,8 +85,8 @@ async def test_nothing_is_retried_after_the_first_token() -> None:
         assert len(one.requests) + len(two.requests) == 1
 
 
-async def test_when_every_endpoint_fails_the_caller_is_told_whose_fault_it_was() -> None:
-    """5xx, in the OpenAI envelope; an SDK need not repeat what has been tried everywhere."""
+async def test_when_every_endpoint_fails_the_error_is_5xx_without_retry() -> None:
+    """In the OpenAI envelope; x-should-retry is false, because all endpoints were tried."""
     async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, ROUTE) as gateway:
         one.faults.status = two.faults.status = 500
         with pytest.raises(openai.InternalServerError) as caught:
@@ -95,8 +95,8 @@ async def test_when_every_endpoint_fails_the_caller_is_told_whose_fault_it_was()
         assert [r.end for r in gateway.recorder.recent] == [RequestOutcome.FAILED]
 
 
-async def test_a_requests_own_mistake_is_not_tried_elsewhere() -> None:
-    """A 400 of the engine is about the request: it comes back with the engine's words, and says nothing against it."""
+async def test_a_400_of_an_engine_is_not_retried() -> None:
+    """The caller receives the engine's error, and the endpoint stays up."""
     async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, ROUTE) as gateway:
         one.faults.status = two.faults.status = 400
         with pytest.raises(openai.BadRequestError):
@@ -106,8 +106,8 @@ async def test_a_requests_own_mistake_is_not_tried_elsewhere() -> None:
         assert {load.health.value for load in gateway.monitor.loads().values()} == {"up"}
 
 
-async def test_an_endpoint_that_recovers_is_used_again() -> None:
-    """A probe that succeeds lets a request try; a request that succeeds closes the breaker."""
+async def test_a_recovered_endpoint_is_used_again() -> None:
+    """A successful probe admits a request; a successful request closes the circuit breaker."""
     async with (
         engines(1) as (engine,),
         running({"both": engine_pool(engine)}, ROUTE, defaults={"scrape": "50ms"}) as gateway,
@@ -126,8 +126,8 @@ def _usable(gateway: Gateway) -> bool:
     return all(load.health.value != "down" for load in gateway.monitor.loads().values())
 
 
-async def test_an_error_event_of_the_backend_is_the_end_and_no_done_follows_it() -> None:
-    """vLLM says 200, an error event and [DONE] when its engine dies: the caller gets the event, not the [DONE]."""
+async def test_an_error_event_ends_the_stream_without_done() -> None:
+    """vLLM sends 200, an error event and [DONE] when its engine dies: the caller receives the event only."""
     token = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
     dying = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\ndata: [DONE]\n\n'
     dies = Upstream([STREAM_HEAD + chunk(token), Pause(0.05), chunk(dying) + LAST_CHUNK])
@@ -139,8 +139,8 @@ async def test_an_error_event_of_the_backend_is_the_end_and_no_done_follows_it()
     assert {record.end for record in gateway.recorder.recent} == {RequestOutcome.UPSTREAM_BROKE}
 
 
-async def test_an_error_event_before_the_first_token_is_mended() -> None:
-    """The same words before any token cost nothing: another endpoint answers."""
+async def test_an_error_event_before_the_first_token_is_retried() -> None:
+    """Another endpoint answers."""
     dying = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\ndata: [DONE]\n\n'
     async with engines(1) as (good,), Upstream([STREAM_HEAD + chunk(dying) + LAST_CHUNK]) as bad:
         pools = {"bad": pool(bad.url), "good": engine_pool(good)}
@@ -158,10 +158,10 @@ async def _raw(gateway: Gateway) -> bytes:
 
 
 async def test_a_hedge_races_a_silent_attempt_and_the_loser_is_aborted() -> None:
-    """The first content wins; the engine that lost hears of it at once."""
+    """The first content wins; the losing engine is aborted at once."""
     route = {"chat": {"tiers": ["both"], "ttft": {"budget": "1500ms"}, "hedge": {"max_extra": "100%"}}}
     async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, route) as gateway:
-        for i in range(6):  # both are known to be fast
+        for i in range(6):  # both have learned predictions
             assert await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])
         for engine in (one, two):
             engine.faults.stall_share, engine.faults.stall_seconds = 1.0, 30.0

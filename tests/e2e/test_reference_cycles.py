@@ -1,4 +1,4 @@
-"""A request leaves nothing behind for the garbage collector: its pauses are everybody's."""
+"""Requests leave no reference cycles: garbage collection would pause all requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ STREAM = {**CHAT, "stream": True}
 
 
 @contextmanager
-def collecting() -> Iterator[set[str]]:
-    """Names of our classes of which objects were left in cycles."""
+def reference_cycles() -> Iterator[set[str]]:
+    """Yields the names of product classes with objects left in cycles."""
     found: set[str] = set()
     gc.collect()
     gc.disable()
@@ -36,21 +36,21 @@ def collecting() -> Iterator[set[str]]:
 
 
 CASES: dict[str, tuple[list[Script], bytes]] = {
-    "a whole answer": ([[reply(WHOLE)]], post(CHAT)),
+    "unstreamed": ([[reply(WHOLE)]], post(CHAT)),
     "a stream": ([[STREAMED]], post(STREAM)),
     "an engine's refusal": ([[reply(b"{}", "400 x")]], post(CHAT)),
     "a stream that breaks off": ([[STREAM_HEAD + chunk(TOKEN), CLOSE]], post(STREAM)),
-    "an engine that dies, and another try": ([[RESET], [STREAMED]], post(STREAM)),
-    "a body that is no JSON": ([], post(b"{")),
-    "a model that is not there": ([], post({**CHAT, "model": "nobody"})),
+    "a lost connection and a retry": ([[RESET], [STREAMED]], post(STREAM)),
+    "an invalid body": ([], post(b"{")),
+    "an unknown model": ([], post({**CHAT, "model": "nobody"})),
 }
 
 
 @pytest.mark.parametrize(("scripts", "request_"), CASES.values(), ids=CASES)
-async def test_a_request_leaves_no_cycle(scripts: list[Script], request_: bytes) -> None:
-    """However it ends. Three of each: what is made once is not counted thrice."""
+async def test_a_request_leaves_no_reference_cycle(scripts: list[Script], request_: bytes) -> None:
+    """For each kind of end. Three requests each, so that one-time objects do not count."""
     async with Upstream(*(scripts * 3)) as upstream, running({"only": pool(upstream.url)}) as gateway:
-        with collecting() as left:
+        with reference_cycles() as left:
             for _ in range(3):
                 async with calling(gateway.url) as caller:
                     await caller.ask(request_)
@@ -61,13 +61,13 @@ async def test_a_request_leaves_no_cycle(scripts: list[Script], request_: bytes)
     assert left == set()
 
 
-async def test_a_caller_that_leaves_leaves_no_cycle() -> None:
-    """In the middle of its answer, too."""
+async def test_a_disconnected_caller_leaves_no_reference_cycle() -> None:
+    """The caller disconnects in the middle of its answer."""
     async with (
         Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream,
         running({"only": pool(upstream.url)}) as gateway,
     ):
-        with collecting() as left:
+        with reference_cycles() as left:
             async with calling(gateway.url) as caller:
                 await caller.ask(post(STREAM))
             await eventually(lambda: not gateway.recorder.live)

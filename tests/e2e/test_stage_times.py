@@ -1,4 +1,4 @@
-"""Where a request's time went, over real sockets: rate limits, and what an engine says of its own."""
+"""Stage times over real sockets: rate limits, and times that an engine reports."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def stage_sum(gateway: Gateway, stage: str, route: str = "chat") -> float | None
     return gateway.admin.registry.get_sample_value("firsttoken_stage_seconds_sum", labels)
 
 
-async def test_the_wait_that_a_provider_asks_for_is_neither_failover_nor_upstream() -> None:
-    """An API that refuses for 0.2 s and then answers: a stage of its own, in the Record, the header and the metrics."""
+async def test_a_providers_retry_after_is_the_stage_rate_limit() -> None:
+    """An API that refuses for 0.2 s and then answers: in the Record, server-timing and the metrics."""
     async with conversing([REFUSED % b"0.2"], [STREAMED]) as (gateway, caller, _):
         status, headers = await caller.ask(post(STREAM))
         await caller.chunks()
@@ -50,8 +50,8 @@ async def test_the_wait_that_a_provider_asks_for_is_neither_failover_nor_upstrea
     assert counted == pytest.approx(record.stages[Stage.RATE_LIMIT])
 
 
-async def test_what_waits_here_because_an_api_is_at_its_limit_waits_for_that() -> None:
-    """It could make its deadline nowhere; but for the limit it would have been sent at once."""
+async def test_queueing_due_to_an_apis_rate_limit_is_the_stage_rate_limit() -> None:
+    """No endpoint could meet the deadline; without the limit the request would have been sent at once."""
     routes: Any = {
         "api": {"tiers": ["api"]},
         "chat": {"tiers": ["engines", "api"], "ttft": {"budget": "40ms"}, "tpot": "off"},
@@ -72,9 +72,9 @@ async def test_what_waits_here_because_an_api_is_at_its_limit_waits_for_that() -
     assert before_first_token(record) == pytest.approx(record.ttft, abs=1e-3)
 
 
-async def test_an_engines_own_queue_and_prefill_are_within_upstream() -> None:
-    """Of a prompt that others' prompts were ahead of, though not through us: in the Record and the metrics, and what
-    is left of `upstream` is the way there and back."""
+async def test_engine_queue_and_engine_prefill_are_parts_of_upstream() -> None:
+    """For a prompt behind another client's prompt: in the Record and the metrics; the rest of `upstream` is the
+    network."""
     one_at_a_time = replace(profile_named("8b-l4"), max_num_seqs=1)
     engine = SimulatedServer(one_at_a_time, model="served", encode=encoder("o200k_base").encode)
     await engine.start()
@@ -103,7 +103,7 @@ async def test_an_engines_own_queue_and_prefill_are_within_upstream() -> None:
 
 
 async def ask(gateway: Gateway, content: str, route: str = "chat") -> int:
-    """The status of an answer that was read to its end."""
+    """Reads one answer to its end; returns the status."""
     async with calling(gateway.url) as caller:
         body = {"model": route, "stream": True, "max_tokens": 2, "messages": [{"role": "user", "content": content}]}
         status, _ = await caller.ask(post(body, "connection: close"))

@@ -1,4 +1,4 @@
-"""Answers that end in odd ways: what the caller reads, and what the Record says."""
+"""Unusual ends of answers: the bytes that a caller receives, and the Record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DONE = b"data: [DONE]\n\n"
 ERROR = b'data: {"error":{"message":"CANARY engine died","type":"InternalServerError","code":500}}\n\n'
 
 
-async def told(script: Script, *, stream: bool = True, idle: str = "300ms") -> tuple[int, bytes, Record]:
+async def request(script: Script, *, stream: bool = True, idle: str = "300ms") -> tuple[int, bytes, Record]:
     """Status, de-chunked body and Record of one request."""
     async with Upstream(script) as upstream:
         defaults = {"stream_idle": idle}
@@ -32,58 +32,60 @@ async def told(script: Script, *, stream: bool = True, idle: str = "300ms") -> t
 
 
 @pytest.mark.parametrize("end", [CLOSE, RESET, HANG])
-async def test_what_follows_done_cannot_turn_success_into_failure(end: Any) -> None:
-    """A connection that breaks or stays open behind [DONE] has nothing more to say."""
-    status, body, record = await told([STREAM_HEAD + chunk(TOKEN + FINISH + DONE), end])
+async def test_a_broken_connection_after_done_is_no_failure(end: Any) -> None:
+    """A connection that breaks or stays open after [DONE] carries no further data."""
+    status, body, record = await request([STREAM_HEAD + chunk(TOKEN + FINISH + DONE), end])
     assert (status, body, record.end) == (200, TOKEN + FINISH + DONE, RequestOutcome.COMPLETED)
 
 
-async def test_a_token_and_an_error_in_one_read_are_one_token_and_one_error() -> None:
-    """No [DONE] behind it, and no second error event; the backend's own words are not kept."""
-    _, body, record = await told([STREAM_HEAD + chunk(TOKEN + ERROR + DONE) + LAST_CHUNK])
+async def test_a_token_and_an_error_event_in_one_read_are_both_forwarded() -> None:
+    """No [DONE] and no second error event follow; the Record holds none of the backend's text."""
+    _, body, record = await request([STREAM_HEAD + chunk(TOKEN + ERROR + DONE) + LAST_CHUNK])
     assert (body, record.end) == (TOKEN + ERROR, RequestOutcome.UPSTREAM_BROKE)
     assert "CANARY" not in json.dumps(record.as_json())
 
 
-async def test_garbage_in_a_stream_is_followed_by_an_error_event_of_ours() -> None:
-    """The backend has said nothing that a caller could understand as an error."""
+async def test_an_invalid_event_is_followed_by_an_error_event() -> None:
+    """The backend sent no error that a caller could parse."""
     garbage = b"data: {not json\n\n"
-    _, body, record = await told([STREAM_HEAD + chunk(TOKEN), chunk(garbage + TOKEN + DONE) + LAST_CHUNK])
+    _, body, record = await request([STREAM_HEAD + chunk(TOKEN), chunk(garbage + TOKEN + DONE) + LAST_CHUNK])
     assert body.startswith(TOKEN + garbage)
     assert b'data: {"error":' in body
     assert DONE not in body
     assert record.end is RequestOutcome.UPSTREAM_BROKE
 
 
-async def test_a_redirect_is_never_followed_and_never_an_answer() -> None:
-    """Wherever it points: it is the backend's failure."""
+async def test_a_redirect_is_a_failure_and_never_followed() -> None:
+    """For any location: the attempt failed."""
     elsewhere = reply(b"<html>", "301 Moved Permanently", "location: http://10.0.0.1/")
-    status, body, record = await told([elsewhere], stream=False)
+    status, body, record = await request([elsewhere], stream=False)
     assert status >= 500
     assert b"html" not in body
     assert (record.end, len(record.attempts)) == (RequestOutcome.FAILED, 2)
 
 
-async def test_a_whole_answer_that_is_an_error_is_not_a_success() -> None:
-    """It is the caller's to read, and the Record's to tell."""
+async def test_an_unstreamed_error_with_status_200_is_no_success() -> None:
+    """The caller receives the body; the Record has UPSTREAM_BROKE."""
     said = json.dumps({"error": {"message": "CANARY", "type": "server_error"}}).encode()
-    status, body, record = await told([reply(said, "200 OK", "content-type: application/json")], stream=False)
+    status, body, record = await request([reply(said, "200 OK", "content-type: application/json")], stream=False)
     assert (status, body, record.end) == (200, said, RequestOutcome.UPSTREAM_BROKE)
     assert "CANARY" not in json.dumps(record.as_json())
 
 
-async def test_a_lone_surrogate_in_a_backends_error_reaches_nobody() -> None:
-    """It could not be encoded again: not to the caller, and not in the Record."""
+async def test_a_lone_surrogate_in_a_backends_error_is_dropped() -> None:
+    """A lone surrogate cannot be encoded, neither for the caller nor in the Record."""
     said = b'{"error":{"message":"bad \\ud800 value","type":"BadRequestError","code":400}}'
-    status, body, record = await told([reply(said, "400 Bad Request", "content-type: application/json")], stream=False)
+    status, body, record = await request(
+        [reply(said, "400 Bad Request", "content-type: application/json")], stream=False
+    )
     assert (status, record.end) == (400, RequestOutcome.REFUSED)
     assert json.loads(body)["error"]["message"]
     json.dumps(record.as_json()).encode()
 
 
-async def test_a_backends_words_about_a_prompt_are_the_callers_alone() -> None:
-    """They come back in the answer; the Record holds only what kind of error it was."""
+async def test_a_backends_error_message_goes_to_its_caller_only() -> None:
+    """The answer has the message; the Record holds only the kind of error."""
     said = b'{"error":{"message":"CANARY is not allowed","type":"BadRequestError","code":400}}'
-    _, body, record = await told([reply(said, "400 Bad Request", "content-type: application/json")], stream=False)
+    _, body, record = await request([reply(said, "400 Bad Request", "content-type: application/json")], stream=False)
     assert b"CANARY" in body
     assert "CANARY" not in json.dumps(record.as_json())

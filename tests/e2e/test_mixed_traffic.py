@@ -1,6 +1,6 @@
-"""Requests of every kind at once, over real sockets: what is recorded of them is what happened.
+"""Concurrent requests of every kind, over real sockets: Records match the observed answers.
 
-`python -m benchmarks.mixed` is the same with 10,000 of them.
+`python -m benchmarks.mixed` is the same with 10,000 requests.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from policies.types import AttemptKind
 COUNT = 500
 
 
-async def test_every_request_has_one_true_record_and_leaves_nothing() -> None:
-    """Served, failed, shed, refused and abandoned ones, early and late; and backends that break off."""
+async def test_every_request_has_exactly_one_correct_record() -> None:
+    """Served, failed, shed, refused and disconnected requests, and backends that break off; no state remains."""
     truth = await measure(COUNT)
     assert truth.wrong == []
     assert len(truth.asked) == len(truth.records) == COUNT
@@ -33,11 +33,11 @@ async def test_every_request_has_one_true_record_and_leaves_nothing() -> None:
     assert set(gone) == {True, False}  # before and after the first token
     kinds = {attempt.kind for record in truth.records for attempt in record.attempts}
     assert kinds == {AttemptKind.PRIMARY, AttemptKind.FALLBACK, AttemptKind.HEDGE}
-    assert_it_would_be_noticed(truth)
+    assert_errors_are_detected(truth)
 
 
-def assert_it_would_be_noticed(truth: CheckResults) -> None:
-    """Of each kind of untruth, one that was made up."""
+def assert_errors_are_detected(truth: CheckResults) -> None:
+    """Checks that each kind of wrong Record is detected."""
     asked, records = truth.asked, list(truth.records)
     assert record_errors(asked, records[1:])
     assert record_errors(asked, [*records, records[0]])

@@ -1,4 +1,4 @@
-"""A name with several addresses: each is an endpoint, that comes and goes while requests run."""
+"""DNS names with several addresses: each address is an endpoint, added and removed while requests run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Dns:
 
 
 @asynccontextmanager
-async def resolving(dns: Dns, port: str, **more: Any) -> AsyncIterator[Gateway]:
-    """A gateway before whatever `engines.svc` stands for."""
+async def gateway_by_name(dns: Dns, port: str, **more: Any) -> AsyncIterator[Gateway]:
+    """Gateway with the endpoints of the name `engines.svc`."""
     endpoint = {"url": f"http://engines.svc:{port}", "resolve": "10ms"}
     routes = {"chat": {"tiers": ["only"], "scorer": "round_robin"}}
     gateway = Gateway(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}}, routes, **more)))
@@ -54,13 +54,13 @@ async def ask(gateway: Gateway) -> int:
     return status
 
 
-async def test_every_address_of_a_name_is_an_endpoint_of_its_own() -> None:
-    """Each is reached at its address, and asked for by its name."""
+async def test_every_address_of_a_name_is_an_endpoint() -> None:
+    """Requests connect to the address and send the name as Host."""
     async with Upstream([STREAMED]) as one:
         port = one.url.rpartition(":")[2]
         async with (
             Upstream([STREAMED], host="127.0.0.2", port=int(port)) as two,
-            resolving(Dns("127.0.0.1", "127.0.0.2"), port) as gateway,
+            gateway_by_name(Dns("127.0.0.1", "127.0.0.2"), port) as gateway,
         ):
             assert gateway.monitor.loads().keys() == {f"only/127.0.0.1:{port}", f"only/127.0.0.2:{port}"}
             for _ in range(4):
@@ -72,14 +72,14 @@ async def test_every_address_of_a_name_is_an_endpoint_of_its_own() -> None:
             assert [endpoint["url"] for endpoint in shown] == [f"http://engines.svc:{port}"]
 
 
-async def test_an_address_that_goes_is_left_and_its_stream_ends_there() -> None:
-    """New requests go to those that are there."""
+async def test_a_removed_address_finishes_its_stream_and_gets_no_new_request() -> None:
+    """New requests go to the remaining addresses."""
     async with Upstream(SLOW) as leaves:
         port = leaves.url.rpartition(":")[2]
         dns = Dns("127.0.0.1")
         async with (
             Upstream([STREAMED], host="127.0.0.2", port=int(port)) as comes,
-            resolving(dns, port) as gateway,
+            gateway_by_name(dns, port) as gateway,
             calling(gateway.url) as caller,
         ):
             assert (await caller.ask(STREAM))[0] == 200
@@ -92,11 +92,11 @@ async def test_an_address_that_goes_is_left_and_its_stream_ends_there() -> None:
             assert last(gateway).end is RequestOutcome.COMPLETED
 
 
-async def test_a_pool_whose_name_has_no_address_yet_has_no_endpoint() -> None:
-    """It starts all the same, is not ready, and other tiers serve; it has endpoints as soon as there are some."""
+async def test_a_pool_without_addresses_has_no_endpoint_until_the_name_resolves() -> None:
+    """The gateway starts and is not ready, and other tiers serve; endpoints appear with the first addresses."""
     async with Upstream([STREAMED]) as engine, Upstream([STREAMED]) as api:
         dns, port = Dns(), engine.url.rpartition(":")[2]
-        async with resolving(dns, port) as gateway:
+        async with gateway_by_name(dns, port) as gateway:
             assert (await get(gateway.url, "/ready"))[0] == 503
             assert await ask(gateway) == 503
             assert last(gateway).end is RequestOutcome.UNAVAILABLE
@@ -108,17 +108,17 @@ async def test_a_pool_whose_name_has_no_address_yet_has_no_endpoint() -> None:
             "only": {**pool(), "endpoints": [{"url": "http://gone.svc:1", "resolve": "1s"}]},
             "api": pool(api.url),
         }
-        async with resolving(Dns(), port) as gateway:
+        async with gateway_by_name(Dns(), port) as gateway:
             await gateway.apply_config(Config.model_validate(document(two)))
             assert await ask(gateway) == 200
             assert last(gateway).pool == "api"
 
 
-async def test_a_reload_keeps_what_a_name_stands_for() -> None:
-    """It asks again only for names that are new to it."""
+async def test_a_reload_keeps_resolved_addresses() -> None:
+    """A reload resolves new names only."""
     async with Upstream([STREAMED]) as engine:
         dns, port = Dns("127.0.0.1"), engine.url.rpartition(":")[2]
-        async with resolving(dns, port) as gateway:
+        async with gateway_by_name(dns, port) as gateway:
             dns.addresses = []
             endpoint = {"url": f"http://engines.svc:{port}", "resolve": "10ms", "region": "here"}
             await gateway.apply_config(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}})))
@@ -128,8 +128,8 @@ async def test_a_reload_keeps_what_a_name_stands_for() -> None:
             assert await ask(gateway) == 200
 
 
-async def test_workers_ask_the_system_each_for_itself_and_share_what_they_find(tmp_path: Path) -> None:
-    """A name of this machine, through real processes: what one has under way at its address, the others know."""
+async def test_workers_resolve_names_independently_and_share_load_by_address(tmp_path: Path) -> None:
+    """Workers resolve `localhost` in real processes; requests in flight at its address are visible to all workers."""
     slow: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
     async with Upstream(slow) as engine:
         port = engine.url.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""Engines that lost their cache are given it back before they take their share; idle endpoints are kept warm."""
+"""Cache warming after a lost cache, before an engine takes its share; keep-warm for idle endpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = {"scrape": "50ms"}
 
 
 async def ask(gateway: Gateway, *said: str, system: str = SYSTEM) -> None:
-    """One turn of a conversation, of which the caller has said this, and been answered."""
+    """Sends one turn of a conversation, with the caller's messages `said` so far."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": said[0]}]
     for word in said[1:]:
         messages += [{"role": "assistant", "content": "I see."}, {"role": "user", "content": word}]
@@ -39,7 +39,7 @@ async def ask(gateway: Gateway, *said: str, system: str = SYSTEM) -> None:
 
 @asynccontextmanager
 async def pair() -> AsyncIterator[tuple[Gateway, SimulatedServer, SimulatedServer]]:
-    """A gateway over a pool of two engines."""
+    """Gateway over a pool of two engines."""
     async with (
         engines(2) as (steady, mortal),
         running({"both": engine_pool(steady, mortal)}, defaults=QUICK) as gateway,
@@ -52,7 +52,7 @@ def load_of(gateway: Gateway, server: SimulatedServer) -> Load:
 
 
 async def restart(gateway: Gateway, server: SimulatedServer) -> None:
-    """Dead until the gateway has noticed, then back with an empty cache."""
+    """Kills the engine until the gateway has noticed, then starts it with an empty cache."""
     await server.kill()
     await eventually(lambda: load_of(gateway, server).health.value == "down")
     server.requests.clear()
@@ -64,7 +64,7 @@ def warmed(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_a_restarted_engine_is_warmed_up_before_it_takes_its_share(caplog: pytest.LogCaptureFixture) -> None:
-    """Its first requests find system prompt and conversation cached, as if it had never been gone."""
+    """The first requests hit system prompt and conversation in the cache."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with pair() as (gateway, steady, mortal):
         for user in range(4):
@@ -85,8 +85,8 @@ async def test_a_restarted_engine_is_warmed_up_before_it_takes_its_share(caplog:
             assert record.prompt_tokens_reported - record.cached_tokens_reported <= 32
 
 
-async def test_warming_up_is_nobodys_request(caplog: pytest.LogCaptureFixture) -> None:
-    """No Record, so no metric; the fleet learns from it as from any attempt, and owes nothing when it is over."""
+async def test_warm_up_requests_leave_no_record(caplog: pytest.LogCaptureFixture) -> None:
+    """No Record, so no metric; the fleet learns from them, and no load remains."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with pair() as (gateway, _, mortal):
         for user in range(3):
@@ -100,8 +100,8 @@ async def test_warming_up_is_nobodys_request(caplog: pytest.LogCaptureFixture) -
         assert [record.end for record in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 3
 
 
-async def test_an_engine_that_cannot_be_warmed_up_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """After two failures it is left to its fate; callers are answered by the other."""
+async def test_a_failed_warm_up_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Warm-up ends after two failures; the other engine answers."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with pair() as (gateway, _, mortal):
         for user in range(6):
@@ -114,8 +114,8 @@ async def test_an_engine_that_cannot_be_warmed_up_harms_nobody(caplog: pytest.Lo
         assert [record.end for record in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 7
 
 
-async def test_an_engine_that_restarts_again_and_again_is_warmed_up_once(caplog: pytest.LogCaptureFixture) -> None:
-    """It would be busy with nothing else. The second time its callers' requests do it."""
+async def test_an_engine_that_restarts_repeatedly_is_warmed_up_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The second time, requests of callers fill its cache."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with pair() as (gateway, _, mortal):
         await ask(gateway, "hello")
@@ -131,8 +131,8 @@ async def test_an_engine_that_restarts_again_and_again_is_warmed_up_once(caplog:
         assert {received.body["max_tokens"] for received in mortal.requests} <= {2}
 
 
-async def test_where_nobody_else_could_take_the_traffic_an_engine_is_not_held_back() -> None:
-    """Its callers' requests warm it up."""
+async def test_the_only_engine_of_a_pool_is_not_warmed_up() -> None:
+    """Requests of callers fill its cache."""
     async with engines(1) as (only,), running({"both": engine_pool(only)}, defaults=QUICK) as gateway:
         await ask(gateway, "hello")
         await restart(gateway, only)
@@ -142,7 +142,7 @@ async def test_where_nobody_else_could_take_the_traffic_an_engine_is_not_held_ba
 
 
 async def test_an_idle_endpoint_is_kept_warm() -> None:
-    """One token of an answer, again and again; traffic makes it unnecessary."""
+    """Repeated requests for one token; none while there is traffic."""
     pools: dict[str, Any] = {}
     async with engines(1) as (engine,):
         pools["both"] = engine_pool(engine, keep_warm={"idle": "150ms"})

@@ -1,4 +1,4 @@
-"""Streams pass byte for byte, however their bytes were cut on the way."""
+"""Streams pass byte for byte, for any chunking upstream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def event(text: str) -> bytes:
 
 
 def answer(seed: int) -> bytes:
-    """A stream of events with seeded text in several scripts, comments and odd line ends between them."""
+    """Stream of events with seeded text in several scripts, comments and unusual line ends."""
     rng = random.Random(seed)
     parts = [b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n']
     for _ in range(rng.randint(3, 12)):
@@ -30,7 +30,7 @@ def answer(seed: int) -> bytes:
 
 
 def cut(data: bytes, rng: random.Random, longest: int) -> list[bytes]:
-    """`data` in random pieces: inside UTF-8, inside lines, inside chunk headers, it does not care."""
+    """Splits `data` at random positions: within UTF-8, lines and chunk headers."""
     pieces, at = [], 0
     while at < len(data):
         size = rng.randint(1, longest)
@@ -41,7 +41,7 @@ def cut(data: bytes, rng: random.Random, longest: int) -> list[bytes]:
 
 @asynccontextmanager
 async def random_upstream() -> AsyncIterator[str]:
-    """Serves answer(seed), chunked at random and written in other random pieces; the request's body names the seed."""
+    """Serves answer(seed), with random chunks written in other random pieces; the request's body names the seed."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -67,7 +67,7 @@ async def random_upstream() -> AsyncIterator[str]:
 
 
 async def ask(port: int, seed: int) -> bytes:
-    """One streamed request over a raw socket; the de-chunked body."""
+    """Sends one streamed request over a raw socket; returns the de-chunked body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = (
         b'{"model":"chat","stream":true,"stream_options":{"include_usage":true},"seed":%d,"messages":[{"role":"user","content":"x"}]}'
@@ -84,8 +84,8 @@ async def ask(port: int, seed: int) -> bytes:
     return b"".join(parts)
 
 
-async def test_a_thousand_streams_at_once_arrive_byte_for_byte() -> None:
-    """Whatever the cuts and whoever else is streaming, each caller gets exactly the bytes that were sent."""
+async def test_a_thousand_concurrent_streams_arrive_byte_for_byte() -> None:
+    """Each caller receives exactly the sent bytes, for all chunk boundaries."""
     async with random_upstream() as url, running({"only": pool(url)}, defaults=PATIENT) as gateway:
         port = int(gateway.url.rpartition(":")[2])
         got = await asyncio.gather(*(ask(port, seed) for seed in range(STREAMS)))
