@@ -1,8 +1,4 @@
-"""Errors that a caller sees, in the OpenAI dialect.
-
-A `Refusal` is an answer, not an accident: it says whose fault it is and what would mend it.
-Our own bugs are another class (`INTERNAL`), so that they are never blamed on the caller.
-"""
+"""Error replies in OpenAI's envelope. An `ApiError` names the party at fault and the remedy."""
 
 from __future__ import annotations
 
@@ -47,10 +43,14 @@ class ApiError(Exception):
         logged: str = "",
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.type, self.code, self.param = status, message, type, code, param
+        self.status = status
+        self.message = message
+        self.type = type
+        self.code = code
+        self.param = param
         self.headers = dict(headers or {})
         self.close = close
-        self.logged = logged or message  # for Records: never what a caller or a backend wrote
+        self.logged = logged or message  # for Records: never the words of a caller or a backend
 
     def body(self) -> bytes:
         """The OpenAI error envelope."""
@@ -62,7 +62,7 @@ def envelope(message: str, type: str, code: str | None, param: str | None) -> di
 
 
 def retry_later(seconds: float) -> dict[str, str]:
-    """Headers that both SDKs honour; whole seconds are rounded up, so that no client is early."""
+    """Headers honoured by the OpenAI and Anthropic SDKs; seconds are rounded up, so that no client retries early."""
     millis = max(1, round(seconds * 1000))
     return {"retry-after": str(-(-millis // 1000)), "retry-after-ms": str(millis)}
 
@@ -72,7 +72,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None,
 
 
 def stopped() -> ApiError:
-    """Another gateway may serve it at once."""
+    """The reply at shutdown: another gateway may serve the request at once."""
     message = "The gateway is being stopped; try again."
     return ApiError(503, message, type="server_error", code="unavailable", headers=retry_later(1.0), close=True)
 

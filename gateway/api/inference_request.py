@@ -1,11 +1,11 @@
-"""A caller's request as a value: what its body and its headers say."""
+"""An inference request as a value, parsed from body and headers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from backends.interface import Operation
 from gateway.api.api_error import bad_request
@@ -14,23 +14,21 @@ from gateway.tokenize.prompt import Prompt
 from policies.value import value
 
 _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:")
-_PROCESS = os.urandom(8).hex()  # what tells our ids from those of other gateways and other times
-_ordinals = count(1)
-_TTFT, _TPOT = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"), ("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
-_DECIDING = frozenset({"x-priority", "traceparent", "x-session-id", *_TTFT, *_TPOT})
+_PROCESS = os.urandom(8).hex()  # makes request ids unique across processes and restarts
+_sequence = count(1)
 
 
 @value
 class InferenceRequest:
-    """A request that was understood. `body` is what is sent on and must not be changed in place; what lies within its
-    arrays and objects may be `msgspec.Raw`, JSON as it was written and found to be strict."""
+    """A valid request. `body` is forwarded and must not be changed in place; elements of its arrays and members of its
+    objects may be `msgspec.Raw`: JSON as it was written, known to be strict."""
 
     operation: Operation
     body: Mapping[str, Any]
     prompt: Prompt
     model: str
     stream: bool
-    wants_usage: bool  # the caller itself asked for the usage chunk
+    wants_usage: bool  # the caller requested the usage chunk
     max_tokens: int | None
     tools: bool
     json_schema: bool
@@ -39,25 +37,12 @@ class InferenceRequest:
     priority: int
     traceparent: str
     session: str
-    ttft_budget: float | None  # s, asked for by header
+    ttft_budget: float | None  # s, from a header
     tpot_budget: float | None
-    headers: Mapping[str, str]  # those that a policy's `when` names
+    headers: Mapping[str, str]  # those that conditions of routes read
     arrival: float
     request_id: str
     size: int  # bytes of body
-
-
-class HeaderHints(NamedTuple):
-    """What headers decide."""
-
-    priority: int = 0
-    traceparent: str = ""
-    session: str = ""
-    ttft_budget: float | None = None
-    tpot_budget: float | None = None
-
-
-_NOTHING = HeaderHints()
 
 
 def parse(
@@ -68,22 +53,30 @@ def parse(
     request_id: str,
     wanted: frozenset[str] = frozenset(),
 ) -> InferenceRequest:
-    """Raises Refusal (400) that names the field. `wanted`: header names that policies look at."""
-    body, prompt, parameters, turns, images = read(operation, raw, headers.get("authorization"))
-    told = _NOTHING if _DECIDING.isdisjoint(headers) else header_hints(headers)
-    seen = {name: headers[name] for name in wanted if name in headers} if wanted else {}
-    return InferenceRequest(  # by position: 0.4 us, by name 1.0
-        operation, body, prompt, *parameters, turns, images, *told, seen, arrival, request_id, len(raw)
-    )
-
-
-def header_hints(headers: Mapping[str, str]) -> HeaderHints:
-    return HeaderHints(
-        _integer(headers, "x-priority"),
-        headers.get("traceparent", "")[:128],
-        headers.get("x-session-id", "")[:256],
-        _budget(headers, *_TTFT),
-        _budget(headers, *_TPOT),
+    """Raises ApiError (400) that names the field. `wanted`: headers that conditions of routes read."""
+    parsed = read(operation, raw, headers.get("authorization"))
+    parameters = parsed.parameters
+    return InferenceRequest(
+        operation=operation,
+        body=parsed.members,
+        prompt=parsed.prompt,
+        model=parameters.model,
+        stream=parameters.stream,
+        wants_usage=parameters.wants_usage,
+        max_tokens=parameters.max_tokens,
+        tools=parameters.tools,
+        json_schema=parameters.json_schema,
+        user_turns=parsed.user_turns,
+        images=parsed.images,
+        priority=_integer(headers, "x-priority"),
+        traceparent=headers.get("traceparent", "")[:128],
+        session=headers.get("x-session-id", "")[:256],
+        ttft_budget=_budget(headers, "x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"),
+        tpot_budget=_budget(headers, "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"),
+        headers={name: headers[name] for name in wanted if name in headers},
+        arrival=arrival,
+        request_id=request_id,
+        size=len(raw),
     )
 
 
@@ -111,8 +104,8 @@ def _budget(headers: Mapping[str, str], *names: str) -> float | None:
 
 
 def request_id_of(headers: Mapping[str, str]) -> str:
-    """The caller's, where it is short and plain (it is logged and sent on); otherwise a new one."""
+    """The caller's own id if it is short and plain, as ids are logged and forwarded; otherwise a new id."""
     given = headers.get("x-request-id", "")
     if given and len(given) <= 128 and _ID_CHARACTERS.issuperset(given):
         return given
-    return f"req_{_PROCESS}{next(_ordinals):08x}"
+    return f"req_{_PROCESS}{next(_sequence):08x}"

@@ -1,12 +1,11 @@
-"""JSON as strict as what we forward must be: parsed once, in C, and refused where parsers differ.
+"""Strict JSON: decoded once, in C, and refused wherever two parsers could differ.
 
-Refused: anything that RFC 8259 refuses (NaN, lone surrogates, UTF-16, trailing bytes), numbers
-out of range, nesting deeper than MAX_DEPTH, and duplicate keys. The last matters because two
-parsers may disagree about which one counts: what is forwarded must hold none.
+Refused: all that RFC 8259 refuses (NaN, lone surrogates, UTF-16, trailing bytes), numbers out of range, nesting deeper
+than MAX_DEPTH, and duplicate keys: two parsers may disagree about which of them counts, so none is forwarded.
 
-`decode` reads a document to its end. `members` reads an object's own members alone: what lies within
-its arrays and objects is left as it is written (`Raw`), split but not judged. Nobody may pass that on
-unless `decode` or `element` has accepted the same bytes.
+`decode` validates a whole document. `members` reads only an object's own members: elements of arrays and members of
+objects stay `Raw`, split but not validated. They may be forwarded only once `decode` or `element` has accepted the
+same bytes.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-MAX_DEPTH = 200  # levels; the interpreter's own limit is met sooner when it is encoded, deeper in the stack
-UNREADABLE = (ValueError, msgspec.DecodeError, RecursionError)  # what `members` raises: `decode` says why
+MAX_DEPTH = 200  # levels; encoding meets the interpreter's limit sooner, deeper in the stack
+UNREADABLE = (ValueError, msgspec.DecodeError, RecursionError)  # raised by `members`; `decode` gives the reason
 
 _COUNTLESS = frozenset({int, float, bool, type(None)})
 _HIDDEN_COLON = re.compile(rb"\\u003[aA]")
 
 
 class BadJson(ValueError):
-    """The body is not JSON that can be forwarded; str() says why, for the caller."""
+    """The body is not JSON that can be forwarded; str() is the reason, for the caller."""
 
 
 class _Name(str):
-    """A key as it was written once: equal to no other, so that a dict keeps all of them."""
+    """A key that equals no other key, so that a dict keeps duplicates."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -47,7 +46,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode(data: bytes | Raw, depth: int = MAX_DEPTH) -> Any:
-    """The value of a JSON document of at most so many levels. Raises BadJson."""
+    """The value of a JSON document of at most `depth` levels. Raises BadJson."""
     data = bytes(data)
     try:
         value = _decoder.decode(data)
@@ -62,12 +61,12 @@ def decode(data: bytes | Raw, depth: int = MAX_DEPTH) -> Any:
 
 
 def members(data: bytes) -> dict[str, Any]:
-    """An object's members: scalars are read, arrays and objects are lists and dicts of `Raw`. Raises UNREADABLE."""
+    """An object's members: scalars decoded, arrays and objects as lists and dicts of `Raw`. Raises UNREADABLE."""
     return _distinct(_members.decode(data))
 
 
 def element(data: Raw, depth: int) -> Any:
-    """What `decode` gives, at half the price for an object of scalars, which most messages are."""
+    """`decode` at half the cost for an object of scalars, as most messages are."""
     try:
         return _distinct(_scalars.decode(data))
     except UNREADABLE:
@@ -84,17 +83,18 @@ def _distinct(members: dict[_Name, Any]) -> dict[str, Any]:
 def _reason(data: bytes, error: Exception) -> str:
     if not data:
         return "it is empty"
-    # msgspec reports a lone surrogate as a truncation of the input, wherever it stands
+    # msgspec reports a lone surrogate anywhere as truncated input
     if "truncated" in str(error) and b"\\ud" in data.lower():
         return "a string holds a lone surrogate or a broken escape"
     return str(error).removeprefix("JSON is malformed: ")
 
 
 def _refuse_duplicates(data: bytes, value: Any, depth: int) -> None:
-    """Every member is written with one colon, and of the other colons the strings hold as many as were written.
+    """Raises BadJson for an object with two equal keys, of which msgspec has kept one.
 
-    So the text has more colons than the value where a member was lost, unless an escape stands for one: then the
-    slow parser is asked. Counting takes 0.6 us for a KB; a search for `":` in all its spacings took 4.
+    Each member is written with one colon; all other colons are within strings. So a document with a lost member has
+    more colons than its value, unless a string escapes a colon: only then the slow parser decides. Counting takes 0.6
+    us per KB.
     """
     colons = data.count(b":")
     members, strings = _count(value, depth)
@@ -105,7 +105,7 @@ def _refuse_duplicates(data: bytes, value: Any, depth: int) -> None:
 
 
 def _count(value: Any, most: int) -> tuple[int, list[str]]:
-    """The members of all objects, and all strings. Level by level, so that their number is known too."""
+    """Count the members of all objects, and collect all strings. Level by level, to bound the depth."""
     count, depth, level = 0, 0, [value]
     strings: list[str] = []
     while level:
@@ -121,7 +121,7 @@ def _count(value: Any, most: int) -> tuple[int, list[str]]:
                 count += len(item)
                 strings += item
                 below += item.values()
-            elif kind is list:  # token ids may be many: one stands for all, as for their level
+            elif kind is list:  # of many token ids one stands for all: it has their depth
                 below += item[:1] if _COUNTLESS.issuperset(map(type, item)) else item
         level = below
     return count, strings

@@ -221,7 +221,8 @@ class Relay:
 
     def _head(self) -> bytes:
         status = self.run.status
-        lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", *response_headers(self.run, self.life)]
+        headers = response_headers(self.run.headers, self.life, streams=self.run.tap_streams)
+        lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", *headers]
         if self.length is not None:
             lines.append(f"content-length: {self.length}")
         elif self.chunked:

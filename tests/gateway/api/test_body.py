@@ -1,4 +1,4 @@
-"""A body at a glance: what was seen before is known again, and nothing else is let through for it."""
+"""Parsing of bodies from caches: known text is not decoded again, and nothing invalid passes for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backends.interface import BackendConfig, BackendRequest, Operation
 from backends.vllm import Vllm
 from gateway.api import body
 from gateway.api.api_error import ApiError
-from gateway.api.body import Reading, parse_full, read
+from gateway.api.body import ParsedBody, parse_full, read
 from gateway.api.strict_json import decode, encode
 from gateway.tokenize.prompt import Piece
 from tests.e2e.test_bad_input import BODIES
@@ -98,20 +98,20 @@ def forget() -> None:
     body._parameters.clear()
 
 
-def outcome(operation: Operation, raw: bytes, how: str | None = "key") -> Any:
-    """All that a reading says, or its refusal. `how` None: spelled out."""
+def outcome(operation: Operation, raw: bytes, key: str | None = "key") -> Any:
+    """All that was parsed, or the error. `key` None: parsed in full."""
     try:
-        found = parse_full(operation, raw) if how is None else read(operation, raw, how)
+        found = parse_full(operation, raw) if key is None else read(operation, raw, key)
     except ApiError as refusal:
         return refusal.status, refusal.message, refusal.param
-    return repr(plain(found.members)), found.parameters, found.turns, found.images, pieces(found)
+    return repr(plain(found.members)), found.parameters, found.user_turns, found.images, pieces(found)
 
 
 def plain(members: Mapping[str, Any]) -> Any:
     return decode(encode(members))
 
 
-def pieces(found: Reading) -> list[list[Piece]]:
+def pieces(found: ParsedBody) -> list[list[Piece]]:
     assert len(found.prompt.sources) == len(found.prompt.digests)
     return [found.prompt.pieces(part) for part in range(len(found.prompt.digests))]
 
@@ -124,12 +124,12 @@ def said(text: str, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
-# --------------------------------------------------------------------------- both ways say the same
+# --------------------------------------------------------------------------- both ways agree
 
 
 @settings(deadline=None, max_examples=150)
 @given(st.data(), st.sampled_from(Operation), CHAT | COMPLETION | ODD)
-def test_a_glance_finds_what_spelling_out_finds(data: st.DataObject, operation: Operation, value: Any) -> None:
+def test_a_cached_parse_finds_what_a_full_one_finds(data: st.DataObject, operation: Operation, value: Any) -> None:
     """Of any body, in any spelling, the first time and again: the same members, parameters and prompt, or the same
     refusal."""
     forget()
@@ -200,7 +200,7 @@ def test_the_same_fields_mean_other_things_to_other_operations() -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_mistaken_and_hostile_bodies_are_refused_in_the_same_words(name: str) -> None:
-    """Whether they are glanced at first or not, and however often they come."""
+    """Parsed from caches or in full, and however often they come."""
     expected = outcome(Operation.CHAT, BODIES[name], None)
     assert [outcome(Operation.CHAT, BODIES[name]) for _ in range(2)] == [expected] * 2
 

@@ -13,7 +13,7 @@ from gateway.observe.loop_lag import STALL, LoopLag
 from gateway.observe.record import AttemptRecord, Stage
 from gateway.observe.timeline import RequestTimeline
 from policies.types import AttemptKind, AttemptOutcome
-from tests.gateway.builders import Hearing, Owner, candidate, decided, record, run
+from tests.gateway.builders import candidate, decided, record
 
 LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.01, 0.02, AttemptOutcome.FAILED)
 
@@ -30,22 +30,18 @@ def life(**known: object) -> RequestTimeline:
 
 def test_of_a_backends_headers_only_the_allowed_pass() -> None:
     """Its name, cookies, limits and ids stay here: they are about our key and our fleet."""
-    attempt = run(Hearing(), Owner())
-    attempt.on_head(
-        200,
-        {
-            "content-type": "text/event-stream",
-            "content-encoding": "identity",
-            "server": "uvicorn",
-            "set-cookie": "a=b",
-            "x-ratelimit-remaining-requests": "3",
-            "x-request-id": "theirs",
-            "x-firsttoken-route": "forged",
-            "location": "http://10.0.0.1/",
-            "content-length": "3",
-        },
-    )
-    sent = as_dict(response_headers(attempt, life()))
+    backend = {
+        "content-type": "text/event-stream",
+        "content-encoding": "identity",
+        "server": "uvicorn",
+        "set-cookie": "a=b",
+        "x-ratelimit-remaining-requests": "3",
+        "x-request-id": "theirs",
+        "x-firsttoken-route": "forged",
+        "location": "http://10.0.0.1/",
+        "content-length": "3",
+    }
+    sent = as_dict(response_headers(backend, life(), streams=True))
     ours = {name for name in sent if name.startswith("x-firsttoken-")} | {"x-request-id", "server-timing"}
     assert set(sent) - ours == {"content-type", "content-encoding", "cache-control", "x-accel-buffering"}
     assert (sent["x-request-id"], sent["x-firsttoken-route"]) == ("req-1", "chat")
@@ -53,7 +49,7 @@ def test_of_a_backends_headers_only_the_allowed_pass() -> None:
 
 def test_streams_ask_proxies_not_to_buffer() -> None:
     """An answer that is whole may be buffered."""
-    sent = [as_dict(response_headers(run(Hearing(), Owner(), stream=stream), life())) for stream in (True, False)]
+    sent = [as_dict(response_headers({}, life(), streams=streams)) for streams in (True, False)]
     asked = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     assert asked.items() <= sent[0].items()
     assert not asked.keys() & sent[1].keys()
@@ -132,5 +128,5 @@ def test_the_time_in_an_answers_head_is_the_time_it_is_written() -> None:
     """From arrival to now, on the clock of all other times."""
     before = monotonic()
     request = RequestTimeline(record(arrival=before))
-    sent = as_dict(response_headers(run(Hearing(), Owner()), request))
+    sent = as_dict(response_headers({}, request, streams=True))
     assert 0 <= float(sent["x-firsttoken-ttft-ms"]) <= (monotonic() - before) * 1e3 + 0.01
