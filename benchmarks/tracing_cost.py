@@ -16,7 +16,7 @@ from time import monotonic, process_time, time
 from aiohttp import web
 
 from benchmarks.processes import child, free_port
-from gateway.observe.otel.spans import Served
+from gateway.observe.otel.spans import ServedEndpoint
 from gateway.observe.otel.telemetry import Telemetry
 from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome
@@ -27,7 +27,7 @@ PACE = 1000  # requests per second
 BURST = 4  # requests between two turns of the loop
 ROUNDS = 3
 ENDPOINT = "small/10.0.0.11:8000"
-SERVED = {ENDPOINT: Served("vllm", "qwen3-8b", "10.0.0.11", 8000)}
+SERVED = {ENDPOINT: ServedEndpoint("vllm", "qwen3-8b", "10.0.0.11", 8000)}
 
 
 def usual(i: int) -> Record:

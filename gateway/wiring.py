@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.cluster.redis_client import RedisClient
     from gateway.cluster.replicas import Replicas
     from gateway.fleet.kv_event_listener import KvEvents
-    from gateway.observe.otel.spans import Served
+    from gateway.observe.otel.spans import ServedEndpoint
     from gateway.observe.otel.telemetry import Telemetry
 
 
@@ -72,15 +72,15 @@ def telemetry(config: Config, upstreams: Mapping[str, Upstream]) -> Telemetry | 
     return Telemetry(config.telemetry.otlp, served(upstreams))
 
 
-def served(upstreams: Mapping[str, Upstream]) -> dict[str, Served]:
+def served(upstreams: Mapping[str, Upstream]) -> dict[str, ServedEndpoint]:
     """Span attributes of each endpoint."""
     from gateway.observe.otel.semconv import PROVIDERS
-    from gateway.observe.otel.spans import Served
+    from gateway.observe.otel.spans import ServedEndpoint
 
     found = {}
     for endpoint, upstream in upstreams.items():
         address, kind = upstream.origin.address, upstream.backend.kind
-        found[endpoint] = Served(PROVIDERS.get(kind, kind), upstream.model, address.host, address.port)
+        found[endpoint] = ServedEndpoint(PROVIDERS.get(kind, kind), upstream.model, address.host, address.port)
     return found
 
 

@@ -28,7 +28,7 @@ from gateway.fleet import monitor
 from gateway.observe import access_log as accesslog
 from gateway.observe import recorder
 from gateway.observe.metrics.metric_table import CATALOG
-from gateway.observe.otel import otlp
+from gateway.observe.otel import telemetry
 from gateway.upstream import relay
 from gateway.upstream.dispatcher import WHOLE_ANSWER
 from policies.attempts import attempt_machine as attempts
@@ -212,11 +212,8 @@ LIMITS = [  # how a line of the page begins, and what it says
     ),
     ("| look at an engine's load", f"{monitor.PROBE_TIMEOUT:g} s to answer"),
     ("Access log: ", f"{accesslog.QUEUE:,} lines"),
-    ("A collector that is gone", f"Up to {otlp.QUEUE // 1_000_000} MB wait"),
-    ("spans are dropped", f"Each batch gets {otlp.TIMEOUT:g} s, and is tried again up to {otlp.TRIES} times"),
-    ("waits between grow", f"from {otlp.FIRST_WAIT:g} s to {otlp.LONGEST_WAIT:g} s"),
-    ("waits between grow", f"{otlp.LONGEST_ASKED:g} s at most"),
-    ("stops working and one", f"has {otlp.CLOSING:g} s to be sent"),
+    ("A collector that is gone", f"Up to {telemetry.QUEUE:,} spans wait"),
+    ("At shutdown the rest has", f"{telemetry.CLOSE_TIMEOUT:g} s to be exported"),
 ]
 
 

@@ -90,7 +90,7 @@ def telemetry(config: Config) -> Iterator[Problem]:
         return
     if otlp.endswith(("/v1/traces", "/v1/metrics")):
         yield Problem(place, f"the gateway adds the path of each signal itself; write {otlp.rpartition('/v1/')[0]}")
-    if not _installed("opentelemetry.sdk", "opentelemetry.proto"):
+    if not _installed("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
         yield Problem(place, "needs packages that are not here: pip install 'firsttoken[otel]'")
 
 

@@ -130,9 +130,9 @@ class Key(Section):
 
 class TelemetrySection(Section):
     otlp: HttpUrl | None = None
-    """An OpenTelemetry collector that speaks OTLP over HTTP (usually port 4318): traces and GenAI metrics go there."""
-    traces: Share = Field(default=1.0, ge=0, le=1)
-    """Of the traces that begin here, how many are told; those of requests that missed or failed always are."""
+    """URL of an OpenTelemetry collector (OTLP over HTTP, usually port 4318): receives traces and GenAI metrics."""
+    traces: Share = Field(default=0.05, ge=0, le=1)
+    """Sampled share of the traces that begin here; requests that missed a budget, failed or were retried always are."""
     trace_apis: bool = False
     """Tell external APIs, too, which trace their request belongs to; engines are told."""
     access_log: AccessLog = "stdout"

@@ -11,7 +11,6 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from gateway.app import Gateway
-from gateway.observe.otel import otlp
 from gateway.observe.record import STAGE_NAMES, STREAM, Record, RequestOutcome
 from tests.gateway.builders import ANSWER, CHAT, STREAMED, USAGE, calling, last, post
 from tests.support.collector import Collector, Trace, read
@@ -28,14 +27,12 @@ BOTH = {"chat": {"tiers": ["both"], "ttft": {"budget": "1500ms"}, "hedge": {"max
 
 @pytest.fixture(autouse=True)
 def fast_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends batches at once."""
-    monkeypatch.setattr(otlp, "LINGER", 0.01)
-    monkeypatch.setattr(otlp, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(otlp, "LONGEST_WAIT", 0.05)
+    """Exports batches at once."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
 
 
 def telemetry_to(collector: Collector, **more: Any) -> dict[str, Any]:
-    return {"access_log": "off", "otlp": collector.url, **more}
+    return {"access_log": "off", "otlp": collector.url, "traces": "100%", **more}
 
 
 async def ask(gateway: Gateway, *headers: str, **more: Any) -> tuple[int, bytes]:
@@ -85,7 +82,6 @@ async def test_a_request_is_one_trace_whose_stages_sum_to_its_ttft() -> None:
     usage = read(attempt.attributes)
     assert usage["gen_ai.usage.output_tokens"] == record.output_tokens == 20
     assert (usage["server.address"], usage["server.port"]) == ("127.0.0.1", int(engine.url.rpartition(":")[2]))
-    assert collector.headers[0]["content-encoding"] == "gzip"
     assert {r["service.name"] for r in collector.resources} == {"firsttoken"}
 
 
@@ -312,7 +308,7 @@ async def test_genai_metrics_are_exported_with_spans(monkeypatch: pytest.MonkeyP
 async def test_opentelemetry_environment_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers with a collector key, resource names, and disabled metrics."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret%20key,x-other=2")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "none")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "gzip")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "front")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test,service.instance.id=one")
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
@@ -321,7 +317,7 @@ async def test_opentelemetry_environment_variables_apply(monkeypatch: pytest.Mon
             await ask(gateway)
         (headers,), (resource,) = collector.headers, collector.resources
     assert (headers["x-key"], headers["x-other"]) == ("secret key", "2")
-    assert "content-encoding" not in headers
+    assert headers["content-encoding"] == "gzip"
     assert (resource["service.name"], resource["service.instance.id"]) == ("front", "one")
     assert resource["deployment.environment"] == "test"
     assert collector.metrics == []

@@ -1,169 +1,251 @@
-"""The GenAI metrics of OpenTelemetry, counted from Records and told to a collector as sums since the start.
+"""Counts the GenAI metrics of OpenTelemetry from Records, and exports them as sums since the start.
 
-`gen_ai.server.*` is what callers saw, once for each request; `gen_ai.client.*` is what endpoints did, once for each
-attempt. Attributes come from the configuration only: a model that a caller named (passthrough) is left out. Nothing is
-measured for each chunk: the mean of an answer stands for each of its gaps.
+`gen_ai.server.*` is what callers saw, once per request; `gen_ai.client.*` is what endpoints did, once per attempt.
+Attribute values come from the configuration only: a model that a caller named (passthrough) is left out. Nothing is
+measured per chunk: the mean of an answer stands for each of its gaps. Counting here instead of in the SDK's instruments
+costs a tenth of their 13 us per value; the exporter and its values are the SDK's.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from time import time_ns
 
-from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExporter,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
     ScopeMetrics,
     Sum,
 )
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from gateway.observe.metrics.series import Count, HistogramCounts
 from gateway.observe.otel import semconv as names
-from gateway.observe.otel.spans import WANTED, Served, attribute, error_type
+from gateway.observe.otel.spans import NO_ENGINE_ERROR, ServedEndpoint, error_type
 from gateway.observe.record import UPSTREAM, AttemptRecord, Record
 
-CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+log = logging.getLogger("firsttoken")
+
+CUMULATIVE = AggregationTemporality.CUMULATIVE
+INTERVAL = 60_000  # ms between two exports, unless OTEL_METRIC_EXPORT_INTERVAL is set
+
 Attributes = tuple[tuple[str, str | int], ...]
 
 
-class _Histogram:
-    def __init__(self, name: str, unit: str, bounds: tuple[float, ...]) -> None:
-        self.name, self.unit, self.bounds = name, unit, bounds
-        self.of: defaultdict[Attributes, HistogramCounts] = defaultdict(lambda: HistogramCounts(bounds))
+@dataclass(slots=True)
+class ValueCounts:
+    """One series of a histogram: values by bucket, with their sum and range."""
 
-    def fill(self, told: ScopeMetrics, since: int, now: int) -> Iterator[None]:
-        if not self.of:
-            return
-        data = Histogram(aggregation_temporality=CUMULATIVE)
-        points = told.metrics.add(name=self.name, unit=self.unit, histogram=data).histogram.data_points
-        for attributes, tally in list(self.of.items()):
-            points.add(
-                attributes=[attribute(*one) for one in attributes],
-                start_time_unix_nano=since,
+    counts: list[int]
+    sum: float = 0.0
+    least: float = float("inf")
+    most: float = float("-inf")
+
+
+@dataclass(slots=True)
+class CumulativeHistogram:
+    """A histogram of OpenTelemetry: one ValueCounts per set of attributes."""
+
+    name: str
+    unit: str
+    bounds: tuple[float, ...]
+    series: dict[Attributes, ValueCounts] = field(default_factory=dict)
+
+    def observe(self, attributes: Attributes, value: float, times: int = 1) -> None:
+        found = self.series.get(attributes)
+        if found is None:
+            found = self.series[attributes] = ValueCounts([0] * (len(self.bounds) + 1))
+        found.counts[bisect_left(self.bounds, value)] += times
+        found.sum += value * times
+        found.least = min(found.least, value)
+        found.most = max(found.most, value)
+
+    def metric(self, start: int, now: int) -> Metric:
+        points = [
+            HistogramDataPoint(
+                attributes=dict(attributes),
+                start_time_unix_nano=start,
                 time_unix_nano=now,
-                count=sum(tally.counts),
-                sum=tally.sum,
-                bucket_counts=tally.counts,
+                count=sum(found.counts),
+                sum=found.sum,
+                bucket_counts=tuple(found.counts),
                 explicit_bounds=self.bounds,
+                min=found.least,
+                max=found.most,
             )
-            yield
+            for attributes, found in list(self.series.items())
+        ]
+        return Metric(self.name, "", self.unit, Histogram(points, CUMULATIVE))
 
 
-class _Counter:
-    def __init__(self, name: str, unit: str) -> None:
-        self.name, self.unit = name, unit
-        self.of: defaultdict[Attributes, Count] = defaultdict(Count)
+@dataclass(slots=True)
+class CumulativeCounter:
+    """A monotonic sum of OpenTelemetry, by attributes."""
 
-    def fill(self, told: ScopeMetrics, since: int, now: int) -> Iterator[None]:
-        if not self.of:
-            return
-        data = Sum(aggregation_temporality=CUMULATIVE, is_monotonic=True)
-        points = told.metrics.add(name=self.name, unit=self.unit, sum=data).sum.data_points
-        for attributes, count in list(self.of.items()):
-            points.add(
-                attributes=[attribute(*one) for one in attributes],
-                start_time_unix_nano=since,
-                time_unix_nano=now,
-                as_int=int(count.value),
-            )
-            yield
+    name: str
+    unit: str
+    series: dict[Attributes, int] = field(default_factory=dict)
+
+    def add(self, attributes: Attributes, amount: int) -> None:
+        self.series[attributes] = self.series.get(attributes, 0) + amount
+
+    def metric(self, start: int, now: int) -> Metric:
+        points = [
+            NumberDataPoint(attributes=dict(attributes), start_time_unix_nano=start, time_unix_nano=now, value=value)
+            for attributes, value in list(self.series.items())
+        ]
+        return Metric(self.name, "", self.unit, Sum(points, CUMULATIVE, is_monotonic=True))
 
 
-class GenAi:
-    """`count` each Record; `fill` puts what there is into a message."""
+class GenAiMetrics:
+    """`count` each Record; `metrics` returns everything since the start. `endpoints` may grow at a reload."""
 
-    def __init__(self, called: names.SemanticNames, served: Mapping[str, Served]) -> None:
-        self._served = served
-        self.server_duration = _Histogram(names.SERVER_DURATION, "s", names.DURATION_BUCKETS)
-        self.server_ttft = _Histogram(names.SERVER_TTFT, "s", names.SERVER_TTFT_BUCKETS)
-        self.server_tpot = _Histogram(names.SERVER_TPOT, "s", names.TPOT_BUCKETS)
-        self.duration = _Histogram(called.duration, "s", names.DURATION_BUCKETS)
-        self.first_chunk = _Histogram(called.first_chunk, "s", names.DURATION_BUCKETS)
-        self.per_chunk = _Histogram(called.per_chunk, "s", names.DURATION_BUCKETS)
-        self.usage = _Histogram(called.usage, "{token}", names.TOKEN_BUCKETS) if called.usage else None
-        self.counts = {type: _Counter(name, "{token}") for type, name in called.counts.items()}
-        self.sizes = {type: _Histogram(name, "{token}", names.TOKEN_BUCKETS) for type, name in called.sizes.items()}
-        self._kept: dict[tuple[object, ...], Attributes] = {}
+    def __init__(self, called: names.MetricNames, endpoints: Mapping[str, ServedEndpoint]) -> None:
+        self._endpoints = endpoints
+        self._start = time_ns()
+        self.server_duration = CumulativeHistogram(names.SERVER_DURATION, "s", names.DURATION_BUCKETS)
+        self.server_ttft = CumulativeHistogram(names.SERVER_TTFT, "s", names.SERVER_TTFT_BUCKETS)
+        self.server_tpot = CumulativeHistogram(names.SERVER_TPOT, "s", names.TPOT_BUCKETS)
+        self.duration = CumulativeHistogram(called.duration, "s", names.DURATION_BUCKETS)
+        self.first_chunk = CumulativeHistogram(called.first_chunk, "s", names.DURATION_BUCKETS)
+        self.per_chunk = CumulativeHistogram(called.per_chunk, "s", names.DURATION_BUCKETS)
+        self.usage = CumulativeHistogram(called.usage, "{token}", names.TOKEN_BUCKETS) if called.usage else None
+        self.counts = {kind: CumulativeCounter(name, "{token}") for kind, name in called.counts.items()}
+        self.sizes = {
+            kind: CumulativeHistogram(name, "{token}", names.TOKEN_BUCKETS) for kind, name in called.sizes.items()
+        }
+        self._attributes: dict[tuple[object, ...], Attributes] = {}
 
-    def fill(self, told: ScopeMetrics, since: int, now: int) -> Iterator[None]:
-        """A point at a time, so that others get their turn between two. Times as Unix time in ns."""
-        asked = (self.duration, self.first_chunk, self.per_chunk, *([self.usage] if self.usage is not None else []))
-        seen = (self.server_duration, self.server_ttft, self.server_tpot)
-        every: tuple[_Histogram | _Counter, ...] = (*seen, *asked, *self.counts.values(), *self.sizes.values())
-        for series in every:
-            yield from series.fill(told, since, now)
+    def metrics(self) -> list[Metric]:
+        """All metrics that have a value."""
+        now = time_ns()
+        return [each.metric(self._start, now) for each in self._every() if each.series]
+
+    def _every(self) -> Iterator[CumulativeHistogram | CumulativeCounter]:
+        yield from (self.server_duration, self.server_ttft, self.server_tpot)
+        yield from (self.duration, self.first_chunk, self.per_chunk)
+        if self.usage is not None:
+            yield self.usage
+        yield from self.counts.values()
+        yield from self.sizes.values()
 
     def count(self, record: Record) -> None:
         of_request = self._of_request(record)
-        self.server_duration.of[of_request].observe(record.total)
+        self.server_duration.observe(of_request, record.total)
         if record.ttft is not None and record.stream:
-            self.server_ttft.of[of_request].observe(record.ttft)
+            self.server_ttft.observe(of_request, record.ttft)
         if record.tpot is not None:
-            self.server_tpot.of[of_request].observe(record.tpot)
+            self.server_tpot.observe(of_request, record.tpot)
         for attempt in record.attempts:
-            self.duration.of[self._of_attempt(record, attempt)].observe(attempt.ended - attempt.opened)
+            self.duration.observe(self._of_attempt(record, attempt), attempt.ended - attempt.opened)
         if record.ttft is not None and record.attempts:
-            self._answered(record, record.attempts[-1])
+            self._count_answer(record, record.attempts[-1])
 
-    def _answered(self, record: Record, attempt: AttemptRecord) -> None:
+    def _count_answer(self, record: Record, attempt: AttemptRecord) -> None:
         attributes = self._of_attempt(record, attempt)
         if record.stream:
-            first_in = sum(spent for spent in record.spent[: UPSTREAM + 1] if spent is not None)
-            self.first_chunk.of[attributes].observe(first_in - attempt.opened)
-        if record.tpot is not None and record.output_tokens is not None:
-            gaps, tally = record.output_tokens - 1, self.per_chunk.of[attributes]
-            tally.counts[bisect_left(tally.bounds, record.tpot)] += gaps
-            tally.sum += gaps * record.tpot
-        for type, tokens in (
-            ("input", record.prompt_tokens_reported),
-            ("output", record.output_tokens),
-            ("cache_read", record.cached_tokens_reported),
-        ):
+            first_token_in = sum(seconds for seconds in record.spent[: UPSTREAM + 1] if seconds is not None)
+            self.first_chunk.observe(attributes, first_token_in - attempt.opened)
+        if record.tpot is not None and record.output_tokens is not None and record.output_tokens > 1:
+            self.per_chunk.observe(attributes, record.tpot, times=record.output_tokens - 1)
+        used = {
+            "input": record.prompt_tokens_reported,
+            "output": record.output_tokens,
+            "cache_read": record.cached_tokens_reported,
+        }
+        for kind, tokens in used.items():
             if tokens is not None:
-                self._tokens(attributes, type, tokens)
+                self._count_tokens(attributes, kind, tokens)
 
-    def _tokens(self, attributes: Attributes, type: str, tokens: int) -> None:
-        if self.usage is not None and type != "cache_read":  # which that histogram has no type for
-            self.usage.of[(*attributes, (names.TOKEN_TYPE, type))].observe(tokens)
-        if type in self.counts:
-            self.counts[type].of[attributes].value += tokens
-        if type in self.sizes:
-            self.sizes[type].of[attributes].observe(tokens)
-
-    # -- attributes -----------------------------------------------------------------------
+    def _count_tokens(self, attributes: Attributes, kind: str, tokens: int) -> None:
+        if self.usage is not None and kind != "cache_read":  # a type that this histogram does not have
+            self.usage.observe((*attributes, (names.TOKEN_TYPE, kind)), tokens)
+        if kind in self.counts:
+            self.counts[kind].add(attributes, tokens)
+        if kind in self.sizes:
+            self.sizes[kind].observe(attributes, tokens)
 
     def _of_request(self, record: Record) -> Attributes:
         key = record.operation, record.route, record.endpoint, record.end, record.status
-        found = self._kept.get(key)
+        found = self._attributes.get(key)
         if found is None:
-            served = self._served.get(record.endpoint)
-            found = self._kept[key] = _said(
-                (names.OPERATION, names.OPERATIONS.get(record.operation, record.operation)),
-                (names.PROVIDER, "firsttoken" if served is None else served.provider),
-                (names.REQUEST_MODEL, record.route),
-                (names.RESPONSE_MODEL, "" if served is None else served.model),
-                (names.ERROR_TYPE, error_type(record)),
+            endpoint = self._endpoints.get(record.endpoint)
+            found = self._attributes[key] = _known(
+                {
+                    names.OPERATION: names.OPERATIONS.get(record.operation, record.operation),
+                    names.PROVIDER: "firsttoken" if endpoint is None else endpoint.provider,
+                    names.REQUEST_MODEL: record.route,
+                    names.RESPONSE_MODEL: "" if endpoint is None else endpoint.model,
+                    names.ERROR_TYPE: error_type(record),
+                }
             )
         return found
 
     def _of_attempt(self, record: Record, attempt: AttemptRecord) -> Attributes:
         key = record.operation, attempt.endpoint, attempt.ending
-        found = self._kept.get(key)
+        found = self._attributes.get(key)
         if found is None:
-            served = self._served.get(attempt.endpoint)
-            model = "" if served is None else served.model
-            found = self._kept[key] = _said(
-                (names.OPERATION, names.OPERATIONS.get(record.operation, record.operation)),
-                (names.PROVIDER, "" if served is None else served.provider),
-                (names.REQUEST_MODEL, model),
-                (names.RESPONSE_MODEL, model),
-                (names.SERVER_ADDRESS, "" if served is None else served.address),
-                (names.SERVER_PORT, None if served is None else served.port),
-                (names.ERROR_TYPE, None if attempt.ending in WANTED else attempt.ending.value),
+            endpoint = self._endpoints.get(attempt.endpoint) or ServedEndpoint("", "", "", 0)
+            found = self._attributes[key] = _known(
+                {
+                    names.OPERATION: names.OPERATIONS.get(record.operation, record.operation),
+                    names.PROVIDER: endpoint.provider,
+                    names.REQUEST_MODEL: endpoint.model,
+                    names.RESPONSE_MODEL: endpoint.model,
+                    names.SERVER_ADDRESS: endpoint.address,
+                    names.SERVER_PORT: endpoint.port or None,
+                    names.ERROR_TYPE: None if attempt.ending in NO_ENGINE_ERROR else attempt.ending.value,
+                }
             )
         return found
 
 
-def _said(*told: tuple[str, str | int | None]) -> Attributes:
-    return tuple((name, value) for name, value in told if value not in ("", "-", None))
+def _known(attributes: Mapping[str, str | int | None]) -> Attributes:
+    return tuple((name, value) for name, value in attributes.items() if value is not None and value not in ("", "-"))
+
+
+class GenAiReader:
+    """Exports GenAiMetrics every OTEL_METRIC_EXPORT_INTERVAL milliseconds and at shutdown, in a thread of its own."""
+
+    def __init__(
+        self, exporter: MetricExporter, metrics: GenAiMetrics, resource: Resource, scope: InstrumentationScope
+    ) -> None:
+        self.exporter = exporter
+        self.metrics = metrics
+        self.resource = resource
+        self.scope = scope
+        interval = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
+        self._seconds = (int(interval) if interval.isdecimal() and int(interval) else INTERVAL) / 1e3
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="otel-metrics", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._seconds):
+            self._export()
+        self._export()
+
+    def _export(self) -> None:
+        """A failure is logged by the exporter; the next export has the same sums and more."""
+        try:
+            if metrics := self.metrics.metrics():
+                of_scope = ScopeMetrics(self.scope, metrics, schema_url="")
+                self.exporter.export(MetricsData([ResourceMetrics(self.resource, [of_scope], schema_url="")]))
+        except Exception:
+            log.exception("the metric exporter failed")
+
+    def shutdown(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self.exporter.shutdown()

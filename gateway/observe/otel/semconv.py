@@ -1,13 +1,13 @@
-"""Every name that leaves in OTLP: the GenAI semantic conventions of OpenTelemetry, and our own beside them.
+"""Names in exported telemetry: the GenAI semantic conventions of OpenTelemetry, and attributes of our own.
 
-The conventions are in development and have been renamed once. Which set of names is used is the operator's choice, by
-the variable that OpenTelemetry has for it; the older one is what dashboards know today.
+The conventions are in development and were renamed once. The operator selects the set of names by OpenTelemetry's own
+variable; the default is the older set, which dashboards know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 OPT_IN, LATEST = "OTEL_SEMCONV_STABILITY_OPT_IN", "gen_ai_latest_experimental"
 
@@ -53,7 +53,7 @@ TPOT_BUDGET = "firsttoken.tpot.budget"
 TPOT_MET = "firsttoken.tpot.met"
 TOTAL_BUDGET = "firsttoken.total.budget"
 TOTAL_MET = "firsttoken.total.met"
-CHANCE = "firsttoken.chance"
+PROBABILITY = "firsttoken.chance"
 PROMPT_ESTIMATED = "firsttoken.prompt_tokens.estimated"
 CACHED_PREDICTED = "firsttoken.cached_tokens.predicted"
 LOOP_LAG = "firsttoken.loop_lag"
@@ -66,13 +66,17 @@ ATTEMPT_ENDING = "firsttoken.attempt.ending"
 ENGINE_QUEUE = "firsttoken.engine.queue"
 ENGINE_TTFT = "firsttoken.engine.ttft"
 
-# GenAI: metrics of whoever answers, the same in both sets.
+# GenAI: server metrics, the same in both sets.
 SERVER_DURATION = "gen_ai.server.request.duration"
 SERVER_TTFT = "gen_ai.server.time_to_first_token"
 SERVER_TPOT = "gen_ai.server.time_per_output_token"
 
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}  # ours -> the conventions'
-PROVIDERS = {"gemini": "gcp.gemini", "mistral": "mistral_ai", "xai": "x_ai"}  # a backend's kind, where they differ
+PROVIDERS = {
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "xai": "x_ai",
+}  # by kind of backend, where the names differ
 
 DURATION_BUCKETS = tuple(0.01 * 2**n for n in range(14))
 SERVER_TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -80,42 +84,40 @@ TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 TOKEN_BUCKETS = tuple(float(4**n) for n in range(14))
 
 
-class SemanticNames(NamedTuple):
-    """The metrics of whoever asks, whose names depend on the set. `usage`: tokens by type in one histogram; empty where
-    the set has a counter and a histogram for each type instead."""
+@dataclass(frozen=True, slots=True)
+class MetricNames:
+    """Client metrics, whose names depend on the set. `usage`: tokens by type in one histogram; empty where the set has
+    a counter and a histogram per type of token instead."""
 
     duration: str
     first_chunk: str
     per_chunk: str
-    usage: str
-    counts: Mapping[str, str]  # by type of token
-    sizes: Mapping[str, str]
+    usage: str = ""
+    counts: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
 
 
 _INFERENCE = "gen_ai.client.inference"
-OLDER = SemanticNames(
+OLDER = MetricNames(
     "gen_ai.client.operation.duration",
     "gen_ai.client.operation.time_to_first_chunk",
     "gen_ai.client.operation.time_per_output_chunk",
-    "gen_ai.client.token.usage",
-    {},
-    {},
+    usage="gen_ai.client.token.usage",
 )
-NEWER = SemanticNames(
+NEWER = MetricNames(
     f"{_INFERENCE}.duration",
     f"{_INFERENCE}.time_to_first_chunk",
     f"{_INFERENCE}.time_per_output_chunk",
-    "",
-    {
+    counts={
         "input": f"{_INFERENCE}.usage.input_tokens",
         "output": f"{_INFERENCE}.usage.output_tokens",
         "cache_read": f"{_INFERENCE}.usage.cache_read.input_tokens",
     },
-    {"input": f"{_INFERENCE}.operation.input_tokens", "output": f"{_INFERENCE}.operation.output_tokens"},
+    sizes={"input": f"{_INFERENCE}.operation.input_tokens", "output": f"{_INFERENCE}.operation.output_tokens"},
 )
 
 
-def names(environ: Mapping[str, str]) -> SemanticNames:
-    """The set that the operator has asked for."""
-    asked = {name.strip() for name in environ.get(OPT_IN, "").split(",")}
-    return NEWER if LATEST in asked else OLDER
+def metric_names(environ: Mapping[str, str]) -> MetricNames:
+    """The set that the operator selects by OTEL_SEMCONV_STABILITY_OPT_IN."""
+    selected = {name.strip() for name in environ.get(OPT_IN, "").split(",")}
+    return NEWER if LATEST in selected else OLDER

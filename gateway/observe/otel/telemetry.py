@@ -1,8 +1,13 @@
-"""OpenTelemetry, where the configuration asks for it: Records to spans and GenAI metrics, and these to a collector.
+"""Exports Records through opentelemetry-sdk: spans by a BatchSpanProcessor, GenAI metrics by a periodic reader.
 
-Which traces are told is decided twice. At the start by the trace id, or by the caller; that is what engines are told,
-too. At the end all those are added that an operator will look for: see `notable`. What was not asked for in advance is
-then there without the engine's own span.
+Rules:
+- Exporters are the standard ones, selected by OTEL_TRACES_EXPORTER, OTEL_METRICS_EXPORTER and
+  OTEL_EXPORTER_OTLP_PROTOCOL (entry points: any installed exporter works), and configured by the other OTEL_*
+  variables. `telemetry.otlp` is the endpoint unless OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or _METRICS_ENDPOINT is set.
+- Sampling is decided twice: at the start by the trace id or the caller, which engines are told too; at the end every
+  notable request is added, without the engine's own span.
+- Exporting happens in the SDK's threads. A collector that is gone, slow or hung costs spans, which are counted, never a
+  request.
 """
 
 from __future__ import annotations
@@ -10,30 +15,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping
-from time import time
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any
+from uuid import uuid4
 
-import aiohttp
-from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from opentelemetry.proto.metrics.v1.metrics_pb2 import ResourceMetrics, ScopeMetrics
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.config.config_errors import ConfigError
 from gateway.observe.metrics.series import total
-from gateway.observe.otel import otlp_settings as collector
-from gateway.observe.otel import semconv
-from gateway.observe.otel.genai_metrics import GenAi
-from gateway.observe.otel.otlp import Post, Reports, SpanQueue
-from gateway.observe.otel.spans import Served, Spans
-from gateway.observe.record import STAGES, Record, RequestOutcome
+from gateway.observe.otel.genai_metrics import GenAiMetrics, GenAiReader
+from gateway.observe.otel.semconv import metric_names
+from gateway.observe.otel.spans import ServedEndpoint, SpanFactory
+from gateway.observe.record import Record, RequestOutcome
 
 log = logging.getLogger("firsttoken")
 
-BATCH = 8  # Records that are made into spans at once: 0.4 ms
-LINGER = 0.1  # s that a Record may wait for others
-POINTS = 32  # of metrics that are made at once: 0.2 ms
+NAME = "firsttoken"
+QUEUE = 16_384  # spans that may wait, unless OTEL_BSP_MAX_QUEUE_SIZE is set: about 25 MB
+_FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")  # OTEL_EXPORTER_OTLP_* that name files
+CLOSE_TIMEOUT = 2.0  # s that the last exports get at shutdown
 FAULTS = (
     RequestOutcome.SHED,
     RequestOutcome.UNAVAILABLE,
@@ -44,7 +51,7 @@ FAULTS = (
 
 
 def notable(record: Record) -> bool:
-    """Whether it is told in any case: a promise was missed, it failed, was shed, or was sent more than once."""
+    """True for requests that missed a budget, failed, were shed or were sent more than once: always exported."""
     return (
         record.end in FAULTS
         or len(record.attempts) > 1
@@ -54,122 +61,159 @@ def notable(record: Record) -> bool:
     )
 
 
+class CountingExporter(SpanExporter):
+    """Counts the spans of another exporter, and logs when exports start to fail and when they succeed again."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self.exporter = exporter
+        self.exported = self.lost = 0
+        self.failing = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            result = self.exporter.export(spans)
+        except Exception:
+            log.exception("the span exporter failed")
+            result = SpanExportResult.FAILURE
+        failed = result is not SpanExportResult.SUCCESS
+        if failed:
+            self.lost += len(spans)
+        else:
+            self.exported += len(spans)
+        if failed and not self.failing:
+            log.warning("span export fails: spans are lost until the collector accepts them again")
+        elif self.failing and not failed:
+            log.warning("span export works again")
+        self.failing = failed
+        return result
+
+    def shutdown(self) -> None:
+        self.exporter.shutdown()
+
+
 class Telemetry(Collector):
-    """A sink of Records on one loop, from `start` to `close`. `url`: of the collector. What it exported and lost is
-    collected for Prometheus."""
+    """A sink of Records, from `start` to `close`; collects the counts of exported and lost spans for Prometheus.
 
-    def __init__(self, url: str, served: Mapping[str, Served], environ: Mapping[str, str] = os.environ) -> None:
-        self.url, self.environ = url, environ
-        self.resource, self.scope = collector.resource(environ), collector.scope()
-        self.tls = collector.tls(environ) if url.startswith("https:") else True
-        self._served = {**served}
-        self.spans = Spans(self.resource, self.scope, self._served)
-        self.metrics = GenAi(semconv.names(environ), self._served)
-        self.since = _now()
-        self._waiting: list[Record] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._session: aiohttp.ClientSession | None = None
-        self._posts: list[Post] = []
-        self._queue: SpanQueue | None = None
-        self._reports: Reports | None = None
+    `url`: of the OTLP collector. `endpoints`: span attributes by endpoint id.
+    """
 
-    # -- its life -------------------------------------------------------------------------
+    def __init__(
+        self, url: str, endpoints: Mapping[str, ServedEndpoint], environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self.url = url
+        self.environ = environ
+        self.endpoints = {**endpoints}
+        self.metrics = GenAiMetrics(metric_names(environ), self.endpoints)
+        self.exporter: CountingExporter | None = None
+        self._processor: BatchSpanProcessor | None = None
+        self._reader: GenAiReader | None = None
+        self._factory: SpanFactory | None = None
+        self._capacity = 0  # spans
+        self._offered = 0  # spans handed to the processor
+        self._dropped = 0  # spans not handed over because the queue was full
+        self._closed = False
 
-    def reload(self, served: Mapping[str, Served]) -> None:
-        """Other endpoints. Attempts at those that are gone may still end."""
-        self._served.update(served)
+    def reload(self, endpoints: Mapping[str, ServedEndpoint]) -> None:
+        """Adds endpoints. Attempts at removed ones may still end."""
+        self.endpoints.update(endpoints)
 
     def start(self) -> None:
-        """On the loop that requests live on."""
-        connector = aiohttp.TCPConnector(limit=2, ssl=self.tls)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
-        self._queue = SpanQueue(self._post("traces"), rejected)
-        self._queue.start()
-        if collector.reports_metrics(self.environ):
-            every = collector.interval(self.environ)
-            self._reports = Reports(self._post("metrics"), "metrics", every, self.report)
-            self._reports.start()
-
-    def _post(self, signal: str) -> Post:
-        assert self._session is not None
-        headers = collector.headers(signal.upper(), self.environ)
-        compress = collector.compresses(signal.upper(), self.environ)
-        post = Post(f"{self.url}/v1/{signal}", headers, compress, self._session)
-        self._posts.append(post)
-        return post
+        """Starts the SDK's threads, so call it after a fork. Raises ConfigError for an exporter that cannot be made."""
+        resource, scope = resource_of(self.environ), InstrumentationScope(NAME, release())
+        self._factory = SpanFactory(resource, scope, self.endpoints)
+        if (exporter := make_exporter("traces", self.url, self.environ)) is not None:
+            self.exporter = CountingExporter(exporter)
+            capacity = self.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
+            self._capacity = int(capacity) if capacity.isdecimal() else QUEUE
+            self._processor = BatchSpanProcessor(self.exporter, max_queue_size=self._capacity)
+        if (metric_exporter := make_exporter("metrics", self.url, self.environ)) is not None:
+            self._reader = GenAiReader(metric_exporter, self.metrics, resource, scope)
 
     async def close(self) -> None:
-        """What waits is sent, if the collector takes it soon."""
-        self.flush()
-        await asyncio.gather(*[each.close() for each in (self._queue, self._reports) if each is not None])
-        for post in self._posts:
-            post.close()
-        if self._session is not None:
-            await self._session.close()
+        """Exports the rest for CLOSE_TIMEOUT seconds at most: a hung collector does not delay the end."""
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
 
-    # -- a sink -----------------------------------------------------------------------------
+        def shut_down() -> None:
+            for part in (self._processor, self._reader):
+                if part is not None:
+                    part.shutdown()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(done.set)
+
+        threading.Thread(target=shut_down, name="otel-shutdown", daemon=True).start()
+        try:
+            await asyncio.wait_for(done.wait(), CLOSE_TIMEOUT)
+        except TimeoutError:
+            log.warning("telemetry was not exported within %g s of the shutdown", CLOSE_TIMEOUT)
+        self._closed = True  # spans that still wait are lost
 
     def __call__(self, record: Record) -> None:
-        self._waiting.append(record)
-        if len(self._waiting) >= BATCH:
-            self._take()
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LINGER, self.flush)
+        try:
+            self.metrics.count(record)
+            if record.trace is not None and (record.trace.sampled or notable(record)):
+                self._export(record)
+        except Exception:
+            log.exception("a Record could not be exported")
 
-    def flush(self) -> None:
-        """All that waits, to the queue."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._take()
-
-    def _take(self) -> None:
-        """A Record that cannot be told is our bug, and its own loss."""
-        records, self._waiting = self._waiting, []
-        for record in records:
-            try:
-                self.metrics.count(record)
-                self._tell(record)
-            except Exception:
-                log.exception("a Record could not be told as spans")
-        if self._queue is not None and (spans := len(self.spans)):
-            self._queue.put(self.spans.take(), spans)
-
-    def _tell(self, record: Record) -> None:
-        trace = record.trace
-        if self._queue is None or trace is None or not (trace.sampled or notable(record)):
+    def _export(self, record: Record) -> None:
+        if self._processor is None or self.exporter is None or self._factory is None or record.trace is None:
             return
-        if self._queue.full:  # they are not even made
-            self._queue.lose(1 + len(record.attempts) + len(STAGES) - record.spent.count(None))
-        else:
-            self.spans.add(record, trace)
-
-    # -- metrics --------------------------------------------------------------------------
-
-    async def report(self) -> bytes:
-        """All GenAI metrics since the start."""
-        of_scope = ScopeMetrics(scope=self.scope)
-        for count, _ in enumerate(self.metrics.fill(of_scope, self.since, _now()), 1):
-            if count % POINTS == 0:
-                await asyncio.sleep(0)
-        of_resource = ResourceMetrics(resource=self.resource, scope_metrics=[of_scope])
-        told: bytes = ExportMetricsServiceRequest(resource_metrics=[of_resource]).SerializeToString()
-        return told
+        count = 1 + len(record.attempts) + sum(seconds is not None for seconds in record.spent)
+        waiting = self._offered - self.exporter.exported - self.exporter.lost
+        if waiting + count > self._capacity:  # the processor would drop older spans without counting them
+            self._dropped += count
+            return
+        self._offered += count
+        for span in self._factory.spans(record, record.trace):
+            self._processor.on_end(span)
 
     def collect(self) -> Iterable[Metric]:
-        exported, lost = (0, 0) if self._queue is None else (self._queue.exported, self._queue.lost)
+        exported, lost = (0, 0) if self.exporter is None else (self.exporter.exported, self.exporter.lost)
+        if self._closed:
+            lost = self._offered - exported
         yield from total("firsttoken_spans_exported_total", exported)
-        yield from total("firsttoken_spans_lost_total", lost)
+        yield from total("firsttoken_spans_lost_total", self._dropped + lost)
 
 
-def rejected(reply: bytes) -> tuple[int, str]:
-    """Of a batch that was taken in part: how many spans were not, and why."""
+def release() -> str:
     try:
-        partial = ExportTraceServiceResponse.FromString(reply).partial_success
-    except DecodeError:  # JSON, or nothing of the protocol: it said 200
-        return 0, ""
-    return partial.rejected_spans, partial.error_message
+        return version(NAME)
+    except PackageNotFoundError:
+        return "unknown"
 
 
-def _now() -> int:
-    return int(time() * 1e9)
+def resource_of(environ: Mapping[str, str]) -> Resource:
+    """The SDK's resource, detectors included; each process is an instance of its own unless the operator names it."""
+    named = {part.partition("=")[0].strip() for part in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")}
+    own = {SERVICE_VERSION: release(), SERVICE_INSTANCE_ID: str(uuid4())}
+    if not environ.get("OTEL_SERVICE_NAME"):
+        own[SERVICE_NAME] = NAME
+    return Resource.create({name: value for name, value in own.items() if name not in named})
+
+
+def make_exporter(signal: str, url: str, environ: Mapping[str, str]) -> Any:
+    """The exporter of `traces` or `metrics` that OTEL_*_EXPORTER names (default `otlp`); None for `none`."""
+    kind = environ.get(f"OTEL_{signal.upper()}_EXPORTER", "otlp").strip() or "otlp"
+    if kind == "none":
+        return None
+    arguments: dict[str, Any] = {}
+    if kind == "otlp":
+        common = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        protocol = environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", common).strip()
+        kind = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+        if not environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"):
+            arguments["endpoint"] = url if protocol == "grpc" else f"{url}/v1/{signal}"
+    found = entry_points(group=f"opentelemetry_{signal}_exporter", name=kind)
+    for variable in _FILES:
+        path = environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{variable}") or environ.get(
+            f"OTEL_EXPORTER_OTLP_{variable}"
+        )
+        if path and not os.access(path, os.R_OK):
+            raise ConfigError([f"OTEL_EXPORTER_OTLP_{variable}: the file {path} cannot be read"])
+    if not found:
+        raise ConfigError([f"OTEL_{signal.upper()}_EXPORTER: no installed package provides the exporter '{kind}'"])
+    try:
+        return next(iter(found)).load()(**arguments)
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"telemetry.otlp: the {signal} exporter cannot be made: {error}"]) from None

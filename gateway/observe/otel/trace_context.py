@@ -1,45 +1,51 @@
-"""Where a request stands in a trace: W3C Trace Context in, ids for its own spans, a header for each attempt.
+"""W3C Trace Context: reads the caller's headers, assigns span ids, writes a header for each attempt.
 
 Rules:
-- A `traceparent` that is not valid is as if it were not there, and its `tracestate` with it (W3C Trace Context 3.2.2).
-- One random number per request: the id of its own span. Those of its attempts and stages count up from it, so that
+- An invalid `traceparent` is ignored, and its `tracestate` with it (W3C Trace Context 3.2.2).
+- One random number per request is the id of its span; the ids of its attempts and stages count up from it, so that
   nothing else has to be carried.
-- Whether it is sampled is the caller's word, or decided by the trace id alone, as the OpenTelemetry SDKs do
-  (TraceIdRatioBased): all that see a trace id come to the same answer.
+- Sampling follows the caller's flag, or the trace id alone as in OpenTelemetry's TraceIdRatioBased: every process that
+  sees a trace id decides alike.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-ATTEMPT, STAGE = 1, 64  # what is added to a request's own span id: for its first attempt, for its first stage
+if TYPE_CHECKING:
+    from opentelemetry.trace import TraceState
+
+ATTEMPT, STAGE = 1, 64  # offsets from a request's span id: of its first attempt, of its first stage
 SPANS = 128  # ids that a request may use
-MAX_STATE = 512  # characters of tracestate that are passed on (W3C Trace Context 3.3.1.5)
+MAX_STATE = 512  # characters of tracestate that are forwarded (W3C Trace Context 3.3.1.5)
 SAMPLED, RANDOM = 1, 2  # bits of the flags
 
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _LOW_64 = 2**64 - 1
 
 
-class Trace(NamedTuple):
-    """Of one request. `span`: its own span's id; `parent`: that of the caller's, as hexadecimal digits."""
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Trace context of one request. `span`: id of its span; `parent`: id of the caller's span, hexadecimal."""
 
     id: str
     span: int
     sampled: bool
-    flags: int = 0  # those of the caller that are passed on as they are
+    flags: int = 0  # flags of the caller that are forwarded unchanged
     parent: str = ""
     state: str = ""
 
     def sent_by(self, attempt: int) -> str:
-        """The `traceparent` of an attempt, whose span is the parent of whatever the engine makes. Counted from 1."""
+        """The `traceparent` of an attempt, counted from 1: its span becomes the parent of the engine's span."""
         return f"00-{self.id}-{self.span + ATTEMPT - 1 + attempt:016x}-{self.flags | self.sampled:02x}"
 
 
-class Parent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Parent:
     """A caller's `traceparent`."""
 
     id: str
@@ -48,7 +54,7 @@ class Parent(NamedTuple):
 
 
 def parent(header: str) -> Parent | None:
-    """None where it is not valid. Later versions may have more to say behind a dash; version 00 may not."""
+    """None for an invalid header. Versions above 00 may have further fields behind a dash."""
     match = _PARENT.fullmatch(header)
     if match is None or (match[1] == "00" and match[5] is not None):
         return None
@@ -56,20 +62,27 @@ def parent(header: str) -> Parent | None:
 
 
 def passable(state: str) -> str:
-    """A `tracestate` that may go into a header again; otherwise none."""
+    """The `tracestate` if it can be forwarded in a header, else an empty string."""
     return state if len(state) <= MAX_STATE and state.isascii() and state.isprintable() else ""
 
 
+def trace_state(state: str) -> TraceState | None:
+    """A `tracestate` as the SDK's value, which is imported only where spans are made."""
+    from opentelemetry.trace import TraceState
+
+    return TraceState.from_header([state]) if state else None
+
+
 class Tracer:
-    """Gives requests their place. `ratio`: share of the traces begun here that are sampled."""
+    """Assigns trace contexts. `ratio`: share of the traces begun here that are sampled."""
 
     def __init__(self, ratio: float) -> None:
         self._below = round(ratio * 2**64)
         self._bits = Random().getrandbits  # seeded by the system, in each process anew
 
     def trace(self, headers: Mapping[str, str]) -> Trace:
-        """The caller's trace continued, or one that begins here."""
-        span = self._bits(63) + 1  # so that what is added to it never makes it too long
+        """The caller's trace continued, or a new one."""
+        span = self._bits(63) + 1  # leaves room for the offsets
         header = headers.get("traceparent")
         if header is not None and (above := parent(header.strip())) is not None:
             state = passable(headers.get("tracestate", ""))

@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric, ScopeMetrics
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
+from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from gateway.observe.otel import semconv
-from gateway.observe.otel.genai_metrics import GenAi
-from gateway.observe.otel.spans import Served
+from gateway.observe.otel.genai_metrics import GenAiMetrics
+from gateway.observe.otel.spans import ServedEndpoint
 from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome
 from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import record
 from tests.support.collector import read
 
 SERVED = {
-    "small/a": Served("vllm", "served", "10.0.0.1", 8000),
-    "any/c": Served("compatible", "", "10.0.0.3", 80),
+    "small/a": ServedEndpoint("vllm", "served", "10.0.0.1", 8000),
+    "any/c": ServedEndpoint("compatible", "", "10.0.0.3", 80),
 }
 
 
@@ -33,15 +37,15 @@ def answered(**more: Any) -> Record:
     return record(**{**given, **more})
 
 
-def told(*records: Record, called: semconv.SemanticNames = semconv.OLDER) -> dict[str, Metric]:
-    metrics = GenAi(called, SERVED)
+def told(*records: Record, called: semconv.MetricNames = semconv.OLDER) -> dict[str, Metric]:
+    metrics = GenAiMetrics(called, SERVED)
     for each in records:
         metrics.count(each)
-    into = ScopeMetrics()
-    steps = sum(1 for _ in metrics.fill(into, 1, 2))
-    assert steps == sum(len(m.histogram.data_points) + len(m.sum.data_points) for m in into.metrics)
-    found = {metric.name: metric for metric in into.metrics}
-    assert len(found) == len(into.metrics)
+    of_scope = ScopeMetrics(InstrumentationScope("us"), metrics.metrics(), "")
+    encoded = encode_metrics(MetricsData([ResourceMetrics(Resource({}), [of_scope], "")]))
+    listed = encoded.resource_metrics[0].scope_metrics[0].metrics
+    found = {metric.name: metric for metric in listed}
+    assert len(found) == len(listed)
     return found
 
 
@@ -72,7 +76,8 @@ def test_a_histogram_is_a_sum_since_the_start_in_the_conventions_buckets() -> No
         81.92,
     ]
     assert list(point.bucket_counts) == [0] * 7 + [1, 0, 1] + [0] * 5
-    assert (point.count, point.sum, point.start_time_unix_nano, point.time_unix_nano) == (2, 4.0, 1, 2)
+    assert (point.count, point.sum, point.min, point.max) == (2, 4.0, 1.0, 3.0)
+    assert 0 < point.start_time_unix_nano <= point.time_unix_nano
     assert metric.unit == "s"
 
 
@@ -156,4 +161,4 @@ def test_the_newer_names_count_tokens_by_type() -> None:
 )
 def test_the_operator_chooses_the_names(asked: str, newer: bool) -> None:
     """By OpenTelemetry's own variable, which is a list."""
-    assert semconv.names({"OTEL_SEMCONV_STABILITY_OPT_IN": asked}) is (semconv.NEWER if newer else semconv.OLDER)
+    assert semconv.metric_names({"OTEL_SEMCONV_STABILITY_OPT_IN": asked}) is (semconv.NEWER if newer else semconv.OLDER)

@@ -1,15 +1,93 @@
-"""Which requests are told in any case."""
+"""Exports through opentelemetry-sdk: a collector may do anything, requests do not notice, lost spans are counted."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from gateway.observe.otel.telemetry import FAULTS, notable
+from gateway.app import Gateway
+from gateway.config.config_errors import ConfigError
+from gateway.observe.otel import telemetry as module
+from gateway.observe.otel.telemetry import FAULTS, Telemetry, make_exporter, notable, release, resource_of
+from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.record import AttemptRecord, RequestOutcome
 from policies.types import AttemptKind, AttemptOutcome
-from tests.gateway.builders import record
+from tests.gateway.builders import CHAT, STREAMED, calling, get, post, record
+from tests.gateway.upstream.dispatching import dead_url
+from tests.support.collector import Collector
+from tests.support.gateways import pool, running
+from tests.support.simulated import eventually
+from tests.support.upstream import CLOSE, Pause, Upstream, reply
+
+TRACER = Tracer(1.0)
+SPANS = 13  # of a streamed request that one attempt answers: the request, the attempt, all stages but two
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK's own variables make its waits short; metrics have tests of their own."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+
+
+@asynccontextmanager
+async def exporting(url: str) -> AsyncIterator[Telemetry]:
+    telemetry = Telemetry(url, {})
+    telemetry.start()
+    try:
+        yield telemetry
+    finally:
+        await telemetry.close()
+
+
+def export(telemetry: Telemetry, count: int = 1) -> None:
+    """Records of one span each."""
+    for _ in range(count):
+        telemetry(record(trace=TRACER.trace({})))
+
+
+def counts(telemetry: Telemetry) -> tuple[int, int]:
+    """Spans that were exported, and lost."""
+    exported, lost = (family.samples[0].value for family in telemetry.collect())
+    return int(exported), int(lost)
+
+
+@asynccontextmanager
+async def serving(collector_url: str) -> AsyncIterator[Gateway]:
+    settings = {"access_log": "off", "otlp": collector_url, "traces": "100%"}
+    async with (
+        Upstream([STREAMED]) as upstream,
+        running({"only": pool(upstream.url)}, telemetry=settings) as gateway,
+    ):
+        yield gateway
+
+
+async def answered(gateway: Gateway, count: int = 10) -> bool:
+    """True if all requests are answered to their ends."""
+    for _ in range(count):
+        async with asyncio.timeout(5), calling(gateway.url) as caller:
+            if (await caller.ask(post({**CHAT, "stream": True})))[0] != 200 or not await caller.chunks():
+                return False
+    return True
+
+
+# --------------------------------------------------------------------------- sampling
 
 
 def attempt(number: int, kind: AttemptKind = AttemptKind.PRIMARY) -> AttemptRecord:
@@ -34,12 +112,210 @@ USUAL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("known", NOTABLE.values(), ids=NOTABLE)
-def test_what_an_operator_will_look_for_is_always_told(known: dict[str, Any]) -> None:
-    """Whatever the share of traces is."""
+def test_notable_requests_are_always_exported(known: dict[str, Any]) -> None:
+    """Whatever the sampled share is."""
     assert notable(record(**known))
 
 
 @pytest.mark.parametrize("known", USUAL.values(), ids=USUAL)
-def test_the_rest_is_a_sample(known: dict[str, Any]) -> None:
-    """Nothing went wrong that was ours, or an engine's."""
+def test_other_requests_are_sampled(known: dict[str, Any]) -> None:
+    """Nothing failed that is the gateway's or an engine's fault."""
     assert not notable(record(**known))
+
+
+# --------------------------------------------------------------------------- the collector
+
+
+async def test_all_spans_are_exported_and_counted() -> None:
+    """In batches; the rest at the close."""
+    async with Collector() as collector:
+        async with exporting(collector.url) as telemetry:
+            export(telemetry, 81)
+        assert len(await collector.requests(81)) == 81
+        assert collector.asked < 20
+        assert counts(telemetry) == (81, 0)
+
+
+MISFORTUNES = ["refuses", "hangs", "drips its head", "drips its body", "answers 500", "answers 503", "hangs up"]
+
+
+@asynccontextmanager
+async def unlucky(misfortune: str) -> AsyncIterator[str]:
+    """Yields the URL of such a collector."""
+    if misfortune == "refuses":
+        yield dead_url()
+    elif misfortune in ("drips its head", "hangs up"):
+        script = [CLOSE] if misfortune == "hangs up" else [b"HTTP/1.1 2", *[Pause(0.05), b"0"] * 200]
+        async with Upstream(script) as upstream:
+            yield upstream.url
+    else:
+        async with Collector() as collector:
+            collector.hanging, collector.dripping = misfortune == "hangs", misfortune == "drips its body"
+            collector.status = {"answers 500": 500, "answers 503": 503}.get(misfortune, 200)
+            yield collector.url
+
+
+@pytest.mark.parametrize("misfortune", MISFORTUNES)
+async def test_no_request_fails_and_the_shutdown_is_not_delayed(misfortune: str) -> None:
+    """Spans are the only loss, and each is counted."""
+    async with unlucky(misfortune) as url:
+        async with serving(url) as gateway:
+            assert await answered(gateway)
+            assert gateway.telemetry is not None
+            start = monotonic()
+            await gateway.stop()
+            assert monotonic() - start < module.CLOSE_TIMEOUT + 2.0
+        assert counts(gateway.telemetry) == (0, 10 * SPANS)
+
+
+async def test_the_queue_of_spans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond OTEL_BSP_MAX_QUEUE_SIZE spans are not even made; they count as lost."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
+    async with Collector() as collector:
+        collector.hanging = True
+        telemetry = Telemetry(collector.url, {}, {"OTEL_BSP_MAX_QUEUE_SIZE": "600", "OTEL_METRICS_EXPORTER": "none"})
+        telemetry.start()
+        export(telemetry, 4000)
+        assert counts(telemetry) == (0, 3400)
+        await telemetry.close()
+        assert counts(telemetry) == (0, 4000)
+
+
+async def test_exports_resume_and_the_log_says_so_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    """Down, up, down and up: four lines."""
+    with caplog.at_level(logging.INFO, "firsttoken"):
+        async with Collector() as collector, exporting(collector.url) as telemetry:
+            for outage in range(1, 3):
+                await collector.stop()
+                export(telemetry, 5)
+                await eventually(lambda outage=outage: counts(telemetry)[1] == 5 * outage)
+                await collector.start()
+                export(telemetry, 5)
+                await eventually(lambda outage=outage: counts(telemetry)[0] == 5 * outage)
+    lines = [entry.message for entry in caplog.records if entry.name == "firsttoken"]
+    assert [line.partition(":")[0] for line in lines] == ["span export fails", "span export works again"] * 2
+
+
+async def test_prometheus_has_the_counts() -> None:
+    """On the admin port, where traces are configured and nowhere else."""
+    async with Collector() as collector, serving(collector.url) as gateway:
+        assert await answered(gateway, 1)
+        await collector.taken(1, lambda span: span.kind == Span.SPAN_KIND_SERVER)
+        await eventually(lambda: counts(gateway.telemetry)[0] == len(collector.spans))  # type: ignore[arg-type]
+        page = (await get(gateway.admin_url, "/metrics"))[2].decode()
+        (exported,) = [line for line in page.splitlines() if line.startswith("firsttoken_spans_exported_total ")]
+        assert float(exported.split()[1]) == len(collector.spans)
+        assert "firsttoken_spans_lost_total 0.0" in page
+    async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
+        assert b"firsttoken_spans" not in (await get(gateway.admin_url, "/metrics"))[2]
+
+
+async def test_a_record_that_cannot_be_exported_is_the_only_loss(caplog: pytest.LogCaptureFixture) -> None:
+    """An internal error; the other Records are exported."""
+    async with Collector() as collector, exporting(collector.url) as telemetry:
+        telemetry(record(trace=replace(TRACER.trace({}), id="no digits")))
+        export(telemetry, 3)
+        assert len(await collector.requests(3)) == 3
+    assert "could not be exported" in caplog.text
+
+
+# --------------------------------------------------------------------------- OTEL_* variables
+
+
+def resource(monkeypatch: pytest.MonkeyPatch, **environ: str) -> dict[str, Any]:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    return dict(resource_of(environ).attributes)
+
+
+def test_the_service_is_firsttoken_unless_the_operator_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process is an instance of its own; a given name is kept."""
+    one, other = resource(monkeypatch), resource(monkeypatch)
+    assert one["service.name"] == other["service.name"] == "firsttoken"
+    assert one["service.version"] == release()
+    assert one["service.instance.id"] != other["service.instance.id"]
+    given = "service.name=edge,service.instance.id=pod-7,k8s.pod.name=pod%207"
+    found = resource(monkeypatch, OTEL_RESOURCE_ATTRIBUTES=given)
+    assert [found[name] for name in ("service.name", "service.instance.id", "k8s.pod.name")] == [
+        "edge",
+        "pod-7",
+        "pod 7",
+    ]
+    assert resource(monkeypatch, OTEL_RESOURCE_ATTRIBUTES=given, OTEL_SERVICE_NAME="front")["service.name"] == "front"
+
+
+@pytest.mark.parametrize("variable", ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"])
+def test_a_certificate_that_cannot_be_read_is_an_error_at_the_start(variable: str) -> None:
+    """It names the variable."""
+    with pytest.raises(ConfigError, match=f"OTEL_EXPORTER_OTLP_{variable}"):
+        Telemetry("https://collector", {}, {f"OTEL_EXPORTER_OTLP_{variable}": "/nowhere"}).start()
+
+
+def test_exporters_are_chosen_by_the_standard_variables() -> None:
+    """`none` has none, an installed one is found by its entry point, an unknown one is an error."""
+    assert make_exporter("traces", "http://c:4318", {"OTEL_TRACES_EXPORTER": "none"}) is None
+    console = make_exporter("traces", "http://c:4318", {"OTEL_TRACES_EXPORTER": "console"})
+    assert type(console).__name__ == "ConsoleSpanExporter"
+    with pytest.raises(ConfigError, match="OTEL_METRICS_EXPORTER: no installed package provides the exporter 'odd'"):
+        make_exporter("metrics", "http://c:4318", {"OTEL_METRICS_EXPORTER": "odd"})
+
+
+class GrpcCollector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def Export(self, request: Any, context: Any) -> ExportTraceServiceResponse:
+        self.spans += [span for of in request.resource_spans for scope in of.scope_spans for span in scope.spans]
+        return ExportTraceServiceResponse()
+
+
+@contextmanager
+def grpc_collector() -> Iterator[tuple[GrpcCollector, str]]:
+    servicer, server = GrpcCollector(), grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield servicer, f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(None)
+
+
+async def test_grpc_is_spoken_where_the_operator_asks_for_it() -> None:
+    """OTEL_EXPORTER_OTLP_PROTOCOL, against a real gRPC server."""
+    with grpc_collector() as (collector, url):
+        environ = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_METRICS_EXPORTER": "none"}
+        telemetry = Telemetry(url, {}, environ)
+        telemetry.start()
+        export(telemetry, 3)
+        await telemetry.close()
+    assert (len(collector.spans), counts(telemetry)) == (3, (3, 0))
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of localhost, with its key."""
+    path = tmp_path / "localhost.pem"
+    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(path), "-out", f"{path}.crt"]
+    subprocess.run(["openssl", *options.split(), *names], check=True, capture_output=True)
+    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
+    return path
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_the_certificate_of_a_collector_is_verified(
+    trusted: bool, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the system's certificates, or by the one that OTEL_EXPORTER_OTLP_CERTIFICATE names."""
+    for overriding in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # of the exporter's HTTP library
+        monkeypatch.delenv(overriding, raising=False)
+    if trusted:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    async with Upstream([reply()], tls=context) as upstream, exporting(upstream.url) as telemetry:
+        export(telemetry)
+        await eventually(lambda: sum(counts(telemetry)) == 1)
+    assert counts(telemetry) == ((1, 0) if trusted else (0, 1))
+    assert len(upstream.requests) == (1 if trusted else 0)
