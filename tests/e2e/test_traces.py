@@ -331,7 +331,9 @@ async def test_every_worker_exports_its_own_spans(tmp_path: Path) -> None:
     async with Collector() as collector, Upstream([STREAMED]) as upstream:
         config = written(tmp_path / "f.yaml", upstream.url)
         config.write_text(
-            config.read_text().replace("access_log: stdout", f'access_log: "off", otlp: "{collector.url}"')
+            config.read_text().replace(
+                "access_log: stdout", f'access_log: "off", traces: 100%, otlp: "{collector.url}"'
+            )
         )
         async with serving(config, "--workers", "2") as served:
             for _ in range(16):
