@@ -1,9 +1,9 @@
-"""Availability of one endpoint: a circuit breaker, and a rate limit learned from an API's rejections.
+"""Availability of an endpoint: a circuit breaker, and a rate limit learned from an API's rejections.
 
 Rules of the breaker (transitions are the table below):
 - It opens after FAILURES in a row, after REFUSALS in a row (an unanswered probe counts like an attempt), or at once
   when an attempt gets no token for longer than its forecast can explain and no other attempt was answered since.
-- Open, it rejects all attempts for EJECTION * 2^n seconds, with n openings that followed one another. Then it is half
+- Open, it rejects all attempts for EJECTION * 2^n seconds, for the n-th opening in a row. Then it is half
   open: one trial attempt may be sent, and that attempt alone decides.
 - It half-opens at once when a probe finds a lost server again, and when an older attempt is answered. (A probe that
   is answered while attempts fail proves nothing.)
@@ -13,7 +13,7 @@ Rules of the breaker (transitions are the table below):
   a report that proved wrong, reports are ignored for PEER_REPORTS_IGNORED seconds. They are never passed on.
 
 Rules of the learned limit:
-- The requests that an API accepted in the minute before a rejection are its limit. With fewer than MIN_REQUESTS it was
+- The requests which an API accepted in the minute before a rejection are its limit. With fewer than MIN_REQUESTS it was
   overloaded, or limits something other than requests.
 - At the limit, the API is full until the oldest request of that minute is a minute old.
 - The limit grows by LIMIT_GROWTH a minute: without new attempts, a raised limit would go unnoticed.
@@ -37,7 +37,7 @@ MIN_RETRY_AFTER, DEFAULT_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 1.0, 60.0  # s; def
 
 RATE_LIMIT_WINDOW = 60.0  # s
 MIN_REQUESTS = 20
-MAX_REQUESTS = 10_000  # a minute that are counted: beyond, no limit is learned
+MAX_REQUESTS = 10_000  # a minute: beyond, no limit is learned
 LIMIT_GROWTH = 0.01  # of the limit, per minute
 
 
@@ -74,9 +74,9 @@ class CircuitBreaker:
         self.state = BreakerState.CLOSED
         self.until = NEVER  # end of the ejection
         self.blocked_until = NEVER  # by a rate limit
-        self.openings = 0  # that followed one another
+        self.openings = 0  # in a row
         self.why = ""  # reason for not being closed
-        self.down_since = NEVER  # by what this process saw; NEVER: it is up, or only peers report it down
+        self.down_since = NEVER  # by observations of this process; NEVER: up, or down by peer reports alone
         self.peer_reported_down = False  # open only because peers report it down
         self._max_ejection = max_ejection
         self._failures = self._refusals = 0
@@ -105,7 +105,7 @@ class CircuitBreaker:
             self._trial = key
 
     def on_answer(self, key: Hashable, now: float) -> None:
-        """`key` got its first token, or a response."""
+        """First token of `key`, or a response."""
         self._answered_at = self._alive_at = now
         self._refusals = 0
         self._disprove_peers(now)
@@ -190,7 +190,7 @@ class CircuitBreaker:
             self._on(BreakerEvent.TRIPPED, now, f"{self._failures} requests in a row failed")
 
     def _on(self, event: BreakerEvent, now: float, why: str = "") -> None:
-        """Events that the table does not name in this state change nothing."""
+        """Events which the table does not name in this state change nothing."""
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             return
@@ -219,7 +219,7 @@ class CircuitBreaker:
 
 
 class LearnedRateLimit:
-    """Requests per minute that one API accepts."""
+    """Requests per minute accepted by an API."""
 
     def __init__(self) -> None:
         self._sent: deque[float] = deque(maxlen=MAX_REQUESTS)
@@ -240,7 +240,7 @@ class LearnedRateLimit:
             self._learned_at = now
 
     def full_until(self, now: float) -> float:
-        """When the API accepts another request; NEVER if it does now."""
+        """Time of the next accepted request; NEVER: now."""
         if self._limit == FOREVER:
             return NEVER
         self._expire(now)

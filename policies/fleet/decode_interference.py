@@ -19,8 +19,8 @@ from policies.types import FOREVER, Load
 from policies.value import value
 
 TIME_CONSTANT = 10.0  # s of the exponential averages over decoding and over time spent on prefills
-TARGET_MISS_RATE = 0.04  # share of answers that may miss their TPOT: a fleet that misses none prefills too little
-SHARE_STEP = 0.01  # by which one answer moves the usable share of the TPOT budget
+TARGET_MISS_RATE = 0.04  # share of answers which may miss their TPOT: a fleet which misses none prefills too little
+SHARE_STEP = 0.01  # by which an answer moves the usable share of the TPOT budget
 MIN_SHARE, FIRST_SHARE, MAX_SHARE = 0.5, 0.85, 1.0  # of the TPOT budget
 COUNTED = 16  # tokens from which an answer tells how many tokens an event carries
 TOKENS_PER_EVENT_WEIGHT = 1 / 8  # of the latest answer
@@ -33,7 +33,7 @@ NO_MISSES: MissCurve = ()
 
 @value
 class DecodeThroughput:
-    """Recent decoding on one endpoint, by one process or by several."""
+    """Recent decoding on one endpoint, by a process or by several."""
 
     seconds: float = 0.0  # of all answers together
     tokens: float = 0.0  # written in that time
@@ -49,31 +49,31 @@ NO_DECODING = DecodeThroughput()
 
 @dataclass(slots=True)
 class DecodingAnswer:
-    """One answer, before and while it decodes."""
+    """An answer before and during decoding."""
 
     tpot_budget: float | None  # s per token; None: the caller has none
     expected_tokens: float  # still to come
-    context: int  # tokens of its prompt
+    context: int  # tokens of the prompt
     first_at: float = 0.0
     tokens: int = 1  # so far, in events
     counted: int = 1  # of these, in the throughput
 
 
 class DecodeInterference:
-    """The decoding answers of one endpoint, and the prefills that stall them."""
+    """The decoding answers of an endpoint, and the prefills which stall them."""
 
     def __init__(self) -> None:
         self.prefill_s = 0.0  # sent, in all
         self.context = 0  # tokens of the prompts of decoding answers
         self.answers: dict[Hashable, DecodingAnswer] = {}
         self.expected_tpot_misses = NO_MISSES  # as of the last `update`
-        self.tpot_share = FIRST_SHARE  # of the TPOT budget that decoding may use
+        self.tpot_share = FIRST_SHARE  # of the TPOT budget which decoding may use
         self._accounted_s = 0.0  # `prefill_s` as of the last `update`
         self._recent_prefill_s = 0.0  # exponential average, as of `_prefill_at`
         self._prefill_at = self._updated_at = 0.0
         self._tokens_per_event = 1.0  # servers may send several tokens at once
         self._decode_s = self._decode_events = 0.0  # exponential averages
-        self._budgets: dict[float, int] = {}  # TPOT budget -> answers that have it
+        self._budgets: dict[float, int] = {}  # number of answers by TPOT budget
 
     def on_prefill(self, seconds: float, now: float) -> None:
         self._recent_prefill_s = self._recent_prefill_s * exp((self._prefill_at - now) / TIME_CONSTANT) + seconds
@@ -114,7 +114,7 @@ class DecodeInterference:
             del self._budgets[budget]
 
     def update(self, undisturbed_tpot: float, now: float) -> None:
-        """Computes the expected misses of stalls that begin now."""
+        """Computes the expected misses of stalls which begin now."""
         self._accounted_s = self.prefill_s
         self._update_throughput(now)
         total = [0.0] * len(STALL_GRID)
@@ -150,7 +150,7 @@ class DecodeInterference:
     def tpot_pressure(self, single_tpot: float, others: DecodeThroughput = NO_DECODING) -> float:
         """Recent TPOT as a share of what the answers can bear: from 1 on, no further prefill.
 
-        `single_tpot`: s per token of an answer that decodes alone. `others`: throughput of other processes. 0 where
+        `single_tpot`: s per token of an answer which decodes alone. `others`: throughput of other processes. 0 where
         no answer has a budget, and where the engine is too slow for it in any case: waiting would not help.
         """
         if not self._budgets and others.tpot_budget == FOREVER:
@@ -173,7 +173,7 @@ def reopens_in(tpot_pressure: float, prefill_s: float) -> float:
 
 
 def expected_tpot_misses(load: Load, seconds: float) -> float:
-    """Answers that a prefill of `seconds`, sent now, would make miss their TPOT."""
+    """Answers which a prefill of `seconds`, sent now, would make miss their TPOT."""
     curve, stalled = load.expected_tpot_misses, load.stalled
     if not curve:
         return 0.0

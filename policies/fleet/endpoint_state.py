@@ -1,4 +1,4 @@
-"""Learned state of one endpoint, and the load that follows from it."""
+"""Learned state of an endpoint, and the load which follows from it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ DEFAULT_PROMPT = 1_000.0  # uncached tokens of other traffic's prompts, before a
 EWMA_WEIGHT = 1 / 32  # of the latest prompt
 MAX_API_EJECTION = 10.0  # s: no probe tells when an API is back, so try again soon
 BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little from prompt to prompt
-MIN_DECODE_SHARE = 0.1  # of its time that an engine decodes, however much it prefills
-TEACHER_SAMPLES = 2  # times its own samples that an endpoint's teacher must have
-TEACH_AGAIN = 1.25  # times the samples of its last lesson that a teacher must have for another
+MIN_DECODE_SHARE = 0.1  # of an engine's time, left for decoding however many prefills there are
+TEACHER_SAMPLES = 2  # times the learner's samples, needed by a teacher
+TEACH_AGAIN = 1.25  # times the samples of the last lesson, needed for another
 RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be another start
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatistics:
-    """One endpoint, as GET /fleet shows it."""
+    """An endpoint, as GET /fleet shows it."""
 
     endpoint: Endpoint
     load: Load
     breaker: str
     why: str  # reason for not being closed
     until: float  # end of the ejection; NEVER, or in the past, where it is over
-    openings: int  # that followed one another
+    openings: int  # in a row
     calibration: CalibrationStatistics | None
     samples: int
     prefill_rate: float  # tokens/s, of prompts without context
@@ -56,7 +56,7 @@ class EndpointStatistics:
 
 
 class EndpointState:
-    """Attempts in flight, circuit breaker, models and last scrape of one endpoint."""
+    """Attempts in flight, circuit breaker, models and last scrape of an endpoint."""
 
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
         self.endpoint, self.pool, self.local = endpoint, pool, pool.local
@@ -80,7 +80,7 @@ class EndpointState:
         self.prefill_rate = self.predictor.max_prefill_rate  # tokens/s, as of the last `load`
         self._other_running = self._other_waiting = self._excess = 0  # requests of other traffic
         self._typical_prompt = DEFAULT_PROMPT
-        self._peer_prefill_s = 0.0  # seconds in `interference.prefill_s` that peers sent
+        self._peer_prefill_s = 0.0  # seconds in `interference.prefill_s` which peers sent
 
     @property
     def blocks(self) -> int:
@@ -94,7 +94,7 @@ class EndpointState:
 
     @property
     def decoding(self) -> int:
-        """Answers of all processes that decode."""
+        """Decoding answers of all processes."""
         return len(self.inflight.decoding) + self.peer_load.running
 
     @property
@@ -174,7 +174,7 @@ class EndpointState:
         )
 
     def _queue_at(self, now: float) -> tuple[float, int, int]:
-        """Tokens ahead of a new prompt, and requests that wait and that decode. Updates the rate at which it drains."""
+        """Tokens ahead of a new prompt, and waiting and decoding requests. Updates the rate at which it drains."""
         if self.inflight.prefilling:
             self.inflight.expire(now, self.prefill_rate)
         waiting, running, tokens = len(self.inflight.prefilling) + self.peer_load.prefilling, self.decoding, 0.0
@@ -241,7 +241,7 @@ class EndpointState:
             self.cache.index.resize(self.blocks)
 
     def observe_prompt(self, uncached: int) -> None:
-        """One more prompt of ours, from which the size of other traffic's is guessed."""
+        """Learns the prompt size assumed for other traffic."""
         self._typical_prompt += (uncached - self._typical_prompt) * EWMA_WEIGHT
 
     def on_scrape(self, engine: EngineLoad, now: float) -> bool:
@@ -266,7 +266,7 @@ class EndpointState:
         self._other_running = others - self._other_waiting
 
     def warm_start_from(self, sibling: EndpointState, now: float) -> None:
-        """Expects of this endpoint what its sibling does."""
+        """Takes over the predictions for a sibling."""
         self.predictor.warm_start_from(sibling.predictor, now)
         self.tpot_predictor.warm_start_from(sibling.tpot_predictor)
 
@@ -280,7 +280,7 @@ def _restarted(before: EngineLoad, after: EngineLoad) -> bool:
 
 @dataclass(slots=True)
 class PoolState:
-    """The endpoints of one pool. Those in `learners` may know less than their siblings."""
+    """The endpoints of a pool. `learners`: members with few samples."""
 
     pool: Pool
     scale: TokenScale
@@ -288,7 +288,7 @@ class PoolState:
     learners: list[EndpointState]
 
     def teach(self, teacher: EndpointState, now: float) -> list[EndpointState]:
-        """`teacher` has a new sample. Returns the siblings that learned from it."""
+        """`teacher` has a new sample. Returns the siblings which learned from it."""
         self.learners = [one for one in self.learners if one.predictor.samples < MATURE_SAMPLES]
         return [one for one in self.learners if self._learns(one, teacher, now)]
 

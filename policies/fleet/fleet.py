@@ -1,16 +1,16 @@
-"""Learned state of the fleet: one owner of everything that decisions believe.
+"""Learned state of the fleet, the single owner of all beliefs behind decisions.
 
 Rules:
-- One writer reports events (`on_sent`, `on_first_token`, `on_ended`, `on_scrape`, ...); decisions only read
+- A single writer reports events (`on_sent`, `on_first_token`, `on_ended`, `on_scrape`, ...); decisions only read
   (`snapshot`, and `prospects`: the `FleetView` protocol). All times are seconds of one monotonic clock.
 - An attempt counts from the moment it is sent: otherwise bursts would herd onto one engine.
-- An event may come twice, late, or for a key or endpoint that is gone: it then changes nothing.
+- An event may come twice, late, or for a removed key or endpoint: nothing changes then.
 - Scrapes reveal other traffic and restarts; of our own attempts the fleet knows more, and sooner.
 - A change of an endpoint's state is marked by `_touch`: the next snapshot and the peers then show it. Peer loads are
   shown and never passed on.
-- A reload keeps what was learned of every endpoint that serves the same model as before.
+- A reload keeps what was learned of every endpoint which serves the same model as before.
 - Endpoints with few samples learn from the sibling most similar to them (a pool may mix two kinds of machines), and
-  not only at first: one that was slow at its first request, as cold engines are, would be avoided for ever.
+  not only at first: after a slow first request, usual for cold engines, an endpoint would be avoided for ever.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Fleet:
     def __init__(self, pools: Iterable[Pool]) -> None:
         self.peers: PeerLink | None = None  # other processes in front of the same engines
         self.request_publish: Callable[[], None] = self.publish  # called once there is something to publish
-        self.cache_lost: set[str] = set()  # endpoints with an empty cache that nothing has warmed up yet
+        self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
         self._pools: dict[str, PoolState] = {}
         self._attempts: dict[Hashable, InFlightAttempt] = {}
@@ -169,7 +169,7 @@ class Fleet:
         return self._states[endpoint.id].forecast(load, prompt_tokens, hit, now)
 
     def token_scale(self, pool: str) -> TokenScale:
-        """The prior's for a pool that a reload has just removed."""
+        """The prior's for a pool which a reload has just removed."""
         state = self._pools.get(pool)
         return TokenScale() if state is None else state.scale
 
@@ -192,7 +192,7 @@ class Fleet:
         output: int = 256,
         session: str = "",
     ) -> None:
-        """Attempt `key` is on its way. `output`: expected tokens; `session`: its name in the engine's KV events."""
+        """Attempt `key` is on its way. `output`: expected tokens; `session`: name of the attempt in the engine's KV events."""
         state = self._states.get(candidate.endpoint.id)
         if state is None:
             return
@@ -257,7 +257,7 @@ class Fleet:
         self._touch(state)
 
     def on_progress(self, tokens: Iterable[tuple[Hashable, int]], now: float) -> None:
-        """Tokens that each of these attempts has by now. Called about five times a second."""
+        """Tokens so far, by attempt. Called about five times a second."""
         touched: dict[EndpointState, None] = {}
         for key, count in tokens:
             if (attempt := self._attempts.get(key)) is not None:

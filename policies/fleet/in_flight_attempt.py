@@ -1,4 +1,4 @@
-"""One attempt between its sending and its end, and what the endpoint's models learn from it."""
+"""An attempt between sending and end, and the samples for the endpoint's models."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.types import AttemptOutcome, Candidate, PoolEstimate
 from policies.value import value
 
-OVERDUE_QUANTILE = 0.98  # of its forecast, that an attempt must outlast to count as silent
+OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
 
 
 @value
 class AttemptReport:
-    """What an attempt's answer reported. None: not reported."""
+    """Report of an attempt's answer. None: not reported."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -32,7 +32,7 @@ class AttemptReport:
 
 @dataclass(slots=True)
 class InFlightAttempt:
-    """An attempt that has not ended. `work`, `queue` and `prefill_rate` are as of its sending."""
+    """An attempt which has not ended. `work`, `queue` and `prefill_rate` are as of its sending."""
 
     state: EndpointState
     candidate: Candidate
@@ -47,7 +47,7 @@ class InFlightAttempt:
     answer: DecodingAnswer
     first_at: float | None = None
     running: int = 0  # decoding answers at the first token
-    context: float = 0.0  # tokens of their prompts then
+    context: float = 0.0  # tokens of their prompts
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
 
     def on_first_token(self, now: float) -> None:
@@ -71,7 +71,7 @@ class InFlightAttempt:
         self.state.predictor.observe_at_least(self.sample(now - self.sent_at), now)
 
     def learn_tpot(self, itl: float, tokens: int) -> None:
-        """Teaches the inter-token latency without the prefills that stalled the answer."""
+        """Teaches the inter-token latency without the prefills which stalled the answer."""
         state = self.state
         stalled = (state.interference.prefill_s - self.prefill_s) / (tokens - 1) if tokens > 1 else 0.0
         running, context = (self.running + state.decoding) / 2, (self.context + state.decoding_context) / 2
@@ -90,9 +90,9 @@ class InFlightAttempt:
         breaker.on_ended(key, outcome, now, report.connected)
 
     def confirmed_hit(self, cached: int) -> int | None:
-        """Tokens of the believed hit that the engine confirms; None: the report does not tell.
+        """Confirmed tokens of the believed hit; None: unknown.
 
-        Blocks that an attempt ahead was still computing say nothing about the cache's size.
+        Blocks which an attempt ahead was still computing say nothing about the cache's size.
         """
         believed = self.candidate.hit
         if not believed:

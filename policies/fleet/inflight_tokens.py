@@ -1,4 +1,4 @@
-"""Prompt tokens that were sent to one engine and have produced no first token yet: exact, and known at once.
+"""Prompt tokens in flight to an engine, without a first token yet: exact, and known at once.
 
 Rules:
 - An attempt is charged its uncached prompt tokens when it is sent; its first token clears the charge, any end
@@ -7,7 +7,7 @@ Rules:
 - Engines prefill first come, first served (vLLM's default): a first token proves that earlier attempts are almost
   done, and that the later ones begin now.
 - Time drains the queue at the learned prefill rate. A streamed attempt without a first token proves that some of its
-  prefill is left, so it keeps a remainder. An attempt that is not streamed shows no first token: it counts as decoding
+  prefill is left, and keeps a remainder. An attempt without streaming shows no first token: it counts as decoding
   once its prefill time is over.
 """
 
@@ -27,8 +27,8 @@ class PrefillQueue:
 
     tokens: int
     pairs: int  # attention pairs: new token times token in its context
-    remainder: int  # tokens that time does not drain
-    started_at: float  # when the engine began with the first of them
+    remainder: int  # tokens which time does not drain
+    started_at: float  # when the engine began with the first token
 
     @property
     def context_per_token(self) -> float:
@@ -36,7 +36,7 @@ class PrefillQueue:
         return self.pairs / self.tokens if self.tokens else 0.0
 
     def tokens_left(self, now: float, rate: float) -> float:
-        """Tokens that a prompt sent at `now` waits for, drained at `rate` tokens/s."""
+        """Tokens ahead of a prompt sent at `now`, drained at `rate` tokens/s."""
         return max(self.tokens - rate * max(now - self.started_at, 0.0), float(self.remainder)) if self.tokens else 0.0
 
 
@@ -45,7 +45,7 @@ EMPTY_QUEUE = PrefillQueue(0, 0, 0, NEVER)
 
 @value
 class PrefillCharge:
-    """The prefill of one attempt without a first token."""
+    """The prefill of an attempt without a first token."""
 
     tokens: int
     pairs: int
@@ -92,7 +92,7 @@ class InflightTokens:
         self._started_at = now
 
     def expire(self, now: float, rate: float) -> None:
-        """Moves attempts that are not streamed to decoding when their prefill, at `rate` tokens/s, is over."""
+        """Moves attempts which are not streamed to decoding when their prefill, at `rate` tokens/s, is over."""
         while self.prefilling:
             key, charge = next(iter(self.prefilling.items()))
             finished_at = self._started_at + charge.tokens / rate
@@ -102,7 +102,7 @@ class InflightTokens:
             self._started_at = finished_at
 
     def on_ended(self, key: Hashable, now: float) -> None:
-        """Releases the attempt, however it ended."""
+        """Releases the attempt after any outcome."""
         self.decoding.discard(key)
         if key not in self.prefilling:
             return

@@ -1,18 +1,18 @@
-"""Loads and prefixes that processes in front of the same engines exchange.
+"""Loads and prefixes which processes in front of the same engines exchange.
 
 Rules:
 - Each process publishes its own share alone. Peer loads are added when they are read and never passed on: nothing
   counts twice.
 - The prefill queue of an engine is one, whoever sent it: tokens add up, and the engine began with it when the first
-  of them was sent, or at the latest first token that any process saw.
+  of them was sent, or at the latest first token which any process saw.
 - What a process learned (predictors, scales, lengths) is not shared.
-- That an endpoint is down counts as a peer report to all but the process that saw it
-  (`policies.fleet.circuit_breaker`). It is not published by a process that finds most of a pool down, which may have
+- That an endpoint is down counts as a peer report to all but the process which saw it
+  (`policies.fleet.circuit_breaker`). It is not published by a process which finds most of a pool down, which may have
   lost its own network, and it never takes the last endpoint of a pool.
-- A prefix that one process sent is believed cached by all, as if each had sent it itself. The engine's next answers
-  correct a prefix that failed there.
+- A prefix which one process sent is believed cached by all, as if each had sent it itself. The engine's next answers
+  correct a prefix which failed there.
 
-Times are of the clock that decisions are made on: a link between machines translates them.
+Times are of the clock which decisions are made on: a link between machines translates them.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from policies.value import value
 
 @value
 class PeerLoad:
-    """Load that one process has at one endpoint."""
+    """Load of a single process at an endpoint."""
 
     in_flight: int = 0  # attempts
     prefilling: int = 0  # of these, without a first token
     queued_tokens: int = 0  # uncached, of the prefilling attempts (policies.fleet.inflight_tokens)
-    queued_pairs: int = 0  # their attention pairs
+    queued_pairs: int = 0  # attention pairs of the queue
     queued_remainder: int = 0  # of the queued tokens, that time does not drain
-    decoding_context: int = 0  # tokens that its answers attend to
+    decoding_context: int = 0  # prompt tokens of decoding answers
     warming: int = 0  # 1: the process is warming the engine's cache
-    queued_since: float = FOREVER  # when the engine began with the queue; FOREVER: it is empty
+    queued_since: float = FOREVER  # when the engine began with the queue; FOREVER: empty queue
     last_token_at: float = NEVER  # latest first token
     last_used_at: float = NEVER  # latest attempt
     blocked_until: float = NEVER  # a provider's rate limit
     down_since: float = NEVER  # NEVER: the process has not seen the endpoint down
     prefill_s: float = 0.0  # sent there since the process began
-    decode_s: float = 0.0  # recent, of all its answers together
+    decode_s: float = 0.0  # recent, of all answers together
     decode_tokens: float = 0.0  # written in that time
     tpot_budget: float = FOREVER  # s per token, the tightest
     expected_tpot_misses: MissCurve = NO_MISSES
@@ -99,7 +99,7 @@ class PeerReader(Protocol):
 
 
 class PeerLink(Protocol):
-    """A link to peers, over shared memory or a network. It may lose updates, but does not garble them."""
+    """A link to peers, over shared memory or a network. Updates may be lost, but not garbled."""
 
     def publish(self, endpoint_id: str, load: PeerLoad) -> None:
         """Publishes all of our load at the endpoint."""
@@ -108,7 +108,7 @@ class PeerLink(Protocol):
         """Publishes that a prompt of these blocks was sent there."""
 
     def merge(self, reader: PeerReader, now: float) -> None:
-        """Passes the reader all that came since the last call. Called before every decision."""
+        """Passes the reader everything new since the last call. Called before every decision."""
 
 
 def add_misses(a: MissCurve, b: MissCurve) -> MissCurve:
@@ -124,7 +124,7 @@ _COMBINED_BY: dict[str, Callable[..., object]] = {  # other fields are added
 
 
 def combined(loads: Iterable[PeerLoad]) -> PeerLoad:
-    """The loads of several processes at one endpoint, as one."""
+    """Sum of the loads of several processes at an endpoint."""
     found = list(loads)
     if len(found) < 2:
         return found[0] if found else NO_LOAD
@@ -136,7 +136,7 @@ def combined(loads: Iterable[PeerLoad]) -> PeerLoad:
 
 
 class CombinedPeers:
-    """Several links, to different peers, as one: their loads add up."""
+    """Several links, to different peers, with summed loads."""
 
     def __init__(self, *links: PeerLink) -> None:
         self._buffers = [_LinkBuffer(link) for link in links]
@@ -159,7 +159,7 @@ class CombinedPeers:
 
 
 class _LinkBuffer:
-    """Implements `PeerReader` for one link: keeps its latest loads and its new prompts."""
+    """Implements `PeerReader` for a single link: buffers latest loads and new prompts."""
 
     def __init__(self, link: PeerLink) -> None:
         self.link = link

@@ -1,14 +1,14 @@
 """Schedule of the gateway's own requests, which warm an engine up or keep an endpoint warm.
 
 Rules:
-- An engine that lost its cache, while a sibling can take the traffic, is warmed up with its pool's hottest prefixes
+- An engine which lost its cache, while a sibling can take the traffic, is warmed up with its pool's hottest prefixes
   (`policies.prefix_cache.hot_prefixes`): at most CACHE_SHARE of its cache, and MAX_PREFILL_S seconds at its learned
   prefill rate.
 - Warming ends early when the pool needs the engine (MAX_OTHER_REQUESTS more requests than at its start: a warming
   endpoint is the last choice), after MAX_FAILURES in a row, and after MAX_WARM_UP in any case.
 - An engine is not warmed up twice within MIN_INTERVAL: it may restart all the time, or be several behind one address.
-- An endpoint of a pool with `keep_warm` is sent a request after that long without one. A jitter per endpoint spreads
-  endpoints that went idle together. Endpoints that are down or rate limited are left alone; a half-open one is tried
+- An endpoint of a pool with `keep_warm` gets a request after an idle time. A jitter per endpoint spreads
+  endpoints which went idle together. Endpoints which are down or rate limited are left alone; a half-open one is tried
   by this request rather than by a caller's.
 """
 
@@ -39,7 +39,7 @@ def warm_up_tokens(cache: int, rate: float) -> int:
 
 
 class WarmUp(Generic[Prefix]):
-    """The warm-up of one engine. `in_flight`: of its load, these requests included."""
+    """The warm-up of an engine. `in_flight`: of its load, these requests included."""
 
     def __init__(self, prefixes: Sequence[Prefix], in_flight: int, now: float) -> None:
         self.prefixes = self.tokens = 0  # computed so far
@@ -66,7 +66,7 @@ class WarmUp(Generic[Prefix]):
 
 
 def is_idle(endpoint_id: str, load: Load, used_at: float, idle: float, now: float) -> bool:
-    """Returns whether to send this endpoint a request that keeps it warm. `idle`: s without one."""
+    """Returns whether a keep-warm request is due. `idle`: s without a request."""
     if load.health is Health.DOWN or load.in_flight or load.blocked_until > now:
         return False
     jitter = tie_break(int(used_at * 1e3), endpoint_id) % 1024 / 1024

@@ -1,4 +1,4 @@
-"""Errors of recent predictions of one endpoint: their quantiles, their changes of regime, their calibration."""
+"""Errors of recent predictions for an endpoint: quantiles, changes of regime, calibration."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PRIOR: tuple[float, ...] = tuple(PRIOR_SIGMA * NormalDist().inv_cdf(q) for q in 
 
 OUTLIER = 4.0  # times the mean error
 MIN_OUTLIER = 0.5  # of the ratio's logarithm: a factor of 1.65
-CHANGE_SAMPLES = 3  # outliers in a row, of one sign, that make a new regime
+CHANGE_SAMPLES = 3  # outliers in a row, with equal signs, for a new regime
 MEAN_ERROR_WEIGHT = 1 / 16  # of the latest error
 FIRST_ERROR = 1.0  # mean error before any sample: a factor of 2.7
 REGIME_ERROR = 0.3  # mean error at the start of a new regime
 
-CALIBRATION_SAMPLES = 200  # that count in full; beyond, a sample fades as one more comes
+CALIBRATION_SAMPLES = 200  # with full weight; beyond, old samples fade
 
 
 class ErrorQuantiles:
@@ -100,7 +100,7 @@ class ChangeDetector:
     """
 
     def __init__(self) -> None:
-        self._outliers: list[float] = []  # in a row, of one sign
+        self._outliers: list[float] = []  # in a row, with equal signs
         self._mean_error = FIRST_ERROR
         self._samples = 0
 
@@ -110,7 +110,7 @@ class ChangeDetector:
 
     @property
     def clip(self) -> float:
-        """Relative error that one sample may teach."""
+        """Largest relative error for a single update."""
         return exp(self._limit) - 1
 
     def observe(self, deviation: float) -> float:
@@ -144,7 +144,7 @@ class CalibrationStatistics:
 
 
 class Calibration:
-    """Shares of first tokens that came within the predicted p50 and p90."""
+    """Shares of first tokens which came within the predicted p50 and p90."""
 
     def __init__(self) -> None:
         self._samples = 0

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from operator import mul
 
 COMMON_VARIANCE = 9.0  # (times the reference) squared
-NOISE = 0.15  # one sample's relative error, standard deviation
+NOISE = 0.15  # a sample's relative error, standard deviation
 COMMON_DRIFT = 2e-4  # variance added per sample, relative: 1.4% a sample
 OWN_DRIFT = 5e-5
 HUBER = 1.0  # standard deviations of the error beyond which a sample's weight falls: medians are learned
@@ -26,12 +26,12 @@ MIN_RESULT = 1e-6  # predictions stay above it, in the unit of the result
 
 
 class Regression:
-    """`coefficients` times features; learns from one sample at a time."""
+    """`coefficients` times features; learns from a sample at a time."""
 
     def __init__(
         self, own: Sequence[float], common: float = COMMON_VARIANCE, noise: float = NOISE, floor: float = 0.0
     ) -> None:
-        """`own`: variance of each coefficient, beside that of their `common` factor."""
+        """`own`: variance of each coefficient, beside the variance of their `common` factor."""
         self.coefficients = [1.0] * len(own)
         self.covariance = [
             [common + (value if i == j else 0.0) for j in range(len(own))] for i, value in enumerate(own)
@@ -45,7 +45,7 @@ class Regression:
         return max(total, MIN_RESULT)
 
     def update(self, features: Sequence[float], actual: float, clip: float = float("inf")) -> None:
-        """Learns from one sample, whose relative error counts for at most `clip`."""
+        """Learns from a sample, with a relative error of at most `clip`."""
         predicted = self.predict(features)
         x = [feature / predicted for feature in features]
         error = min(max(actual / predicted - 1.0, -clip), clip)
@@ -84,7 +84,7 @@ class Regression:
         self.inflate(0.1, 0.05)
 
     def warm_start_from(self, other: Regression) -> None:
-        """Starts from what `other` learned, less certain of it."""
+        """Starts from the state of `other`, with larger variances."""
         self.coefficients = list(other.coefficients)
         self.covariance = [list(row) for row in other.covariance]
         self.inflate(0.25, 0.05)

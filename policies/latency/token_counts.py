@@ -5,15 +5,15 @@ from __future__ import annotations
 from policies.latency.regression import Regression
 
 PER_MESSAGE = 4.0  # tokens of a chat template (OpenAI's; ChatML and Llama 3 differ by about one)
-PER_PROMPT = 3.0  # tokens that open the answer
-CLIP = 0.5  # largest relative error one report may teach: an image is not a template
+PER_PROMPT = 3.0  # tokens which open the answer
+CLIP = 0.5  # largest relative error a report may teach: an image is not a template
 SCALE_VARIANCE = 0.01
 VARIANCES = (0.02, 1.0, 100.0)  # of text (another tokenizer), messages (template), prompt (default system text)
-REPORT_NOISE = 0.03  # one report's relative error: texts of equal count here differ by this much at the engine
+REPORT_NOISE = 0.03  # a report's relative error: texts of equal count here differ by this much at the engine
 MIN_SCALE = 0.05
 
 PRIOR_LENGTH = 256  # tokens of an answer, before any
-PRIOR_ANSWERS = 8  # answers that the prior counts for
+PRIOR_ANSWERS = 8  # answers which the prior counts for
 LENGTH_WEIGHT = 1 / 64  # of the latest answer in the mean
 
 
@@ -40,7 +40,7 @@ class TokenScale:
 
 
 class OutputLengths:
-    """Answer lengths of one route, learned from those that completed."""
+    """Answer lengths of a route, learned from completed answers."""
 
     def __init__(self) -> None:
         self._mean = float(PRIOR_LENGTH)
@@ -51,6 +51,6 @@ class OutputLengths:
         self._mean += (tokens - self._mean) * max(1 / self._answers, LENGTH_WEIGHT)
 
     def expected(self, max_tokens: int | None = None) -> int:
-        """Expected tokens of an answer that may have at most `max_tokens`."""
+        """Expected tokens of an answer which may have at most `max_tokens`."""
         expected = round(self._mean)
         return max(1, expected if max_tokens is None else min(expected, max_tokens))

@@ -1,4 +1,4 @@
-"""TPOT of one endpoint, learned online: the time of an output token while no prefill stalls it."""
+"""TPOT of an endpoint, learned online: the time of an output token while no prefill stalls it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DECODE_VARIANCES = (4.0,) * 3
 
 
 class TpotPredictor:
-    """A decoding step's time grows with the requests that share it and with their context."""
+    """Time of a decoding step, which grows with the number of requests and with context."""
 
     def __init__(self) -> None:
         self._regression = Regression(DECODE_VARIANCES)

@@ -1,4 +1,4 @@
-"""TTFT of one endpoint, as a distribution, learned online.
+"""TTFT of an endpoint, as a distribution, learned online.
 
 An engine is predicted from its physics:
 `TTFT = base + prompt tokens * length + (uncached + queued tokens) * token + pairs * attention + running * step`,
@@ -34,8 +34,8 @@ from policies.types import NEVER, Forecast, Load, Quantiles
 from policies.value import value
 
 # The reference engine: the regression learns multiples of these.
-BASE = 0.015  # s: HTTP, tokenizing, one step
-LENGTH = 2e-6  # s per token of the prompt: tokenizing and hashing it, reading its cache
+BASE = 0.015  # s: HTTP, tokenizing, a step
+LENGTH = 2e-6  # s per token of the prompt: tokenizing, hashing, reading the cache
 TOKEN = 1 / 20_000  # s per uncached token
 PAIR = 2e-9  # s per attention pair
 RUNNING = 0.0005  # s per decoding request
@@ -47,27 +47,27 @@ ENGINE_VARIANCES = (4.0, 4.0, 4.0, 16.0, 4.0)  # of each term beside the common 
 API_BASE = 0.4  # s
 API_TOKEN = 1 / 20_000  # s per token
 API_HALF_LIFE = 3600.0  # s: load follows the hour of the day; a sooner change is a new regime
-API_MEMORY = 48.0  # samples that a length's mean remembers at most
-API_SHRINK = 3.0  # samples that the mean of all lengths counts for in one length
+API_MEMORY = 48.0  # samples which a length's mean remembers at most
+API_SHRINK = 3.0  # samples which the mean of all lengths counts for in one length
 
 MATURE_SAMPLES = 32  # from which an endpoint's own samples outweigh its siblings'
-SPEED_SHRINK = 1.0  # samples that "as fast as its sibling" counts for
+SPEED_SHRINK = 1.0  # samples, as weight of the prior "as fast as the sibling"
 
 
 @value
 class PrefillWork:
-    """Work that one prompt gives an endpoint, and what it waits for."""
+    """Prefill work of a prompt, and of the queue ahead."""
 
     prompt_tokens: int
     uncached: int  # of these
     queued_tokens: float  # uncached, sent before and without a first token
     pairs: float  # attention pairs of uncached and queued tokens
-    running: float  # requests that decode meanwhile
+    running: float  # requests which decode meanwhile
 
 
 @value
 class TtftSample:
-    """One first token. `predicted` when it was sent; `work` as known now."""
+    """A first token. `predicted` at sending; `work` as known now."""
 
     work: PrefillWork
     predicted: float  # s
@@ -75,7 +75,7 @@ class TtftSample:
 
 
 class TtftPredictor(ABC):
-    """Learns the TTFT of one endpoint."""
+    """Learns the TTFT of an endpoint."""
 
     max_prefill_rate: float  # tokens/s, without context
 
@@ -277,7 +277,7 @@ class _DecayedMean:
         self._at = now
 
     def shift(self, log_factor: float) -> None:
-        """Moves all samples, and counts them as no more than those that showed the change."""
+        """Moves all samples, with a total weight of CHANGE_SAMPLES at most."""
         self._mean += log_factor
         self._weight = min(self._weight, CHANGE_SAMPLES)
 

@@ -1,4 +1,4 @@
-"""Radix tree of the blocks that one engine holds, found by the hash of any block.
+"""Radix tree of the blocks which one engine holds, found by the hash of any block.
 
 Rules:
 - A block's hash covers all blocks before it: equal hash, equal prefix. So the last block identifies a chain.
@@ -6,7 +6,7 @@ Rules:
   of the run is held, for chains through it and for its return.
 - The parent of a chain may have been stored before events were received: the depth of its root is learned later.
 
-Memory per block: its hash twice (in its run, and in the table that finds the run) and its share of both.
+Memory per block: its hash twice (in its run, and in the table which finds the run) and its share of both.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BlockTable:
         return slot
 
     def _close(self, hole: int) -> None:
-        """Moves back the entries that a full slot had displaced."""
+        """Moves back the entries which a full slot had displaced."""
         hashes, values, mask = self._hashes, self._values, self._mask
         slot = hole
         while block := hashes[slot := (slot + 1) & mask]:
@@ -91,13 +91,13 @@ class BlockTable:
 
 @dataclass(slots=True, eq=False)
 class BlockRun:
-    """Node of the tree: consecutive blocks of one size. Only the end of a run can be continued."""
+    """Node of the tree: consecutive blocks of a size. Only the end of a run can be continued."""
 
     parent: BlockRun | None
     start: int  # tokens from the root
     size: int  # tokens of a block
     base: int | None  # tokens before the root; None: not known yet
-    number: int  # among the runs that hold a block; NO_RUN once none is held
+    number: int  # among the runs which hold a block; NO_RUN once none is held
     blocks: array[int]
     held: bytearray  # by block: 1, or 0 once it was removed
     children: dict[int, BlockRun]  # by first block
@@ -112,13 +112,13 @@ class BlockRun:
         return self.blocks.index(block)
 
     def depth(self, blocks: int) -> int:
-        """Tokens from the root to the end of that many of its blocks."""
+        """Tokens from the root to the end of the first `blocks` blocks."""
         return self.start + blocks * self.size
 
 
 @dataclass(slots=True)
 class Chain:
-    """The blocks of one prompt: `depth` tokens from the root, the last of them in the run `tip`."""
+    """The blocks of a prompt: `depth` tokens from the root, the last of them in the run `tip`."""
 
     tip: BlockRun
     depth: int
@@ -144,7 +144,7 @@ class Chain:
         return self.root.base
 
     def resident_tokens(self) -> int:
-        """Leading tokens that are held."""
+        """Leading tokens which are held."""
         tokens = self.depth
         for run in self.path():
             if run.gaps and run.start < tokens:
@@ -158,7 +158,7 @@ class Chain:
         return None
 
     def truncated(self, tokens: int) -> Chain | None:
-        """Its full blocks of a prompt of `tokens` tokens; None: the chain is shorter."""
+        """Full blocks of a prompt of `tokens` tokens; None: the chain is shorter."""
         depth = tokens // self.tip.size * self.tip.size - (self.base or 0)
         return Chain(self.tip, depth) if depth <= self.depth else None
 
@@ -179,7 +179,7 @@ class BlockTree:
         return len(self._runs) - len(self._free_numbers)
 
     def store(self, blocks: Sequence[int], parent: int | None, size: int) -> tuple[Chain, Chain]:
-        """Holds blocks that follow `parent` and one another. Returns the chain they continue and the chain they end."""
+        """Holds consecutive blocks after `parent`. Returns the continued chain and the new chain."""
         run, at = (None, 0) if parent is None else self._end_of(parent, size)
         continued = None if run is None else Chain(run, run.depth(at))
         for block in blocks:
@@ -266,7 +266,7 @@ class BlockTree:
         self._run_of.put(run.blocks[at], run.number)
 
     def _split(self, run: BlockRun, at: int) -> BlockRun:
-        """Cuts a run in two; the lower part keeps its identity, and with it the chains that end there."""
+        """Cuts a run in two; the lower part keeps identity and chains."""
         upper = self._new_run(run.parent, run.start, run.size, run.base)
         upper.blocks, upper.held = run.blocks[:at], run.held[:at]
         upper.gaps = upper.held.count(0)
@@ -286,7 +286,7 @@ class BlockTree:
         return upper
 
     def _drop_empty(self, run: BlockRun | None) -> None:
-        """Removes the run, and its ancestors, while they hold no block and have no children."""
+        """Removes the run and empty ancestors without children."""
         while run is not None and run.gaps == len(run.blocks) and not run.children:
             siblings = self._roots if run.parent is None else run.parent.children
             siblings.pop(run.blocks[0], None)

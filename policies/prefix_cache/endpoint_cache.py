@@ -1,13 +1,13 @@
-"""Belief about the prefix cache of one endpoint, from prompts that were sent there and from the engine's KV events.
+"""Belief about the prefix cache of an endpoint, from prompts which were sent there and from the engine's KV events.
 
-Rules, for the blocks that a prompt shares with earlier ones:
-- Pending: the last prompt that used them has not ended. They count, whatever the events say: the engine computes them
+Rules, for the blocks which a prompt shares with earlier ones:
+- Pending: the last prompt which used them has not ended. They count, whatever the events say: the engine computes them
   first.
-- Bound: the last prompt that used them is bound to the engine's chain. They count as far as that chain is held. Blocks
+- Bound: the last prompt which used them is bound to the engine's chain. They count as far as that chain is held. Blocks
   of ours beyond the chain's prompt count all or none.
 - Neither (no events, or no chain was found): they count until the endpoint's capacity, and the reports of its answers,
   say otherwise (`policies.prefix_cache.prefix_index`).
-- Tokens that an answer reports as cached were held, whatever the events say.
+- Tokens which an answer reports as cached were held, whatever the events say.
 - A gap in the events drops every binding; a restart or a cleared cache forgets all blocks.
 """
 
@@ -22,7 +22,7 @@ from policies.prefix_cache.prefix_index import PrefixIndex
 from policies.prefix_cache.residency import AnswerReuse, ChainBinding, Residency, ResidencyStatistics
 from policies.types import PoolEstimate
 
-MAX_LATE = 64  # prompts that ended before their last event
+MAX_LATE = 64  # prompts which ended before their last event
 
 
 @dataclass(slots=True)
@@ -31,11 +31,11 @@ class PendingPrompt:
 
     prompt: PoolEstimate
     depth: int  # blocks believed held when it was sent
-    stamp: int  # of its record in the index
-    after: ChainBinding | None  # of the prompt that it shares them with
-    tokens: int = 0  # once it was answered
+    stamp: int  # of the record in the index
+    after: ChainBinding | None  # of the prompt with the shared blocks
+    tokens: int = 0  # once answered
     cached: int | None = None  # as the answer reported
-    computed: int = 0  # tokens, by events, of a prompt that was not answered
+    computed: int = 0  # tokens, by events, of a prompt which was not answered
 
     @property
     def block_tokens(self) -> float:
@@ -91,7 +91,7 @@ class EndpointCache:
         return self._bind(key, pending, self.residency) or self._await_events(key, pending, self.residency)
 
     def on_unanswered(self, key: Hashable, pending: PendingPrompt) -> None:
-        """The prompt ended before its first token: only what events show was computed."""
+        """The prompt ended before the first token: only blocks in events were computed."""
         self.index.trim(pending.prompt.blocks.hashes, pending.depth, pending.stamp)
         if self.residency is not None:
             self.residency.on_ended(pending.stamp)
@@ -107,14 +107,14 @@ class EndpointCache:
         return self.residency
 
     def disable_events(self) -> None:
-        """Falls back to the prompts that were sent."""
+        """Falls back to the prompts which were sent."""
         if self.residency is not None:
             self.residency = None
             self._late.clear()
             self.index.unbind()
 
     def on_events(self) -> None:
-        """Events came: prompts that ended before may be complete now."""
+        """Events came: prompts which ended before may be complete now."""
         if self.residency is not None:
             for key, pending in [*self._late.items()]:
                 if pending.tokens and self._bind(key, pending, self.residency):
@@ -128,7 +128,7 @@ class EndpointCache:
         self.index.unbind()
 
     def clear(self) -> None:
-        """The endpoint lost its cache."""
+        """Cache lost."""
         self._clear_residency()
         self.index.clear()
 

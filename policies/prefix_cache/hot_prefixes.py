@@ -3,11 +3,11 @@
 A bounded sketch, not an index. Rules:
 - A prompt is counted at some DEPTHS of its chained block hashes (equal hash, equal prefix), and at its end. The heat of
   such a node is the number of recent prompts through it. All conversations pass the nodes of their system prompt; nodes
-  beyond are passed by turns of one conversation.
+  beyond are passed by turns of a conversation.
 - The end of a prompt keeps its `text` (opaque here). A prompt whose end is at most TAIL blocks beyond another's takes
   over the heat of that end: only the latest turn of a conversation is kept. A node's text is that of an end beneath it.
-- The worth of a node is its heat, shared with the engines that hold it already.
-- Nodes and bytes of text are bounded: the least recently passed node goes first, and of one prompt the deepest.
+- The worth of a node is its heat, shared with the engines which hold it already.
+- Nodes and bytes of text are bounded: the least recently passed node goes first, and of a prompt the deepest.
 
 Heat halves every HALF_LIFE by forward decay (Cormode et al., ICDE 2009): new prompts get larger weights, so nodes
 compare without a clock.
@@ -26,12 +26,12 @@ from typing import Generic, TypeVar
 Text = TypeVar("Text")
 
 HALF_LIFE = 300.0  # s
-MIN_HEAT = 0.25  # one prompt, two half-lives ago
+MIN_HEAT = 0.25  # a prompt, two half-lives ago
 DEPTHS = tuple(step << octave for octave in range(20) for step in (2, 3))  # blocks: 2, 3, 4, 6, 8, 12, ...
 TAIL = 64  # blocks
 MAX_NODES = 8192  # at depths, and at ends
-MAX_TEXT_SHARE = 1 / 8  # of all bytes, for one text
-CONSIDERED = 512  # hottest nodes that are weighed against the contents of other engines
+MAX_TEXT_SHARE = 1 / 8  # of all bytes, for a text
+CONSIDERED = 512  # hottest nodes which are weighed against the contents of other engines
 REBASE = 64.0  # half-lives after which weights begin anew: a float has room for a thousand
 
 
@@ -75,7 +75,7 @@ class HotPrefixes(Generic[Text]):
         return len(self._depths) + len(self._ends)
 
     def record(self, hashes: Sequence[int], text: Text, size: int, now: float) -> None:
-        """Counts a prompt that an engine has computed. `size`: bytes of `text`."""
+        """Counts a prompt which an engine has computed. `size`: bytes of `text`."""
         weight, above = self._weight(now), None
         keys = [hashes[depth - 1] for depth in DEPTHS[: bisect_right(DEPTHS, len(hashes))]]
         for depth, key in zip(DEPTHS, keys, strict=False):
@@ -102,7 +102,7 @@ class HotPrefixes(Generic[Text]):
             self.bytes -= self._ends.popitem(last=False)[1].size
 
     def hottest(self, room: int, now: float, copies: Callable[[Text, int], int]) -> list[HotPrefix[Text]]:
-        """Prefixes for an empty cache with `room` blocks. `copies`: number of engines that hold a text's blocks.
+        """Prefixes for an empty cache with `room` blocks. `copies`: number of engines which hold a text's blocks.
 
         A node on the path to another chosen node is not listed.
         """

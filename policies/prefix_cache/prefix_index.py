@@ -1,10 +1,10 @@
-"""Radix tree of the prefix blocks that were sent to one endpoint, with LRU eviction.
+"""Radix tree of the prefix blocks which were sent to an endpoint, with LRU eviction.
 
 Rules:
 - A block is named by a chained hash (unsigned 64 bits): equal hash, equal prefix up to and including the block. So a
   run is found by its first hash alone, and the divergence from a run by binary search.
-- All blocks of a run were last used by the same prompt; a prompt that uses only a part splits the run.
-- The least recently used block is evicted first and, of one prompt, the last block first, as vLLM frees them
+- All blocks of a run were last used by the same prompt; a prompt which uses only a part splits the run.
+- The least recently used block is evicted first and, of a prompt, the last block first, as vLLM frees them
   (`KVCacheManager.free` returns blocks in reverse). So a block never outlives its prefix.
 - The bound is the engine's capacity, scaled by how much of it the engine's reports confirm: outputs, pinned blocks and
   other traffic share it.
@@ -30,7 +30,7 @@ DEFAULT_BLOCKS = 25_000
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatistics:
-    """Of one endpoint, in blocks."""
+    """Of an endpoint, in blocks."""
 
     blocks: int  # held
     runs: int
@@ -40,17 +40,17 @@ class PrefixStatistics:
 
 @dataclass(slots=True, eq=False)
 class IndexRun:
-    """Consecutive blocks. `children`: runs that continue it; only its end can be continued."""
+    """Consecutive blocks. `children`: number of runs after the end."""
 
     blocks: array[int]
     parent: IndexRun | None
-    stamp: int  # of the record that used it last
+    stamp: int  # of the last record through this run
     children: int = 0
     binding: ChainBinding | None = None  # of the last prompt through its end
 
 
 class PrefixIndex:
-    """The blocks believed cached at one endpoint."""
+    """The blocks believed cached at an endpoint."""
 
     def __init__(self, capacity: int = DEFAULT_BLOCKS) -> None:
         self._nominal = self._capacity = capacity
@@ -59,7 +59,7 @@ class PrefixIndex:
         self.clear()
 
     def clear(self) -> None:
-        """The endpoint lost its cache."""
+        """Cache lost."""
         self._runs: dict[int, IndexRun] = {}  # by first hash
         self._order: OrderedDict[IndexRun, None] = OrderedDict()  # least recently used first; children before parents
         self._size = 0
@@ -103,7 +103,7 @@ class PrefixIndex:
             run.binding = None
 
     def trim(self, hashes: Sequence[int], depth: int, stamp: int) -> None:
-        """Takes back blocks past `depth` of a prompt that was not computed, unless used since its record."""
+        """Takes back blocks past `depth` of a prompt which was not computed, unless used since its record."""
         path, shared, surplus = self._path(hashes)
         end = shared + surplus
         for run in reversed(path):
@@ -127,7 +127,7 @@ class PrefixIndex:
         return PrefixStatistics(self._size, len(self._order), self._capacity, self._nominal)
 
     def _path(self, hashes: Sequence[int]) -> tuple[list[IndexRun], int, int]:
-        """Runs that begin the prompt, blocks they share with it, and blocks of the last run beyond these."""
+        """Runs on the path of the prompt, number of shared blocks, and surplus blocks of the last run."""
         path, at, size = [], 0, len(hashes)
         while at < size and (run := self._runs.get(hashes[at])) is not None:
             path.append(run)
@@ -186,7 +186,7 @@ class PrefixIndex:
 
 
 def _shared(blocks: array[int], hashes: Sequence[int], at: int) -> int:
-    """Number of leading `blocks` equal to `hashes[at:]`, given that the first is: binary search."""
+    """Number of leading `blocks` equal to `hashes[at:]`, given an equal first block: binary search."""
     high = min(len(blocks), len(hashes) - at)
     if blocks[high - 1] == hashes[at + high - 1]:
         return high

@@ -1,13 +1,13 @@
-"""Blocks that one engine holds, by its KV events, and the chain of them that belongs to a prompt of ours.
+"""Blocks which one engine holds, by its KV events, and the chain of them which belongs to a prompt of ours.
 
-An engine names a block by a hash that only it can compute, from tokens of its own tokenizer and chat template. Its
+An engine names a block by a hash which only it can compute, from tokens of its own tokenizer and chat template. Its
 events are kept as chains of its hashes, and a prompt of ours is bound to its chain when it ends. Rules:
 - The engine's events name the session under which we sent the prompt (vLLM 0.32). Without sessions, a chain is found
   by depth: engines store what a step computed, so a prompt's last event ends with its last full block. It must be the
-  only chain that did so, between sending and end, at the reported depth.
+  only chain which did so, between sending and end, at the reported depth.
 - The tokens before the first block stored for a prompt were cached, as many as the engine reported. That gives the
   depth of a chain whose start was stored before events were received; its start is taken as held.
-- Models that mix kinds of attention report groups. The first group that keeps whole prompts counts: windows and states
+- Models with several kinds of attention report groups. The first group with whole prompts counts: windows and states
   keep only the last blocks.
 - Copies are not counted: one of two removed looks like none left, until an answer or an event shows the other.
 """
@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from policies.prefix_cache.block_tree import BlockTree, Chain
 from policies.types import PoolEstimate
 
-# Kinds of attention that keep only a part of a prompt (vLLM's KVCacheSpecKind).
+# Kinds of attention which keep only a part of a prompt (vLLM's KVCacheSpecKind).
 PARTIAL_ATTENTION = frozenset(
     {"sliding_window", "sliding_window_mla", "chunked_local_attention", "mamba", "encoder_only_attention"}
 )
-MAX_RECENT = 512  # stored events without a session that may still belong to a prompt of ours
-MAX_BLOCKS = 4_000_000  # of one engine: more means lost removals
+MAX_RECENT = 512  # stored events without a session which may still belong to a prompt of ours
+MAX_BLOCKS = 4_000_000  # of an engine: more means lost removals
 REUSE_WEIGHT = 1 / 16  # of the latest turn
 
 
 class AnswerReuse:
-    """Learned share of an answer's blocks that the next turn of a conversation finds cached.
+    """Learned share of an answer's blocks which the next turn of a conversation finds cached.
 
     Chat templates differ, and reasoning is left out of the next prompt.
     """
@@ -47,7 +47,7 @@ class AnswerReuse:
 class ChainBinding:
     """A prompt of ours and the engine's chain for it.
 
-    Both sides count blocks in different tokens. A prompt that ends or branches off within one of our blocks is assumed
+    Both sides count blocks in different tokens. A prompt which ends or branches off within one of our blocks is assumed
     to share half of it: wrong by half a block at most.
     """
 
@@ -60,7 +60,7 @@ class ChainBinding:
     messages: int = 0  # 0: the prompt was not computed to its end
 
     def cached_tokens(self, depth: int, prompt: PoolEstimate) -> float:
-        """Tokens held of a prompt that shares `depth` blocks with this one, or with one that continues it."""
+        """Tokens held of a prompt with `depth` blocks shared with this prompt or a continuation."""
         resident = self.prompt.resident_tokens()
         if resident < self.full_block_tokens:
             return min((depth + 0.5) * self.block_tokens, resident)
@@ -75,7 +75,7 @@ class ChainBinding:
         return self.prompt.depth + (self.prompt.base or 0)
 
     def observe_turn(self, depth: int, prompt: PoolEstimate, cached: int) -> None:
-        """`cached`: tokens of a prompt that shares `depth` blocks with this one, as reported."""
+        """`cached`: reported tokens of a prompt with `depth` shared blocks."""
         full = self.full_block_tokens
         answer = self.answered.resident_tokens() - full
         if depth == self.blocks and prompt.messages > self.messages and answer > 0 and cached >= full:
@@ -88,22 +88,22 @@ class PendingChain:
 
     session: str
     since: int  # number of stored events when it was sent
-    first: Chain | None = None  # that the first event continued
+    first: Chain | None = None  # continued by the first event
     tip: Chain | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStatistics:
-    """Of one endpoint, as GET /fleet shows it."""
+    """Of an endpoint, as GET /fleet shows it."""
 
     blocks: int  # held
     runs: int
-    anchored: int  # prompts bound to their chains
-    unanchored: int  # prompts whose chain was not found
+    anchored: int  # prompts with a known chain
+    unanchored: int  # prompts without one
 
 
 class Residency:
-    """The blocks of one engine."""
+    """The blocks of an engine."""
 
     def __init__(self) -> None:
         self.pending_stamps: set[int] = set()  # the index's stamps of prompts under way

@@ -5,7 +5,7 @@ Rules:
   claims nothing.
 - Of several exceeded limits, the refusal names the limit with the longest wait.
 - No wait admits a claim above a whole limit, and the refusal says so.
-- `share`: number of processes that enforce the limit without knowing of each other. Each admits its part, and at least
+- `share`: number of processes which enforce the limit without knowing of each other. Each admits its part, and at least
   one request; a request larger than the part, but not than the limit, is admitted when nothing else counts.
 
 Limits of providers are learned (`policies.fleet.circuit_breaker`).
@@ -31,7 +31,7 @@ class QuotaLimit(StrEnum):
 
 @value
 class KeyLimits:
-    """Limits of one key, per minute; None: no limit. `cost`: billionths of a USD per calendar month (UTC)."""
+    """Limits of a key, per minute; None: no limit. `cost`: billionths of a USD per calendar month (UTC)."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -45,7 +45,7 @@ class KeyLimits:
 
 @value
 class Claim:
-    """Maximum that a request may use. `cost`: billionths of a USD."""
+    """Maximum which a request may use. `cost`: billionths of a USD."""
 
     tokens: int = 0
     cost: int = 0
@@ -81,7 +81,7 @@ def too_large(limits: KeyLimits, claim: Claim) -> bool:
 
 
 def exceeded(limits: KeyLimits, claim: Claim, use: LimitUsage, share: int = 1) -> list[QuotaLimit]:
-    """Every limit that refuses the claim."""
+    """Every limit which refuses the claim."""
     found = []
     if limits.cost is not None and use.cost + claim.cost > _part(limits.cost, share):
         found.append(QuotaLimit.COST)

@@ -1,11 +1,11 @@
-"""Sliding window over the last minute, in an array of integers with one writer and any number of readers.
+"""Sliding window over the last minute, in an array of integers with a writer and any number of readers.
 
 Rules:
 - A second counts as a whole until all of it is over a minute old. So no span of 60 s holds more than the limit; a
   steady caller gets up to a second (1.7%) less than the limit.
 - The array holds totals, and the totals at the start of each second. Usage since a second is one subtraction; an idle
   second costs nothing.
-- A refund is subtracted from the second of its use, if that still counts.
+- A refund is subtracted from the second of its use, if the second still counts.
 - A word is one aligned integer of 8 bytes: a reader in another process may see a request more or less.
 """
 
@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 WINDOW_S = 60
-RING = 64  # seconds that are kept; WINDOW_S + 1 count
+RING = 64  # seconds which are kept; WINDOW_S + 1 count
 WINDOW_WORDS = 2 + 3 * RING
 
 Used = tuple[int, int]  # requests, tokens
 
 
 class CounterArray(Protocol):
-    """Integers of 64 bits: a list, an array, memory that processes share."""
+    """Integers of 64 bits: a list, an array, memory which processes share."""
 
     def __getitem__(self, at: int, /) -> int: ...
 
@@ -35,14 +35,14 @@ class SlidingWindow:
 
     def __init__(self, words: CounterArray, base: int = 0) -> None:
         self.words, self.base = words, base
-        # Cache of `used`: the oldest second that counts stays the same within a second, or until the first addition.
+        # Cache of `used`: the oldest second which counts stays the same within a second, or until the first addition.
         self._found_at = self._slot = self._idle_total = -1
 
     def total(self) -> Used:
         return self.words[self.base], self.words[self.base + 1]
 
     def used(self, now: int) -> Used:
-        """Usage of all seconds that count."""
+        """Usage of all seconds which count."""
         requests, tokens = self.total()
         if self._found_at != now or (self._slot < 0 and self._idle_total != requests + tokens):
             self._found_at, self._idle_total = now, requests + tokens
@@ -52,7 +52,7 @@ class SlidingWindow:
         return requests - self.words[self._slot + 1], tokens - self.words[self._slot + 2]
 
     def per_second(self, now: int) -> Iterator[tuple[int, int, int]]:
-        """Second, requests and tokens of all seconds with usage that count, latest first."""
+        """Second, requests and tokens of all seconds with usage which count, latest first."""
         requests, tokens = self.total()
         for second, slot in self._slots(range(now, max(now - WINDOW_S, 0) - 1, -1)):
             before, tokens_before = self.words[slot + 1], self.words[slot + 2]
@@ -69,7 +69,7 @@ class SlidingWindow:
         words[base + 1] += tokens
 
     def refund(self, second: int, now: int, tokens: int) -> None:
-        """Takes back tokens that were added in `second`."""
+        """Takes back tokens which were added in `second`."""
         if second >= now - WINDOW_S:
             self.words[self.base + 1] -= tokens
             for _, slot in self._slots(range(second + 1, now + 1)):
