@@ -192,7 +192,7 @@ class Fleet:
         output: int = 256,
         session: str = "",
     ) -> None:
-        """Attempt `key` was sent. `output`: expected tokens; `session`: name of the attempt in the engine's KV events."""
+        """Attempt `key` was sent. `output`: expected tokens; `session`: name of the attempt in KV events."""
         state = self._states.get(candidate.endpoint.id)
         if state is None:
             return
