@@ -66,17 +66,17 @@ async def test_a_redirect_is_a_failure_and_never_followed() -> None:
 
 async def test_an_unstreamed_error_with_status_200_is_no_success() -> None:
     """The caller receives the body; the Record has UPSTREAM_BROKE."""
-    said = json.dumps({"error": {"message": "CANARY", "type": "server_error"}}).encode()
-    status, body, record = await request([reply(said, "200 OK", "content-type: application/json")], stream=False)
-    assert (status, body, record.end) == (200, said, RequestOutcome.UPSTREAM_BROKE)
+    error_body = json.dumps({"error": {"message": "CANARY", "type": "server_error"}}).encode()
+    status, body, record = await request([reply(error_body, "200 OK", "content-type: application/json")], stream=False)
+    assert (status, body, record.end) == (200, error_body, RequestOutcome.UPSTREAM_BROKE)
     assert "CANARY" not in json.dumps(record.as_json())
 
 
 async def test_a_lone_surrogate_in_a_backends_error_is_dropped() -> None:
     """A lone surrogate cannot be encoded, neither for the caller nor in the Record."""
-    said = b'{"error":{"message":"bad \\ud800 value","type":"BadRequestError","code":400}}'
+    error_body = b'{"error":{"message":"bad \\ud800 value","type":"BadRequestError","code":400}}'
     status, body, record = await request(
-        [reply(said, "400 Bad Request", "content-type: application/json")], stream=False
+        [reply(error_body, "400 Bad Request", "content-type: application/json")], stream=False
     )
     assert (status, record.end) == (400, RequestOutcome.REFUSED)
     assert json.loads(body)["error"]["message"]
@@ -85,7 +85,9 @@ async def test_a_lone_surrogate_in_a_backends_error_is_dropped() -> None:
 
 async def test_a_backends_error_message_goes_to_its_caller_only() -> None:
     """The answer has the message; the Record holds only the kind of error."""
-    said = b'{"error":{"message":"CANARY is not allowed","type":"BadRequestError","code":400}}'
-    _, body, record = await request([reply(said, "400 Bad Request", "content-type: application/json")], stream=False)
+    error_body = b'{"error":{"message":"CANARY is not allowed","type":"BadRequestError","code":400}}'
+    _, body, record = await request(
+        [reply(error_body, "400 Bad Request", "content-type: application/json")], stream=False
+    )
     assert b"CANARY" in body
     assert "CANARY" not in json.dumps(record.as_json())

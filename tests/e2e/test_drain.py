@@ -97,10 +97,10 @@ async def test_streams_that_outlast_the_drain_grace_end_in_an_error_event(tmp_pa
         async with serving(config) as served:
             callers = [await open_stream(served) for _ in range(20)]
             served.process.send_signal(signal.SIGTERM)
-            said = await asyncio.gather(*(caller.rest() for caller in callers))
+            received = await asyncio.gather(*(caller.rest() for caller in callers))
             code, out, err = await served.ends()
     assert all(
-        b'data: {"error":{"message":"The gateway was stopped' in one and one.endswith(LAST_CHUNK) for one in said
+        b'data: {"error":{"message":"The gateway was stopped' in one and one.endswith(LAST_CHUNK) for one in received
     )
     assert [json.loads(line)["end"] for line in out.splitlines()] == ["cut"] * 20
     assert (code, "shutdown grace expired: aborting 20 running requests" in err) == (0, True)

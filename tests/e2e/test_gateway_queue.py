@@ -20,9 +20,9 @@ from tests.support.simulated import engine_pool, engines, eventually
 LARGE = "word " * 2500  # 0.35 s of prefill
 SMALL = "word " * 100
 ROUTES: Mapping[str, Any] = {
-    "roomy": {"tiers": ["all"], "ttft": {"budget": "5s"}, "tpot": "off"},
+    "loose": {"tiers": ["all"], "ttft": {"budget": "5s"}, "tpot": "off"},
     "tight": {"tiers": ["all"], "ttft": {"budget": "1500ms"}, "tpot": "off"},
-    "hopeless": {"tiers": ["all"], "ttft": {"budget": "40ms"}, "tpot": "off"},
+    "unattainable": {"tiers": ["all"], "ttft": {"budget": "40ms"}, "tpot": "off"},
 }
 KEYS = [{"name": name, "sha256": hashlib.sha256(f"sk-{name}".encode()).hexdigest()} for name in ("flood", "other")]
 
@@ -43,7 +43,7 @@ class Callers:
             await reply.read()
             return reply.status, reply.headers
 
-    async def send(self, name: str, route: str = "roomy", text: str = LARGE, key: str = "none") -> None:
+    async def send(self, name: str, route: str = "loose", text: str = LARGE, key: str = "none") -> None:
         """Sends one more request and waits until it has been decided or queued."""
         before = self.gateway.line.ordinal
         self.asking[name] = asyncio.create_task(self._ask(name, route, text, key))
@@ -79,7 +79,7 @@ async def small_fleet(count: int = 1, **more: Any) -> AsyncIterator[tuple[Caller
     ):
         key = "sk-other"
         for i in range(5):
-            await Callers(gateway)._ask(f"warm-{i}", "roomy", SMALL * (2 * i + 1), key)
+            await Callers(gateway)._ask(f"warm-{i}", "loose", SMALL * (2 * i + 1), key)
         yield Callers(gateway), servers
 
 
@@ -88,7 +88,7 @@ async def test_queueing_time_counts_against_the_deadline() -> None:
     async with small_fleet() as (callers, _):
         for name in ("first", "second", "third"):
             await callers.send(name)
-        assert callers.gateway.line.depth() == {"roomy": 2}
+        assert callers.gateway.line.depth() == {"loose": 2}
         assert await callers.answers() == {"first": 200, "second": 200, "third": 200}
         records, headers = callers.records, callers.asking["third"].result()[1]
     assert records["first"].stages[Stage.QUEUE] < 0.05
@@ -105,14 +105,14 @@ async def test_requests_leave_the_queue_by_deadline_and_late_ones_last() -> None
     """Deadline order, not arrival order; late requests must not make others late."""
     async with small_fleet() as (callers, _):
         await callers.send("running")
-        await callers.send("late", "hopeless")
-        await callers.send("roomy")
+        await callers.send("late", "unattainable")
+        await callers.send("loose")
         await callers.send("tight", "tight", SMALL)
         assert callers.queued == 3
         assert set((await callers.answers()).values()) == {200}
-        assert callers.order == ["running", "tight", "roomy", "late"]
+        assert callers.order == ["running", "tight", "loose", "late"]
         met = {name: callers.records[name].ttft_met for name in callers.order}
-    assert met == {"running": True, "tight": True, "roomy": True, "late": False}
+    assert met == {"running": True, "tight": True, "loose": True, "late": False}
 
 
 async def test_a_disconnected_caller_leaves_the_queue() -> None:

@@ -102,8 +102,8 @@ async def test_usage_is_requested_upstream_and_removed_unless_the_caller_request
     async with Upstream(script) as upstream, running({"only": pool(upstream.url)}) as gateway:
         _, _, without = await post(gateway, {})
         _, _, with_usage = await post(gateway, {}, stream_options={"include_usage": True})
-        asked = [json.loads(request.body)["stream_options"] for request in upstream.requests]
-    assert asked == [{"include_usage": True}] * 2
+        requested = [json.loads(request.body)["stream_options"] for request in upstream.requests]
+    assert requested == [{"include_usage": True}] * 2
     assert without == TOKEN + END
     assert with_usage == TOKEN + END.replace(b"data: [DONE]", usage + b"data: [DONE]")
     assert [record.prompt_tokens_reported for record in gateway.recorder.recent] == [7, 7]

@@ -44,19 +44,19 @@ def asking(text: str, key: str = "", *headers: str, **more: Any) -> bytes:
     return post(body, *headers, *([f"authorization: Bearer {key}"] if key else []))
 
 
-async def usage_and_record(gateway: Gateway, *asked: Any, **more: Any) -> tuple[dict[str, Any], Record]:
+async def usage_and_record(gateway: Gateway, *arguments: Any, **more: Any) -> tuple[dict[str, Any], Record]:
     """Returns the usage in the answer, and the Record."""
     async with calling(gateway.url) as caller:
-        status, _, body = await caller.whole(asking(*asked, **more))
+        status, _, body = await caller.whole(asking(*arguments, **more))
         assert status == 200, body
     await eventually(lambda: gateway.recorder.live == 0)
     usage: dict[str, Any] = json.loads(body)["usage"]
     return usage, last(gateway)
 
 
-async def cached(gateway: Gateway, *asked: Any, **more: Any) -> int:
+async def cached(gateway: Gateway, *arguments: Any, **more: Any) -> int:
     """Cached tokens by the usage in the answer; the prediction must be equal."""
-    usage, record = await usage_and_record(gateway, *asked, **more)
+    usage, record = await usage_and_record(gateway, *arguments, **more)
     assert record.cached_tokens_predicted == record.cached_tokens_reported
     found: int = usage["prompt_tokens_details"]["cached_tokens"]
     return found
@@ -133,8 +133,8 @@ async def test_the_prefix_index_is_no_oracle() -> None:
 
 async def explained(gateway: Gateway, text: str, key: str = B) -> list[dict[str, Any]]:
     async with calling(gateway.admin_url) as caller:
-        asked = asking(text, key).replace(b"/v1/chat/completions", b"/explain", 1)
-        _, headers = await caller.ask(asked)
+        explain_request = asking(text, key).replace(b"/v1/chat/completions", b"/explain", 1)
+        _, headers = await caller.ask(explain_request)
         candidates: list[dict[str, Any]] = json.loads(await caller.body(headers))["candidates"]
         return candidates
 
@@ -200,8 +200,8 @@ async def test_cached_counts_of_an_api_are_masked() -> None:
     async with Upstream([*STREAM, LAST_CHUNK]) as upstream, running({"api": pool(upstream.url)}, keys=KEYS) as gateway:
         streamed = await body_of_answer(gateway, A, stream=True)
         assert streamed == (CONTENT + END + b"data: [DONE]\n\n").replace(REPORTED, MASKED)
-        asked = await body_of_answer(gateway, A, stream=True, stream_options={"include_usage": True})
-        assert asked == (CONTENT + END + ASKED + b"data: [DONE]\n\n").replace(REPORTED, MASKED)
+        usage_requested = await body_of_answer(gateway, A, stream=True, stream_options={"include_usage": True})
+        assert usage_requested == (CONTENT + END + ASKED + b"data: [DONE]\n\n").replace(REPORTED, MASKED)
         assert last(gateway).cached_tokens_reported == 1920
 
 

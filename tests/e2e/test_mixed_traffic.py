@@ -38,16 +38,17 @@ async def test_every_request_has_exactly_one_correct_record() -> None:
 
 def assert_errors_are_detected(truth: CheckResults) -> None:
     """Checks that each kind of wrong Record is detected."""
-    asked, records = truth.asked, list(truth.records)
-    assert record_errors(asked, records[1:])
-    assert record_errors(asked, [*records, records[0]])
-    assert record_errors(asked[1:], records)
-    told = next(i for i, record in enumerate(records) if record.end is RequestOutcome.COMPLETED)
+    requests, records = truth.asked, list(truth.records)
+    assert record_errors(requests, records[1:])
+    assert record_errors(requests, [*records, records[0]])
+    assert record_errors(requests[1:], records)
+    completed = next(i for i, record in enumerate(records) if record.end is RequestOutcome.COMPLETED)
     assert record_errors(
-        asked, [*records[:told], replace(records[told], end=RequestOutcome.CLIENT_GONE), *records[told + 1 :]]
+        requests,
+        [*records[:completed], replace(records[completed], end=RequestOutcome.CLIENT_GONE), *records[completed + 1 :]],
     )
-    assert access_log_errors(asked, [{"request_id": one.id} for one in asked[1:]])
-    late = [seconds if seconds is None else seconds + 0.002 for seconds in records[told].spent]
+    assert access_log_errors(requests, [{"request_id": one.id} for one in requests[1:]])
+    late = [seconds if seconds is None else seconds + 0.002 for seconds in records[completed].spent]
     assert late[Stage.READ] is not None
-    assert stage_sum_errors(replace(truth, records=[replace(records[told], spent=late)]))
-    assert not stage_sum_errors(replace(truth, records=[records[told]]))
+    assert stage_sum_errors(replace(truth, records=[replace(records[completed], spent=late)]))
+    assert not stage_sum_errors(replace(truth, records=[records[completed]]))

@@ -77,14 +77,14 @@ async def test_the_sdk_retries_after_retry_after_ms_and_succeeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "code", "said"),
+    ("limits", "code", "message"),
     [
         ({"monthly_cost_usd": 0.000001}, "insufficient_quota", "calendar month"),
         ({"tokens_per_minute": 5}, "rate_limit_exceeded", "too large"),
     ],
 )
 async def test_the_sdk_does_not_retry_refusals_that_waiting_cannot_fix(
-    limits: dict[str, Any], code: str, said: str
+    limits: dict[str, Any], code: str, message: str
 ) -> None:
     price = {"input": 1.0, "output": 1.0}
     async with (
@@ -92,7 +92,7 @@ async def test_the_sdk_does_not_retry_refusals_that_waiting_cannot_fix(
         running({"only": pool(upstream.url, price=price)}, keys=key(**limits)) as gateway,
         sdk(gateway.url) as client,
     ):
-        with pytest.raises(RateLimitError, match=said) as refused:
+        with pytest.raises(RateLimitError, match=message) as refused:
             await client.chat.completions.create(**ASK)
         assert refused.value.code == code
         assert len(gateway.recorder.recent) == 1
@@ -223,9 +223,9 @@ async def test_no_request_fails_without_redis_and_few_wait(
         way.delay = 0.0
         await eventually(lambda: link.up, BACK)
         await caller.more(20)
-    said = [record.getMessage() for record in caplog.records if "redis" in record.getMessage()]
-    assert ["connected" in said[0], "away" in said[1], "back" in said[2]] == [True, True, True]
-    assert len(said) == 3
+    messages = [record.getMessage() for record in caplog.records if "redis" in record.getMessage()]
+    assert ["connected" in messages[0], "away" in messages[1], "back" in messages[2]] == [True, True, True]
+    assert len(messages) == 3
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -266,11 +266,11 @@ async def test_without_redis_each_gateway_admits_its_share(server: RedisServer) 
             await connected(gateway)
         async with server.client() as client:
 
-            async def told() -> int:
+            async def reported_requests() -> int:
                 found = await client.hgetall("firsttoken:{web}:minute")
                 return sum(int(count) for field, count in found.items() if field.startswith("r"))
 
             async with asyncio.timeout(BACK):
-                while await told() < 60:  # noqa: ASYNC110
+                while await reported_requests() < 60:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         assert (await count_statuses(gateways[0].url, 10))[200] == 0

@@ -177,8 +177,8 @@ async def wait_for_log(served: Served, text: str) -> None:
 
 async def reload(served: Served) -> tuple[int, Any]:
     async with calling(served.admin) as caller:
-        status, _, said = await caller.whole(RELOAD)
-    return status, json.loads(said)
+        status, _, body = await caller.whole(RELOAD)
+    return status, json.loads(body)
 
 
 async def status_of(served: Served, **more: Any) -> int:
@@ -199,8 +199,8 @@ async def test_post_reload_answers_with_the_changes_or_the_errors_of_check(tmp_p
             await wait_for_log(served, "no changes")
             config.write_text(text.replace("tiers: [only]", "tiers: [onyl]"))
             line = f"{config}:3: routes.chat.tiers[0]: no pool 'onyl'; did you mean 'only'?"
-            status, said = await reload(served)
-            assert (status, said["error"]["message"], said["error"]["code"]) == (400, line, "invalid_config")
+            status, body = await reload(served)
+            assert (status, body["error"]["message"], body["error"]["code"]) == (400, line, "invalid_config")
             await wait_for_log(served, "reload refused (POST /reload), keeping the previous configuration:")
             await wait_for_log(served, line)
             assert await status_of(served) == 200
@@ -263,13 +263,13 @@ async def test_a_reload_reaches_all_workers_and_later_ones(tmp_path: Path) -> No
         text = config.read_text()
         async with serving(config, "--workers", "2") as served:
             config.write_text(text.replace("tiers: [only]", "tiers: [onyl]"))
-            status, said = await reload(served)
-            assert (status, said["error"]["code"]) == (400, "invalid_config")
+            status, body = await reload(served)
+            assert (status, body["error"]["code"]) == (400, "invalid_config")
             assert [await status_of(served) for _ in range(12)] == [200] * 12
             config.write_text(text.replace("chat:", "talk:").replace(old.url, new.url))
-            status, said = await reload(served)
-            assert (status, said["result"]) == (200, "applied")
-            assert said["changed"] == ["pools.only.endpoints", "routes.chat", "routes.talk"]
+            status, body = await reload(served)
+            assert (status, body["result"]) == (200, "applied")
+            assert body["changed"] == ["pools.only.endpoints", "routes.chat", "routes.talk"]
             assert [await status_of(served) for _ in range(12)] == [404] * 12
             assert [await status_of(served, model="talk") for _ in range(12)] == [200] * 12
             assert (len(old.requests), len(new.requests)) == (12, 12)

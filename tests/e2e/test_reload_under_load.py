@@ -52,13 +52,13 @@ async def request_result(caller: Caller, number: int) -> str:
     stream = number % 3 != 0
     body = {**CHAT, "stream": stream, "messages": MESSAGE, "max_tokens": 1 + number % 40}
     if not stream:
-        status, _, said = await caller.whole(post(body))
-        return "ok" if status == 200 and json.loads(said)["choices"] else f"{status} {said!r}"
+        status, _, received = await caller.whole(post(body))
+        return "ok" if status == 200 and json.loads(received)["choices"] else f"{status} {received!r}"
     status, headers = await caller.ask(post(body))
     if status != 200:
         return f"{status} {await caller.body(headers)!r}"
-    said = b"".join(await caller.chunks())
-    return "ok" if said.endswith(b"data: [DONE]\n\n") and b'"error"' not in said else repr(said[-200:])
+    received = b"".join(await caller.chunks())
+    return "ok" if received.endswith(b"data: [DONE]\n\n") and b'"error"' not in received else repr(received[-200:])
 
 
 async def run_caller(served: Served, number: int, over: asyncio.Event, ends: Counter[str]) -> None:

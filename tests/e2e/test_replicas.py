@@ -170,12 +170,12 @@ async def test_no_text_goes_to_redis() -> None:
             async with client.pubsub(ignore_subscribe_messages=True) as listening:
                 await listening.psubscribe("*")
                 await ask(one, [{"role": "user", "content": "CANARY " * 200}])
-                told = bytearray()
+                published = bytearray()
                 async with asyncio.timeout(BACK):
-                    while len(told) < 1000 or fleet[0].url.rpartition("/")[2].encode() not in told:
+                    while len(published) < 1000 or fleet[0].url.rpartition("/")[2].encode() not in published:
                         message = await listening.get_message(timeout=0.1)
-                        told += message["data"] if message else b""
-            assert b"CANARY" not in told
+                        published += message["data"] if message else b""
+            assert b"CANARY" not in published
             assert replica_count(other) == 1  # another namespace
 
 
@@ -210,8 +210,8 @@ async def test_replicas_continue_alone_without_redis_and_reconnect(caplog: pytes
                     await server.start()
                     await eventually(lambda: in_flight(other) == 3, BACK)
             await connected(one, other)
-    said = [record.getMessage().split(": ")[1] for record in caplog.records if "redis" in record.getMessage()]
-    assert sorted(said) == ["away"] * 2 + ["back"] * 2 + ["connected"] * 2
+    states = [record.getMessage().split(": ")[1] for record in caplog.records if "redis" in record.getMessage()]
+    assert sorted(states) == ["away"] * 2 + ["back"] * 2 + ["connected"] * 2
     assert not [record for record in caplog.records if "replicas" in record.getMessage()]
 
 

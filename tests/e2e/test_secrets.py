@@ -58,9 +58,9 @@ async def ask(world: World, raw: bytes) -> tuple[int, str]:
     """Status and complete reply of one request."""
     async with calling(world.gateway.url) as caller:
         caller.writer.write(raw.replace(b"host: x", b"host: x\r\nconnection: close", 1))
-        said = (await caller.rest()).decode("latin-1")
+        answer = (await caller.rest()).decode("latin-1")
     await eventually(lambda: world.gateway.recorder.live == 0)
-    return int(said.split()[1]), said
+    return int(answer.split()[1]), answer
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -70,14 +70,14 @@ async def test_a_failed_request_leaks_no_secret(
     """In logs, metrics, the admin port and other callers' replies; its own reply has no secret of the gateway."""
     path = PATHS[name]
     async with watched(tmp_path, path.script or [CLOSE], found=found, **path.config) as world:
-        status, said = await ask(world, path.raw)
+        status, answer = await ask(world, path.raw)
         assert status == path.status
         if path.end is None:
             assert not world.gateway.recorder.recent
         else:
             assert last(world.gateway).end is path.end
         assert bool(world.upstream.requests) is bool(path.script)
-        found += seen("its own reply", said, set(CANARIES) - set(path.own))
+        found += seen("its own reply", answer, set(CANARIES) - set(path.own))
     assert_nothing(found, capfd)
 
 
@@ -92,8 +92,8 @@ async def test_a_successful_request_carries_the_canaries(
     """The backend receives them, and the caller its answer."""
     whole = json.dumps({"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}).encode()
     async with watched(tmp_path, [reply(whole, "200 OK", JSON)], found=found) as world:
-        _, said = await ask(world, asking())
-        assert ANSWER in said
+        _, answer = await ask(world, asking())
+        assert ANSWER in answer
         assert all(secret in world.sent for secret in (PROMPT, TOOL, BACKEND))
         await assert_redis_was_used(world)
     assert (tmp_path / "access.jsonl").read_text().count('"end":"completed"') == 1
@@ -105,13 +105,13 @@ async def assert_redis_was_used(world: World) -> None:
     """Checks that Redis received the key, its quota and the load: the recording works."""
     digest = hashlib.sha256(CALLER.encode()).hexdigest()
     async with asyncio.timeout(10):
-        while '"PUBLISH" "firsttoken:replicas:1"' not in await world.redis.told():  # noqa: ASYNC110
+        while '"PUBLISH" "firsttoken:replicas:1"' not in await world.redis.commands():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        while "firsttoken:{caller}:spent" not in (kept := await world.redis.kept()):  # noqa: ASYNC110
+        while "firsttoken:{caller}:spent" not in (contents := await world.redis.contents()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert digest in kept
-    assert "firsttoken:{caller}:minute" in kept
-    assert "lua" in await world.redis.told()
+    assert digest in contents
+    assert "firsttoken:{caller}:minute" in contents
+    assert "lua" in await world.redis.commands()
 
 
 # --------------------------------------------------------------------------- disconnected callers
@@ -224,9 +224,9 @@ async def test_an_internal_error_is_logged_without_its_message(
         await bug(world, monkeypatch)
         async with calling(world.gateway.url) as caller:
             caller.writer.write(STREAM.replace(b"host: x", b"host: x\r\nconnection: close", 1))
-            said = (await caller.rest()).decode()
+            answer = (await caller.rest()).decode()
         await eventually(lambda: world.gateway.recorder.live == 0)
-        found += seen("its own reply", said, set(CANARIES) - set(OWN))
+        found += seen("its own reply", answer, set(CANARIES) - set(OWN))
         monkeypatch.undo()
         logged = world.logged.getvalue()
         assert "test_secrets.py" in logged  # the frame

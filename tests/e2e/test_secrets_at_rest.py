@@ -78,9 +78,9 @@ def test_configuration_errors_quote_no_secret(tmp_path: Path, capsys: pytest.Cap
 
     for name, text in MISTAKES.items():
         assert main(["check", written(tmp_path, text)]) == 2, name
-        told = "".join(capsys.readouterr())
-        assert re.search(r"secret\.yaml:\d", told), name
-        assert seen(name, told) == []
+        output = "".join(capsys.readouterr())
+        assert re.search(r"secret\.yaml:\d", output), name
+        assert seen(name, output) == []
 
 
 def test_an_invalid_file_at_start_gives_the_errors_of_check(tmp_path: Path) -> None:
@@ -88,45 +88,45 @@ def test_an_invalid_file_at_start_gives_the_errors_of_check(tmp_path: Path) -> N
     file = written(tmp_path, MISTAKES["a mistake elsewhere"])
     assert run("serve", "--config", file) == (2, run("check", file)[1])
     file = written(tmp_path, FINE + "state: {redis: '${REDIS_URL}'}\nserver: {workers: '${REDIS_URL}'}\n")
-    code, said = run("serve", "--config", file, REDIS_URL=f"redis:{REDIS}")
-    assert (code, "${REDIS_URL}" in said, seen("serve", said)) == (2, True, [])
+    code, printed = run("serve", "--config", file, REDIS_URL=f"redis:{REDIS}")
+    assert (code, "${REDIS_URL}" in printed, seen("serve", printed)) == (2, True, [])
 
 
 def test_check_prints_no_secret_of_a_valid_configuration(tmp_path: Path) -> None:
     """Neither does the schema."""
     text = FINE + f"state: {{redis: 'redis://:{REDIS}@h/0', cache_secret: {CACHE}}}\n"
-    code, said = run("check", written(tmp_path, text))
-    assert (code, seen("check", said)) == (0, [])
+    code, printed = run("check", written(tmp_path, text))
+    assert (code, seen("check", printed)) == (0, [])
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_reloads_print_no_secret(workers: str, tmp_path: Path) -> None:
     """In the reply, the log and the pages of the admin port: for every mistake, and for changed secrets."""
     async with serving(Path(written(tmp_path, on_free_ports(FINE))), "--workers", workers) as served:
-        told = ""
+        output = ""
         for name, text in MISTAKES.items():
             written(tmp_path, text)
-            status, said = await reloaded(served)
-            assert (status, bool(re.search(r"secret\.yaml:\d", said))) == (400, True), name
-            told += said
+            status, answer = await reloaded(served)
+            assert (status, bool(re.search(r"secret\.yaml:\d", answer))) == (400, True), name
+            output += answer
             while "keeping the previous configuration" not in (line := await served.line()):
                 assert line, "it has ended"
-                told += line
+                output += line
         secret = on_free_ports(FINE).replace(
             "vllm", f"vllm, api_key: {BACKEND}, headers: {{x-pool-secret: {POOL_HEADER}}}"
         )
         for more in ("", f"state: {{redis: 'redis://:{REDIS}@127.0.0.1:1/0', cache_secret: {CACHE}}}\n"):
             written(tmp_path, secret + more)
-            status, said = await reloaded(served)
-            assert (status, "pools.p" in said or "state" in said) == (200, True)
-            told += said
+            status, answer = await reloaded(served)
+            assert (status, "pools.p" in answer or "state" in answer) == (200, True)
+            output += answer
         for page in ("/config", "/fleet", "/metrics"):
-            told += str(await get(served.admin, page))
+            output += str(await get(served.admin, page))
         served.process.send_signal(signal.SIGTERM)
         code, out, err = await served.ends()
     assert code == 0
     assert "configuration reloaded (POST /reload)" in err
-    assert seen("the process", told + out + err) == []
+    assert seen("the process", output + out + err) == []
 
 
 def on_free_ports(text: str) -> str:
@@ -155,21 +155,21 @@ async def test_a_worker_death_and_a_forced_stop_print_no_secret(workers: int, tm
         )
         file = Path(written(tmp_path, json.dumps(config)))
         async with serving(file, "--workers", str(workers)) as served:
-            said = served.said
+            log = served.said
             while not served.url:  # warnings come first
-                said += await served.line()
-                served = Served(served.process, said.splitlines()[-1])
+                log += await served.line()
+                served = Served(served.process, log.splitlines()[-1])
             async with calling(served.url) as caller:
                 assert (await caller.ask(asking(stream=True)))[0] == 200
                 if workers > 1:
                     os.kill(victim(served.process.pid), signal.SIGKILL)
-                    while "is serving again" not in said:
-                        said += await served.line()
-                    assert "restarting it" in said
+                    while "is serving again" not in log:
+                        log += await served.line()
+                    assert "restarting it" in log
                 served.process.send_signal(signal.SIGTERM)
-                while "draining" not in said:  # a line about Redis may come before
-                    said += await served.line()
+                while "draining" not in log:  # a line about Redis may come before
+                    log += await served.line()
                 served.process.send_signal(signal.SIGINT)  # force stop
                 _, out, err = await served.ends()
         assert upstream.requests
-        assert seen("the process", said + out + err, CANARIES) == []
+        assert seen("the process", log + out + err, CANARIES) == []

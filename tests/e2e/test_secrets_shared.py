@@ -74,11 +74,11 @@ async def test_messages_between_replicas_contain_no_prompt(
             await eventually(lambda: 0 < indexed_blocks(one, place) <= indexed_blocks(other, place))
             assert await status(other, messages=LONG, max_tokens=2) == 200
             assert await status(one, messages=LONG, max_tokens=2) == 429
-        told, kept = await redis.told(), await redis.kept()
-    assert '"PUBLISH"' in told
-    assert "{caller}:minute" in kept
+        commands, contents = await redis.commands(), await redis.contents()
+    assert '"PUBLISH"' in commands
+    assert "{caller}:minute" in contents
     assert_nothing(
-        {"what Redis was told": told, "Redis": kept, "log": caplog.text, "output": "".join(capfd.readouterr())}
+        {"commands to Redis": commands, "Redis": contents, "log": caplog.text, "output": "".join(capfd.readouterr())}
     )
 
 
@@ -98,7 +98,9 @@ async def test_redis_errors_are_logged_without_the_password(tmp_path: Path, capl
         async with running(pools, **configured(tmp_path, redis=wrong, keys=[key("caller", CALLER)])) as gateway:
             await eventually(lambda: "WRONGPASS" in caplog.text or "invalid username-password" in caplog.text)
             assert await status(gateway) == 200
-        assert_nothing({"log": caplog.text, "what Redis was told": await redis.told(), "Redis": await redis.kept()})
+        assert_nothing(
+            {"log": caplog.text, "commands to Redis": await redis.commands(), "Redis": await redis.contents()}
+        )
 
 
 async def test_a_key_made_by_firsttoken_keys_is_printed_once_and_stored_nowhere(tmp_path: Path) -> None:
@@ -121,14 +123,18 @@ async def test_a_key_made_by_firsttoken_keys_is_printed_once_and_stored_nowhere(
             )
             return done.returncode, done.stdout, done.stderr
 
-        code, made, told = await keys("add", "web", "--cache-group", "front")
+        code, made, output = await keys("add", "web", "--cache-group", "front")
         assert (code, made[:3]) == (0, "ft-")
         for arguments in (("add", "web"), ("list",), ("revoke", "web"), ("revoke", "web")):
-            told += "".join((await keys(*arguments))[1:])
+            output += "".join((await keys(*arguments))[1:])
         code, _, refused = await keys("list", url=redis.url.replace(REDIS, f"{REDIS}{CACHE}"))
         assert (code, "redis" in refused) == (2, True)
-        places = {"Redis": await redis.kept(), "what Redis was told": await redis.told(), "said": told + refused}
-        assert "HSET" in places["what Redis was told"]
+        places = {
+            "Redis": await redis.contents(),
+            "commands to Redis": await redis.commands(),
+            "output": output + refused,
+        }
+        assert "HSET" in places["commands to Redis"]
     assert_nothing(places)
     assert [place for place, text in places.items() if made.strip() in text] == []
 

@@ -96,10 +96,10 @@ async def test_a_killed_worker_loses_only_its_own_streams_and_is_replaced(tmp_pa
             victim, *others = workers_of(served)
             os.kill(victim, signal.SIGKILL)
             killed = monotonic()
-            said = [await served.line(), await served.line()]
+            received = [await served.line(), await served.line()]
             assert monotonic() - killed < 2
-            assert f"worker 1 (pid {victim}) was killed by signal 9 (Killed); restarting it" in said[0]
-            assert "worker 1 is serving again" in said[1]
+            assert f"worker 1 (pid {victim}) was killed by signal 9 (Killed); restarting it" in received[0]
+            assert "worker 1 is serving again" in received[1]
             for _ in range(8):  # on both
                 assert (await get(served.url, "/ready"))[0] == 200
             for _ in callers:
@@ -228,10 +228,10 @@ async def test_the_admin_port_merges_all_workers(tmp_path: Path) -> None:
         assert (await admin_json(served, "/config"))["server"]["workers"] == 2
         assert (await get(served.admin, "/requests?last=x"))[0] == 400
         async with calling(served.admin) as caller:
-            status, _, said = await caller.whole(post(CHAT, path="/explain"))
-            assert (status, json.loads(said)["outcome"]) == (200, "place")
-            status, _, said = await caller.whole(post({**CHAT, "model": "nope"}, path="/explain"))
-            assert (status, json.loads(said)["error"]["param"]) == (404, "model")
+            status, _, received = await caller.whole(post(CHAT, path="/explain"))
+            assert (status, json.loads(received)["outcome"]) == (200, "place")
+            status, _, received = await caller.whole(post({**CHAT, "model": "nope"}, path="/explain"))
+            assert (status, json.loads(received)["error"]["param"]) == (404, "model")
         *_, admin_process = workers_of(served)
         os.kill(admin_process, signal.SIGKILL)
         assert (
@@ -272,8 +272,8 @@ async def test_the_live_views_merge_all_workers(tmp_path: Path) -> None:
         (chat,) = (await admin_json(served, "/routes"))["routes"]
         assert sum(chat["on_screen_ms"]["counts"]) == 2
         async with calling(served.admin) as caller:
-            status, _, said = await caller.whole(post(CHAT, path="/explain"))
-        explained = json.loads(said)
+            status, _, received = await caller.whole(post(CHAT, path="/explain"))
+        explained = json.loads(received)
         considered = [one["endpoint"] for one in (*explained["candidates"], *explained["rejected"])]
         assert (status, sorted(considered)) == (200, sorted(f"only/{engine.host}:{engine.port}" for engine in two))
         assert all(entry["health_by_worker"] == {"1": "up", "2": "up"} for entry in await admin_json(served, "/fleet"))

@@ -178,7 +178,7 @@ async def watched(folder: Path, *scripts: Script, found: list[str], **more: Any)
             found += seen("what the backend was sent", world.sent, set(CANARIES) - {PROMPT, TOOL, *BACKENDS})
             for place, read in LEFT.items():
                 found += seen(place, read(world))
-            found += seen("what Redis was told", await redis.told()) + seen("Redis", await redis.kept())
+            found += seen("commands to Redis", await redis.commands()) + seen("Redis", await redis.contents())
     finally:
         root.removeHandler(handler)
         root.setLevel(level)

@@ -108,7 +108,7 @@ class Overheard:
     """Every command sent to the server, including scripts' commands and published messages; and the stored data."""
 
     def __init__(self, url: str) -> None:
-        self.url, self._told = url, bytearray()
+        self.url, self._commands = url, bytearray()
 
     async def __aenter__(self) -> Overheard:
         self.client = Redis.from_url(self.url)
@@ -126,18 +126,18 @@ class Overheard:
 
     async def _listen(self) -> None:
         while True:
-            self._told += await self._connection.read_response() + b"\n"
+            self._commands += await self._connection.read_response() + b"\n"
 
-    async def told(self) -> str:
-        """Until now."""
+    async def commands(self) -> str:
+        """All commands so far."""
         end = uuid4().hex
         await self.client.echo(end)
         async with asyncio.timeout(10):
-            while end.encode() not in self._told:  # noqa: ASYNC110
+            while end.encode() not in self._commands:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-        return self._told.decode("latin-1")
+        return self._commands.decode("latin-1")
 
-    async def kept(self) -> str:
+    async def contents(self) -> str:
         """All keys and their values."""
         found = []
         async for key in self.client.scan_iter():
