@@ -1,7 +1,7 @@
 """The life of a request as one straight line, `Proxy.serve`; docs/life-of-a-request.md walks along it.
 
-An attempt that fails before the first token is retried elsewhere; after it, bytes are relayed as they come. Whatever
-happens, the caller gets one answer and the operator one Record.
+Attempts may fail and be retried until the first token; from then on, bytes are relayed on arrival. In all cases the
+caller gets one answer and the operator one Record.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Proxy:
             get(self, http)
 
     def precheck(self, http: HttpRequest) -> ApiError | None:
-        """The reason to refuse a request by its head alone, before its body has arrived."""
+        """The reason to refuse a request by the head alone, before the body has arrived."""
         try:
             if http.path in OPERATIONS:
                 self.runtime.current.keys.tenant(http.headers.get("authorization"))
@@ -80,7 +80,7 @@ class Proxy:
         return None
 
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
-        """Write one answer and emit one Record, whatever happens."""
+        """Write one answer and emit one Record in all cases."""
         with self.recorder.timeline(http.arrival) as timeline:
             trace = None if self.tracer is None else self.tracer.trace(http.headers)
             timeline.identified(request_id_of(http.headers), operation.name.lower(), trace)
@@ -217,12 +217,12 @@ def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
 
 
 def hide_usage(request: InferenceRequest) -> bool:
-    """Usage is always requested upstream, and hidden from a caller that did not request it."""
+    """Usage is always requested upstream, and removed for callers without `include_usage`."""
     return request.stream and not request.wants_usage
 
 
 def record_winner(run: UpstreamRequest, routed: RoutedRequest, price: Price) -> None:
-    """End the attempt that won if it is still open, and record it."""
+    """Record the winning attempt, and end an open one."""
     run.stop_if_open()
     routed.life.answered(
         attempt_record(run, routed.request.arrival),

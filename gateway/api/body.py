@@ -1,13 +1,13 @@
-"""Parsing of a request body: its parameters and its prompt. Every other member is passed through untouched.
+"""Parsing of a request body into parameters and prompt. Every other member is passed through untouched.
 
-A body is parsed in one of two ways, with the same result:
-- `parse_cached` decodes only new text. A message, or the set of all other fields, that the same key has sent before is
-  known by the digest of its JSON; the rest is decoded strictly. So the next turn of a conversation costs its new
-  messages. All that is passed on was accepted by `gateway.api.strict_json`, now or earlier.
-- `parse_full` decodes the whole body where anything is unusual, and reports the errors.
+Two ways with the same result:
+- `parse_cached` decodes only new text. Messages sent before with the same key are recognised by a digest of their JSON,
+  and so is the set of all other fields; the rest is decoded strictly. The next turn of a conversation costs only new
+  messages. All forwarded text was accepted by `gateway.api.strict_json`, now or earlier.
+- `parse_full` decodes the whole of an unusual body, and reports errors.
 
-Digests are keyed by the process (Python's SipHash): no caller can write two texts with one digest. Each API key has
-its own digests: otherwise response times would tell one tenant what another has sent.
+Digests are keyed by the process (Python's SipHash): no caller can write two texts with one digest. API keys share no
+digests: response times would tell one tenant what another has sent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Message(msgspec.Struct):
 
 
 class _Common(msgspec.Struct):
-    """The fields that the gateway reads or whose type it checks."""
+    """Fields read or type-checked by the gateway."""
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
     stream: bool | None = None
@@ -74,7 +74,7 @@ class _Completion(_Common, kw_only=True):
 
 @value
 class Parameters:
-    """The members of a body that decide something, except the prompt."""
+    """The members of a body with a meaning for the gateway, except the prompt."""
 
     model: str
     stream: bool
@@ -97,7 +97,7 @@ class ParsedBody:
 
 @value
 class _KnownFields:
-    """Parameters of a body's other fields, and digests of those that engines render before the messages."""
+    """Parameters from all fields but the prompt, and digests of the fields rendered before the messages."""
 
     parameters: Parameters
     definitions: tuple[int, ...]
@@ -113,7 +113,7 @@ _PLACEHOLDERS: Mapping[str, tuple[type[_Chat | _Completion], Any]] = {  # a prom
 
 
 def read(operation: Operation, raw: bytes, key: str | None) -> ParsedBody:
-    """Raises ApiError (400) that names the field. `key` separates what is known of different callers."""
+    """Raises ApiError (400) with the name of the field. Callers with different `key` share nothing known."""
     try:
         return (parse_cached if operation is Operation.CHAT else _parse_text)(raw, hash(key))
     except UNREADABLE:
@@ -171,7 +171,7 @@ def _known_fields(prompt_field: str, rest: dict[str, Any], key: int) -> _KnownFi
 
 
 def _decode_new(messages: list[Raw], keys: list[int], flags: list[int | None]) -> dict[int, Any]:
-    """Complete `flags` of unknown messages. Returns the messages that had to be decoded, by index.
+    """Complete `flags` of unknown messages. Returns the decoded messages by index.
 
     Nothing is remembered of a body with an invalid message.
     """

@@ -39,7 +39,7 @@ class InferenceRequest:
     session: str
     ttft_budget: float | None  # s, from a header
     tpot_budget: float | None
-    headers: Mapping[str, str]  # those that conditions of routes read
+    headers: Mapping[str, str]  # as far as conditions of routes read them
     arrival: float
     request_id: str
     size: int  # bytes of body
@@ -53,7 +53,7 @@ def parse(
     request_id: str,
     wanted: frozenset[str] = frozenset(),
 ) -> InferenceRequest:
-    """Raises ApiError (400) that names the field. `wanted`: headers that conditions of routes read."""
+    """Raises ApiError (400) with the name of the field. `wanted`: headers read by conditions of routes."""
     parsed = read(operation, raw, headers.get("authorization"))
     parameters = parsed.parameters
     return InferenceRequest(
@@ -104,7 +104,7 @@ def _budget(headers: Mapping[str, str], *names: str) -> float | None:
 
 
 def request_id_of(headers: Mapping[str, str]) -> str:
-    """The caller's own id if it is short and plain, as ids are logged and forwarded; otherwise a new id."""
+    """The caller's own id if short and plain (ids are logged and forwarded); otherwise a new id."""
     given = headers.get("x-request-id", "")
     if given and len(given) <= 128 and _ID_CHARACTERS.issuperset(given):
         return given

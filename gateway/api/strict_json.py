@@ -30,7 +30,7 @@ class BadJson(ValueError):
 
 
 class _Name(str):
-    """A key that equals no other key, so that a dict keeps duplicates."""
+    """A key unequal to every other key: a dict keeps duplicates."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -121,7 +121,7 @@ def _count(value: Any, most: int) -> tuple[int, list[str]]:
                 count += len(item)
                 strings += item
                 below += item.values()
-            elif kind is list:  # of many token ids one stands for all: it has their depth
+            elif kind is list:  # one of many token ids stands for all
                 below += item[:1] if _COUNTLESS.issuperset(map(type, item)) else item
         level = below
     return count, strings

@@ -1,4 +1,4 @@
-"""One HTTP request of a caller as a value, and the writing of its answer."""
+"""A caller's HTTP request as a value, and replies to the request."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from gateway.api.api_error import REASONS, ApiError
 
 
 class WriteFlowControl(Protocol):
-    """An answer in progress, told about the connection that it is written to."""
+    """An answer in progress, with callbacks of its connection."""
 
     def on_write_paused(self) -> None: ...
 
     def on_write_resumed(self) -> None: ...
 
     def on_shutdown(self) -> None:
-        """The server stops: the answer has to end now."""
-        ...
+        """The server stops: end the answer now."""
 
 
 class ResponseWriter:
-    """Writes to one connection and never waits: `flow_control` is told when the socket's buffer is full."""
+    """Writes to one connection without waiting; a full socket buffer is reported to `flow_control`."""
 
     def __init__(self, transport: asyncio.Transport, coalescer: WriteCoalescer) -> None:
         self.transport = transport
@@ -33,11 +32,11 @@ class ResponseWriter:
         self._coalescer = coalescer
 
     def write(self, data: bytes) -> None:
-        """Write now, or together with other sockets' data at the end of this turn of the loop."""
+        """Write now, or with the data of other sockets at the end of this loop iteration."""
         self._coalescer.write(self.transport, data)
 
     def write_on(self, data: bytes) -> None:
-        """Write now, after all that was written before."""
+        """Write now, after all earlier data."""
         self._coalescer.write_on(self.transport, data)
 
     def flush(self) -> None:
@@ -56,7 +55,7 @@ class ResponseWriter:
 
 @dataclass(slots=True, eq=False)
 class HttpRequest:
-    """A request that was read to its end, unless `fault` says why it is refused whatever it asks.
+    """A complete request; with `fault`, an incomplete one to be refused for that reason.
 
     `path` is percent-encoded as sent, without the query: decoding could hide another path. Header names are lower
     case; of repeated headers the last counts. `arrival` is the time of the first byte (monotonic, s).
@@ -79,7 +78,7 @@ class HttpRequest:
         self.writer.write(rendered(status, body, lines, self.method, self.keep_alive))
 
     def refuse(self, refusal: ApiError, lines: Iterable[str] = ()) -> None:
-        """Write an error reply; close the connection if the error asks for it."""
+        """Write an error reply. The error may require the connection to close."""
         if refusal.close:
             self.keep_alive = False
         own = (f"{name}: {value}" for name, value in refusal.headers.items())
@@ -87,7 +86,7 @@ class HttpRequest:
 
 
 def rendered(status: int, body: bytes, lines: Iterable[str], method: str, keep_alive: bool) -> bytes:
-    """A whole reply; without its body where the method is HEAD."""
+    """A complete reply; without the body in answer to HEAD."""
     head = [
         f"HTTP/1.1 {status} {REASONS.get(status, 'Error')}",
         "content-type: application/json",
@@ -104,7 +103,7 @@ def too_large(max_body: int) -> ApiError:
 
 
 def framing_error(headers: Mapping[str, str], http11: bool, size: int, max_body: int) -> ApiError | None:
-    """The reason to refuse a request for the framing of its body. `size`: bytes that the body has or declares."""
+    """The reason to refuse a body by headers and size. `size`: declared or actual bytes."""
     if "transfer-encoding" in headers and not http11:  # RFC 9112, section 6.1
         return ApiError(400, "Transfer-Encoding is not part of HTTP/1.0.", close=True)
     if headers.get("content-encoding", "identity").lower() != "identity":

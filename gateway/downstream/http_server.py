@@ -1,11 +1,11 @@
-"""The data port: aiohttp parses requests and owns connections; a request that is whole goes to the handler.
+"""The data port: aiohttp parses requests and owns connections; complete requests go to the handler.
 
-The path of a request: aiohttp -> `HttpServer._serve` -> `HttpRequest` -> handler (`Proxy.handle`). Rules:
-- The handler writes the answer itself, through `HttpRequest.writer`; aiohttp is only told that it was written.
-- A request is handed over once its body is complete. One that will be refused by its head is not waited for.
-- Everything of a caller is bounded: head, body, the time for both, and the unread part of an answer.
-- A caller that disconnects cancels its handler at once, and with it the attempts upstream.
-- An error of the protocol is answered in the OpenAI envelope, and no content of a request is logged.
+Path of a request: aiohttp -> `DownstreamConnection.serve` -> `HttpRequest` -> handler (`Proxy.handle`). Rules:
+- The handler writes the answer through `HttpRequest.writer`; aiohttp is told only whether to keep the connection.
+- The handler gets a request once the body is complete, or once a reason to refuse the request is known.
+- Bounds for each caller: head, body, time for both, unread part of an answer.
+- A disconnect cancels the handler at once, and with the handler all attempts upstream.
+- Protocol errors are answered in OpenAI's error envelope; no content of a request is logged.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from gateway.downstream.http_request import HttpRequest, ResponseWriter, framing
 
 log = logging.getLogger("firsttoken")
 
-MAX_BODY = 32 * 1024 * 1024  # bytes, unless the server is told otherwise
-MAX_LINE = 16 * 1024  # bytes of a request line, or of one header
+MAX_BODY = 32 * 1024 * 1024  # bytes, by default
+MAX_LINE = 16 * 1024  # bytes of a request line or a header
 MAX_HEADERS = 128
-SEND_BUFFER = 64 * 1024  # bytes the kernel may hold for one reader (it doubles this); without a bound up to 4 MB each
-HIGH_WATER = 16 * 1024  # bytes buffered for one reader before its upstream is paused
-SWEEP = 1.0  # s between two checks of all connections; a timer for each would cost more than most checks
-CLOSING = 0.01  # s between two checks, at shutdown, of whether all connections are closed
+SEND_BUFFER = 64 * 1024  # bytes in the kernel for one reader (Linux doubles the value); the default grows to 4 MB
+HIGH_WATER = 16 * 1024  # bytes buffered for one reader before the upstream is paused
+SWEEP = 1.0  # s between checks of all connections; a timer per connection would cost more
 
 Handler = Callable[[HttpRequest], Awaitable[None]]
 Precheck = Callable[[HttpRequest], ApiError | None]
@@ -44,46 +43,37 @@ Precheck = Callable[[HttpRequest], ApiError | None]
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds that a caller may take."""
+    """Limits for a caller, in seconds."""
 
-    head: float = 15.0  # from its first byte to its last
-    body: float = 60.0  # from the end of the head to the end of the body
-    idle: float = 75.0  # between requests; above the idle timeout of the usual load balancers (60 s)
-    unread: float = 60.0  # to read the end of an answer after which the connection closes
+    head: float = 15.0  # first to last byte of a head
+    body: float = 60.0  # end of the head to end of the body
+    idle: float = 75.0  # between requests; longer than idle timeouts of common load balancers (60 s)
+    unread: float = 60.0  # to read the rest of the last answer
     linger: float = 2.0  # to stop sending after a refusal; closing at once resets the connection and loses the reply
 
 
 class _Written(StreamResponse):
-    """The answer is written to the transport already: aiohttp has nothing to send."""
+    """Tells aiohttp to send nothing: the answer is written already. `linger`: s before the connection is closed."""
 
-    def __init__(self, *, keep_alive: bool) -> None:
+    def __init__(self, *, keep_alive: bool = False, linger: float = 0.0) -> None:
         super().__init__()
         self._keep_alive = keep_alive
+        self._linger = linger
 
     async def prepare(self, request: BaseRequest) -> None:
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
-        return None
+        if self._linger:
+            await asyncio.sleep(self._linger)
 
 
-class _Refused(_Written):
-    """The caller may still be sending: what comes is dropped until it has read the reply and disconnects."""
-
-    def __init__(self, linger: float) -> None:
-        super().__init__(keep_alive=False)
-        self._linger = linger
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        await asyncio.sleep(self._linger)
-
-
-KEEP_ALIVE, CLOSE = _Written(keep_alive=True), _Written(keep_alive=False)
+KEEP_ALIVE, CLOSE = _Written(keep_alive=True), _Written()
 
 
 class HttpServer(Server):
-    """Makes connections for `loop.create_server`. `handler` answers a request, and may be cancelled at any time;
-    `precheck` may refuse a request by its head while its body is still on the way."""
+    """Makes connections for `loop.create_server`. A disconnect cancels `handler`. `precheck` may refuse a request by
+    the head alone, before the body has arrived."""
 
     def __init__(
         self,
@@ -93,78 +83,44 @@ class HttpServer(Server):
         precheck: Precheck = lambda request: None,
         timeouts: Timeouts = Timeouts(),
     ) -> None:
-        super().__init__(self._serve, handler_cancellation=True)
+        super().__init__(lambda raw: cast("DownstreamConnection", raw.protocol).serve(raw), handler_cancellation=True)
         self.handler = handler
         self.max_body = max_body
         self.precheck = precheck
         self.timeouts = timeouts
         self.coalescer = WriteCoalescer()
-        self._sweep_later()
+        self._sweep()
 
     def __call__(self) -> DownstreamConnection:
         return DownstreamConnection(self, self._loop)
 
-    async def _serve(self, raw: BaseRequest) -> StreamResponse:
-        """Read one request to its end and have it answered. An error goes to `DownstreamConnection.handle_error`."""
-        connection = cast("DownstreamConnection", raw.protocol)
-        request = connection.begin(raw)
-        try:
-            await self._read_body(request, connection, raw.content)
-        except ApiError as fault:
-            request.fault = fault
-            request.keep_alive = False
-        await self.handler(request)
-        connection.end()
-        return KEEP_ALIVE if request.keep_alive else CLOSE
-
-    async def _read_body(self, request: HttpRequest, connection: DownstreamConnection, content: StreamReader) -> None:
-        if request.method == "CONNECT":  # a 200 would promise a tunnel (RFC 9110, section 9.3.6)
-            raise ApiError(405, "CONNECT is not supported.", close=True)
-        declared = int(request.headers.get("content-length", 0))
-        if (fault := framing_error(request.headers, request.http11, declared, self.max_body())) is not None:
-            raise fault
-        if not content.is_eof():
-            if (fault := self.precheck(request)) is not None:
-                raise fault
-            if request.headers.get("expect", "").lower() == "100-continue":  # RFC 9110, section 10.1.1
-                request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.body = await connection.collect(content, self.max_body(), self.timeouts.body)
-        elif len(body := content.read_nowait()) <= self.max_body():
-            request.body = body
-        else:
-            raise too_large(self.max_body())
-
-    def _sweep_later(self) -> None:
-        self._sweep_timer = self._loop.call_later(SWEEP, self._sweep)
-
     def _sweep(self) -> None:
         now = monotonic()
         for connection in self.connections:
-            cast("DownstreamConnection", connection).check_timeouts(now, self.timeouts)
-        self._sweep_later()
+            cast("DownstreamConnection", connection).check_timeouts(now)
+        self._sweep_timer = self._loop.call_later(SWEEP, self._sweep)
 
-    async def shutdown(self, timeout: float | None = None) -> None:
-        """End streams with an explicit error; give other requests, and replies that are not read, `timeout` seconds."""
+    async def shutdown(self, timeout: float | None = 0.0) -> None:
+        """End streams with an error event. Other requests, and unread answers, get `timeout` seconds each."""
         self._sweep_timer.cancel()
         connections = cast("list[DownstreamConnection]", self.connections)
         for connection in connections:
             connection.stop()
-        tasks = [task for connection in connections if (task := connection.task) is not None]
+        tasks = [connection._task_handler for connection in connections if connection._task_handler is not None]
         late = (await asyncio.wait(tasks, timeout=timeout))[1] if tasks else set()
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         await super().shutdown(timeout)
-        ends = monotonic() + (timeout or 0.0)
-        while not all(connection.lost for connection in connections) and monotonic() < ends:  # noqa: ASYNC110
-            await asyncio.sleep(CLOSING)
+        if any(connection.writer.transport.get_write_buffer_size() for connection in connections):
+            await asyncio.sleep(timeout or 0.0)
         for connection in connections:
             connection.writer.transport.abort()
-        await asyncio.sleep(0)  # the loop reports each loss
+        await asyncio.sleep(0)  # the loop reports each lost connection
 
 
 class DownstreamConnection(RequestHandler):
-    """One connection of a caller: what aiohttp's own lacks."""
+    """One connection of a caller, with aiohttp's protocol as base."""
 
     writer: ResponseWriter
 
@@ -181,13 +137,12 @@ class DownstreamConnection(RequestHandler):
             access_log=None,  # type: ignore[arg-type]
             logger=log,
         )
-        self.coalescer = server.coalescer
-        self.request: HttpRequest | None = None  # in hand
-        self.lost = False
-        self._arrival: float | None = None  # first byte of the request in hand, or of the next one
-        self._body: StreamReader | None = None  # that is being read
-        self._parser_error: HttpProcessingError | None = None  # in the middle of that body
-        self._refused = False  # nothing more is read
+        self.server = server
+        self.request: HttpRequest | None = None  # being served
+        self._arrival: float | None = None  # first byte of the current or the next request
+        self._body: StreamReader | None = None  # being read
+        self._body_error: HttpProcessingError | None = None
+        self._refused = False  # all further input is dropped
         self._closing_since: float | None = None
 
     # -- the socket ---------------------------------------------------------------------
@@ -196,12 +151,8 @@ class DownstreamConnection(RequestHandler):
         tcp = cast("asyncio.Transport", transport)
         tcp.set_write_buffer_limits(high=HIGH_WATER)
         tcp.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER)
-        self.writer = ResponseWriter(tcp, self.coalescer)
+        self.writer = ResponseWriter(tcp, self.server.coalescer)
         super().connection_made(transport)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self.lost = True
-        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -209,8 +160,8 @@ class DownstreamConnection(RequestHandler):
         if self._arrival is None:
             self._arrival = monotonic()
         super().data_received(data)
-        if self._body is not None and self._messages:  # behind half a body no request follows, only an error
-            self._parser_error = cast("HttpProcessingError", self._messages[-1][0].exc)  # type: ignore[union-attr]
+        if self._body is not None and self._messages:  # no request can follow an incomplete body, only a parser error
+            self._body_error = cast("HttpProcessingError", self._messages[-1][0].exc)  # type: ignore[union-attr]
             self._body.feed_eof()
 
     def pause_writing(self) -> None:
@@ -221,15 +172,16 @@ class DownstreamConnection(RequestHandler):
         super().resume_writing()
         self.writer.on_write_resumed()
 
-    # -- one request ----------------------------------------------------------------------
+    # -- requests, one at a time ------------------------------------------------------------
 
-    def begin(self, raw: BaseRequest) -> HttpRequest:
-        """The request as a value, its body still to be read. One that was pipelined arrives when its turn comes.
+    async def serve(self, raw: BaseRequest) -> StreamResponse:
+        """Read a request to the end and call the handler. Exceptions go to `handle_error`.
 
-        A chunked request is the last of its connection: aiohttp 3.14 takes a trailer for a header of the next request.
+        A pipelined request arrives when the answer before is complete. A chunked request is the last of a connection:
+        aiohttp 3.14 adds the last trailer to the headers of the next request.
         """
         headers = readable(dict(raw.raw_headers))
-        self.request = HttpRequest(
+        request = self.request = HttpRequest(
             method=raw.method,
             path=raw.rel_url.raw_path,
             headers=headers,
@@ -238,35 +190,53 @@ class DownstreamConnection(RequestHandler):
             keep_alive=raw.keep_alive and "transfer-encoding" not in headers,
             writer=self.writer,
         )
-        return self.request
+        try:
+            request.body = await self._read_body(request, raw.content)
+        except ApiError as fault:
+            request.fault = fault
+            request.keep_alive = False
+        await self.server.handler(request)
+        self.request = self._arrival = None
+        if request.keep_alive:
+            return KEEP_ALIVE
+        self.writer.flush()
+        return CLOSE
 
-    async def collect(self, body: StreamReader, max_body: int, timeout: float) -> bytes:
-        """Read a body that is still on its way. Raises ApiError (413, 408)."""
-        parts: list[bytes] = []
-        size = 0
-        self._body = body
+    async def _read_body(self, request: HttpRequest, content: StreamReader) -> bytes:
+        """Raises ApiError for a body to be refused, before reading if possible."""
+        max_body = self.server.max_body()
+        if request.method == "CONNECT":  # a 200 would promise a tunnel (RFC 9110, section 9.3.6)
+            raise ApiError(405, "CONNECT is not supported.", close=True)
+        declared = int(request.headers.get("content-length", 0))
+        if (fault := framing_error(request.headers, request.http11, declared, max_body)) is not None:
+            raise fault
+        if content.is_eof():
+            body = content.read_nowait()
+            if len(body) > max_body:
+                raise too_large(max_body)
+            return body
+        if (fault := self.server.precheck(request)) is not None:
+            raise fault
+        if request.headers.get("expect", "").lower() == "100-continue":  # RFC 9110, section 10.1.1
+            self.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return await self._collect(content, max_body, self.server.timeouts.body)
+
+    async def _collect(self, content: StreamReader, max_body: int, timeout: float) -> bytes:
+        body = bytearray()
+        self._body = content
         try:
             async with asyncio.timeout(timeout):
-                while part := await body.readany():
-                    size += len(part)
-                    if size > max_body:
+                while part := await content.readany():
+                    body += part
+                    if len(body) > max_body:
                         raise too_large(max_body)
-                    parts.append(part)
         except TimeoutError:
             raise ApiError(408, f"The body did not arrive within {timeout:g} s.", close=True) from None
         finally:
             self._body = None
-        if self._parser_error is not None:
-            raise self._parser_error
-        return b"".join(parts)
-
-    def end(self) -> None:
-        """The request is answered."""
-        assert self.request is not None
-        if not self.request.keep_alive:
-            self.writer.flush()
-        self.request = None
-        self._arrival = None
+        if self._body_error is not None:
+            raise self._body_error
+        return bytes(body)
 
     def handle_error(
         self,
@@ -275,9 +245,9 @@ class DownstreamConnection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> StreamResponse:
-        """Answer what is not HTTP, or a bug of the gateway: where an answer has begun, by cutting it off."""
+        """Answer a protocol error, or a bug of the gateway. An answer already begun is cut off."""
         if isinstance(exc, HttpProcessingError):
-            refusal = _malformed(exc)
+            refusal = _protocol_error(exc)
         else:
             log.error("internal error", exc_info=exc)
             refusal = ApiError(500, "The gateway failed; the fault is ours.", type="server_error")
@@ -288,13 +258,13 @@ class DownstreamConnection(RequestHandler):
         self.writer.write(rendered(refusal.status, refusal.body(), (), "", keep_alive=False))
         self.writer.flush()
         self.writer.transport.write_eof()
-        return _Refused(self._lingering_time)
+        return _Written(linger=self.server.timeouts.linger)
 
-    # -- time and the end -----------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------
 
-    def check_timeouts(self, now: float, timeouts: Timeouts) -> None:
-        """Cut off a head that does not end, and an answer's end that nobody reads."""
-        transport = self.writer.transport
+    def check_timeouts(self, now: float) -> None:
+        """Abort the connection for a head too slow, or an unread end of the last answer."""
+        transport, timeouts = self.writer.transport, self.server.timeouts
         if transport.is_closing():
             self._closing_since = self._closing_since or now
             if now - self._closing_since > timeouts.unread:
@@ -302,22 +272,17 @@ class DownstreamConnection(RequestHandler):
         elif self.request is None and self._arrival is not None and now - self._arrival > timeouts.head:
             transport.abort()
 
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """Ends with the connection's last request."""
-        return self._task_handler
-
     def stop(self) -> None:
-        """The request in hand is the last. A stream ends now."""
+        """End a stream now; any other request is the last of the connection."""
         if self.writer.flow_control is not None:
             self.writer.flow_control.on_shutdown()
         self.close()
 
 
-def _malformed(error: HttpProcessingError) -> ApiError:
-    """431 for a head that is too long, else 400 with the parser's reason."""
+def _protocol_error(error: HttpProcessingError) -> ApiError:
+    """431 for a head too long, else 400 with the parser's reason."""
     if isinstance(error, LineTooLong) or error.message == "Too many headers received":
-        limits = f"a request line and a header may have {MAX_LINE // 1024} KiB, and a request {MAX_HEADERS} headers"
-        return ApiError(431, f"The head is too long: {limits}.")
+        limits = f"at most {MAX_LINE // 1024} KiB for the request line or a header, and {MAX_HEADERS} headers"
+        return ApiError(431, f"The request head is too long: {limits}.")
     reason = (error.message.strip() or "it could not be parsed").splitlines()[0].rstrip(":.")
     return ApiError(400, f"The request is not valid HTTP: {reason}.")
