@@ -31,7 +31,7 @@ def report(config: Config) -> str:
 
 
 def notes(config: Config) -> list[str]:
-    """Settings that are valid but easily misunderstood."""
+    """Valid settings with an easily overlooked effect."""
     lines = [f"note: {path} is accepted but has no effect in this version" for path in config.without_effect()]
     if not config.server.admin.loopback:
         lines.append(f"note: server.admin {config.server.admin} requires no key; keep it on a private network")
@@ -44,7 +44,7 @@ def notes(config: Config) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """0.8 -> `800ms`: in the largest unit that gives a whole number, or at least 1."""
+    """0.8 -> `800ms`: the largest unit with a whole number, or a number of at least 1."""
     for size, unit in _UNITS:
         amount = round(seconds / size, 6)
         if amount >= 1 and (amount == int(amount) or size <= 1):

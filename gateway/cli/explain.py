@@ -1,7 +1,9 @@
-"""`firsttoken explain`: where a request would go, and why, as a table. Nothing is sent to any server of the fleet.
+"""`firsttoken explain`: the candidates of a request and the reasons for their ranks, as a table. Sends nothing to the
+fleet.
 
-With a configuration alone, it is decided on a fleet of which nothing is known yet; with the admin port of a running
-gateway, on what that has learned.
+With a configuration alone the decision is made on an untrained fleet; with the admin port of a running gateway, on
+the
+fleet state of the gateway.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import EncoderError
 from policies.fleet.fleet import Fleet
 
-PATIENCE = 10.0  # s that a running gateway may take to answer
+PATIENCE = 10.0  # s to wait for the answer of a running gateway
 WIDTH = 100  # columns of the table
 HEADING = ("", "endpoint", "tier", "p50", "p90", "chance", "hit", "ahead", "run+wait", "price")
 
@@ -59,7 +61,7 @@ def explain(args: argparse.Namespace) -> int:
 
 
 def _request_file(args: argparse.Namespace) -> tuple[Path, list[Path]]:
-    """`--config` takes what follows it, and the request with it: the last file is the request."""
+    """`--config` also captures the request: the last file is the request."""
     files = list(args.files)
     if args.request is not None:
         return args.request, files
@@ -69,7 +71,7 @@ def _request_file(args: argparse.Namespace) -> tuple[Path, list[Path]]:
 
 
 def _key(variable: str | None) -> str | None:
-    """From the environment: what stands in a command is seen by everybody on the machine."""
+    """Reads the key from the environment: arguments are visible to every user of the machine."""
     if variable is not None and not os.environ.get(variable):
         raise ConfigError([f"firsttoken: the environment variable {variable}, which --key-env names, is not set"])
     return None if variable is None else os.environ[variable]
@@ -122,7 +124,7 @@ def _asked(admin: str, operation: Operation, raw: bytes, key: str | None) -> dic
 
 
 def _reason(error: HTTPError) -> str:
-    """In the gateway's own words, where it is one."""
+    """The error message of the gateway, if the reply is an error of a gateway."""
     try:
         return str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -133,7 +135,7 @@ def _reason(error: HTTPError) -> str:
 
 
 def decision_table(said: dict[str, Any]) -> str:
-    """What POST /explain says, to be read: a line of numbers and one of words for each endpoint."""
+    """The reply of POST /explain as text: a line of numbers and a line of words per endpoint."""
     lines = [line for text in (f"{said['outcome']}: {said['reason']}", *_known(said)) for line in _wrapped(text, "")]
     if said["candidates"]:
         lines += ["", *_ranked(said["candidates"])]
@@ -143,7 +145,7 @@ def decision_table(said: dict[str, Any]) -> str:
 
 
 def _known(said: dict[str, Any]) -> list[str]:
-    """What was asked, and what is left to answer it in."""
+    """The request, and the remaining budget."""
     pools: dict[int, list[str]] = {}
     for pool, tokens in said["prompt_tokens"].items():
         pools.setdefault(tokens, []).append(pool)
@@ -193,7 +195,7 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
 
 
 def _shortened(name: str, width: int) -> str:
-    """Both its ends tell endpoints apart; what is between them seldom does."""
+    """Shortens in the middle: both ends distinguish endpoints."""
     if len(name) <= width:
         return name
     front = (width - 1) // 2

@@ -1,6 +1,6 @@
-"""`firsttoken keys`: makes, revokes and lists callers' keys in the Redis of a configuration.
+"""`firsttoken keys`: adds, revokes and lists API keys in the Redis of a configuration.
 
-A key is shown once, when it is made: what is kept is its SHA-256. `list` shows neither.
+A new key is printed once: only the SHA-256 is stored. `list` shows neither.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-KIND = "ft-"  # what a key begins with, so that it is known for one where it leaks
+KIND = "ft-"  # prefix of every key, so that secret scanners recognise leaked keys
 PATIENCE = 5.0  # s
 COLUMNS = ("name", "routes", "requests/min", "tokens/min", "at a time", "USD/month", "cache group")
 

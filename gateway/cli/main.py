@@ -1,6 +1,6 @@
-"""The commands. Exit codes: 0 fine, 2 the input or the configuration is wrong, 1 our fault.
+"""The commands. Exit codes: 0 success, 2 invalid input or configuration, 1 internal error.
 
-What a command needs is imported when it runs, so that `--help` and `check` start at once.
+A command imports its modules when it runs, so that `--help` and `check` start at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMANDS = ("serve", "check", "schema", "explain", "keys", "replay", "top", "dem
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line: the whole usage is a `--help` away."""
+        """Errors are one line: `--help` prints the usage."""
         print(f"firsttoken: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 

@@ -1,4 +1,4 @@
-"""`firsttoken simulate`: one simulated engine, or API, that speaks as the real one does, until a signal says stop."""
+"""`firsttoken simulate`: serves one simulated engine, or API, with the real protocol until a signal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENIZER = "o200k_base"
 
 
 def simulate(args: argparse.Namespace) -> int:
-    """`args`: profile, host, port (0: any free one), model (None: the profile's name), speed."""
+    """`args`: profile, host, port (0: any free port), model (None: the profile's name), speed."""
     if args.profile not in PROFILES:
         raise ConfigError([f"firsttoken: no profile '{args.profile}'{did_you_mean(args.profile, PROFILES)}"])
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -1,8 +1,8 @@
-"""`firsttoken top`: a running gateway in a terminal, read through its admin port alone.
+"""`firsttoken top`: a running gateway in a terminal, read through the admin port alone.
 
 Rules:
-- What is shown is what happened between two looks. Each look is three small GETs.
-- A URL that never answered is a mistake (exit code 2). A gateway that goes away is news: it is said, and tried again.
+- Figures are differences between two polls. A poll is three small GETs.
+- A URL without any answer is an error (exit code 2). A gateway that becomes unreachable is reported and polled again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from gateway.cli import top_deltas as between
 from gateway.cli.top_tables import frame
 from gateway.config.config_errors import ConfigError
 
-PATIENCE = 5.0  # s that a gateway may take to answer
-WIDTH = 130  # columns, where the output has no width of its own
+PATIENCE = 5.0  # s to wait for an answer of the gateway
+WIDTH = 130  # columns, for an output without a width
 SLOWEST = 8  # requests
 
 
 class Gone(Exception):
-    """Nobody answers there, or not as a gateway would."""
+    """The address does not answer, or does not answer like a gateway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the admin port said at one moment."""
+    """The replies of the admin port at one moment."""
 
     figures: Mapping[str, Any]
     fleet: Sequence[Mapping[str, Any]]
@@ -65,7 +65,7 @@ def top(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace, before: Look, show: Any, *, live: bool) -> None:
-    """Elsewhere than on a terminal nothing is repeated that says nothing new."""
+    """Outside a terminal a repeated message is printed once."""
     shown: RenderableType = Text(f"{args.admin}: the first figures come in {args.interval:g} s")
     away = ""
     show(shown)

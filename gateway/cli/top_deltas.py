@@ -1,9 +1,10 @@
-"""What happened between two looks at GET /routes. Pure.
+"""Differences between two replies of GET /routes. Pure.
 
 Rules:
-- Counts only grow. One that is less than before is that of another process, which began at nothing: it counts whole.
-- A quantile lies where a straight line through its bucket puts it, as in Prometheus; beyond the last bound it is that
-  bound. Milliseconds, as they came.
+- Counts only grow. A smaller count belongs to a new process, which began at zero: the whole count is new.
+- A quantile is interpolated linearly within a bucket, as in Prometheus; beyond the last bound the bound is the
+  result.
+  Units are milliseconds, as in the reply.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Counts = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class RouteView:
-    """One route. Rates per second; shares from 0 to 1; None where nothing was seen."""
+    """A route. Rates per second; shares from 0 to 1; None without any request."""
 
     route: str
     per_second: float
@@ -37,11 +38,11 @@ class RouteView:
 
 @dataclass(frozen=True, slots=True)
 class GatewayView:
-    """`lag`: the upper bound, ms, of how late the loop was at most; None: it was not looked at."""
+    """`lag`: upper bound in ms of the loop's longest stall; None: not measured."""
 
     lag: float | None
     stalls: int
-    said: Mapping[str, float]  # of what there is: workers, replicas, redis_up, in_progress
+    said: Mapping[str, float]  # those present of workers, replicas, redis_up, in_progress
 
 
 def routes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[RouteView]:
@@ -91,11 +92,11 @@ def grown(before: Counts, after: Counts) -> Counts:
 def buckets(
     before: Mapping[str, Sequence[float]] | None, after: Mapping[str, Sequence[float]]
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Upper bounds, and what each bucket holds of what came since; the last has no bound."""
+    """Upper bounds, and the new counts of each bucket; the last bucket has no bound."""
     bounds, counts = after["le"], after["counts"]
     if before is None or not before["counts"]:
         return bounds, counts
-    if before["le"] != bounds:  # another configuration: what came since is not to be told from what was
+    if before["le"] != bounds:  # another configuration: new and old counts cannot be separated
         return bounds, [0.0] * len(counts)
     since = [now - was for now, was in zip(counts, before["counts"], strict=True)]
     return bounds, counts if min(since) < 0 else since

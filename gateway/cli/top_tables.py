@@ -1,4 +1,4 @@
-"""One frame of `firsttoken top`: what was looked at, as tables."""
+"""A frame of `firsttoken top`, as tables."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _slow(record: Mapping[str, Any], now: float) -> tuple[RenderableType, ...]:
 
 
 def largest_stage(record: Mapping[str, Any]) -> tuple[str, float]:
-    """Of those before the first token."""
+    """The longest stage before the first token."""
     stages = [(spent, name) for name, spent in record["stages_ms"].items() if name != "stream"]
     spent, name = max(stages, default=(0.0, ""))
     return name, spent

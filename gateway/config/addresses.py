@@ -1,6 +1,6 @@
-"""Where we listen and where we send: `host:port` and http(s) URLs, validated.
+"""Addresses of the configuration: `host:port` and http(s) URLs, validated.
 
-Each type is an annotated value that pydantic checks, so that the models read as the YAML does.
+Each type is an annotated value that pydantic checks, so that the models read like the YAML.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TCP = re.compile(r"tcp://[^/@\s]+:[0-9]{1,5}")
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """A host and a port to listen on; port 0 takes any free one."""
+    """A host and a port to listen on; port 0 takes any free port."""
 
     host: str
     port: int
@@ -30,7 +30,7 @@ class ListenAddress:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach the address."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -54,7 +54,7 @@ def http_url(value: str) -> str:
 
 
 def authority(url: str, at: str = "") -> str:
-    """The `host:port` of a base URL, the port always written out; `at`: of one of its host's addresses."""
+    """The `host:port` of a base URL, with an explicit port; `at`: with one of the host's addresses."""
     server = backends.http.address.BackendAddress.parse(url)
     return str(ListenAddress(at or server.host, server.port))
 
@@ -82,7 +82,7 @@ def tcp_at(url: str, address: str) -> str:
 
 
 def tcp_url(value: str) -> str:
-    """Where an engine publishes its events."""
+    """The address at which an engine publishes its events."""
     if "@" in value:
         raise ValueError("a URL of events holds credentials, which ZMQ knows nothing of")
     if not _TCP.fullmatch(value):

@@ -1,10 +1,11 @@
-"""From one configuration to the next, in a gateway that runs: what may change, and what did.
+"""Compares a new configuration with the one in force: allowed changes, and their names.
 
 Rules:
-- Sockets, processes and where news goes are given at the start: `server`, `state` and `telemetry` stay as they are, and
-  it is said that they need a restart. The rest applies at once: who mends a route must not have to restart for it.
-- So what comes into force may be what no file says. It is checked as a whole, like any other.
-- Places are named, values are not: they may be secrets.
+- Sockets, processes and exporters are made at the start: `server`, `state` and `telemetry` stay as they are, and
+  changes
+  there are reported as needing a restart. Everything else applies at once.
+- The configuration that comes into force may therefore differ from the file. The whole of it is checked again.
+- Changes are named by path, without values, which may be secrets.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from gateway.config.config_errors import ConfigError, Path, SourceLocation, dott
 from gateway.config.models import Config
 
 AT_THE_START = ("server", "state", "telemetry")
-NOW = "config, its server, state and telemetry as they were at the start"  # the place of what no file says
+NOW = "config, its server, state and telemetry as they were at the start"  # the path of values that no file contains
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`config` is to come into force. `changed` are the places in which it differs from the one before, `restart` those
-    that differ and stay as they were."""
+    """`config` comes into force. `changed`: paths that differ from the previous configuration; `restart`: paths that
+    differ in the file but need a restart."""
 
     config: Config
     changed: tuple[str, ...] = ()
@@ -33,7 +34,7 @@ class Change:
 
 
 def change(before: Config, wanted: Config) -> Change:
-    """Raises ConfigError where `wanted` cannot come into force as far as it may."""
+    """Raises ConfigError if the part of `wanted` that can change makes an invalid configuration."""
     config = wanted.model_copy(update={name: getattr(before, name) for name in AT_THE_START})
     if config != wanted and (problems := checks.problems(config)):
         raise ConfigError([problem.at(SourceLocation(NOW)) for problem in problems])
@@ -46,7 +47,7 @@ def change(before: Config, wanted: Config) -> Change:
 
 
 def _differences(before: object, after: object, path: Path) -> Iterator[Path]:
-    """The innermost places that have a name."""
+    """The innermost named paths."""
     if before == after:
         return
     ours, theirs = _named(before), _named(after)

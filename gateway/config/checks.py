@@ -1,6 +1,6 @@
-"""What no section can see of itself: that names lead somewhere, and that nothing is open by accident.
+"""Checks across sections: names refer to something, and nothing is open by accident.
 
-Each check yields a problem with the path of the value to mend.
+Each check yields a problem with the path of the wrong value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PUBLISHERS = ("vllm", "sglang")  # of cache events
 
 
 def problems(config: Config) -> list[Problem]:
-    """Every problem between the sections of a configuration that is valid by section."""
+    """Yields every problem between sections that are each valid."""
     return [problem for check in CHECKS for problem in check(config)]
 
 

@@ -1,10 +1,10 @@
-"""What is wrong with a configuration, and how it is said.
+"""Problems of a configuration, and their one-line form.
 
 Rules:
-- One line per problem: where, what, and the mend. All problems of a stage at once, not the first alone.
-- A value that came from the environment is never shown: the `${NAME}` that was written is.
-- A key or a password that was written out is not shown either, nor what is as long as one and was read as YAML's own
-  signs: an alias, a tag, a reference.
+- One line per problem: location, error, fix. A stage reports all its problems.
+- A value from the environment is never shown, only the `${NAME}` in the file.
+- A literal key or password is not shown either, nor a text as long as a key that YAML read as an alias, a tag or a
+  reference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SourceLocation:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`text` says what is wrong with the value at `path`."""
+    """`text` describes the error of the value at `path`."""
 
     path: Path
     text: str
@@ -51,7 +51,7 @@ class ConfigError(Exception):
 
 
 def dotted(path: Path) -> str:
-    """`routes.chat.tiers[1]`; a name that holds a dot is quoted."""
+    """`routes.chat.tiers[1]`; a name that contains a dot is quoted."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -62,17 +62,17 @@ def dotted(path: Path) -> str:
 
 
 def quoted(text: str) -> str:
-    """In quotes, unless it is long enough to be a secret."""
+    """The value in quotes, unless its length suggests a secret."""
     return repr(text) if len(text) < SECRET_LENGTH else "what stands here"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: the one of `known` that was probably meant, or nothing."""
+    """Ends a sentence with the member of `known` that was probably meant, or with nothing."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: the nearest of `known`, or all of them where none is near."""
+    """Ends a sentence with the nearest member of `known`, or with all members if none is near."""
     names = list(known)
     return nearest(name, names) or (f"; known: {', '.join(names)}" if names else "")

@@ -1,6 +1,6 @@
-"""No file at all: the API keys in the environment are the configuration.
+"""The configuration without a file: the API keys in the environment.
 
-Every API whose key is set becomes a pool, and the first of them takes every model name unchanged.
+Every API whose key is set becomes a pool, and the first pool takes every model name unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.config.yaml_source import Document
 
 
 def environment(environ: Mapping[str, str]) -> Document:
-    """The configuration that the environment amounts to."""
+    """Builds the configuration from the environment."""
     document = Document()
     pools: dict[str, Any] = {}
     for kind in (name for name, kind in KINDS.items() if kind.needs_key):

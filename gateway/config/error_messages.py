@@ -1,8 +1,8 @@
-"""pydantic's errors in our own words: where, what was expected, what stands there.
+"""Translates pydantic's errors: location in the file, expected value, actual value.
 
 Rules:
-- The path is one of the file: names of models and of union branches do not appear in it.
-- What stands there is quoted as written, so that a secret from the environment is not.
+- Paths are those of the file, without names of models and of union branches.
+- Actual values are quoted as written in the file, so that secrets from the environment stay hidden.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.config.schema import BARE, keys_at, schema, words_at
 from gateway.config.yaml_source import Document
 
 _SECRETS = frozenset({"api_key", "headers", "sha256", "redis", "cache_secret"})
-_HOLDING = frozenset({"keys", "state", "pools"})  # where text in the place of a mapping is likely to be a secret
+_HOLDING = frozenset({"keys", "state", "pools"})  # paths where a text instead of a mapping is likely to be a secret
 _EXPECTED = {
     "int_type": "an integer",
     "int_parsing": "an integer",
@@ -49,7 +49,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """An error and where it is in the file. `union` is the path of the union it is a branch of, if any."""
+    """An error and its path in the file. `union`: the path of the enclosing union, if any."""
 
     error: ErrorDetails
     path: Path
@@ -57,7 +57,7 @@ class _Fault:
 
 
 def messages(errors: Sequence[ErrorDetails], document: Document) -> list[Problem]:
-    """What is wrong with `document`, each thing once."""
+    """Every problem of `document`, once."""
     faults = [fault for fault in (_located(error, document.data) for error in errors) if not _echo(fault, document)]
     found = [_problem(fault, document) for fault in faults if fault.union is None]
     for union in dict.fromkeys(fault.union for fault in faults if fault.union is not None):
@@ -66,12 +66,12 @@ def messages(errors: Sequence[ErrorDetails], document: Document) -> list[Problem
 
 
 def _located(error: ErrorDetails, data: Any) -> _Fault:
-    """Parts of the location that are not in the file are pydantic's own: the name of a union branch, `[key]`."""
+    """Removes pydantic's own parts of a location: the name of a union branch, `[key]`."""
     path: Path = ()
     union: Path | None = None
     for i, part in enumerate(error["loc"]):
         if isinstance(data, Mapping) and i and (header := f"{error['loc'][i - 1]}.{part}") in data:
-            path, data, union = (*path, header), data[header], None  # written as one key, kept as two
+            path, data, union = (*path, header), data[header], None  # one key in the file, two parts of the location
         elif _holds(data, part):
             path, data = (*path, part), data[part]
         elif error["type"] != "missing" or i < len(error["loc"]) - 1:
@@ -84,13 +84,13 @@ def _holds(data: Any, part: str | int) -> bool:
 
 
 def _echo(fault: _Fault, document: Document) -> bool:
-    """A list is also called too short when its items are wrong: those say it better."""
+    """Drops the error that a list is too short if its items have errors of their own."""
     value = _at(document.data, fault.path)
     return fault.error["type"] == "too_short" and isinstance(value, list) and len(value) > 0
 
 
 def _branches(union: Path, faults: list[_Fault], document: Document) -> Iterator[Problem]:
-    """A mapping was meant as the branch that is a model; of anything else, all that was expected is said."""
+    """A mapping was meant as the branch that is a model; for other values all expected forms are listed."""
     inner = [fault for fault in faults if fault.path != union or fault.error["type"] not in _MISFITS]
     if inner:
         yield from (_problem(fault, document) for fault in inner)
@@ -129,17 +129,17 @@ def _expected(fault: _Fault) -> str:
 
 
 def _mapping(fault: _Fault) -> str:
-    """The keys that it takes, and what else may stand in its place."""
+    """The keys of the mapping, and the other values that are allowed."""
     keys = keys_at(schema(), fault.path)
     if not keys:
         return "a mapping"
     bare = BARE.get(fault.error["ctx"].get("class_name", ""))
-    words = [] if fault.union else words_at(schema(), fault.path)  # a union names them in branches of their own
+    words = [] if fault.union else words_at(schema(), fault.path)  # a union lists the keys in its branches
     return " or ".join([*([bare["description"]] if bare else []), f"{{{', '.join(keys)}}}", *words])
 
 
 def _near(error: ErrorDetails) -> str:
-    """Which of the literals was probably meant."""
+    """The literal that was probably meant."""
     expected = error.get("ctx", {}).get("expected", "")
     return nearest(str(error["input"]), re.findall(r"'([^']*)'", expected))
 
@@ -162,11 +162,11 @@ def _got(path: Path, document: Document, seen: Any) -> str:
 
 
 def _masked(text: str, path: Path, document: Document) -> str:
-    """`text` with what came from the environment put back into the form `${NAME}`."""
+    """`text` with values from the environment replaced by `${NAME}`."""
     for at, written in document.raw.items():
         value = _at(document.data, at)
         if at[: len(path)] == path and value:
-            quote = "" if len(value) >= SECRET_LENGTH else "'"  # a short one would be found inside words
+            quote = "" if len(value) >= SECRET_LENGTH else "'"  # a short value would match inside words
             text = text.replace(f"{quote}{value}{quote}", f"{quote}{written}{quote}")
     return text
 

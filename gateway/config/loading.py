@@ -1,7 +1,8 @@
-"""Files and environment -> a Config that holds, or a ConfigError that says what to mend.
+"""Loads files and environment into a valid Config, or raises ConfigError with every fix.
 
-In order: read, merge, validate by section, check between sections. A later step runs when the one
-before found nothing; within a step every problem is reported, in the order of the file's lines.
+In order: read, merge, validate by section, check across sections. A step runs if the one before found no problem; a
+step
+reports all its problems, in the order of the file's lines.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ __all__ = ["ConfigError", "load", "validated"]
 
 
 def load(paths: Sequence[Path], environ: Mapping[str, str]) -> Config:
-    """The files, each merged over those before it; without any, what the environment amounts to."""
+    """Merges each file over the ones before; without files, uses the environment."""
     return validated(reduce(merge, _documents(paths, environ)) if paths else environment(environ))
 
 
 def validated(document: Document) -> Config:
-    """What the document says, if it holds."""
+    """Validates the document."""
     try:
         config = Config.model_validate(_without_extensions(document))
     except ValidationError as error:

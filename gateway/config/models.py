@@ -1,10 +1,10 @@
-"""The configuration: what the YAML may say, validated, and the values that the rest is built from.
+"""The configuration: validated sections of the YAML, and the values built from them.
 
 Rules:
-- Every section is its own model, frozen, and refuses unknown keys.
-- A model checks what it can see of itself; what spans sections is in `gateway.config.checks`.
-- Secrets do not print, and are not in a dump.
-- What is accepted but not acted on yet is listed in NOT_YET, and `firsttoken check` says so.
+- Every section is a frozen model that refuses unknown keys.
+- A model checks its own fields; checks across sections are in `gateway.config.checks`.
+- Secrets are neither printed nor dumped.
+- Settings without effect in this version are listed in NOT_YET; `firsttoken check` reports their use.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from policies.routes import workloads
 from policies.routes.route import Route, Workload
 from policies.routes.units import Duration, Share, Size
 
-PASSTHROUGH = "passthrough"  # the name of the route that takes what is no route's
+PASSTHROUGH = "passthrough"  # the name of the route for models without a route
 
-# Accepted, validated, without effect in this version: a path, and the value that asks for it (any but the default,
+# Accepted and validated, without effect in this version: a path, and the value that has no effect (any but the default,
 # if none is named).
 NOT_YET = ("routes.*.rescue=on",)
 
 
 MOST_WORKERS = 256
-MOST = 10**12  # of anything that a key may use
+MOST = 10**12  # upper bound of every limit of a key
 
 
 class Drain(Section):
-    """How a gateway that is told to stop does so."""
+    """Draining after SIGTERM."""
 
     wait: Annotated[Duration, Field(ge=0)] = written("0s")
-    """Serve on, new connections too, while `/ready` says 503: as long as a balancer needs to hear of it."""
+    """Time to keep serving, new connections included, while `/ready` returns 503: until balancers have noticed."""
     grace: Annotated[Duration, Field(ge=0)] = written("30s")
-    """For what still runs after that; then it is cut."""
+    """Time for requests in progress after that; the rest is aborted."""
 
 
 class ServerSection(Section):
     listen: Listen = written("127.0.0.1:8080")
-    """Where callers connect, host:port."""
+    """Address for callers, host:port."""
     admin: Listen = written("127.0.0.1:9090")
-    """Where operators connect: metrics, requests, explain. It asks for no key: keep it private."""
+    """Address for operators: metrics, requests, explain. No authentication: keep it private."""
     workers: int = Field(default=1, ge=1, le=MOST_WORKERS)
-    """Processes that share the listening port, and what they know of load and caches."""
+    """Processes that share the listening port, their load and the prefix locations."""
     open: bool = False
     """Serve callers without a key beyond loopback; for a gateway behind its own authentication."""
     drain: Drain = Drain()
 
 
 class Defaults(Section):
-    """What holds for every route that does not say otherwise."""
+    """Defaults of every route and pool."""
 
     connect: Positive = written("2s")
     """To open a connection to an endpoint."""
@@ -87,23 +87,23 @@ class Defaults(Section):
 
 class StateSection(Section):
     redis: RedisUrl | None = None
-    """What replicas share; absent: everything is kept in this process."""
+    """State shared by replicas; absent: all state is in this process."""
     cache_secret: CacheSecret | None = None
-    """What the names of caches are made with: the same for all replicas. Absent: the digests of `keys`."""
+    """Secret of the cache salts: the same for all replicas. Absent: the digests of `keys`."""
     keys: Literal["config", "redis"] = "config"
-    """redis: callers' keys are those of this file and those that `firsttoken keys` keeps there."""
+    """redis: API keys are those of this file and those added by `firsttoken keys`."""
     namespace: Namespace = "firsttoken"
-    """Replicas of one namespace share what they know; two fleets on one Redis need two."""
+    """Replicas of one namespace share their state; two fleets on one Redis need two namespaces."""
 
 
 class Key(Section):
-    """A caller: its key is stored as a digest only."""
+    """A caller: only the digest of its API key is stored."""
 
     name: Name
     sha256: Sha256
     """printf %s "$KEY" | sha256sum"""
     routes: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Which it may ask for; absent: all."""
+    """Routes that the key may use; absent: all."""
     requests_per_minute: int | None = Field(default=None, gt=0, le=MOST)
     """In any 60 s."""
     tokens_per_minute: int | None = Field(default=None, gt=0, le=MOST)
@@ -113,11 +113,11 @@ class Key(Section):
     monthly_cost_usd: float | None = Field(default=None, gt=0, le=1e6)
     """By the prices of the pools, in a calendar month (UTC)."""
     cache_group: Name | None = None
-    """Keys of one group share prefix caches, and can tell what the others asked; absent: the key has its own."""
+    """Keys of one group share prefix caches, and can detect each other's prompts; absent: a group of its own."""
 
     @property
     def limits(self) -> KeyLimits | None:
-        """None: it may use what it likes."""
+        """None: no limits."""
         cost = self.monthly_cost_usd
         limits = KeyLimits(
             self.requests_per_minute,
@@ -134,7 +134,7 @@ class TelemetrySection(Section):
     traces: Share = Field(default=0.05, ge=0, le=1)
     """Sampled share of the traces that begin here; requests that missed a budget, failed or were retried always are."""
     trace_apis: bool = False
-    """Tell external APIs, too, which trace their request belongs to; engines are told."""
+    """Send trace context to external APIs too; engines always receive it."""
     access_log: AccessLog = "stdout"
     """stdout, stderr, off, or the path of a file: one JSON line per request."""
     prompts: Literal["never"] = "never"
@@ -142,7 +142,7 @@ class TelemetrySection(Section):
 
 
 class Config(Section):
-    """firsttoken: pools are what there is, routes are what callers ask for and what they were promised."""
+    """firsttoken: pools are the available servers, routes the models that callers ask for, with their objectives."""
 
     server: ServerSection = ServerSection()
     pools: Mapping[PoolName, PoolSection] = {}
@@ -151,12 +151,12 @@ class Config(Section):
     routes: Mapping[Name, Route] = {}
     """By the model name that callers ask for."""
     passthrough: str | None = None
-    """A pool: requests for a model that is no route go there, the model name unchanged."""
+    """A pool: requests for a model without a route go there, with the model name unchanged."""
     state: StateSection = StateSection()
     keys: tuple[Key, ...] = ()
-    """Who may call; absent: anybody on this machine."""
+    """API keys; absent: anybody on this machine may call."""
     telemetry: TelemetrySection = TelemetrySection()
-    _addresses: Addresses | None = None  # of names that are to be resolved; None: nobody has asked yet
+    _addresses: Addresses | None = None  # addresses of the names to resolve; None: not resolved yet
 
     @field_validator("routes", mode="before")
     @classmethod
@@ -171,7 +171,7 @@ class Config(Section):
         return self.model_copy(update={"server": self.server.model_copy(update={"workers": count})})
 
     def names(self) -> Mapping[str, float]:
-        """Those whose addresses are endpoints of their own, and how often to ask for them, in seconds."""
+        """Names whose addresses are endpoints of their own, with the interval of resolution in seconds."""
         found: dict[str, float] = {}
         for pool in self.pools.values():
             for endpoint in pool.endpoints:
@@ -180,7 +180,7 @@ class Config(Section):
         return found
 
     def at(self, addresses: Addresses) -> Config:
-        """The same, in which those names have these addresses."""
+        """The same configuration with these addresses."""
         copied = self.model_copy()
         copied._addresses = addresses
         return copied
@@ -191,7 +191,7 @@ class Config(Section):
         return bool(self.keys) or self.state.keys == "redis"
 
     def fleet(self) -> tuple[facts.Pool, ...]:
-        """The pools as decisions see them."""
+        """The pools as values for decisions."""
         return tuple(pool.as_facts(name, self._addresses) for name, pool in self.pools.items())
 
     def sites(self) -> Mapping[str, Site]:
@@ -204,29 +204,29 @@ class Config(Section):
         return {id: server.url for id, server in self.sites().items()}
 
     def kv_events(self) -> Mapping[str, Site]:
-        """The endpoints that publish their cache events, by id."""
+        """The endpoints that publish cache events, by id."""
         return {id: server for id, server in self.sites().items() if server.kv_events is not None}
 
     def keep_warm(self) -> Mapping[str, float]:
-        """Seconds without a request, by pool, after which an endpoint is sent one."""
+        """By pool: seconds without a request after which an idle endpoint is sent one."""
         return {name: pool.keep_warm.idle for name, pool in self.pools.items() if pool.keep_warm is not None}
 
     def backend(self, name: str) -> BackendConfig:
-        """What the catalog needs to build the backend of a pool."""
+        """Arguments for the catalog to build the backend of a pool."""
         pool = self.pools[name]
         headers = {header: value.get_secret_value() for header, value in pool.headers.items()}
         return BackendConfig(pool.backend, pool.model, pool.api_key.get_secret_value(), headers)
 
     @cached_property
     def passthrough_route(self) -> Route | None:
-        """The route of every model name that is not one; its own name is fixed, so that no caller mints a label."""
+        """The route of every model name without a route; its own name is fixed, so that no caller creates a label."""
         if self.passthrough is None:
             return None
         raw = {"tiers": [self.passthrough]}
         return Route.model_validate(_completed(PASSTHROUGH, raw, self.defaults.max_attempts))
 
     def without_effect(self) -> list[str]:
-        """What this configuration asks for that this version accepts and does not do."""
+        """Settings of this configuration without effect in this version."""
         found = []
         for entry in NOT_YET:
             pattern, _, asked = entry.partition("=")
@@ -237,7 +237,7 @@ class Config(Section):
 
 
 def _completed(name: str, raw: Any, max_attempts: int) -> Any:
-    """A route as written, with its name, its workload's preset and the defaults beneath."""
+    """A route as written, with its name, its workload's preset and the defaults."""
     if not isinstance(raw, Mapping):
         return raw
     workload = raw.get("workload", "chat")
@@ -247,7 +247,7 @@ def _completed(name: str, raw: Any, max_attempts: int) -> Any:
 
 
 def _matches(node: Any, pattern: Sequence[str], path: str = "", default: Any = None) -> Iterator[tuple[str, Any, Any]]:
-    """Every value under `node` that a pattern names, with its path and its default."""
+    """Yields every value under `node` that a pattern names, with its path and default."""
     if not pattern:
         yield path, node, default
     elif pattern[0] != "*":

@@ -1,6 +1,6 @@
-"""The `pools:` section: what there is to send requests to.
+"""The `pools:` section.
 
-A pool is the same to callers whether it is one API or forty engines: endpoints that serve one model.
+A pool looks the same to callers with one API or forty engines: endpoints that serve one model.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gateway.config.config_errors import did_you_mean
 from gateway.config.sections import HeaderName, HeaderValue, Positive, ProfileName, Section
 from policies import types as facts
 
-PRIORITY = ("vllm", "simulated")  # backends whose servers can be told to take the smallest number first
+PRIORITY = ("vllm", "simulated")  # backends whose servers can serve the smallest number first
 Addresses = Mapping[str, Sequence[str]]  # by name
-# Those of gateway.tokenize.tokenizers, which is slow to import.
+# Names from gateway.tokenize.tokenizers, which is slow to import.
 ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a request is sent to. `at`: the one of its name's addresses; else whichever that has at the moment."""
+    """The destination of requests. `at`: one address of the name; empty: the name is resolved per connection."""
 
     url: str
     at: str = ""
@@ -41,19 +41,19 @@ class Site:
 
 
 class EndpointSection(Section):
-    """One server of a pool; its bare URL will do."""
+    """One server of a pool; a bare URL is enough."""
 
     url: HttpUrl
     region: str = ""
     """A label, for affinity and metrics."""
     kv_events: TcpUrl | None = None
-    """Where the engine publishes its cache events."""
+    """Address at which the engine publishes its cache events."""
     kv_replay: TcpUrl | None = None
-    """Where it sends those again that were missed."""
+    """Address at which the engine repeats missed cache events."""
     profile: ProfileName = None
-    """What `replay` takes this server for, where it differs from its pool's."""
+    """Profile of this server in `replay`, if different from its pool's."""
     resolve: Positive | None = None
-    """Every address that its name has is an endpoint of its own; how often they are asked for, such as 10s."""
+    """Every address of the name is an endpoint of its own; the interval of resolution, such as 10s."""
 
     @model_validator(mode="before")
     @classmethod
@@ -82,7 +82,7 @@ class EndpointSection(Section):
         return host_of(self.url)
 
     def sites(self, names: Addresses | None) -> tuple[Site, ...]:
-        """Those that it stands for: one, or as many as its name has addresses, once these are asked for."""
+        """The endpoints of this entry: one, or one per address of the name, once resolved."""
         if self.resolve is None or names is None:
             return (Site(self.url, "", self.region, self.kv_events, self.kv_replay),)
         return tuple(self._at(address) for address in names.get(self.host, ()))
@@ -101,38 +101,38 @@ class PriceSection(Section):
 
 class KeepWarm(Section):
     idle: Positive
-    """Send a one-token request after this long without one."""
+    """Send a one-token request after this long without a request."""
 
 
 class PoolSection(Section):
     """Interchangeable endpoints that serve one model."""
 
     backend: Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(KINDS)})]
-    """What its servers speak."""
+    """Dialect of the servers."""
     model: str = ""
-    """The name its servers know."""
+    """The model name that the servers know."""
     endpoints: tuple[EndpointSection, ...] = ()
-    """Its servers: URLs, or {url, region, kv_events, kv_replay, resolve}."""
+    """Servers: URLs, or {url, region, kv_events, kv_replay, resolve}."""
     base_url: HttpUrl | None = None
     """In place of endpoints, for an API; each API backend has a default."""
     api_key: SecretStr = SecretStr("")
-    """Sent to its servers; write "${NAME}" and keep the key in the environment."""
+    """Sent to the servers; write "${NAME}" and keep the key in the environment."""
     headers: Mapping[HeaderName, HeaderValue] = {}
-    """Sent to its servers with every request."""
+    """Sent to the servers with every request."""
     tokenizer: str = "o200k_base"
     """o200k_base, cl100k_base, o200k_harmony, or the path of a tokenizer.json."""
     context_window: int | None = Field(default=None, gt=0)
     """Tokens of prompt and output together."""
     capabilities: frozenset[Literal["tools", "images", "json_schema"]] | None = None
-    """What the model can take; absent: unknown, nothing is filtered on it."""
+    """Features of the model; absent: unknown, and nothing is filtered by them."""
     price: PriceSection = PriceSection()
     block_size: int = Field(default=16, gt=0, le=4096)
-    """Tokens of a prefix cache block, until the server says its own."""
+    """Tokens of a prefix cache block, until the server reports its own."""
     keep_warm: KeepWarm | None = None
     priority_scheduling: bool = False
-    """Its servers take the smallest `priority` first: requests are sent with one, made from their deadline."""
+    """The servers take the smallest `priority` first: requests get a priority made from their deadline."""
     profile: ProfileName = None
-    """What `replay` takes its servers for: 8b-h100, 8b-a100, 8b-l4, 32b-2xh100, 70b-4xh100 or api."""
+    """Profile of the servers in `replay`: 8b-h100, 8b-a100, 8b-l4, 32b-2xh100, 70b-4xh100 or api."""
 
     @field_validator("backend")
     @classmethod
@@ -196,7 +196,7 @@ class PoolSection(Section):
         return (base,) if base else ()
 
     def sites(self, name: str, names: Addresses | None = None) -> Mapping[str, Site]:
-        """By endpoint id. `names`: the addresses of those that are to be resolved; None: each stands for itself."""
+        """By endpoint id. `names`: addresses of the names to resolve; None: each name is one endpoint."""
         if self.endpoints:
             found = [server for endpoint in self.endpoints for server in endpoint.sites(names)]
         else:
@@ -204,7 +204,7 @@ class PoolSection(Section):
         return {f"{name}/{server.authority}": server for server in found}
 
     def as_facts(self, name: str, names: Addresses | None = None) -> facts.Pool:
-        """This pool as decisions see it."""
+        """This pool as a value for decisions."""
         return facts.Pool(
             name=name,
             model=self.model,

@@ -1,7 +1,6 @@
-"""The JSON Schema of the configuration file, in the forms that are written: durations as text, tiers as names.
+"""The JSON Schema of the configuration file, in its written forms: durations as text, tiers as names.
 
-Generated from the models, so that it cannot fall behind them; what their input validators accept
-beyond their fields is added here.
+The schema is generated from the models; forms that only their input validators accept are added here.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from gateway.config.config_errors import Path
 from gateway.config.models import Config
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${NAME:-default}, from the environment"}
-# Models that a bare text stands for.
+# Models that a bare text can stand for.
 BARE = {
     "Tier": {"type": "string", "description": "the name of a pool"},
     "EndpointSection": {"type": "string", "pattern": "^https?://", "description": "the URL of a server"},
@@ -28,7 +27,7 @@ class _AsWritten(GenerateJsonSchema):
         return False
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Whole sections and nothing are left out as defaults: they are shown in their validated form."""
+        """Omits defaults that are sections or null, which pydantic shows in their validated form."""
         generated = super().default_schema(schema)
         if not isinstance(generated.get("default"), (str, int, float)):
             generated.pop("default", None)
@@ -55,7 +54,7 @@ def keys_at(document: dict[str, Any], path: Path) -> list[str]:
 
 
 def words_at(document: dict[str, Any], path: Path) -> list[str]:
-    """The words that may stand at `path`, such as `off`."""
+    """The words allowed at `path`, such as `off`."""
     return [node["const"] for node in _nodes_at(document, path) if "const" in node]
 
 
@@ -67,7 +66,7 @@ def _nodes_at(document: dict[str, Any], path: Path) -> list[dict[str, Any]]:
 
 
 def _with_variables(node: Any) -> Any:
-    """Every value that is not free text may also come from the environment."""
+    """Allows a variable wherever a value is not free text."""
     if isinstance(node, list):
         return [_with_variables(item) for item in node]
     if not isinstance(node, dict):

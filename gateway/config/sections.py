@@ -1,4 +1,4 @@
-"""What the sections of the configuration are made of: their common base, and their small values."""
+"""The common base of the configuration's sections, and their small values."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _TRANSPORT = frozenset({"host", "content-length", "transfer-encoding", "connecti
 
 
 class Section(Strict):
-    """The text under a field is its description in the JSON Schema."""
+    """A base model; the text under a field is its description in the JSON Schema."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def written(text: str) -> Any:
-    """A default as the YAML would say it."""
+    """A default in its YAML form."""
     return Field(text, validate_default=True)
 
 
@@ -52,7 +52,7 @@ def _name(value: str) -> str:
 
 
 def _digest(value: str) -> str:
-    # The text is not repeated: it may be the key itself.
+    # The text is not repeated: the key itself may stand there.
     if not _DIGEST.fullmatch(value.lower()):
         raise ValueError('not a SHA-256 digest, 64 hex digits: printf %s "$KEY" | sha256sum')
     return value.lower()
@@ -73,7 +73,7 @@ def _header_value(value: SecretStr) -> SecretStr:
 
 
 def _redis(value: SecretStr) -> SecretStr:
-    parsed(value.get_secret_value())  # what it raises does not repeat the text: it may hold a password
+    parsed(value.get_secret_value())  # the error does not repeat the text, which may contain a password
     return value
 
 

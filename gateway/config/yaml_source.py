@@ -1,10 +1,10 @@
-"""YAML -> plain data that remembers where each value was written.
+"""Parses YAML into plain data with the line of every value.
 
 Rules:
-- The YAML 1.2 core schema, as editors read it: `off`, `on`, `yes` and `no` are text, `010` is ten.
-- A key given twice is an error, not a silent choice of the last.
+- The YAML 1.2 core schema, as editors read YAML: `off`, `on`, `yes` and `no` are text, `010` is ten.
+- A duplicate key is an error, not a silent choice of the last.
 - `${NAME}` and `${NAME:-default}` are replaced in text values, `$$` is a dollar sign.
-- Nothing is constructed but mappings, lists and scalars; every other tag is refused.
+- Only mappings, lists and scalars are constructed; every other tag is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SCALARS: Mapping[str, Callable[[str], Any]] = {
     _TAG + "str": str,
 }
 _QUOTED = re.compile(rf"'[^'<][^']{{{SECRET_LENGTH - 1},}}'")  # but for the names of YAML's tokens: '<stream end>'
-# A dollar sign, or a reference; the last branch catches what was meant as one and is not.
+# A dollar sign, or a reference; the last branch matches malformed references.
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|(\{[^}]*\}?))")
 
 
@@ -58,14 +58,14 @@ class Document:
     raw: dict[Path, str] = field(default_factory=dict)
 
     def place(self, path: Path) -> SourceLocation:
-        """Where the value at `path` was written, or the nearest thing around it."""
+        """The location of the value at `path`, or of its nearest parent."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, SourceLocation("config"))
 
 
 def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
-    """The one YAML document in `text`, or ConfigError with every problem of the file."""
+    """The one YAML document in `text`. Raises ConfigError with every problem of the file."""
     try:
         node = yaml.compose(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -120,7 +120,7 @@ def _shown(tag: str) -> str:
 
 
 class _Builder:
-    """Walks a node graph once; what it builds is plain data, what it notes is by path."""
+    """Walks a node graph once; builds plain data and notes locations by path."""
 
     def __init__(self, file: str, environ: Mapping[str, str]) -> None:
         self.places: dict[Path, SourceLocation] = {}
@@ -128,7 +128,7 @@ class _Builder:
         self.problems: list[str] = []
         self._file = file
         self._environ = environ
-        self._open: set[int] = set()  # nodes being walked: an alias to one of them is a cycle
+        self._open: set[int] = set()  # nodes being walked: an alias to such a node is a cycle
 
     def root(self, node: yaml.Node) -> dict[str, Any]:
         if not isinstance(node, yaml.MappingNode):
@@ -180,7 +180,7 @@ class _Builder:
         return data
 
     def _merged(self, node: yaml.Node, path: Path) -> dict[str, Any]:
-        """What `<<:` brings: one mapping, or several of which the first wins."""
+        """The mappings that `<<:` merges; the first has precedence."""
         data: dict[str, Any] = {}
         for source in reversed(node.value) if isinstance(node, yaml.SequenceNode) else [node]:
             value = self._value(source, path)
@@ -191,7 +191,7 @@ class _Builder:
         return data
 
     def _fresh(self, key: yaml.Node, path: Path, lines: dict[str, int]) -> bool:
-        """Whether `key` is a name, and the first of its kind in this mapping."""
+        """True if `key` is a text that this mapping does not have yet."""
         if not isinstance(key, yaml.ScalarNode):
             self._problem(key, path, "a key must be a name")
             return False

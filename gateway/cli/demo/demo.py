@@ -1,7 +1,8 @@
-"""`firsttoken demo`: engines, gateway, callers and a live table, in one command and with nothing else.
+"""`firsttoken demo`: engines, gateway, callers and a live table in one command, without further programs.
 
-The gateway runs in this process; the engines and the callers in one child each, so that their
-work is not in its event loop. A child ends when its standard input does: nothing is left behind.
+The gateway runs in this process; engines and callers run in one child process each, outside the gateway's event loop.
+A
+child ends with its standard input, so no process is left behind.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ Ctrl-C ends it.
 
 
 def demo(args: argparse.Namespace) -> int:
-    """`args`: port, admin_port (0: any free one), seconds (None: until Ctrl-C)."""
-    logging.getLogger("firsttoken").setLevel(logging.ERROR)  # engines and callers are on this machine: it may be slow
+    """`args`: port, admin_port (0: any free port), seconds (None: until Ctrl-C)."""
+    logging.getLogger("firsttoken").setLevel(logging.ERROR)  # engines and callers share this machine, which may be slow
     sys.setswitchinterval(SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_demo(args.port, args.admin_port, args.seconds))
@@ -79,7 +80,7 @@ async def _demo(port: int, admin_port: int, seconds: float | None) -> int:
 
 
 def _console() -> Console:
-    """A pipe has no width of its own; the table needs this much."""
+    """A pipe has no width; the table needs this much."""
     console = Console()
     return console if console.is_terminal else Console(width=110)
 
@@ -117,7 +118,7 @@ class _Plain:
 
 
 async def _child(module: str, *args: str) -> Process:
-    """A child in a group of its own: Ctrl-C reaches this process only, which then ends it."""
+    """A child in a process group of its own: Ctrl-C reaches this process only, which then ends the child."""
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, *args, stdin=PIPE, stdout=PIPE, start_new_session=True
     )

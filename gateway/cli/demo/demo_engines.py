@@ -1,4 +1,4 @@
-"""The demo's engines, in a process of their own: prints where they listen as one JSON line, then serves."""
+"""The demo's engines, in a process of their own: prints the addresses as one JSON line, then serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.tokenize.tokenizers import encoder
 
 
 async def play() -> None:
-    """Serves until standard input ends, which it does when the parent is gone, however it went."""
+    """Serves until standard input ends, however the parent ended."""
     encode = encoder("o200k_base").encode
     servers: dict[str, list[SimulatedServer]] = {}
     for cast in CAST:

@@ -1,4 +1,4 @@
-"""The demo's callers, in a process of their own: conversations on every route until standard input ends."""
+"""The demo's callers, in a separate process: conversations on every route until standard input ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def words(count: int, rng: random.Random) -> str:
 
 
 class LoadGenerator:
-    """All callers of one route."""
+    """All callers of a route."""
 
     def __init__(self, base_url: str, callers: TrafficSpec, session: aiohttp.ClientSession, rng: random.Random) -> None:
         self.url, self.callers, self.session, self.rng = f"{base_url}/chat/completions", callers, session, rng
@@ -44,7 +44,7 @@ class LoadGenerator:
             task.add_done_callback(self.tasks.discard)
 
     async def converse(self) -> None:
-        """One conversation; a refusal ends it."""
+        """A conversation; a refusal ends the conversation."""
         messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}]
         for turn in range(self.callers.turns):
             count = self.callers.new_words + (self.callers.opening_words if turn == 0 else 0)

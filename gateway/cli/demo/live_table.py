@@ -1,4 +1,4 @@
-"""The live table: per route, what the last WINDOW seconds of Records say."""
+"""The live table: Records of the last WINDOW seconds, by route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WINDOW = 30.0  # s
 
 @dataclass(frozen=True, slots=True)
 class RouteRow:
-    """One route. Times in seconds; shares from 0 to 1; None where nothing was seen."""
+    """A route. Times in seconds; shares from 0 to 1; None without any Record."""
 
     route: str
     per_second: float
@@ -31,7 +31,7 @@ class RouteRow:
 
 
 def rows(records: Iterable[Record], routes: Iterable[str], now: float, since: float) -> list[RouteRow]:
-    """`since`: when counting began, so that the first seconds are not divided by a whole window."""
+    """`since`: start of counting, so the first seconds are not divided by a whole window."""
     recent = [r for r in records if r.arrival + r.total >= now - WINDOW]
     span = max(min(WINDOW, now - since), 1.0)
     return [_row(route, [r for r in recent if r.route == route], span) for route in routes]

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Simulated servers of one pool."""
+    """Simulated servers of a pool."""
 
     pool: str
     profile: str
@@ -19,9 +19,9 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrafficSpec:
-    """Traffic of one route. Conversations arrive at `rate` per second and take `turns` turns.
+    """Traffic of a route. Conversations arrive at `rate` per second and take `turns` turns.
 
-    Tokens are rough: a word is about one. `pause`: seconds that a caller thinks between turns.
+    Token counts are approximate: one word each. `pause`: seconds of a caller's think time between turns.
     Every `burst_every` seconds the rate is multiplied by `burst` for `burst_for` seconds.
     """
 
@@ -74,7 +74,7 @@ ROUTES: dict[str, Any] = {
 
 
 def document(urls: Mapping[str, list[str]], port: int, admin_port: int) -> dict[str, Any]:
-    """The demo's configuration, as the YAML would say it. `urls`: by pool."""
+    """The demo's configuration as plain data. `urls`: by pool."""
     prices = {"small": (0.05, 0.2), "large": (0.6, 0.8), "api": (0.4, 1.6)}
     pools: dict[str, Any] = {}
     for cast in CAST:
