@@ -18,8 +18,7 @@ from typing import Any
 from prometheus_client.core import Exemplar, Metric
 from prometheus_client.samples import Sample
 
-from gateway.observe.metrics.metric_family import Merge
-from gateway.observe.metrics.metric_table import BY_FAMILY
+from gateway.observe.metrics.metric_table import BY_FAMILY, Merge
 
 COUNTS = "/counts"  # path on a worker's private port: its metrics as `families`
 ADDED = ("counter", "histogram")

@@ -1,88 +1,105 @@
-"""Table of the gateway's metrics: meaning, causes of change, and the operator's action.
+"""Table of all metric families: type, labels, buckets, help, causes of change, the operator's action.
 
 Rules:
-- Series are made from this table (`gateway.observe.metrics.series`), docs/metrics.md is generated from it
-  (`scripts/metrics_page.py`), and workers' gauges are merged by it.
-- A metric's name ends in its unit: seconds, tokens, usd, ratio.
-- Label values come from the configuration or are few and fixed. No caller's text becomes a label value.
-- Times are seconds, from `arrival` unless stated otherwise.
+- `gateway.observe.metrics.series` makes series from the table, `scripts/metrics_page.py` writes docs/metrics.md, and
+  gauges of several workers are merged by `Family.merge`.
+- Names end in the unit: seconds, tokens, usd, ratio.
+- Label values come from the configuration or from small fixed sets, never from callers.
+- Times are in seconds, measured from arrival unless stated otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Required, TypedDict, Unpack
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
-from gateway.observe.metrics.metric_family import Family, Merge, MetricKind
+
+class MetricKind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Merge(StrEnum):
+    """Merges the same gauge of several workers. Counters and histograms are always summed."""
+
+    SUM = "sum"  # each worker has its own part
+    MAX = "max"
+    MIN = "min"  # the worst or latest worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One metric. `name` is the name in queries: a counter's ends in `_total`."""
+
+    name: str
+    kind: MetricKind
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()  # of a histogram: inclusive upper bounds; +Inf is implied
+    unit: str = ""  # of `bounds` and values, as shown to readers
+    help: str  # one line, the HELP text
+    more: str = ""  # details beyond the HELP line
+    moves: str  # causes of a change
+    act: str  # the operator's action on a change
+    merge: Merge = Merge.MAX
+
+    @property
+    def family(self) -> str:
+        """Name in prometheus-client."""
+        return self.name.removesuffix("_total") if self.kind is MetricKind.COUNTER else self.name
+
 
 TTFT_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
 TPOT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 STAGE_BOUNDS = (
-    0.00005,
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
+    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 ERROR_BOUNDS = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 RATIO_BOUNDS = tuple(i / 10 for i in range(11))
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
-SECONDS, TOKENS, RATIO, USD, REQUESTS, ATTEMPTS, NONE = "s", "tokens", "0 to 1", "USD", "requests", "attempts", ""
+TOKENS, REQUESTS, ATTEMPTS = "tokens", "requests", "attempts"
+UNITS = {"_seconds": "s", "_ratio": "0 to 1", "_usd_total": "USD"}  # by the end of a name
 
 
-class HelpText(TypedDict, total=False):
-    """Texts of a `Family`."""
-
-    help: Required[str]
-    more: str
-    moves: Required[str]
-    act: Required[str]
-
-
-def counter(name: str, unit: str, labels: str, **said: Unpack[HelpText]) -> Family:
-    return Family(name=name, kind=MetricKind.COUNTER, unit=unit, labels=tuple(labels.split()), **said)
+def _family(kind: MetricKind, series: str, **columns: Any) -> Family:
+    """`series`: name and labels as in PromQL, `name{label,label}`."""
+    name, _, labels = series.removesuffix("}").partition("{")
+    unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+    return Family(
+        **{"name": name, "kind": kind, "labels": tuple(filter(None, labels.split(","))), "unit": unit, **columns}
+    )
 
 
-def gauge(name: str, unit: str, labels: str, merge: Merge = Merge.MAX, **said: Unpack[HelpText]) -> Family:
-    return Family(name=name, kind=MetricKind.GAUGE, unit=unit, labels=tuple(labels.split()), merge=merge, **said)
+def counter(series: str, **columns: Any) -> Family:
+    return _family(MetricKind.COUNTER, series, **columns)
 
 
-def histogram(name: str, unit: str, labels: str, bounds: tuple[float, ...], **said: Unpack[HelpText]) -> Family:
-    return Family(name=name, kind=MetricKind.HISTOGRAM, unit=unit, labels=tuple(labels.split()), bounds=bounds, **said)
+def gauge(series: str, **columns: Any) -> Family:
+    return _family(MetricKind.GAUGE, series, **columns)
+
+
+def histogram(series: str, bounds: tuple[float, ...], **columns: Any) -> Family:
+    return _family(MetricKind.HISTOGRAM, series, bounds=bounds, **columns)
 
 
 PROMISED = (
     counter(
-        "firsttoken_requests_total",
-        REQUESTS,
-        "route pool outcome",
+        "firsttoken_requests_total{route,pool,outcome}",
+        unit=REQUESTS,
         help="Requests by outcome",
         more="Counted once each, at their end.",
         moves="Traffic. `pool` is the last chosen pool, `-` if none was chosen.",
         act=(
-            "`failed`, `unavailable` and `upstream_broke`: check the engines' attempts. `shed`: the fleet is too small "
-            "for its objectives. `internal`: a bug of the gateway."
+            "`failed`, `unavailable` and `upstream_broke`: check the engines' attempts. `shed`: the fleet is too "
+            "small for its objectives. `internal`: a bug of the gateway."
         ),
     ),
     histogram(
-        "firsttoken_ttft_seconds",
-        SECONDS,
-        "route pool",
+        "firsttoken_ttft_seconds{route,pool}",
         TTFT_BOUNDS,
         help="Arrival to first token written (streams: content; otherwise: first byte)",
         more=(
@@ -94,9 +111,7 @@ PROMISED = (
         act="`firsttoken_stage_seconds` shows the stage, `firsttoken_ttft_by_prompt_seconds` shows growing prompts.",
     ),
     histogram(
-        "firsttoken_ttft_on_screen_seconds",
-        SECONDS,
-        "route",
+        "firsttoken_ttft_on_screen_seconds{route}",
         TTFT_BOUNDS,
         help="Sending of the request to its first token on screen, as reported by callers",
         more="By `POST /ttft`, at most once a request. Each route's budget is a bucket.",
@@ -104,9 +119,7 @@ PROMISED = (
         act="Far above `firsttoken_ttft_seconds`: a proxy in between that buffers, or a page that renders late.",
     ),
     histogram(
-        "firsttoken_ttft_by_prompt_seconds",
-        SECONDS,
-        "route prompt",
+        "firsttoken_ttft_by_prompt_seconds{route,prompt}",
         TTFT_BOUNDS,
         help="TTFT of streams by prompt size",
         more=(
@@ -120,9 +133,7 @@ PROMISED = (
         ),
     ),
     histogram(
-        "firsttoken_tpot_seconds",
-        SECONDS,
-        "route pool",
+        "firsttoken_tpot_seconds{route,pool}",
         TPOT_BOUNDS,
         help="Time per output token after the first",
         more="Streams of at least two tokens.",
@@ -130,46 +141,40 @@ PROMISED = (
         act="Limit concurrent requests on the engines (`--max-num-seqs`), or add engines.",
     ),
     histogram(
-        "firsttoken_stage_seconds",
-        SECONDS,
-        "route stage",
+        "firsttoken_stage_seconds{route,stage}",
         STAGE_BOUNDS,
         help="Time of a request by stage",
         more=(
-            "All but `stream`, `engine_queue` and `engine_prefill` sum to TTFT; these two are parts of `upstream`, as "
-            "reported by the engine."
+            "All but `stream`, `engine_queue` and `engine_prefill` sum to TTFT; these two are parts of `upstream`, as"
+            " reported by the engine."
         ),
         moves=(
             "`queue`: engines without capacity. `rate_limit`: a provider's rate limit. `failover`: lost attempts. "
-            "`upstream`: the engine. `estimate`, `parse`: long new prompts. `relay`, `decide`: a gateway short of CPU."
+            "`upstream`: the engine. `estimate`, `parse`: long new prompts. `relay`, `decide`: a gateway short of "
+            "CPU."
         ),
         act=(
-            "Mostly `queue` and `upstream`: add engines. `rate_limit`: a higher limit, or another tier. The gateway's "
-            "own stages: check `firsttoken_loop_lag_seconds`."
+            "Mostly `queue` and `upstream`: add engines. `rate_limit`: a higher limit, or another tier. The gateway's"
+            " own stages: check `firsttoken_loop_lag_seconds`."
         ),
     ),
     counter(
-        "firsttoken_slo_total",
-        REQUESTS,
-        "route objective met",
+        "firsttoken_slo_total{route,objective,met}",
+        unit=REQUESTS,
         help="Objectives met and missed",
         more="`objective` is `ttft`, `tpot` or `total`; the rules are below.",
         moves="Missed budgets, shed or failed requests.",
         act="Attainment is met / all. `firsttoken_requests_total` tells late from shed and failed requests.",
     ),
     gauge(
-        "firsttoken_route_ttft_budget_seconds",
-        SECONDS,
-        "route",
+        "firsttoken_route_ttft_budget_seconds{route}",
         help="The TTFT budget of a route",
         more="Only for routes with a TTFT budget. Budgets named by callers are not included.",
         moves="The configuration.",
         act="No action: the reference for TTFT.",
     ),
     gauge(
-        "firsttoken_route_ttft_target_ratio",
-        RATIO,
-        "route",
+        "firsttoken_route_ttft_target_ratio{route}",
         help="The share of requests that a route must serve within its TTFT budget",
         more="Only for routes with a TTFT budget.",
         moves="The configuration.",
@@ -177,8 +182,7 @@ PROMISED = (
     ),
     gauge(
         "firsttoken_requests_in_progress",
-        REQUESTS,
-        "",
+        unit=REQUESTS,
         help="Requests that have arrived and not ended",
         more="Queued, sent, or streaming.",
         moves="Traffic times the duration of answers.",
@@ -186,18 +190,15 @@ PROMISED = (
         merge=Merge.SUM,
     ),
     counter(
-        "firsttoken_tokens_total",
-        TOKENS,
-        "route pool direction",
+        "firsttoken_tokens_total{route,pool,direction}",
+        unit=TOKENS,
         help="Tokens of answered requests",
         more="`input` and `output`, reported by the engine or else estimated and counted.",
         moves="Traffic, longer prompts, longer answers.",
         act="Plan capacity by tokens: engines run out of tokens per second, not of requests.",
     ),
     counter(
-        "firsttoken_cost_usd_total",
-        USD,
-        "route pool",
+        "firsttoken_cost_usd_total{route,pool}",
         help="Cost of answered requests, by the prices in the configuration",
         moves="Tokens, and the chosen tier.",
         act="A more expensive pool answers more: check the misses of the preferred pool.",
@@ -206,9 +207,7 @@ PROMISED = (
 
 PREDICTED = (
     histogram(
-        "firsttoken_ttft_predicted_seconds",
-        SECONDS,
-        "pool",
+        "firsttoken_ttft_predicted_seconds{pool}",
         TTFT_BOUNDS,
         help="Predicted TTFT (p50)",
         more="Answered streams, by the prediction of the attempt that answered; from arrival, like TTFT.",
@@ -216,9 +215,7 @@ PREDICTED = (
         act="Compare with `firsttoken_ttft_seconds` of the pool.",
     ),
     histogram(
-        "firsttoken_ttft_prediction_error_seconds",
-        SECONDS,
-        "pool",
+        "firsttoken_ttft_prediction_error_seconds{pool}",
         ERROR_BOUNDS,
         help="Actual minus predicted p50 TTFT",
         more="Streams only.",
@@ -229,21 +226,18 @@ PREDICTED = (
         ),
     ),
     counter(
-        "firsttoken_ttft_prediction_covered_total",
-        REQUESTS,
-        "pool quantile covered",
+        "firsttoken_ttft_prediction_covered_total{pool,quantile,covered}",
+        unit=REQUESTS,
         help="Requests with a TTFT within the predicted quantile, or not",
         more="Streams only; `true` / all of a quantile is its calibration.",
         moves="`p50` should cover half, `p90` nine in ten.",
         act=(
-            "p90 below 0.85: the spread is underestimated, and routes run closer to their budgets than intended. Raise "
-            "`target` until it recovers."
+            "p90 below 0.85: the spread is underestimated, and routes run closer to their budgets than intended. "
+            "Raise `target` until it recovers."
         ),
     ),
     histogram(
-        "firsttoken_prefix_hit_ratio",
-        RATIO,
-        "pool source",
+        "firsttoken_prefix_hit_ratio{pool,source}",
         RATIO_BOUNDS,
         help="Share of prompt tokens cached, by source",
         more="`predicted` by the gateway and `reported` by the engine.",
@@ -257,9 +251,8 @@ PREDICTED = (
 
 SENT = (
     counter(
-        "firsttoken_attempts_total",
-        ATTEMPTS,
-        "pool kind outcome",
+        "firsttoken_attempts_total{pool,kind,outcome}",
+        unit=ATTEMPTS,
         help="Attempts by kind and outcome",
         more="Counted once each, at their end.",
         moves="More than one per request: failures, rate limits, silence.",
@@ -269,9 +262,8 @@ SENT = (
         ),
     ),
     counter(
-        "firsttoken_hedges_total",
-        ATTEMPTS,
-        "route result",
+        "firsttoken_hedges_total{route,result}",
+        unit=ATTEMPTS,
         help="Hedges by result",
         more=(
             "`won` (its first token came first), `lost` (the other attempt was first, or the caller disconnected), "
@@ -281,53 +273,46 @@ SENT = (
         act="Mostly `lost`: hedges cost and do not help. Lower `max_extra`.",
     ),
     gauge(
-        "firsttoken_queue_depth",
-        REQUESTS,
-        "route",
+        "firsttoken_queue_depth{route}",
+        unit=REQUESTS,
         help="Requests queued in the gateway",
         moves="More requests than the engines have capacity for.",
         act="With TTFT met the queue works as intended; with misses, add engines. See [routing](routing.md).",
         merge=Merge.SUM,
     ),
     gauge(
-        "firsttoken_endpoint_in_flight",
-        ATTEMPTS,
-        "pool endpoint",
+        "firsttoken_endpoint_in_flight{pool,endpoint}",
+        unit=ATTEMPTS,
         help="Attempts in flight to the endpoint",
         moves="Traffic, and the duration of answers.",
         act="One endpoint far above the rest of its pool answers slowly: check `/fleet`.",
     ),
     gauge(
-        "firsttoken_endpoint_uncached_tokens_ahead",
-        TOKENS,
-        "pool endpoint",
+        "firsttoken_endpoint_uncached_tokens_ahead{pool,endpoint}",
+        unit=TOKENS,
         help="Uncached prompt tokens in flight without a first token",
         more="Counted by the gateway, ahead of the engine's own metrics.",
         moves="Long prompts without a cached prefix.",
         act="Divided by the prefill rate: the wait of the next request there.",
     ),
     gauge(
-        "firsttoken_endpoint_state",
-        NONE,
-        "pool endpoint",
+        "firsttoken_endpoint_state{pool,endpoint}",
         help="Endpoint state: 1 up, 0.5 being probed, 0 down",
         moves="Consecutive failures, or no server at the address.",
         act="Check the engine; each change is logged on stderr.",
         merge=Merge.MIN,
     ),
     gauge(
-        "firsttoken_endpoint_running",
-        REQUESTS,
-        "pool endpoint",
+        "firsttoken_endpoint_running{pool,endpoint}",
+        unit=REQUESTS,
         help="Requests running on the engine, as reported by the engine",
         more="Only for engines that report it, from a scrape of the last 5 s.",
         moves="Traffic of the gateway and of other clients.",
         act="Above `firsttoken_endpoint_in_flight` for long: the engine has other clients.",
     ),
     gauge(
-        "firsttoken_endpoint_waiting",
-        REQUESTS,
-        "pool endpoint",
+        "firsttoken_endpoint_waiting{pool,endpoint}",
+        unit=REQUESTS,
         help="Requests waiting in the engine's queue",
         more="Only for engines that report it, from a scrape of the last 5 s.",
         moves="More requests than it runs at a time; exhausted KV-cache memory.",
@@ -337,9 +322,7 @@ SENT = (
         ),
     ),
     gauge(
-        "firsttoken_endpoint_kv_usage_ratio",
-        RATIO,
-        "pool endpoint",
+        "firsttoken_endpoint_kv_usage_ratio{pool,endpoint}",
         help="Share of the engine's KV cache in use",
         more="Only for engines that report it, from a scrape of the last 5 s.",
         moves="Answers in progress, times their lengths.",
@@ -349,9 +332,8 @@ SENT = (
 
 SHARED = (
     counter(
-        "firsttoken_quota_refused_total",
-        REQUESTS,
-        "key limit",
+        "firsttoken_quota_refused_total{key,limit}",
+        unit=REQUESTS,
         help="Requests refused because a key's quota was used up",
         more="`limit` is `requests`, `tokens`, `concurrent` or `cost`; `key` is the name in the configuration.",
         moves="A key that exceeds its quota.",
@@ -359,8 +341,6 @@ SHARED = (
     ),
     gauge(
         "firsttoken_redis_up",
-        NONE,
-        "",
         help="Redis reachability: 1 reachable, 0 not",
         moves="Redis, or the network to it.",
         act="At 0 each replica counts quotas and load by itself. Requests are served.",
@@ -368,16 +348,12 @@ SHARED = (
     ),
     counter(
         "firsttoken_redis_errors_total",
-        NONE,
-        "",
         help="Redis commands that failed or timed out",
         moves="Redis, or the network to it.",
         act="A few an hour: the network. Many with `firsttoken_redis_up` 1: the latency of Redis.",
     ),
     gauge(
         "firsttoken_replicas",
-        NONE,
-        "",
         help="Gateways that share this state, this one included",
         moves="A rollout, or a gateway that stopped.",
         act="Fewer than deployed: the missing ones do not reach Redis.",
@@ -386,17 +362,13 @@ SHARED = (
 
 OURSELVES = (
     gauge(
-        "firsttoken_build_info",
-        NONE,
-        "version",
+        "firsttoken_build_info{version}",
         help="Always 1; `version` is the running version",
         moves="A rollout.",
         act="Two versions for long: a stuck rollout.",
     ),
     histogram(
         "firsttoken_loop_lag_seconds",
-        SECONDS,
-        "",
         LAG_BOUNDS,
         help="Lateness of a timer of the event loop",
         more=(
@@ -408,8 +380,6 @@ OURSELVES = (
     ),
     gauge(
         "firsttoken_loop_lag_max_seconds",
-        SECONDS,
-        "",
         help="The greatest lateness since the last scrape",
         more="Any client's scrape resets it.",
         moves="One stall.",
@@ -417,8 +387,6 @@ OURSELVES = (
     ),
     counter(
         "firsttoken_loop_stalls_total",
-        NONE,
-        "",
         help="Timers late by 5 ms or more",
         more="One a minute is logged.",
         moves="As above.",
@@ -426,17 +394,13 @@ OURSELVES = (
     ),
     gauge(
         "firsttoken_workers",
-        NONE,
-        "",
         help="Workers that serve",
         more="With several workers only.",
         moves="A worker that died, or starts.",
         act="Fewer than `server.workers` for more than a second: stderr states the reason.",
     ),
     counter(
-        "firsttoken_worker_starts_total",
-        NONE,
-        "worker",
+        "firsttoken_worker_starts_total{worker}",
         help="Worker processes started",
         more="With several workers only.",
         moves="Each start, the first included.",
@@ -444,8 +408,6 @@ OURSELVES = (
     ),
     counter(
         "firsttoken_access_log_lines_lost_total",
-        NONE,
-        "",
         help="Access log lines that were not written",
         more="Only with an access log.",
         moves="A full or slow disk, or a slow reader.",
@@ -453,8 +415,6 @@ OURSELVES = (
     ),
     counter(
         "firsttoken_spans_exported_total",
-        NONE,
-        "",
         help="Spans accepted by the OpenTelemetry collector",
         more="Only with `telemetry.otlp`.",
         moves="Traffic and sampling.",
@@ -462,17 +422,13 @@ OURSELVES = (
     ),
     counter(
         "firsttoken_spans_lost_total",
-        NONE,
-        "",
         help="Spans dropped or not accepted",
         more="The export queue was full, or the collector refused them or did not accept them in time.",
         moves="A collector that is unavailable or too slow.",
         act="Check the collector. Requests are not delayed.",
     ),
     counter(
-        "firsttoken_config_reloads_total",
-        NONE,
-        "result",
+        "firsttoken_config_reloads_total{result}",
         help="Configuration reloads by result",
         more="`applied` or `refused`.",
         moves="A changed file, SIGHUP, or `POST /reload`.",
@@ -480,8 +436,7 @@ OURSELVES = (
     ),
     gauge(
         "firsttoken_config_loaded_timestamp_seconds",
-        "s since 1970",
-        "",
+        unit="s since 1970",
         help="Time at which the configuration in force was read",
         moves="A start or a reload.",
         act="Earlier than the last change of the file: the change was refused, or not seen.",

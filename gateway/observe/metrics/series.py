@@ -20,8 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from gateway.observe.metrics.metric_family import Family, MetricKind
-from gateway.observe.metrics.metric_table import CATALOG
+from gateway.observe.metrics.metric_table import CATALOG, Family, MetricKind
 
 Child = TypeVar("Child")
 Labels = tuple[str, ...]

@@ -11,8 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import Gateway
-from gateway.observe.metrics.metric_family import Family, Merge, MetricKind
-from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS
+from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS, Family, Merge, MetricKind
 from gateway.observe.metrics.series import counter, gauge, histogram
 from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import CHAT, calling, get, post, record
