@@ -28,12 +28,12 @@ from gateway.downstream.http_server import HttpServer
 from gateway.fleet.cache_warming import CacheWarming
 from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.monitor import Monitor
-from gateway.observe.metrics.registry import Registry
 from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
 from gateway.observe.metrics.scrape_collectors import (
     EndpointCollector,
     OwnCollector,
     QueueCollector,
+    Registry,
     ReplicasCollector,
     RouteCollector,
 )

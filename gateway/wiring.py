@@ -15,7 +15,7 @@ from gateway.admission.local_quotas import LocalQuotas
 from gateway.cluster.pending_updates import new_group
 from gateway.config.models import Config
 from gateway.observe.access_log import AccessLog
-from gateway.observe.metrics.registry import Registry
+from gateway.observe.metrics.scrape_collectors import Registry
 from gateway.upstream.routed_request import Upstream
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import PeerLink

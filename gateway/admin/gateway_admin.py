@@ -23,8 +23,8 @@ from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
 from gateway.decider import Decider
-from gateway.observe.metrics.registry import Registry
 from gateway.observe.metrics.route_stats import kept, route_stats
+from gateway.observe.metrics.scrape_collectors import Registry
 from gateway.observe.recorder import Recorder
 from gateway.runtime import RuntimeHolder, redacted_config
 from gateway.scheduler import RequestQueue

@@ -1,12 +1,10 @@
-"""How late our own event loop is: what it holds up, every answer in progress has to wait for.
+"""Lateness of the event loop, which delays every answer in progress.
 
-A timer that is due every PERIOD notes how late it was. That is what any event would have waited that came at that
-moment; a stall shorter than PERIOD may fall between two looks, a longer one cannot. Under a millisecond the
-lateness is the timer's own grain.
+A timer due every PERIOD measures its own lateness, the delay of any event at that moment. Stalls shorter than PERIOD
+may go unseen, longer ones cannot. Below a millisecond the lateness is the resolution of the timer.
 
-A request is told the longest stall that it may have sat through: of those that ended between its arrival and its
-first token, or just before its arrival, when its bytes may have lain in the socket meanwhile. It is part of the
-stages that it fell into, and no stage itself.
+A request is charged with the longest stall that ended between its arrival (or shortly before, with its bytes in the
+socket) and its first token. The stall is part of the stages in which it fell, not a stage.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from gateway.observe.metrics.series import counter, gauge, histogram
 log = logging.getLogger("firsttoken")
 
 PERIOD = 0.05  # s
-STALL = 0.005  # s of lateness that are counted, and said
-SAID_EVERY = 60.0  # s between two lines of the log
-BEFORE = 0.005  # s between the end of a stall and the reading of what came during it
-KEPT = 600.0  # s; longer than a first token may take
+STALL = 0.005  # s of lateness that count as a stall
+LOG_INTERVAL = 60.0  # s between two log lines
+BEFORE = 0.005  # s between the end of a stall and the reading of bytes that arrived during it
+KEPT = 600.0  # s of history; longer than a first token may take
 
 
 class LoopLag(Collector):
-    """`start`, then `close`. `seconds`, `stalls` and the greatest lateness since the last scrape are collected."""
+    """Measures one event loop from `start` to `close`. Exports a histogram, stalls, the maximum since the last scrape."""
 
     def __init__(self) -> None:
         self.seconds = histogram("firsttoken_loop_lag_seconds")
@@ -41,8 +39,9 @@ class LoopLag(Collector):
         self._tally, self._stalled = self.seconds.of[()], self.stalls.of[()]
         self._greatest = 0.0  # since the last scrape
         self._due = inf
-        self._said_at = -inf
-        self._ended: list[float] = []  # of the latenesses that no later one exceeds, so that they descend
+        self._logged_at = -inf
+        # Ends and sizes of past latenesses, without those that a later one exceeds: `_late` descends.
+        self._ended: list[float] = []
         self._late: list[float] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -61,15 +60,15 @@ class LoopLag(Collector):
         self.start(loop)
 
     def saw(self, late: float, now: float) -> None:
-        """The timer was `late` by so many seconds."""
+        """Record a lateness of the timer, in seconds."""
         self._tally.observe(late)
         self._greatest = max(self._greatest, late)
         self._keep(late, now)
         if late >= STALL:
             self._stalled.value += 1
-            if now - self._said_at >= SAID_EVERY:
-                self._said_at = now
-                log.warning("the event loop stood still for %.1f ms (stall %d)", late * 1e3, self._stalled.value)
+            if now - self._logged_at >= LOG_INTERVAL:
+                self._logged_at = now
+                log.warning("event loop stalled for %.1f ms (stall %d)", late * 1e3, self._stalled.value)
 
     def _keep(self, late: float, now: float) -> None:
         while self._late and self._late[-1] <= late:
@@ -80,14 +79,12 @@ class LoopLag(Collector):
         if self._ended[0] < now - KEPT:
             del self._late[0], self._ended[0]
 
-    def since(self, moment: float, now: float) -> float:
-        """The longest stall that a request which arrived at `moment` may have sat through, one that lasts included."""
-        moment -= BEFORE
-        lasting = now - self._due
-        ended = self._ended
-        if not ended or ended[-1] < moment:  # nearly always: requests are short, and ticks are rare
-            return lasting if lasting > 0.0 else 0.0
-        return max(self._late[bisect_left(ended, moment)], lasting)
+    def since(self, arrival: float, now: float) -> float:
+        """The longest stall that may have delayed a request since `arrival`, a present one included."""
+        current = now - self._due
+        first = bisect_left(self._ended, arrival - BEFORE)
+        past = self._late[first] if first < len(self._late) else 0.0
+        return max(past, current, 0.0)
 
     def collect(self) -> Iterable[Metric]:
         yield from self.seconds.collect()

@@ -1,7 +1,7 @@
-"""Exactly one Record per request, whatever happens to it, handed to every sink at its end.
+"""Emits exactly one Record per request, on every path out, to all sinks.
 
-Sinks never wait: metrics are numbers in memory, the access log a bounded queue, the recent
-Records a ring. A sink that fails loses its own Record and nothing else.
+Sinks never wait: metrics are numbers in memory, the access log is a bounded queue, recent Records are a ring. A sink
+that fails loses its own Record only.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from gateway.observe.timeline import UNWATCHED, RequestTimeline
 log = logging.getLogger("firsttoken")
 
 Sink = Callable[[Record], None]
-RECENT = 500  # Records kept for GET /requests: a megabyte, which is what a core's cache holds
+RECENT = 500  # Records kept for GET /requests: 1 MB, the size of a core's cache
 
 
 class Recorder:
-    """Opens a Life per request and gives its Record to the sinks. `lag`: that of the loop on which requests live."""
+    """Opens a timeline per request. `lag`: of the event loop that serves requests."""
 
     def __init__(self, sinks: Iterable[Sink] = (), lag: LoopLag = UNWATCHED) -> None:
         self.recent: deque[Record] = deque(maxlen=RECENT)
         self.sinks: list[Sink] = [self.recent.append, *sinks]
         self.lag = lag
-        self.live = 0
-        self.lives: set[RequestTimeline] = set()
+        self.lives: set[RequestTimeline] = set()  # requests in progress
+
+    @property
+    def live(self) -> int:
+        return len(self.lives)
 
     def timeline(self, arrival: float) -> _OpenTimeline:
         return _OpenTimeline(self, arrival)
@@ -40,12 +43,12 @@ class Recorder:
         for sink in self.sinks:
             try:
                 sink(record)
-            except Exception:  # our bug in a sink must not become the client's error
-                log.exception("a sink failed")
+            except Exception:  # a bug in a sink must not become the client's error
+                log.exception("record sink failed")
 
 
 class _OpenTimeline(RequestTimeline):
-    """`with recorder.life(arrival) as life:` ends in one Record on every path out."""
+    """Context manager: `with recorder.timeline(arrival) as timeline:` ends in one emitted Record."""
 
     __slots__ = ("_recorder",)
 
@@ -54,23 +57,19 @@ class _OpenTimeline(RequestTimeline):
         self._recorder = recorder
 
     def __enter__(self) -> RequestTimeline:
-        self._recorder.live += 1
         self._recorder.lives.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._recorder.live -= 1
         self._recorder.lives.discard(self)
         record = self.record
         if kind is not None and record.total == 0.0:
-            gone = issubclass(kind, (asyncio.CancelledError, ConnectionError))
-            self.finished(
-                RequestOutcome.CLIENT_GONE if gone else RequestOutcome.INTERNAL,
-                monotonic(),
-                "" if gone else kind.__name__,
-            )
-        record.decision = None  # kept with the recent ones it is memory out of every cache: 12 us a request
+            if issubclass(kind, (asyncio.CancelledError, ConnectionError)):
+                self.finished(RequestOutcome.CLIENT_GONE, monotonic())
+            else:
+                self.finished(RequestOutcome.INTERNAL, monotonic(), kind.__name__)
+        record.decision = None  # among recent Records it would be memory outside every cache: 12 us a request
         self._recorder.emit(record)
         record.quota = None

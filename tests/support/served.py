@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SLOW = "the event loop stood still"
+SLOW = "event loop stalled"
 SERVING = re.compile(r"firsttoken: serving (?P<url>http://[^/]+)/v1, admin (?P<admin>http://[^,\s]+)")
 
 

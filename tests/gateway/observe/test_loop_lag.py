@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from gateway.observe.loop_lag import BEFORE, PERIOD, SAID_EVERY, STALL, LoopLag
+from gateway.observe.loop_lag import BEFORE, PERIOD, LOG_INTERVAL, STALL, LoopLag
 from tests.support.simulated import eventually
 
 
@@ -56,12 +56,12 @@ def test_a_stall_is_said_at_most_once_a_minute(caplog: pytest.LogCaptureFixture)
     """With its length and how many there were: those between were counted."""
     lag = LoopLag()
     with caplog.at_level(logging.WARNING, "firsttoken"):
-        for at in (100.0, 110.0, 100.0 + SAID_EVERY - 1, 100.0 + SAID_EVERY, 101.0 + SAID_EVERY):
+        for at in (100.0, 110.0, 100.0 + LOG_INTERVAL - 1, 100.0 + LOG_INTERVAL, 101.0 + LOG_INTERVAL):
             lag.saw(0.0125, at)
         lag.saw(STALL - 1e-6, 500.0)
     assert [entry.message for entry in caplog.records] == [
-        "the event loop stood still for 12.5 ms (stall 1)",
-        "the event loop stood still for 12.5 ms (stall 4)",
+        "event loop stalled for 12.5 ms (stall 1)",
+        "event loop stalled for 12.5 ms (stall 4)",
     ]
 
 

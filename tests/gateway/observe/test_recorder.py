@@ -92,7 +92,7 @@ def test_a_sink_that_fails_loses_its_own_record_and_nothing_else(caplog: pytest.
             with made.timeline(monotonic()) as life:
                 life.finished(RequestOutcome.COMPLETED, monotonic())
     assert (len(seen), len(made.recent)) == (2, 2)
-    assert [entry.message for entry in caplog.records] == ["a sink failed"] * 2
+    assert [entry.message for entry in caplog.records] == ["record sink failed"] * 2
 
 
 def test_a_record_carries_the_wall_clock_of_its_arrival() -> None:

@@ -6,10 +6,9 @@ from prometheus_client import CollectorRegistry, PlatformCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.observe.metrics.registry import Registry
 from gateway.observe.metrics.request_metrics import RequestMetrics
 from gateway.observe.metrics.route_stats import collected, kept, route_stats
-from gateway.observe.metrics.scrape_collectors import QueueCollector
+from gateway.observe.metrics.scrape_collectors import QueueCollector, Registry
 from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import record, route
 
