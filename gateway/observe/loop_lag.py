@@ -31,7 +31,7 @@ KEPT = 600.0  # s of history; longer than a first token may take
 
 
 class LoopLag(Collector):
-    """Measures one event loop from `start` to `close`. Exports a histogram, stalls, the maximum since the last scrape."""
+    """Measures one event loop from `start` to `close`. Exports histogram, stalls and greatest lateness."""
 
     def __init__(self) -> None:
         self.seconds = histogram("firsttoken_loop_lag_seconds")
