@@ -109,10 +109,10 @@ class Gateway:
     def _build_shared_state(self, config: Config) -> None:
         """State shared with other workers through memory, and with other replicas through Redis."""
         worker = self.worker
-        self.link = optional.redis_client(config, self.registry)
-        self.shared_quotas = optional.redis_quotas(config, self.link)
-        self.keyring = optional.keyring(config, self.link, self._swap_keys)
-        self.replicas = optional.replicas(config, self.link, self.fleet, worker)
+        self.redis = optional.redis_client(config, self.registry)
+        self.shared_quotas = optional.redis_quotas(config, self.redis)
+        self.keyring = optional.keyring(config, self.redis, self._swap_keys)
+        self.replicas = optional.replicas(config, self.redis, self.fleet, worker)
         self.fleet.peers = None if worker is None else worker.siblings
         if self.replicas is not None:
             self.fleet.peers = self.replicas if worker is None else CombinedPeers(worker.siblings, self.replicas)
@@ -182,7 +182,7 @@ class Gateway:
         self._watch_endpoints()
         if self.worker is None or self.worker.is_leader:
             self.upkeep.start()
-        for component in (self.kv_events, self.telemetry, self.link, self.shared_quotas, self.keyring, self.replicas):
+        for component in (self.kv_events, self.telemetry, self.redis, self.shared_quotas, self.keyring, self.replicas):
             if component is not None:
                 component.start()
         if self.config.names():
@@ -281,7 +281,7 @@ class Gateway:
             self._following_names.cancel()
         for component in (self.names, self.upkeep, self.monitor):
             await component.close()
-        for optional_component in (self.kv_events, self.replicas, self.keyring, self.shared_quotas, self.link):
+        for optional_component in (self.kv_events, self.replicas, self.keyring, self.shared_quotas, self.redis):
             if optional_component is not None:
                 await optional_component.close()
         for connections in self.runtime.current.connections.values():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.admission.local_quotas import LocalQuotas
-from gateway.cluster.pending_updates import new_group
+from gateway.cluster.gossip import new_group
 from gateway.config.models import Config
 from gateway.observe.access_log import AccessLog
 from gateway.observe.metrics.scrape_collectors import Registry

@@ -88,7 +88,7 @@ class Keyring:
     def _missing(self) -> None:
         if self._seen is not None and not self._lost:
             self._lost = True
-            log.warning("redis %s: has lost the keys; the last known ones hold", self._link.address.shown)
+            log.warning("redis %s: has lost the keys; the last known ones hold", self._link.url.redacted)
 
 
 async def changes(redis: Redis) -> Any:

@@ -1,13 +1,14 @@
-"""Quotas in Redis: one for all replicas, and in this process while Redis is away.
+"""Quotas in Redis: one for all replicas, and in this process while Redis is unavailable.
 
 Rules:
-- One round trip per reservation, none that a caller waits for after it. What is settled is told before the next
-  reservation, in the same flight, or after SOON.
-- All that Redis lets in counts here too. While it is away each process lets in its part: the limit by the number of
-  processes last known, one request at least; of a month's cost its part of what was left when Redis was last heard.
-- What was let in and settled meanwhile is told when Redis is back: the last SETTLEMENTS of them, and every cost. What
-  was on its way when Redis went may be lost: it is not told twice.
-- A reservation that is not settled is renewed from here, however long its stream, and lapses a minute after our end.
+- One round trip per reservation, and none that a caller waits for after it. Settlements are sent with the next
+  reservation, or after SETTLE_DELAY.
+- What Redis admits counts locally too. While Redis is unavailable each process admits its share: the limit divided by
+  the number of processes last known, one request at least; of the cost of a month its share of what was left when
+  Redis last answered.
+- What was admitted and settled meanwhile is sent when Redis is back: the last MAX_PENDING settlements, and every cost.
+  What was on its way when Redis went away may be lost: it is not counted twice.
+- An unsettled reservation is renewed, however long its stream, and expires a minute after this process has ended.
 """
 
 from __future__ import annotations
@@ -15,247 +16,235 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from os import urandom
 from time import monotonic, time
-from typing import NamedTuple
 
 from gateway.admission import redis_scripts as scripts
-from gateway.admission.local_quotas import LocalQuotas, left
-from gateway.admission.redis_scripts import CLOCK, LEASE, MEMBERS_KEY, NONE, Script, keys_of
+from gateway.admission.local_quotas import LocalQuotas, requests_left, tokens_left
+from gateway.admission.redis_scripts import CLOCK, LEASE, MEMBERS_KEY, NONE, keys_of, script
 from gateway.admission.reservations import Reservation, month
 from gateway.cluster.redis_client import RedisClient, Unavailable
 from gateway.cluster.script_pipeline import ScriptPipeline
 from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Verdict
 
-LIMITS = (
-    None,
-    QuotaLimit.REQUESTS,
-    QuotaLimit.TOKENS,
-    QuotaLimit.CONCURRENT,
-    QuotaLimit.COST,
-)  # as the script numbers them
-SETTLEMENTS = 10_000
-TICK = 5.0  # s between two signs of life
-RENEW_EVERY = 3  # ticks: four times within a lease
-MOST_LEASES = 1_000  # renewed by one call
-FORGET = 1  # as the second of a reservation: nothing of it counts
-SOON = 0.02  # s that a settlement waits for others to go along with: a call costs 0.1 ms of ours
+LIMITS = (None, QuotaLimit.REQUESTS, QuotaLimit.TOKENS, QuotaLimit.CONCURRENT, QuotaLimit.COST)  # the script's numbers
+MAX_PENDING = 10_000  # settlements
+HEARTBEAT = 5.0  # s
+RENEW_EVERY = 3  # heartbeats: four times within a lease
+RENEW_BATCH = 1_000  # leases renewed by one call
+NOT_COUNTED = 1  # `second` of a reservation of which nothing counts
+SETTLE_DELAY = 0.02  # s that a settlement waits for others: a call costs 0.1 ms of CPU
 
 
-class Settlement(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """`repeated`: it was sent before and may have arrived."""
+
     reservation: Reservation
     tokens: int
     cost: int
-    again: bool = False
+    repeated: bool = False
 
 
 class RedisQuotas:
-    """`members`: how many processes share a limit, as far as is known."""
+    """`members`: number of processes that share a limit, as far as known."""
 
     def __init__(
         self,
-        link: RedisClient,
+        redis: RedisClient,
         members: int = 1,
         clock: Callable[[], float] = monotonic,
         wall: Callable[[], float] = time,
         redis_clock: str = CLOCK,
     ) -> None:
-        self.link, self.members, self._clock, self._wall = link, members, clock, wall
+        self.redis, self.members = redis, members
         self.local = LocalQuotas(clock=clock, wall=wall)
-        self._least = members
-        self._reserve, self._settle, self._renew, self._members = (
-            Script(text, redis_clock) for text in (scripts.RESERVE, scripts.SETTLE, scripts.RENEW, scripts.MEMBERS)
-        )
-        self._flights = ScriptPipeline(link)
-        self._names: dict[str, list[str]] = {}  # the keys in Redis of a key
-        self._id, self._ordinals = urandom(6).hex(), count(1)
+        self.pipeline = ScriptPipeline(redis)
+        self._clock, self._wall = clock, wall
+        self._min_members = members
+        self._reserve_script = script(scripts.RESERVE, redis_clock)
+        self._settle_script = script(scripts.SETTLE, redis_clock)
+        self._renew_script = script(scripts.RENEW, redis_clock)
+        self._members_script = script(scripts.MEMBERS, redis_clock)
+        self._id, self._sequence = urandom(6).hex(), count(1)
         self._running: dict[str, Reservation] = {}  # by lease
-        self._untold: deque[Settlement] = deque()
-        self._owed: Counter[tuple[str, int]] = Counter()  # by key and month: costs of settlements that were dropped
-        self._spent: dict[tuple[str, int], tuple[int, int]] = {}  # by key and month: by all, and by us, as last heard
-        self._due: asyncio.TimerHandle | None = None
-        self._ticking: asyncio.Task[None] | None = None
-        self._back = asyncio.Event()
-        link.on_up(self._returned)
+        self._pending: deque[Settlement] = deque()
+        self._dropped_costs: Counter[tuple[str, int]] = Counter()  # by key and month, of settlements beyond MAX_PENDING
+        self._known_costs: dict[tuple[str, int], tuple[int, int]] = {}  # by key and month: of all, and of this process
+        self._timer: asyncio.TimerHandle | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._came_up = asyncio.Event()
+        redis.on_up(self._came_up.set)
 
     def start(self) -> None:
-        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        self._heartbeat = asyncio.get_running_loop().create_task(self._heartbeat_forever())
 
     async def close(self) -> None:
-        """What is settled is told, if it can be."""
-        if self._ticking is not None:
-            self._ticking.cancel()
-            await asyncio.wait([self._ticking])
-        if self._due is not None:
-            self._due.cancel()
-        self._tell()
-        if self.link.up:
-            self._flights.ask(self._members, [MEMBERS_KEY], [self._id, 1]).add_done_callback(_heard)
-        await self._flights.close()
+        """Sends what is settled, if Redis is up."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            await asyncio.wait([self._heartbeat])
+        self.send_pending()
+        if self.redis.up:
+            leaving = self.pipeline.call(self._members_script, [MEMBERS_KEY], [self._id, 1])
+            leaving.add_done_callback(_ignore_result)
+        await self.pipeline.close()
 
-    # -- requests -------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------
 
     async def reserve(self, name: str, limits: KeyLimits, claim: Claim) -> Reservation:
-        lease = f"{self._id}{next(self._ordinals):x}"
+        lease = f"{self._id}{next(self._sequence):x}"
         most = (limits.requests, limits.tokens, limits.concurrent, limits.cost)
         args: list[str | int] = [lease, month(self._wall()), claim.tokens, claim.cost]
         args += [NONE if limit is None else limit for limit in most]
-        if self._untold and self.link.up:
-            self._tell()
-        asked = self._flights.ask(self._reserve, self._keys(name), args)
+        if self._pending and self.redis.up:
+            self.send_pending()
+        call = self.pipeline.call(self._reserve_script, keys_of(name), args)
         try:
-            answer = await asyncio.shield(asked)
+            answer = await asyncio.shield(call)
         except Unavailable:
-            return self._alone(name, limits, claim, lease)
+            return self.reserve_locally(name, limits, claim, lease)
         except asyncio.CancelledError:
-            asked.add_done_callback(lambda done: self._unwanted(done, name, limits, claim, lease))
+            call.add_done_callback(lambda done: self._on_unwanted(done, name, limits, claim, lease))
             raise
-        return self._let_in(answer, name, limits, claim, lease)
+        return self._reserved(answer, name, limits, claim, lease)
 
     def settle(self, reservation: Reservation, tokens: int, cost: int) -> None:
         self._running.pop(reservation.lease, None)
-        if reservation.beside is not None:
-            self.local.settle(reservation.beside, tokens, cost)
-        self._keep(Settlement(reservation, tokens, cost))
-        if self._due is None and self.link.up:
-            self._due = asyncio.get_running_loop().call_later(SOON, self._tell)
+        if reservation.local is not None:
+            self.local.settle(reservation.local, tokens, cost)
+        self._add_pending(Settlement(reservation, tokens, cost))
+        if self._timer is None and self.redis.up:
+            self._timer = asyncio.get_running_loop().call_later(SETTLE_DELAY, self.send_pending)
 
-    def _let_in(self, answer: Sequence[int], name: str, limits: KeyLimits, claim: Claim, lease: str) -> Reservation:
-        refused, wait, requests, tokens, requests_reset, tokens_reset, second, spent = answer
+    def reserve_locally(self, name: str, limits: KeyLimits, claim: Claim, lease: str) -> Reservation:
+        """Redis may still execute the call that got no answer, under this lease: settling it gives that up."""
+        share, limited = self.members, limits
+        if limits.cost is not None:
+            spent, here = self._known_costs.get((name, month(self._wall())), (0, 0))
+            limited = replace(limits, cost=(here + max(limits.cost - spent, 0) // share) * share)
+        made = self.local.claim(name, limited, claim, share)
+        if made.verdict.limit is None:
+            reservation = Reservation(name, limits, claim, made.verdict, 0, made.at, lease, local=made)
+            self._running[lease] = reservation
+        else:
+            reservation = Reservation(name, limits, claim, made.verdict, NOT_COUNTED, made.at, lease)
+            self._add_pending(Settlement(reservation, claim.tokens, 0))
+        return reservation
+
+    def _reserved(self, answer: Sequence[int], name: str, limits: KeyLimits, claim: Claim, lease: str) -> Reservation:
+        refused, wait_ms, requests, tokens, requests_reset_ms, tokens_reset_ms, second, spent = answer
         verdict = Verdict(
-            LIMITS[refused],
-            wait / 1e3 if refused and wait >= 0 else None,
-            *left(limits, requests, tokens),
-            requests_reset / 1e3,
-            tokens_reset / 1e3,
+            limit=LIMITS[refused],
+            wait=wait_ms / 1e3 if refused and wait_ms >= 0 else None,
+            requests_left=requests_left(limits, requests),
+            tokens_left=tokens_left(limits, tokens),
+            requests_reset=requests_reset_ms / 1e3,
+            tokens_reset=tokens_reset_ms / 1e3,
         )
         reservation = Reservation(name, limits, claim, verdict, second, self._clock())
         if verdict.limit is None:
-            reservation.lease = lease
-            reservation.beside = self.local.add(reservation)
-            self._running[lease] = reservation
+            copy = self.local.add(name, limits, claim, verdict)
+            reservation = self._running[lease] = replace(reservation, lease=lease, local=copy)
         if limits.cost is not None:
-            self._spent[name, month(self._wall())] = int(spent), self.local.spent(name)
+            self._known_costs[name, month(self._wall())] = int(spent), self.local.spent(name)
         return reservation
 
-    def _alone(self, name: str, limits: KeyLimits, claim: Claim, lease: str) -> Reservation:
-        """Redis may yet do what it was asked, when it comes to: under this lease, which is given up when it is told."""
-        own, limited = self.members, limits
-        if limits.cost is not None:
-            spent, here = self._spent.get((name, month(self._wall())), (0, 0))
-            limited = replace(limits, cost=(here + max(limits.cost - spent, 0) // own) * own)
-        made = self.local.claim(name, limited, claim, own)
-        reservation = Reservation(name, limits, claim, made.verdict, 0, made.at)
-        reservation.lease = lease
-        if made.verdict.limit is None:
-            reservation.beside = made
-            self._running[lease] = reservation
-        else:
-            reservation.second = FORGET
-            self._keep(Settlement(reservation, claim.tokens, 0))
-        return reservation
-
-    def _unwanted(
+    def _on_unwanted(
         self, done: asyncio.Future[Sequence[int]], name: str, limits: KeyLimits, claim: Claim, lease: str
     ) -> None:
-        """Whoever it was for left while it was made."""
+        """The caller left before the answer."""
         if not done.cancelled() and done.exception() is None:
-            made = self._let_in(done.result(), name, limits, claim, lease)
+            made = self._reserved(done.result(), name, limits, claim, lease)
             if made.verdict.limit is None:
                 self.settle(made, 0, 0)
 
-    def _keys(self, name: str) -> list[str]:
-        keys = self._names.get(name)
-        if keys is None:
-            keys = self._names[name] = keys_of(name)
-        return keys
+    # -- settlements ------------------------------------------------------------------------
 
-    # -- what Redis is told ---------------------------------------------------------------
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be sent, and nothing is on its way."""
+        return not (self._pending or self._timer or self.pipeline.busy)
 
-    def _keep(self, settlement: Settlement) -> None:
-        self._untold.append(settlement)
-        if len(self._untold) > SETTLEMENTS:
-            dropped = self._untold.popleft()
-            if not dropped.again:
-                self._owed[dropped.reservation.name, month(self._wall())] += dropped.cost
+    def _add_pending(self, settlement: Settlement) -> None:
+        self._pending.append(settlement)
+        if len(self._pending) > MAX_PENDING:
+            dropped = self._pending.popleft()
+            if not dropped.repeated:
+                self._dropped_costs[dropped.reservation.name, month(self._wall())] += dropped.cost
 
-    def _tell(self) -> None:
-        """All that is settled; what cannot be told now waits."""
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+    def send_pending(self) -> None:
+        """Sends every settlement; what cannot be sent now waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         this_month, now = month(self._wall()), self._clock()
-        for _ in range(len(self._untold)):
-            if not self.link.up:
+        for _ in range(len(self._pending)):
+            if not self.redis.up:
                 return
-            settlement = self._untold.popleft()
-            reservation, tokens, cost, again = settlement
+            settlement = self._pending.popleft()
+            reservation = settlement.reservation
             args: list[str | int] = [
                 reservation.lease,
                 this_month,
                 reservation.second,
                 int(now - reservation.at),
                 reservation.claim.tokens,
-                tokens,
-                cost,
-                int(again),
+                settlement.tokens,
+                settlement.cost,
+                int(settlement.repeated),
             ]
-            asked = self._flights.ask(self._settle, self._keys(reservation.name), args)
-            asked.add_done_callback(partial(self._told, settlement))
-        for (name, of), cost in list(self._owed.items()):
-            if not self.link.up:
+            call = self.pipeline.call(self._settle_script, keys_of(reservation.name), args)
+            call.add_done_callback(partial(self._on_sent, settlement))
+        for (name, of), cost in list(self._dropped_costs.items()):
+            if not self.redis.up:
                 return
-            del self._owed[name, of]
-            asked = self._flights.ask(self._settle, self._keys(name), ["", of, 1, 0, 0, 0, cost, 0])
-            asked.add_done_callback(_heard)
+            del self._dropped_costs[name, of]
+            call = self.pipeline.call(self._settle_script, keys_of(name), ["", of, 1, 0, 0, 0, cost, 0])
+            call.add_done_callback(_ignore_result)
 
-    def _told(self, settlement: Settlement, done: asyncio.Future[int]) -> None:
-        """One that failed may have arrived all the same: told again, it counts if its lease is still there."""
+    def _on_sent(self, settlement: Settlement, done: asyncio.Future[int]) -> None:
+        """A failed call may have been executed: repeated, it counts only if its lease still exists."""
         failed = done.cancelled() or done.exception() is not None
         if failed and settlement.reservation.second:
-            self._keep(settlement._replace(again=True))
+            self._add_pending(replace(settlement, repeated=True))
 
-    def _returned(self) -> None:
-        self._back.set()
+    # -- heartbeat --------------------------------------------------------------------------
 
-    async def _tick(self) -> None:
-        """Signs of life; and all that is to be told when Redis is back, at once."""
-        ticks = 0
+    async def _heartbeat_forever(self) -> None:
+        """Announces this process and renews its leases: at each heartbeat, and at once when Redis comes up."""
+        beats = 0
         while True:
-            returned = self._back.is_set()
-            self._back.clear()
-            if self.link.up:
-                try:
-                    known = await self._flights.ask(self._members, [MEMBERS_KEY], [self._id, 0])
-                    self.members = max(int(known), self._least)
-                    if returned or ticks % RENEW_EVERY == 0:
-                        await self._renew_all()
-                    self._tell()
-                except Unavailable:
-                    pass
-            ticks += 1
-            try:
-                async with asyncio.timeout(TICK):
-                    await self._back.wait()
-            except TimeoutError:
-                continue
+            came_up = self._came_up.is_set()
+            self._came_up.clear()
+            if self.redis.up:
+                with suppress(Unavailable):
+                    known = await self.pipeline.call(self._members_script, [MEMBERS_KEY], [self._id, 0])
+                    self.members = max(int(known), self._min_members)
+                    if came_up or beats % RENEW_EVERY == 0:
+                        await self._renew_leases()
+                    self.send_pending()
+            beats += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT):
+                    await self._came_up.wait()
 
-    async def _renew_all(self) -> None:
+    async def _renew_leases(self) -> None:
         by_name: dict[str, list[str | int]] = {}
         for lease, reservation in self._running.items():
             by_name.setdefault(reservation.name, []).extend((lease, reservation.claim.cost))
         for name, pairs in by_name.items():
-            for at in range(0, len(pairs), 2 * MOST_LEASES):
-                await self._flights.ask(self._renew, self._keys(name), pairs[at : at + 2 * MOST_LEASES])
+            for at in range(0, len(pairs), 2 * RENEW_BATCH):
+                await self.pipeline.call(self._renew_script, keys_of(name), pairs[at : at + 2 * RENEW_BATCH])
 
 
-def _heard(done: asyncio.Future[int]) -> None:
-    """What came of it is nobody's concern."""
+def _ignore_result(done: asyncio.Future[int]) -> None:
     if not done.cancelled():
-        done.exception()
+        done.exception()  # marks it as retrieved
 
 
-assert RENEW_EVERY * TICK * 1e3 * 2 < LEASE
+assert RENEW_EVERY * HEARTBEAT * 1e3 * 2 < LEASE

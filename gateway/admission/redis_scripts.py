@@ -1,27 +1,30 @@
-"""What Redis does for quotas: one script per step, each whole or not at all, on Redis' own clock.
+"""Lua scripts for quotas in Redis: each is atomic, on Redis' own clock.
 
-Keys, all of one caller's key in one slot of a cluster; each expires:
-    firsttoken:{NAME}:minute    hash: `r<second>`, `t<second>`: requests and tokens let in in that second
-    firsttoken:{NAME}:running   sorted set: reservations that are not settled, by when they lapse, ms
-    firsttoken:{NAME}:held      hash: what each of these may cost at most, billionths of a USD
+Redis keys (those of one caller's key share a slot of a cluster; each expires):
+    firsttoken:{NAME}:minute    hash: `r<second>`, `t<second>`: requests and tokens admitted in that second
+    firsttoken:{NAME}:running   sorted set: unsettled reservations by expiry, ms
+    firsttoken:{NAME}:held      hash: most that each of these may cost, billionths of a USD
     firsttoken:{NAME}:spent     hash: by month, billionths of a USD
-    firsttoken:members          sorted set: who enforces quotas, by when it lapses
+    firsttoken:members          sorted set: processes that enforce quotas, by expiry
 
-The rules are those of `policies.quota.key_limits` and `policies.quota.sliding_window`; the tests hold both to the same.
+The rules are those of `policies.quota.key_limits` and `policies.quota.sliding_window`; tests hold both to the same.
 """
 
 from __future__ import annotations
 
-from hashlib import sha1
+from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import quote
 
 from gateway.cluster.redis_client import PREFIX
+from gateway.cluster.script_pipeline import Script
 from policies.quota.sliding_window import WINDOW_S
 
-LEASE = 60_000  # ms that a reservation lives without a sign of whoever made it
+LEASE = 60_000  # ms that a reservation lives without renewal
 MEMBER = 15_000  # ms
-MONTHS = 40 * 86_400_000  # ms that a month's costs are kept after the last
+MONTHS = 40 * 86_400_000  # ms that the costs of a month are kept after the last one
 NONE = -1  # no limit
+MEMBERS_KEY = PREFIX + "members"
 
 CLOCK = "redis.call('TIME')"
 
@@ -31,8 +34,8 @@ local second = tonumber(time[1])
 local now = second * 1000 + math.floor(tonumber(time[2]) / 1000)
 """
 
-# Gives: which limit refuses (0: none), ms to wait (-1: not by waiting), requests and tokens that count, ms until they
-# no longer do, the second, what is spent.
+# Returns: the limit that refuses (0: none), ms to wait (-1: waiting does not help), requests and tokens that count, ms
+# until each resets, the second, the cost of the month.
 RESERVE = (
     _NOW
     + """
@@ -104,8 +107,8 @@ return {refused, longest, sum.r, sum.t, reset('r'), reset('t'), second, string.f
 """
 )
 
-# `let_in` 0: elsewhere, so long `ago`, and is only now told; unless it was let in here too, and heard of too late.
-# `again`: it may have been told before; if it was, its lease is gone.
+# `let_in` 0: a process admitted it alone, `ago` s before; unless the script did too, and its answer came too late.
+# `again`: sent before and may have arrived; then its lease is gone.
 SETTLE = (
     _NOW
     + """
@@ -136,7 +139,7 @@ return 1
 """
 )
 
-# Pairs of a lease and what it holds: they live on. What we do not know is marked: it has not been counted here.
+# Takes pairs of a lease and the cost it holds. An unknown lease is marked by `~`: it has not been counted here.
 RENEW = (
     _NOW
     + """
@@ -152,7 +155,7 @@ return 1
 """
 )
 
-# Gives how many there are. `leaving`: one fewer.
+# Returns the number of members. ARGV[2] 1: this one leaves.
 MEMBERS = (
     _NOW
     + """
@@ -164,22 +167,14 @@ return redis.call('ZCARD', KEYS[1])
 )
 
 
-class Script:
-    """Known to Redis by its digest once it was loaded."""
-
-    __slots__ = ("sha", "text")
-
-    def __init__(self, text: str, clock: str = CLOCK) -> None:
-        for name, number in (("SPAN", WINDOW_S), ("LEASE", LEASE), ("MEMBER", MEMBER), ("MONTHS", MONTHS)):
-            text = text.replace(name, str(number))
-        self.text = text.replace("CLOCK", clock)
-        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+def script(text: str, clock: str = CLOCK) -> Script:
+    for name, number in (("SPAN", WINDOW_S), ("LEASE", LEASE), ("MEMBER", MEMBER), ("MONTHS", MONTHS)):
+        text = text.replace(name, str(number))
+    return Script(text.replace("CLOCK", clock))
 
 
-def keys_of(name: str) -> list[str]:
-    """In the order in which the scripts take them."""
+@lru_cache(maxsize=4096)
+def keys_of(name: str) -> Sequence[str]:
+    """Redis keys of a caller's key, in the order in which the scripts take them."""
     tagged = f"{PREFIX}{{{quote(name, safe='')}}}"
-    return [f"{tagged}:minute", f"{tagged}:running", f"{tagged}:held", f"{tagged}:spent"]
-
-
-MEMBERS_KEY = PREFIX + "members"
+    return tuple(f"{tagged}:{kind}" for kind in ("minute", "running", "held", "spent"))

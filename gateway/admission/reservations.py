@@ -1,50 +1,47 @@
-"""Reservations against callers' quotas: what every place that keeps them offers, and what is kept of each.
+"""Reservations against callers' quotas: the interface of every quota store, and the value that each keeps.
 
 Rules:
-- `reserve` claims or refuses, and is never the reason that a request fails or waits: what cannot ask decides alone.
-- `settle` is called once for each that was let in, whatever became of it.
+- `reserve` claims or refuses. It never fails or delays a request: a store that cannot be reached decides alone.
+- `settle` is called once for each reservation that was admitted, whatever became of its request.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Protocol
 
 from policies.quota.key_limits import Claim, KeyLimits, Verdict
 
-CONCURRENT_WAIT = 1.0  # s to wait for a place: nobody knows when one of the caller's own requests ends
+CONCURRENT_WAIT = 1.0  # s to wait for a free place: when one of the caller's own requests ends is unknown
 
 
+@dataclass(frozen=True, slots=True)
 class Reservation:
-    """`second`: in which it counts, of the clock of whoever let it in. `lease`: its name where others see it.
-    `beside`: what our own process knows of it, where another keeps it."""
+    """`second`: in which it counts, by the clock of the store that admitted it; 0: not in Redis yet. `at`: monotonic s.
+    `lease`: its id in Redis. `local`: its copy in this process, where Redis keeps it."""
 
-    __slots__ = ("at", "beside", "claim", "lease", "limits", "name", "second", "verdict")
-
-    def __init__(self, name: str, limits: KeyLimits, claim: Claim, verdict: Verdict, second: int, at: float) -> None:
-        self.name, self.limits, self.claim, self.verdict, self.second, self.at = (
-            name,
-            limits,
-            claim,
-            verdict,
-            second,
-            at,
-        )
-        self.lease = ""
-        self.beside: Reservation | None = None
+    name: str
+    limits: KeyLimits
+    claim: Claim
+    verdict: Verdict
+    second: int
+    at: float
+    lease: str = ""
+    local: Reservation | None = None
 
 
 class Quotas(Protocol):
     async def reserve(self, name: str, limits: KeyLimits, claim: Claim) -> Reservation:
-        """`name`: of the key. One that was refused says so in its verdict, and has claimed nothing."""
+        """`name`: of the key. A refused reservation has a `verdict.limit`, and has claimed nothing."""
 
     def settle(self, reservation: Reservation, tokens: int, cost: int) -> None:
-        """It is over, and took so much in truth."""
+        """The request is over; `tokens` and `cost` (billionths of a USD) are what it took."""
 
 
 def month(wall: float) -> int:
-    """202610: of the calendar of UTC."""
+    """202610: calendar month of a Unix time, in UTC."""
     return _month_of(int(wall // 86_400))
 
 

@@ -112,14 +112,14 @@ def _key(config: Config, args: argparse.Namespace, text: str) -> Key:
 
 def _asked(config: Config, ask: Callable[[Redis], Awaitable[T]]) -> T:
     """Raises ConfigError, without the password."""
-    from gateway.cluster.redis_client import connected, said
-    from gateway.cluster.redis_url import parsed
+    from gateway.cluster.redis_client import create_client, error_text
+    from gateway.cluster.redis_url import parse_redis_url
 
     assert config.state.redis is not None
-    address = parsed(config.state.redis.get_secret_value())
+    url = parse_redis_url(config.state.redis.get_secret_value())
 
     async def once() -> T:
-        client = connected(address)
+        client = create_client(url)
         try:
             async with asyncio.timeout(PATIENCE):
                 return await ask(client)
@@ -129,4 +129,4 @@ def _asked(config: Config, ask: Callable[[Redis], Awaitable[T]]) -> T:
     try:
         return asyncio.run(once())
     except Exception as error:
-        raise ConfigError([f"redis {address.shown}: {said(error, address)}"]) from None
+        raise ConfigError([f"redis {url.redacted}: {error_text(error, url)}"]) from None

@@ -1,12 +1,12 @@
-"""The URL of a Redis, read without the library: one server, sentinels that know it, or a cluster.
+"""Parses Redis URLs without the library: one server, sentinels, or a cluster.
 
     redis://[USER:PASSWORD@]HOST[:PORT][/DB]              rediss:// with TLS, unix:///path/to/socket?db=0
     redis+sentinel://[...@]HOST[:PORT],HOST.../SERVICE[/DB]       rediss+sentinel://
     redis+cluster://[...@]HOST[:PORT],HOST...                     rediss+cluster://
 
 Rules:
-- Nothing that is said of a URL repeats it: it may hold a password. `Address.shown` has none.
-- What the query may say is listed: a misspelt option is refused here, not at the first request.
+- No error message repeats a URL, which may hold a password. `RedisUrl.redacted` has none.
+- Query options are listed: a misspelt option is refused here, not at the first request.
 """
 
 from __future__ import annotations
@@ -14,22 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 OPTIONS = frozenset(
-    {
-        "db",
-        "client_name",
-        "ssl_ca_certs",
-        "ssl_ca_path",
-        "ssl_certfile",
-        "ssl_keyfile",
-        "ssl_keyfile_password",
-        "ssl_cert_reqs",
-        "ssl_check_hostname",
-        "sentinel_username",
-        "sentinel_password",
-    }
+    "db client_name ssl_ca_certs ssl_ca_path ssl_certfile ssl_keyfile ssl_keyfile_password ssl_cert_reqs"
+    " ssl_check_hostname sentinel_username sentinel_password".split()
 )
 PORT, SENTINEL_PORT = 6379, 26379
 
@@ -43,7 +32,7 @@ class RedisTopology(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """`hosts`: of Redis itself, of its sentinels, or where to ask for the cluster's nodes; of none with a `path`."""
+    """`hosts`: Redis itself, its sentinels, or some of the cluster's nodes; none with a `path`."""
 
     kind: RedisTopology
     hosts: Sequence[tuple[str, int]] = ()
@@ -56,8 +45,8 @@ class RedisUrl:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
-    def shown(self) -> str:
-        """For logs."""
+    def redacted(self) -> str:
+        """For logs: no password."""
         if self.kind is RedisTopology.UNIX:
             return f"unix://{self.path}"
         scheme = self.kind.value.replace("redis", "rediss") if self.tls else self.kind.value
@@ -65,31 +54,45 @@ class RedisUrl:
         return f"{scheme}://{hosts}/{self.service}" if self.service else f"{scheme}://{hosts}"
 
 
-def parsed(url: str) -> RedisUrl:
-    """Raises ValueError, with the mend."""
-    parts = urlsplit(url)
+def parse_redis_url(text: str) -> RedisUrl:
+    """Raises ValueError, which says how to correct the URL."""
+    parts = urlsplit(text)
     kind, tls = _kind(parts.scheme)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(options.keys() - OPTIONS):
         raise ValueError(f"a Redis URL has no option '{unknown[0][:40]}'; known: {', '.join(sorted(OPTIONS))}")
+    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
     db = options.pop("db", "")
+    service, number = "", parts.path[1:]
+    hosts: Sequence[tuple[str, int]] = ()
     if kind is RedisTopology.UNIX:
-        return RedisUrl(kind, (), False, *_who(parts), _db(db), "", unquote(parts.path), options)
-    service, _, number = (
-        parts.path.strip("/").rpartition("/") if kind is RedisTopology.SENTINEL else ("", "", parts.path[1:])
-    )
-    if kind is RedisTopology.SENTINEL and not number.isdecimal():
-        service, number = parts.path.strip("/"), ""
-    if kind is RedisTopology.SENTINEL and not service:
-        raise ValueError("a sentinel URL names the service: redis+sentinel://HOST,HOST/SERVICE/0")
+        number = ""
+    else:
+        port = SENTINEL_PORT if kind is RedisTopology.SENTINEL else PORT
+        hosts = _hosts(parts.netloc.rpartition("@")[2], port)
+    if kind is RedisTopology.SENTINEL:
+        service, _, number = parts.path.strip("/").rpartition("/")
+        if not number.isdecimal():
+            service, number = parts.path.strip("/"), ""
+        if not service:
+            raise ValueError("a sentinel URL names the service: redis+sentinel://HOST,HOST/SERVICE/0")
     if kind is RedisTopology.CLUSTER and (number or db) not in ("", "0"):
         raise ValueError("a Redis Cluster has database 0 alone; leave the number out")
-    hosts = _hosts(parts.netloc.rpartition("@")[2], SENTINEL_PORT if kind is RedisTopology.SENTINEL else PORT)
     if kind is RedisTopology.SINGLE and len(hosts) > 1:
         raise ValueError(
             "several hosts are sentinels or a cluster: redis+sentinel://H,H/SERVICE or redis+cluster://H,H"
         )
-    return RedisUrl(kind, hosts, tls, *_who(parts), _db(db or number), unquote(service), "", options)
+    return RedisUrl(
+        kind=kind,
+        hosts=hosts,
+        tls=tls,
+        username=unquote(user),
+        password=unquote(password),
+        db=_db(db or number),
+        service=unquote(service),
+        path=unquote(parts.path) if kind is RedisTopology.UNIX else "",
+        options=options,
+    )
 
 
 def _kind(scheme: str) -> tuple[RedisTopology, bool]:
@@ -98,11 +101,6 @@ def _kind(scheme: str) -> tuple[RedisTopology, bool]:
         return RedisTopology(scheme.replace("rediss", "redis", 1) if tls else scheme), tls
     except ValueError:
         raise ValueError("not a Redis URL; write it like redis://127.0.0.1:6379/0") from None
-
-
-def _who(parts: SplitResult) -> tuple[str, str]:
-    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-    return unquote(user), unquote(password)
 
 
 def _db(text: str) -> int:

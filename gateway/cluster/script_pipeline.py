@@ -1,9 +1,9 @@
-"""Scripts for Redis: those that are asked in one turn of the loop go in one round trip.
+"""Lua scripts on Redis: those called in one turn of the loop share one round trip.
 
 Rules:
-- A script is sent by its digest; one that Redis does not know is loaded, and sent again: it has not run.
-- What a script answers is its asker's; what fails is `Unavailable`, with all that went along.
-- Who stops waiting stops nobody else: a flight is nobody's own.
+- A script is called by its digest. One that Redis does not know is loaded and called again: it has not run.
+- Each caller gets its own answer; a failure is `Unavailable` for all calls of the round trip without an answer.
+- A caller that stops waiting cancels nothing: a round trip belongs to no single caller.
 """
 
 from __future__ import annotations
@@ -11,101 +11,115 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha1
 from typing import TYPE_CHECKING, Any
 
-from gateway.admission.redis_scripts import Script
 from gateway.cluster.redis_client import RedisClient, Unavailable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-MOST = 500  # scripts in one round trip
+BATCH = 500  # scripts in one round trip
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script, and the digest by which Redis knows it."""
+
+    text: str
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha", sha1(self.text.encode(), usedforsecurity=False).hexdigest())
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class ScriptCall:
     script: Script
     keys: Sequence[str]
     args: Sequence[str | int]
     answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
+    def command(self) -> Iterable[Any]:
+        return (self.script.sha, len(self.keys), *self.keys, *self.args)
+
 
 class ScriptPipeline:
-    """One per process, on one link."""
+    """One per process and Redis client."""
 
-    def __init__(self, link: RedisClient) -> None:
-        self.link = link
-        self._waiting: list[Asked] = []
-        self._under_way: set[asyncio.Task[None]] = set()
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
+        self._waiting: list[ScriptCall] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def ask(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> asyncio.Future[Any]:
-        """Its answer; Unavailable, at once while Redis is away."""
-        asked = Asked(script, keys, args)
-        if not self.link.up:
-            asked.answer.set_exception(Unavailable("away"))
-            return asked.answer
+    def call(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> asyncio.Future[Any]:
+        """The future answer; fails with Unavailable, at once while Redis is unavailable."""
+        call = ScriptCall(script, keys, args)
+        if not self._redis.up:
+            call.answer.set_exception(Unavailable("unavailable"))
+            return call.answer
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._depart)
-        self._waiting.append(asked)
-        return asked.answer
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting.append(call)
+        return call.answer
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._tasks)
 
     async def close(self) -> None:
-        """What has departed arrives, or fails."""
-        self._depart()
-        if self._under_way:
-            await asyncio.wait(self._under_way)
+        """Returns when every call has its answer or has failed."""
+        self._flush()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
-    def _depart(self) -> None:
+    def _flush(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-            task = asyncio.get_running_loop().create_task(self._fly(batch))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
+            task = asyncio.get_running_loop().create_task(self._round_trip(batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _fly(self, batch: list[Asked]) -> None:
+    async def _round_trip(self, batch: list[ScriptCall]) -> None:
         try:
-            await self.link.call(lambda redis: _played(redis, batch))
+            await self._redis.call(lambda redis: _run(redis, batch))
         except Unavailable as error:
-            for asked in batch:
-                if not asked.answer.done():
-                    asked.answer.set_exception(error)
-                    asked.answer.exception()  # whoever asked may be gone: that is not worth a warning
+            for call in batch:
+                if not call.answer.done():
+                    call.answer.set_exception(error)
+                    call.answer.exception()  # marks it as retrieved: the caller may be gone
 
 
-async def _played(redis: Redis, batch: list[Asked]) -> None:
-    """Raises what the first of them failed by, when all others have their answers."""
+async def _run(redis: Redis, batch: list[ScriptCall]) -> None:
+    """Raises the first error, when all other calls have their answers."""
     from redis.exceptions import NoScriptError
 
-    left = await _sent(redis, batch)
-    if any(isinstance(error, NoScriptError) for _, error in left):
-        unknown = [asked for asked, error in left if isinstance(error, NoScriptError)]
-        for script in {asked.script.sha: asked.script for asked in unknown}.values():
+    failed = await _send(redis, batch)
+    unknown = [call for call, error in failed if isinstance(error, NoScriptError)]
+    if unknown:
+        for script in {call.script for call in unknown}:
             await redis.script_load(script.text)
-        left = [*(pair for pair in left if pair[0] not in unknown), *await _sent(redis, unknown)]
-    if left:
-        raise left[0][1]
+        failed = [*(pair for pair in failed if pair[0] not in unknown), *await _send(redis, unknown)]
+    if failed:
+        raise failed[0][1]
 
 
-async def _sent(redis: Redis, batch: list[Asked]) -> list[tuple[Asked, Exception]]:
-    """Those that failed."""
+async def _send(redis: Redis, batch: list[ScriptCall]) -> list[tuple[ScriptCall, Exception]]:
+    """The calls that failed."""
     if len(batch) == 1:  # without a pipeline: half the time
         try:
-            answers = [await redis.evalsha(*_command(batch[0]))]
+            answers = [await redis.evalsha(*batch[0].command())]
         except Exception as error:
             return [(batch[0], error)]
     else:
         async with redis.pipeline(transaction=False) as pipeline:
-            for asked in batch:
-                pipeline.evalsha(*_command(asked))
+            for call in batch:
+                pipeline.evalsha(*call.command())
             answers = await pipeline.execute(raise_on_error=False)
     failed = []
-    for asked, answer in zip(batch, answers, strict=True):
+    for call, answer in zip(batch, answers, strict=True):
         if isinstance(answer, Exception):
-            failed.append((asked, answer))
-        elif not asked.answer.done():
-            asked.answer.set_result(answer)
+            failed.append((call, answer))
+        elif not call.answer.done():
+            call.answer.set_result(answer)
     return failed
-
-
-def _command(asked: Asked) -> Iterable[Any]:
-    return (asked.script.sha, len(asked.keys), *asked.keys, *asked.args)

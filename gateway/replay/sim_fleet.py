@@ -21,8 +21,7 @@ from backends.simulated.events import EngineRequest, Event, RequestId
 from backends.simulated.hosted import HostedApi
 from backends.simulated.profiles import ApiProfile, Profile
 from backends.simulated.virtual_engine import VirtualEngine
-from gateway.cluster.peer_view import Peers
-from gateway.cluster.pending_updates import EVERY_FULL, TELL, PendingUpdates
+from gateway.cluster.gossip import FULL_INTERVAL, SEND_INTERVAL, Peers, PendingUpdates
 from gateway.replay.traces import BLOCK
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.types import FOREVER, EngineLoad
@@ -164,7 +163,7 @@ class Network:
 
     def _deliver(self, raw: bytes) -> None:
         for node in self.nodes:  # the sender too, which ignores its own messages
-            node.peers.hear(raw, self.clock.now)
+            node.peers.on_message(raw, self.clock.now)
 
 
 class Node:
@@ -191,7 +190,7 @@ class Node:
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._network.clock.at(self._network.clock.now + TELL, self._send)
+            self._network.clock.at(self._network.clock.now + SEND_INTERVAL, self._send)
 
     def _send(self) -> None:
         self._scheduled = False
@@ -200,4 +199,4 @@ class Node:
 
     def _send_periodically(self) -> None:
         self._send()
-        self._network.clock.at(self._network.clock.now + EVERY_FULL, self._send_periodically)
+        self._network.clock.at(self._network.clock.now + FULL_INTERVAL, self._send_periodically)

@@ -27,8 +27,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
-from gateway.admission.local_quotas import Shared
-from gateway.cluster.pending_updates import new_group
+from gateway.admission.local_quotas import SharedQuotaMemory
+from gateway.cluster.gossip import new_group
 from gateway.config.addresses import ListenAddress
 from gateway.config.models import Config
 from gateway.process import BACKLOG, bind, drain_message, listen_unix, reserve_port, tune_gc, url_of
@@ -96,7 +96,7 @@ class Supervisor:
         self.private = [listen_unix(home / f"{number}.sock") for number in range(count)]
         self.log_lock, self.group = home / "lines.lock", new_group()
         self.memory = Memory(config.urls(), count, len(config.urls()) + SPARE_SLOTS)
-        self.quotas = Shared((key.name for key in config.keys), count)
+        self.quotas = SharedQuotaMemory((key.name for key in config.keys), count)
         self.register, self.retired = WorkerRegister(count), SharedValue()
         self.workers = [WorkerSlot(f"worker {number + 1}", self._work_of(number)) for number in range(count)]
         self.aggregator = WorkerSlot("the admin port", self._run_aggregator)

@@ -17,7 +17,7 @@ import pytest
 from openai import AsyncOpenAI, RateLimitError
 
 from gateway.app import Gateway
-from gateway.cluster.redis_client import PATIENCE
+from gateway.cluster.redis_client import TIMEOUT
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import pool, running
 from tests.support.redis import Between, RedisServer, redis_server
@@ -148,7 +148,7 @@ async def members(server: RedisServer, count: int) -> None:
 
 
 async def connected(gateway: Gateway) -> None:
-    link = gateway.link
+    link = gateway.redis
     assert link is not None
     await eventually(lambda: link.up, BACK)
 
@@ -199,7 +199,7 @@ async def test_no_request_fails_without_redis_and_few_wait(
     """The log has one line for the outage and one for the recovery."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with Between(server.port) as way, shared(way.url, requests_per_minute=10**6) as (gateway, caller):
-        link = gateway.link
+        link = gateway.redis
         assert link is not None
         await connected(gateway)
         await caller.more(20)
@@ -215,7 +215,7 @@ async def test_no_request_fails_without_redis_and_few_wait(
         await caller.more(50)
         assert not link.up
         assert link.errors - before <= 3  # probes only: no request asks
-        assert sum(took > PATIENCE * 0.9 for _, took in caller.seen[waited:]) <= 4
+        assert sum(took > TIMEOUT * 0.9 for _, took in caller.seen[waited:]) <= 4
         if fault == "killed":
             await server.start()
         elif fault == "frozen":
@@ -224,7 +224,7 @@ async def test_no_request_fails_without_redis_and_few_wait(
         await eventually(lambda: link.up, BACK)
         await caller.more(20)
     messages = [record.getMessage() for record in caplog.records if "redis" in record.getMessage()]
-    assert ["connected" in messages[0], "away" in messages[1], "back" in messages[2]] == [True, True, True]
+    assert ["connected" in messages[0], "unavailable" in messages[1], "reconnected" in messages[2]] == [True, True, True]
     assert len(messages) == 3
     assert not any(record.exc_info for record in caplog.records)
 
@@ -253,12 +253,12 @@ async def test_without_redis_each_gateway_admits_its_share(server: RedisServer) 
             await connected(gateway)
             quotas = gateway.shared_quotas
             assert quotas is not None
-            quotas._back.set()  # count members again
+            quotas._came_up.set()  # count members again
             await eventually(lambda quotas=quotas: quotas.members == 2, BACK)  # type: ignore[misc]
         await count_statuses(gateways[0].url, 10)
         server.freeze()
         for gateway in gateways:
-            await eventually(lambda gateway=gateway: not gateway.link.up)  # type: ignore[misc, union-attr]
+            await eventually(lambda gateway=gateway: not gateway.redis.up)  # type: ignore[misc, union-attr]
         seen = await asyncio.gather(*(count_statuses(gateway.url, 40) for gateway in gateways))
         assert [one[200] for one in seen] == [20, 30]
         server.thaw()

@@ -92,8 +92,8 @@ async def test_redis_errors_are_logged_without_the_password(tmp_path: Path, capl
             server.freeze()
             assert [await status(gateway) for _ in range(5)] == [200] * 5
             server.thaw()
-            await eventually(lambda: gateway.link is not None and gateway.link.up, 10)
-            assert "away" in caplog.text
+            await eventually(lambda: gateway.redis is not None and gateway.redis.up, 10)
+            assert "unavailable" in caplog.text
         wrong = redis.url.replace(REDIS, f"{REDIS}{CACHE}")
         async with running(pools, **configured(tmp_path, redis=wrong, keys=[key("caller", CALLER)])) as gateway:
             await eventually(lambda: "WRONGPASS" in caplog.text or "invalid username-password" in caplog.text)

@@ -151,7 +151,7 @@ async def overheard(**limits: Any) -> AsyncIterator[tuple[RedisServer, Overheard
 
 async def acquainted(gateway: Gateway) -> None:
     """Connected to Redis, with the stored key loaded."""
-    await eventually(lambda: gateway.link is not None and gateway.link.up)
+    await eventually(lambda: gateway.redis is not None and gateway.redis.up)
     await eventually(lambda: gateway.keyring is not None and gateway.keyring.known)
 
 

@@ -94,25 +94,25 @@ async def test_a_gateway_lets_in_who_has_a_key_in_redis_and_nobody_else() -> Non
                 return (await caller.whole(models(f"authorization: Bearer {text}\r\n")))[0]
 
             assert (await caller.whole(models()))[0] == 401
-            assert gateway.link is not None
-            await eventually(lambda: gateway.link.up)  # type: ignore[union-attr]
-            await gateway.link.call(lambda redis: keyring.add(redis, key("lab", requests_per_minute=1)))
+            assert gateway.redis is not None
+            await eventually(lambda: gateway.redis.up)  # type: ignore[union-attr]
+            await gateway.redis.call(lambda redis: keyring.add(redis, key("lab", requests_per_minute=1)))
             await eventually(lambda: gateway.runtime.current.keys.tenants, SEEN)
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             assert gateway.runtime.current.keys.tenants[0].limits is not None
             await gateway.apply_config(gateway.config)  # a reload keeps them
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             server.kill()
-            await eventually(lambda: not gateway.link.up)  # type: ignore[union-attr]
+            await eventually(lambda: not gateway.redis.up)  # type: ignore[union-attr]
             assert await status("lab") == 200
         await server.start()
         async with running(pools, state=state, keys=written) as gateway, calling(gateway.url) as caller:
             assert await status("sk-web") == 200
-            assert gateway.link is not None
-            await eventually(lambda: gateway.link.up)  # type: ignore[union-attr]
+            assert gateway.redis is not None
+            await eventually(lambda: gateway.redis.up)  # type: ignore[union-attr]
             imposter = Key(name="web", sha256=hashlib.sha256(b"imposter").hexdigest())
-            await gateway.link.call(lambda redis: keyring.add(redis, imposter))
-            await gateway.link.call(lambda redis: keyring.add(redis, key("lab")))
+            await gateway.redis.call(lambda redis: keyring.add(redis, imposter))
+            await gateway.redis.call(lambda redis: keyring.add(redis, key("lab")))
             await eventually(lambda: len(gateway.runtime.current.keys.tenants) == 2, SEEN)
             assert [await status(text) for text in ("sk-web", "lab", "imposter")] == [200, 200, 401]
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.local_quotas import LocalQuotas, Shared
+from gateway.admission.local_quotas import LocalQuotas, SharedQuotaMemory
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.admission.reservations import Quotas, Reservation
 from gateway.cluster.redis_client import RedisClient
@@ -72,7 +72,7 @@ async def in_memory() -> AsyncIterator[Place]:
 
 @asynccontextmanager
 async def in_workers() -> AsyncIterator[Place]:
-    clock, shared = Clock(), Shared(["web", "other"], 3)
+    clock, shared = Clock(), SharedQuotaMemory(["web", "other"], 3)
     yield Place(clock, [LocalQuotas(shared, n, clock.monotonic, clock.wall) for n in range(3)], nothing)
 
 
@@ -81,14 +81,14 @@ async def in_redis() -> AsyncIterator[Place]:
     """Two replicas."""
     clock = Clock()
     async with redis_server() as server, server.client() as client:
-        links = [RedisClient(server.url, patience=2.0) for _ in range(2)]
+        links = [RedisClient(server.url, timeout=2.0) for _ in range(2)]
         quotas = [RedisQuotas(link, 1, clock.monotonic, clock.wall, VIRTUAL) for link in links]
 
         async def tell() -> None:
             await client.hset("clock", mapping={"s": str(int(clock.at)), "us": str(round(clock.at % 1 * 1e6))})
             for one in quotas:
-                one._tell()
-                await one._flights.close()
+                one.send_pending()
+                await one.pipeline.close()
 
         for link in links:
             link.start()
@@ -279,12 +279,11 @@ async def played(place: Place, steps: list[tuple[str, float, int, int, int]], li
 
 def told(quotas: RedisQuotas) -> bool:
     """Nothing is to be told to Redis, or on its way."""
-    flights = quotas._flights
-    return not (flights._waiting or flights._under_way or quotas._untold or quotas._due)
+    return quotas.idle
 
 
 async def test_what_a_dead_worker_had_running_is_free_when_its_successor_begins() -> None:
-    clock, shared = Clock(), Shared(["web"], 2)
+    clock, shared = Clock(), SharedQuotaMemory(["web"], 2)
     limits = KeyLimits(concurrent=1, requests=5, cost=10)
     workers = [LocalQuotas(shared, n, clock.monotonic, clock.wall) for n in range(2)]
     assert workers[0].claim("web", limits, Claim(1, 10)).verdict.limit is None
@@ -295,7 +294,7 @@ async def test_what_a_dead_worker_had_running_is_free_when_its_successor_begins(
 
 
 async def test_a_key_that_came_later_is_shared_out_among_the_workers() -> None:
-    clock, shared = Clock(), Shared(["web"], 4)
+    clock, shared = Clock(), SharedQuotaMemory(["web"], 4)
     workers = [LocalQuotas(shared, n, clock.monotonic, clock.wall) for n in range(4)]
     let_in = [w.claim("new", KeyLimits(requests=8), Claim()).verdict.limit is None for w in workers for _ in range(5)]
     assert sum(let_in) == 8
@@ -309,7 +308,7 @@ async def test_in_redis_a_reservation_lapses_unless_it_is_renewed() -> None:
         living: Any = place.quotas[0]
         for _ in range(40):
             await place.pass_time(45)
-            await living._renew_all()
+            await living._renew_leases()
             assert (await place.ask(limits, turn=1)).verdict.limit is not None
         await place.pass_time(LEASE + 0.1)
         assert (await place.ask(limits, cost=10, turn=1)).verdict.limit is None
@@ -317,7 +316,7 @@ async def test_in_redis_a_reservation_lapses_unless_it_is_renewed() -> None:
 
 async def test_in_redis_everything_expires() -> None:
     async with redis_server() as server, server.client() as client:
-        link = RedisClient(server.url, patience=2.0)
+        link = RedisClient(server.url, timeout=2.0)
         link.start()
         await eventually(lambda: link.up)
         quotas = RedisQuotas(link)
@@ -338,7 +337,7 @@ async def test_in_redis_everything_expires() -> None:
 
 async def test_a_caller_that_leaves_while_its_reservation_is_made_leaves_none() -> None:
     async with redis_server() as server:
-        link = RedisClient(server.url, patience=2.0)
+        link = RedisClient(server.url, timeout=2.0)
         link.start()
         await eventually(lambda: link.up)
         quotas = RedisQuotas(link)
@@ -358,10 +357,10 @@ async def test_scripts_that_redis_has_forgotten_are_loaded_again() -> None:
     async with in_redis() as place:
         assert (await place.ask(KeyLimits(requests=9))).verdict.limit is None
         redis: Any = place.quotas[0]
-        await redis.link.call(lambda client: client.script_flush())
+        await redis.redis.call(lambda client: client.script_flush())
         asked = await asyncio.gather(*(place.ask(KeyLimits(requests=9)) for _ in range(3)))
         assert [one.verdict.limit for one in asked] == [None] * 3
-        assert redis.link.errors == 0
+        assert redis.redis.errors == 0
         assert all(one.second for one in asked)  # Redis itself let them in
 
 
@@ -371,10 +370,10 @@ async def test_what_redis_let_in_and_was_not_heard_counts_once() -> None:
         limits = KeyLimits(requests=10, tokens=100, concurrent=1)
         redis: Any = place.quotas[0]
         first = await place.ask(limits, 30)
-        redis.local.settle(first.beside, 30, 0)
-        alone = redis._alone("web", limits, Claim(30), first.lease)
+        redis.local.settle(first.local, 30, 0)
+        alone = redis.reserve_locally("web", limits, Claim(30), first.lease)
         assert alone.verdict.limit is None
-        await redis._renew_all()
+        await redis._renew_leases()
         await place.settle(alone, 10)
         verdict = (await place.ask(limits, 90, turn=1)).verdict
         assert (verdict.limit, verdict.requests_left, verdict.tokens_left) == (None, 8, 0)
@@ -386,8 +385,8 @@ async def test_what_was_let_in_without_redis_is_counted_when_it_is_told() -> Non
         limits = KeyLimits(requests=10, tokens=100, concurrent=1)
         redis: Any = place.quotas[0]
         await place.pass_time(1)
-        alone = redis._alone("web", limits, Claim(30), "unheard")
-        await redis._renew_all()
+        alone = redis.reserve_locally("web", limits, Claim(30), "unheard")
+        await redis._renew_leases()
         assert (await place.ask(limits, turn=1)).verdict.limit is QuotaLimit.CONCURRENT
         await place.pass_time(10)
         await place.settle(alone, 10)

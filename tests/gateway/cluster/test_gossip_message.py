@@ -1,4 +1,4 @@
-"""News between replicas: what is told arrives, and what is no news is recognized."""
+"""Updates between replicas: every field arrives, and malformed messages are recognized."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.gossip_message import AHEAD, HEAD, MalformedUpdate, at, packed, read, teller_of
+from gateway.cluster.gossip import HEAD, MAX_BLOCKED, MalformedUpdate, PeerUpdate, ages_to_times, group_of
 from policies.fleet.decode_interference import STALL_GRID
 from policies.fleet.peers import NO_LOAD, PeerLoad
 from policies.types import FOREVER, NEVER
 
-GROUP, TELLER = b"group..1", b"teller.1"
+GROUP, SENDER = b"group..1", b"sender.1"
 PAST = st.just(NEVER) | st.integers(-100, 50).map(float)
 AMOUNTS = st.integers(0, 1000).map(float)
-HARMS = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(STALL_GRID))
-BURDENS = st.builds(
+MISS_CURVES = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(STALL_GRID))
+LOADS = st.builds(
     lambda answering, prefilling, *rest: PeerLoad(answering + prefilling, prefilling, *rest),
     st.integers(0, 99),
     st.integers(0, 99),
@@ -33,28 +33,27 @@ BURDENS = st.builds(
     AMOUNTS,
     AMOUNTS,
     st.sampled_from([0.02, FOREVER]),
-    HARMS,
+    MISS_CURVES,
 )
 NAMES = st.text(max_size=20)
 HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=9).map(lambda hashes: array("Q", hashes))
 BUSY = replace(NO_LOAD, in_flight=2, prefilling=1, queued_tokens=500, queued_since=49.5, last_used_at=49.5)
-MESSAGE = packed(GROUP, TELLER, 50.0, {"small/a": BUSY}, [("small/b", array("Q", [1, 2]))], full=True)
+MESSAGE = PeerUpdate(GROUP, SENDER, 50.0, {"small/a": BUSY}, [("small/b", array("Q", [1, 2]))], full=True).encode()
 
 
-@given(
-    st.dictionaries(NAMES, BURDENS, max_size=4), st.lists(st.tuples(NAMES, HASHES), max_size=4), *[st.booleans()] * 2
-)
-def test_what_is_told_arrives(
-    burdens: dict[str, PeerLoad], prompts: list[tuple[str, array[int]]], full: bool, last: bool
+@given(st.dictionaries(NAMES, LOADS, max_size=4), st.lists(st.tuples(NAMES, HASHES), max_size=4), *[st.booleans()] * 2)
+def test_an_update_arrives_as_it_was_sent(
+    loads: dict[str, PeerLoad], prompts: list[tuple[str, array[int]]], full: bool, last: bool
 ) -> None:
     """Every field, on a machine whose clock has run for another while: times are as old there as here."""
-    raw = packed(GROUP, TELLER, 50.0, burdens, prompts, full=full, last=last)
-    assert teller_of(raw) == (GROUP, TELLER)
-    news = read(raw)
-    assert (news.clock, news.full, news.last, news.prompts) == (50.0, full, last, prompts)
-    assert {name: at(told, 50.0) for name, told in news.burdens.items()} == burdens
-    for name, told in news.burdens.items():
-        elsewhere, here = at(told, 1050.0), burdens[name]
+    raw = PeerUpdate(GROUP, SENDER, 50.0, loads, prompts, full=full, last=last).encode()
+    assert group_of(raw) == GROUP
+    update = PeerUpdate.decode(raw)
+    assert (update.group, update.sender) == (GROUP, SENDER)
+    assert (update.clock, update.full, update.last, update.prompts) == (50.0, full, last, prompts)
+    assert {name: ages_to_times(load, 50.0) for name, load in update.loads.items()} == loads
+    for name, load in update.loads.items():
+        elsewhere, here = ages_to_times(load, 1050.0), loads[name]
         assert elsewhere.queued_since == here.queued_since + 1000.0
         assert elsewhere.blocked_until == here.blocked_until + 1000.0
 
@@ -63,7 +62,7 @@ def test_what_is_told_arrives(
 def test_noise_is_malformed(raw: bytes) -> None:
     """Also behind a head of ours."""
     with pytest.raises(MalformedUpdate):
-        read(raw)
+        PeerUpdate.decode(raw)
 
 
 @given(st.integers(0, len(MESSAGE) - 1), st.integers(1, 255))
@@ -73,7 +72,7 @@ def test_a_message_that_was_cut_or_changed_is_malformed(place: int, change: int)
     changed[place] ^= change
     for raw in (MESSAGE[:place], bytes(changed), MESSAGE + b"\0"):
         with pytest.raises(MalformedUpdate):
-            read(raw)
+            PeerUpdate.decode(raw)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +92,16 @@ def test_a_message_that_was_cut_or_changed_is_malformed(place: int, change: int)
 )
 def test_numbers_that_cannot_be_are_malformed(wrong: dict[str, float]) -> None:
     """One of them, added to our own, would be believed for ever."""
-    raw = packed(GROUP, TELLER, 50.0, {"small/a": replace(BUSY, **wrong)}, [])
+    raw = PeerUpdate(GROUP, SENDER, 50.0, {"small/a": replace(BUSY, **wrong)}, []).encode()
     with pytest.raises(MalformedUpdate):
-        read(raw)
+        PeerUpdate.decode(raw)
 
 
-def test_what_has_happened_is_not_to_come() -> None:
-    """Whatever a teller says: but for a rate limit, that has a longest time too."""
-    told = replace(
+def test_past_events_do_not_lie_ahead() -> None:
+    """Whatever a sender says: but for a rate limit, that has a longest time too."""
+    load = replace(
         NO_LOAD, last_token_at=90.0, last_used_at=FOREVER, down_since=90.0, queued_since=90.0, blocked_until=1e9
     )
-    found = at(read(packed(GROUP, TELLER, 50.0, {"a": told}, [])).burdens["a"], 10.0)
+    found = ages_to_times(PeerUpdate.decode(PeerUpdate(GROUP, SENDER, 50.0, {"a": load}).encode()).loads["a"], 10.0)
     assert (found.last_token_at, found.last_used_at, found.down_since, found.queued_since) == (10.0,) * 4
-    assert found.blocked_until == 10.0 + AHEAD
+    assert found.blocked_until == 10.0 + MAX_BLOCKED

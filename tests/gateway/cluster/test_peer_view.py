@@ -9,9 +9,18 @@ from random import Random
 
 import pytest
 
-from gateway.cluster.gossip_message import packed
-from gateway.cluster.peer_view import EVERY, MOST_TELLERS, PENDING, SILENT, Peers
-from gateway.cluster.pending_updates import EVERY_FULL, RATE, ROOM, PendingUpdates
+from gateway.cluster.gossip import (
+    BLOCK_RATE,
+    FULL_INTERVAL,
+    MAX_PEERS,
+    MAX_PENDING_BLOCKS,
+    MERGE_INTERVAL,
+    MESSAGE_BLOCKS,
+    PEER_TIMEOUT,
+    Peers,
+    PeerUpdate,
+    PendingUpdates,
+)
 from policies.fleet.peers import NO_LOAD, CombinedPeers, PeerLoad
 from policies.types import NEVER
 
@@ -43,7 +52,7 @@ class Listening(Heard):
 
     def hear(self, raw: bytes | None, now: float) -> Listening:
         assert raw is not None
-        self.peers.hear(raw, now)
+        self.peers.on_message(raw, now)
         return self.look(now)
 
     def look(self, now: float) -> Listening:
@@ -51,11 +60,11 @@ class Listening(Heard):
         return self
 
 
-def told(outbox: PendingUpdates, now: float = 1.0, **burdens: PeerLoad) -> bytes:
+def told(pending: PendingUpdates, now: float = 1.0, **burdens: PeerLoad) -> bytes:
     """`a` and `b` are the endpoints."""
     for name, burden in burdens.items():
-        outbox.publish(f"small/{name}", burden)
-    raw = outbox.message(now)
+        pending.publish(f"small/{name}", burden)
+    raw = pending.message(now)
     assert raw is not None
     return raw
 
@@ -93,11 +102,11 @@ def test_who_falls_silent_has_nothing_under_way() -> None:
     """Nobody takes what is said once for true for ever. The others stay."""
     listening, theirs, thirds = Listening(), PendingUpdates(THEIRS), PendingUpdates(THIRDS)
     listening.hear(told(theirs, a=replace(BUSY, down_since=0.9)), 1.0).hear(told(thirds, a=BUSY), 1.5)
-    assert listening.look(0.99 + SILENT).burdens[NAMES[0]].in_flight == 4
-    assert listening.look(1.0 + SILENT).burdens[NAMES[0]].in_flight == 2
+    assert listening.look(0.99 + PEER_TIMEOUT).burdens[NAMES[0]].in_flight == 4
+    assert listening.look(1.0 + PEER_TIMEOUT).burdens[NAMES[0]].in_flight == 2
     assert listening.burdens[NAMES[0]].down_since == NEVER
-    assert listening.peers.replicas(1.0 + SILENT) == 2
-    assert listening.look(1.5 + SILENT).burdens[NAMES[0]].in_flight == 0
+    assert listening.peers.replicas(1.0 + PEER_TIMEOUT) == 2
+    assert listening.look(1.5 + PEER_TIMEOUT).burdens[NAMES[0]].in_flight == 0
 
 
 def test_who_says_farewell_is_gone_at_once() -> None:
@@ -113,7 +122,7 @@ def test_a_lost_message_is_made_up_for_within_a_second() -> None:
     listening.hear(told(theirs, 1.0, a=BUSY), 1.0)
     told(theirs, 1.1, a=NO_LOAD, b=BUSY)  # is lost
     assert theirs.message(1.2) is None
-    listening.hear(told(theirs, 1.0 + EVERY_FULL), 1.0 + EVERY_FULL)
+    listening.hear(told(theirs, 1.0 + FULL_INTERVAL), 1.0 + FULL_INTERVAL)
     assert [listening.burdens[name].in_flight for name in NAMES] == [0, 2]
 
 
@@ -130,13 +139,13 @@ def test_what_others_have_spent_never_leaps() -> None:
     """It stands for a prefill that stalls our answers now: not when one is heard first, goes, comes or begins anew."""
     listening, theirs = Listening(), PendingUpdates(THEIRS)
 
-    def spent(at: float, amount: float, outbox: PendingUpdates = theirs) -> float:
-        raw = told(outbox, at, a=replace(BUSY, prefill_s=amount))
+    def spent(at: float, amount: float, pending: PendingUpdates = theirs) -> float:
+        raw = told(pending, at, a=replace(BUSY, prefill_s=amount))
         return listening.hear(raw, at).burdens[NAMES[0]].prefill_s
 
     assert spent(1.0, 5000.0) == 0.0
     assert spent(1.1, 5000.5) == pytest.approx(0.5)
-    assert listening.look(1.1 + SILENT).burdens[NAMES[0]].prefill_s == pytest.approx(0.5)
+    assert listening.look(1.1 + PEER_TIMEOUT).burdens[NAMES[0]].prefill_s == pytest.approx(0.5)
     assert spent(9.0, 5004.0) == pytest.approx(0.5)
     assert spent(9.1, 5004.25) == pytest.approx(0.75)
     assert spent(9.2, 1.0, PendingUpdates(THEIRS)) == pytest.approx(0.75)
@@ -149,13 +158,13 @@ def test_two_ways_add_up_and_pass_prompts_on() -> None:
     both = CombinedPeers(near, far)
     both.publish(NAMES[0], BUSY)
     both.sent(NAMES[0], [7])
-    assert [way.outbox.message(1.0) is not None for way in (near, far)] == [True, True]
-    near.peers.hear(told(PendingUpdates(THEIRS), a=BUSY), 1.0)
+    assert [way.pending.message(1.0) is not None for way in (near, far)] == [True, True]
+    near.peers.on_message(told(PendingUpdates(THEIRS), a=BUSY), 1.0)
     both.merge(reader, 1.0)
     assert reader.burdens[NAMES[0]].in_flight == 2
     thirds = PendingUpdates(THIRDS)
     thirds.sent(NAMES[1], [8])
-    far.peers.hear(told(thirds, 1.1, a=BUSY), 1.1)
+    far.peers.on_message(told(thirds, 1.1, a=BUSY), 1.1)
     both.merge(reader, 1.1)
     assert (reader.burdens[NAMES[0]].in_flight, reader.hints) == (4, [(NAMES[1], [8])])
 
@@ -164,8 +173,8 @@ class Far:
     """As `gateway.cluster.replicas`, without Redis."""
 
     def __init__(self, group: bytes) -> None:
-        self.outbox, self.peers = PendingUpdates(group), Peers(group, NAMES.__contains__)
-        self.publish, self.sent, self.merge = self.outbox.publish, self.outbox.sent, self.peers.merge
+        self.pending, self.peers = PendingUpdates(group), Peers(group, NAMES.__contains__)
+        self.publish, self.sent, self.merge = self.pending.publish, self.pending.sent, self.peers.merge
 
 
 # --------------------------------------------------------------------------- time
@@ -203,11 +212,11 @@ def test_what_is_very_late_or_comes_twice_is_no_news() -> None:
     first = told(theirs, 100.0, a=BUSY)
     listening.hear(first, 1.0).hear(told(theirs, 100.5, a=NO_LOAD), 1.5).hear(first, 1.6)
     assert listening.burdens[NAMES[0]].in_flight == 0
-    listening.hear(told(theirs, 101.0, a=replace(BUSY, in_flight=8)), 2.0 + SILENT - 0.6)
+    listening.hear(told(theirs, 101.0, a=replace(BUSY, in_flight=8)), 2.0 + PEER_TIMEOUT - 0.6)
     assert listening.burdens[NAMES[0]].in_flight == 8
-    listening.hear(told(theirs, 101.5, a=replace(BUSY, in_flight=9)), 2.6 + SILENT)
+    listening.hear(told(theirs, 101.5, a=replace(BUSY, in_flight=9)), 2.6 + PEER_TIMEOUT)
     assert listening.burdens[NAMES[0]].in_flight == 8
-    assert listening.look(2.0 + 2 * SILENT - 0.6).burdens[NAMES[0]].in_flight == 0
+    assert listening.look(2.0 + 2 * PEER_TIMEOUT - 0.6).burdens[NAMES[0]].in_flight == 0
 
 
 def test_one_whose_clock_stood_still_is_heard_again() -> None:
@@ -230,37 +239,37 @@ def test_prompts_arrive_in_order_and_once() -> None:
         theirs.sent(name, hashes)
     listening.hear(told(theirs), 1.0)
     assert listening.hints == prompts
-    listening.hear(told(theirs, 1.0 + EVERY_FULL), 2.0)
+    listening.hear(told(theirs, 1.0 + FULL_INTERVAL), 2.0)
     assert listening.hints == prompts
 
 
 def test_prompts_are_bounded_in_a_message_and_in_a_second() -> None:
     """The beginning of a prompt is a prompt: the end is left out."""
     theirs, listening = PendingUpdates(THEIRS), Listening()
-    theirs.sent(NAMES[0], range(ROOM - 5))
+    theirs.sent(NAMES[0], range(MESSAGE_BLOCKS - 5))
     theirs.sent(NAMES[1], range(10))
     theirs.sent(NAMES[1], range(10))
     listening.hear(told(theirs), 1.0)
-    assert [len(hashes) for _, hashes in listening.hints] == [ROOM - 5, 5]
+    assert [len(hashes) for _, hashes in listening.hints] == [MESSAGE_BLOCKS - 5, 5]
     blocks = 0
     for i in range(1000):
-        theirs.sent(NAMES[0], range(ROOM))
+        theirs.sent(NAMES[0], range(MESSAGE_BLOCKS))
         now = 1.0 + i / 1000
         listening.hear(told(theirs, now, a=BUSY), now)
         blocks += sum(len(hashes) for _, hashes in listening.hints)
         listening.hints.clear()
-    assert blocks <= 2 * RATE + ROOM
+    assert blocks <= 2 * BLOCK_RATE + MESSAGE_BLOCKS
 
 
 def test_what_nobody_takes_in_is_bounded() -> None:
     """The oldest goes."""
     listening, theirs = Listening(), PendingUpdates(THEIRS)
-    for i in range(3 * PENDING // ROOM):
+    for i in range(3 * MAX_PENDING_BLOCKS // MESSAGE_BLOCKS):
         now = 1.0 + i
-        theirs.sent(NAMES[0], array("Q", [i]) * ROOM)
-        listening.peers.hear(told(theirs, now), now)
+        theirs.sent(NAMES[0], array("Q", [i]) * MESSAGE_BLOCKS)
+        listening.peers.on_message(told(theirs, now), now)
     listening.look(now)
-    assert sum(len(hashes) for _, hashes in listening.hints) == PENDING
+    assert sum(len(hashes) for _, hashes in listening.hints) == MAX_PENDING_BLOCKS
     assert listening.hints[-1][1][0] == i
 
 
@@ -287,16 +296,16 @@ def test_noise_is_counted_and_changes_nothing() -> None:
             noise[random.randrange(len(noise))] ^= 1 << random.randrange(8)
         listening.hear(bytes(noise), now)
         listening.hear(raw, now)
-        listening.look(now + EVERY)
+        listening.look(now + MERGE_INTERVAL)
         assert listening.burdens[NAMES[0]].in_flight == i + 1
     assert listening.peers.malformed == 200
     assert listening.peers.replicas(now) == 2
 
 
-def test_tellers_are_bounded() -> None:
+def test_peers_are_bounded() -> None:
     """Who makes up names for himself takes no memory."""
     listening = Listening()
-    for number in range(2 * MOST_TELLERS):
+    for number in range(2 * MAX_PEERS):
         teller = number.to_bytes(8, "little")
-        listening.peers.hear(packed(teller, teller, 1.0, {NAMES[0]: BUSY}, []), 1.0)
-    assert listening.look(1.0).burdens[NAMES[0]].in_flight == 2 * MOST_TELLERS
+        listening.peers.on_message(PeerUpdate(teller, teller, 1.0, {NAMES[0]: BUSY}).encode(), 1.0)
+    assert listening.look(1.0).burdens[NAMES[0]].in_flight == 2 * MAX_PEERS

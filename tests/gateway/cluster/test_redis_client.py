@@ -91,7 +91,11 @@ async def test_a_redis_that_is_killed_is_asked_by_nobody_and_comes_back_by_itsel
         await eventually(lambda: link.up, BACK)
         assert await link.call(ping)
     assert ups == [True, True]
-    assert [line.split(": ", 1)[1].split(":")[0] for line in lines(caplog)] == ["connected", "away", "back"]
+    assert [line.split(": ", 1)[1].split(":")[0] for line in lines(caplog)] == [
+        "connected",
+        "unavailable",
+        "reconnected",
+    ]
 
 
 async def test_a_frozen_redis_is_waited_for_by_a_few_and_no_longer_than_their_patience() -> None:
@@ -99,7 +103,7 @@ async def test_a_frozen_redis_is_waited_for_by_a_few_and_no_longer_than_their_pa
     async with redis_server() as server, linked(server.url) as link:
         server.freeze()
         assert await opens(link) <= 3
-        assert await refused(link) < link.patience / 2  # at once: nobody is asked
+        assert await refused(link) < link.timeout / 2  # at once: nobody is asked
         server.thaw()
         await eventually(lambda: link.up, BACK)
         assert await link.call(ping)
@@ -121,7 +125,7 @@ async def test_a_reply_that_came_too_late_is_nobody_elses() -> None:
 async def test_a_redis_that_is_slow_is_one_that_is_away() -> None:
     """It answers every ping, a while later than anybody can wait."""
     async with redis_server() as server, linked(server.url) as link, server.client() as client:
-        link.patience = 0.02
+        link.timeout = 0.02
         for _ in range(20):
             await asyncio.gather(client.execute_command("DEBUG", "SLEEP", "0.06"), *(look(link) for _ in range(3)))
             if not link.up:
@@ -139,7 +143,7 @@ async def look(link: RedisClient) -> None:
 async def test_a_redis_that_is_absent_at_the_start_is_found_later(caplog: pytest.LogCaptureFixture) -> None:
     async with redis_server(start=False) as server, linked(server.url, up=False) as link:
         await eventually(lambda: lines(caplog))
-        assert await refused(link) < link.patience
+        assert await refused(link) < link.timeout
         await server.start()
         await eventually(lambda: link.up, BACK)
     assert len(lines(caplog)) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cluster.redis_url import RedisTopology, RedisUrl, parsed
+from gateway.cluster.redis_url import RedisTopology, RedisUrl, parse_redis_url
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ from gateway.cluster.redis_url import RedisTopology, RedisUrl, parsed
     ],
 )
 def test_a_url_is_read(url: str, address: RedisUrl, shown: str) -> None:
-    assert parsed(url) == address
-    assert parsed(url).shown == shown
+    assert parse_redis_url(url) == address
+    assert parse_redis_url(url).redacted == shown
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_a_url_is_read(url: str, address: RedisUrl, shown: str) -> None:
 )
 def test_what_cannot_be_meant_is_refused_without_repeating_it(url: str, said: str) -> None:
     with pytest.raises(ValueError, match=said) as refused:
-        parsed(url.replace("://", "://:CANARY@", 1))
+        parse_redis_url(url.replace("://", "://:CANARY@", 1))
     assert "CANARY" not in str(refused.value)
 
 
 def test_no_text_of_an_address_holds_its_password() -> None:
-    address = parsed("redis+sentinel://u:CANARY@a/main?sentinel_password=CANARY")
-    assert "CANARY" not in f"{address!r} {address.shown}"
+    address = parse_redis_url("redis+sentinel://u:CANARY@a/main?sentinel_password=CANARY")
+    assert "CANARY" not in f"{address!r} {address.redacted}"

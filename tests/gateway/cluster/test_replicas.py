@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.cluster import redis_client as links
-from gateway.cluster.pending_updates import new_group
+from gateway.cluster.gossip import new_group
 from gateway.cluster.redis_client import RedisClient
 from gateway.cluster.replicas import Replicas
 from policies.fleet.peers import NO_LOAD
@@ -33,8 +33,8 @@ class Losing:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it is the cancellation that ends a call."""
-    monkeypatch.setattr(links, "EVERY", 0.01)
-    monkeypatch.setattr("gateway.cluster.replicas.PATIENCE", 60.0)
+    monkeypatch.setattr(links, "PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr("gateway.cluster.replicas.SEND_TIMEOUT", 60.0)
 
 
 async def test_they_end_though_their_cancellation_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ async def test_they_end_though_their_cancellation_is_lost(monkeypatch: pytest.Mo
 async def test_a_link_ends_though_its_cancellation_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it looks whether Redis is there."""
     async with redis_server() as server:
-        link, losing = RedisClient(server.url, patience=60.0), Losing()
+        link, losing = RedisClient(server.url, timeout=60.0), Losing()
         link.start()
         await eventually(lambda: link.up)
         monkeypatch.setattr(link.client, "set", losing.answer)

@@ -1,0 +1,355 @@
+"""Load and prompt updates that replicas exchange: message format, pending updates, and the view of the peers. Pure.
+
+Rules:
+- A message holds loads by endpoint id and prompts as hashes of their blocks: never text.
+- Times travel as ages, because clocks of two machines have nothing in common. Of each sender the fastest message
+  counts as immediate, and the extra delay of any other is added to its ages.
+- A message is decoded whole or not at all: checksum, exact lengths, plausible numbers.
+- A `full` message holds every load of its sender: one per FULL_INTERVAL makes up for lost messages.
+- A peer that is silent for PEER_TIMEOUT has no load. A message that is as late, or a repeated one, is dropped.
+- Prefill seconds are summed from what each sender added since its first message, so the sum never jumps.
+- Memory is bounded: MAX_PEERS, endpoints that the reader knows, MAX_PENDING_BLOCKS.
+- Messages of the own group are ignored: workers of one gateway share memory.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite, isnan
+from struct import Struct, error
+from zlib import crc32
+
+from policies.fleet.decode_interference import NO_MISSES, STALL_GRID
+from policies.fleet.peers import NO_LOAD, PEER_LOAD_COUNTS, PEER_LOAD_FLOATS, PeerLoad, PeerReader, combined
+from policies.types import FOREVER, NEVER
+
+MAGIC = b"ftr1"
+HEAD = Struct("<4sI8s8sdBHHH")  # magic, checksum, group, sender, clock, flags, counts of names, loads and prompts
+CHECKED_FROM = 8  # bytes before the checksummed part
+NAME = Struct("<H")  # bytes of an endpoint id, which follows
+LOAD = Struct(f"<{PEER_LOAD_COUNTS}qB{PEER_LOAD_FLOATS}d")  # counts, whether a miss curve follows, floats
+MISSES = Struct(f"<{len(STALL_GRID)}d")
+PROMPT = Struct("<HI")  # index of its endpoint id, number of blocks, which follow
+TIMES = slice(PEER_LOAD_COUNTS, PEER_LOAD_COUNTS + 5)  # queued_since .. down_since
+FULL, LAST = 1, 2  # flags
+
+MAX_MESSAGE = 4 << 20  # bytes
+MAX_COUNT = 1 << 48
+MAX_BLOCKED = 60.0  # s that a provider's rate limit may lie ahead (policies.fleet.circuit_breaker)
+
+SEND_INTERVAL = 0.02  # s between two messages
+FULL_INTERVAL = 1.0  # s
+MESSAGE_BLOCKS = 8_192  # in a message: 64 KiB
+BLOCK_RATE = 131_072.0  # blocks a second: 1 MiB
+
+PEER_TIMEOUT = 3.0  # s
+MERGE_INTERVAL = 0.005  # s: changes within it are applied at once
+CLOCK_DRIFT = 2e-4  # s per s that two clocks may drift apart: several times what crystals do
+MAX_PEERS = 1024
+MAX_PENDING_BLOCKS = 1 << 20  # 8 MiB
+
+Prompts = Sequence[tuple[str, "array[int]"]]
+
+
+class MalformedUpdate(ValueError):
+    """Not a whole message of this format."""
+
+
+def new_group() -> bytes:
+    """A random name for one gateway."""
+    return os.urandom(8)
+
+
+# -- message --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUpdate:
+    """One message. `clock`: the sender's. Times in `loads` are of that clock when encoded, and ages when decoded.
+
+    `full`: `loads` is everything the sender has. `last`: the sender is stopping.
+    """
+
+    group: bytes
+    sender: bytes
+    clock: float
+    loads: Mapping[str, PeerLoad] = field(default_factory=dict)
+    prompts: Prompts = ()
+    full: bool = False
+    last: bool = False
+
+    def encode(self) -> bytes:
+        names = list(dict.fromkeys([*self.loads, *(name for name, _ in self.prompts)]))
+        index = {name: at for at, name in enumerate(names)}
+        parts = [NAME.pack(len(raw := name.encode())) + raw for name in names]
+        parts += [_encode_load(load, self.clock) for load in self.loads.values()]
+        parts += [PROMPT.pack(index[name], len(hashes)) + hashes.tobytes() for name, hashes in self.prompts]
+        counts = len(names), len(self.loads), len(self.prompts)
+        flags = FULL * self.full | LAST * self.last
+        head = HEAD.pack(MAGIC, 0, self.group, self.sender, self.clock, flags, *counts)
+        checked = head[CHECKED_FROM:] + b"".join(parts)
+        return MAGIC + crc32(checked).to_bytes(4, "little") + checked
+
+    @classmethod
+    def decode(cls, raw: bytes) -> PeerUpdate:
+        """Raises MalformedUpdate."""
+        group_of(raw)
+        _, checksum, group, sender, clock, flags, names, loads, prompts = HEAD.unpack_from(raw)
+        if checksum != crc32(memoryview(raw)[CHECKED_FROM:]) or not isfinite(clock) or loads > names:
+            raise MalformedUpdate
+        decoder = _Decoder(raw)
+        try:
+            known = [decoder.name() for _ in range(names)]
+            by_name = {name: decoder.load() for name in known[:loads]}
+            sent = [decoder.prompt(known) for _ in range(prompts)]
+        except (error, ValueError, IndexError):
+            raise MalformedUpdate from None
+        if decoder.at != len(raw) or len(by_name) != loads:
+            raise MalformedUpdate
+        return cls(group, sender, clock, by_name, sent, full=bool(flags & FULL), last=bool(flags & LAST))
+
+
+def group_of(raw: bytes) -> bytes:
+    """Reads the group without decoding the rest. Raises MalformedUpdate."""
+    if not HEAD.size <= len(raw) <= MAX_MESSAGE or raw[:4] != MAGIC:
+        raise MalformedUpdate
+    return raw[8:16]
+
+
+def _encode_load(load: PeerLoad, now: float) -> bytes:
+    numbers, misses = [*load.numbers()], load.expected_tpot_misses
+    numbers[TIMES] = [now - time for time in numbers[TIMES]]
+    encoded = LOAD.pack(*numbers[:PEER_LOAD_COUNTS], bool(misses), *numbers[PEER_LOAD_COUNTS:])
+    return encoded + MISSES.pack(*misses) if misses else encoded
+
+
+class _Decoder:
+    def __init__(self, raw: bytes) -> None:
+        self.raw, self.at = raw, HEAD.size
+
+    def _take(self, size: int) -> bytes:
+        taken = self.raw[self.at : self.at + size]
+        if len(taken) != size:
+            raise MalformedUpdate
+        self.at += size
+        return taken
+
+    def name(self) -> str:
+        (size,) = NAME.unpack(self._take(NAME.size))
+        return self._take(size).decode()
+
+    def load(self) -> PeerLoad:
+        fields = LOAD.unpack(self._take(LOAD.size))
+        counts, has_misses, floats = fields[:PEER_LOAD_COUNTS], fields[PEER_LOAD_COUNTS], fields[PEER_LOAD_COUNTS + 1 :]
+        misses = MISSES.unpack(self._take(MISSES.size)) if has_misses else NO_MISSES
+        load = PeerLoad.from_numbers((*counts, *floats), misses)
+        if not _is_plausible(load):
+            raise MalformedUpdate
+        return load
+
+    def prompt(self, names: Sequence[str]) -> tuple[str, array[int]]:
+        index, blocks = PROMPT.unpack(self._take(PROMPT.size))
+        hashes = array("Q")
+        hashes.frombytes(self._take(8 * blocks))
+        return names[index], hashes
+
+
+def _is_plausible(load: PeerLoad) -> bool:
+    numbers = load.numbers()
+    amounts = load.prefill_s, load.decode_s, load.decode_tokens, *load.expected_tpot_misses
+    return (
+        all(0 <= count <= MAX_COUNT for count in numbers[:PEER_LOAD_COUNTS])
+        and load.warming <= 1
+        and load.prefilling <= load.in_flight
+        and all(0 <= amount < FOREVER for amount in amounts)
+        and load.tpot_budget > 0
+        and not any(map(isnan, numbers))
+    )
+
+
+def ages_to_times(load: PeerLoad, sent_at: float) -> PeerLoad:
+    """A decoded load, with times of our clock. `sent_at`: by our clock; past events lie before it."""
+    return replace(
+        load,
+        queued_since=FOREVER if load.queued_since == NEVER else sent_at - max(load.queued_since, 0.0),
+        last_token_at=sent_at - max(load.last_token_at, 0.0),
+        last_used_at=sent_at - max(load.last_used_at, 0.0),
+        blocked_until=sent_at - max(load.blocked_until, -MAX_BLOCKED),
+        down_since=sent_at - max(load.down_since, 0.0),
+    )
+
+
+# -- sending --------------------------------------------------------------------------------
+
+
+class PendingUpdates:
+    """What this process has to send. Of each endpoint the latest load is sent; prompts are sent once, and cut where
+    they exceed MESSAGE_BLOCKS or BLOCK_RATE. `group`: processes that know of each other without messages."""
+
+    def __init__(self, group: bytes, sender: bytes | None = None) -> None:
+        self._group, self._sender = group, sender or os.urandom(8)
+        self._loads: dict[str, PeerLoad] = {}
+        self._changed: dict[str, None] = {}
+        self._prompts: list[tuple[str, array[int]]] = []
+        self._room = MESSAGE_BLOCKS
+        self._allowance, self._allowance_at = BLOCK_RATE, NEVER
+        self._full_at = NEVER
+
+    def publish(self, endpoint_id: str, load: PeerLoad) -> None:
+        self._loads[endpoint_id] = load
+        self._changed[endpoint_id] = None
+
+    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        if self._room:
+            taken = hashes[: self._room]
+            self._prompts.append((endpoint_id, taken if isinstance(taken, array) else array("Q", taken)))
+            self._room -= len(taken)
+
+    def message(self, now: float) -> bytes | None:
+        """The next message; None if nothing is new."""
+        full = now >= self._full_at
+        if not (full or self._changed or self._prompts):
+            return None
+        loads = self._loads if full else {name: self._loads[name] for name in self._changed}
+        message = PeerUpdate(self._group, self._sender, now, loads, self._affordable_prompts(now), full=full).encode()
+        self._changed.clear()
+        if full:
+            self._full_at = now + FULL_INTERVAL
+            self._loads = {name: load for name, load in loads.items() if load != NO_LOAD}
+        return message
+
+    def farewell(self, now: float) -> bytes:
+        return PeerUpdate(self._group, self._sender, now, full=True, last=True).encode()
+
+    def forget(self) -> None:
+        """Nothing can be sent now: drops the prompts, and makes the next message a full one."""
+        self._full_at = NEVER
+        self._drop_prompts()
+
+    def _affordable_prompts(self, now: float) -> Prompts:
+        self._allowance = min(self._allowance + BLOCK_RATE * max(now - self._allowance_at, 0.0), BLOCK_RATE)
+        self._allowance_at = now
+        found = []
+        for name, hashes in self._prompts:
+            if blocks := hashes[: int(self._allowance)]:
+                found.append((name, blocks))
+                self._allowance -= len(blocks)
+        self._drop_prompts()
+        return found
+
+    def _drop_prompts(self) -> None:
+        self._prompts, self._room = [], MESSAGE_BLOCKS
+
+
+# -- receiving ------------------------------------------------------------------------------
+
+
+class Peers:
+    """Loads and prompts of other groups. `knows`: True for an endpoint that the reader has too."""
+
+    def __init__(self, group: bytes, knows: Callable[[str], bool]) -> None:
+        self.malformed = 0  # messages
+        self._group, self._knows = group, knows
+        self._peers: dict[bytes, PeerState] = {}
+        self._changed: dict[str, None] = {}  # in order of change: a replay gives the same result every time
+        self._prompts: deque[tuple[str, array[int]]] = deque()
+        self._pending_blocks = 0
+        self._prefill_s = defaultdict[str, float](float)
+        self._merge_at, self._expires_at = NEVER, FOREVER
+
+    def on_message(self, raw: bytes, now: float) -> None:
+        try:
+            if group_of(raw) == self._group:
+                return
+            update = PeerUpdate.decode(raw)
+        except MalformedUpdate:
+            self.malformed += 1
+            return
+        self._expire(now)
+        peer = self._peers.get(update.sender)
+        if peer is None:
+            if update.last or len(self._peers) >= MAX_PEERS:
+                return
+            peer = self._peers[update.sender] = PeerState(update.group)
+        sent_at = peer.local_time_of(update.clock, now)
+        if sent_at is None:
+            return
+        peer.received_at = now
+        self._expires_at = min(self._expires_at, now + PEER_TIMEOUT)
+        self._apply(peer, update, sent_at)
+        if update.last:
+            self._remove(update.sender)
+
+    def merge(self, reader: PeerReader, now: float) -> None:
+        """Passes what is new on to the reader."""
+        if now < self._merge_at:
+            return
+        self._merge_at = now + MERGE_INTERVAL
+        self._expire(now)
+        changed, self._changed = self._changed, {}
+        for name in changed:
+            load = combined(peer.loads[name] for peer in self._peers.values() if name in peer.loads)
+            reader.on_peer_load(name, replace(load, prefill_s=self._prefill_s[name]), now)
+        while self._prompts:
+            reader.on_peer_prompt(*self._prompts.popleft())
+        self._pending_blocks = 0
+
+    def replicas(self, now: float) -> int:
+        """Gateways that are alive, this one included."""
+        return 1 + len({peer.group for peer in self._peers.values() if now < peer.received_at + PEER_TIMEOUT})
+
+    def _apply(self, peer: PeerState, update: PeerUpdate, sent_at: float) -> None:
+        loads = {name: ages_to_times(load, sent_at) for name, load in update.loads.items() if self._knows(name)}
+        for name, load in loads.items():
+            if (before := peer.loads.get(name)) is not None:
+                self._prefill_s[name] += max(load.prefill_s - before.prefill_s, 0.0)
+        if update.full:
+            self._changed |= dict.fromkeys(peer.loads)
+            peer.loads = loads
+        else:
+            peer.loads.update(loads)
+        self._changed |= dict.fromkeys(loads)
+        for name, hashes in update.prompts:
+            if hashes and self._knows(name):
+                self._prompts.append((name, hashes))
+                self._pending_blocks += len(hashes)
+        while self._pending_blocks > MAX_PENDING_BLOCKS:
+            self._pending_blocks -= len(self._prompts.popleft()[1])
+
+    def _expire(self, now: float) -> None:
+        if now < self._expires_at:
+            return
+        for sender in [sender for sender, peer in self._peers.items() if peer.received_at + PEER_TIMEOUT <= now]:
+            self._remove(sender)
+        self._expires_at = min((peer.received_at for peer in self._peers.values()), default=FOREVER) + PEER_TIMEOUT
+
+    def _remove(self, sender: bytes) -> None:
+        self._changed |= dict.fromkeys(self._peers.pop(sender).loads)
+
+
+@dataclass(slots=True)
+class PeerState:
+    """One process of another group."""
+
+    group: bytes
+    loads: dict[str, PeerLoad] = field(default_factory=dict)
+    received_at: float = NEVER
+    clock: float = NEVER  # its own, of its last message
+    least_skew: float = FOREVER  # recent, of our clock against its own
+    skew_at: float = NEVER
+
+    def local_time_of(self, clock: float, now: float) -> float | None:
+        """Our time at which a message was sent; None if it is repeated or too late."""
+        if clock <= self.clock:
+            return None
+        skew = now - clock
+        drift = CLOCK_DRIFT * (now - self.skew_at) if self.skew_at > NEVER else 0.0
+        self.clock = clock
+        self.least_skew = min(self.least_skew + drift, skew)
+        self.skew_at = now
+        delay = skew - self.least_skew
+        return now - delay if delay < PEER_TIMEOUT else None
