@@ -1,55 +1,105 @@
-"""Memory that the workers of one gateway share: what each has under way at each endpoint, and what it sent where.
+"""Memory that the workers of one gateway share: load of each worker at each endpoint, and prompts sent there.
 
 Rules:
-- Every worker writes to its own part alone and reads the others'. Nobody waits for anybody, nothing is locked.
-- A burden has a version before and after it is written: odd while it is. Who reads one that changes meanwhile keeps the
-  old one until the next look.
-- Prefixes lie in a ring, newest over oldest. Who comes too late has missed some. What a reader finds there that was
-  half written over names no prompt: it is noise, not error.
+- Every worker writes only its own part and reads the others'. No worker waits, and only the slot table has a lock.
+- A load has a version, odd while it is written. A reader that meets a write keeps the old load until the next read.
+- Prompts lie in a ring, newest over oldest. A late reader misses some; a half overwritten prompt matches no endpoint or
+  no later prompt: noise, not an error.
 - Fields are 8 bytes and aligned, so that no reader sees half of one.
-- Which slot is whose endpoint's is agreed upon in a table (`gateway.workers.slot_table`): endpoints come and go.
-- What a dead worker had under way is wiped by its supervisor. Its successor reads the ring, its own too, from the last
-  time it began anew: it knows what is cached where.
+- Endpoints come and go, so slots are given out by a table.
+- The supervisor wipes the loads of a worker that died. Its successor reads all rings, its own too, so it knows the
+  prompts that are cached.
 
-A look without news costs 0.1 us per sibling; one burden 4 us to tell and 5 us to hear.
+A merge without changes costs 0.1 us per worker; a load costs 4 us to write and 5 us to read.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import mmap
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from struct import Struct
+from tempfile import TemporaryFile
 
-from gateway.workers.slot_table import SlotTable, tag
 from policies.fleet.decode_interference import NO_MISSES, STALL_GRID
 from policies.fleet.peers import NO_LOAD, PEER_LOAD_COUNTS, PEER_LOAD_FLOATS, PeerLoad, PeerReader, combined
 from policies.types import NEVER
 
 log = logging.getLogger("firsttoken")
 
-BURDEN = Struct(f"<{PEER_LOAD_COUNTS}q{PEER_LOAD_FLOATS}d{len(STALL_GRID)}d")
-HEAD = Struct("<QII")  # of a prompt in the ring: where it lies, its endpoint's tag, its blocks
+LOAD = Struct(f"<{PEER_LOAD_COUNTS}q{PEER_LOAD_FLOATS}d{len(STALL_GRID)}d")
+HEAD = Struct("<QII")  # of a prompt in the ring: its position, tag of its endpoint, number of blocks
 RING = 4 << 20  # bytes per worker
-EVERY = 0.005  # s between two looks at the others: what they do meanwhile is one change, worked out once
-LONGEST = 16_384  # blocks of one prompt: half a million tokens in blocks of 32
-CALM = (0.0,) * len(STALL_GRID)
+MERGE_INTERVAL = 0.005  # s: changes within it are applied at once
+MAX_BLOCKS = 16_384  # of one prompt: half a million tokens in blocks of 32
+ZERO_MISSES = (0.0,) * len(STALL_GRID)
+CHANGES, RING_HEAD, VERSIONS = range(3)  # words at the beginning of a part; one version per slot
+
+
+class SlotTable:
+    """Gives each endpoint a slot, the same for workers that apply a configuration at different times.
+
+    A slot is held by workers, under a digest of its endpoint's id (64 bits: no fleet is large enough for a collision),
+    and is free when no worker holds it. Of the free slots the one that was held the longest ago is taken, so that
+    leftovers of its last endpoint are old.
+    """
+
+    def __init__(self, slots: int, workers: int) -> None:
+        self._slots, self._workers = slots, workers
+        # By slot: its digest, then when it was last held; by worker and slot: 1 if it holds it; at the end a clock.
+        self._cells = memoryview(mmap.mmap(-1, 8 * max((workers + 2) * slots + 1, 1))).cast("Q")
+        self._lock = TemporaryFile()  # noqa: SIM115 - open as long as the process lives
+
+    def take(self, worker: int, names: Iterable[str]) -> dict[str, int]:
+        """Makes the worker hold slots for `names`, and no others. Names without a free slot are left out."""
+        wanted = {_digest(name): name for name in names}
+        cells, slots, first = self._cells, self._slots, (2 + worker) * self._slots
+        fcntl.lockf(self._lock, fcntl.LOCK_EX)
+        try:
+            cells[first : first + slots] = memoryview(bytes(8 * slots)).cast("Q")
+            known = {cells[at]: at for at in range(slots) if cells[at] in wanted}
+            taken = {*known.values()}
+            free = [at for at in range(slots) if at not in taken and not self._is_held(at)]
+            free.sort(key=lambda at: cells[slots + at])
+            new = [digest for digest in wanted if digest not in known]
+            for at, digest in zip(free, new, strict=False):
+                cells[at], known[digest] = digest, at
+            for at in known.values():
+                cells[-1] += 1
+                cells[first + at] = 1
+                cells[slots + at] = cells[-1]
+        finally:
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+        return {wanted[digest]: at for digest, at in known.items()}
+
+    def _is_held(self, at: int) -> bool:
+        return any(self._cells[(2 + worker) * self._slots + at] for worker in range(self._workers))
+
+
+def _digest(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+
+
+def slot_tag(at: int, name: str) -> int:
+    """32 bits, half from the name: the slot may have had another endpoint when a prompt was written."""
+    return at & 0xFFFF | (_digest(name) & 0xFFFF) << 16
 
 
 class Memory:
-    """To be made before the processes are forked that share it. `endpoints`: ids, the same to all; so many more can
-    come as are `spare`."""
+    """To be created before the workers are forked. `spare`: slots beyond those of `endpoints`."""
 
     def __init__(self, endpoints: Iterable[str], workers: int, spare: int = 0) -> None:
         self.endpoints, self.workers = list(endpoints), workers
-        self.slots = slots = len(self.endpoints) + spare
-        self.burdens = 8 * (2 + slots)  # from here on; before: news, the ring's head, a version per slot
-        self.ring = self.burdens + BURDEN.size * slots
-        self.part = self.ring + RING
-        self.bytes = mmap.mmap(-1, self.part * workers)
-        self.table = SlotTable(slots, workers)
+        self.slots = len(self.endpoints) + spare
+        self.loads_at = 8 * (VERSIONS + self.slots)
+        self.ring_at = self.loads_at + LOAD.size * self.slots
+        self.part_size = self.ring_at + RING
+        self.bytes = mmap.mmap(-1, self.part_size * workers)
+        self.table = SlotTable(self.slots, workers)
 
     def member(self, number: int) -> WorkerMemory:
         member = WorkerMemory(self, number)
@@ -57,190 +107,188 @@ class Memory:
         return member
 
     def wipe(self, number: int) -> None:
-        """That worker has nothing under way."""
+        """Clears the loads of a worker."""
+        part = MemoryPart(self, number)
         for at in range(self.slots):
-            Part(self, number).write(at, NO_LOAD)
+            part.write(at, NO_LOAD)
 
 
-class Part:
-    """One worker's, as it writes it and the others read it."""
+class MemoryPart:
+    """One worker's part. `words` is public because every decision reads it."""
 
     def __init__(self, memory: Memory, number: int) -> None:
-        self._memory, self._bytes = memory, memory.bytes
-        self._from = number * memory.part
-        # Read before every decision, so without a property: news (another number whenever something was written), the
-        # ring's head, versions.
-        self.words = memoryview(memory.bytes)[self._from : self._from + memory.burdens].cast("Q")
-        self._burdens, self._ring = self._from + memory.burdens, self._from + memory.ring
+        begin = number * memory.part_size
+        self._bytes = memory.bytes
+        self._loads_at, self._ring_at = begin + memory.loads_at, begin + memory.ring_at
+        self.words = memoryview(memory.bytes)[begin : self._loads_at].cast("Q")
 
-    # -- burdens --------------------------------------------------------------------------
+    # -- loads ------------------------------------------------------------------------------
 
     def versions(self) -> list[int]:
-        return self.words[2:].tolist()
+        return self.words[VERSIONS:].tolist()
 
-    def write(self, at: int, burden: PeerLoad) -> None:
-        words, version = self.words, self.words[2 + at] | 1
-        words[2 + at] = version
-        BURDEN.pack_into(
-            self._bytes, self._burdens + BURDEN.size * at, *burden.numbers(), *(burden.expected_tpot_misses or CALM)
-        )
-        words[2 + at] = version + 1
-        words[0] += 1
+    def write(self, at: int, load: PeerLoad) -> None:
+        words, version = self.words, self.words[VERSIONS + at] | 1
+        words[VERSIONS + at] = version
+        fields = *load.numbers(), *(load.expected_tpot_misses or ZERO_MISSES)
+        LOAD.pack_into(self._bytes, self._loads_at + LOAD.size * at, *fields)
+        words[VERSIONS + at] = version + 1
+        words[CHANGES] += 1
 
     def read(self, at: int) -> tuple[int, PeerLoad] | None:
-        """With its version; None while it is written."""
-        version = self.words[2 + at]
-        fields = BURDEN.unpack_from(self._bytes, self._burdens + BURDEN.size * at)
-        if version & 1 or self.words[2 + at] != version:
+        """Version and load; None during a write."""
+        version = self.words[VERSIONS + at]
+        fields = LOAD.unpack_from(self._bytes, self._loads_at + LOAD.size * at)
+        if version & 1 or self.words[VERSIONS + at] != version:
             return None
-        own, harm = fields[: -len(STALL_GRID)], fields[-len(STALL_GRID) :]
-        return version, PeerLoad.from_numbers(own, NO_MISSES if harm == CALM else harm)
+        numbers, misses = fields[: -len(STALL_GRID)], fields[-len(STALL_GRID) :]
+        return version, PeerLoad.from_numbers(numbers, NO_MISSES if misses == ZERO_MISSES else misses)
 
-    # -- prefixes -------------------------------------------------------------------------
+    # -- prompts ----------------------------------------------------------------------------
 
     @property
     def head(self) -> int:
-        """Where the next prompt will lie, in bytes since the beginning; in the ring, it lies there modulo its size."""
-        return self.words[1]
+        """Bytes written since the start: position of the next prompt, which lies in the ring modulo its size."""
+        return self.words[RING_HEAD]
 
-    def append(self, at: int, hashes: Sequence[int]) -> None:
-        """None lies across the ring's end."""
-        blocks = hashes[:LONGEST]
+    def append(self, tag: int, hashes: Sequence[int]) -> None:
+        """Skips to the next lap if the prompt would cross the end of the ring."""
+        blocks = hashes[:MAX_BLOCKS]
         packed = (blocks if isinstance(blocks, array) else array("Q", blocks)).tobytes()
         size, head = HEAD.size + len(packed), self.head
         if head % RING + size > RING:
             head += RING - head % RING
-        place = self._ring + head % RING
-        HEAD.pack_into(self._bytes, place, head, at, len(packed) // 8)
-        self._bytes[place + HEAD.size : place + size] = packed
-        self.words[1] = head + size
-        self.words[0] += 1
+        begin = self._ring_at + head % RING
+        HEAD.pack_into(self._bytes, begin, head, tag, len(packed) // 8)
+        self._bytes[begin + HEAD.size : begin + size] = packed
+        self.words[RING_HEAD] = head + size
+        self.words[CHANGES] += 1
 
-    def since(self, seen: int) -> tuple[int, list[tuple[int, array[int]]]]:
-        """Where the reader is now, and the prompts since `seen`: endpoint and blocks."""
+    def read_prompts(self, seen: int) -> tuple[int, list[tuple[int, array[int]]]]:
+        """The new position of the reader, and tag and blocks of each prompt since position `seen`."""
         head = self.head
         found: list[tuple[int, array[int]]] = []
         if head - seen > RING:
             return head, found
         while seen < head:
-            entry = self._prompt(seen)
-            if entry is None:
-                seen += RING - seen % RING  # the ring's end, or written over
+            prompt = self._read_prompt(seen)
+            if prompt is None:
+                seen += RING - seen % RING  # end of the lap, or overwritten
                 continue
-            found.append(entry)
-            seen += HEAD.size + 8 * len(entry[1])
+            found.append(prompt)
+            seen += HEAD.size + 8 * len(prompt[1])
         return (head, found) if self.head - seen <= RING else (self.head, [])
 
-    def _prompt(self, seen: int) -> tuple[int, array[int]] | None:
-        place, room = self._ring + seen % RING, RING - seen % RING
+    def _read_prompt(self, seen: int) -> tuple[int, array[int]] | None:
+        begin, room = self._ring_at + seen % RING, RING - seen % RING
         if room < HEAD.size:
             return None
-        where, at, blocks = HEAD.unpack_from(self._bytes, place)
-        if where != seen or HEAD.size + 8 * blocks > room:
+        position, tag, blocks = HEAD.unpack_from(self._bytes, begin)
+        if position != seen or HEAD.size + 8 * blocks > room:
             return None
         hashes = array("Q")
-        hashes.frombytes(self._bytes[place + HEAD.size : place + HEAD.size + 8 * blocks])
-        return at, hashes
+        hashes.frombytes(self._bytes[begin + HEAD.size : begin + HEAD.size + 8 * blocks])
+        return tag, hashes
 
 
 class WorkerMemory:
-    """Implements `policies.fleet.peers.Siblings` for one worker."""
+    """Implements `policies.fleet.peers.PeerLink` for one worker."""
 
     def __init__(self, memory: Memory, number: int) -> None:
         self._table, self._number = memory.table, number
+        self._slots: dict[str, int] = {}
         self._names: dict[int, str] = {}  # by slot
-        self._tags: dict[int, str] = {}  # by the tag of a prompt in a ring
-        self._at: dict[str, int] = {}
-        self._own = Part(memory, number)
-        self._others = [_Sibling(Part(memory, other)) for other in range(memory.workers) if other != number]
-        self._before: _Sibling | None = _Sibling(self._own)  # what our predecessor knew
-        self._due = NEVER  # when to look again
+        self._tags: dict[int, str] = {}  # by tag of a prompt
+        self._own = MemoryPart(memory, number)
+        self._peers = [_PeerPart(MemoryPart(memory, peer)) for peer in range(memory.workers) if peer != number]
+        self._predecessor: _PeerPart | None = _PeerPart(self._own)
+        self._merge_at = NEVER
         memory.wipe(number)
 
     def share(self, endpoints: Iterable[str]) -> None:
-        """These from now on. One that finds no slot is known to each worker by itself alone."""
+        """Shares these endpoints from now on. Load at an endpoint without a slot stays private to each worker."""
         wanted = [*endpoints]
-        for gone in self._at.keys() - {*wanted}:
-            self._own.write(self._at[gone], NO_LOAD)
-        self._at = self._table.take(self._number, wanted)
-        self._names = {at: name for name, at in self._at.items()}
-        self._tags = {tag(at, name): name for name, at in self._at.items()}
-        for sibling in self._others:  # what was read of another endpoint's slot says nothing of this one
-            sibling.look_anew()
-        if len(self._at) < len(wanted):
-            log.warning("%d endpoints are too many for workers to share", len(wanted) - len(self._at))
+        for gone in self._slots.keys() - {*wanted}:
+            self._own.write(self._slots[gone], NO_LOAD)
+        self._slots = self._table.take(self._number, wanted)
+        self._names = {at: name for name, at in self._slots.items()}
+        self._tags = {slot_tag(at, name): name for name, at in self._slots.items()}
+        for peer in self._peers:
+            peer.forget()  # loads that were read may be another endpoint's
+        if len(self._slots) < len(wanted):
+            log.warning("%d endpoints are too many for workers to share", len(wanted) - len(self._slots))
 
-    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
-        if (at := self._at.get(endpoint_id)) is not None:
-            self._own.write(at, burden)
+    def publish(self, endpoint_id: str, load: PeerLoad) -> None:
+        if (at := self._slots.get(endpoint_id)) is not None:
+            self._own.write(at, load)
 
     def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
-        if (at := self._at.get(endpoint_id)) is not None:
-            self._own.append(tag(at, endpoint_id), hashes)
+        if (at := self._slots.get(endpoint_id)) is not None:
+            self._own.append(slot_tag(at, endpoint_id), hashes)
 
     def merge(self, reader: PeerReader, now: float) -> None:
-        if now < self._due:
+        if now < self._merge_at:
             return
-        self._due = now + EVERY
+        self._merge_at = now + MERGE_INTERVAL
         changed = set[int]()
-        for sibling in self._others:
-            if sibling.words[0] != sibling.news:
-                changed.update(sibling.look())
-                self._hint(sibling, reader)
+        for peer in self._peers:
+            if peer.words[CHANGES] != peer.seen_changes:
+                changed.update(peer.read_changed())
+                self._pass_prompts(peer, reader)
         for at in changed & self._names.keys():
-            burdens = [sibling.burdens[at] for sibling in self._others if at in sibling.burdens]
-            reader.on_peer_load(self._names[at], combined(burdens), now)
-        if self._before is not None:
-            self._hint(self._before, reader)
-            self._before = None
+            loads = [peer.loads[at] for peer in self._peers if at in peer.loads]
+            reader.on_peer_load(self._names[at], combined(loads), now)
+        if self._predecessor is not None:
+            self._pass_prompts(self._predecessor, reader)
+            self._predecessor = None
 
-    def _hint(self, sibling: _Sibling, reader: PeerReader) -> None:
-        for tagged, hashes in sibling.prompts():
-            if (name := self._tags.get(tagged)) is not None:
+    def _pass_prompts(self, peer: _PeerPart, reader: PeerReader) -> None:
+        peer.position, prompts = peer.part.read_prompts(peer.position)
+        for tag, hashes in prompts:
+            if (name := self._tags.get(tag)) is not None:
                 reader.on_peer_prompt(name, hashes)
 
 
-class _Sibling:
-    """What was read last of another worker's part. What it had spent before we came is nothing to us: heard of all at
-    once, it would be an engine that does nothing but prefill."""
+class _PeerPart:
+    """What was last read of another worker's part.
 
-    def __init__(self, part: Part) -> None:
+    Prefill seconds from before the first read are subtracted: all at once, they would look like an engine that does
+    nothing but prefill.
+    """
+
+    def __init__(self, part: MemoryPart) -> None:
         self.part, self.words = part, part.words
-        self.news = -1
-        self.burdens: dict[int, PeerLoad] = {}
+        self.seen_changes = -1
+        self.loads: dict[int, PeerLoad] = {}
+        self.position = part.head // RING * RING  # a prompt begins here
         self._versions = [0] * len(part.versions())
-        self._seen = part.head // RING * RING  # here a prompt begins
-        before = {at: part.read(at) for at in range(len(self._versions))}
-        self._before = {
-            at: found[1].prefill_s for at, found in before.items() if found is not None and found[1].prefill_s
-        }
+        first = {at: part.read(at) for at in range(len(self._versions))}
+        self._prefill_before = {at: found[1].prefill_s for at, found in first.items() if found and found[1].prefill_s}
 
-    def look_anew(self) -> None:
-        self.news, self.burdens = -1, {}
-        self._versions = [0] * len(self._versions)  # of a slot that was never written
+    def forget(self) -> None:
+        self.seen_changes = -1
+        self.loads = {}
+        self._versions = [0] * len(self._versions)
 
-    def look(self) -> list[int]:
-        """Which of its burdens have changed. One that is just being written is looked at again."""
-        news, changed = self.words[0], list[int]()
+    def read_changed(self) -> list[int]:
+        """Slots whose load has changed. A load that is being written is read next time."""
+        changes, changed = self.words[CHANGES], list[int]()
         for at, version in enumerate(self.part.versions()):
             if version != self._versions[at]:
                 if (found := self.part.read(at)) is None:
-                    news = -1
+                    changes = -1
                 else:
-                    self._versions[at], burden = found
-                    self.burdens[at] = self._since(at, burden) if at in self._before else burden
+                    self._versions[at], load = found
+                    self.loads[at] = self._since_first_read(at, load)
                     changed.append(at)
-        self.news = news
+        self.seen_changes = changes
         return changed
 
-    def _since(self, at: int, burden: PeerLoad) -> PeerLoad:
-        """Less: it has begun anew."""
-        if burden.prefill_s < self._before[at]:
-            del self._before[at]
-            return burden
-        return replace(burden, prefill_s=burden.prefill_s - self._before[at])
-
-    def prompts(self) -> list[tuple[int, array[int]]]:
-        """Those that it has sent since."""
-        self._seen, found = self.part.since(self._seen)
-        return found
+    def _since_first_read(self, at: int, load: PeerLoad) -> PeerLoad:
+        before = self._prefill_before.get(at)
+        if before is None:
+            return load
+        if load.prefill_s < before:  # another process has this part now
+            del self._prefill_before[at]
+            return load
+        return replace(load, prefill_s=load.prefill_s - before)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.shared_memory import EVERY, HEAD, LONGEST, RING, Memory, Part, WorkerMemory
+from gateway.workers.shared_memory import HEAD, MAX_BLOCKS, MERGE_INTERVAL, RING, Memory, MemoryPart, WorkerMemory
 from policies.fleet.decode_interference import STALL_GRID
 from policies.fleet.peers import NO_LOAD, PeerLoad
 
@@ -26,18 +26,18 @@ class Heard:
 
     def __init__(self, member: WorkerMemory) -> None:
         self.member, self.now = member, 0.0
-        self.burdens: dict[str, PeerLoad] = {}
+        self.loads: dict[str, PeerLoad] = {}
         self.hints: list[tuple[str, list[int]]] = []
 
-    def on_peer_load(self, endpoint_id: str, burden: PeerLoad, now: float) -> None:
-        self.burdens[endpoint_id] = burden
+    def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
+        self.loads[endpoint_id] = load
 
     def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         self.hints.append((endpoint_id, list(hashes)))
 
     def look(self) -> Heard:
-        self.now += EVERY
-        self.burdens.clear()
+        self.now += MERGE_INTERVAL
+        self.loads.clear()
         self.hints.clear()
         self.member.merge(self, self.now)
         return self
@@ -50,7 +50,7 @@ def sharing(workers: int = 2) -> tuple[Memory, list[WorkerMemory], list[Heard]]:
     return memory, members, heard
 
 
-# --------------------------------------------------------------------------- burdens
+# --------------------------------------------------------------------------- loads
 
 
 @given(st.sampled_from([(), tuple(float(i) for i in range(1, len(STALL_GRID) + 1))]))
@@ -59,9 +59,9 @@ def test_a_burden_arrives_as_it_was_told(harm: tuple[float, ...]) -> None:
     _, members, heard = sharing()
     told = replace(BUSY, expected_tpot_misses=harm)
     members[0].publish(NAMES[1], told)
-    assert heard[1].look().burdens == {NAMES[1]: told}
-    assert heard[0].look().burdens == {}
-    assert heard[1].look().burdens == {}
+    assert heard[1].look().loads == {NAMES[1]: told}
+    assert heard[0].look().loads == {}
+    assert heard[1].look().loads == {}
 
 
 def test_burdens_of_several_are_heard_as_one() -> None:
@@ -70,7 +70,7 @@ def test_burdens_of_several_are_heard_as_one() -> None:
     members[0].publish(NAMES[0], BUSY)
     members[1].publish(NAMES[0], NO_LOAD)
     members[1].publish(NAMES[0], BUSY)
-    (found,) = heard[2].look().burdens.values()
+    (found,) = heard[2].look().loads.values()
     assert (found.in_flight, found.queued_tokens, found.prefill_s, found.queued_since) == (6, 1000, 5.0, 1.5)
 
 
@@ -79,45 +79,45 @@ def test_what_others_had_spent_before_a_worker_came_is_nothing_to_it() -> None:
     memory, members, _ = sharing()
     members[0].publish(NAMES[0], replace(BUSY, prefill_s=3600.0))
     late = Heard(memory.member(1))
-    assert late.look().burdens[NAMES[0]].prefill_s == 0
+    assert late.look().loads[NAMES[0]].prefill_s == 0
     members[0].publish(NAMES[0], replace(BUSY, prefill_s=3601.5))
-    assert late.look().burdens[NAMES[0]].prefill_s == 1.5
+    assert late.look().loads[NAMES[0]].prefill_s == 1.5
     members[0].publish(NAMES[0], replace(BUSY, prefill_s=2.0))
-    assert late.look().burdens[NAMES[0]].prefill_s == 2.0
+    assert late.look().loads[NAMES[0]].prefill_s == 2.0
 
 
 def test_many_changes_in_little_time_are_heard_as_the_last() -> None:
-    """Looking is not free: what siblings did within EVERY seconds is worked out once."""
+    """Looking is not free: what siblings did within MERGE_INTERVAL seconds is worked out once."""
     _, members, heard = sharing()
     members[0].publish(NAMES[0], BUSY)
     heard[1].look()
     members[0].publish(NAMES[0], NO_LOAD)
-    heard[1].member.merge(heard[1], heard[1].now + EVERY / 2)
-    assert heard[1].burdens == {NAMES[0]: BUSY}
-    assert heard[1].look().burdens == {NAMES[0]: NO_LOAD}
+    heard[1].member.merge(heard[1], heard[1].now + MERGE_INTERVAL / 2)
+    assert heard[1].loads == {NAMES[0]: BUSY}
+    assert heard[1].look().loads == {NAMES[0]: NO_LOAD}
 
 
 def test_what_is_being_written_is_looked_at_again() -> None:
     """Never half of one and half of another."""
     memory, _, heard = sharing()
-    part = Part(memory, 0)
+    part = MemoryPart(memory, 0)
     part.write(0, BUSY)
     part.words[2] |= 1  # as in the middle of the next
-    assert heard[1].look().burdens == {}
+    assert heard[1].look().loads == {}
     part.write(0, replace(BUSY, in_flight=4))
-    assert heard[1].look().burdens[NAMES[0]].in_flight == 4
+    assert heard[1].look().loads[NAMES[0]].in_flight == 4
 
 
 def test_the_dead_have_nothing_under_way() -> None:
     """Their supervisor wipes it, even where they died while they wrote; their successor begins with nothing."""
     memory, members, heard = sharing()
     members[0].publish(NAMES[0], BUSY)
-    Part(memory, 0).words[2] |= 1
+    MemoryPart(memory, 0).words[2] |= 1
     memory.wipe(0)
-    assert heard[1].look().burdens[NAMES[0]] == NO_LOAD
+    assert heard[1].look().loads[NAMES[0]] == NO_LOAD
     members[0].publish(NAMES[0], BUSY)
     memory.member(0)
-    assert heard[1].look().burdens[NAMES[0]] == NO_LOAD
+    assert heard[1].look().loads[NAMES[0]] == NO_LOAD
 
 
 def test_endpoints_come_and_go_while_it_is_shared() -> None:
@@ -134,11 +134,11 @@ def test_endpoints_come_and_go_while_it_is_shared() -> None:
         names = [NAMES[0], f"small/{turn}", f"small/{turn}-too"]
         for member in members:
             member.share(names)
-        busy = {name for name, burden in heard[1].look().burdens.items() if burden.in_flight}
+        busy = {name for name, load in heard[1].look().loads.items() if load.in_flight}
         assert (busy, heard[1].hints) == ({NAMES[0]}, [])
         members[0].publish(names[1], BUSY)
         members[0].sent(names[1], [turn])
-        assert heard[1].look().burdens == {names[1]: BUSY}
+        assert heard[1].look().loads == {names[1]: BUSY}
         assert heard[1].hints == [(names[1], [turn])]
 
 
@@ -147,7 +147,7 @@ def test_an_endpoint_that_is_not_shared_is_kept_to_oneself() -> None:
     _, members, heard = sharing()
     members[0].publish("other/a", BUSY)
     members[0].sent("other/a", [1])
-    assert (heard[1].look().burdens, heard[1].hints) == ({}, [])
+    assert (heard[1].look().loads, heard[1].hints) == ({}, [])
 
 
 def test_it_is_shared_between_processes() -> None:
@@ -157,7 +157,7 @@ def test_it_is_shared_between_processes() -> None:
         memory.member(0).publish(NAMES[0], BUSY)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    assert heard[1].look().burdens[NAMES[0]] == BUSY
+    assert heard[1].look().loads[NAMES[0]] == BUSY
 
 
 # --------------------------------------------------------------------------- prefixes
@@ -198,8 +198,8 @@ def test_who_comes_too_late_has_missed_some() -> None:
 def test_the_end_of_a_prompt_that_is_too_long_is_not_told() -> None:
     """It would take the ring from all others."""
     _, members, heard = sharing()
-    members[0].sent(NAMES[0], array("Q", range(LONGEST + 5)))
-    assert heard[1].look().hints == [(NAMES[0], list(range(LONGEST)))]
+    members[0].sent(NAMES[0], array("Q", range(MAX_BLOCKS + 5)))
+    assert heard[1].look().hints == [(NAMES[0], list(range(MAX_BLOCKS)))]
 
 
 @pytest.mark.parametrize("successor", [0, 1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.slot_table import SlotTable, tag
+from gateway.workers.shared_memory import SlotTable, slot_tag
 
 NAMES = [f"pool/{letter}" for letter in "abcdef"]
 
@@ -52,5 +52,5 @@ def test_no_two_endpoints_that_are_held_have_one_slot(turns: list[tuple[int, set
 
 def test_a_tag_tells_endpoints_of_one_slot_apart() -> None:
     """What was noted of the one before is not taken for the other's."""
-    assert len({tag(3, name) for name in NAMES}) == len(NAMES)
-    assert {tag(3, name) & 0xFFFF for name in NAMES} == {3}
+    assert len({slot_tag(3, name) for name in NAMES}) == len(NAMES)
+    assert {slot_tag(3, name) & 0xFFFF for name in NAMES} == {3}
