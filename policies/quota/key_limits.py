@@ -83,18 +83,18 @@ def too_large(limits: KeyLimits, claim: Claim) -> bool:
 def exceeded(limits: KeyLimits, claim: Claim, use: LimitUsage, share: int = 1) -> list[QuotaLimit]:
     """Every limit which refuses the claim."""
     found = []
-    if limits.cost is not None and use.cost + claim.cost > _part(limits.cost, share):
+    if limits.cost is not None and use.cost + claim.cost > share_of(limits.cost, share):
         found.append(QuotaLimit.COST)
-    if limits.concurrent is not None and use.running >= _part(limits.concurrent, share):
+    if limits.concurrent is not None and use.running >= share_of(limits.concurrent, share):
         found.append(QuotaLimit.CONCURRENT)
-    if limits.requests is not None and use.requests >= _part(limits.requests, share):
+    if limits.requests is not None and use.requests >= share_of(limits.requests, share):
         found.append(QuotaLimit.REQUESTS)
-    if limits.tokens is not None and use.tokens + claim.tokens > _part(limits.tokens, share):
+    if limits.tokens is not None and use.tokens + claim.tokens > share_of(limits.tokens, share):
         alone = share > 1 and use.tokens == 0 and not too_large(limits, claim)
         if not alone:
             found.append(QuotaLimit.TOKENS)
     return found
 
 
-def _part(limit: int, share: int) -> int:
+def share_of(limit: int, share: int) -> int:
     return max(limit // share, 1)

@@ -224,7 +224,11 @@ async def test_no_request_fails_without_redis_and_few_wait(
         await eventually(lambda: link.up, BACK)
         await caller.more(20)
     messages = [record.getMessage() for record in caplog.records if "redis" in record.getMessage()]
-    assert ["connected" in messages[0], "unavailable" in messages[1], "reconnected" in messages[2]] == [True, True, True]
+    assert ["connected" in messages[0], "unavailable" in messages[1], "reconnected" in messages[2]] == [
+        True,
+        True,
+        True,
+    ]
     assert len(messages) == 3
     assert not any(record.exc_info for record in caplog.records)
 
