@@ -161,7 +161,7 @@ def test_a_server_that_probes_do_not_find_is_not_tried_with_a_request() -> None:
 
 
 def test_a_token_from_an_older_attempt_half_opens_it() -> None:
-    """It lives after all."""
+    """A sign of life."""
     breaker = failed(5)
     breaker.on_answer("old", 1.0)
     assert breaker.health(1.0) is Health.PROBING
@@ -180,18 +180,18 @@ def test_a_rate_limit_says_until_when_and_nothing_of_health() -> None:
     assert waits == [1.0, 7.0, 0.1, 60.0]
 
 
-# --------------------------------------------------------------------------- hearsay
+# --------------------------------------------------------------------------- peer reports
 
 
-def heard(down_at: float = 1.0, now: float = 1.0) -> CircuitBreaker:
+def peer_reported(down_at: float = 1.0, now: float = 1.0) -> CircuitBreaker:
     breaker = CircuitBreaker()
     breaker.on_peer_report(down_at, now)
     return breaker
 
 
-def test_hearsay_opens_it_and_is_not_told_on() -> None:
+def test_a_peer_report_opens_it_and_is_not_passed_on() -> None:
     """Until one attempt may try."""
-    breaker = heard()
+    breaker = peer_reported()
     assert (breaker.health(1.0), breaker.health(5.9), breaker.health(6.0)) == (Health.DOWN, Health.DOWN, Health.PROBING)
     assert breaker.down_since == NEVER
 
@@ -207,10 +207,10 @@ def test_what_we_saw_alive_since_is_not_down() -> None:
         assert breaker.health(2.1) is Health.DOWN
 
 
-def test_a_sign_of_life_disproves_hearsay_and_its_like_for_a_while() -> None:
+def test_a_sign_of_life_disproves_a_peer_report_and_later_ones_for_a_while() -> None:
     """A probe, or a token of an attempt that was sent before. One attempt tries; then all may."""
     for sign in ("spoke", "reachable"):
-        breaker = heard()
+        breaker = peer_reported()
         breaker.on_answer("old", 1.2) if sign == "spoke" else breaker.on_probe_answered(1.2)
         assert breaker.health(1.2) is Health.PROBING
         breaker.on_sent("trial", 1.3)
@@ -221,10 +221,10 @@ def test_a_sign_of_life_disproves_hearsay_and_its_like_for_a_while() -> None:
         assert breaker.health(1.2 + PEER_REPORTS_IGNORED) is Health.DOWN
 
 
-def test_what_we_see_ourselves_is_hearsay_no_more() -> None:
+def test_a_failure_of_our_own_confirms_a_peer_report() -> None:
     """A probe in vain, an attempt that fails: it stays open whatever others say, and is told on."""
     for sign in ("unreachable", "failed", "trial"):
-        breaker = heard()
+        breaker = peer_reported()
         if sign == "unreachable":
             breaker.on_probe_failed(2.0)
         else:
@@ -235,9 +235,9 @@ def test_what_we_see_ourselves_is_hearsay_no_more() -> None:
         assert (breaker.state, breaker.openings) == (BreakerState.OPEN, 1), sign
 
 
-def test_hearsay_that_is_taken_back_is_worth_a_try() -> None:
-    """Whoever said it found it again, or is gone."""
-    breaker = heard()
+def test_a_withdrawn_peer_report_half_opens_it() -> None:
+    """The peer withdrew the report, or disappeared."""
+    breaker = peer_reported()
     breaker.on_peer_report(NEVER, 2.0)
     assert breaker.health(2.0) is Health.PROBING
 
@@ -254,7 +254,7 @@ def test_since_when_it_is_down_does_not_move_while_it_is() -> None:
 
 signs = st.tuples(
     st.sampled_from(
-        ["sent", "spoke", "fail", "refuse", "silent", "done", "cancel", "lost", "found", "rumoured", "taken back"]
+        ["sent", "spoke", "fail", "refuse", "silent", "done", "cancel", "lost", "found", "reported", "withdrawn"]
     ),
     st.integers(0, 3),
 )
@@ -276,8 +276,8 @@ def test_whatever_happens_it_gives_another_chance_within_five_minutes(history: l
             breaker.on_probe_failed(now)
         elif what == "found":
             breaker.on_probe_answered(now)
-        elif what in ("rumoured", "taken back"):
-            breaker.on_peer_report(now if what == "rumoured" else NEVER, now)
+        elif what in ("reported", "withdrawn"):
+            breaker.on_peer_report(now if what == "reported" else NEVER, now)
         else:
             ending = {"done": AttemptOutcome.COMPLETED, "cancel": AttemptOutcome.CANCELLED}.get(
                 what, AttemptOutcome.FAILED

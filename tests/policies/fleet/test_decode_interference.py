@@ -1,4 +1,4 @@
-"""What a prefill costs the answers that an engine is writing."""
+"""Price of a prefill for decoding answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lost(stall: DecodeInterference, seconds: float) -> float:
     )
 
 
-# --------------------------------------------------------------------------- harm
+# --------------------------------------------------------------------------- expected misses
 
 
 def test_an_answer_that_is_ahead_bears_a_stall_as_long_as_that() -> None:
@@ -67,14 +67,14 @@ def test_an_answer_that_is_behind_already_loses_only_what_chance_it_has() -> Non
     assert lost(stall, 0.4) == pytest.approx(exp(-0.1) - exp(-0.7 / 0.03 / 100))
 
 
-def test_a_short_answer_is_harmed_more() -> None:
-    """It ends before it has caught up."""
+def test_a_short_answer_is_likelier_to_miss() -> None:
+    """The end comes before the catching up."""
     answer = (0.05, 2.5, 50)
     assert lost(writing(answer, expected=10), 0.4) > lost(writing(answer, expected=100), 0.4) > 0.0
 
 
 def test_an_answer_that_was_promised_no_pace_cannot_lose_it() -> None:
-    """Nor does it count for strain."""
+    """Nor does the answer count for pressure."""
     stall = writing((None, 10.0, 5))
     assert (lost(stall, 6.0), stall.tpot_pressure(PACE)) == (0.0, 0.0)
 
@@ -96,7 +96,7 @@ def test_what_was_sent_since_the_last_look_is_not_counted_again() -> None:
     assert stall.unaccounted_s == 0.0
 
 
-def test_an_engine_that_writes_nothing_can_be_harmed_no_more() -> None:
+def test_an_engine_without_decoding_answers_has_no_expected_misses() -> None:
     """As soon as its last answer ends, and not when another one is looked at."""
     stall = writing((0.05, 2.5, 50), (0.05, 2.5, 50))
     stall.on_ended(0)
@@ -109,7 +109,7 @@ answers = st.tuples(st.sampled_from([None, 0.025, 0.05]), st.floats(0, 50), st.i
 
 
 @given(st.lists(answers, max_size=6), st.floats(0, 10), st.floats(0, 10), st.floats(0, 10), st.floats(1, 1000))
-def test_harm_grows_with_the_stall_and_is_no_more_than_the_answers(
+def test_expected_misses_grow_with_the_stall_and_never_exceed_the_answers(
     found: list[tuple[float | None, float, int]], seconds: float, more: float, before: float, expected: float
 ) -> None:
     """Whatever was sent before."""
@@ -130,13 +130,13 @@ def test_between_two_points_of_the_grid_harm_is_in_between() -> None:
     assert expected_tpot_misses(Load(), 1.0) == 0.0
 
 
-# --------------------------------------------------------------------------- strain
+# --------------------------------------------------------------------------- TPOT pressure
 
 
 def stretch(
     stall: DecodeInterference, answer: DecodingAnswer, token: float, seconds: float, since: float = 0.0
 ) -> None:
-    """It goes on at so many seconds a token, looked at five times a second."""
+    """Decodes at `token` seconds a token, with five updates a second."""
     steps = round(seconds / 0.2)
     begun = answer.tokens
     for step in range(1, steps + 1):
@@ -151,14 +151,14 @@ def began(pace: float | None = 0.05) -> tuple[DecodeInterference, DecodingAnswer
 
 
 @pytest.mark.parametrize("token", [0.025, 0.05, 0.1])
-def test_strain_is_what_a_token_takes_beside_what_was_promised(token: float) -> None:
+def test_tpot_pressure_is_recent_tpot_over_the_usable_budget(token: float) -> None:
     """As a share of what the answers can bear, which is a little less than what was promised."""
     stall, answer = began()
     stretch(stall, answer, token, 60)
     assert stall.tpot_pressure(PACE) == pytest.approx(token / 0.05 / stall.tpot_share, rel=0.02)
 
 
-def test_strain_is_of_the_tightest_promise() -> None:
+def test_tpot_pressure_is_of_the_tightest_budget() -> None:
     """All answers get their tokens from the same steps."""
     stall, answer = began(0.05)
     stretch(stall, answer, 0.04, 60)
@@ -173,7 +173,7 @@ def test_strain_is_of_the_tightest_promise() -> None:
 
 
 def test_a_promise_that_an_engine_cannot_keep_holds_nobody_back() -> None:
-    """It would be too slow without any prefill: to wait helps nobody."""
+    """Too slow without any prefill: waiting would not help."""
     stall, answer = began(0.05)
     stretch(stall, answer, 0.1, 60)
     assert stall.tpot_pressure(0.04) > 1.0
@@ -193,7 +193,7 @@ def test_tokens_are_counted_as_the_engine_counts_them() -> None:
     assert stall.tpot_pressure(PACE) == pytest.approx(1 / stall.tpot_share, rel=0.02)
 
 
-def test_strain_is_forgotten_in_some_multiples_of_memory() -> None:
+def test_tpot_pressure_decays_within_a_few_time_constants() -> None:
     """Three of them leave a twentieth of what was."""
     stall, answer = began()
     stretch(stall, answer, 0.1, 60)
@@ -208,7 +208,7 @@ def test_an_engine_is_closed_until_its_answers_have_caught_up() -> None:
     assert reopens_in(1.2, 1.0) == pytest.approx(1.2 + 0.2 * TIME_CONSTANT)
 
 
-# --------------------------------------------------------------------------- the limit
+# --------------------------------------------------------------------------- usable share of the budget
 
 
 def settled(sensitive: float, answers: int = 40_000) -> tuple[DecodeInterference, float]:
@@ -248,7 +248,7 @@ def test_what_was_not_promised_or_not_measured_teaches_nothing(pace: float | Non
     assert stall.tpot_share == FIRST_SHARE
 
 
-# --------------------------------------------------------------------------- what is kept
+# --------------------------------------------------------------------------- bookkeeping
 
 
 def test_the_context_is_that_of_the_answers_being_written() -> None:
@@ -260,7 +260,7 @@ def test_the_context_is_that_of_the_answers_being_written() -> None:
     assert (stall.context, len(stall.answers)) == (1000, 1)
 
 
-def test_duty_is_the_share_of_time_that_is_prefilled_lately() -> None:
+def test_prefill_utilization_is_the_recent_share_of_time_spent_on_prefills() -> None:
     """0.1 s in every 0.2 s are a half; it fades, and is never more than all."""
     stall = DecodeInterference()
     for step in range(500):

@@ -1,4 +1,4 @@
-"""What is learned of a fleet from what happens to its attempts."""
+"""Learning of a fleet from its attempts."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_failed_attempt_leaves_no_prefix() -> None:
 
 
 def test_an_attempt_cancelled_after_its_first_token_leaves_its_prefix() -> None:
-    """It was computed, whatever became of the answer."""
+    """The prompt was computed, whatever became of the answer."""
     to = fleet()
     key = send(to, prompt(1000, blocks=62))
     to.on_first_token(key, 0.1)
@@ -215,7 +215,7 @@ def test_an_engine_that_reports_fewer_cached_tokens_is_believed_to_hold_less() -
     ],
 )
 def test_a_restarted_engine_forgets_its_prefixes(before: EngineLoad, after: EngineLoad) -> None:
-    """It started at another time, or its counters began again; and others' requests went with it."""
+    """Another start time, or counters from zero; requests of other traffic are gone too."""
     to = fleet()
     to.on_scrape(ONE.id, replace(before, running=9), 0.0)
     to.on_scrape(ONE.id, replace(before, running=9), 0.5)
@@ -227,7 +227,7 @@ def test_a_restarted_engine_forgets_its_prefixes(before: EngineLoad, after: Engi
 
 
 def test_a_scrape_of_the_same_engine_forgets_nothing() -> None:
-    """Its own start time is computed and wobbles; counters grow."""
+    """A computed start time wobbles; counters grow."""
     to = fleet()
     answer(to, prompt(1000, blocks=62))
     to.on_scrape(ONE.id, EngineLoad(started_at=100.0, prefix_queries=5.0), 0.0)

@@ -1,4 +1,4 @@
-"""What a fleet believes of prefixes, other traffic and restarts."""
+"""Beliefs of a fleet about speeds, health and reloads."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_silence_teaches_that_it_takes_at_least_as_long() -> None:
 
 
 def test_an_answer_that_is_not_streamed_teaches_only_by_what_the_engine_says() -> None:
-    """Its duration is not a TTFT, and neither is its silence."""
+    """Neither duration nor silence is a TTFT."""
     to = fleet()
     before = median_ttft(to)
     for ending in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED, AttemptOutcome.SILENT):

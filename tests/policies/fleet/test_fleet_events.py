@@ -1,4 +1,4 @@
-"""What a fleet makes of an engine that tells of its cache; beside one that does not."""
+"""A fleet and an engine with KV events, beside an engine without."""
 
 from __future__ import annotations
 

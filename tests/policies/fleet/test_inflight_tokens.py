@@ -1,4 +1,4 @@
-"""What is ahead on one engine."""
+"""Tokens in flight on an engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_time_drains_what_is_ahead_at_the_prefill_rate() -> None:
 
 
 def test_a_prompt_without_its_first_token_is_not_done_whatever_the_clock_says() -> None:
-    """It keeps a tenth."""
+    """A tenth is kept."""
     ledger = InflightTokens()
     ledger.on_sent("a", 1000, now=0.0)
     ledger.on_sent("b", 500, now=0.0)
@@ -63,7 +63,7 @@ def test_a_first_token_proves_that_what_came_before_is_all_but_done() -> None:
 
 
 def test_an_answer_that_is_not_streamed_is_taken_for_begun_when_its_turn_is_over() -> None:
-    """It shows no first token; the clock must do."""
+    """No first token shows; the clock decides."""
     ledger = InflightTokens()
     for key in "ab":
         ledger.on_sent(key, 1000, now=0.0, stream=False)

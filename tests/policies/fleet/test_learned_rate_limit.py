@@ -27,7 +27,7 @@ def test_what_was_taken_in_the_minute_before_a_refusal_is_the_limit() -> None:
 
 
 def test_a_refusal_after_a_few_requests_says_nothing_of_a_limit() -> None:
-    """It was overloaded; a limit of three a minute would starve it."""
+    """The API was overloaded; a limit of three a minute would starve it."""
     assert refused_after(3).full_until(0.5) == NEVER
 
 

@@ -17,10 +17,10 @@ from policies.fleet.peers import NO_LOAD, PeerLoad, PeerReader, combined
 from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, EngineLoad, Health
 from tests.policies.fleets import API, HOSTED, ONE, SMALL, TWO, answer, load, prompt, send
 
-HARMS = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(STALL_GRID))
+MISS_CURVES = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(STALL_GRID))
 COUNTS = st.integers(0, 1 << 20)
 TIMES = st.sampled_from([NEVER, 0.0, 1.0, 2.5])
-BURDENS = st.builds(
+LOADS = st.builds(
     PeerLoad,
     *[COUNTS] * 6,
     st.integers(0, 1),
@@ -28,12 +28,12 @@ BURDENS = st.builds(
     *[TIMES] * 4,
     *[COUNTS.map(float)] * 3,
     st.sampled_from([0.02, FOREVER]),
-    HARMS,
+    MISS_CURVES,
 )
 
 
 class LosslessLink:
-    """One process's way to the others, that loses nothing."""
+    """A link between processes without losses."""
 
     def __init__(self, all_of_them: list[LosslessLink]) -> None:
         self.others = [other for other in all_of_them if other is not self]
@@ -44,8 +44,8 @@ class LosslessLink:
             other.others.append(self)
         all_of_them.append(self)
 
-    def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
-        self.loads[endpoint_id] = burden
+    def publish(self, endpoint_id: str, load: PeerLoad) -> None:
+        self.loads[endpoint_id] = load
         for other in self.others:
             other.news.add(endpoint_id)
 
@@ -86,7 +86,7 @@ def test_what_a_sibling_has_sent_waits_ahead_as_if_we_had_sent_it() -> None:
     assert (load(ours, 1.0).in_flight, load(ours, 1.0).running, load(ours, 1.0).context) == (0, 0, 0)
 
 
-def test_one_brain_and_two_see_the_same_load() -> None:
+def test_one_process_and_two_see_the_same_load() -> None:
     """Whichever of the two sent what: the queue, the answers, and what they can bear."""
     (one,), two, sent = fleets(1), fleets(), list[list[tuple[Fleet, int]]]()
     for i in range(6):
@@ -150,7 +150,7 @@ def test_a_scrape_shows_no_traffic_that_siblings_account_for() -> None:
 
 
 def test_a_sibling_that_begins_anew_takes_nothing_back() -> None:
-    """What it has under way is gone with it; the prefills that it sent have stalled our answers all the same."""
+    """Load in flight is gone; past prefills have stalled our answers all the same."""
     ours, _ = fleets()
     ours.on_peer_load(
         ONE.id, replace(NO_LOAD, in_flight=2, prefilling=1, queued_tokens=500, queued_since=0.0, prefill_s=3.0), 0.0
@@ -221,7 +221,7 @@ def test_an_opinion_ends_with_its_teller() -> None:
 
 
 def test_one_that_finds_most_of_a_pool_down_is_not_believed() -> None:
-    """It has lost its own network: of two endpoints both, of one the only one."""
+    """A lost network of its own: both of two endpoints, or the only endpoint."""
     ours, theirs = fleets()
     lose(API, 1.0, theirs)
     assert load(ours, 1.0, API).health is Health.UP
@@ -232,7 +232,7 @@ def test_one_that_finds_most_of_a_pool_down_is_not_believed() -> None:
     assert [load(ours, 2.1, endpoint).health for endpoint in (ONE, TWO)] == [Health.PROBING, Health.UP]
 
 
-def test_the_last_endpoint_of_a_pool_is_not_left_for_hearsay() -> None:
+def test_the_last_endpoint_of_a_pool_is_not_left_because_of_peer_reports() -> None:
     """Two that each find another half down would leave nothing."""
     ours, theirs, third = fleets(3)
     lose(ONE, 1.0, theirs)
@@ -254,16 +254,16 @@ def test_a_prefix_that_a_sibling_sent_is_a_hit() -> None:
     assert ours.hit(TWO, long) == 0
 
 
-# --------------------------------------------------------------------------- adding up
+# --------------------------------------------------------------------------- sums
 
 
-@given(st.lists(BURDENS, max_size=4))
-def test_burdens_add_up_in_any_order(burdens: list[PeerLoad]) -> None:
+@given(st.lists(LOADS, max_size=4))
+def test_burdens_add_up_in_any_order(loads: list[PeerLoad]) -> None:
     """And nothing beside them changes nothing."""
-    total = combined(burdens)
-    assert combined([*reversed(burdens), NO_LOAD]) == total
-    assert total.in_flight == sum(burden.in_flight for burden in burdens)
-    assert total.queued_since == min((burden.queued_since for burden in burdens), default=FOREVER)
+    total = combined(loads)
+    assert combined([*reversed(loads), NO_LOAD]) == total
+    assert total.in_flight == sum(load.in_flight for load in loads)
+    assert total.queued_since == min((load.queued_since for load in loads), default=FOREVER)
 
 
 @pytest.mark.parametrize(

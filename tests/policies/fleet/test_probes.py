@@ -47,10 +47,10 @@ def test_where_nothing_was_heard_of_anybody_nobody_is_tried() -> None:
 
 
 def test_a_yardstick_does_not_probe() -> None:
-    """It must not inherit our brain."""
-    yardstick = world(slow=Load(last_token_at=60.0))
-    yardstick.route = {**budget(1.0), "scorer": "argmin_ttft"}
-    assert share(yardstick, "slow") == 0
+    """A baseline must not inherit the probes of ours."""
+    baseline = world(slow=Load(last_token_at=60.0))
+    baseline.route = {**budget(1.0), "scorer": "argmin_ttft"}
+    assert share(baseline, "slow") == 0
 
 
 def test_a_probe_that_fails_goes_on_in_the_usual_order() -> None:

@@ -1,4 +1,4 @@
-"""When the gateway sends requests of its own."""
+"""Schedule of the gateway's own requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from policies.fleet.warm_up import (
 from policies.types import EngineLoad, Health, Load
 from tests.policies.fleets import HOSTED, ONE, SMALL, TWO, fleet, load
 
-# --------------------------------------------------------------------------- who is cold
+# --------------------------------------------------------------------------- lost caches
 
 
-def test_at_boot_nobody_is_cold() -> None:
+def test_at_boot_no_cache_is_lost() -> None:
     """Nothing is known that could be lost."""
     assert fleet().cache_lost == set()
 
 
 @pytest.mark.parametrize("sign", ["start time", "counter", "unreachable"])
-def test_an_engine_that_restarted_is_cold(sign: str) -> None:
+def test_an_engine_that_restarted_has_lost_its_cache(sign: str) -> None:
     """However it shows: another start time, a counter that went back, nobody there."""
     to = fleet()
     if sign == "unreachable":
@@ -39,7 +39,7 @@ def test_an_engine_that_restarted_is_cold(sign: str) -> None:
     assert to.cache_lost == {ONE.id}
 
 
-def test_an_endpoint_that_joins_is_cold_and_one_that_leaves_is_forgotten() -> None:
+def test_an_endpoint_that_joins_has_an_empty_cache_and_one_that_leaves_is_forgotten() -> None:
     """A reload may do both."""
     to = Fleet([HOSTED])
     to.reload([HOSTED, SMALL])
@@ -67,7 +67,7 @@ def test_a_warm_up_takes_a_share_of_the_cache_and_of_time() -> None:
 
 
 def test_the_hottest_goes_first_and_with_the_last_it_is_over() -> None:
-    """What was computed is added up."""
+    """Computed prefixes are counted."""
     plan = WarmUp(["hottest", "hot"], in_flight=0, now=0.0)
     assert [plan.next(n, 0.1) for n in range(3)] == ["hottest", "hot", None]
     plan.on_ended(True, 500)
@@ -110,7 +110,7 @@ def test_an_endpoint_is_kept_warm_when_it_was_idle_for_long() -> None:
 
 @pytest.mark.parametrize("busy", [Load(health=Health.DOWN), Load(in_flight=1), Load(blocked_until=61.0)])
 def test_one_that_is_down_busy_or_limited_is_left_alone(busy: Load) -> None:
-    """It has traffic, or cannot take any."""
+    """Traffic, or no way to take any."""
     assert not is_idle("p/a", busy, used_at=0.0, idle=60.0, now=60.0)
 
 

@@ -53,7 +53,7 @@ def test_leaving_the_slow_does_not_make_the_engine_look_fast(patience: float) ->
 
 
 def test_an_engine_that_crashed_and_is_back_is_as_fast_as_before() -> None:
-    """Its cache is gone, its speed is not."""
+    """The cache is gone, the speed is not."""
     bench = SimulatedFleet("8b-a100", 0.1)
     bench.serve(200)
     bench.fleet.on_scrape(ONE.id, EngineLoad(started_at=1.0), bench.now)

@@ -68,7 +68,7 @@ def test_a_term_that_would_be_negative_is_none_and_the_others_take_up_the_differ
 
 
 def test_a_follower_believes_the_same_but_less_firmly() -> None:
-    """It moves further on its own first sample."""
+    """The follower moves further on the first sample of its own."""
     leader, follower = Regression(OWN[:2]), Regression(OWN[:2])
     for _ in range(50):
         leader.update((1.0, 1.0), 6.0)
@@ -80,7 +80,7 @@ def test_a_follower_believes_the_same_but_less_firmly() -> None:
 
 
 def test_a_term_long_unused_can_be_learned_but_has_not_wound_up() -> None:
-    """Its variance is bounded by what it was at first."""
+    """The variance is bounded by the prior's."""
     fit = Regression(OWN[:2])
     for _ in range(20_000):
         fit.update((1.0, 0.0), 1.0)

@@ -50,9 +50,9 @@ def prompts(random: Random) -> Iterator[PrefillWork]:
 
 def teach(predictor: TtftPredictor, work: PrefillWork, ttft: float, now: float = 0.0) -> float:
     """Predict, then learn; the relative error of the prediction."""
-    told = predictor.point_estimate(work, now)
-    predictor.observe(TtftSample(work, told, ttft), now)
-    return told / ttft - 1
+    predicted = predictor.point_estimate(work, now)
+    predictor.observe(TtftSample(work, predicted, ttft), now)
+    return predicted / ttft - 1
 
 
 def taught(samples: int = 100, slower: float = 1.0, seed: int = 1) -> EnginePredictor:
@@ -85,7 +85,7 @@ def test_five_requests_teach_it_roughly(slower: float) -> None:
 
 
 def test_a_real_vllm_on_a_cpu_is_learned_from_one_request_of_each_kind() -> None:
-    """Its prefill is seven times slower than the prior's, and attention ten times."""
+    """Prefill is seven times slower than the prior's, and attention ten times."""
     predictor = EnginePredictor()
     for tokens, cached, ttft in VLLM_ON_CPU:
         teach(predictor, prompt(tokens, cached), ttft)
@@ -159,7 +159,7 @@ def test_one_outlier_changes_little() -> None:
 
 
 def test_a_wait_without_a_token_teaches_if_it_exceeds_the_prediction() -> None:
-    """It took at least that long; a shorter wait says nothing."""
+    """A lower bound; a shorter wait says nothing."""
     predictor = taught(200)
     before = predictor.point_estimate(prompt(2000), 0.0)
     predictor.observe_at_least(TtftSample(prompt(2000), before, 0.5 * before), 0.0)

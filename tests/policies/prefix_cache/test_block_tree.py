@@ -29,7 +29,7 @@ def test_a_chain_survives_that_others_branch_off() -> None:
 
 
 def test_a_block_that_comes_back_closes_its_gap() -> None:
-    """What lies behind was never gone."""
+    """The blocks behind were never gone."""
     tree = BlockTree()
     _, chain = tree.store([1, 2, 3], None, B)
     tree.remove(2)

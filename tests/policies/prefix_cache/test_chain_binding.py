@@ -1,4 +1,4 @@
-"""How much another prompt finds of one that is tied to the engine's chain."""
+"""Cached tokens of a prompt that shares blocks with a bound prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ B = 32  # tokens of a block, the engine's; of ours 30 of its tokens
 OURS = 30.0
 
 
-def anchored(tree: BlockTree) -> ChainBinding:
+def bound(tree: BlockTree) -> ChainBinding:
     """330 tokens: 10 blocks of the engine's, 11 of ours; and 3 blocks of answer."""
     _, answered = tree.store(range(1, 14), None, B)
     prompt = answered.truncated(330)
@@ -34,25 +34,25 @@ def asked(blocks: int, messages: int = 1) -> PoolEstimate:
     ],
 )
 def test_what_is_shared_is_held(shared: int, messages: int, held: float) -> None:
-    """Where all of the chain is."""
-    assert anchored(BlockTree()).cached_tokens(shared, asked(14, messages)) == pytest.approx(held)
+    """All of the chain is held."""
+    assert bound(BlockTree()).cached_tokens(shared, asked(14, messages)) == pytest.approx(held)
 
 
 @pytest.mark.parametrize(("shared", "held"), [(2, 2.5 * OURS), (4, 3 * B), (11, 3 * B), (13, 3 * B)])
 def test_what_is_gone_is_not(shared: int, held: float) -> None:
     """The engine kept three blocks."""
     tree = BlockTree()
-    anchor = anchored(tree)
+    binding = bound(tree)
     for block in range(10, 3, -1):
         tree.remove(block)
-    assert anchor.cached_tokens(shared, asked(14)) == pytest.approx(held)
+    assert binding.cached_tokens(shared, asked(14)) == pytest.approx(held)
 
 
 def test_answers_are_found_again_as_often_as_they_were() -> None:
     """The share is learned from turns that followed; other prompts teach nothing."""
-    anchor = anchored(BlockTree())
+    binding = bound(BlockTree())
     for _ in range(100):
-        anchor.observe_turn(11, asked(14, messages=3), cached=320 + 2 * B)
-        anchor.observe_turn(4, asked(14, messages=3), cached=0)
-        anchor.observe_turn(11, asked(14, messages=1), cached=320)
-    assert anchor.cached_tokens(11, asked(14, messages=3)) == pytest.approx(330 + 2 * B, abs=1)
+        binding.observe_turn(11, asked(14, messages=3), cached=320 + 2 * B)
+        binding.observe_turn(4, asked(14, messages=3), cached=0)
+        binding.observe_turn(11, asked(14, messages=1), cached=320)
+    assert binding.cached_tokens(11, asked(14, messages=3)) == pytest.approx(330 + 2 * B, abs=1)

@@ -1,4 +1,4 @@
-"""What was sent, and what the engine says of it: which of the two counts when."""
+"""Prompts that were sent and the engine's events: which of both counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def held(cache: EndpointCache, asked: PoolEstimate, block: int = B) -> int:
 
 
 class PublishingEndpoint:
-    """One endpoint that publishes its events."""
+    """An endpoint that publishes KV events."""
 
     def __init__(self) -> None:
         self.cache = EndpointCache(25_000)
@@ -89,7 +89,7 @@ def test_a_prompt_under_way_counts_whatever_was_dropped(served: PublishingEndpoi
 
 
 def test_an_engine_told_to_stop_may_finish_its_step(served: PublishingEndpoint) -> None:
-    """What it stores after the attempt was given up counts as well."""
+    """Blocks stored after the end of the attempt count as well."""
     sent = served.cache.on_sent("lost", prompt(), "lost")
     served.cache.on_unanswered("lost", sent)
     assert served.held(prompt()) == 0
@@ -137,7 +137,7 @@ def test_a_prompt_that_leaves_within_a_block_shares_half_of_it(served: Publishin
 
 
 def test_a_gap_leaves_what_was_sent(served: PublishingEndpoint) -> None:
-    """What was removed meanwhile is not known: the belief is what it would be without events."""
+    """Removals were lost: the belief is the same as without events."""
     served.serve(prompt(), THEIRS)
     served.engine.on_removed([2, 3, 4])
     served.cache.on_event_gap()
@@ -160,7 +160,7 @@ def test_what_an_answer_reports_counts_against_events(served: PublishingEndpoint
 
 
 def test_a_prompt_whose_events_never_come_is_as_without_events(served: PublishingEndpoint) -> None:
-    """It is waited for while 64 others end."""
+    """Events are awaited while 64 others end."""
     sent = served.cache.on_sent("lost", prompt([7, 8, 9]), "lost")
     assert served.cache.on_answered("lost", sent, 3 * B + 5, 0)
     for i in range(65):

@@ -1,4 +1,4 @@
-"""Which prefixes of a pool are worth having again."""
+"""Hottest prefixes of a pool."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_short_conversations_under_a_long_system_prompt_are_told_apart() -> None
 
 
 def test_a_conversation_of_many_turns_comes_before_one_prompt() -> None:
-    """It is the likelier to go on."""
+    """A conversation is likelier to go on."""
     hot = HotPrefixes[str](LIMIT)
     for turn in range(1, 5):
         hot.record(chain(("talk", 20 * turn)), f"talk {turn}", 1000, 0.0)
@@ -69,7 +69,7 @@ def test_a_conversation_of_many_turns_comes_before_one_prompt() -> None:
 
 
 def test_what_other_engines_hold_comes_after_what_none_does() -> None:
-    """Its callers are served where it is; it is worth its share of them."""
+    """Callers are served where the prefix is; its worth is a share of them."""
     hot = HotPrefixes[str](LIMIT)
     for name in ("held", "lost"):
         hot.record(chain((name, 80)), name, 1000, 0.0)

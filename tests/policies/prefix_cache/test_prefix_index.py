@@ -90,7 +90,7 @@ def test_runs_and_binary_search_say_what_a_list_of_blocks_would(history: list, a
 
 
 def test_the_depth_is_the_number_of_leading_blocks_held() -> None:
-    """What follows a block that is not held cannot be used."""
+    """Blocks after a missing block cannot be used."""
     held = index()
     held.record(A)
     assert [depth(held, hashes) for hashes in (A, A[:2], B, C, [])] == [4, 2, 2, 0, 0]
@@ -131,7 +131,7 @@ def test_what_was_never_computed_is_taken_back() -> None:
 
 
 def test_what_a_later_prompt_vouches_for_is_not_taken_back() -> None:
-    """It will compute those blocks itself."""
+    """The later prompt will compute those blocks itself."""
     held = index()
     stamp = held.record(A)
     held.record(B)

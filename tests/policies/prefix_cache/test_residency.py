@@ -22,10 +22,10 @@ def blocks_of(prompt: Prompt) -> list[int]:
 
 
 class SetEngine:
-    """What an engine does, and what it holds: a set."""
+    """A model engine, with its blocks in a set."""
 
     def __init__(self, sessions: bool = True) -> None:
-        self.told, self.sessions = Residency(), sessions
+        self.residency, self.sessions = Residency(), sessions
         self.held: set[int] = set()
         self.prompts = 0
 
@@ -36,22 +36,22 @@ class SetEngine:
         """A prompt and its answer, some blocks a step; the chain of the prompt."""
         self.prompts += 1
         key, blocks = f"s{self.prompts}", blocks_of(prompt + answer)
-        self.told.on_sent(key, key if self.sessions else "", self.prompts)
+        self.residency.on_sent(key, key if self.sessions else "", self.prompts)
         cached = min(self.leading(blocks), len(prompt))
         steps = [*range(cached, len(prompt), chunk), *range(len(prompt), len(blocks) + 1)]
         for start, end in pairwise(steps):
             parent = blocks[start - 1] if start else None
-            self.told.on_stored(blocks[start:end], parent, B, session=key if self.sessions else "")
+            self.residency.on_stored(blocks[start:end], parent, B, session=key if self.sessions else "")
         self.held.update(blocks)
         tokens = len(prompt) * B + 5
-        chain = self.told.chain(key, tokens, cached * B)
-        self.told.forget(key)
-        self.told.on_ended(self.prompts)
+        chain = self.residency.chain(key, tokens, cached * B)
+        self.residency.forget(key)
+        self.residency.on_ended(self.prompts)
         return chain and chain.truncated(tokens)
 
     def evict(self, blocks: Sequence[int]) -> None:
         self.held.difference_update(blocks)
-        self.told.on_removed(blocks)
+        self.residency.on_removed(blocks)
 
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple)
@@ -79,9 +79,9 @@ def test_a_chain_is_held_as_far_as_a_set_says(story: list[tuple[object, ...]]) -
                 engine.evict([held[(which + i) % len(held)] for i in range(min(count, len(held)))])
             case _:
                 engine.held.clear()
-                engine.told.clear()
+                engine.residency.clear()
                 chains.clear()
-        assert engine.told.statistics().blocks == len(engine.held)
+        assert engine.residency.statistics().blocks == len(engine.held)
         for i, (chain, blocks, least) in enumerate(chains):
             leading = engine.leading(blocks)
             if leading <= least:
@@ -93,57 +93,57 @@ def test_a_chain_is_held_as_far_as_a_set_says(story: list[tuple[object, ...]]) -
 
 def test_a_prompt_is_known_by_its_session() -> None:
     """Two of one length at the same time."""
-    told = Residency()
+    residency = Residency()
     for name in ("a", "b"):
-        told.on_sent(name, name, 1)
-    told.on_stored([1, 2], None, B, session="a")
-    told.on_stored([5, 6], None, B, session="b")
-    told.on_removed([6])
-    assert [found.resident_tokens() for name in ("a", "b") if (found := told.chain(name, 2 * B, 0))] == [2 * B, B]
+        residency.on_sent(name, name, 1)
+    residency.on_stored([1, 2], None, B, session="a")
+    residency.on_stored([5, 6], None, B, session="b")
+    residency.on_removed([6])
+    assert [found.resident_tokens() for name in ("a", "b") if (found := residency.chain(name, 2 * B, 0))] == [2 * B, B]
 
 
 def test_without_sessions_a_prompt_is_known_by_its_depth() -> None:
     """The one whose event ended where the prompt does. A longer one that passed there does not count."""
-    told = Residency()
-    told.on_sent("a", "", 1)
-    told.on_stored([1, 2], None, B)
-    told.on_stored([5, 6, 7], None, B)
-    found = told.chain("a", 2 * B + 3, 0)
+    residency = Residency()
+    residency.on_sent("a", "", 1)
+    residency.on_stored([1, 2], None, B)
+    residency.on_stored([5, 6, 7], None, B)
+    found = residency.chain("a", 2 * B + 3, 0)
     assert found is not None
     assert found.last_block() == 2
 
 
 def test_of_two_prompts_of_one_length_neither_is_taken() -> None:
     """Without sessions; and what was stored before the prompt was sent is not it."""
-    told = Residency()
-    told.on_stored([1, 2], None, B)
-    told.on_sent("a", "", 1)
-    assert told.chain("a", 2 * B, 0) is None
-    told.on_stored([3, 4], None, B)
-    told.on_stored([5, 6], None, B)
-    assert told.chain("a", 2 * B, 0) is None
+    residency = Residency()
+    residency.on_stored([1, 2], None, B)
+    residency.on_sent("a", "", 1)
+    assert residency.chain("a", 2 * B, 0) is None
+    residency.on_stored([3, 4], None, B)
+    residency.on_stored([5, 6], None, B)
+    assert residency.chain("a", 2 * B, 0) is None
 
 
 def test_what_was_stored_before_we_listened_is_as_deep_as_the_answer_says() -> None:
     """Three blocks were cached, one before the first event's parent is known: its depth is 48 tokens."""
-    told = Residency()
-    told.on_sent("a", "a", 1)
-    told.on_stored([4, 5], 3, B, session="a")
-    assert told.chain("a", 5 * B, None) is None
-    found = told.chain("a", 5 * B, 3 * B)
+    residency = Residency()
+    residency.on_sent("a", "a", 1)
+    residency.on_stored([4, 5], 3, B, session="a")
+    assert residency.chain("a", 5 * B, None) is None
+    found = residency.chain("a", 5 * B, 3 * B)
     assert found is not None
     assert found.resident_tokens() == 5 * B
-    told.on_removed([3])
+    residency.on_removed([3])
     assert found.resident_tokens() == 2 * B
 
 
 def test_other_tokens_to_a_block() -> None:
     """Blocks of another size continue a chain: depths are tokens."""
-    told = Residency()
-    told.on_sent("a", "a", 1)
-    told.on_stored([1, 2], None, 32, session="a")
-    told.on_stored([3], 2, 16, session="a")
-    found = told.chain("a", 80, 0)
+    residency = Residency()
+    residency.on_sent("a", "a", 1)
+    residency.on_stored([1, 2], None, 32, session="a")
+    residency.on_stored([3], 2, 16, session="a")
+    found = residency.chain("a", 80, 0)
     assert found is not None
     assert found.resident_tokens() == 80
 
@@ -151,12 +151,12 @@ def test_other_tokens_to_a_block() -> None:
 @pytest.mark.parametrize("kind", ["sliding_window", "mamba", "chunked_local_attention"])
 def test_only_layers_that_keep_whole_prompts_count(kind: str) -> None:
     """Group 0 holds windows, group 1 all; what another group removes is nothing to it."""
-    told = Residency()
-    told.on_sent("a", "a", 1)
-    told.on_stored([1, 2, 3], None, B, 0, kind, "a")
-    told.on_stored([1, 2], None, B, 1, "full_attention", "a")
-    told.on_removed([1, 2], 0)
-    found = told.chain("a", 2 * B, 0)
+    residency = Residency()
+    residency.on_sent("a", "a", 1)
+    residency.on_stored([1, 2, 3], None, B, 0, kind, "a")
+    residency.on_stored([1, 2], None, B, 1, "full_attention", "a")
+    residency.on_removed([1, 2], 0)
+    found = residency.chain("a", 2 * B, 0)
     assert found is not None
     assert found.resident_tokens() == 2 * B
 
@@ -166,9 +166,9 @@ def test_what_was_reported_cached_was_held() -> None:
     engine = SetEngine()
     chain = engine.serve((1, 2, 3))
     assert chain is not None
-    engine.told.on_removed(blocks_of((1, 2, 3))[1:])
+    engine.residency.on_removed(blocks_of((1, 2, 3))[1:])
     assert chain.resident_tokens() == B
-    engine.told.mark_cached(chain, 2 * B)
+    engine.residency.mark_cached(chain, 2 * B)
     assert chain.resident_tokens() == 2 * B
 
 
@@ -177,4 +177,4 @@ def test_prompts_are_forgotten() -> None:
     engine = SetEngine(sessions=False)
     for i in range(100):
         engine.serve((i, 1, 2))
-    assert (engine.told._pending, engine.told._by_session, engine.told.pending_stamps) == ({}, {}, set())
+    assert (engine.residency._pending, engine.residency._by_session, engine.residency.pending_stamps) == ({}, {}, set())
