@@ -33,9 +33,10 @@ CALIBRATION_SAMPLES = 200  # with full weight; beyond, old samples fade
 class ErrorQuantiles:
     """Quantiles of actual / predicted over a sliding window.
 
-    In the spirit of conformal prediction, the spread of the next forecast is that of the last errors, whatever their
-    shape. While there are few of them, and once they are old, a wide prior is mixed in. Works on logarithms, in which
-    twice and half are equally wrong.
+    In the spirit of conformal prediction, the spread of the next forecast is the spread of the last errors, whatever
+    the
+    shape. While samples are few or old, a wide prior is mixed in. Works on logarithms: twice and half are equally
+    wrong.
     """
 
     def __init__(self) -> None:

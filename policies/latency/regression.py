@@ -1,14 +1,15 @@
-"""Online linear regression of a positive quantity, judged by its relative error.
+"""Online linear regression of a positive quantity, judged by relative errors.
 
 Recursive least squares in Kalman filter form, with random-walk drift instead of a forgetting factor and Huber weights
 against outliers. Rules:
-- A feature is what the term would contribute on a reference machine, in the unit of the result, so every coefficient
-  starts at 1 and reads "times the reference".
-- The error of a sample is relative to its prediction: 20 ms matter on 40 ms, not on 4 s.
-- A machine mostly differs from the reference by a common factor (a slower machine is slower at everything), less by
-  proportions; both are in the prior, and the drift goes in the same two directions.
-- Variances are capped, so that a term without samples for a week cannot wind up.
-- A coefficient below its floor is set to it, and the others take up the difference (the conditional mean): a
+- A feature is the term's contribution on a reference machine, in the unit of the result: every coefficient starts at
+  1
+  and reads "times the reference".
+- The error of a sample is relative to the prediction: 20 ms matter on 40 ms, not on 4 s.
+- A machine mostly differs from the reference by a common factor, less by proportions; both are in the prior, and the
+  drift goes in the same two directions.
+- Variances are capped, so a term without samples for a week cannot wind up.
+- A coefficient below the floor is set to the floor, and the others take up the difference (the conditional mean): a
   prediction is a plain sum of non-negative terms.
 """
 

@@ -1,19 +1,18 @@
 """TTFT of an endpoint, as a distribution, learned online.
 
-An engine is predicted from its physics:
+An engine is predicted from physics:
 `TTFT = base + prompt tokens * length + (uncached + queued tokens) * token + pairs * attention + running * step`,
-with attention pairs of the uncached and queued tokens. The prompt's length counts even where it is cached: 10k cached
-tokens cost a vLLM on a CPU 0.1 s. An API shows no queue: its recent latency by prompt length is learned.
+with attention pairs of the uncached and queued tokens. The prompt's length counts even where cached: 10k cached
+tokens
+cost a vLLM on a CPU 0.1 s. An API shows no queue: recent latency by prompt length is learned.
 
 Rules:
 - The terms start as those of a small model on a current GPU and adapt within a few samples to engines a hundred times
-  slower. A slow first sample scales all of them and their variances. Attention varies most (on a CPU seven times a
-  GPU's share).
+  slower. A slow first sample scales all terms and their variances. Attention varies most.
 - The spread is that of recent errors (`ErrorQuantiles`), never of an assumed shape.
-- One outlier is clipped; several in a row start a new regime, which drops old confidence and old errors.
-- An attempt cancelled without a token after t seconds took longer: it teaches if t exceeds the prediction.
-- An endpoint with few samples takes over what its most similar sibling learned, scaled by how much slower its own
-  samples were, and then learns these on top.
+- An outlier is clipped; several in a row start a new regime, which drops old confidence and old errors.
+- An attempt cancelled without a token after t seconds took longer: a sample, if t exceeds the prediction.
+- An endpoint with few samples takes over the model of the most similar sibling, scaled by the relative speed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Radix tree of the blocks which one engine holds, found by the hash of any block.
+"""Radix tree of the blocks held by an engine, found by the hash of any block.
 
 Rules:
-- A block's hash covers all blocks before it: equal hash, equal prefix. So the last block identifies a chain.
-- A block counts while it and all before it are held. A removed block keeps its place in its run while another block
-  of the run is held, for chains through it and for its return.
-- The parent of a chain may have been stored before events were received: the depth of its root is learned later.
+- A block's hash covers all blocks before: equal hash, equal prefix. So the last block identifies a chain.
+- A block counts while the block and all before are held. A removed block keeps a place in the run while another block
+  of the run is held, for chains through the run and for a return.
+- The parent of a chain may have been stored before events were received: the root's depth is learned later.
 
-Memory per block: its hash twice (in its run, and in the table which finds the run) and its share of both.
+Memory per block: two hashes (in the run, and in the table of runs) and a share of both.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Belief about the prefix cache of an endpoint, from prompts which were sent there and from the engine's KV events.
+"""Belief about the prefix cache of an endpoint, from our prompts and from the engine's KV events.
 
-Rules, for the blocks which a prompt shares with earlier ones:
-- Pending: the last prompt which used them has not ended. They count, whatever the events say: the engine computes them
-  first.
-- Bound: the last prompt which used them is bound to the engine's chain. They count as far as that chain is held. Blocks
-  of ours beyond the chain's prompt count all or none.
-- Neither (no events, or no chain was found): they count until the endpoint's capacity, and the reports of its answers,
-  say otherwise (`policies.prefix_cache.prefix_index`).
-- Tokens which an answer reports as cached were held, whatever the events say.
-- A gap in the events drops every binding; a restart or a cleared cache forgets all blocks.
+Blocks which a prompt shares with earlier prompts are, by the last prompt through them:
+- pending: the prompt has not ended. The blocks count, whatever the events say: the engine computes them first;
+- bound: the prompt is bound to the engine's chain. The blocks count as far as the chain is held; blocks of ours
+  beyond
+  the chain's prompt count all or none;
+- neither (no events, or no chain was found): the blocks count, within the capacity of `PrefixIndex`.
+
+Tokens reported as cached were held, whatever the events say. A gap in the events drops every binding; a restart or a
+cleared cache forgets all blocks.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Hottest prefixes of a pool's prompts: the contents worth having in an empty engine cache.
 
 A bounded sketch, not an index. Rules:
-- A prompt is counted at some DEPTHS of its chained block hashes (equal hash, equal prefix), and at its end. The heat of
-  such a node is the number of recent prompts through it. All conversations pass the nodes of their system prompt; nodes
-  beyond are passed by turns of a conversation.
-- The end of a prompt keeps its `text` (opaque here). A prompt whose end is at most TAIL blocks beyond another's takes
-  over the heat of that end: only the latest turn of a conversation is kept. A node's text is that of an end beneath it.
-- The worth of a node is its heat, shared with the engines which hold it already.
+- A prompt is counted at some DEPTHS of the chained block hashes (equal hash, equal prefix), and at the end. The heat
+  of
+  such a node is the number of recent prompts through the node.
+- The end of a prompt keeps the `text` (opaque here). A prompt at most TAIL blocks longer than another takes over the
+  heat of the other's end: only the latest turn of a conversation is kept. Other nodes use the text of an end beneath.
+- The worth of a node is the heat, divided among the engines with a copy.
 - Nodes and bytes of text are bounded: the least recently passed node goes first, and of a prompt the deepest.
 
 Heat halves every HALF_LIFE by forward decay (Cormode et al., ICDE 2009): new prompts get larger weights, so nodes

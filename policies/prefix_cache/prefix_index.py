@@ -1,16 +1,16 @@
-"""Radix tree of the prefix blocks which were sent to an endpoint, with LRU eviction.
+"""Radix tree of the prefix blocks sent to an endpoint, with LRU eviction.
 
 Rules:
 - A block is named by a chained hash (unsigned 64 bits): equal hash, equal prefix up to and including the block. So a
-  run is found by its first hash alone, and the divergence from a run by binary search.
-- All blocks of a run were last used by the same prompt; a prompt which uses only a part splits the run.
-- The least recently used block is evicted first and, of a prompt, the last block first, as vLLM frees them
-  (`KVCacheManager.free` returns blocks in reverse). So a block never outlives its prefix.
-- The bound is the engine's capacity, scaled by how much of it the engine's reports confirm: outputs, pinned blocks and
-  other traffic share it.
-- A run may have a binding: the engine's own chain for a prompt through its end (`policies.prefix_cache.residency`).
+  run is found by the first hash alone, and the divergence from a run by binary search.
+- All blocks of a run were last used by the same prompt; a prompt through only a part splits the run.
+- The least recently used block is evicted first and, of a prompt, the last block first, as vLLM frees blocks
+  (`KVCacheManager.free` returns blocks in reverse). So a block never outlives the prefix before.
+- The bound is the engine's capacity, scaled by the share which reports confirm: outputs, pinned blocks and other
+  traffic take a part.
+- A run may have a binding: the engine's own chain for a prompt through the run's end.
 
-A block takes 8 bytes and its share of a run.
+A block takes 8 bytes and a share of a run.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Blocks which one engine holds, by its KV events, and the chain of them which belongs to a prompt of ours.
+"""Blocks held by an engine, from KV events, and the chain of these blocks which belongs to a prompt of ours.
 
-An engine names a block by a hash which only it can compute, from tokens of its own tokenizer and chat template. Its
-events are kept as chains of its hashes, and a prompt of ours is bound to its chain when it ends. Rules:
-- The engine's events name the session under which we sent the prompt (vLLM 0.32). Without sessions, a chain is found
-  by depth: engines store what a step computed, so a prompt's last event ends with its last full block. It must be the
-  only chain which did so, between sending and end, at the reported depth.
-- The tokens before the first block stored for a prompt were cached, as many as the engine reported. That gives the
-  depth of a chain whose start was stored before events were received; its start is taken as held.
+An engine names a block by a hash of tokens from the engine's own tokenizer and chat template, which nobody else can
+compute. So a prompt of ours is bound to the engine's chain by other evidence, when the prompt ends. Rules:
+- Events name the session under which the prompt was sent (vLLM 0.32). Without sessions, a chain is found by depth:
+  the
+  last event of a prompt ends with the last full block, and only a single chain may have ended at the reported depth
+  between sending and end.
+- The tokens before the first block stored for a prompt were cached, as many as reported: the depth of a chain with a
+  start before the first event follows from the report.
 - Models with several kinds of attention report groups. The first group with whole prompts counts: windows and states
   keep only the last blocks.
-- Copies are not counted: one of two removed looks like none left, until an answer or an event shows the other.
+- Copies are not counted: a removal of a copy looks like a removal, until an answer or an event shows the other copy.
 """
 
 from __future__ import annotations
