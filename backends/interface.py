@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, IntFlag
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 
@@ -81,16 +81,6 @@ class Failure:
         return self.kind is not FailureKind.CLIENT
 
 
-class Signal(IntFlag):
-    """What a tap saw in the bytes just fed."""
-
-    NOTHING = 0
-    CONTENT = 1  # visible output: content, reasoning or a tool call delta
-    USAGE = 2
-    END = 4  # finish_reason or [DONE]: what follows cannot turn success into failure
-    ERROR = 8  # an error event inside a 200 stream
-
-
 @dataclass(slots=True)
 class Usage:
     """Tokens as the engine reports them. None: it did not say."""
@@ -123,9 +113,11 @@ class Tap(Protocol):
     ended: bool  # finish_reason or [DONE] was seen (streams); the whole body parsed (not streamed)
     failure: Failure | None  # an error event
 
-    def feed(self, data: bytes) -> Signal: ...
+    def feed(self, data: bytes) -> bool:
+        """Read bytes of the body. True: visible output is among them (content, reasoning or a tool call)."""
+        ...
 
-    def close(self) -> Signal:
+    def close(self) -> None:
         """The body is complete."""
         ...
 

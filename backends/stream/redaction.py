@@ -1,42 +1,125 @@
-"""What of a backend's answer is not for its reader: how much of the prompt was cached, and our key.
+"""Removes from an answer what its reader must not see: unrequested usage, counts of cached tokens, the API key.
 
-- A backend that does not keep tenants' caches apart would tell one of them what another has asked. So every number
-  under a key with `cache` in it becomes 0, padded with blanks. Within text such a key's quotes are escaped, and it is
-  left alone.
-- Some quote our API key in an error, and send it as a 200. It becomes asterisks.
-- Both keep their length, so that neither a content-length nor a frame changes; what the bytes end in the middle of is
-  held back until it is whole.
+- The gateway asks every backend for usage. A caller who did not ask must not get the usage event.
+- A backend that does not separate the caches of tenants would tell one tenant what another has asked. Every number
+  under a key with `cache` in its name becomes 0, padded with blanks. Within text the quotes of such a key are escaped,
+  so that it does not match.
+- Some backends quote the gateway's API key in an error and send it with status 200. It becomes asterisks.
+- Masking keeps the length, so that a content-length or a frame stays right.
+- Bytes are held back only while they end within something that may have to go.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
+from typing import Any, Protocol
 
-from backends.stream.sse import UsageStripper
+import msgspec
 
-_LONGEST = 256  # bytes from a key's quote to the end of its number
-_HINT = b"ache"  # of both spellings
-_NUMBER = rb"[-+.\dEe]"
-_COUNT = re.compile(rb'("\w*[Cc]ache\w*"\s*:\s*)(-?\d' + _NUMBER + rb"*)", re.ASCII)
-_OPEN = re.compile(rb'"\w*(?:"\s*(?::\s*' + _NUMBER + rb"*)?)?\Z", re.ASCII)
+from backends.stream.sse import LINE_LIMIT, SseDecoder, StreamError
+
+
+class Rewriter(Protocol):
+    """Rewrites the body of one answer as it passes."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what may be sent on now."""
+        ...
+
+    def close(self) -> bytes:
+        """End the body; return what was held back."""
+        ...
+
+
+# --------------------------------------------------------------------------- the usage event
+
+# Blank lines end events. Atomic, else the CR and LF of one line end could be read as two; and a CR as the last byte
+# may be half of a line end.
+_BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
+_GAP = rb"(?:\s|data:)*"  # JSON may continue in the next data line
+_NO_CHOICES = re.compile(rb'"choices"' + _GAP + b":" + _GAP + rb"\[" + _GAP + rb"\]")
+
+
+class _Chunk(msgspec.Struct, gc=False):
+    choices: list[Any] | None = None
+    usage: Any = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+class UsageStripper:
+    """Removes events with empty `choices` and a `usage`; the rest passes verbatim.
+
+    Only an incomplete event at the end of a read is held back, since no client can use it yet.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._overflowed = False  # an event too large to be held has passed: everything after it does
+
+    def feed(self, data: bytes) -> bytes:
+        if self._overflowed:
+            return data
+        if not self._held and data.endswith(b"\n\n") and not _may_be_usage(data):
+            return data
+        search_from = max(len(self._held) - 3, 0)  # a blank line may have begun in the held bytes
+        data = self._held + data
+        ends = [blank.end() for blank in _BLANK_LINE.finditer(data, search_from)]
+        end = ends[-1] if ends else 0
+        if len(data) - end > LINE_LIMIT:
+            self._overflowed = True
+            end = len(data)
+        self._held = data[end:]
+        return _without_usage(data[:end])
+
+    def close(self) -> bytes:
+        rest, self._held = self._held, b""
+        return _without_usage(rest)
+
+
+def _may_be_usage(data: bytes) -> bool:
+    return b'"usage"' in data and _NO_CHOICES.search(data) is not None
+
+
+def _without_usage(data: bytes) -> bytes:
+    if not _may_be_usage(data):
+        return data
+    bounds = [0, *(blank.end() for blank in _BLANK_LINE.finditer(data)), len(data)]
+    return b"".join(_strip_event(data[start:end]) for start, end in pairwise(bounds))
+
+
+def _strip_event(event: bytes) -> bytes:
+    """Keep the blank lines before a usage event: which event they arrive with depends on where the bytes were torn."""
+    return event[: len(event) - len(event.lstrip(b"\r\n"))] if _is_usage(event) else event
+
+
+def _is_usage(event: bytes) -> bool:
+    if not _may_be_usage(event):
+        return False
+    decoder = SseDecoder()
+    try:
+        events = decoder.feed(event) + decoder.flush()
+        chunk = _decode_chunk(events[0].data)
+    except (StreamError, msgspec.DecodeError, IndexError):
+        return False
+    return chunk.choices == [] and bool(chunk.usage)
+
+
+# --------------------------------------------------------------------------- the API key
 
 
 class SecretMasker:
-    """Of one answer that is not streamed."""
-
-    __slots__ = ("_held", "_secret")
+    """Masks the API key in an answer that is not streamed."""
 
     def __init__(self, secret: bytes) -> None:
-        self._held, self._secret = b"", secret
-
-    @property
-    def idle(self) -> bool:
-        return not self._held
+        self._secret = secret
+        self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What may be sent on now."""
-        data = masked(self._held + data, self._secret)
-        end = len(data) if data.endswith(b"}") else _begun(data, self._secret)
+        data = mask_secret(self._held + data, self._secret)
+        end = len(data) if data.endswith(b"}") else self._start_of_partial_secret(data)
         self._held = data[end:]
         return data[:end]
 
@@ -44,49 +127,47 @@ class SecretMasker:
         rest, self._held = self._held, b""
         return rest
 
+    def _start_of_partial_secret(self, data: bytes) -> int:
+        least = max(len(data) - len(self._secret) + 1, 0)
+        starts = (start for start in range(least, len(data)) if self._secret.startswith(data[start:]))
+        return next(starts, len(data))
 
-def masked(data: bytes, secret: bytes) -> bytes:
-    return data.replace(secret, b"*" * len(secret)) if secret and secret in data else data
+
+def mask_secret(data: bytes, secret: bytes) -> bytes:
+    return data.replace(secret, b"*" * len(secret)) if secret else data
 
 
-def _begun(data: bytes, secret: bytes) -> int:
-    """Where the secret may begin that the next read ends."""
-    least = max(len(data) - len(secret) + 1, 0)
-    return next((start for start in range(least, len(data)) if secret.startswith(data[start:])), len(data))
+# --------------------------------------------------------------------------- counts of cached tokens
+
+_COUNT_LIMIT = 256  # bytes from a key's opening quote to the end of its number
+_NUMBER = rb"[-+.\dEe]"
+_CACHE_COUNT = re.compile(rb'("\w*[Cc]ache\w*"\s*:\s*)(-?\d' + _NUMBER + rb"*)", re.ASCII)
+_PARTIAL_COUNT = re.compile(rb'"\w*(?:"\s*(?::\s*' + _NUMBER + rb"*)?)?\Z", re.ASCII)
 
 
 class CachedCountMasker:
-    """Of one answer. `inner` has what came first."""
+    """Masks the counts of cached tokens in one answer. `inner` rewrites the answer first."""
 
-    __slots__ = ("_held", "_inner")
-
-    def __init__(self, inner: UsageStripper | SecretMasker | None = None) -> None:
+    def __init__(self, inner: Rewriter | None = None) -> None:
         self._held = b""
         self._inner = inner
 
-    @property
-    def idle(self) -> bool:
-        """Nothing is held back: content may pass by."""
-        return not self._held and (self._inner is None or self._inner.idle)
-
     def feed(self, data: bytes) -> bytes:
-        """What may be sent on now."""
-        data = self._held + (data if self._inner is None else self._inner.feed(data))
-        cut = _OPEN.search(data, max(len(data) - _LONGEST, 0))
-        end = len(data) if cut is None else cut.start()
+        if self._inner is not None:
+            data = self._inner.feed(data)
+        if not self._held and b"ache" not in data and data.endswith(b"\n\n"):
+            return data  # whole events without such a key
+        data = self._held + data
+        partial = _PARTIAL_COUNT.search(data, max(len(data) - _COUNT_LIMIT, 0))
+        end = len(data) if partial is None else partial.start()
         self._held = data[end:]
-        return _hidden(data[:end])
+        return _mask_counts(data[:end])
 
     def close(self) -> bytes:
-        """The body is over: what was held."""
         rest = self._held + (b"" if self._inner is None else self._inner.close())
         self._held = b""
-        return _hidden(rest)
+        return _mask_counts(rest)
 
 
-def _hidden(data: bytes) -> bytes:
-    return _COUNT.sub(_zero, data) if _HINT in data else data
-
-
-def _zero(found: re.Match[bytes]) -> bytes:
-    return found[1] + b"0".ljust(len(found[2]))
+def _mask_counts(data: bytes) -> bytes:
+    return _CACHE_COUNT.sub(lambda found: found[1] + b"0".ljust(len(found[2])), data)

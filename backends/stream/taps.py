@@ -1,32 +1,30 @@
-"""Reading an OpenAI reply as it passes: is this a token, what was used, has it ended, did it fail?
+"""Taps: read an OpenAI reply as it passes, for its tokens, usage, end and failure.
 
 Rules:
 - A tap never changes or delays a byte.
-- Content is what somebody can see: a non-empty delta of content, reasoning or refusal, a tool call with a name
-  or arguments, a completion's text. A role preamble, an empty delta, a comment, a usage event are not.
+- Content is visible output: a non-empty delta of content, reasoning or refusal, a tool call with a name or arguments, a
+  completion's text. A role preamble, an empty delta, a comment and a usage event are not.
 - After `ended` nothing turns success into failure; after `failure` nothing turns it into success.
-- An event is decoded, by C and into the few fields that matter: no byte pattern can be right about JSON that comes
-  in other clothes. But one that is byte for byte the last decoded one, except for what stands between the quotes of
-  its content, is known without: servers write all tokens of an answer in one form.
+- Events are decoded, by C and into the few fields that matter: JSON has many spellings, which no byte pattern covers.
+  An event that equals the last decoded one, byte for byte, except within the quotes of its content is known without
+  decoding: servers write all tokens of an answer in one form. That saves half of the work for a chunk.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from backends import failures
-from backends.interface import EngineTimes, Failure, FailureKind, Signal, Usage
-from backends.stream.sse import Decoder, Event, StreamError, one_liners
+from backends.interface import EngineTimes, Failure, FailureKind, Usage
+from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError
 
-_CONTENT, _USAGE, _END, _ERROR = (int(s) for s in (Signal.CONTENT, Signal.USAGE, Signal.END, Signal.ERROR))
-CONTENT = Signal.CONTENT
-CONTENT_KEY = b'"content":"'
-NEVER = b"\0"  # no event ends like this
-_SIGNALS = tuple(Signal(bits) for bits in range(16))  # `|` of an IntFlag costs more than all the rest of `feed`
+T = TypeVar("T")
 
-_BODY_LIMIT = 4 << 20  # bytes of a whole reply that are kept to find its usage
+BODY_LIMIT = 4 << 20  # bytes of a whole reply that are kept to find its usage
+_CONTENT_KEY = b'"content":"'
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -59,21 +57,7 @@ _decode_body = msgspec.json.Decoder(_Body).decode
 
 
 class StreamTap:
-    """Of an event stream. `choices` is the request's `n`: a stream has ended when each of them has."""
-
-    __slots__ = (
-        "_after",
-        "_before",
-        "_decoder",
-        "_least",
-        "_open",
-        "_secret",
-        "ended",
-        "failure",
-        "times",
-        "tokens",
-        "usage",
-    )
+    """Tap of an event stream. `choices` is the request's `n`: the stream ends when each choice has ended."""
 
     def __init__(self, choices: int = 1, secret: str = "") -> None:
         self.tokens = 0
@@ -81,128 +65,107 @@ class StreamTap:
         self.times = EngineTimes()
         self.ended = False
         self.failure: Failure | None = None
-        self._open = choices
+        self._open_choices = choices
         self._secret = secret
-        self._decoder = Decoder()
-        self._before, self._after = b"", NEVER  # what an event of the usual form begins and ends with
-        self._least = 0  # bytes of one, with an empty content
+        self._decoder = SseDecoder()
+        self._prefix = b""  # bytes of a token event before its content, once known
+        self._suffix = b"\0"  # bytes after it; no event ends with this one
 
-    def feed(self, data: bytes) -> Signal:
-        after = self._after
-        if (
-            data.endswith(after)
-            and data.startswith(self._before)
-            and len(data) > self._least
-            # Its content ends at the first quote: if that is where the form goes on, nothing else differs.
-            and data.find(b'"', len(self._before)) == len(data) - len(after)
-            and not self._decoder.pending
-        ):
+    @property
+    def held_bytes(self) -> int:
+        return self._decoder.held_bytes
+
+    def feed(self, data: bytes) -> bool:
+        """Read bytes of the body. True: visible output is among them."""
+        if self._is_known_form(data):
             self.tokens += 1
-            return CONTENT
-        events = one_liners(data) if not self._decoder.pending else None
-        if events is not None:
-            bits = 0
-            for event in events:
-                bits |= self._end() if event.startswith(b"[DONE]") else self._chunk(event)
-            if bits == _CONTENT and len(events) == 1:
-                self._learn(data)
-            return _SIGNALS[bits]
+            return True
+        tokens, was_pending = self.tokens, self._decoder.pending
         try:
-            return self._read(self._decoder.feed(data))
+            events = self._decoder.feed(data)
         except StreamError:
-            return _SIGNALS[self._fail(failures.LINE_TOO_LONG)]
+            self._fail(failures.LINE_TOO_LONG)
+            return False
+        self._read_events(events)
+        if len(events) == 1 and self.tokens == tokens + 1 and not was_pending:
+            self._learn_form(data)
+        return self.tokens > tokens
 
-    def close(self) -> Signal:
-        return self._read(self._decoder.flush())
+    def close(self) -> None:
+        """The body is complete."""
+        self._read_events(self._decoder.flush())
 
-    def _learn(self, data: bytes) -> None:
-        """The form of an event with one content that is not empty, and nothing escaped in it."""
-        start = data.find(CONTENT_KEY) + len(CONTENT_KEY)
+    def _is_known_form(self, data: bytes) -> bool:
+        """The content ends at its first quote: if the known form continues there, nothing else differs."""
+        start = len(self._prefix)
+        return (
+            data.endswith(self._suffix)
+            and data.startswith(self._prefix)
+            and data.find(b'"', start) == len(data) - len(self._suffix) > start
+            and not self._decoder.pending
+        )
+
+    def _learn_form(self, data: bytes) -> None:
+        """Keep the form of an event with one plain content that ends nothing."""
+        start = data.find(_CONTENT_KEY) + len(_CONTENT_KEY)
         end = data.find(b'"', start)
-        if data.count(CONTENT_KEY) == 1 and b"\\" not in data and end > start:
-            self._before, self._after = data[:start], data[end:]
-            self._least = len(data) - (end - start)
+        whole = data.startswith(b"data: ") and data.endswith(b"\n\n") and b"\\" not in data
+        if whole and end > start and data.count(_CONTENT_KEY) == 1 and b'"finish_reason":"' not in data:
+            self._prefix = data[:start]
+            self._suffix = data[end:]
 
-    def _read(self, events: list[Event]) -> Signal:
-        bits = 0
-        for name, data in events:
-            if data.startswith(b"[DONE]"):
-                bits |= self._end()
-            elif name == b"error":
-                bits |= self._error(data)
+    def _read_events(self, events: list[ServerSentEvent]) -> None:
+        for event in events:
+            if event.data.startswith(b"[DONE]"):
+                self._end()
+            elif event.name == b"error":
+                self._read_error(event.data)
             else:
-                bits |= self._chunk(data)
-        return _SIGNALS[bits]
+                self._read_chunk(event.data)
 
-    def _chunk(self, data: bytes) -> int:
+    def _read_chunk(self, data: bytes) -> None:
         try:
-            chunk = _decode_chunk(data)
+            chunk = _decode(data, _decode_chunk, _Chunk)
         except msgspec.ValidationError:
-            return 0  # JSON, but no chunk
-        except (msgspec.DecodeError, RecursionError):
-            return self._odd_chunk(data)
-        return self._note(chunk)
-
-    def _odd_chunk(self, data: bytes) -> int:
-        """What the strict decoder refuses: NaN and the like are read as Python clients do, the rest is a failure."""
-        try:
-            return self._note(msgspec.convert(failures.decode_leniently(data), _Chunk))
-        except msgspec.ValidationError:
-            return 0
+            return  # JSON, but not a chunk
         except ValueError:
             return self._fail(failures.NOT_JSON)
+        if chunk.error:
+            self._fail(failures.of_event(chunk.error, self._secret))
+        for choice in chunk.choices or ():
+            self._read_choice(choice)
+        read_usage(self.usage, chunk.usage)
+        read_times(self.times, chunk.metrics)
 
-    def _note(self, chunk: _Chunk) -> int:
-        bits = self._fail(failures.of_event(chunk.error, self._secret)) if chunk.error else 0
-        if chunk.choices:
-            bits |= self._choices(chunk.choices)
-        if chunk.usage:
-            bits |= note_usage(self.usage, chunk.usage)
-        if chunk.metrics:
-            note_times(self.times, chunk.metrics)
-        return bits
+    def _read_choice(self, choice: _Choice) -> None:
+        if choice.text or (choice.delta is not None and _is_visible(choice.delta)):
+            self.tokens += 1
+        if choice.finish_reason == "error":  # OpenRouter's sign that the model's provider failed
+            self._fail(Failure(FailureKind.SERVER, "The backend failed."))
+        elif choice.finish_reason:
+            self._open_choices -= 1
+            if self._open_choices <= 0:
+                self._end()
 
-    def _choices(self, choices: list[_Choice]) -> int:
-        bits = 0
-        for choice in choices:
-            delta = choice.delta
-            if choice.text or (delta is not None and (delta.content or _is_visible(delta))):
-                self.tokens += 1
-                bits |= _CONTENT
-            if choice.finish_reason:
-                bits |= self._finish(choice.finish_reason)
-        return bits
-
-    def _finish(self, reason: Any) -> int:
-        if reason == "error":  # OpenRouter's way to say that the model's provider failed
-            return self._fail(Failure(FailureKind.SERVER, "The backend failed."))
-        self._open -= 1
-        return self._end() if self._open <= 0 else 0
-
-    def _end(self) -> int:
-        if self.failure is not None:
-            return 0
-        self.ended = True
-        return _END
-
-    def _error(self, data: bytes) -> int:
+    def _read_error(self, data: bytes) -> None:
         try:
-            said = failures.decode_leniently(data)
+            error = failures.decode_leniently(data)
         except ValueError:
-            said = None
-        return self._fail(failures.of_event(said.get("error", said) if isinstance(said, dict) else said, self._secret))
+            error = None
+        if isinstance(error, dict):
+            error = error.get("error", error)
+        self._fail(failures.of_event(error, self._secret))
 
-    def _fail(self, failure: Failure) -> int:
-        if self.ended or self.failure is not None:
-            return 0
-        self.failure = failure
-        return _ERROR
+    def _end(self) -> None:
+        self.ended = self.failure is None
+
+    def _fail(self, failure: Failure) -> None:
+        if not self.ended and self.failure is None:
+            self.failure = failure
 
 
 class BodyTap:
-    """Of a whole reply: its first byte is its content, its usage is read at the end."""
-
-    __slots__ = ("_pieces", "_room", "_secret", "ended", "failure", "times", "tokens", "usage")
+    """Tap of a whole reply: its first byte is its content, its usage is read at the end."""
 
     def __init__(self, secret: str = "") -> None:
         self.tokens = 0
@@ -210,92 +173,95 @@ class BodyTap:
         self.times = EngineTimes()
         self.ended = False
         self.failure: Failure | None = None
+        self.held_bytes = 0
         self._secret = secret
-        self._pieces: list[bytes] = []
-        self._room = _BODY_LIMIT
+        self._body = bytearray()
+        self._too_large = False
 
-    def feed(self, data: bytes) -> Signal:
+    def feed(self, data: bytes) -> bool:
+        """Read bytes of the body. True: its first byte is among them."""
         first = self.tokens == 0 and bool(data)
-        self._room -= len(data)
-        if self._room >= 0:
-            self._pieces.append(data)
+        if first:
+            self.tokens = 1
+        self._too_large = self._too_large or len(self._body) + len(data) > BODY_LIMIT
+        if self._too_large:
+            self._body.clear()
         else:
-            self._pieces.clear()
-        self.tokens = 1 if first else self.tokens
-        return _SIGNALS[_CONTENT if first else 0]
+            self._body += data
+        return first
 
-    def close(self) -> Signal:
-        if self._room < 0:  # too large to be looked into: taken on trust
+    def close(self) -> None:
+        """The body is complete. One that is too large to be read counts as a success."""
+        if self._too_large:
             self.ended = True
-            return Signal.END
-        data = b"".join(self._pieces)
-        self._pieces.clear()
+            return
         try:
-            body = _decode_body(data)
-        except (msgspec.DecodeError, RecursionError):
-            return self._odd_body(data)
-        return self._settle(body)
-
-    def _settle(self, body: _Body) -> Signal:
+            body = _decode(bytes(self._body), _decode_body, _Body)
+        except ValueError:
+            self.failure = failures.NOT_JSON
+            return
+        finally:
+            self._body.clear()
         if body.error:
             self.failure = failures.of_event(body.error, self._secret)
-            return Signal.ERROR
-        bits = _END
-        if body.usage:
-            bits |= note_usage(self.usage, body.usage)
-        if body.metrics:
-            note_times(self.times, body.metrics)
+            return
+        read_usage(self.usage, body.usage)
+        read_times(self.times, body.metrics)
         self.ended = True
-        return _SIGNALS[bits]
 
-    def _odd_body(self, data: bytes) -> Signal:
-        try:
-            return self._settle(msgspec.convert(failures.decode_leniently(data), _Body))
-        except (ValueError, msgspec.ValidationError):
-            self.failure = failures.NOT_JSON
-            return Signal.ERROR
+
+def _decode(data: bytes, decode: Callable[[bytes], T], type: type[T]) -> T:
+    """Decode strictly, or else as Python's clients do (NaN and the like). Raises ValueError; ValidationError for JSON
+    of another shape."""
+    try:
+        return decode(data)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, RecursionError):
+        return msgspec.convert(failures.decode_leniently(data), type)
 
 
 def _is_visible(delta: _Delta) -> bool:
-    if delta.reasoning or delta.reasoning_content or delta.refusal:
+    if delta.content or delta.reasoning or delta.reasoning_content or delta.refusal:
         return True
-    if isinstance(delta.tool_calls, list) and any(map(_is_call, delta.tool_calls)):
-        return True
-    return _is_function(delta.function_call)
+    calls = delta.tool_calls if isinstance(delta.tool_calls, list) else ()
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    return any(_is_function_call(function) for function in (*functions, delta.function_call))
 
 
-def _is_call(call: Any) -> bool:
-    return isinstance(call, dict) and _is_function(call.get("function"))
-
-
-def _is_function(function: Any) -> bool:
+def _is_function_call(function: Any) -> bool:
     return isinstance(function, dict) and bool(function.get("name") or function.get("arguments"))
 
 
-def note_usage(usage: Usage, said: Any) -> int:
-    """Take over what a `usage` object says; the last one stands."""
-    if not isinstance(said, dict):
-        return 0
-    details = said.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else said.get("prompt_cache_hit_tokens")
-    usage.prompt = _count(said.get("prompt_tokens"), usage.prompt)
-    usage.completion = _count(said.get("completion_tokens"), usage.completion)
-    usage.cached = _count(cached, usage.cached)  # DeepSeek has it beside the others
-    return _USAGE
+def read_usage(usage: Usage, reported: Any) -> None:
+    """Take over a reply's `usage` object; the last one counts."""
+    if not isinstance(reported, dict):
+        return
+    details = reported.get("prompt_tokens_details")
+    if isinstance(details, dict):
+        cached = details.get("cached_tokens")
+    else:
+        cached = reported.get("prompt_cache_hit_tokens")  # DeepSeek
+    usage.prompt = _count(reported.get("prompt_tokens"), usage.prompt)
+    usage.completion = _count(reported.get("completion_tokens"), usage.completion)
+    usage.cached = _count(cached, usage.cached)
 
 
-def note_times(times: EngineTimes, said: Any) -> None:
-    """Take over vLLM's `metrics` (--enable-per-request-metrics), in milliseconds. What it calls the time to the first
-    token begins where the queue ends (vllm/entrypoints/generate/base/serving.py: first_token_ts - scheduled_ts)."""
-    if isinstance(said, dict):
-        times.queue = _milliseconds(said.get("queue_time_ms"), times.queue)
-        times.prefill = _milliseconds(said.get("time_to_first_token_ms"), times.prefill)
-        times.mean_itl = _milliseconds(said.get("mean_itl_ms"), times.mean_itl)
+def read_times(times: EngineTimes, reported: Any) -> None:
+    """Take over vLLM's `metrics` (--enable-per-request-metrics), in milliseconds.
+
+    Its time to first token begins where the queue ends (vllm/entrypoints/generate/base/serving.py: first_token_ts -
+    scheduled_ts).
+    """
+    if isinstance(reported, dict):
+        times.queue = _seconds(reported.get("queue_time_ms"), times.queue)
+        times.prefill = _seconds(reported.get("time_to_first_token_ms"), times.prefill)
+        times.mean_itl = _seconds(reported.get("mean_itl_ms"), times.mean_itl)
 
 
 def _count(value: Any, known: int | None) -> int | None:
     return value if type(value) is int and value >= 0 else known
 
 
-def _milliseconds(value: Any, known: float | None) -> float | None:
-    return value / 1e3 if type(value) in (int, float) and value >= 0 else known
+def _seconds(milliseconds: Any, known: float | None) -> float | None:
+    return milliseconds / 1e3 if type(milliseconds) in (int, float) and milliseconds >= 0 else known

@@ -1,42 +1,25 @@
-"""What the attempts of a request are given, and how they are told of: to the engine, to the caller, in the Record.
-
-Values, and functions of values: to open, cancel and give up is the dispatcher's (`gateway.upstream.dispatcher`).
-"""
+"""The request as its attempts see it, and their results as the Record and the caller see them. Values only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from backends.http.connection_pool import ConnectionPool
-from backends.interface import Backend, Failure, FailureKind
+from backends.interface import Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest
 from gateway.observe.record import AttemptRecord
 from gateway.observe.timeline import RequestTimeline
-from gateway.upstream.upstream_request import UpstreamRequest
+from gateway.upstream.upstream_request import Upstream, UpstreamRequest
 from policies.routes.route import Route
 from policies.types import FOREVER, AttemptOutcome, Decision, PromptEstimate
-from policies.value import value
 
-NO_DEADLINE = 2**53 - 1  # ms; behind every deadline, and still exact where JSON numbers are doubles
-
-
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """How to reach and speak to one endpoint."""
-
-    origin: ConnectionPool
-    backend: Backend
-    model: str
-    kv_events: bool = False  # the engine publishes them, and is to name our attempts in them
-    priority: bool = False  # the engine takes what is due first
-    traced: bool = True  # it is told of the trace, where traces are on
+NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
 
 
-@value
+@dataclass(slots=True, kw_only=True)
 class RoutedRequest:
-    """A decided request: all that its attempts need. `upstreams`: by endpoint id; `first_token_limit`: s."""
+    """A request with its routing decision. `upstreams`: by endpoint id; `first_token_limit`: s."""
 
     request: InferenceRequest
     route: Route
@@ -45,13 +28,17 @@ class RoutedRequest:
     life: RequestTimeline
     upstreams: Mapping[str, Upstream]
     first_token_limit: float
-    passthrough: bool = False  # the caller's model name is the backend's
-    cache_group: str = ""  # the name of its tenant's caches
+    passthrough: bool = False  # the model name is the caller's
+    cache_group: str = ""  # whose prompts may share cached prefixes
+
+    def model_at(self, upstream: Upstream) -> str:
+        """Model name to send to an endpoint."""
+        return self.request.model if self.passthrough else upstream.model
 
 
 def priority_of(job: RoutedRequest) -> int:
-    """The deadline as Unix time in ms, so that the requests of several gateways stand in one order: vLLM takes the
-    smallest first, and any 64-bit integer."""
+    """Deadline as Unix time in ms, which orders the requests of several gateways: vLLM takes the smallest first, and
+    any 64-bit integer."""
     if job.decision.deadline == FOREVER:
         return NO_DEADLINE
     record = job.life.record
@@ -59,30 +46,33 @@ def priority_of(job: RoutedRequest) -> int:
 
 
 def header_safe(model: str) -> str:
-    """Where a caller names the model (passthrough) it must not be able to write headers."""
+    """A caller's model name (passthrough), unless it could write header fields."""
     return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"
 
 
-def attempt_record(run: UpstreamRequest, arrival: float) -> AttemptRecord:
-    attempt = run.attempt
+def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> AttemptRecord:
+    attempt = upstream_request.attempt
     endpoint = attempt.candidate.endpoint
-    ending = run.ending or AttemptOutcome.CANCELLED
     return AttemptRecord(
-        attempt.number, attempt.kind, endpoint.id, endpoint.pool, run.opened - arrival, run.ended_at - arrival, ending
+        attempt.number,
+        attempt.kind,
+        endpoint.id,
+        endpoint.pool,
+        opened=upstream_request.opened - arrival,
+        ended=upstream_request.ended_at - arrival,
+        ending=upstream_request.ending or AttemptOutcome.CANCELLED,
     )
 
 
 def refusal_of(failure: Failure | None, reason: str) -> ApiError:
-    """The last failure, as the caller should see it. Ours to have tried: an SDK need not try again at once."""
+    """The last failure as the caller's error. SDKs need not retry at once what the gateway has retried itself."""
     if failure is None:
         return ApiError(504, f"No backend answered in time: {reason}.", type="server_error", code="timeout")
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = {"x-should-retry": "false"}
     if failure.kind is FailureKind.CLIENT:
-        pass
+        headers = {}
     elif failure.kind in (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED):
         headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), 60.0))
-    else:
-        headers = {"x-should-retry": "false"}
     return ApiError(
         failure.status,
         failure.message,
