@@ -251,7 +251,9 @@ class Gateway:
             self.runtime.current = self.runtime.current.with_stored_keys(self.keyring.known)
 
     def _watch_endpoints(self) -> None:
-        watched = {id: (upstream.origin, upstream.backend) for id, upstream in self.runtime.current.upstreams.items()}
+        watched = {
+            id: (upstream.connections, upstream.backend) for id, upstream in self.runtime.current.upstreams.items()
+        }
         self.monitor.watch(watched, self.config.defaults.scrape)
 
     def _watch_kv_events(self) -> None:

@@ -124,7 +124,7 @@ class Proxy:
             route=route,
             estimate=estimate,
             decision=decision,
-            life=timeline,
+            timeline=timeline,
             upstreams=self.runtime.current.upstreams,  # of the fleet that the decision, just made, has chosen from
             first_token_limit=runtime.config.defaults.first_token,
             passthrough=route is runtime.routes.passthrough,
@@ -224,7 +224,7 @@ def hide_usage(request: InferenceRequest) -> bool:
 def record_winner(run: UpstreamRequest, routed: RoutedRequest, price: Price) -> None:
     """Record the winning attempt, and end an open one."""
     run.stop_if_open()
-    routed.life.answered(
+    routed.timeline.answered(
         attempt_record(run, routed.request.arrival),
         run.report or run.reported(),
         run.tap.times,

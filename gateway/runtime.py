@@ -23,7 +23,7 @@ from gateway.admission.route_table import Routes
 from gateway.config.models import Config, Key
 from gateway.tokenize.incremental import TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
-from gateway.upstream.routed_request import Upstream
+from gateway.upstream.upstream_request import Upstream
 from policies.types import Endpoint, Pool, Price
 
 IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)

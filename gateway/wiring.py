@@ -16,7 +16,7 @@ from gateway.cluster.gossip import new_group
 from gateway.config.models import Config
 from gateway.observe.access_log import AccessLog
 from gateway.observe.metrics.scrape_collectors import Registry
-from gateway.upstream.routed_request import Upstream
+from gateway.upstream.upstream_request import Upstream
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import PeerLink
 
@@ -79,7 +79,7 @@ def served(upstreams: Mapping[str, Upstream]) -> dict[str, ServedEndpoint]:
 
     found = {}
     for endpoint, upstream in upstreams.items():
-        address, kind = upstream.origin.address, upstream.backend.kind
+        address, kind = upstream.connections.address, upstream.backend.kind
         found[endpoint] = ServedEndpoint(PROVIDERS.get(kind, kind), upstream.model, address.host, address.port)
     return found
 

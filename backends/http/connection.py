@@ -29,19 +29,16 @@ HEAD_LIMIT = 64 * 1024  # bytes of headers, of trailers, of anything but body
 
 
 class Sink(Protocol):
-    """Receiver of a reply: `on_head`, then any number of `on_body` and `on_chunk`, then exactly one of `on_end` and
+    """Receiver of a reply: `on_head`, then any number of `on_body`, then exactly one of `on_end` and
     `on_failure`; nothing after these, and nothing after `Exchange.cancel`."""
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Header names are lower case. Interim (1xx) replies are not reported."""
         ...
 
-    def on_body(self, data: bytes) -> None:
-        """Body bytes without their framing: one call per read of the socket."""
-        ...
-
-    def on_chunk(self, data: bytes, framed: bytes) -> None:
-        """Body bytes of a read that was exactly one chunk; `framed` is that read, chunk size and line ends included."""
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        """Body bytes of one read of the socket. `framed`: that read, chunk size and line ends included, if it was
+        exactly one chunk; else empty."""
         ...
 
     def on_end(self) -> None: ...
@@ -173,7 +170,7 @@ class Connection(asyncio.Protocol):
             return
         exchange.bytes_in += len(data)
         if self._between_chunks and (start := _payload_start(data)):
-            exchange.sink.on_chunk(data[start:-2], data)
+            exchange.sink.on_body(data[start:-2], data)
         else:
             self._parse(exchange, data)
 

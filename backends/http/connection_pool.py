@@ -254,14 +254,11 @@ class _Collector:
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         self._status, self._headers = status, headers
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
         if len(self._body) + len(data) <= self._limit:
             self._body += data
         else:
             self.on_failure(failures.TOO_LARGE)
-
-    def on_chunk(self, data: bytes, framed: bytes) -> None:
-        self.on_body(data)
 
     def on_end(self) -> None:
         if not self.reply.done():

@@ -129,7 +129,8 @@ class StreamTap:
         except msgspec.ValidationError:
             return  # JSON, but not a chunk
         except ValueError:
-            return self._fail(failures.NOT_JSON)
+            self._fail(failures.NOT_JSON)
+            return
         if chunk.error:
             self._fail(failures.of_event(chunk.error, self._secret))
         for choice in chunk.choices or ():
@@ -173,10 +174,13 @@ class BodyTap:
         self.times = EngineTimes()
         self.ended = False
         self.failure: Failure | None = None
-        self.held_bytes = 0
         self._secret = secret
         self._body = bytearray()
         self._too_large = False
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._body)
 
     def feed(self, data: bytes) -> bool:
         """Read bytes of the body. True: its first byte is among them."""

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from backends.failures import TransportError
 from backends.interface import BackendRequest, Failure, Operation
 from gateway.api import inference_request as ingress
 from gateway.fleet.monitor import Monitor
-from gateway.upstream.routed_request import Upstream
-from gateway.upstream.upstream_request import UpstreamRequest
+from gateway.upstream.upstream_request import Upstream, UpstreamRequest
 from policies.types import Attempt, AttemptKind, AttemptOutcome, Candidate, Endpoint, PoolEstimate
 
 
@@ -33,11 +31,8 @@ class _DiscardBody:
     def failed(self, run: UpstreamRequest, failure: Failure) -> None:
         self.end()
 
-    def body(self, data: bytes) -> None:
-        """Dropped."""
-
-    def chunk(self, data: bytes, framed: bytes) -> None:
-        """So is this."""
+    def body(self, data: bytes, framed: bytes = b"") -> None:
+        """Drop it."""
 
     def end(self) -> None:
         if not self.over.done():
@@ -61,22 +56,24 @@ class SyntheticRequest:
     cache_group: str = ""  # whose caches are to hold it
 
     async def run(self, monitor: Monitor, upstream: Upstream, endpoint: Endpoint, patience: float) -> UpstreamRequest:
-        """The attempt, ended: `ending` says how. `patience`: s that it may take."""
-        forward = self._forward(upstream)
-        run = self._attempt(monitor, upstream, endpoint, forward, reader := _DiscardBody())
-        candidate, session = run.attempt.candidate, forward.session_id
-        monitor.sent(run, candidate, self.estimate, run.opened, stream=True, session=session)
+        """Return the attempt once it has ended. `patience`: s that it may take."""
+        request = self._backend_request(upstream)
+        discard = _DiscardBody()
+        attempt = Attempt(1, AttemptKind.PRIMARY, self._candidate(monitor, endpoint))
+        run = UpstreamRequest(attempt, upstream, request, listener=discard, monitor=monitor)
+        monitor.sent(run, attempt.candidate, self.estimate, run.opened, stream=True, session=request.session_id)
         try:
             async with asyncio.timeout(patience):
-                await _start(run)
-                await reader.over
+                if not run.start():
+                    await run.connect()
+                await discard.over
         except TimeoutError:
             run.stop(AttemptOutcome.SILENT)
         finally:
             run.stop_if_open()
         return run
 
-    def _forward(self, upstream: Upstream) -> BackendRequest:
+    def _backend_request(self, upstream: Upstream) -> BackendRequest:
         name = ingress.request_id_of({})
         return BackendRequest(
             self.operation,
@@ -89,25 +86,7 @@ class SyntheticRequest:
             session_id=name if upstream.kv_events else "",
         )
 
-    def _attempt(
-        self, monitor: Monitor, upstream: Upstream, endpoint: Endpoint, forward: BackendRequest, reader: _DiscardBody
-    ) -> UpstreamRequest:
-        attempt, backend = Attempt(1, AttemptKind.PRIMARY, self._candidate(monitor, endpoint)), upstream.backend
-        call, tap = backend.call(forward), backend.tap(forward)
-        return UpstreamRequest(
-            attempt, upstream.origin, backend, call, tap, streams=True, owner=reader, monitor=monitor
-        )
-
     def _candidate(self, monitor: Monitor, endpoint: Endpoint) -> Candidate:
         now, fleet, tokens = monotonic(), monitor.fleet, self.estimate.tokens
         load, hit = monitor.snapshot(now).loads[endpoint.id], fleet.hit(endpoint, self.estimate)
         return Candidate(endpoint, 0, tokens, hit, fleet.forecast(endpoint, load, tokens, hit, now), 1.0, 0.0)
-
-
-async def _start(run: UpstreamRequest) -> None:
-    try:
-        exchange = run.origin.start(run.call, run) or await run.origin.open(run.call, run)
-    except TransportError as error:
-        run.on_failure(error.failure)
-    else:
-        run.sent_on(exchange)

@@ -227,7 +227,7 @@ class AttemptRunner:
 
     def _trace_context(self, upstream: Upstream, attempt: Attempt) -> tuple[str, str]:
         """Trace context of the attempt's own span; with tracing off, the caller's."""
-        trace = self.job.life.record.trace
+        trace = self.job.timeline.record.trace
         if trace is None:
             return self.job.request.traceparent, ""
         return (trace.sent_by(attempt.number), trace.state) if upstream.traced else ("", "")
@@ -241,7 +241,7 @@ class AttemptRunner:
             return
         self.finish()
         model = self.job.model_at(winner.upstream)
-        self.job.life.won(
+        self.job.timeline.won(
             winner.attempt.candidate,
             header_safe(model) if self.job.passthrough else model,
             opened=winner.opened,
@@ -283,5 +283,5 @@ class AttemptRunner:
         return taken
 
     def _record_lost(self, upstream_request: UpstreamRequest) -> None:
-        life = self.job.life
-        life.attempt_lost(attempt_record(upstream_request, life.record.arrival))
+        timeline = self.job.timeline
+        timeline.attempt_lost(attempt_record(upstream_request, timeline.record.arrival))

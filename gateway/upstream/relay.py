@@ -36,12 +36,12 @@ class Relay:
     """
 
     def __init__(
-        self, http: HttpRequest, life: RequestTimeline, *, strip_usage: bool, idle: float, private: bool = False
+        self, http: HttpRequest, timeline: RequestTimeline, *, strip_usage: bool, idle: float, private: bool = False
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
         self.http = http
-        self.life = life
+        self.timeline = timeline
         self.writer = http.writer
         self.transport = http.writer.transport
         self.strip_usage = strip_usage
@@ -71,7 +71,7 @@ class Relay:
         self.http.begun = True
         if not self.transport.is_closing():
             self.writer.write(first)
-        self.life.first_token_out(monotonic(), run.status)
+        self.timeline.first_token_out(monotonic(), run.status)
         run.attach(self)
         if not run.over:
             self.idle_timer = self.loop.call_later(self.idle, self._check_idle)
@@ -139,7 +139,7 @@ class Relay:
             return
         if last and not self.transport.is_closing():
             self.writer.write(last)
-        self.life.finished(end, monotonic(), error)
+        self.timeline.finished(end, monotonic(), error)
         self.done.set_result(None)
 
     # -- WriteFlowControl ----------------------------------------------------------------
@@ -162,7 +162,7 @@ class Relay:
 
     def _disconnect(self) -> None:
         """The loss of the connection cancels the handler, which ends the upstream in turn."""
-        self.life.note_error(f"the client read nothing for {STALL:g} s")
+        self.timeline.note_error(f"the client read nothing for {STALL:g} s")
         self.transport.abort()
 
     # -- idle timeout --------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Relay:
 
     def _head(self) -> bytes:
         status = self.run.status
-        headers = response_headers(self.run.headers, self.life, streams=self.run.tap_streams)
+        headers = response_headers(self.run.headers, self.timeline, streams=self.run.stream)
         lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", *headers]
         if self.length is not None:
             lines.append(f"content-length: {self.length}")

@@ -25,7 +25,7 @@ class RoutedRequest:
     route: Route
     estimate: PromptEstimate
     decision: Decision
-    life: RequestTimeline
+    timeline: RequestTimeline
     upstreams: Mapping[str, Upstream]
     first_token_limit: float
     passthrough: bool = False  # the model name is the caller's
@@ -41,7 +41,7 @@ def priority_of(job: RoutedRequest) -> int:
     any 64-bit integer."""
     if job.decision.deadline == FOREVER:
         return NO_DEADLINE
-    record = job.life.record
+    record = job.timeline.record
     return int((record.wall + job.decision.deadline - record.arrival) * 1e3)
 
 

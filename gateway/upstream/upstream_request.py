@@ -19,7 +19,7 @@ from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendRequest, Failure, FailureKind
 from backends.stream.redaction import mask_secret
 from gateway.fleet.monitor import Monitor
-from policies.fleet.fleet import Reported
+from policies.fleet.fleet import AttemptReport
 from policies.types import Attempt, AttemptOutcome
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
@@ -106,7 +106,7 @@ class UpstreamRequest:
         self.over = False  # the upstream sends nothing more
         self.ending: AttemptOutcome | None = None
         self.ended_at = 0.0
-        self.report: Reported | None = None  # set at the end
+        self.report: AttemptReport | None = None  # set at the end
 
     # -- sending ------------------------------------------------------------------------
 
@@ -300,10 +300,10 @@ class UpstreamRequest:
             self.report = self.reported(retry_after)
             self.monitor.ended(self, ending, self.ended_at, self.report)
 
-    def reported(self, retry_after: float | None = None) -> Reported:
+    def reported(self, retry_after: float | None = None) -> AttemptReport:
         """The engine's own figures for this attempt."""
         usage, times = self.tap.usage, self.tap.times
-        return Reported(
+        return AttemptReport(
             prompt_tokens=usage.prompt,
             cached_tokens=usage.cached,
             completion_tokens=usage.completion,

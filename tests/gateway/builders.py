@@ -18,6 +18,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.app import Gateway
 from gateway.fleet.monitor import Monitor
 from gateway.observe.record import Record, RequestOutcome
+from gateway.upstream.upstream_request import Upstream as Target
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies import types as facts
 from policies.fleet.fleet import AttemptReport, Fleet
@@ -131,10 +132,7 @@ class Reader:
         self.reads: list[bytes] = []
         self.ends: list[Failure | None] = []
 
-    def body(self, data: bytes) -> None:
-        self.reads.append(data)
-
-    def chunk(self, data: bytes, framed: bytes) -> None:
+    def body(self, data: bytes, framed: bytes = b"") -> None:
         self.reads.append(data)
 
     def end(self) -> None:
@@ -175,11 +173,9 @@ def forward(stream: bool = True, **body: Any) -> BackendRequest:
 
 def run(monitor: Monitor, owner: Owner, *, stream: bool = True, chosen: Candidate | None = None) -> UpstreamRequest:
     """An attempt that the monitor knows of, whose bytes the test says."""
-    speaker, asked, attempt = backend(), forward(stream), Attempt(1, AttemptKind.PRIMARY, chosen or candidate())
-    origin = ConnectionPool("http://127.0.0.1:9", connect_timeout=1.0)
-    made = UpstreamRequest(
-        attempt, origin, speaker, speaker.call(asked), speaker.tap(asked), streams=stream, owner=owner, monitor=monitor
-    )
+    attempt = Attempt(1, AttemptKind.PRIMARY, chosen or candidate())
+    target = Target(ConnectionPool("http://127.0.0.1:9", connect_timeout=1.0), backend(), "served")
+    made = UpstreamRequest(attempt, target, forward(stream), listener=owner, monitor=monitor)
     monitor.sent(made, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), made.opened, stream)
     return made
 

@@ -354,7 +354,15 @@ def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: i
     estimate = PromptEstimate({"small": PoolEstimate(100)}, 10)
     record_winner(
         attempt,
-        RoutedRequest(request(), route(), estimate, decided(), RequestTimeline(found), {}, 5.0),
+        RoutedRequest(
+            request=request(),
+            route=route(),
+            estimate=estimate,
+            decision=decided(),
+            timeline=RequestTimeline(found),
+            upstreams={},
+            first_token_limit=5.0,
+        ),
         Price(1.0, 10.0),
     )
     assert monitor.endings == [AttemptOutcome.CANCELLED]

@@ -25,5 +25,5 @@ def test_what_has_not_changed_is_the_same_object_in_the_next_runtime() -> None:
     changed = {"a": pool("http://127.0.0.1:1", price=PRICE), "b": pool("http://127.0.0.1:3")}
     after = build_runtime(Config.model_validate(document(changed)), before)
     old, new = list(before.upstreams.values()), list(after.upstreams.values())
-    assert (new[0].origin is old[0].origin, new[1].origin is old[1].origin) == (True, False)
+    assert (new[0].connections is old[0].connections, new[1].connections is old[1].connections) == (True, False)
     assert [after.backends[name] is before.backends[name] for name in ("a", "b")] == [True, True]

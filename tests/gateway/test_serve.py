@@ -171,7 +171,9 @@ async def test_nothing_is_left_of_a_gateway_that_has_stopped() -> None:
             await caller.ask(post(STREAM))
             await caller.chunks()
         await eventually(
-            lambda: all(way.origin.idle + way.origin.active == 0 for way in gateway.runtime.current.upstreams.values())
+            lambda: all(
+                way.connections.idle + way.connections.active == 0 for way in gateway.runtime.current.upstreams.values()
+            )
         )
     for url in (gateway.url, gateway.admin_url):
         with pytest.raises(ConnectionRefusedError):

@@ -215,13 +215,11 @@ class Listener:
         self.calls.append("head")
         self.status, self.headers = status, dict(headers)
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
         self.calls.append("body")
         self.reads.append(data)
-
-    def on_chunk(self, data: bytes, framed: bytes) -> None:
-        self.framed.append(framed)
-        self.on_body(data)
+        if framed:
+            self.framed.append(framed)
 
     def on_end(self) -> None:
         self.calls.append("end")

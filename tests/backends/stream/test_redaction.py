@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.stream.redaction import CachedCountMasker, SecretMasker
-from backends.stream.sse import UsageStripper
+from backends.stream.redaction import CachedCountMasker, SecretMasker, UsageStripper
 from tests.gateway.builders import DONE, FINISH, TOKEN, USAGE
 
 SAYING_ALL = {
@@ -59,7 +58,7 @@ def test_whole_events_pass_at_once() -> None:
     hider = CachedCountMasker()
     for event in (TOKEN, FINISH, DONE):
         assert hider.feed(event) == event
-        assert hider.idle
+    assert hider.close() == b""
 
 
 def test_a_usage_that_was_not_asked_for_is_still_taken_out_whole() -> None:
@@ -86,4 +85,4 @@ def test_an_answer_in_one_read_is_not_held_back() -> None:
     """The usual one ends with its object."""
     mask = SecretMasker(KEY)
     assert mask.feed(b'{"choices":[]}') == b'{"choices":[]}'
-    assert mask.idle
+    assert mask.close() == b""

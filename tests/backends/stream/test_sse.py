@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backends.stream.sse import LINE_LIMIT, Decoder, Event, StreamError, UsageStripper
+from backends.stream.redaction import UsageStripper
+from backends.stream.sse import LINE_LIMIT, ServerSentEvent, SseDecoder, StreamError
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 
@@ -24,10 +25,10 @@ STREAM = (
     b"data: left"
 )
 EVENTS = [
-    Event(b"", b"one"),
-    Event(b"named", b"two\n three"),
-    Event(b"", b"\n"),
-    Event(b"", b"\xc3\xa9: x"),
+    ServerSentEvent(b"", b"one"),
+    ServerSentEvent(b"named", b"two\n three"),
+    ServerSentEvent(b"", b"\n"),
+    ServerSentEvent(b"", b"\xc3\xa9: x"),
 ]
 
 
@@ -37,8 +38,8 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(bounds)]
 
 
-def decoded(parts: list[bytes]) -> list[Event]:
-    decoder = Decoder()
+def decoded(parts: list[bytes]) -> list[ServerSentEvent]:
+    decoder = SseDecoder()
     return [event for part in parts for event in decoder.feed(part)]
 
 
@@ -67,7 +68,7 @@ def test_splits_and_line_ends_never_matter(lines: list[bytes], end: bytes, cuts:
 
 def test_a_decoder_says_whether_it_holds_anything() -> None:
     """Between events it is as new."""
-    decoder = Decoder()
+    decoder = SseDecoder()
     seen = []
     for part in (b"", b"data: x", b"\n", b"\n", b"event: e\n", b"\n"):
         decoder.feed(part)
@@ -77,20 +78,20 @@ def test_a_decoder_says_whether_it_holds_anything() -> None:
 
 def test_the_last_event_may_lack_its_blank_line() -> None:
     """`flush` reads it as OpenAI's clients do; a second time there is nothing."""
-    decoder = Decoder()
+    decoder = SseDecoder()
     decoder.feed(b"data: [DONE]")
-    assert [decoder.flush(), decoder.flush()] == [[Event(b"", b"[DONE]")], []]
+    assert [decoder.flush(), decoder.flush()] == [[ServerSentEvent(b"", b"[DONE]")], []]
 
 
 @pytest.mark.parametrize("line", [b"x" * 65536, b"data: " + b"x" * 65536, b"data: x\n" * 8192])
 def test_what_a_server_can_make_us_hold_is_bounded(line: bytes) -> None:
     """A line, and an event of many lines, of more than a megabyte end the stream."""
-    decoder = Decoder()
+    decoder = SseDecoder()
     for _ in range(LINE_LIMIT // len(line) - 1):
         decoder.feed(line)
     with pytest.raises(StreamError):
         decoder.feed(line * 2)
-    assert decoder.feed(b"\ndata: x\n\n") == [Event(b"", b"x")]
+    assert decoder.feed(b"\ndata: x\n\n") == [ServerSentEvent(b"", b"x")]
 
 
 # --------------------------------------------------------------------------- the stripper

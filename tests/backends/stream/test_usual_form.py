@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.interface import Signal
 from backends.stream.taps import StreamTap
 
 FORM = '{"id":"c","choices":[{"index":0,"delta":{"content":%s},"logprobs":null,"finish_reason":%s}]%s}'
@@ -18,7 +17,7 @@ def event(content: object = "hi", reason: str = "null", more: str = "") -> bytes
     return f"data: {FORM % (json.dumps(content, ensure_ascii=False), reason, more)}\n\n".encode()
 
 
-def heard(*events: bytes) -> tuple[list[Signal], int, bool, bool]:
+def heard(*events: bytes) -> tuple[list[bool], int, bool, bool]:
     tap = StreamTap()
     signals = [tap.feed(one) for one in events]
     return signals, tap.tokens, tap.ended, tap.failure is not None
@@ -47,7 +46,7 @@ def test_whatever_is_not_of_the_usual_form_is_read_as_ever(odd: bytes) -> None:
     """Whether the form was learned before or not."""
     signals, tokens, *ends = heard(event(), event("there"), odd)
     (signal,), alone, *alone_ends = heard(odd)
-    assert (signals[:2], signals[2]) == ([Signal.CONTENT] * 2, signal)
+    assert (signals[:2], signals[2]) == ([True] * 2, signal)
     assert (tokens, ends) == (2 + alone, alone_ends)
 
 
@@ -66,11 +65,11 @@ def test_any_text_is_counted_as_if_each_event_were_decoded(contents: list[str]) 
     """Quotes, backslashes, line ends and nothing at all among it."""
     events = [event(content) for content in contents]
     signals, tokens, *_ = heard(*events)
-    assert signals == [Signal.CONTENT if content else Signal.NOTHING for content in contents]
+    assert signals == [bool(content) for content in contents]
     assert tokens == sum(map(bool, contents))
 
 
 def test_a_server_that_changes_its_form_is_followed() -> None:
     """The last decoded one is the usual."""
     other = event("x").replace(b'"id":"c"', b'"id":"d"')
-    assert heard(event(), other, other, event())[0] == [Signal.CONTENT] * 4
+    assert heard(event(), other, other, event())[0] == [True] * 4

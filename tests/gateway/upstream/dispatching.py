@@ -18,8 +18,8 @@ from gateway.api.api_error import ApiError
 from gateway.observe.record import Record
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.routed_request import RoutedRequest, Upstream
-from gateway.upstream.upstream_request import UpstreamRequest
+from gateway.upstream.routed_request import RoutedRequest
+from gateway.upstream.upstream_request import Upstream, UpstreamRequest
 from policies import types as facts
 from policies.attempts.retry_budgets import RetryBudget
 from policies.types import FOREVER, Candidate, Endpoint, PoolEstimate, PromptEstimate
@@ -89,7 +89,7 @@ class Fleet:
 
     async def __aexit__(self, *_: object) -> None:
         for way in self.ways.values():
-            await way.origin.close()
+            await way.connections.close()
         await self._stack.aclose()
 
     async def _started(self, script: Script) -> str:
@@ -114,14 +114,14 @@ class Fleet:
         now = time.monotonic()
         self.record = Record(arrival=now, wall=time.time())
         job = RoutedRequest(
-            request(headers, stream=stream, **(body or {})),
-            route(**on),
-            PromptEstimate({"small": PoolEstimate(100)}),
-            decided(*self.candidates, deadline=now + within, at=now),
-            RequestTimeline(self.record),
-            self.ways,
-            self.limit,
-            passthrough,
+            request=request(headers, stream=stream, **(body or {})),
+            route=route(**on),
+            estimate=PromptEstimate({"small": PoolEstimate(100)}),
+            decision=decided(*self.candidates, deadline=now + within, at=now),
+            timeline=RequestTimeline(self.record),
+            upstreams=self.ways,
+            first_token_limit=self.limit,
+            passthrough=passthrough,
         )
         landing: Any = Landing()
         await self.dispatcher.execute(job, landing)

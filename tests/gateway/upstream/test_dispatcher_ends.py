@@ -53,7 +53,7 @@ async def test_a_caller_may_leave_while_its_attempt_connects() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
-        assert (fleet.lost, fleet.ways["small/0"].origin.active) == ([("small/0", "primary", "cancelled")], 0)
+        assert (fleet.lost, fleet.ways["small/0"].connections.active) == ([("small/0", "primary", "cancelled")], 0)
 
 
 async def test_a_connection_that_fails_when_nobody_waits_for_it_is_no_failure() -> None:

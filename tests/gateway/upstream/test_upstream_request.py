@@ -202,7 +202,7 @@ def test_an_error_reply_that_looks_like_a_stream_is_none() -> None:
 def test_of_an_error_reply_only_so_much_is_kept() -> None:
     """Its meaning is at its beginning."""
     stage = Stage(status=400).reads(*[b"x" * 10_000] * 1000)
-    assert stage.run.held_bytes < MAX_ERROR + 10_000
+    assert stage.run.buffered_bytes < MAX_ERROR + 10_000
     assert stage.ends().failure.kind is FailureKind.CLIENT
 
 
