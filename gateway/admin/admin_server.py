@@ -1,10 +1,10 @@
-"""The admin port: HTTP handlers for operators and Prometheus, over the data of one gateway or of all its workers.
+"""The admin port: HTTP handlers for operators and Prometheus, over the data of one gateway or of several workers.
 
 Rules:
-- One table of paths serves both cases; the difference is in the `AdminData` behind it.
-- No reply carries `access-control-*`: pages of other origins cannot read the port. None of it is on the data port.
-- The content security policy of the dashboard names its script and style by digest: text that reaches the page from
-  requests cannot run, and nothing is sent to another origin.
+- One table of paths serves both cases; `AdminData` makes the difference.
+- No reply carries `access-control-*`: pages of other origins cannot read the port. No admin path is on the data port.
+- The content security policy of the dashboard names script and style by digest: text of requests cannot run in the
+  page, and nothing is sent to another origin.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from gateway.downstream.http_request import framing_error
 from policies.routes.route import Route
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained
-DASHBOARD_PARTS = {"/*style*/": "dashboard.css", "/*script*/": "dashboard.js"}  # by their mark in dashboard.html
+DASHBOARD_PARTS = {"/*style*/": "dashboard.css", "/*script*/": "dashboard.js"}  # by marker in dashboard.html
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AdminData(Protocol):
-    """Answers of one gateway, or of several workers as one. Every method may raise ApiError."""
+    """Answers of one gateway, or of several workers merged. Every method may raise ApiError."""
 
     @property
     def registry(self) -> CollectorRegistry: ...
@@ -59,7 +59,7 @@ class AdminData(Protocol):
         """Counts since the start by route, as JSON: see `gateway.observe.metrics.route_stats`."""
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
-        """One entry per endpoint: health, load, learned statistics."""
+        """An entry per endpoint: health, load, learned statistics."""
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
         """The decision for a request, which is neither sent, queued nor counted."""
@@ -117,7 +117,7 @@ class AdminServer:
         return json_response(200, encode(self.data.config()))
 
     async def explain(self, http: web.Request) -> web.StreamResponse:
-        """POST a request as to the data port. No key is required; a given one selects whose caches are looked at."""
+        """POST a request as to the data port. No key is required; a given key selects the cache group."""
         path = http.query.get("path", Operation.CHAT.value)
         operations = {operation.value: operation for operation in Operation}
         if path not in operations:
@@ -202,7 +202,7 @@ async def dashboard(http: web.Request) -> web.StreamResponse:
 
 @cache
 def dashboard_page() -> tuple[str, str]:
-    """The page with style and script inlined, and its content security policy."""
+    """The page with style and script inlined, and the content security policy."""
     folder = files("gateway.admin")
     page = (folder / "dashboard.html").read_text("utf-8")
     parts = {mark: (folder / name).read_text("utf-8") for mark, name in DASHBOARD_PARTS.items()}

@@ -11,7 +11,7 @@ from policies.fleet.endpoint_state import EndpointStatistics
 from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, PromptEstimate, Rejection
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
-LOAD_NAMES = {  # names of the public JSON, where fields of `Load` have others
+LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
     "queued_tokens": "ahead",
     "backlog_s": "busy",
     "expected_tpot_misses": "harm",
@@ -25,7 +25,7 @@ LOAD_NAMES = {  # names of the public JSON, where fields of `Load` have others
 def explain(
     decision: Decision, estimate: PromptEstimate, held: Mapping[str, int], pools: Mapping[str, Pool]
 ) -> dict[str, Any]:
-    """Everything that the decision weighed. `held`: requests queued now, by route.
+    """All inputs and results of a decision. `held`: requests queued now, by route.
 
     Each endpoint of each tier appears once: `candidates` in the order of attempts, the others under `rejected`.
     """
@@ -70,7 +70,7 @@ def _candidate(rank: int, candidate: Candidate, chosen: bool) -> dict[str, Any]:
 
 
 def _rejected(rejection: Rejection, pools: Mapping[str, Pool]) -> Iterator[dict[str, Any]]:
-    """One entry per endpoint, also where the pool was rejected as a whole."""
+    """An entry per endpoint, also for a pool rejected as a whole."""
     endpoints: list[str | None] = [rejection.endpoint or None]
     if not rejection.endpoint and rejection.pool in pools:
         endpoints = [endpoint.id for endpoint in pools[rejection.pool].endpoints]

@@ -1,10 +1,11 @@
-"""When the first token was on the caller's screen, by the caller's own word: POST /ttft.
+"""First-token times measured by callers (on screen): POST /ttft.
 
 Rules:
-- A beacon belongs to a request that streams now or is among the recent Records; any other id is unknown.
-- A request has one first token: it is reported once, and counted once. So nobody who can reach the port can count more
-  than there were requests, and labels come from the Record, not from the beacon.
-- It is a claim. It moves no belief and no decision; it is shown beside what was measured.
+- A beacon refers to a request in progress or among the recent Records; any other id is unknown.
+- Each request is reported and counted once, with the labels of the Record: nobody with access to the port can count
+  more
+  requests than there were.
+- The value is a claim: shown beside the gateway's own measurement, never used by predictions or decisions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LONGEST_ID = 128  # characters
 
 
 class Beacons(Collector):
-    """firsttoken_ttft_on_screen_seconds. `bounds`: buckets beside the usual ones."""
+    """firsttoken_ttft_on_screen_seconds. `bounds`: additional buckets."""
 
     def __init__(self, recorder: Recorder, bounds: Iterable[float]) -> None:
         self.recorder = recorder
@@ -38,7 +39,7 @@ class Beacons(Collector):
         yield from self.seconds.collect()
 
     def take(self, raw: bytes) -> None:
-        """One beacon. Raises Refusal."""
+        """Count a beacon. Raises ApiError."""
         request_id, seconds = read(raw)
         record = self._record(request_id)
         if record is None:
@@ -51,7 +52,7 @@ class Beacons(Collector):
         self.seconds.of[(record.route,)].observe(seconds)
 
     def _record(self, request_id: str) -> Record | None:
-        """The latest of that name: callers may use one twice."""
+        """The latest request with the id: callers may use an id twice."""
         for life in self.recorder.lives:
             if life.record.request_id == request_id:
                 return life.record
@@ -62,7 +63,7 @@ class Beacons(Collector):
 
 
 def read(raw: bytes) -> tuple[str, float]:
-    """The id of a request, and seconds. Raises Refusal."""
+    """The id of a request, and seconds. Raises ApiError."""
     try:
         said: Any = decode(raw)
     except BadJson as error:

@@ -1,4 +1,4 @@
-"""Admin data of one gateway process, read on the loop that serves its callers.
+"""Admin data of one gateway process, read on the loop that serves callers.
 
 Long answers are built in parts, so that the loop runs callers in between; `/routes` is built once for all viewers.
 """
@@ -31,7 +31,7 @@ from gateway.scheduler import RequestQueue
 from policies.routes.route import Route
 
 BATCH = 20  # Records encoded between two turns of the loop: 0.5 ms
-FRESH = 0.5  # s that one answer of /routes is served to all viewers
+FRESH = 0.5  # s for which one answer of /routes serves all viewers
 
 
 async def no_source() -> web.Response:
@@ -50,10 +50,10 @@ class GatewayAdmin:
     beacons: Beacons
     reloading: Callable[[], Awaitable[web.Response]] = no_source
     stats: bytes = b""  # the last answer of /routes
-    stats_at: float = 0.0  # when that was built, monotonic
+    stats_at: float = 0.0  # monotonic time of `stats`
 
     async def refresh(self) -> None:
-        """Nothing to do: counters are read where they are kept."""
+        """Nothing to do: counters are read in place."""
 
     def routes(self) -> Sequence[Route]:
         return self.runtime.current.routes.all
@@ -100,7 +100,7 @@ class GatewayAdmin:
 
 
 def _array_members(records: list[dict[str, Any]]) -> bytes:
-    """A JSON array without its brackets."""
+    """A JSON array without the brackets."""
     try:
         return encode(records)[1:-1]
     except UnicodeEncodeError:  # a lone surrogate in a backend's error message

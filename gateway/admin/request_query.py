@@ -1,8 +1,8 @@
 """The query of GET /requests: filters on recent Records.
 
 Rules:
-- Unknown filters and values are refused with the known ones: an empty answer to a misspelt name would be believed.
-- Of all matches the latest `last` remain; with `slowest`, of those the streams that waited longest for a first token.
+- Unknown filters and values are refused with the known ones: an empty answer to a misspelt name would be misleading.
+- Of all matches the latest `last` remain; `slowest` keeps those streams with the longest wait for a first token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import RECENT
 
 DEFAULT_LAST = 200  # Records
-UNKNOWN = "-"  # route and pool of requests that were refused before they had one
+UNKNOWN = "-"  # route and pool of requests refused before routing
 FILTERS = ("last", "slowest", "route", "pool", "outcome", "slow", "id")
 REQUEST_ID = re.compile(r"[0-9A-Za-z\-_.:]{1,128}")
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class RequestQuery:
         return sorted((r for r in found if r.stream), key=_waited, reverse=True)[: self.slowest]
 
     def merge(self, by_worker: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-        """Answers of several workers as one, in the order in which requests ended."""
+        """Merge the answers of several workers, in the order in which requests ended."""
         found = [{**record, "worker": worker} for worker, records in by_worker.items() for record in records]
         if self.slowest is not None:
             return sorted(found, key=_waited_ms, reverse=True)[: self.slowest]

@@ -1,10 +1,12 @@
-"""One JSON line per request, written by a thread of its own: a slow disk never holds up a token.
+"""One JSON line per request, written by a separate thread: a slow disk never delays a token.
 
-A line is a line to every reader: control characters are escaped by JSON itself, and everything
-beyond ASCII where there is any. No prompt or answer is in a Record. Lines are made on the loop, a
-few at a time (in the thread they would hold the interpreter for as long as they take), and go to
-the thread every LINGER. When it falls behind by QUEUE lines, or its disk takes none, lines are
-lost; how many is said in the log as soon as it can be written again.
+Lines are single lines for every reader: JSON escapes control characters, and non-ASCII text is escaped too. Records
+hold
+no prompt and no answer. The loop encodes lines a few at a time (a thread would hold the interpreter meanwhile) and
+hands
+them to the writer every LINGER. With more than QUEUE lines behind, or a full disk, lines are lost; the next
+successful
+write logs their number.
 """
 
 from __future__ import annotations
@@ -27,16 +29,17 @@ from gateway.observe.record import Record
 log = logging.getLogger("firsttoken")
 
 QUEUE = 10_000  # lines
-BATCH = 16  # lines that are made at once: 0.1 ms
-LINGER = 0.05  # s that a line may wait for others
-CLOSING = 5.0  # s that the writer gets to write what is queued
+BATCH = 16  # lines encoded in one batch: 0.1 ms
+LINGER = 0.05  # s until queued lines are handed to the writer
+CLOSING = 5.0  # s for the writer to write queued lines at shutdown
 
 
 class AccessLog:
-    """A sink of Records, on one loop. `target`: stdout, stderr or a file's path, which is appended to.
+    """Sink of Records on one loop. `target`: stdout, stderr, or the path of a file to append to.
 
-    `lock`: a file to lock while writing, where several processes write to one log: a pipe takes more than 4 KiB
-    (PIPE_BUF) in parts. The lock is the kernel's, so it ends with its process.
+    `lock`: file to lock during writes, for several processes with one log: a pipe splits writes above 4 KiB
+    (PIPE_BUF). The
+    kernel releases the lock with the process.
     """
 
     def __init__(self, target: str, lock: Path | None = None) -> None:
@@ -44,7 +47,7 @@ class AccessLog:
         self._waiting: list[Record] = []
         self._lines: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._given = self._dropped = 0  # lines; counted where Records come from, the others by the writer
+        self._given = self._dropped = 0  # lines; counted on the loop, the counts below by the writer
         self._written = self._unwritten = self._said = 0
         self._failing = False
         self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
@@ -60,7 +63,7 @@ class AccessLog:
             self._timer = asyncio.get_running_loop().call_later(LINGER, self.flush)
 
     def _render(self) -> None:
-        """Lines of all Records that wait; those that the queue would not hold are not made."""
+        """Encode all waiting Records, or drop them where the queue is full."""
         records, self._waiting = self._waiting, []
         if self.behind + len(self._lines) + len(records) > QUEUE:
             self._dropped += len(records)
@@ -68,7 +71,7 @@ class AccessLog:
             self._lines += map(_line, records)
 
     def flush(self) -> None:
-        """All that waits, to the writer."""
+        """Hand all waiting lines to the writer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -80,7 +83,7 @@ class AccessLog:
 
     @property
     def behind(self) -> int:
-        """Lines that the writer was given and has yet to write."""
+        """Lines handed to the writer and not yet written."""
         return self._given - self._written - self._unwritten
 
     @property
@@ -89,7 +92,7 @@ class AccessLog:
         return self._dropped + self._unwritten
 
     def close(self) -> None:
-        """Write what is queued and stop; a writer that is stuck is left behind."""
+        """Write queued lines and stop; a stuck writer is abandoned after CLOSING."""
         self.flush()
         self._queue.put(None)
         self._thread.join(CLOSING)
@@ -126,9 +129,9 @@ class AccessLog:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _fails(self, error: OSError) -> None:
-        """One line per change of state."""
+        """Log each change of state once."""
         if not self._failing:
-            log.error("the access log cannot be written: %s", error)
+            log.error("access log write failed: %s", error)
         self._failing = True
 
 

@@ -1,7 +1,7 @@
-"""Our own log lines, on stderr: what happened to the gateway, and nothing that anybody sent to it.
+"""Format of the gateway's log lines on stderr: events of the gateway, never data of requests.
 
-The message of an exception may quote what it was raised for: a header, a prompt, a key. So of an exception its kinds
-and its frames are logged, and its message only under FIRSTTOKEN_DEBUG=1. Frames are lines of source, without values.
+The message of an exception may quote a header, a prompt or a key. So only the types and frames of an exception are
+logged, and its message only under FIRSTTOKEN_DEBUG=1. Frames are lines of source, without values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Formatter(logging.Formatter):
     """Of every line on stderr."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Another handler may have left its own text of the exception in the record."""
+        """Ignore the exception text that another handler may have cached in the record."""
         others, record.exc_text = record.exc_text, None
         try:
             return super().format(record)
@@ -38,7 +38,7 @@ class Formatter(logging.Formatter):
 
 
 def described(error: BaseException, seen: frozenset[int] = frozenset()) -> str:
-    """The kind and the frames of an exception, below those that led to it."""
+    """Type and frames of an exception, below those of its causes."""
     seen |= {id(error)}
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     parts = [] if cause is None or id(cause) in seen else [described(cause, seen), "which led to:"]
@@ -49,7 +49,7 @@ def described(error: BaseException, seen: frozenset[int] = frozenset()) -> str:
 
 
 def to_stderr(prefix: str = "") -> None:
-    """All that is logged from now on, each line with what tells processes apart."""
+    """Log to stderr from now on. `prefix`: tells processes apart."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     form = Formatter(FORMAT.replace("%(message)s", f"{prefix}%(message)s"))
     for handler in logging.getLogger().handlers:
@@ -57,6 +57,6 @@ def to_stderr(prefix: str = "") -> None:
 
 
 def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A loop's exception handler: asyncio's own shows the task, and with it the exception's message."""
+    """Exception handler of an event loop: asyncio's own shows the task, and with the task the exception's message."""
     error = context.get("exception")
     log.error("%s", context.get("message", "an exception was never retrieved"), exc_info=error)

@@ -24,7 +24,7 @@ from gateway.observe.metrics.series import counter, gauge, histogram
 log = logging.getLogger("firsttoken")
 
 PERIOD = 0.05  # s
-STALL = 0.005  # s of lateness that count as a stall
+STALL = 0.005  # s of lateness from which a stall is counted
 LOG_INTERVAL = 60.0  # s between two log lines
 BEFORE = 0.005  # s between the end of a stall and the reading of bytes that arrived during it
 KEPT = 600.0  # s of history; longer than a first token may take
@@ -40,7 +40,7 @@ class LoopLag(Collector):
         self._greatest = 0.0  # since the last scrape
         self._due = inf
         self._logged_at = -inf
-        # Ends and sizes of past latenesses, without those that a later one exceeds: `_late` descends.
+        # Ends and sizes of past latenesses, without those exceeded by a later one: `_late` descends.
         self._ended: list[float] = []
         self._late: list[float] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -80,7 +80,7 @@ class LoopLag(Collector):
             del self._late[0], self._ended[0]
 
     def since(self, arrival: float, now: float) -> float:
-        """The longest stall that may have delayed a request since `arrival`, a present one included."""
+        """Longest stall that may have delayed a request since `arrival`, a present one included."""
         current = now - self._due
         first = bisect_left(self._ended, arrival - BEFORE)
         past = self._late[first] if first < len(self._late) else 0.0

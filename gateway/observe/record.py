@@ -1,11 +1,11 @@
-"""The Record of one request: where every millisecond went, and what was believed and found.
+"""The Record of one request: time by stage, predictions, outcome.
 
 Rules:
-- Stages sum to the TTFT; the time that follows the first token is the `stream` stage.
-- A request has exactly one Record, whatever happens to it. A Life (`gateway.observe.timeline`) fills it and nobody else
-  does, but for `on_screen`, which is a caller's word.
-- Seconds of the monotonic clock inside; milliseconds only where a Record is shown.
-- It is on the path of every request: a stage is a place in a list, and names are for readers.
+- Stages sum to the TTFT; the time after the first token is the `stream` stage.
+- A request has exactly one Record. Only the timeline (`gateway.observe.timeline`) writes to it, except `on_screen`, a
+  caller's later measurement.
+- Times are seconds of the monotonic clock; only the JSON has milliseconds.
+- Records are on the path of every request: a stage is an index into a list, names are for readers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Stage(IntEnum):
     QUEUE = 4  # the gateway's own
     RATE_LIMIT = 5  # held back, here or between two attempts, because a provider refuses for a while
     DECIDE = 6
-    FAILOVER = 7  # attempts that were lost before the one that won was opened
+    FAILOVER = 7  # lost attempts before the start of the one that answered
     CONNECT = 8
     SEND = 9
     UPSTREAM = 10  # request sent to first token in
@@ -53,22 +53,22 @@ UNSPENT: list[float | None] = [None] * len(STAGES)
 
 
 class RequestOutcome(StrEnum):
-    """How a request ended. Values are the `outcome` label of firsttoken_requests_total."""
+    """End of a request. Values are the `outcome` label of firsttoken_requests_total."""
 
     COMPLETED = "completed"
     REFUSED = "refused"  # the request's own fault: 4xx
-    SHED = "shed"  # no tier could make its deadline
+    SHED = "shed"  # no tier could meet the deadline
     UNAVAILABLE = "unavailable"  # no usable endpoint
     FAILED = "failed"  # every attempt failed
     CLIENT_GONE = "client_gone"
     UPSTREAM_BROKE = "upstream_broke"  # died after the first token
     INTERNAL = "internal"  # our bug
-    CUT = "cut"  # the gateway was stopped before it had ended
+    CUT = "cut"  # stopped with the gateway before the end
 
 
 @value
 class AttemptRecord:
-    """One attempt, won or lost. Times are seconds after arrival."""
+    """An attempt, won or lost. Times are seconds after arrival."""
 
     number: int
     kind: AttemptKind
@@ -91,12 +91,12 @@ class AttemptRecord:
 
 @dataclass(slots=True)
 class Record:
-    """All that is known of a request at its end. `-` marks a label that never became known."""
+    """Everything known of a request at the end. `-` marks a label that never became known."""
 
     request_id: str = ""
     arrival: float = 0.0
     wall: float = 0.0  # arrival as Unix time, s
-    trace: Trace | None = None  # where traces are on
+    trace: Trace | None = None  # with tracing on
     route: str = "-"
     workload: str = "-"
     tenant: str = "-"
@@ -105,12 +105,12 @@ class Record:
     end: RequestOutcome = RequestOutcome.INTERNAL
     status: int = 0
     error: str = ""
-    spent: list[float | None] = field(default_factory=UNSPENT.copy)  # s by Stage; None: it was never closed
+    spent: list[float | None] = field(default_factory=UNSPENT.copy)  # s by Stage; None: never closed
     ttft: float | None = None
     ttft_budget: float | None = None
     tpot_budget: float | None = None
     total_budget: float | None = None
-    loop_lag: float = 0.0  # the longest stall of our event loop that it may have sat through before its first token
+    loop_lag: float = 0.0  # longest stall of the event loop that may have delayed the first token
     total: float = 0.0
     tpot: float | None = None
     max_tokens: int | None = None  # as the caller asked
@@ -136,19 +136,19 @@ class Record:
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     trace_id: str = ""
-    on_screen: float | None = None  # s that the caller says its first token took (`gateway.admin.client_ttft`)
-    quota: Reservation | None = None  # what was claimed of the key's limits, until it is settled
+    on_screen: float | None = None  # s to the first token as measured by the caller (`gateway.admin.client_ttft`)
+    quota: Reservation | None = None  # reservation against the key's limits, until settled
 
     @property
     def stages(self) -> Mapping[Stage, float]:
-        """Seconds in each stage that was closed, in order."""
+        """Seconds in each closed stage, in order."""
         return {stage: spent for stage, spent in zip(STAGES, self.spent, strict=True) if spent is not None}
 
     @property
     def ttft_met(self) -> bool | None:
-        """None: the route has no TTFT budget, or the caller left before it ran out, or the fault was the caller's.
+        """None: no TTFT budget on the route, a caller that left within the budget, or a fault of the caller.
 
-        An answer that is not streamed arrives whole; it is judged by the total budget alone.
+        An answer without streaming arrives whole and is judged by the total budget alone.
         """
         if self.ttft_budget is None or self.end is RequestOutcome.REFUSED:
             return None
@@ -222,14 +222,14 @@ class Record:
 
 
 def _ms(seconds: float | None) -> float | None:
-    """Milliseconds, to the microsecond: `round` takes three times as long, and a Record has twenty of them."""
+    """Milliseconds, rounded to the microsecond: `round` takes three times as long, and a Record has twenty values."""
     return None if seconds is None else int(seconds * 1e6 + 0.5) / 1e3
 
 
 def prefix_sample(blocks: PrefixBlocks) -> Sequence[int]:
-    """The hash at every LANDMARK tokens: enough for a replay to know which prompts share a beginning.
+    """Block hash at every LANDMARK tokens: enough for a replay to find prompts with a shared prefix.
 
-    Tokens as we count them: an engine's count is learned, and what moves cannot be compared.
+    Counted in the gateway's own tokens: an engine's count is learned, and learned counts change.
     """
     step = max(LANDMARK // blocks.size, 1)
     return blocks.hashes[step - 1 :: step]

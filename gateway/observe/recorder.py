@@ -70,6 +70,6 @@ class _OpenTimeline(RequestTimeline):
                 self.finished(RequestOutcome.CLIENT_GONE, monotonic())
             else:
                 self.finished(RequestOutcome.INTERNAL, monotonic(), kind.__name__)
-        record.decision = None  # among recent Records it would be memory outside every cache: 12 us a request
+        record.decision = None  # among recent Records the decision would be memory outside every cache: 12 us a request
         self._recorder.emit(record)
         record.quota = None

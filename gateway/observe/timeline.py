@@ -1,9 +1,9 @@
-"""Fills the Record of one request while it is under way.
+"""Fills the Record of one request in progress.
 
 Rules:
 - Stages are closed in order and never overlap, so they sum to the TTFT by construction.
-- It only notes: what a Record means is said in `gateway.observe.record`.
-- It is on the path of every request: to close a stage is to write one number into a list.
+- The timeline only takes notes; `gateway.observe.record` derives results.
+- It is on the path of every request: closing a stage writes one number into a list.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixB
 T = TypeVar("T")
 
 RATE_LIMITED = AttemptOutcome.RATE_LIMITED
-UNWATCHED = LoopLag()  # of a loop that is not looked at
+UNWATCHED = LoopLag()  # of an event loop without measurement
 
 
 class RequestTimeline:
-    """Fills one Record as a request moves forward. `note` closes a stage and passes the value on.
+    """Fills one Record as a request moves forward. `end_stage` closes a stage and passes the value on.
 
-    `mark`: when the last stage was closed; the next one begins there.
+    `mark`: end of the last closed stage, where the next one begins.
     """
 
     __slots__ = ("_lag", "_spent", "mark", "record")
@@ -61,9 +61,9 @@ class RequestTimeline:
         return value
 
     def close(self, stage: Stage, at: float) -> None:
-        """Close `stage` at a time that was taken earlier; a time before the last mark counts as no time.
+        """Close `stage` at an earlier time; a time before `mark` counts as no time.
 
-        A stage that is closed more than once adds up.
+        A stage that is closed again adds up.
         """
         mark, spent = self.mark, self._spent
         if at > mark:
@@ -73,12 +73,12 @@ class RequestTimeline:
             spent[stage] = 0.0
 
     def stalled(self, now: float) -> float:
-        """The longest stall of our event loop that the request may have sat through so far."""
+        """Note the longest stall of the event loop that may have delayed the request so far."""
         lag = self.record.loop_lag = self._lag.since(self.record.arrival, now)
         return lag
 
     def identified(self, request_id: str, operation: str, trace: Trace | None) -> None:
-        """Note the request's id, its operation and, with tracing on, its place in a trace."""
+        """Note request id, operation and, with tracing on, the trace context."""
         record = self.record
         record.request_id = request_id
         record.operation = operation
@@ -102,11 +102,11 @@ class RequestTimeline:
             record.trace_id = caller.id  # with tracing off, the id of the caller's own trace
 
     def reserved(self, reservation: Reservation) -> None:
-        """Note what was claimed of the key's limits, or which limit refused it."""
+        """Note the reservation against the key's limits, or the limit that refused the request."""
         self.record.quota = reservation
 
     def decided(self, decision: Decision) -> Decision:
-        """The decision, its deadline and the belief about its first choice; the wait for it is over."""
+        """Note the decision, its deadline and the prediction for the first candidate; the queue stage ends."""
         self.held(decision.at, decision.rate_limited)
         record = self.record
         record.decision, record.scorer = decision, decision.scorer
@@ -117,13 +117,13 @@ class RequestTimeline:
         return decision
 
     def held(self, at: float, limited: float) -> None:
-        """It was held back until `at`, for so many seconds of that because of a rate limit."""
+        """Close the queue stage at `at`; the last `limited` seconds were caused by a rate limit."""
         self.close(QUEUE, at - limited)
         if limited:
             self.close(RATE_LIMIT, at)
 
     def _believed(self, candidate: Candidate, at: float) -> None:
-        """Predictions belong to the candidate that is sent, from the moment it is."""
+        """Note the predictions for the candidate of an attempt, counted from arrival."""
         record, endpoint, forecast = self.record, candidate.endpoint, candidate.forecast
         waited = at - record.arrival
         record.pool, record.endpoint, record.region = endpoint.pool, endpoint.id, endpoint.region
@@ -138,7 +138,7 @@ class RequestTimeline:
     def won(
         self, candidate: Candidate, model: str, opened: float, connected: float, sent: float, first_in: float
     ) -> None:
-        """The attempt that answered; what came before it was lost to others."""
+        """Note the attempt that answered; the time before was lost to other attempts."""
         self.record.model = model
         if candidate.endpoint.id != self.record.endpoint:
             self._believed(candidate, opened)
@@ -149,7 +149,7 @@ class RequestTimeline:
         self.close(UPSTREAM, first_in)
 
     def _failed_over(self, to: str, opened: float) -> None:
-        """An endpoint that is asked again after it refused had said for how long to leave it alone."""
+        """Attribute lost time: repeated attempts at an endpoint after a refusal wait for the announced rate limit."""
         record = self.record
         lost = record.attempts[-1]
         if lost.ending is RATE_LIMITED and lost.endpoint == to:
@@ -175,7 +175,7 @@ class RequestTimeline:
         price: Price,
         blocks: PrefixBlocks,
     ) -> None:
-        """Note tokens, engine times and cost of the attempt that won, once it has ended."""
+        """Note tokens, engine times and cost of the attempt that won, at its end."""
         record = self.record
         record.attempts.append(attempt)
         record.prompt_tokens_reported = reported.prompt_tokens
@@ -195,7 +195,7 @@ class RequestTimeline:
         self.finished(end, at, error)
 
     def note_error(self, error: str) -> None:
-        """The reason of an end that is about to come."""
+        """Note the reason of the coming end."""
         self.record.error = error
 
     def finished(self, end: RequestOutcome, at: float, error: str = "") -> None:

@@ -1,8 +1,7 @@
-"""Record to Prometheus series. Label values come from the config only, never from a caller.
+"""Counts Records in Prometheus series. Label values come from the configuration, never from callers.
 
-Names, units and meaning: gateway/observe/metrics/metric_table.py, and docs/metrics.md, which is written from it.
-Each route's TTFT
-budget is one of the buckets, so that attainment can be read exactly from the histogram.
+Names, units and meaning are in `gateway.observe.metrics.metric_table`. Each route's TTFT budget is a bucket, so that
+attainment can be read exactly from the histogram.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ PROMPTS = ("<1k", "1k-4k", "4k-16k", "16k-64k", ">64k")
 
 
 def budgets(routes: Iterable[Route]) -> tuple[float, ...]:
-    """Those for a first token."""
+    """TTFT budgets of the routes."""
     return tuple(sorted({route.ttft.budget for route in routes if route.ttft is not None}))
 
 
 class RequestMetrics(Collector):
-    """A sink of Records. `loop_lag` is exported with them; whoever has the loop starts it."""
+    """Sink of Records. `loop_lag` is exported too; the owner of the event loop starts it."""
 
     def __init__(self, registry: CollectorRegistry, routes: Iterable[Route]) -> None:
         within = budgets(routes)
@@ -59,37 +58,37 @@ class RequestMetrics(Collector):
         self._by_route: dict[str, list[HistogramCounts]] = {}  # of `stage`
         self._by_pair: dict[
             tuple[str, str], tuple[HistogramCounts, Count, Count, Count]
-        ] = {}  # what every answer adds to
+        ] = {}  # counters of every answered request
         self._waiting: list[Record] = []
         registry.register(self)
 
     def promise(self, routes: Iterable[Route]) -> None:
-        """Other routes: their budgets are buckets from now on, and those of before stay."""
+        """Add the budgets of other routes as buckets; existing buckets stay."""
         self.count()
         within = budgets(routes)
         self.ttft.refine(within)
         self.by_prompt.refine(within)
 
     def collect(self) -> Iterable[Metric]:
-        """Every Record that was given is in it."""
+        """Includes every Record passed in so far."""
         self.count()
         for series in self._all:
             yield from series.collect()
 
     def __call__(self, record: Record) -> None:
-        """Counted a few at a time: 4 us less each than one by one, when none of it is in the processor's caches."""
+        """Queue a Record: counting in batches saves 4 us each while the series are not in the processor's caches."""
         self._waiting.append(record)
         if len(self._waiting) >= BATCH:
             self.count()
 
     def count(self) -> None:
-        """All that wait. A Record that cannot be counted is our bug, and its own loss."""
+        """Count all queued Records. A bug in counting loses one Record only."""
         records, self._waiting = self._waiting, []
         for record in records:
             try:
                 self._count(record)
             except Exception:
-                log.exception("a Record could not be counted")
+                log.exception("record could not be counted")
 
     def _count(self, record: Record) -> None:
         route, pool = record.route, record.pool
@@ -151,7 +150,9 @@ class RequestMetrics(Collector):
             self._foretold(record, ttft, pool)
 
     def _foretold(self, record: Record, ttft: float, pool: str) -> None:
-        """What was believed of the attempt that answered. A first byte that came with the last says nothing of it."""
+        """Compare TTFT with the prediction for the attempt that answered. For streams only: without streaming the
+        first byte
+        comes with the last."""
         p50, p90 = record.ttft_predicted_p50, record.ttft_predicted_p90
         if p50 is not None:
             by_pool = (pool,)
@@ -163,7 +164,7 @@ class RequestMetrics(Collector):
 
 
 def _result(record: Record, hedge: AttemptRecord) -> str:
-    """The attempt that answered is the last of a Record."""
+    """Result of a hedge; the last attempt of a Record is the one that answered."""
     if record.ttft is not None and hedge is record.attempts[-1]:
         return "won"
     return "lost" if hedge.ending is AttemptOutcome.CANCELLED else "failed"

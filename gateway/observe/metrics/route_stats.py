@@ -1,11 +1,11 @@
-"""What the live views show of routes, out of the metrics: GET /routes.
+"""Counts by route for live views (GET /routes), read from the metrics.
 
 Rules:
-- Numbers count since the start, as metrics do; who looks twice has what happened in between. So no state is kept
-  for those who look, and several may.
-- By the names that /metrics shows: of many workers from what they have collected, added up; of this process, whose
-  loop has callers on it, from where the counts are kept, in a tenth of the time. What is not there is left out.
-- Milliseconds, as in all JSON of the admin port.
+- Numbers count since the start, as metrics do; a viewer takes differences. So no state is kept per viewer.
+- Names are those of /metrics. Of several workers the collected metrics are summed; of this process, with callers on
+  its
+  loop, counters are read directly, in a tenth of the time. Missing metrics are left out.
+- Times are in milliseconds, as in all JSON of the admin port.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ SHOWN = {TTFT, SLO, STAGE, REQUESTS, QUEUE, ON_SCREEN, LAG, STALLS, BUILD, *(fam
 
 
 class Known:
-    """Counts by family and route; those that have no route under none.
+    """Counts by family and route; the route is "" for metrics without that label.
 
-    `samples`: labels and values of counters and gauges, and of histograms their sums; `totals`: of histograms, by
-    upper bound, all that is at most that; or `tallies`, which have each bucket alone.
+    `samples`: labels and values of counters and gauges, and sums of histograms. `totals`: cumulative buckets of
+    histograms
+    by upper bound; or `tallies`: buckets with separate counts.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class Known:
         self.tallies: dict[Key, HistogramCounts] = {}
 
     def add(self, metric: Metric) -> None:
-        """As it is collected."""
+        """Add a collected metric."""
         name = metric.name
         self.families.add(name)
         for sample in metric.samples:
@@ -66,7 +67,7 @@ class Known:
                 self.samples[key].append((sample.labels, sample.value))
 
     def read(self, series: Series[Any]) -> None:
-        """As it is kept: nothing is made of it that would only be taken apart again."""
+        """Add a series directly, without collecting."""
         self.families.add(series.name)
         for values, child in series.of.items():
             if isinstance(child, HistogramCounts) and not any(child.counts):
@@ -91,7 +92,7 @@ class Known:
         return sums
 
     def histogram(self, family: str, route: str = "") -> dict[str, list[float]]:
-        """Buckets by their upper bound, each with what it holds alone; the last has no bound."""
+        """Upper bounds and separate counts of the buckets; the last bucket has no bound."""
         if (tally := self.tallies.get((family, route))) is not None:
             return {"le": [round(bound * 1e3, 6) for bound in tally.bounds], "counts": list(map(float, tally.counts))}
         totals = sorted(self.totals.get((family, route), {}).items())
@@ -101,7 +102,7 @@ class Known:
 
 
 def collected(metrics: Iterable[Metric]) -> Known:
-    """From what a registry collects."""
+    """Reads the metrics that a registry collects."""
     known = Known()
     for metric in metrics:
         if metric.name in SHOWN:
@@ -110,7 +111,7 @@ def collected(metrics: Iterable[Metric]) -> Known:
 
 
 def kept(collectors: Iterable[Collector]) -> Known:
-    """From our own collectors where they are: of those that keep series, the series alone. Nothing is reset by it."""
+    """Reads the gateway's own collectors in place, series directly. Resets nothing."""
     known = Known()
     for collector in collectors:
         if not type(collector).__module__.startswith("gateway."):
@@ -129,7 +130,7 @@ def kept(collectors: Iterable[Collector]) -> Known:
 
 
 def _series(collector: object) -> list[Series[Any]]:
-    """Its own, and those of the collectors that it holds."""
+    """Series of a collector and of the collectors inside."""
     if isinstance(collector, Series):
         return [collector]
     parts = vars(collector).values()

@@ -1,4 +1,4 @@
-"""Registry and collectors that read their values at scrape time: no series is updated per request."""
+"""Registry, and collectors that read values at scrape time: no series is updated per request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATES = {Health.UP: 1.0, Health.PROBING: 0.5, Health.DOWN: 0.0}
 
 
 class Registry(CollectorRegistry):
-    """Lists its collectors, in order of registration: reading some directly is cheaper than collecting."""
+    """Lists the collectors in order of registration: reading some directly is cheaper than collecting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class OwnCollector(Collector):
 
 
 class ReplicasCollector(Collector):
-    """Gateways that share state; one without shared state."""
+    """Number of gateways that share state; 1 without shared state."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self.count = count

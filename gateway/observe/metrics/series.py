@@ -1,10 +1,9 @@
-"""Counters and histograms of one thread: a dictionary look-up and an addition, without a lock.
+"""Counters and histograms for one thread, the event loop: a dictionary look-up and an addition, without a lock.
 
-The library's own take a lock for each addition and walk the buckets: 23 us a Record. These are
-written on the event loop alone. What was never counted is not shown.
-
-When Prometheus asks, the numbers are copied there and then (0.3 ms for a thousand series); the library's samples, which
-take a hundred times as long, are made of the copy when somebody looks at them: in a thread.
+The instruments of prometheus-client lock for each addition and walk the buckets: 23 us a Record. Series without a
+count
+are not shown. A scrape copies the numbers at once (0.3 ms for a thousand series); samples of prometheus-client, which
+take a hundred times as long, are made of the copy on access, in a thread.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from gateway.observe.metrics.metric_table import CATALOG, Family, MetricKind
 
 Child = TypeVar("Child")
 Labels = tuple[str, ...]
-Example = tuple[str, float, float]  # a trace id, the value, its Unix time
+Example = tuple[str, float, float]  # trace id, value, Unix time
 
 
 class Count:
-    """A counter's value for one set of labels."""
+    """Value of a counter for one set of labels."""
 
     __slots__ = ("value",)
 
@@ -37,9 +36,9 @@ class Count:
 
 
 class HistogramCounts:
-    """A histogram's buckets for one set of labels; `bounds` are upper and inclusive, +Inf is implied.
+    """Buckets of a histogram for one set of labels; `bounds` are inclusive upper bounds, +Inf is implied.
 
-    `examples`: the latest of each bucket that somebody left there.
+    `examples`: the latest exemplar of each bucket.
     """
 
     __slots__ = ("bounds", "counts", "examples", "sum")
@@ -60,7 +59,7 @@ class HistogramCounts:
         return made
 
     def refine(self, bounds: Sequence[float]) -> None:
-        """More bounds. Of what was counted before, nothing is known to be below the new ones."""
+        """Adds bounds. Earlier observations stay in the bucket of the next old bound."""
         counts, examples = [0] * (len(bounds) + 1), {}
         ends = [*self.bounds, float("inf")]
         for place, end in enumerate(ends):
@@ -72,7 +71,7 @@ class HistogramCounts:
 
 
 class Taken(Metric):
-    """A family as it was when it was collected. Its samples may be asked for in any thread."""
+    """Copy of a family at collection time. Any thread may read the samples."""
 
     def __init__(self, name: str, doc: str, type: str, made: Callable[[], Metric]) -> None:
         self._made = made
@@ -104,7 +103,7 @@ class Children(dict[Labels, Child]):
 
 
 class Series(Collector, Generic[Child]):
-    """One metric. `of` has its children by label values, in the order of `labels`."""
+    """One metric. `of`: children by label values, in the order of `labels`."""
 
     def __init__(self, name: str, doc: str, labels: Sequence[str], new: Callable[[], Child]) -> None:
         self.name, self.doc, self.labels = name, doc, labels
@@ -112,7 +111,7 @@ class Series(Collector, Generic[Child]):
 
 
 class Counter(Series[Count]):
-    """Its name is written without `_total`, which the exposition adds."""
+    """Named without `_total`, which the exposition adds."""
 
     def __init__(self, name: str, doc: str, *labels: str) -> None:
         super().__init__(name, doc, labels, Count)
@@ -183,7 +182,7 @@ def histogram(name: str, bounds: Iterable[float] = ()) -> Histogram:
 
 
 def total(name: str, value: float) -> Iterable[Metric]:
-    """A counter without labels that is kept elsewhere, as of now."""
+    """Present value of a counter without labels that is counted elsewhere."""
     series = counter(name)
     series.of[()].value = value
     return series.collect()

@@ -171,7 +171,7 @@ async def test_a_disk_that_refuses_is_said_once_and_the_writer_goes_on(caplog: p
         assert log._thread.is_alive()
         log.close()
     assert [entry.message for entry in caplog.records] == [
-        "the access log cannot be written: [Errno 28] No space left on device"
+        "access log write failed: [Errno 28] No space left on device"
     ]
 
 

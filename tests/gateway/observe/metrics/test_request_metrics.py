@@ -128,7 +128,7 @@ def test_a_record_that_cannot_be_counted_is_its_own_loss(caplog: pytest.LogCaptu
         exported = Exported({}, {"attempts": [None]}, {})
         found = exported["attempts_total"]
     assert found == {("small", "primary", "silent"): 2, ("small", "fallback", "completed"): 2}
-    assert [entry.message for entry in caplog.records] == ["a Record could not be counted"]
+    assert [entry.message for entry in caplog.records] == ["record could not be counted"]
 
 
 def test_a_miss_is_counted_beside_what_was_met() -> None:
