@@ -3,8 +3,7 @@
 Rules:
 - A beacon refers to a request in progress or among the recent Records; any other id is unknown.
 - Each request is reported and counted once, with the labels of the Record: nobody with access to the port can count
-  more
-  requests than there were.
+  more requests than there were.
 - The value is a claim: shown beside the gateway's own measurement, never used by predictions or decisions.
 """
 

@@ -1,12 +1,9 @@
 """One JSON line per request, written by a separate thread: a slow disk never delays a token.
 
 Lines are single lines for every reader: JSON escapes control characters, and non-ASCII text is escaped too. Records
-hold
-no prompt and no answer. The loop encodes lines a few at a time (a thread would hold the interpreter meanwhile) and
-hands
-them to the writer every LINGER. With more than QUEUE lines behind, or a full disk, lines are lost; the next
-successful
-write logs their number.
+hold no prompt and no answer. The loop encodes lines a few at a time (a thread would hold the interpreter meanwhile) and
+hands them to the writer every LINGER. With more than QUEUE lines behind, or a full disk, lines are lost; the next
+successful write logs their number.
 """
 
 from __future__ import annotations

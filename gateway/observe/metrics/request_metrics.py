@@ -151,8 +151,7 @@ class RequestMetrics(Collector):
 
     def _foretold(self, record: Record, ttft: float, pool: str) -> None:
         """Compare TTFT with the prediction for the attempt that answered. For streams only: without streaming the
-        first byte
-        comes with the last."""
+        first byte comes with the last."""
         p50, p90 = record.ttft_predicted_p50, record.ttft_predicted_p90
         if p50 is not None:
             by_pool = (pool,)

@@ -3,8 +3,7 @@
 Rules:
 - Numbers count since the start, as metrics do; a viewer takes differences. So no state is kept per viewer.
 - Names are those of /metrics. Of several workers the collected metrics are summed; of this process, with callers on
-  its
-  loop, counters are read directly, in a tenth of the time. Missing metrics are left out.
+  its loop, counters are read directly, in a tenth of the time. Missing metrics are left out.
 - Times are in milliseconds, as in all JSON of the admin port.
 """
 
@@ -44,8 +43,7 @@ class Known:
     """Counts by family and route; the route is "" for metrics without that label.
 
     `samples`: labels and values of counters and gauges, and sums of histograms. `totals`: cumulative buckets of
-    histograms
-    by upper bound; or `tallies`: buckets with separate counts.
+    histograms by upper bound; or `tallies`: buckets with separate counts.
     """
 
     def __init__(self) -> None:

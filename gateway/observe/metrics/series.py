@@ -1,9 +1,8 @@
 """Counters and histograms for one thread, the event loop: a dictionary look-up and an addition, without a lock.
 
 The instruments of prometheus-client lock for each addition and walk the buckets: 23 us a Record. Series without a
-count
-are not shown. A scrape copies the numbers at once (0.3 ms for a thousand series); samples of prometheus-client, which
-take a hundred times as long, are made of the copy on access, in a thread.
+count are not shown. A scrape copies the numbers at once (0.3 ms for a thousand series); samples of prometheus-client,
+which take a hundred times as long, are made of the copy on access, in a thread.
 """
 
 from __future__ import annotations
