@@ -1,4 +1,4 @@
-"""The life of a request: one answer, one Record, whatever happens on the way."""
+"""The life of a request: one answer and one Record in all cases."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WEB, ALL = "authorization: Bearer sk-web", "authorization: Bearer sk-all"
 
 
 async def test_one_request_one_record_with_all_that_was_found_out() -> None:
-    """What was asked, who answered, where the time went, what was believed and what it cost."""
+    """Request, endpoint, stage times, predictions and cost are in the Record."""
     script: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
     routes = {"chat": {"workload": "chat", "tiers": ["only"], "ttft": {"budget": "5s"}, "total": {"budget": "30s"}}}
     async with Upstream(script) as upstream:
@@ -115,7 +115,7 @@ async def test_a_query_is_no_part_of_the_path() -> None:
 
 
 async def test_the_host_of_an_absolute_target_decides_nothing() -> None:
-    """A server has to accept that form (RFC 9112 section 3.2.2); where a request goes is the configuration's word."""
+    """The form is valid (RFC 9112 section 3.2.2); only the configuration selects backends."""
     async with conversing([reply(WHOLE)]) as (_, caller, upstream):
         target = "http://127.0.0.1:9/v1/chat/completions"
         assert (await caller.whole(post(CHAT, path=target)))[0] == 200
@@ -133,7 +133,7 @@ async def test_completions_are_served_as_chats_are() -> None:
 
 
 async def test_a_refusal_has_the_headers_of_an_answer() -> None:
-    """Its id, what was known by then, and where the time went; it is in the Record as the caller's own fault."""
+    """Request id, route and timing so far; the Record's outcome is `refused`."""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway, calling(gateway.url) as caller:
         status, headers, _ = await caller.whole(post({**CHAT, "model": "nope"}, "x-request-id: mine-1"))
     assert (status, headers["x-request-id"], headers["x-firsttoken-route"]) == (404, "mine-1", "-")
@@ -196,7 +196,7 @@ async def test_without_a_key_nothing_is_served_but_health(path: str) -> None:
 
 
 async def test_a_bug_before_the_first_token_is_a_500_and_a_record(caplog: pytest.LogCaptureFixture) -> None:
-    """It says whose fault it is, and nothing of what it was; the next request is served."""
+    """The reply names no internals; the next request is served."""
     async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
         decide, gateway.line.decide = gateway.line.decide, None  # type: ignore[assignment, method-assign]
         with caplog.at_level(logging.ERROR, "firsttoken"):
@@ -268,7 +268,7 @@ async def test_probes_are_answered_to_get_and_head(path: str) -> None:
 
 
 async def test_a_gateway_that_drains_is_alive_and_not_ready() -> None:
-    """So that it gets no new requests while the old ones end."""
+    """Load balancers send no new requests while running ones end."""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         gateway.proxy.draining = True
         status, _, body = await get(gateway.url, "/ready")
@@ -287,7 +287,7 @@ async def test_a_connection_ends_with_an_answer_that_is_given_while_draining() -
             assert (found, headers["connection"]) == (status, "close")
 
 
-# --------------------------------------------------------------------------- its small parts
+# --------------------------------------------------------------------------- functions
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_an_error_is_the_fault_of_one_side(refusal: ApiError, outcome: Placement
     ("stream", "wants", "strip"), [(True, False, True), (True, True, False), (False, False, False)]
 )
 def test_usage_is_stripped_only_from_streams_that_did_not_ask(stream: bool, wants: bool, strip: bool) -> None:
-    """A whole answer has it in its body, for whoever reads it."""
+    """Complete answers keep usage in the body."""
     assert hide_usage(request(stream=stream, stream_options={"include_usage": wants})) is strip
 
 

@@ -24,7 +24,7 @@ def test_the_body_is_openais_envelope() -> None:
 
 
 def test_a_refusal_is_the_callers_fault_unless_it_says_otherwise() -> None:
-    """And its text is its message, so that logs show it."""
+    """`str` gives the message, for logs."""
     refusal = bad_request("'n': expected 'integer'.", "n", "odd")
     assert (refusal.status, refusal.type, refusal.param, refusal.code) == (400, "invalid_request_error", "n", "odd")
     assert (str(refusal), refusal.headers, refusal.close) == ("'n': expected 'integer'.", {}, False)
@@ -62,7 +62,7 @@ def test_every_status_that_is_written_has_its_reason(status: int) -> None:
 
 
 def test_a_refusals_headers_are_its_own() -> None:
-    """A shared Refusal, such as 404, must not collect the headers of the requests that it answers."""
+    """A shared ApiError, such as 404, keeps no headers of single requests."""
     given_headers = {"allow": "POST"}
     refusal = ApiError(405, "No.", headers=given_headers)
     given_headers["allow"] = "GET"

@@ -87,7 +87,7 @@ ODD = st.dictionaries(NAMES | st.sampled_from(["model", "messages", "prompt"]), 
 
 @pytest.fixture(autouse=True)
 def unknown() -> Iterator[None]:
-    """Nothing was seen before."""
+    """Starts with empty caches."""
     forget()
     yield
     forget()
@@ -145,7 +145,7 @@ def test_a_cached_parse_finds_what_a_full_one_finds(data: st.DataObject, operati
 def test_a_body_that_is_almost_known_is_judged_as_if_nothing_were(
     data: st.DataObject, operation: Operation, value: Any
 ) -> None:
-    """One byte is another, added or missing."""
+    """One byte changed, added or removed."""
     forget()
     raw = bytearray(Writer(data.draw).write(value).encode())
     outcome(operation, bytes(raw))
@@ -165,7 +165,7 @@ def test_a_body_that_is_almost_known_is_judged_as_if_nothing_were(
 def test_what_is_sent_on_is_what_the_caller_wrote_but_for_the_fields_that_we_set(
     data: st.DataObject, again: bool, value: dict[str, Any]
 ) -> None:
-    """As Python's own parser reads both; in the caller's order."""
+    """Compared with Python's own parser; in the caller's order."""
     forget()
     raw = Writer(data.draw).write(value).encode()
     if again:
@@ -186,13 +186,13 @@ def test_what_is_sent_on_is_what_the_caller_wrote_but_for_the_fields_that_we_set
 @pytest.mark.parametrize("depth", range(194, 202))
 @pytest.mark.parametrize("place", [b'"messages":[{"role":"user","x":%b}]', b'"messages":[{"role":"user"}],"x":%b'])
 def test_nesting_is_bounded_alike(place: bytes, depth: int) -> None:
-    """What is judged in parts is as deep as the whole."""
+    """Validation in parts has the same depth limit as validation of the whole."""
     raw = b'{"model":"m",' + place % (b"[" * depth + b"]" * depth) + b"}"
     assert outcome(Operation.CHAT, raw) == outcome(Operation.CHAT, raw, None)
 
 
 def test_the_same_fields_mean_other_things_to_other_operations() -> None:
-    """What passes beside a text is judged anew beside messages."""
+    """Fields accepted beside a text are validated again beside messages."""
     beside = b'"model":"m","tools":{"a":1}'
     assert outcome(Operation.COMPLETION, b'{%b,"prompt":"x"}' % beside)[1].tools
     assert outcome(Operation.CHAT, b'{%b,"messages":[{"role":"user"}]}' % beside)[0] == 400
@@ -205,12 +205,12 @@ def test_mistaken_and_hostile_bodies_are_refused_in_the_same_words(name: str) ->
     assert [outcome(Operation.CHAT, BODIES[name]) for _ in range(2)] == [expected] * 2
 
 
-# --------------------------------------------------------------------------- what is known again
+# --------------------------------------------------------------------------- caches
 
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What had to be judged anew: messages, and what is beside them."""
+    """JSON texts that were decoded: messages and other fields."""
     texts: list[bytes] = []
     for name in ("element", "decode"):
         real = getattr(body, name)
@@ -224,7 +224,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def test_a_conversations_next_turn_costs_its_new_messages(judged: list[bytes]) -> None:
-    """What came before, and all other fields, are known by their digests."""
+    """Earlier messages and all other fields are known by digest."""
     turns = [said("one"), said("two", "assistant"), said("three")]
     outcome(Operation.CHAT, chat(*turns[:1], tools=[{"a": 1}]))
     judged.clear()
@@ -233,7 +233,7 @@ def test_a_conversations_next_turn_costs_its_new_messages(judged: list[bytes]) -
 
 
 def test_what_one_key_sent_is_not_known_of_another(judged: list[bytes]) -> None:
-    """The time that it takes would tell."""
+    """Response times would reveal the prompt."""
     outcome(Operation.CHAT, chat(said("secret")), "one")
     first = judged.copy()
     judged.clear()
@@ -242,14 +242,14 @@ def test_what_one_key_sent_is_not_known_of_another(judged: list[bytes]) -> None:
 
 
 def test_what_is_kept_of_a_body_is_small(judged: list[bytes]) -> None:
-    """Digests and marks. A name of any length would be the caller's way to fill our memory."""
+    """Digests and flags. Long model names are not cached, to bound memory."""
     for _ in range(2):
         outcome(Operation.CHAT, chat(said("x"), model="m" * 1_000))
     assert [json.loads(text) for text in judged] == [{"model": "m" * 1_000}, said("x"), {"model": "m" * 1_000}]
 
 
 def test_a_message_that_was_refused_is_not_known() -> None:
-    """Nor is what was refused with it."""
+    """Other messages of the refused body are forgotten too."""
     refused = chat(said("fine"), {"role": 1})
     assert (
         outcome(Operation.CHAT, refused) == outcome(Operation.CHAT, refused) == outcome(Operation.CHAT, refused, None)
@@ -270,7 +270,7 @@ def test_a_message_that_was_refused_is_not_known() -> None:
     ],
 )
 def test_a_hostile_message_among_known_ones_is_refused(hostile: bytes) -> None:
-    """Each new message is judged as strictly as a whole body is."""
+    """New messages are validated as strictly as a whole body."""
     known = b'{"role":"user","content":"known"}'
     outcome(Operation.CHAT, b'{"model":"m","messages":[%b]}' % known)
     raw = b'{"model":"m","messages":[%b,%b]}' % (known, hostile)
@@ -283,7 +283,7 @@ def test_a_hostile_message_among_known_ones_is_refused(hostile: bytes) -> None:
     "field", [b'"tools":[{"a":1,"a":2}]', b'"vendor":{"a":{"b":1,"b":2}}', b'"vendor":["\xff"]', b'"seed":1e999']
 )
 def test_a_hostile_field_beside_known_messages_is_refused(field: bytes) -> None:
-    """Whether we read it or not: the engine does."""
+    """Fields unknown to the gateway too: the engine reads them."""
     outcome(Operation.CHAT, b'{"model":"m","messages":[{"role":"user"}]}')
     raw = b'{"model":"m","messages":[{"role":"user"}],%b}' % field
     assert outcome(Operation.CHAT, raw)[:2] == outcome(Operation.CHAT, raw, None)[:2]
@@ -291,7 +291,7 @@ def test_a_hostile_field_beside_known_messages_is_refused(field: bytes) -> None:
 
 
 def test_a_tool_definition_that_looks_like_a_message_is_none() -> None:
-    """What is known of a text depends on where it stands."""
+    """Digests of definitions and messages are kept apart."""
     message = said("x")
     outcome(Operation.CHAT, chat(message))
     raw = chat(message, functions=message, tools=[message])

@@ -31,7 +31,7 @@ def refused(headers: Mapping[str, str] | None = None, **body: Any) -> ApiError:
     return caught.value
 
 
-# --------------------------------------------------------------------------- what is understood
+# --------------------------------------------------------------------------- valid requests
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_turns_and_images_are_read_from_the_messages(messages: list[Any], turns:
 
 @pytest.mark.parametrize("prompt", ["text", ["one", "two"], [1, 2, 3], [[1, 2], [3]], []])
 def test_a_completions_prompt_is_text_or_tokens_or_a_list_of_either(prompt: Any) -> None:
-    """And it is one turn without tools or images."""
+    """A text prompt is one turn without tools or images."""
     request = completion(prompt=prompt)
     assert decode(encode(request.body))["prompt"] == prompt
     assert (request.user_turns, request.tools, request.images, request.json_schema) == (1, False, False, False)
 
 
 def test_everything_else_passes_untouched() -> None:
-    """The body is what was parsed, whole; a field that we do not read is the engine's to judge."""
+    """The body is complete; fields unknown to the gateway are left to the engine."""
     odd: dict[str, Any] = {
         "seed": 2**53 + 1,
         "vendor": {"x": [1.5, None]},
@@ -95,7 +95,7 @@ def test_everything_else_passes_untouched() -> None:
 
 
 def test_headers_say_budgets_priority_and_session() -> None:
-    """Milliseconds on the wire, seconds inside; of other headers only those that a policy looks at are kept."""
+    """Milliseconds on the wire, seconds inside; other headers are kept only if a policy reads them."""
     headers = {
         "x-slo-ttft-ms": "250",
         "x-slo-tpot-ms": "12.5",
@@ -119,7 +119,7 @@ def test_the_aliases_of_the_budget_headers_are_known() -> None:
     assert understood({**alias, "x-slo-ttft-ms": "200"}).ttft_budget == 0.2
 
 
-# --------------------------------------------------------------------------- what is refused
+# --------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ MESSAGES = st.lists(
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(Operation), st.dictionaries(NAMES, VALUES, max_size=4), MESSAGES | VALUES, VALUES)
 def test_any_object_is_understood_or_refused(operation: Operation, body: dict[str, Any], messages: Any, p: Any) -> None:
-    """What is understood can be counted and sent: no body of a caller's is an error of ours."""
+    """A valid body can be counted and sent: no body causes an internal error."""
     raw = json.dumps({"model": "m", "messages": messages, "prompt": p, **body}).encode()
     with suppress(ApiError):
         request = parse(operation, raw, NO_HEADERS, 0.0, "req-1")
@@ -249,7 +249,7 @@ def test_a_plain_request_id_is_the_callers_own(given: str) -> None:
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "a b", "a\r\nx: y", "ä", "\u2028", "a/b", '"'])
 def test_any_other_request_id_is_replaced(given: str) -> None:
-    """It is logged and sent on, so it must not be able to write lines or headers."""
+    """Ids are logged and forwarded, and so may not contain line breaks or headers."""
     fresh = {request_id_of({"x-request-id": given}) for _ in range(3)}
     assert len(fresh) == 3
     assert all(name.startswith("req_") and len(name) == 28 for name in fresh)

@@ -1,4 +1,4 @@
-"""The headers of an answer: the backend's by allow-list, ours by contract."""
+"""Headers of an answer: from the backend by allow-list, from the gateway by contract."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def life(**known: object) -> RequestTimeline:
 
 
 def test_of_a_backends_headers_only_the_allowed_pass() -> None:
-    """Its name, cookies, limits and ids stay here: they are about our key and our fleet."""
+    """Server name, cookies, rate limits and ids describe the gateway's key and fleet, and are removed."""
     backend = {
         "content-type": "text/event-stream",
         "content-encoding": "identity",
@@ -48,7 +48,7 @@ def test_of_a_backends_headers_only_the_allowed_pass() -> None:
 
 
 def test_streams_ask_proxies_not_to_buffer() -> None:
-    """An answer that is whole may be buffered."""
+    """Complete answers may be buffered."""
     sent = [as_dict(response_headers({}, life(), streams=streams)) for streams in (True, False)]
     asked = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     assert asked.items() <= sent[0].items()
@@ -82,7 +82,7 @@ def test_what_was_never_known_is_not_said() -> None:
 
 @pytest.mark.parametrize(("lost", "won", "said"), [(0, 0, "0"), (0, 1, "1"), (2, 0, "2"), (2, 1, "3")])
 def test_attempts_are_counted_lost_and_won(lost: int, won: int, said: str) -> None:
-    """A refusal that sent nothing says 0; an answer counts the attempt that gives it."""
+    """0 for a refusal before any attempt; an answer counts the winning attempt."""
     request = life(attempts=[LOST] * lost)
     assert as_dict(gateway_headers(request, 100.15, won))["x-firsttoken-attempts"] == said
 
@@ -92,7 +92,7 @@ ORDER = [stage for stage in Stage if stage < Stage.RELAY]
 
 @given(st.lists(st.floats(0, 20), min_size=11, max_size=11), st.sets(st.sampled_from(ORDER)))
 def test_server_timing_sums_to_the_ttft(times: list[float], left_out: set[Stage]) -> None:
-    """Closed stages in order, whichever they are; `relay` is what has passed since the last of them."""
+    """Closed stages in order; `relay` is the time since the last one."""
     request, at = life(), 100.0
     for stage, seconds in zip(ORDER, times, strict=False):
         if stage not in left_out:
@@ -107,7 +107,7 @@ def test_server_timing_sums_to_the_ttft(times: list[float], left_out: set[Stage]
 
 
 def test_a_stall_of_our_loop_is_said_beside_the_stages() -> None:
-    """It fell into some of them; less than a stall is not worth the bytes."""
+    """Below the stall threshold, no loop lag is reported."""
     lag = LoopLag()
     request = RequestTimeline(record(ttft=None), lag)
     request.close(Stage.READ, 100.2)

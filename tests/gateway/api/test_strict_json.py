@@ -1,4 +1,4 @@
-"""JSON that is forwarded: read as everybody reads it, or refused."""
+"""Strict JSON: a value on which all parsers agree, or an error."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_exactly_the_documents_with_a_key_given_twice_are_refused(data: st.DataO
     ],
 )
 def test_an_escaped_colon_does_not_hide_a_member(text: bytes) -> None:
-    """Members are counted by their colons: one that is spelled otherwise must not make up for one that was lost."""
+    """Members are counted by colons: an escaped colon must not hide a lost member."""
     assert reason(text).endswith("appears twice in one object")
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=40) | st.text('{}[]:,"\\u0aAdD8-+.eE tn\n', max_size=30).map(str.encode))
 def test_any_bytes_are_a_value_or_a_refusal(data: bytes) -> None:
-    """And what is accepted is what Python's own parser accepts."""
+    """Accepted values equal those of Python's own parser."""
     with suppress(BadJson):
         assert repr(decode(data)) == repr(json.loads(data))
 
@@ -155,7 +155,7 @@ def test_what_is_not_in_the_grammar_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('{"a" : ', "}")])
 def test_nesting_is_bounded_by_a_number_and_not_by_the_stack(opening: str, closing: str) -> None:
-    """What is accepted here is encoded again later, from deeper in the stack: that must not fail either."""
+    """Accepted values are encoded again later, deeper in the stack, without error."""
     deepest = (opening * (MAX_DEPTH - 1) + "1" + closing * (MAX_DEPTH - 1)).encode()
     assert reason(opening.encode() + deepest + closing.encode()) == "it is nested too deeply"
     assert json.loads(_encoded_from_far_below(decode(deepest), 500)) == json.loads(deepest)
@@ -196,7 +196,7 @@ def test_a_documents_own_members_are_read_and_what_lies_within_is_kept_as_it_was
 @settings(deadline=None, max_examples=300)
 @given(st.data(), DOCUMENTS)
 def test_reading_in_part_and_judging_the_parts_accepts_what_is_accepted_whole(data: st.DataObject, value: Any) -> None:
-    """Not more: a body that is passed on in parts was judged as strictly as one that was decoded."""
+    """Bodies forwarded in parts are validated as strictly as decoded ones."""
     text = bytearray(Writer(data.draw, twice=True).write({"a": [value], "b": {"c": value}, "d": value}).encode())
     for _ in range(data.draw(st.integers(0, 2))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.sampled_from(b'{}[]:,"\\ua0\xff\x1f1-.eN '))
@@ -238,7 +238,7 @@ def _in_parts(found: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_what_is_wrong_with_the_members_themselves_shows_at_once(text: bytes) -> None:
-    """Keys given twice in the document or in one of its objects, scalars, framing; and what is no object."""
+    """Duplicate keys at either level, scalars, framing, and documents other than objects."""
     with pytest.raises(UNREADABLE):
         members(text)
 
@@ -254,7 +254,7 @@ def test_an_element_is_judged_as_a_document(text: bytes) -> None:
 
 
 def test_an_element_may_be_as_deep_as_is_left_for_it() -> None:
-    """Its own levels are counted on top of those above it."""
+    """Levels above the element count too."""
     deepest = Raw(b"[" * 10 + b"]" * 10)
     assert element(deepest, 10)
     with pytest.raises(BadJson, match="nested too deeply"):

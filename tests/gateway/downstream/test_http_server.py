@@ -45,7 +45,7 @@ async def serving(
 
 
 class Clock:
-    """Answers requests, and remembers when each had arrived, and when it was begun."""
+    """Answers requests, and records the times of arrival and start."""
 
     def __init__(self, takes: float = 0.0) -> None:
         self.takes = takes
@@ -58,7 +58,7 @@ class Clock:
 
 
 class Echo:
-    """Says what it was given, or refuses what the server found at fault."""
+    """Replies with the request, or with the fault that the server found."""
 
     def __init__(self) -> None:
         self.seen: list[HttpRequest] = []
@@ -75,7 +75,7 @@ class Echo:
 
 
 async def test_a_request_arrives_with_its_first_byte() -> None:
-    """What its sender and the network take for the rest of it counts against its budget."""
+    """Time for sending the rest counts against the budget."""
     clock = Clock()
     async with serving(clock) as caller:
         caller.writer.write(GET[:1])
@@ -86,7 +86,7 @@ async def test_a_request_arrives_with_its_first_byte() -> None:
 
 
 async def test_the_next_request_on_a_connection_arrives_with_its_own_first_byte() -> None:
-    """Neither the pause before it nor the body of the one before is charged to it."""
+    """The pause before and the body of the request before do not count."""
     clock = Clock()
     async with serving(clock) as caller:
         for _ in range(2):
@@ -99,7 +99,7 @@ async def test_the_next_request_on_a_connection_arrives_with_its_own_first_byte(
 
 
 async def test_a_pipelined_request_arrives_when_its_turn_comes() -> None:
-    """It had to wait for nothing of ours but the answer before it, which the caller asked for first."""
+    """The wait was for an answer to the same caller."""
     clock = Clock(takes=0.1)
     async with serving(clock) as caller:
         caller.writer.write(GET * 2)
@@ -138,7 +138,7 @@ TRAILED = CHUNKED[:-2] + b"x-trailer: y\r\nauthorization: Bearer sk-other\r\n\r\
 
 @pytest.mark.parametrize("raw", [TRAILED, TRAILED + GET], ids=["alone", "with a request behind it"])
 async def test_trailers_are_headers_of_no_request(raw: bytes) -> None:
-    """Neither of their own request nor of the next one: the connection ends with a chunked request."""
+    """Not of the same request, nor of the next: a chunked request closes the connection."""
     async with serving(echo := Echo()) as caller:
         _, headers, body = await caller.whole(raw)
         assert await caller.rest() == b""
@@ -163,7 +163,7 @@ async def test_the_path_is_that_of_the_target_as_it_was_sent(target: bytes, path
 
 
 async def test_pipelined_requests_are_answered_in_their_order() -> None:
-    """However many come in one packet; one at a time."""
+    """Any number in one packet, served one at a time."""
     async with serving(Echo()) as caller:
         caller.writer.write(b"".join(post(b"%d" % i) for i in range(50)))
         for i in range(50):
@@ -185,7 +185,7 @@ async def test_a_caller_that_offers_another_protocol_is_served_in_this_one(metho
 
 
 async def test_an_upgrade_to_websocket_is_declined() -> None:
-    """The request is served as what it is besides, and the connection goes on in HTTP."""
+    """The request is served as plain HTTP, and the connection stays open."""
     upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
     async with serving(Echo()) as caller:
         caller.writer.write(GET[:-2] + upgrade + b"\r\n" + post(b"behind"))
@@ -196,7 +196,7 @@ async def test_an_upgrade_to_websocket_is_declined() -> None:
 
 @pytest.mark.parametrize("target", [b"example.org:443", b"/v1/models"])
 async def test_a_tunnel_is_refused(target: bytes) -> None:
-    """A 200 to CONNECT would promise that what follows reaches somebody else (RFC 9110 section 9.3.6)."""
+    """A 200 to CONNECT would promise a tunnel (RFC 9110 section 9.3.6)."""
     async with serving(Echo()) as caller:
         status, headers, _ = await caller.whole(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target + GET)
         assert await caller.rest() == b""
@@ -204,7 +204,7 @@ async def test_a_tunnel_is_refused(target: bytes) -> None:
 
 
 async def test_a_caller_is_told_to_go_on_where_it_asks() -> None:
-    """Expect: 100-continue (RFC 9110 section 10.1.1), before its body; curl waits a second for it."""
+    """Expect: 100-continue (RFC 9110 section 10.1.1) before the body; curl waits a second."""
     raw = post(b"abc", "expect: 100-continue")
     async with serving(Echo()) as caller:
         caller.writer.write(raw[:-3])
@@ -213,14 +213,14 @@ async def test_a_caller_is_told_to_go_on_where_it_asks() -> None:
 
 
 async def test_a_reply_to_head_has_no_body() -> None:
-    """And says how long it would have been."""
+    """Content-Length is that of the reply to GET."""
     async with serving(Echo()) as caller:
         caller.writer.write(GET.replace(b"GET", b"HEAD", 1) + GET)
         assert (await caller.head())[0] == 200
         assert (await caller.head())[1]["x-method"] == "GET"
 
 
-# --------------------------------------------------------------------------- what is refused
+# --------------------------------------------------------------------------- refusals
 
 
 FAULTS = {
@@ -233,7 +233,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("raw", "status"), FAULTS.values(), ids=FAULTS)
 async def test_a_request_at_fault_is_refused_by_the_handler(raw: bytes, status: int) -> None:
-    """It has a name and an arrival, so it is to have a Record; its connection ends, for its bytes are not all read."""
+    """Such requests get a Record. The connection ends: unread bytes are left."""
     async with serving(echo := Echo()) as caller:
         found, headers, body = await caller.whole(raw)
         assert await caller.rest() == b""
@@ -246,14 +246,14 @@ async def test_a_request_at_fault_is_refused_by_the_handler(raw: bytes, status: 
 
 
 async def test_a_declared_length_is_refused_before_the_body_comes() -> None:
-    """Nobody is to send 4 GB to hear that it was too much."""
+    """A body of 4 GB is not uploaded for a 413."""
     async with serving(Echo()) as caller:
         status, _, _ = await caller.whole(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4000000000\r\n\r\n")
     assert status == 413
 
 
 async def test_a_head_that_will_be_refused_is_not_waited_for() -> None:
-    """A caller without a key is told so before its body has come; what it still sends is read and dropped."""
+    """A caller without a key gets 401 before the body has arrived; later bytes are read and dropped."""
     asked: list[str] = []
 
     def precheck(http: HttpRequest) -> ApiError | None:
@@ -269,7 +269,7 @@ async def test_a_head_that_will_be_refused_is_not_waited_for() -> None:
 
 
 async def test_a_request_that_came_whole_is_not_checked_before() -> None:
-    """Its handler looks at the same things, and once is enough."""
+    """The handler makes the same checks."""
 
     def precheck(http: HttpRequest) -> ApiError | None:
         raise AssertionError
@@ -282,7 +282,7 @@ async def test_a_request_that_came_whole_is_not_checked_before() -> None:
     "endless", [b"POST /", b"POST / HTTP/1.1\r\nx: ", CHUNKED[:-2] + b"trailer: "], ids=["path", "head", "trailer"]
 )
 async def test_a_head_without_end_is_refused(endless: bytes) -> None:
-    """Whatever part of it goes on and on: what is no body is bounded."""
+    """Request line, headers and trailers are bounded."""
     async with serving(Echo()) as caller:
         caller.writer.write(endless)
         for _ in range(2 * MAX_LINE // 1000):
@@ -297,7 +297,7 @@ LONG = f"x-long: {'x' * (MAX_LINE + 1)}"
 
 @pytest.mark.parametrize("headers", [[LONG], ["x-many: x"] * MAX_HEADERS], ids=["a long one", "many"])
 async def test_a_head_that_is_too_long_is_refused_though_it_came_whole(headers: list[str]) -> None:
-    """In one read or many: how the network cuts a request decides nothing."""
+    """In one read or many, with the same result."""
     async with serving(Echo()) as caller:
         status, _, body = await caller.whole(post(b"x", *headers))
     assert (status, json.loads(body)["error"]["type"]) == (431, "invalid_request_error")
@@ -305,7 +305,7 @@ async def test_a_head_that_is_too_long_is_refused_though_it_came_whole(headers: 
 
 
 async def test_garbage_behind_a_request_in_hand_does_not_harm_its_answer() -> None:
-    """The answer was earned; then the connection ends, for nobody knows where the next request begins."""
+    """The answer is complete; then the connection ends, as no next request can be found."""
     async with serving(Clock(takes=0.1)) as caller:
         caller.writer.write(GET)
         await asyncio.sleep(0.03)
@@ -317,7 +317,7 @@ async def test_garbage_behind_a_request_in_hand_does_not_harm_its_answer() -> No
 
 @pytest.mark.parametrize("cut", [0, 63])
 async def test_a_body_that_is_not_http_never_reaches_the_handler(cut: int) -> None:
-    """Wherever the network cut it; its sender reads the error though it goes on sending."""
+    """Cut anywhere; the sender can read the error while still sending."""
     raw = CHUNKED.replace(b"2\r\nde", b"z\r\nde")
     async with serving(echo := Echo()) as caller:
         caller.writer.write(raw[:cut])
@@ -345,7 +345,7 @@ async def test_a_body_that_is_not_http_never_reaches_the_handler(cut: int) -> No
     ],
 )
 async def test_what_is_not_http_is_refused_in_our_envelope(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """400 on one line; nothing of it reaches a handler, or the log."""
+    """400 with one line of text; no handler is called, no content logged."""
 
     async def handler(http: HttpRequest) -> None:
         raise AssertionError
@@ -365,7 +365,7 @@ async def test_what_is_not_http_is_refused_in_our_envelope(raw: bytes, caplog: p
 
 @pytest.mark.parametrize(("limit", "sent"), [("head", GET[:10]), ("idle", b""), ("body", post(b"abc")[:-1])])
 async def test_nothing_is_waited_for_for_ever(limit: str, sent: bytes) -> None:
-    """Neither a head that drips in, nor a body, nor a next request."""
+    """Slow heads, slow bodies and idle connections are closed."""
     async with serving(Echo(), **{limit: 0.1, "linger": 0.1}) as caller:
         caller.writer.write(sent)
         rest = b""
@@ -376,14 +376,14 @@ async def test_nothing_is_waited_for_for_ever(limit: str, sent: bytes) -> None:
 
 
 async def test_an_answer_may_take_as_long_as_it_takes() -> None:
-    """The limits are those of asking; those of one request are not the next one's."""
+    """Limits apply to receiving requests, each on its own."""
     async with serving(Clock(takes=0.3), head=0.05, idle=0.2, body=0.05) as caller:
         for _ in range(2):
             assert (await caller.whole(GET))[0] == 200
 
 
 async def test_the_end_of_an_answer_is_not_kept_for_ever_for_a_caller_that_does_not_read() -> None:
-    """What is buffered of it goes with its connection."""
+    """The connection is aborted, and the buffer freed."""
     held: list[asyncio.Transport] = []
 
     async def handler(http: HttpRequest) -> None:
@@ -402,7 +402,7 @@ async def test_the_end_of_an_answer_is_not_kept_for_ever_for_a_caller_that_does_
 
 
 async def test_a_reader_is_told_when_its_socket_fills_and_drains() -> None:
-    """And what is held for it by then is bounded, here and in the kernel."""
+    """Buffers are bounded, in the process and in the kernel."""
     heard: list[str] = []
 
     class Reader:
@@ -442,7 +442,7 @@ async def test_a_reader_is_told_when_its_socket_fills_and_drains() -> None:
 
 
 async def test_what_a_handler_wrote_itself_is_the_whole_answer() -> None:
-    """Nothing is added to it, and the connection is kept exactly as long as the handler says."""
+    """Nothing is added; the handler decides on keep-alive."""
 
     async def handler(http: HttpRequest) -> None:
         http.writer.write(OK)
@@ -459,7 +459,7 @@ async def test_what_a_handler_wrote_itself_is_the_whole_answer() -> None:
 
 
 async def test_a_caller_that_leaves_cancels_its_handler() -> None:
-    """At once, whatever it waits for: that is how an engine hears of it."""
+    """At once: cancellation is how an engine is freed."""
     ends: list[str] = []
 
     async def handler(http: HttpRequest) -> None:
@@ -479,7 +479,7 @@ async def test_a_caller_that_leaves_cancels_its_handler() -> None:
 
 
 async def test_a_bug_of_ours_is_a_500_that_says_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    """Without its text, which may hold anything; that is for the log."""
+    """The exception's text is only logged."""
 
     async def handler(http: HttpRequest) -> None:
         raise KeyError("CANARY")
@@ -493,7 +493,7 @@ async def test_a_bug_of_ours_is_a_500_that_says_whose_it_is(caplog: pytest.LogCa
 
 
 async def test_a_bug_in_the_middle_of_an_answer_cuts_it_off() -> None:
-    """A second head would be read as part of the body."""
+    """A second head would be taken for body."""
 
     async def handler(http: HttpRequest) -> None:
         http.writer.write(OK[:-1])
@@ -510,7 +510,7 @@ async def test_a_bug_in_the_middle_of_an_answer_cuts_it_off() -> None:
 
 
 async def test_a_server_that_ends_lets_requests_finish_for_a_while() -> None:
-    """Then they are cancelled, and every connection is cut."""
+    """Then requests are cancelled and all connections closed."""
     ends: list[str] = []
 
     async def handler(http: HttpRequest) -> None:
@@ -542,7 +542,7 @@ async def test_a_server_that_ends_lets_requests_finish_for_a_while() -> None:
 
 
 def test_an_answer_of_ours_is_json_and_names_no_library() -> None:
-    """A version is of use to nobody but an attacker."""
+    """A version would help only an attacker."""
     reply = rendered(200, b"{}", ["x-one: 1"], "GET", keep_alive=True)
     head, _, body = reply.partition(b"\r\n\r\n")
     lines = ["HTTP/1.1 200 OK", "content-type: application/json", "content-length: 2", "server: firsttoken", "x-one: 1"]
@@ -550,7 +550,7 @@ def test_an_answer_of_ours_is_json_and_names_no_library() -> None:
 
 
 async def test_a_refusal_closes_the_connection_only_where_it_says_so() -> None:
-    """A mistake in a body costs no handshake; bytes that were not read do."""
+    """An invalid body keeps the connection; unread bytes close it."""
     refusals = [bad_request("No."), ApiError(413, "Too large.", headers={"x-one": "1"}, close=True)]
 
     async def handler(http: HttpRequest) -> None:
