@@ -24,10 +24,10 @@ from benchmarks.scenarios import SCENARIOS, arrivals, setting
 from gateway.replay.player import play
 from gateway.replay.scenario import Scenario
 from policies.fleet import endpoint_state
-from policies.fleet.fleet import Fleet
-from policies.queue.endpoint_queues import QueuedRequest
-from policies.queue.placement_round import PlacementRound, first
+from policies.prefix_cache.endpoint_cache import EndpointCache
+from policies.queue.placement_round import PlacementRound, with_first
 from policies.routes.route import Route
+from policies.routing.queued_request import QueuedRequest
 from policies.scorers import predicted
 from policies.types import FOREVER, Decision
 
@@ -58,12 +58,14 @@ class Cell:
         return f"{self.good:.3f}, {self.met:.3f}, {self.p99:.1f} s"
 
 
-_last = PlacementRound._last
+_place_best_effort = PlacementRound._place_best_effort
 
 
-def _sent_at_once(turn: PlacementRound, held: QueuedRequest, decision: Decision) -> Decision | None:
-    """Late requests go at once; requests without a deadline still wait for an idle engine."""
-    return first(decision, turn.soonest(held, decision)[0]) if held.deadline < FOREVER else _last(turn, held, decision)
+def _late_at_once(turn: PlacementRound, queued: QueuedRequest, decision: Decision) -> Decision | None:
+    """Late requests are dispatched at once; requests without a deadline still wait for an idle engine."""
+    if queued.deadline == FOREVER:
+        return _place_best_effort(turn, queued, decision)
+    return with_first(decision, turn.best_effort_order(queued, decision)[0])
 
 
 def _no_hit(*_: object) -> int:
@@ -74,8 +76,12 @@ def _always(*_: object) -> bool:
     return True
 
 
-def _never(*_: object) -> bool:
-    return False
+def _nothing(*_: object) -> None:
+    return None
+
+
+def _forever(*_: object) -> float:
+    return FOREVER
 
 
 def _none(*_: object) -> float:
@@ -102,14 +108,15 @@ ON = "everything on"
 IDEAS = (
     Idea(ON),
     Idea("late binding", ((PlacementRound, "has_room", _always), OPEN)),
-    Idea("strain gate", (OPEN,)),
-    Idea("price of harm", ((predicted, "WORTH", 0.0),)),
-    Idea("price of engine time", ((predicted, "EFFORT", 0.0),)),
-    Idea("giving way", ((PlacementRound, "_displace", _never),)),
-    Idea("hopeless last", ((PlacementRound, "_last", _sent_at_once),)),
-    Idea("affinity", ((Fleet, "hit", _no_hit),)),
+    Idea("TPOT pressure limit", (OPEN,)),
+    Idea("price of TPOT misses", ((predicted, "TPOT_MISS", 0.0),)),
+    Idea("price of engine time", ((predicted, "ENGINE_TIME", 0.0),)),
+    Idea("rebalancing", ((PlacementRound, "rebalance", _nothing),)),
+    Idea("spill at the last moment", ((PlacementRound, "_spill_at", _forever),)),
+    Idea("late requests last", ((PlacementRound, "_place_best_effort", _late_at_once),)),
+    Idea("prefix affinity", ((EndpointCache, "hit", _no_hit),)),
     Idea("hedging", change=_no_hedges),
-    Idea("tier walk by chance", change=_any_chance, scenarios="c"),
+    Idea("tier walk by probability", change=_any_chance, scenarios="c"),
 )
 BY_NAME = {idea.name: idea for idea in IDEAS}
 

@@ -26,9 +26,9 @@ from backends.interface import BackendConfig, BackendRequest, Operation
 from backends.vllm import Vllm
 from gateway.admission.auth import ANYONE
 from gateway.api.inference_request import InferenceRequest, parse
-from gateway.decider import Decider
 from gateway.fleet.monitor import Monitor
 from gateway.process import tune_gc
+from gateway.scheduler import Decider
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.incremental import TokenizerConfig
 from gateway.tokenize.tokenizers import Encoder, encoder

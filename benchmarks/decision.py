@@ -22,12 +22,12 @@ from random import Random
 from statistics import median
 from time import perf_counter
 
-from policies.attempts.attempt_machine import AttemptMachine
-from policies.attempts.attempt_steps import Begin, FirstToken, Open
+from policies.attempts.attempt_machine import AttemptMachine, Begin, FirstToken, Open
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes import workloads
 from policies.routes.route import Route
+from policies.routing.queued_request import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import (
     AttemptOutcome,
@@ -90,16 +90,16 @@ def decision_times(endpoints: int, with_room: bool) -> list[float]:
     gc.freeze()
     for i in range(ROUNDS):
         prompt = PromptEstimate({"main": seen[random.randrange(len(seen))]}, 200)
-        ask = RequestView("agent", now, True)
+        queued = QueuedRequest(i, RequestView(now, stream=True), prompt, route, i)
         now += 0.001
         if i % 200 == 0:
             fleet.on_progress([(key, int(40 * (now - 0.02 * key - 0.2)) + 1) for key in range(len(seen))], now)
         began = perf_counter()
         if with_room:
-            room.enter(i, ask, prompt, route, now, i)
+            room.enter(queued)
             gone = list(room.release(fleet, now))
         else:
-            decide(ask, prompt, route, fleet.snapshot(now), fleet, now, i)
+            decide(queued, fleet.snapshot(now), fleet, now)
         took.append(perf_counter() - began)
         if with_room:
             for ticket, _ in gone:
@@ -129,12 +129,13 @@ class SmallRequests:
         """Serve one request. Returns s of each stage."""
         self.now, self.number, prompt = self.now + 0.01, self.number + 1, self.prompt()
         fleet, route, now, key, estimate = self.fleet, self.route, self.now, object(), PromptEstimate({"main": prompt})
-        ask, first_at = RequestView("chat", now, True), now + 0.02 + 0.01 * self.random.random()
+        queued = QueuedRequest(key, RequestView(now, stream=True), estimate, route, self.number)
+        first_at = now + 0.02 + 0.01 * self.random.random()
         reported = AttemptReport(prompt.tokens, SYSTEM * BLOCK, OUTPUT, 0.02)
         marks = [perf_counter()]
         snapshot = fleet.snapshot(now)
         marks.append(perf_counter())
-        decision = decide(ask, estimate, route, snapshot, fleet, now, self.number)
+        decision = decide(queued, snapshot, fleet, now)
         marks.append(perf_counter())
         machine = AttemptMachine(
             decision, max_attempts=route.max_attempts, stream=True, hedge=True, first_token_limit=60.0, now=now

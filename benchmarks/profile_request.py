@@ -43,7 +43,7 @@ ROWS = (  # the first match: by the beginning of a file's path from the root of 
     ("upstream", ("gateway/upstream/", "backends/")),
     ("observe", ("gateway/observe/",)),
     ("cache warming", ("gateway/fleet/cache_warming", "gateway/fleet/saved_prompt", "gateway/fleet/synthetic_request")),
-    ("decide", ("gateway/decider", "gateway/scheduler", "gateway/fleet/monitor", "policies/")),
+    ("decide", ("gateway/scheduler", "gateway/fleet/monitor", "policies/")),
 )
 LOOP, THREADS = "loop", "threads"
 WRITING = 10.0  # s

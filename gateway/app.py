@@ -23,7 +23,6 @@ from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.quotas import Admission
 from gateway.admission.reservations import Quotas
 from gateway.config.models import Config
-from gateway.decider import Decider
 from gateway.downstream.http_server import HttpServer
 from gateway.fleet.cache_warming import CacheWarming
 from gateway.fleet.dns_discovery import DnsDiscovery
@@ -42,7 +41,7 @@ from gateway.observe.recorder import Recorder
 from gateway.process import BACKLOG, HANDLER_GRACE, bind, url_of
 from gateway.proxy import Proxy
 from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers
-from gateway.scheduler import RequestQueue
+from gateway.scheduler import Decider, RequestQueue
 from gateway.tokenize.estimator import Estimator
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.wiring import WorkerContext

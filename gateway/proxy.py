@@ -18,7 +18,6 @@ from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.response_headers import gateway_headers
 from gateway.api.strict_json import encode
-from gateway.decider import Decider
 from gateway.downstream.http_request import HttpRequest
 from gateway.fleet.cache_warming import CacheWarming
 from gateway.observe.otel.trace_context import Tracer
@@ -26,7 +25,7 @@ from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import RuntimeHolder
-from gateway.scheduler import QueueTimeout, RequestQueue
+from gateway.scheduler import Decider, QueueTimeout, RequestQueue
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest, attempt_record
@@ -87,7 +86,7 @@ class Proxy:
             try:
                 await self.serve(http, operation, timeline)
             except QueueTimeout as refusal:
-                timeline.held(monotonic(), refusal.limited)
+                timeline.held(monotonic(), refusal.rate_limited_s)
                 self.refuse(http, refusal, timeline, RequestOutcome.SHED)
             except ApiError as refusal:
                 self.refuse(http, refusal, timeline)

@@ -1,15 +1,14 @@
-"""The line before the engines: gives the waiting room a clock, a timer and callers who wait.
+"""From a parsed request to its decision: estimate, queue, placement.
 
-Rules:
-- A request that may go at once costs no task, no future and no timer.
-- Those that wait are looked at again when another request enters or leaves, when an attempt begins to answer or
-  ends, when an engine has told of itself, and when the room asks for it. Many events in one turn of the loop are
-  one look.
-- They go one at a time, as the room wants it: each is sent, and counted by the fleet, before the next is asked for.
-- Whoever enters leaves: with a decision, with a refusal (held for too long, or the gateway goes away), or with its
-  caller.
-- Our own bug is one caller's error. The room that it happened in is given up, and the others enter a new one; where
-  none of them is the cause, the room is, and all go as if there were none.
+`Decider` gives the pure decision code a parsed request, an estimate, a snapshot and the clock. `RequestQueue` drives
+`policies.queue.queue_scheduler` with a clock, a timer and waiting callers. Rules of the queue:
+- A request that is placed at once costs no task, no future and no timer.
+- The queue is checked when a request enters or leaves, an attempt gets its first token or ends, an engine is scraped,
+  and when the scheduler asks for it. Many events in one turn of the loop are one check.
+- Requests are released one at a time: each is dispatched, and counted by the fleet, before the next is released.
+- Every request leaves: with a decision, with an error (queue timeout, shutdown), or with its caller.
+- An exception in the scheduler is one caller's error. The scheduler is replaced and the other requests enter the new
+  one; where no single request is the cause, all are placed without a queue.
 """
 
 from __future__ import annotations
@@ -18,243 +17,308 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from time import monotonic
 
+from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later
-from gateway.api.inference_request import InferenceRequest
-from gateway.decider import ask_of
+from gateway.api.inference_request import InferenceRequest, parse
 from gateway.fleet.monitor import Monitor
+from gateway.observe.record import Record, RequestOutcome
+from gateway.tokenize.estimator import Estimator
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
+from policies.routing.queued_request import QueuedRequest
 from policies.routing.tiers import LONGEST_WAIT, decide
-from policies.types import FOREVER, Decision, PromptEstimate, RequestView
+from policies.types import FOREVER, Decision, Health, PromptEstimate
 
 log = logging.getLogger("firsttoken")
 
-NO_HURRY = 600.0  # s that a request without a deadline may be held: the SDKs' own default timeout
-SOONEST = 0.001  # s from one look to the next that the room asks for
-ELSEWHERE = 1.0  # s after which a caller of a gateway that goes away may ask another
+LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing in it is cached
+MANY, SUSPECT = 400, 15_000  # messages: 1 ms to parse if none is cached; bytes of body that may hold as many
+SAMPLE = 2_048  # bytes in which messages are counted, in three places: in all of 100 KB it would take 56 us
+
+NO_DEADLINE_PATIENCE = 600.0  # s that a request without a deadline may be held: the SDKs' own default timeout
+SHORTEST_TIMER = 0.001  # s between two checks that the scheduler asks for
+SHUTDOWN_RETRY = 1.0  # s after which a caller may try another gateway
+
+
+# --------------------------------------------------------------------------- parse, estimate, decide
+
+
+class Decider:
+    """Steps that the proxy, the request queue and /explain share."""
+
+    def __init__(self, estimator: Estimator, monitor: Monitor) -> None:
+        self.estimator = estimator
+        self.monitor = monitor
+
+    async def parse(
+        self,
+        operation: Operation,
+        raw: bytes,
+        headers: Mapping[str, str],
+        arrival: float,
+        request_id: str,
+        wanted_headers: frozenset[str] = frozenset(),
+    ) -> InferenceRequest:
+        """Parses a body, in a thread where that would block the loop. Raises ApiError."""
+        asked = operation, raw, headers, arrival, request_id, wanted_headers
+        if len(raw) <= LARGE and (len(raw) <= SUSPECT or estimated_messages(raw) <= MANY):
+            return parse(*asked)
+        return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, parse, *asked)
+
+    async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
+        """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread."""
+        pools = [tier.pool for tier in route.tiers]
+        expected = self.monitor.fleet.expected_output(route.name, route.output_cap(request.max_tokens))
+        return await self.estimator.estimate(request.prompt, pools, tenant.cache_group, expected)
+
+    def decide(
+        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, sequence: int
+    ) -> Decision:
+        """The decision at this moment without the queue. Changes nothing."""
+        queued = QueuedRequest(id(request), request, estimate, route, sequence, tenant.cache_group)
+        return decide_now(queued, self.monitor, monotonic())
+
+    def learn(self, record: Record) -> None:
+        """Record sink: learns the length of the route's answers."""
+        if record.end is RequestOutcome.COMPLETED and record.output_tokens:
+            self.monitor.fleet.observe_output(record.route, record.output_tokens)
+
+    def any_usable(self, now: float) -> bool:
+        return any(load.health is not Health.DOWN for load in self.monitor.snapshot(now).loads.values())
+
+
+def decide_now(queued: QueuedRequest, monitor: Monitor, now: float) -> Decision:
+    return decide(queued, monitor.fleet.snapshot(now), monitor.fleet, now)
+
+
+def estimated_messages(raw: bytes) -> float:
+    """Approximate number of messages in a body, from samples at its start, middle and end."""
+    places = 0, len(raw) // 2, len(raw) - SAMPLE
+    return sum(raw.count(b'"role"', at, at + SAMPLE) for at in places) * len(raw) / (3 * SAMPLE)
+
+
+# --------------------------------------------------------------------------- queue
 
 
 class QueueTimeout(ApiError):
-    """It found no place while it could be held, for `limited` seconds of that because of a provider's rate limit."""
+    """A request found no place while it could be held; `rate_limited_s` of that because of a provider's rate limit."""
 
-    def __init__(self, message: str, retry_after: float, limited: float) -> None:
+    def __init__(self, message: str, retry_after: float, rate_limited_s: float) -> None:
         super().__init__(503, message, type="server_error", code="unavailable", headers=retry_later(retry_after))
-        self.limited = limited
+        self.rate_limited_s = rate_limited_s
 
 
-class Entrant:
-    """One request in the room, held for `patience` s at most. `answer` is there once its caller waits."""
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A queued request and its caller."""
 
-    __slots__ = ("answer", "ask", "entered", "estimate", "outcome", "route", "seed", "until")
+    queued: QueuedRequest
+    entered_at: float
+    expires_at: float
+    outcome: Decision | Exception | None = None
+    wakeup: asyncio.Future[None] | None = None  # once the caller waits
 
-    def __init__(
-        self, ask: RequestView, estimate: PromptEstimate, route: Route, seed: int, entered: float, patience: float
-    ) -> None:
-        self.ask, self.estimate, self.route, self.seed, self.entered = ask, estimate, route, seed, entered
-        self.until = entered + (patience if route.ttft else max(patience, NO_HURRY))  # nobody waits for the others
-        self.outcome: Decision | Exception | None = None
-        self.answer: asyncio.Future[None] | None = None
-
-    def settled(self) -> Decision | None:
-        """None: not yet."""
+    def result(self) -> Decision | None:
+        """None: undecided. Raises the error that ended the request."""
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
 
 
 class RequestQueue:
-    """One per process. `patience`: s that a request may be held, read when it enters."""
+    """One per process. `patience`: s that a request with a deadline may be held, read when it enters."""
 
     def __init__(
-        self, monitor: Monitor, patience: Callable[[], float], rooms: Callable[[], QueueScheduler] = QueueScheduler
+        self,
+        monitor: Monitor,
+        patience: Callable[[], float],
+        new_scheduler: Callable[[], QueueScheduler] = QueueScheduler,
     ) -> None:
-        self.room, self._rooms = rooms(), rooms
-        self.monitor, self.patience = monitor, patience
-        self.ordinal = 0  # of the last request that entered
-        self._inside: dict[Hashable, Entrant] = {}  # in the order in which they entered
-        self._expires = FOREVER  # no later than the first of them is held for too long
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = FOREVER
-        self._soon: asyncio.Handle | None = None
-        self._going = False  # one was let go whose task has yet to run: until the next look the room is asked nothing
+        self.monitor = monitor
+        self.patience = patience
+        self.scheduler = new_scheduler()
+        self._new_scheduler = new_scheduler
+        self.sequence = 0  # of the last request that entered
+        self._waiters: dict[Hashable, Waiter] = {}  # in order of arrival
+        self._next_expiry = FOREVER  # no later than the earliest `expires_at`
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = FOREVER
+        self._check_handle: asyncio.Handle | None = None
+        self.dispatch_pending = False  # a released request is not dispatched yet: nothing is released meanwhile
 
     def depth(self) -> Mapping[str, int]:
         """Requests held now, by route."""
-        return Counter(entrant.route.name for entrant in self._inside.values())
+        return Counter(waiter.queued.route.name for waiter in self._waiters.values())
 
     @property
     def saturated(self) -> bool:
-        """Somebody is held: no engine has time to spare."""
-        return bool(self._inside)
+        """Requests are held: no engine has time to spare."""
+        return bool(self._waiters)
 
     async def decide(
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant
     ) -> Decision:
-        """Where the request goes, once it may go. `departed` is to be called when it has been sent, or will not be."""
-        decision = self.decide_now(request, route, estimate, tenant)
-        return await self.hold(request) if decision is None else decision
-
-    def decide_now(
-        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant
-    ) -> Decision | None:
-        """Where it goes, if it may go at once. None: it is held, and `hold` is to be awaited before anything else."""
-        self.ordinal += 1
-        ticket, now, seed = id(request), monotonic(), self.ordinal
-        ask = ask_of(request, route, tenant.cache_group)
-        if self._inside or self._going:
-            self.room.enter(ticket, ask, estimate, route, now, seed)
-            entrant = self._admit(ticket, ask, estimate, route, now)
-            self._look(now)
-            return entrant.settled()
-        try:
-            decision = self.room.pass_through(ticket, ask, estimate, route, self.monitor.fleet, now, seed)
-        except Exception:
-            entrant = self._admit(ticket, ask, estimate, route, now)
-            self._start_over(now)
-            return entrant.settled()
-        if decision is None:
-            self._admit(ticket, ask, estimate, route, now)
-            self._watch(now)
-        return decision
-
-    async def hold(self, request: InferenceRequest) -> Decision:
-        """What becomes of one that is held."""
-        ticket = id(request)
-        entrant = self._inside[ticket]
-        entrant.answer = asyncio.get_running_loop().create_future()
-        try:
-            await entrant.answer
-        except asyncio.CancelledError:
-            self._inside.pop(ticket, None)
-            self.room.leave(ticket)
-            self._look_soon()
-            raise
-        decision = entrant.settled()
-        assert decision is not None
-        return decision
+        """The placement of a request, once it has one; `on_dispatched` must follow. Raises QueueTimeout."""
+        self.sequence += 1
+        queued = QueuedRequest(id(request), request, estimate, route, self.sequence, tenant.cache_group)
+        decision = self._enter(queued, monotonic())
+        return await self._wait(queued.request_key) if decision is None else decision
 
     def on_dispatched(self, request: InferenceRequest) -> None:
-        """The fleet knows of its first attempt, or there will be none."""
-        self.room.on_dispatched(id(request))
-
-    @property
-    def dispatch_pending(self) -> bool:
-        """One was let go and has not been sent yet: its decision stands, so the fleet must."""
-        return self._going
+        """The fleet counts the request's first attempt, or there will be none."""
+        self.scheduler.on_dispatched(id(request))
 
     def close(self) -> None:
-        """The gateway goes away: nobody is held any longer."""
+        """Shutdown: rejects all held requests."""
         now = monotonic()
-        for ticket in tuple(self._inside):
-            self._turn_away(ticket, "The gateway is being stopped; try again.", ELSEWHERE, now)
-        self._watch(now)
+        for key in tuple(self._waiters):
+            self._reject(key, "The gateway is being stopped; try again.", SHUTDOWN_RETRY, now)
+        self._schedule_check(now)
 
     # -- one request ------------------------------------------------------------------------
 
-    def _admit(self, ticket: Hashable, ask: RequestView, estimate: PromptEstimate, route: Route, now: float) -> Entrant:
-        entrant = self._inside[ticket] = Entrant(ask, estimate, route, self.ordinal, now, self.patience())
-        self._expires = min(self._expires, entrant.until)
-        return entrant
+    def _enter(self, queued: QueuedRequest, now: float) -> Decision | None:
+        """The decision, if it is placed at once. None: it is held."""
+        if self._waiters or self.dispatch_pending:
+            self.scheduler.enter(queued)
+            waiter = self._hold(queued, now)
+            self._check(now)
+            return waiter.result()
+        try:
+            decision = self.scheduler.pass_through(queued, self.monitor.fleet, now)
+        except Exception:
+            waiter = self._hold(queued, now)
+            self._restart(now)
+            return waiter.result()
+        if decision is None:
+            self._hold(queued, now)
+            self._schedule_check(now)
+        return decision
 
-    def _settle(self, ticket: Hashable, outcome: Decision | Exception) -> bool:
-        """Whether its caller had to be woken."""
-        entrant = self._inside.pop(ticket)
-        entrant.outcome = outcome
-        if entrant.answer is None or entrant.answer.done():
+    def _hold(self, queued: QueuedRequest, now: float) -> Waiter:
+        patience = self.patience() if queued.route.ttft else max(self.patience(), NO_DEADLINE_PATIENCE)
+        waiter = self._waiters[queued.request_key] = Waiter(queued, now, now + patience)
+        self._next_expiry = min(self._next_expiry, waiter.expires_at)
+        return waiter
+
+    async def _wait(self, key: Hashable) -> Decision:
+        waiter = self._waiters[key]
+        waiter.wakeup = asyncio.get_running_loop().create_future()
+        try:
+            await waiter.wakeup
+        except asyncio.CancelledError:
+            self._waiters.pop(key, None)
+            self.scheduler.leave(key)
+            self._check_soon()
+            raise
+        decision = waiter.result()
+        assert decision is not None
+        return decision
+
+    def _finish(self, key: Hashable, outcome: Decision | Exception) -> bool:
+        """True: the caller's task is woken, and runs in a later turn of the loop."""
+        waiter = self._waiters.pop(key)
+        waiter.outcome = outcome
+        if waiter.wakeup is None or waiter.wakeup.done():
             return False
-        entrant.answer.set_result(None)
+        waiter.wakeup.set_result(None)
         return True
 
-    def _turn_away(self, ticket: Hashable, message: str, retry_after: float, now: float) -> None:
-        self._settle(ticket, QueueTimeout(message, retry_after, self.room.leave(ticket, now)))
+    def _reject(self, key: Hashable, message: str, retry_after: float, now: float) -> None:
+        self._finish(key, QueueTimeout(message, retry_after, self.scheduler.leave(key, now)))
 
-    # -- all of them ------------------------------------------------------------------------
+    # -- all requests -----------------------------------------------------------------------
 
-    def _look(self, now: float) -> None:
-        """Whoever may go now, goes."""
+    def _check(self, now: float) -> None:
+        """Rejects expired requests and releases one that has a place."""
         self._expire(now)
         try:
-            if self._inside and not self._going:
+            if self._waiters and not self.dispatch_pending:
                 self._release(now)
         except Exception:
-            self._start_over(now)
+            self._restart(now)
         else:
-            self._watch(now)
+            self._schedule_check(now)
 
     def _release(self, now: float) -> None:
-        """The loop calls in order: who is woken here has been sent by the time of the look that is asked for behind."""
-        for ticket, decision in self.room.release(self.monitor.fleet, now):
-            self._going = self._settle(ticket, decision) and decision.chosen is not None
+        """Callbacks run in order: a task woken here has dispatched its request by the next check."""
+        for key, decision in self.scheduler.release(self.monitor.fleet, now):
+            woken = self._finish(key, decision)
             if decision.chosen is not None:
-                self._look_behind()
+                self.dispatch_pending = woken
+                self._check_after_callbacks()
                 return
 
     def _expire(self, now: float) -> None:
-        if now < self._expires:
+        if now < self._next_expiry:
             return
-        for ticket, entrant in tuple(self._inside.items()):
-            if now >= entrant.until:
-                message = f"No server had time for this request within {entrant.until - entrant.entered:g} s."
-                self._turn_away(ticket, message, LONGEST_WAIT, now)
-        self._expires = min((entrant.until for entrant in self._inside.values()), default=FOREVER)
+        for key, waiter in tuple(self._waiters.items()):
+            if now >= waiter.expires_at:
+                patience = waiter.expires_at - waiter.entered_at
+                message = f"No server had time for this request within {patience:g} s."
+                self._reject(key, message, LONGEST_WAIT, now)
+        self._next_expiry = min((waiter.expires_at for waiter in self._waiters.values()), default=FOREVER)
 
-    def _start_over(self, now: float) -> None:
-        """Who cannot be decided even alone is the cause: each time that one is found there are fewer left."""
-        log.exception("the waiting room failed; its %d requests enter a new one", len(self._inside))
-        self.room, before = self._rooms(), len(self._inside)
+    def _restart(self, now: float) -> None:
+        """Replaces a scheduler that raised. Each request that cannot be decided alone is ended with its error."""
+        log.exception("request queue failed; %d requests are queued again", len(self._waiters))
+        self.scheduler, before = self._new_scheduler(), len(self._waiters)
         decisions = self._decide_each(now)
         if len(decisions) < before:
-            for ticket, one in self._inside.items():
-                self.room.enter(ticket, one.ask, one.estimate, one.route, one.entered, one.seed)
-            self._look(now)
+            for waiter in self._waiters.values():
+                self.scheduler.enter(waiter.queued)
+            self._check(now)
         else:
-            for ticket, decision in decisions.items():
-                self._settle(ticket, decision)
-            self._watch(now)
+            for key, decision in decisions.items():
+                self._finish(key, decision)
+            self._schedule_check(now)
 
     def _decide_each(self, now: float) -> dict[Hashable, Decision]:
-        fleet, decisions = self.monitor.fleet, dict[Hashable, Decision]()
-        for ticket, one in tuple(self._inside.items()):
+        decisions: dict[Hashable, Decision] = {}
+        for key, waiter in tuple(self._waiters.items()):
             try:
-                decisions[ticket] = decide(one.ask, one.estimate, one.route, fleet.snapshot(now), fleet, now, one.seed)
+                decisions[key] = decide_now(waiter.queued, self.monitor, now)
             except Exception as error:
-                self._settle(ticket, error)
+                self._finish(key, error)
         return decisions
 
-    # -- when to look -----------------------------------------------------------------------
+    # -- timer ------------------------------------------------------------------------------
 
-    def _watch(self, now: float) -> None:
-        """Be told of news, and be woken, as long as somebody waits. An alarm that comes early does no harm."""
+    def _schedule_check(self, now: float) -> None:
+        """Subscribes to news and sets the timer while requests are held. An early timer does no harm."""
         due, self.monitor.on_news = FOREVER, None
-        if self._inside:
-            self.monitor.on_news = self._look_soon
-            due = min(self.room.wake_at, self._expires)
-        if self._alarm is not None and (due == FOREVER or due < self._alarm_at):
-            self._alarm.cancel()
-            self._alarm = None
-        if self._alarm is None and due < FOREVER:
-            self._alarm_at = due
-            self._alarm = asyncio.get_running_loop().call_later(max(due - now, SOONEST), self._on_alarm)
+        if self._waiters:
+            self.monitor.on_news = self._check_soon
+            due = min(self.scheduler.wake_at, self._next_expiry)
+        if self._timer is not None and (due == FOREVER or due < self._timer_at):
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and due < FOREVER:
+            self._timer_at = due
+            delay = max(due - now, SHORTEST_TIMER)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
-    def _on_alarm(self) -> None:
-        self._alarm = None
-        self._look(monotonic())
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._check(monotonic())
 
-    def _look_soon(self) -> None:
-        if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_soon(self._on_soon)
+    def _check_soon(self) -> None:
+        if self._check_handle is None:
+            self._check_handle = asyncio.get_running_loop().call_soon(self._on_check)
 
-    def _look_behind(self) -> None:
-        """Behind all that the loop has been asked to call so far."""
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
-        if self._inside or self._going:
-            self._look_soon()
+    def _check_after_callbacks(self) -> None:
+        """Checks again after all callbacks that are scheduled so far."""
+        if self._check_handle is not None:
+            self._check_handle.cancel()
+            self._check_handle = None
+        if self._waiters or self.dispatch_pending:
+            self._check_soon()
 
-    def _on_soon(self) -> None:
-        self._soon, self._going = None, False
-        self._look(monotonic())
+    def _on_check(self) -> None:
+        self._check_handle = None
+        self.dispatch_pending = False
+        self._check(monotonic())

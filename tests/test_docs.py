@@ -197,8 +197,8 @@ LIMITS = [  # how a line of the page begins, and what it says
     ("| idle connection of a caller", f"{TIMEOUTS.idle:g} s"),
     ("| idle connection to an endpoint", f"{parts.IDLE:g} s"),
     ("| `retry-after` of a shed request", f"{tiers.SHORTEST_WAIT:g} to {tiers.LONGEST_WAIT:g} s"),
-    ("| requests held back", f"| {waiting.HELD}; beyond"),
-    ("| endpoints that may die of one request", f"| {attempts.DEATHS} |"),
+    ("| requests held back", f"| {waiting.MAX_HELD}; beyond"),
+    ("| endpoints that may die of one request", f"| {attempts.MAX_DEATHS} |"),
     ("| silence before an answer that is not streamed", f"{WHOLE_ANSWER:g} s"),
     ("| endpoint taken out", f"after {breaker.FAILURES} failures in a row, or {breaker.REFUSALS} where nobody"),
     (

@@ -22,12 +22,11 @@ from gateway.admin.request_query import RequestQuery
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
-from gateway.decider import Decider
 from gateway.observe.metrics.route_stats import kept, route_stats
 from gateway.observe.metrics.scrape_collectors import Registry
 from gateway.observe.recorder import Recorder
 from gateway.runtime import RuntimeHolder, redacted_config
-from gateway.scheduler import RequestQueue
+from gateway.scheduler import Decider, RequestQueue
 from policies.routes.route import Route
 
 BATCH = 20  # Records encoded between two turns of the loop: 0.5 ms
@@ -88,7 +87,7 @@ class GatewayAdmin:
         request = await self.decider.parse(operation, body, headers, monotonic(), "explain", wanted)
         route = runtime.routes.match(request.model)
         estimate = await self.decider.estimate(request, route, tenant)
-        decision = self.decider.decide(request, route, estimate, tenant, self.queue.ordinal + 1)
+        decision = self.decider.decide(request, route, estimate, tenant, self.queue.sequence + 1)
         return json_response(200, encode(explain(decision, estimate, self.queue.depth(), runtime.pools)))
 
     async def report_ttft(self, beacon: bytes) -> web.Response:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -24,7 +25,6 @@ from gateway.api.api_error import bad_request
 from gateway.api.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
 from gateway.tokenize.generational_cache import GenerationalCache
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
-from policies.value import value
 
 KNOWN_MESSAGES, KNOWN_PARAMETERS = 100_000, 4_000  # entries; 100 and 500 bytes each
 
@@ -72,7 +72,7 @@ class _Completion(_Common, kw_only=True):
     prompt: str | list[str | int | list[int]]
 
 
-@value
+@dataclass(slots=True)
 class Parameters:
     """The members of a body with a meaning for the gateway, except the prompt."""
 
@@ -84,7 +84,7 @@ class Parameters:
     json_schema: bool
 
 
-@value
+@dataclass(slots=True)
 class ParsedBody:
     """A valid body. In `members`, elements of arrays and members of objects may be `Raw` JSON."""
 
@@ -95,7 +95,7 @@ class ParsedBody:
     images: bool = False
 
 
-@value
+@dataclass(slots=True)
 class _KnownFields:
     """Parameters from all fields but the prompt, and digests of the fields rendered before the messages."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -11,15 +12,15 @@ from backends.interface import Operation
 from gateway.api.api_error import bad_request
 from gateway.api.body import read
 from gateway.tokenize.prompt import Prompt
-from policies.value import value
+from policies.types import RequestView
 
 _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:")
 _PROCESS = os.urandom(8).hex()  # makes request ids unique across processes and restarts
 _sequence = count(1)
 
 
-@value
-class InferenceRequest:
+@dataclass(slots=True, kw_only=True)
+class InferenceRequest(RequestView):
     """A valid request. `body` is forwarded and must not be changed in place; elements of its arrays and members of its
     objects may be `msgspec.Raw`: JSON as it was written, known to be strict."""
 
@@ -27,20 +28,8 @@ class InferenceRequest:
     body: Mapping[str, Any]
     prompt: Prompt
     model: str
-    stream: bool
     wants_usage: bool  # the caller requested the usage chunk
-    max_tokens: int | None
-    tools: bool
-    json_schema: bool
-    user_turns: int
-    images: bool
-    priority: int
     traceparent: str
-    session: str
-    ttft_budget: float | None  # s, from a header
-    tpot_budget: float | None
-    headers: Mapping[str, str]  # as far as conditions of routes read them
-    arrival: float
     request_id: str
     size: int  # bytes of body
 

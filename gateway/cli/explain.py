@@ -29,9 +29,9 @@ from gateway.api.strict_json import BadJson, decode, encode
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
-from gateway.decider import Decider
 from gateway.fleet.monitor import Monitor
 from gateway.runtime import tokenizers
+from gateway.scheduler import Decider
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import EncoderError
 from policies.fleet.fleet import Fleet

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.observe.otel.trace_context import Trace
 from policies.types import AttemptKind, AttemptOutcome, Decision, PrefixBlocks
-from policies.value import value
 
 if TYPE_CHECKING:
     from gateway.admission.reservations import Reservation
@@ -66,7 +65,7 @@ class RequestOutcome(StrEnum):
     CUT = "cut"  # stopped with the gateway before the end
 
 
-@value
+@dataclass(slots=True)
 class AttemptRecord:
     """An attempt, won or lost. Times are seconds after arrival."""
 

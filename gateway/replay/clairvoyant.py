@@ -37,7 +37,8 @@ from gateway.replay.sim_fleet import SimFleet
 from gateway.replay.traces import Arrival
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route, Tier
-from policies.types import FOREVER, Candidate, Decision, Endpoint, Forecast, Placement, PromptEstimate, RequestView
+from policies.routing.queued_request import QueuedRequest
+from policies.types import FOREVER, Candidate, Decision, Endpoint, Forecast, Placement, RequestView
 
 TICK = 0.015  # s between two decisions while requests with a deadline wait
 IDLE_TICK = 0.25  # s, while only late requests or those without a deadline wait
@@ -71,14 +72,13 @@ class Clairvoyant:
     def held(self) -> int:
         return len(self._new) + len(self._spare) + sum(len(group.queue) for group in self._groups.values())
 
-    def enter(
-        self, number: int, view: RequestView, estimate: PromptEstimate, route: Route, now: float, seed: int
-    ) -> None:
-        """`number`: of the arrival, from 1."""
-        deadline = view.arrival + route.ttft_budget(view.ttft_budget)
+    def enter(self, queued: QueuedRequest) -> None:
+        """The sequence number is that of the arrival, from 1."""
+        number, route = queued.sequence, queued.route
         arrival = self._arrivals[number - 1]
-        request = PlannedRequest(number, arrival, route, deadline, self._tiers(view, route, arrival))
-        if deadline == FOREVER and request.tiers:
+        tiers = self._tiers(queued.request, route, arrival)
+        request = PlannedRequest(number, arrival, route, queued.deadline, tiers)
+        if queued.deadline == FOREVER and tiers:
             insort(self._spare, request)
         else:
             self._new.append(request)

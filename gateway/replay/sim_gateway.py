@@ -17,13 +17,14 @@ from gateway.replay.results import ReplayOutcome, RequestResult, Results
 from gateway.replay.scenario import OURS, Scenario
 from gateway.replay.sim_fleet import Clock, SimFleet
 from gateway.replay.traces import BLOCK, Arrival
-from policies.attempts import attempt_steps as steps
+from policies.attempts import attempt_machine as steps
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.retry_budgets import HedgeBudget, RetryBudget
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
+from policies.routing.queued_request import QueuedRequest
 from policies.scorers.scorer import tie_break
 from policies.types import (
     FOREVER,
@@ -108,8 +109,8 @@ class SimGateway:
             self.clock.at(now + limit, self._on_queue_timeout, number)
 
     def _enqueue(self, request: ActiveRequest) -> None:
-        view = RequestView(request.route.name, request.result.arrived, True)
-        self.queue.enter(request.number, view, request.estimate, request.route, self.clock.now, request.number)
+        view = RequestView(request.result.arrived, stream=True)
+        self.queue.enter(QueuedRequest(request.number, view, request.estimate, request.route, request.number))
         self._dispatch()
 
     def dispatch_queued(self) -> None:

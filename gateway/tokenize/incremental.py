@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from zlib import crc32
 
@@ -21,14 +21,13 @@ from gateway.tokenize.prefix_blocks import Prefix, extend, start
 from gateway.tokenize.prompt import NOT_TEXT, Piece, Prompt
 from gateway.tokenize.tokenizers import Encoder
 from policies.latency.token_counts import PER_MESSAGE
-from policies.value import value
 
 PIECE_EFFORT = 100  # bytes encoded in the time which a piece takes besides
 PREFIX_OVERHEAD = 300  # bytes of a cache entry besides hashes and tail (tracemalloc)
 IDS_OVERHEAD = 150  # bytes of a cache entry besides ids (tracemalloc)
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class TokenizerConfig:
     """Settings of a pool. Pools with equal settings see a prompt alike."""
 
@@ -37,7 +36,7 @@ class TokenizerConfig:
     template: int = int(PER_MESSAGE)  # tokens which the chat template adds to a message
 
 
-@value
+@dataclass(slots=True)
 class Position:
     """The end of the known parts of a prompt."""
 
@@ -51,7 +50,7 @@ class Position:
         return len(self.blocks)
 
 
-@value
+@dataclass(slots=True)
 class TokenizeStep:
     """A piece to be appended. `ids` None: the text must be encoded first."""
 
@@ -62,7 +61,7 @@ class TokenizeStep:
     ends_part: bool
 
 
-@value
+@dataclass(slots=True)
 class Tail:
     """The rest of a prompt after a position. `blocks`: of the pieces already known in the first unknown part."""
 

@@ -12,15 +12,15 @@ its hash of bytes is salted per process.
 from __future__ import annotations
 
 from _imp import source_hash
+from dataclasses import dataclass
 from struct import iter_unpack
 
 from gateway.tokenize.tokenizers import ID_BYTES
-from policies.value import value
 
 _KEY = 0x66697273_74746F6B  # "firsttok"
 
 
-@value
+@dataclass(slots=True)
 class Prefix:
     """A prompt up to the end of a piece or part."""
 

@@ -24,7 +24,6 @@ from msgspec import Raw
 from backends.interface import Operation
 from gateway.api.strict_json import encode
 from gateway.tokenize.tokenizers import ID_BYTES, SEGMENT_MIN, segments
-from policies.value import value
 
 MEDIA_TOKENS = 85 + 4 * 170
 LOW_DETAIL_TOKENS = 85
@@ -39,7 +38,7 @@ _decode = msgspec.json.Decoder().decode
 Span = str | bytes  # text, or packed token ids
 
 
-@value
+@dataclass(slots=True)
 class Piece:
     """A segment of text or a run of ids. `role`: of the message which the piece opens."""
 

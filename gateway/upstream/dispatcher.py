@@ -17,8 +17,8 @@ from gateway.fleet.monitor import Monitor
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest, attempt_record, header_safe, priority_of, refusal_of
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
-from policies.attempts.attempt_machine import AttemptMachine
-from policies.attempts.attempt_steps import (
+from policies.attempts.attempt_machine import (
+    AttemptMachine,
     Begin,
     Cancel,
     ClientGone,
@@ -151,7 +151,7 @@ class AttemptRunner:
             elif isinstance(action, Commit):
                 self._commit(self.attempts[action.number])
             elif isinstance(action, Cancel):
-                self._cancel(self.attempts[action.number], action.ending)
+                self._cancel(self.attempts[action.number], action.outcome)
             else:
                 self._give_up(action.reason)
         self._cancel_timer()

@@ -1,12 +1,11 @@
-"""How much may be tried again: budgets that keep trouble from multiplying itself.
+"""Retry and hedge budgets: they keep trouble from multiplying itself.
 
 Rules:
-- A retry answers an overload reply (429, 5xx): more of them is what an overloaded fleet needs
-  least, so they are bounded by a share of the requests now active (Finagle's and Envoy's retry
-  budget). Dead connections are not charged: no engine did work for them.
-- A hedge is sent on suspicion alone, so hedges are bounded by a share of all requests, saved up
-  in a token bucket ("The Tail at Scale", Dean and Barroso 2013).
-- Whatever is taken and not used is given back.
+- A retry follows an overload reply (429, 5xx) and adds load, so retries are bounded by a share of the active requests
+  (Finagle's and Envoy's retry budget). Lost connections are not charged: no engine did work for them.
+- A hedge is sent on suspicion alone, so hedges are bounded by a share of all requests, saved in a token bucket ("The
+  Tail at Scale", Dean and Barroso 2013).
+- An unused permission is given back.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from __future__ import annotations
 class RetryBudget:
     """Retries in flight: at most `share` of the active requests, or `minimum` where those are few."""
 
-    __slots__ = ("_minimum", "_share", "active", "retrying")
-
     def __init__(self, share: float = 0.1, minimum: int = 3) -> None:
-        self._share, self._minimum = share, minimum
+        self._share = share
+        self._minimum = minimum
         self.active = 0
         self.retrying = 0
 
@@ -27,29 +25,27 @@ class RetryBudget:
         self.active += 1
 
     def ended(self) -> None:
-        """A request left, whatever came of it. Its retries are given back by whoever took them."""
+        """A request left. Its retries are given back separately."""
         self.active -= 1
 
     def try_take(self) -> bool:
-        """Whether one more request may be retried now; if so it counts until it is given back."""
+        """Takes a permission for one retry, if one is left."""
         if self.retrying >= max(self._minimum, int(self._share * self.active)):
             return False
         self.retrying += 1
         return True
 
     def give_back(self) -> None:
-        """The retry has ended, or was not sent after all."""
+        """The retry has ended, or was not sent."""
         self.retrying -= 1
 
 
 class HedgeBudget:
-    """A token bucket: every request earns `max_extra` of a hedge, up to `burst` of them.
+    """Token bucket: every request earns `max_extra` of a hedge, up to `burst` of them.
 
-    It starts empty, so hedges never exceed that share of the requests so far. Counted in
-    millionths, because ten times 0.1 is less than one in floating point.
+    The bucket starts empty, so hedges never exceed that share of the requests so far. Counted in millionths, because
+    ten times 0.1 is less than one in floating point.
     """
-
-    __slots__ = ("_burst", "_tokens", "share")
 
     _HEDGE = 1_000_000
 
@@ -63,12 +59,12 @@ class HedgeBudget:
         self._tokens = min(self._tokens + self.share, self._burst)
 
     def try_take(self) -> bool:
-        """Whether a hedge may be sent now."""
+        """Takes a permission for one hedge, if one is left."""
         if self._tokens < self._HEDGE:
             return False
         self._tokens -= self._HEDGE
         return True
 
     def give_back(self) -> None:
-        """It was not sent after all."""
+        """The hedge was not sent."""
         self._tokens = min(self._tokens + self._HEDGE, self._burst)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from math import exp
 
 from policies.types import FOREVER, Load
-from policies.value import value
 
 TIME_CONSTANT = 10.0  # s of the exponential averages over decoding and over time spent on prefills
 TARGET_MISS_RATE = 0.04  # share of answers which may miss their TPOT: a fleet which misses none prefills too little
@@ -31,7 +30,7 @@ MissCurve = tuple[float, ...]  # expected misses at STALL_GRID; empty: none anyw
 NO_MISSES: MissCurve = ()
 
 
-@value
+@dataclass(slots=True)
 class DecodeThroughput:
     """Recent decoding on one endpoint, by a process or by several."""
 

@@ -2,7 +2,7 @@
 
 Rules:
 - A single writer reports events (`on_sent`, `on_first_token`, `on_ended`, `on_scrape`, ...); decisions only read
-  (`snapshot`, and `prospects`: the `FleetView` protocol). All times are seconds of one monotonic clock.
+  (`snapshot`, and `candidates`: the `FleetView` protocol). All times are seconds of one monotonic clock.
 - An attempt counts from the moment it is sent: otherwise bursts would herd onto one engine.
 - An event may come twice, late, or for a removed key or endpoint: nothing changes then.
 - Scrapes reveal other traffic and restarts; of our own attempts the fleet knows more, and sooner.
@@ -45,7 +45,7 @@ REFRESH = 0.1  # s after which a snapshot accounts for what time alone has drain
 
 
 class Fleet:
-    """Implements `policies.routing.fleet_view.FleetView` and `policies.fleet.peers.PeerReader`."""
+    """Implements `policies.routing.candidates.FleetView` and `policies.fleet.peers.PeerReader`."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         self.peers: PeerLink | None = None  # other processes in front of the same engines
@@ -104,7 +104,7 @@ class Fleet:
             self._snapshot = FleetSnapshot(now, self._snapshot.pools, loads)
         return self._snapshot
 
-    def prospects(
+    def candidates(
         self,
         endpoints: Sequence[Endpoint],
         loads: Sequence[Load],
@@ -121,20 +121,7 @@ class Fleet:
             forecast = state.predictor.predict(
                 load, state.context_per_token, state.prefill_rate, prompt.tokens, hit, now
             )
-            inputs.append(
-                CandidateInput(
-                    endpoint,
-                    tier,
-                    load,
-                    prompt,
-                    price,
-                    hit,
-                    point_estimate=forecast.point_estimate,
-                    ratios=forecast.ratios,
-                    prefill=forecast.prefill,
-                    samples=forecast.samples,
-                )
-            )
+            inputs.append(CandidateInput(endpoint, tier, load, prompt, price, hit, forecast))
         return inputs
 
     def pool(self, name: str) -> Pool:

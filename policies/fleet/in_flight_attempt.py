@@ -11,13 +11,12 @@ from policies.fleet.inflight_tokens import PrefillQueue
 from policies.latency.ttft_predictor import PrefillWork, TtftSample
 from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.types import AttemptOutcome, Candidate, PoolEstimate
-from policies.value import value
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
 
 
-@value
+@dataclass(slots=True)
 class AttemptReport:
     """Report of an attempt's answer. None: not reported."""
 

@@ -14,14 +14,14 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from policies.types import NEVER
-from policies.value import value
 
 REMAINDER = 0.1  # of the charge: about the share by which a prefill exceeds its predicted time
 
 
-@value
+@dataclass(slots=True)
 class PrefillQueue:
     """Tokens ahead of a new prompt, before time drains them."""
 
@@ -43,7 +43,7 @@ class PrefillQueue:
 EMPTY_QUEUE = PrefillQueue(0, 0, 0, NEVER)
 
 
-@value
+@dataclass(slots=True)
 class PrefillCharge:
     """The prefill of an attempt without a first token."""
 

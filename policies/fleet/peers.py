@@ -18,7 +18,7 @@ Times are of the clock which decisions are made on: a link between machines tran
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial, reduce
 from operator import add, attrgetter
 from typing import Any, Protocol
@@ -26,10 +26,9 @@ from typing import Any, Protocol
 from policies.fleet.decode_interference import NO_MISSES, DecodeThroughput, MissCurve
 from policies.fleet.inflight_tokens import PrefillQueue
 from policies.types import FOREVER, NEVER
-from policies.value import value
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class PeerLoad:
     """Load of a single process at an endpoint."""
 

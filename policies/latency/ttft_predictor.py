@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import exp, log
 from statistics import median
@@ -30,7 +30,6 @@ from policies.fleet.inflight_tokens import REMAINDER
 from policies.latency.prediction_errors import CHANGE_SAMPLES, ChangeDetector, ErrorQuantiles
 from policies.latency.regression import Regression
 from policies.types import NEVER, Forecast, Load, Quantiles
-from policies.value import value
 
 # The reference engine: the regression learns multiples of these.
 BASE = 0.015  # s: HTTP, tokenizing, a step
@@ -53,7 +52,7 @@ MATURE_SAMPLES = 32  # from which an endpoint's own samples outweigh its sibling
 SPEED_SHRINK = 1.0  # samples, as weight of the prior "as fast as the sibling"
 
 
-@value
+@dataclass(slots=True)
 class PrefillWork:
     """Prefill work of a prompt, and of the queue ahead."""
 
@@ -64,7 +63,7 @@ class PrefillWork:
     running: float  # requests which decode meanwhile
 
 
-@value
+@dataclass(slots=True)
 class TtftSample:
     """A first token. `predicted` at sending; `work` as known now."""
 

@@ -1,7 +1,7 @@
-"""Who waits, and where: the lanes of the gateway's own queue, without the rules (`policies.queue.queue_scheduler`).
+"""The gateway's queues of requests, without the rules of `policies.queue.queue_scheduler`.
 
-A request is in one place at a time: new, in the lane of the endpoint that it is bound to, in the last
-lane, or leaving: released, and not yet known to the fleet. A lane that is empty is not there.
+A request is in one place at a time: new, in the queue of its assigned endpoint, in the best-effort queue, or in
+dispatch: released, and not yet known to the fleet. Empty endpoint queues are removed.
 """
 
 from __future__ import annotations
@@ -9,143 +9,92 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, takewhile
 
-from policies.routes.route import Route
-from policies.types import FOREVER, NEVER, Endpoint, PromptEstimate, RequestView
+from policies.routing.queued_request import QueuedRequest
+from policies.types import FOREVER, Endpoint
 
 
-@dataclass(slots=True, eq=False)
-class QueuedRequest:
-    """A request that waits. `deadline` is that of its first token; `seed` its ordinal."""
+@dataclass(frozen=True, slots=True)
+class PendingDispatch:
+    """A released request: its endpoint and the engine time of its prefill, s."""
 
-    request_key: Hashable
-    ask: RequestView
-    estimate: PromptEstimate
-    route: Route
-    seed: int
-    deadline: float
-    endpoint: Endpoint | None = None  # the one that it is bound to
-    seconds: float = 0.0  # of an engine's time, to prefill it
-    spill_at: float = FOREVER  # when another tier could only just make its deadline
-    looked_at: float = NEVER  # whether another tier should have it
-    rate_limited_s: float = 0.0  # s that a provider's rate limit has kept it here
-    limited_at: float = FOREVER  # since when one does, beyond those; FOREVER: none
-
-    def __lt__(self, other: QueuedRequest) -> bool:
-        return (self.deadline, self.seed) < (other.deadline, other.seed)
-
-    @property
-    def tenant(self) -> str:
-        return self.ask.cache_group
-
-    def wait_on(self, now: float, limited: bool = False) -> None:
-        """From `now` on it is a rate limit that keeps it, or not."""
-        if self.limited_at < now:
-            self.rate_limited_s += now - self.limited_at
-        self.limited_at = now if limited else FOREVER
+    endpoint: str
+    prefill_s: float
 
 
+@dataclass(slots=True)
 class EndpointQueues:
-    """All requests that wait."""
+    """All requests that wait in the gateway."""
 
-    __slots__ = ("_leave_by", "assigned", "best_effort_queue", "leaving", "new")
-
-    def __init__(self) -> None:
-        self.new: list[QueuedRequest] = []
-        self.assigned: dict[str, list[QueuedRequest]] = {}  # by endpoint, earliest deadline first
-        self.best_effort_queue: list[QueuedRequest] = []  # in order of arrival
-        self.leaving: dict[Hashable, tuple[str, float]] = {}  # endpoint, and seconds of its time
-        self._leave_by = FOREVER  # no later than the earliest of the bound
+    new: list[QueuedRequest] = field(default_factory=list)
+    assigned: dict[str, list[QueuedRequest]] = field(default_factory=dict)  # by endpoint, earliest deadline first
+    best_effort: list[QueuedRequest] = field(default_factory=list)  # in order of arrival
+    in_dispatch: dict[Hashable, PendingDispatch] = field(default_factory=dict)  # by request key
 
     def __len__(self) -> int:
-        """Those that are held."""
-        return len(self.new) + len(self.best_effort_queue) + sum(map(len, self.assigned.values()))
-
-    @property
-    def quiet(self) -> bool:
-        """Loads are as the fleet knows them: nothing is bound, and nothing on its way."""
-        return not self.leaving and not self.assigned
+        """Requests held, those in dispatch not counted."""
+        return len(self.new) + len(self.best_effort) + sum(map(len, self.assigned.values()))
 
     def of(self, endpoint: str) -> list[QueuedRequest]:
         return self.assigned.get(endpoint, [])
 
-    def bind(self, held: QueuedRequest, endpoint: Endpoint, seconds: float, leave_by: float = FOREVER) -> None:
-        held.endpoint, held.seconds, held.spill_at = endpoint, seconds, leave_by
-        self._leave_by = min(self._leave_by, leave_by)
-        insort(self.assigned.setdefault(endpoint.id, []), held)
+    def assign(self, queued: QueuedRequest, endpoint: Endpoint, prefill_s: float, spill_at: float = FOREVER) -> None:
+        queued.assigned = endpoint
+        queued.prefill_s = prefill_s
+        queued.spill_at = spill_at
+        insort(self.assigned.setdefault(endpoint.id, []), queued)
 
-    def unbind(self, held: QueuedRequest) -> None:
-        """Out of its lane, to another place."""
-        assert held.endpoint is not None
-        lane = self.assigned[held.endpoint.id]
-        lane.remove(held)
-        if not lane:
-            del self.assigned[held.endpoint.id]
+    def unassign(self, queued: QueuedRequest) -> None:
+        """Takes the request out of its endpoint's queue."""
+        assert queued.assigned is not None
+        queue = self.assigned[queued.assigned.id]
+        queue.remove(queued)
+        if not queue:
+            del self.assigned[queued.assigned.id]
+        queued.assigned = None
 
-    def leave_later(self, held: QueuedRequest, at: float) -> None:
-        """It stays for now."""
-        held.spill_at = at
-        self._leave_by = min(self._leave_by, at)
+    def add_best_effort(self, queued: QueuedRequest) -> None:
+        insort(self.best_effort, queued, key=lambda other: other.sequence)
 
-    def put_last(self, held: QueuedRequest) -> None:
-        held.endpoint = None
-        insort(self.best_effort_queue, held, key=lambda other: other.seed)
+    def begin_dispatch(self, request_key: Hashable, endpoint: Endpoint, prefill_s: float) -> None:
+        self.in_dispatch[request_key] = PendingDispatch(endpoint.id, prefill_s)
 
-    def send(self, ticket: Hashable, endpoint: Endpoint, seconds: float) -> None:
-        self.leaving[ticket] = endpoint.id, seconds
+    def is_dispatching_to(self, endpoint: str) -> bool:
+        return any(pending.endpoint == endpoint for pending in self.in_dispatch.values())
 
-    def drop(self, ticket: Hashable) -> QueuedRequest | None:
-        """Out of all lanes, whichever it is in."""
-        self.leaving.pop(ticket, None)
-        for lane in (self.new, self.best_effort_queue):
-            for held in lane:
-                if held.request_key == ticket:
-                    lane.remove(held)
-                    return held
-        for held in chain.from_iterable(self.assigned.values()):
-            if held.request_key == ticket:
-                self.unbind(held)
-                return held
+    def remove(self, request_key: Hashable) -> QueuedRequest | None:
+        """Takes a request out of all queues; None: it is in none."""
+        self.in_dispatch.pop(request_key, None)
+        for queued in chain(self.new, self.settled()):
+            if queued.request_key == request_key:
+                if queued.assigned is not None:
+                    self.unassign(queued)
+                else:
+                    (self.new if queued in self.new else self.best_effort).remove(queued)
+                return queued
         return None
 
-    def waiting(self) -> Iterator[QueuedRequest]:
-        """Those that have their place."""
-        return chain(self.best_effort_queue, *self.assigned.values())
+    def settled(self) -> Iterator[QueuedRequest]:
+        """Requests with a place: assigned or best-effort."""
+        return chain(self.best_effort, *self.assigned.values())
 
-    def must_leave(self, now: float) -> list[QueuedRequest]:
-        """The bound whose last moment has come."""
-        if now < self._leave_by:
-            return []
-        bound = list(chain.from_iterable(self.assigned.values()))
-        self._leave_by = min((held.spill_at for held in bound), default=FOREVER)
-        return [held for held in bound if held.spill_at <= now]
+    def due_to_spill(self, now: float) -> list[QueuedRequest]:
+        """Assigned requests at their last moment for another tier."""
+        return [queued for queue in self.assigned.values() for queued in queue if queued.spill_at <= now]
 
-    def on_the_way(self, endpoint: str) -> bool:
-        return any(name == endpoint for name, _ in self.leaving.values())
+    def prefill_ahead(self, queued: QueuedRequest) -> Mapping[str, float]:
+        """Seconds of prefill before a request, by endpoint: due no later, or in dispatch. Its own are not counted."""
+        ahead: dict[str, float] = {}
+        for endpoint, queue in self.assigned.items():
+            due = takewhile(lambda other: other.deadline <= queued.deadline, queue)
+            ahead[endpoint] = sum(other.prefill_s for other in due if other is not queued)
+        for pending in self.in_dispatch.values():
+            ahead[pending.endpoint] = ahead.get(pending.endpoint, 0.0) + pending.prefill_s
+        return ahead
 
-    def need(self) -> Mapping[str, float]:
-        """Seconds of engine time that are bound, by tenant."""
-        total: Counter[str] = Counter()
-        for held in chain.from_iterable(self.assigned.values()):
-            total[held.tenant] += held.seconds  # type: ignore[assignment]  # counters take floats, typeshed does not
-        return total
-
-    def ahead(self, held: QueuedRequest) -> Mapping[str, float]:
-        """Seconds that go before it, by endpoint: what is due earlier, and what is on its way."""
-        seconds = {name: sum(other.seconds for other in _due(lane, held)) for name, lane in self.assigned.items()}
-        for name, needed in self.leaving.values():
-            seconds[name] = seconds.get(name, 0.0) + needed
-        return seconds
-
-    def most(self) -> QueuedRequest:
-        """The latest of the tenant that holds most."""
-        [(tenant, _)] = Counter(held.tenant for held in self.waiting()).most_common(1)
-        return max((held for held in self.waiting() if held.tenant == tenant), key=lambda held: held.seed)
-
-
-def _due(lane: list[QueuedRequest], held: QueuedRequest) -> Iterator[QueuedRequest]:
-    """Those of a lane that are due no later, but for itself."""
-    due = takewhile(lambda other: other.deadline <= held.deadline, lane)
-    return (other for other in due if other is not held)
+    def latest_of_largest_tenant(self) -> QueuedRequest:
+        """The latest arrival of the tenant with most requests in the queues."""
+        [(tenant, _)] = Counter(queued.cache_group for queued in self.settled()).most_common(1)
+        return max((q for q in self.settled() if q.cache_group == tenant), key=lambda q: q.sequence)

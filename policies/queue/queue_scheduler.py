@@ -1,23 +1,18 @@
-"""The gateway's own queue: what is sent now, what is held back, and for which engine.
+"""The gateway's own queue: dispatches requests to endpoints with room, and holds the others.
 
-An engine takes what it is sent first come, first served, and every prefill stalls the answers beside
-it. So its own queue is kept as short as keeps it busy, and the rest waits here, where it can still be
-ordered, moved and put last.
+An engine serves its queue first come, first served, and every prefill stalls the answers beside it. So the engine's
+queue is kept as short as keeps it busy, and the rest waits in the gateway, where it can be ordered and moved.
 
 Rules:
-- A request that finds an endpoint with room (`policies.queue.placement_round`) is sent at once: nothing is held
-  while there is room.
-- What waits is bound to the endpoint that its decision chose, earliest deadline first, and counts there as
-  work ahead of what is due later. It is decided again when its turn comes, and when another engine is idle. It leaves
-  for another tier when that promises more, and at the last moment at which that one surely makes its deadline.
-- Where a deadline can be made in another's place only, the one that needs the most engine time gives way
-  (Moore and Hodgson 1968: the fewest late jobs on one machine); between tenants, one of the tenant whose
-  requests here need the most.
-- What can no longer make it, and what has no deadline, waits for an endpoint that is idle and whose answers
-  it does not harm, the tenants in turn: it must not make others miss. It is owed a share SPARED of the engines'
-  time whatever else waits: it must not starve. Where its route says `best_effort` it is sent after FORCED seconds.
-- The room is bounded: beyond HELD, the latest of the tenant that holds most is refused.
-- Yardsticks are not held: they must not inherit our brain.
+- A request that finds an endpoint with room (`policies.queue.placement_round`) is dispatched at once.
+- Any other is assigned to the endpoint of its decision, earliest deadline first, and counts there as work ahead of what
+  is due later. It is decided again at the head of the queue, and when another engine of the pool is idle. It spills to
+  another tier when that promises more, and at the last moment at which that one still makes the deadline.
+- Best effort: a request that cannot make its deadline any more, or has none, waits for an endpoint that is idle and
+  whose answers it does not harm, tenants and routes in turn. With `on_miss: best_effort` it is dispatched after
+  FORCED_AFTER seconds whatever the load.
+- At most MAX_HELD requests are held; beyond, the latest of the tenant with most of them is refused.
+- Baseline scorers are never held.
 """
 
 from __future__ import annotations
@@ -26,176 +21,146 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from policies.fleet.fleet import Fleet
-from policies.queue.endpoint_queues import EndpointQueues, QueuedRequest
-from policies.queue.placement_round import TICK, PlacementRound, first
-from policies.routes.route import Route
-from policies.types import FOREVER, NEVER, Candidate, Decision, Placement, PromptEstimate, RequestView
+from policies.queue.endpoint_queues import EndpointQueues
+from policies.queue.placement_round import TICK, PlacementRound, with_first
+from policies.routing.queued_request import QueuedRequest
+from policies.types import FOREVER, NEVER, Decision, Placement
 
-SPARED = 0.05  # of the engines' time, for what waits last
-FORCED = 30.0  # s after which what must be sent anyway is
-HELD = 4096  # requests
-REFUSED = 5.0  # s after which whoever found the room full may try again
+FORCED_AFTER = 30.0  # s from arrival
+MAX_HELD = 4096  # requests
+RETRY_AFTER = 5.0  # s, for a request refused because the queue is full
 
-Going = tuple[Hashable, Decision]
+Released = tuple[Hashable, Decision]  # a request key and its placement
 
 
 class QueueScheduler:
-    """All requests that are not decided, or decided and not sent. `release` says which go now."""
+    """All requests that are not decided, or decided and not dispatched. A caller drives it with a clock."""
 
     def __init__(self) -> None:
-        self.lanes = EndpointQueues()
-        self.wake_at = FOREVER
-        self._limited: dict[str, float] = {}
-        self._rounds: dict[tuple[str, str], int] = {}  # by tenant and route: turns had, of those that wait last
-        self._round = 0  # of the one that had the latest: who comes anew has missed none
-        self._owed = 0.0  # s of engine time, to those that wait last
+        self.queues = EndpointQueues()
+        self.wake_at = FOREVER  # time of the next `release` without an event
+        self._rate_limited_until: dict[str, float] = {}
+        self._turns: dict[tuple[str, str], int] = {}  # best-effort turns had, by tenant and route
+        self._turn = 0  # of the latest one served: new tenants start here, with nothing to catch up on
 
     @property
     def held(self) -> int:
-        return len(self.lanes)
+        return len(self.queues)
 
-    def enter(
-        self, ticket: Hashable, ask: RequestView, estimate: PromptEstimate, route: Route, now: float, seed: int
-    ) -> None:
-        """`ticket` names the request until it has departed or left; `seed` is its ordinal."""
-        self.lanes.new.append(_held(ticket, ask, estimate, route, seed))
+    def enter(self, queued: QueuedRequest) -> None:
+        self.queues.new.append(queued)
 
-    def pass_through(
-        self,
-        ticket: Hashable,
-        ask: RequestView,
-        estimate: PromptEstimate,
-        route: Route,
-        fleet: Fleet,
-        now: float,
-        seed: int,
-    ) -> Decision | None:
-        """`enter` and `release` in one, for where nobody is held. None: it is held now."""
-        held = _held(ticket, ask, estimate, route, seed)
-        decision = PlacementRound(self.lanes, fleet, now, self._limited).place(held)
+    def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
+        """`enter` and `release` in one, where no other request is held. None: this one is held now."""
+        decision = self._round(fleet, now).place(queued)
         if decision is None:
             self.wake_at = now + TICK
-        elif (chosen := decision.chosen) is not None:
-            self.lanes.send(ticket, chosen.endpoint, chosen.forecast.prefill)
+        else:
+            self._begin_dispatch(queued, decision)
         return decision
 
-    def on_dispatched(self, ticket: Hashable) -> None:
-        """What was released is known to the fleet."""
-        self.lanes.leaving.pop(ticket, None)
+    def on_dispatched(self, request_key: Hashable) -> None:
+        """The fleet counts the request's first attempt, or there will be none."""
+        self.queues.in_dispatch.pop(request_key, None)
 
-    def leave(self, ticket: Hashable, now: float = NEVER) -> float:
-        """Its caller is gone. For how many seconds a rate limit had kept it."""
-        held = self.lanes.drop(ticket)
-        if not len(self.lanes):
+    def leave(self, request_key: Hashable, now: float = NEVER) -> float:
+        """Removes a request whose caller is gone; for how many seconds a rate limit had held it."""
+        queued = self.queues.remove(request_key)
+        if not self.held:
             self.wake_at = FOREVER
-        if held is None:
+        if queued is None:
             return 0.0
-        held.wait_on(now)
-        return held.rate_limited_s
+        queued.set_rate_limited(now)
+        return queued.rate_limited_s
 
-    def release(self, fleet: Fleet, now: float) -> Iterator[Going]:
-        """Who goes now, one at a time: the caller sends each before it asks for the next."""
-        turn, lanes = PlacementRound(self.lanes, fleet, now, self._limited), self.lanes
-        yield from self._serve_last(turn, owed=True)
-        while lanes.new:
-            held = lanes.new.pop(0)
-            yield from self._let_go(held, turn.place(held))
-            if len(lanes) - len(lanes.new) > HELD:
+    def release(self, fleet: Fleet, now: float) -> Iterator[Released]:
+        """Requests that leave the queue now, one at a time: the caller dispatches each before it takes the next."""
+        turn, queues = self._round(fleet, now), self.queues
+        while queues.new:
+            queued = queues.new.pop(0)
+            yield from self._released(queued, turn.place(queued))
+            if self.held - len(queues.new) > MAX_HELD:
                 yield self._refuse(turn)
-        if lanes.best_effort_queue or lanes.assigned:
-            yield from self._fill(turn)
-        self.wake_at = now + TICK if len(lanes) else FOREVER
+        if queues.best_effort or queues.assigned:
+            yield from self._advance(turn)
+        self.wake_at = now + TICK if self.held else FOREVER
 
-    def _fill(self, turn: PlacementRound) -> Iterator[Going]:
-        """Every endpoint with room takes what waits for it, then what it can spare time for."""
-        lanes = self.lanes
-        for endpoint in tuple(lanes.assigned):
-            while (lane := lanes.of(endpoint)) and turn.moves(endpoint):
-                lanes.unbind(held := lane[0])
-                yield from self._let_go(held, turn.revalidate(held, endpoint))
-            if lane and turn.is_overdue(lane[0]):
-                yield from self._move_on(lane[0], turn)
-        for held in lanes.must_leave(turn.now):
-            yield from self._move_on(held, turn)
-        for endpoint in turn.idle():
+    def _round(self, fleet: Fleet, now: float) -> PlacementRound:
+        return PlacementRound(self.queues, fleet, now, self._rate_limited_until)
+
+    def _advance(self, turn: PlacementRound) -> Iterator[Released]:
+        """Every endpoint with room takes from its queue, then from the best-effort queue."""
+        queues = self.queues
+        for endpoint in tuple(queues.assigned):
+            while (queue := queues.of(endpoint)) and turn.can_advance(endpoint):
+                queued = queue[0]
+                queues.unassign(queued)
+                yield from self._released(queued, turn.revalidate(queued, endpoint))
+            if queue and turn.should_compare_tiers(queue[0]):
+                yield from self._released(queue[0], turn.spill(queue[0]))
+        for queued in queues.due_to_spill(turn.now):
+            yield from self._released(queued, turn.spill(queued))
+        for endpoint in turn.idle_endpoints():
             if (moved := turn.rebalance(endpoint)) is not None:
-                yield from self._let_go(*moved)
-        yield from self._serve_last(turn, owed=False)
+                yield from self._released(*moved)
+        while queues.best_effort and (best_effort := self._next_best_effort(turn)) is not None:
+            yield from self._released(*best_effort)
 
-    def _move_on(self, held: QueuedRequest, turn: PlacementRound) -> Iterator[Going]:
-        if (left := turn.leave(held)) is not None:
-            yield from self._let_go(held, left[0])
-
-    def _serve_last(self, turn: PlacementRound, owed: bool) -> Iterator[Going]:
-        while self.lanes.best_effort_queue and (late := self._first_last(turn, owed)) is not None:
-            yield from self._let_go(*late)
-
-    def _first_last(self, turn: PlacementRound, owed: bool) -> tuple[QueuedRequest, Decision] | None:
-        """The first that may go, of the tenant and route that had the fewest turns: batch, too, gets its own."""
-        heads = {(held.route.name, held.tenant): held for held in reversed(self.lanes.best_effort_queue)}
-        for held in sorted(heads.values(), key=self._turn):
-            if (decision := self._late(held, turn, owed)) is not None:
-                self.lanes.best_effort_queue.remove(held)
-                self._round = self._had(held)
-                self._rounds[held.tenant, held.route.name] = self._round + 1
-                return held, decision
+    def _next_best_effort(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
+        """The first that can go, of the tenant and route with the fewest turns."""
+        heads = {(queued.cache_group, queued.route.name): queued for queued in reversed(self.queues.best_effort)}
+        for queued in sorted(heads.values(), key=lambda q: (self._turns_of(q), q.deadline == FOREVER, q.sequence)):
+            if (decision := self._best_effort_decision(queued, turn)) is not None:
+                self.queues.best_effort.remove(queued)
+                self._turn = self._turns_of(queued)
+                self._turns[queued.cache_group, queued.route.name] = self._turn + 1
+                return queued, decision
         return None
 
-    def _turn(self, held: QueuedRequest) -> tuple[int, bool, int]:
-        return self._had(held), held.deadline == FOREVER, held.seed
+    def _turns_of(self, queued: QueuedRequest) -> int:
+        return max(self._turns.get((queued.cache_group, queued.route.name), 0), self._turn)
 
-    def _had(self, held: QueuedRequest) -> int:
-        return max(self._rounds.get((held.tenant, held.route.name), 0), self._round)
-
-    def _late(self, held: QueuedRequest, turn: PlacementRound, owed: bool) -> Decision | None:
-        """Its decision, if an engine owes it time; or else is free for it, or has to take it."""
-        if owed and self._owed < held.seconds:
-            return None
-        decision = turn.decide(held)
+    def _best_effort_decision(self, queued: QueuedRequest, turn: PlacementRound) -> Decision | None:
+        """A decision for an idle endpoint, or for the fastest if the request is overdue. None: it waits on."""
+        decision = turn.decide(queued)
         if decision.chosen is None:
             return decision
-        soonest = turn.soonest(held, decision)
-        best = self._owing(soonest[0], turn) if owed else self._free(held, soonest, turn)
-        if best is None:
-            held.wait_on(turn.now, turn.is_kept(held, decision, soonest))
-            return None
-        self._owed = max(self._owed - best.forecast.prefill, 0.0)
-        return first(decision, best)
+        preferred = turn.best_effort_order(queued, decision)
+        if (idle := turn.first_idle(preferred)) is not None:
+            return with_first(decision, idle)
+        if _is_forced(queued, turn.now):
+            return with_first(decision, preferred[0])
+        queued.set_rate_limited(turn.now, turn.waits_for_rate_limit(queued, decision, preferred))
+        return None
 
-    def _owing(self, soonest: Candidate, turn: PlacementRound) -> Candidate | None:
-        endpoint = soonest.endpoint.id
-        may = self._owed >= soonest.forecast.prefill and turn.has_room(endpoint) and not turn.is_limited(endpoint)
-        return soonest if may else None
+    def _released(self, queued: QueuedRequest, decision: Decision | None) -> Iterator[Released]:
+        """None: the request stays in the queue."""
+        if decision is not None:
+            self._begin_dispatch(queued, decision)
+            yield _with_rate_limited(queued, decision)
 
-    def _free(self, held: QueuedRequest, soonest: list[Candidate], turn: PlacementRound) -> Candidate | None:
-        return turn.free(soonest) or (soonest[0] if _forced(held, turn.now) else None)
-
-    def _let_go(self, held: QueuedRequest, decision: Decision | None) -> Iterator[Going]:
-        """None: it stays."""
-        if decision is None:
-            return
+    def _begin_dispatch(self, queued: QueuedRequest, decision: Decision) -> None:
         if (chosen := decision.chosen) is not None:
-            seconds = chosen.forecast.prefill
-            self.lanes.send(held.request_key, chosen.endpoint, seconds)
-            self._owed = self._owed + SPARED * seconds if self.lanes.best_effort_queue else 0.0
-        yield held.request_key, _waited(held, decision)
+            self.queues.begin_dispatch(queued.request_key, chosen.endpoint, chosen.forecast.prefill)
 
-    def _refuse(self, turn: PlacementRound) -> Going:
-        held = self.lanes.most()
-        self.lanes.drop(held.request_key)
-        reason = f"{HELD} requests wait already"
-        refused = replace(turn.decide(held), outcome=Placement.SHED, retry_after=REFUSED, reason=reason)
-        return held.request_key, _waited(held, refused)
-
-
-def _held(ticket: Hashable, ask: RequestView, estimate: PromptEstimate, route: Route, seed: int) -> QueuedRequest:
-    return QueuedRequest(ticket, ask, estimate, route, seed, ask.arrival + route.ttft_budget(ask.ttft_budget))
+    def _refuse(self, turn: PlacementRound) -> Released:
+        queued = self.queues.latest_of_largest_tenant()
+        self.queues.remove(queued.request_key)
+        decision = replace(
+            turn.decide(queued),
+            outcome=Placement.SHED,
+            retry_after=RETRY_AFTER,
+            reason=f"{MAX_HELD} requests wait already",
+        )
+        return _with_rate_limited(queued, decision)
 
 
-def _waited(held: QueuedRequest, decision: Decision) -> Decision:
-    held.wait_on(decision.at)
-    return replace(decision, rate_limited=held.rate_limited_s) if held.rate_limited_s else decision
+def _with_rate_limited(queued: QueuedRequest, decision: Decision) -> Released:
+    queued.set_rate_limited(decision.at)
+    seconds = queued.rate_limited_s
+    return queued.request_key, replace(decision, rate_limited=seconds) if seconds else decision
 
 
-def _forced(held: QueuedRequest, now: float) -> bool:
-    return held.route.on_miss == "best_effort" and held.deadline < FOREVER and now - held.ask.arrival > FORCED
+def _is_forced(queued: QueuedRequest, now: float) -> bool:
+    late = now - queued.request.arrival > FORCED_AFTER
+    return late and queued.deadline < FOREVER and queued.route.on_miss == "best_effort"

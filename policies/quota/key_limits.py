@@ -13,9 +13,8 @@ Limits of providers are learned (`policies.fleet.circuit_breaker`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-
-from policies.value import value
 
 NANO = 1_000_000_000  # costs are whole billionths of a USD: sums are exact
 
@@ -29,7 +28,7 @@ class QuotaLimit(StrEnum):
     COST = "cost"
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class KeyLimits:
     """Limits of a key, per minute; None: no limit. `cost`: billionths of a USD per calendar month (UTC)."""
 
@@ -43,7 +42,7 @@ class KeyLimits:
         return self != KeyLimits()
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Claim:
     """Maximum which a request may use. `cost`: billionths of a USD."""
 
@@ -51,7 +50,7 @@ class Claim:
     cost: int = 0
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class LimitUsage:
     """Requests and tokens of the last minute, running requests, and this month's cost with that of running requests."""
 
@@ -61,7 +60,7 @@ class LimitUsage:
     cost: int = 0
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Result of a claim. `limit` None: admitted, and counted in `*_left`.
 

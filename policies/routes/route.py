@@ -1,11 +1,11 @@
-"""A route: the model name that callers ask for, and what they were promised.
+"""A route: the model name that callers ask for, and its latency budgets, tiers and limits.
 
-These models are the `routes:` section of the YAML, validated; decisions read them as they are.
+These models are the validated `routes:` section of the YAML, and are read by decisions directly.
 
 Rules:
-- A workload preset fills whatever the operator left out (`policies.routes.workloads`), before validation.
-- `ttft`, `tpot` and `total` can be switched `off`: that is how a preset's budget is undone.
-- What cannot be meant is refused here: a first token due after the whole answer, a tier that no request can reach.
+- A workload preset supplies missing keys (`policies.routes.workloads`) before validation.
+- `ttft`, `tpot` and `total` can be `off`, which removes a preset's budget.
+- Contradictions are errors: a first token due after the whole answer, a tier that no request can reach.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ ScorerName = Literal["predicted", "round_robin", "least_request", "prefix_hash",
 
 Positive = Annotated[Duration, Field(gt=0)]
 
-TARGET = 0.9  # chance of making the TTFT budget that a tier must offer, where the route does not say
+TARGET = 0.9  # default probability of making the TTFT budget that a tier must offer
 
 
 def _off(value: Any) -> Any:
-    """`off`, and what a YAML 1.1 parser makes of it, is no budget."""
+    """Converts `off` (false in YAML 1.1) to no budget."""
     return None if value == "off" or value is False else value
 
 
 def _switch(value: Any) -> Any:
-    """A YAML 1.1 parser makes booleans of `on` and `off`."""
+    """Converts booleans back to `on` and `off`: YAML 1.1 parses these as booleans."""
     return ("on" if value else "off") if isinstance(value, bool) else value
 
 
@@ -42,7 +42,7 @@ def _may_be_off(schema: dict[str, Any]) -> None:
 
 
 class Strict(BaseModel):
-    """Unknown keys are errors: a misspelt budget must not become no budget."""
+    """Base of models in which unknown keys are errors: a misspelt budget must not become no budget."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -53,7 +53,7 @@ class Ttft(Strict):
     budget: Positive
     """From the request's arrival to its first token."""
     target: Share = Field(default=TARGET, gt=0, lt=1)
-    """The chance of making it that a tier must offer to be taken."""
+    """Probability of making the budget that a tier must offer."""
 
 
 class Budget(Strict):
@@ -73,45 +73,45 @@ class Tier(Strict):
 
 
 class Hedge(Strict):
-    """A second copy of a request whose first token is overdue."""
+    """A second attempt while the first token is overdue."""
 
     max_extra: Share = Field(default=0.03, ge=0, le=1)
-    """At most this share of requests may be sent twice."""
+    """Largest share of requests sent twice."""
 
 
 class Limits(Strict):
-    """What a caller may ask for."""
+    """Limits of callers' requests."""
 
     output_tokens: int | None = Field(default=None, gt=0)
     """Default and cap of max_tokens."""
     ttft_budget: Positive | None = None
-    """How far a caller may loosen its TTFT budget; absent: not at all."""
+    """Loosest TTFT budget that a caller may ask for; absent: the route's own."""
 
 
 class Route(Strict):
-    """What callers of one model name get."""
+    """Policy of one model name."""
 
     model_config = ConfigDict(json_schema_extra=_may_be_off)
 
-    name: str = ""  # the key in the YAML, filled in by the config loader
+    name: str = ""  # the key in the YAML, set by the config loader
     workload: Workload = "chat"
-    """The preset beneath everything else: autocomplete, chat, task, agent or batch."""
+    """Preset of all keys that are not given: autocomplete, chat, task, agent or batch."""
     ttft: Annotated[Ttft | None, BeforeValidator(_off)] = None
     tpot: Annotated[Budget | None, BeforeValidator(_off)] = None
-    """Between two tokens of the answer, on average."""
+    """Mean time between two tokens of the answer."""
     total: Annotated[Budget | None, BeforeValidator(_off)] = None
     """From arrival to the last byte."""
     tiers: tuple[Tier, ...] = Field(min_length=1)
     """Pools, most wanted first: names, or {pool, when}."""
     hedge: Annotated[Hedge | Literal["off"], BeforeValidator(_switch)] = "off"
     on_miss: Literal["best_effort", "queue", "shed"] = "best_effort"
-    """Where no tier can make the TTFT budget: hold back, and send after 30 s whatever it costs, or not; or refuse."""
+    """If no tier can make the TTFT budget: queue for an idle endpoint, with or without a limit of 30 s; or refuse."""
     rescue: Annotated[Literal["on", "off"], BeforeValidator(_switch)] = "off"
-    """Go on elsewhere when an answer breaks off in mid-stream."""
+    """Accepted without effect: continuing a broken stream on a peer is not implemented."""
     prefer: Literal["quality", "cost", "latency"] = "quality"
     """Among tiers that can make the budget: the first, the cheapest, or the fastest."""
     scorer: ScorerName = "predicted"
-    """What ranks a tier's endpoints. All but `predicted` are yardsticks: they skip no tier for being slow."""
+    """Ranks a tier's endpoints. All but `predicted` are baselines, which skip no tier for being slow."""
     limits: Limits = Limits()
     max_attempts: int = Field(default=3, ge=1, le=10)
 
@@ -145,7 +145,7 @@ class Route(Strict):
 
     @property
     def target(self) -> float:
-        """The chance of making the TTFT budget that a tier must offer."""
+        """Probability of making the TTFT budget that a tier must offer."""
         return self.ttft.target if self.ttft else TARGET
 
     def ttft_budget(self, asked: float | None) -> float:

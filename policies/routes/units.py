@@ -3,9 +3,9 @@
 Each is an annotated float or int that pydantic validates, so that models read as the YAML does.
 
 Rules:
-- A duration always names its unit: `budget: 800` could be either of two things a factor 1000 apart.
-- A refusal says how to write it.
-- The JSON Schema allows exactly the forms that validation does, so that editors agree with `check`.
+- A duration always names its unit: `budget: 800` could be ms or s.
+- An error message shows the right form.
+- The JSON Schema allows exactly the forms that validation allows, so that editors agree with `check`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def seconds(value: Any) -> Any:
 
 
 def share(value: Any) -> Any:
-    """`3%` -> 0.03; a number from 0 to 1 is taken as it is."""
+    """`3%` -> 0.03; a number from 0 to 1 is unchanged."""
     if isinstance(value, bool):
         raise ValueError("write a share like 3% or 0.03")
     if not isinstance(value, str):

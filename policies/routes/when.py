@@ -1,4 +1,4 @@
-"""`when`: the conditions under which a tier may be used.
+"""`when`: conditions for the use of a tier.
 
     - {pool: small, when: {prompt_tokens: "<= 8000", tools: false, header.x-team: web}}
 
@@ -8,8 +8,8 @@ Rules:
 - A feature is `true` or `false`: the request has it, or not.
 - A header is compared as text (`web`), as a number (`>= 2`), or as a flag (`true`: it says true, 1, yes or on;
   `false`: it says anything else, or is absent). An absent header fails the other comparisons.
-- A count that the caller did not give (`output_tokens` is its own max_tokens) fails its comparison.
-- A refusal names the condition and the value, but never a header's value: that text is the caller's.
+- A count that the caller did not give (`output_tokens` is its max_tokens, capped by the route) fails its comparison.
+- A reason names the condition and the value, but never a header's value, which may be confidential.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FLAGS = frozenset({"true", "1", "yes", "on"})
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Bounds that a number must keep; `text` is how they are written."""
+    """Bounds of a number; `text` is their YAML form."""
 
     text: str
     bounds: tuple[tuple[str, float], ...]
@@ -53,7 +53,7 @@ class Comparison:
 
 
 def comparison(value: Any) -> Comparison:
-    """`<= 8000`, `1000..8000` or a bare number, understood."""
+    """Parses `<= 8000`, `1000..8000` or a bare number. Raises ValueError."""
     if isinstance(value, Comparison):
         return value
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -77,13 +77,13 @@ def _range(low: str, high: str) -> Comparison:
 def _flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    if value in ("true", "false"):  # out of an environment variable
+    if value in ("true", "false"):  # from an environment variable
         return bool(value == "true")
     raise ValueError("write true or false")
 
 
 def _header_test(value: Any) -> Comparison | str | bool:
-    """A header's condition: a comparison where it looks like one, else the text itself."""
+    """Parses a header's condition: a comparison where it has the form of one, else the text itself."""
     if isinstance(value, (bool, Comparison)):
         return value
     if isinstance(value, str) and not (value.lstrip().startswith(("<", ">", "=")) or _RANGE.fullmatch(value)):
@@ -105,14 +105,14 @@ _HEADER_SCHEMA = {
     "description": "the text it must equal, a comparison ('>= 2'), or whether it says true",
 }
 
-# Optional inside the annotation: a condition may be left out, but not left empty.
+# Optional inside the annotation: a condition may be absent, but not empty.
 Count = Annotated[Comparison | None, PlainValidator(comparison), WithJsonSchema(_COUNT_SCHEMA)]
 Flag = Annotated[bool | None, PlainValidator(_flag), WithJsonSchema({"type": "boolean"})]
 HeaderTest = Annotated[Comparison | str | bool, PlainValidator(_header_test), WithJsonSchema(_HEADER_SCHEMA)]
 
 
 def _as_in_yaml(schema: dict[str, Any]) -> None:
-    """Headers are keys of their own in the YAML; no condition has a default."""
+    """Describes headers as top-level keys, as in the YAML; no condition has a default."""
     schema["properties"].pop("header")
     schema["patternProperties"] = {r"^header\.[A-Za-z0-9_-]+$": _HEADER_SCHEMA}
     for condition in schema["properties"].values():
@@ -137,7 +137,7 @@ class When(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _gather_headers(cls, value: Any) -> Any:
-        """`header.<name>: x` is kept as `header: {<name>: x}`."""
+        """Converts `header.<name>: x` to `header: {<name>: x}`."""
         if not isinstance(value, Mapping):
             return value
         if "header" in value:
@@ -157,16 +157,18 @@ class When(BaseModel):
         return tuple((name, test) for name, test in named if test is not None)
 
     def headers(self) -> set[str]:
-        """The lower-case names of the headers that it reads: no others need be collected."""
+        """Lower-case names of the headers in conditions."""
         return set(self.header)
 
-    def refuses(self, ask: RequestView, prompt_tokens: int) -> str | None:
-        """Why it does not hold, or None if it does."""
+    def refuses(self, request: RequestView, prompt_tokens: int, output_tokens: int | None = None) -> str | None:
+        """Reason why a condition does not hold; None: all hold. `output_tokens`: max_tokens under the route's cap."""
+        values = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "turns": request.user_turns}
         for name, test in self._conditions:
-            if reason := _refusal(name, test, _value(name, ask, prompt_tokens)):
+            value = values[name] if name in values else getattr(request, name)
+            if reason := _refusal(name, test, value):
                 return reason
         for name, wanted in self.header.items():
-            if reason := _header_refusal(_HEADER + name, wanted, ask.headers.get(name)):
+            if reason := _header_refusal(_HEADER + name, wanted, request.headers.get(name)):
                 return reason
         return None
 
@@ -176,15 +178,6 @@ def _header_name(key: str) -> str:
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"'{key}' names no header; write it like header.x-team")
     return name
-
-
-def _value(name: str, ask: RequestView, prompt_tokens: int) -> float | bool | None:
-    if name == "prompt_tokens":
-        return prompt_tokens
-    if name == "output_tokens":
-        return ask.max_tokens
-    value: float | bool = getattr(ask, name)
-    return value
 
 
 def _refusal(name: str, test: Comparison | bool, value: float | bool | None) -> str | None:

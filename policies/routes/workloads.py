@@ -1,7 +1,7 @@
-"""Workload presets: what a route promises where the operator says nothing.
+"""Workload presets: defaults of a route's keys.
 
-They are written as the YAML would be and laid beneath it before validation, so whatever the
-operator wrote wins, key by key: `ttft: {target: 0.99}` keeps the preset's budget, `ttft: off` drops it.
+Presets have the form of the YAML and are merged beneath it before validation, so that the operator's keys win one by
+one: `ttft: {target: 0.99}` keeps the preset's budget, `ttft: off` drops it.
 
 | workload     | who waits                                    | first budget          |
 |--------------|----------------------------------------------|-----------------------|
@@ -20,15 +20,14 @@ from typing import Any
 from policies.routes.route import Workload
 
 PRESETS: Mapping[Workload, Mapping[str, Any]] = {
-    # A late suggestion is thrown away by the editor: refuse it, and take whichever tier is fastest.
-    # Prompts are short, so a second copy is cheap. What is left after the first token paces itself: no TPOT.
+    # The editor discards a late suggestion: refuse it, and take the fastest tier.
+    # Prompts are short, so a second copy is cheap. After the first token the total budget suffices: no TPOT.
     "autocomplete": {
         "ttft": {"budget": "300ms", "target": 0.9},
         "total": {"budget": "500ms"},
         "hedge": {"max_extra": "5%"},
         "on_miss": "shed",
         "prefer": "latency",
-        "scorer": "predicted",
     },
     # 50 ms a token is about 15 words a second, three times what people read.
     "chat": {
@@ -37,7 +36,6 @@ PRESETS: Mapping[Workload, Mapping[str, Any]] = {
         "hedge": {"max_extra": "3%"},
         "on_miss": "queue",
         "prefer": "quality",
-        "scorer": "predicted",
     },
     # The whole answer counts: 2 s to its start leave 3 s, 120 tokens at 25 ms.
     "task": {
@@ -47,9 +45,8 @@ PRESETS: Mapping[Workload, Mapping[str, Any]] = {
         "hedge": {"max_extra": "2%"},
         "on_miss": "queue",
         "prefer": "quality",
-        "scorer": "predicted",
     },
-    # A second copy of a prompt this long costs a long prefill: few are allowed.
+    # A second copy of a long prompt costs a long prefill: few are allowed.
     "agent": {
         "ttft": {"budget": "3s", "target": 0.9},
         "tpot": {"budget": "50ms"},
@@ -57,14 +54,12 @@ PRESETS: Mapping[Workload, Mapping[str, Any]] = {
         "hedge": {"max_extra": "1%"},
         "on_miss": "queue",
         "prefer": "quality",
-        "scorer": "predicted",
     },
     # Throughput and cost: without a budget every tier qualifies, and the cheapest is taken.
     "batch": {
         "hedge": "off",
         "on_miss": "best_effort",
         "prefer": "cost",
-        "scorer": "predicted",
     },
 }
 

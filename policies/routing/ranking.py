@@ -1,100 +1,129 @@
-"""Candidates in order of preference, made as they are asked for.
+"""Candidates in order of preference, computed on demand.
 
-A decision ranks every endpoint, because failover never asks again; but mostly the first one answers, and to put all
-in order and in words costs as much as all else that is worked out for them.
+A decision ranks every endpoint, because failover never asks again; but mostly the first one answers, and sorting and
+describing all of them costs as much as the rest of the decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import overload
 
 from policies.scorers.scorer import CandidateInput, tie_break
-from policies.types import FOREVER, MEDIAN, Candidate, Forecast, probability_within
+from policies.types import FOREVER, Candidate
 
-PICKED = 2  # are found one at a time, the one to be sent to and the one that stands by; the others are sorted
+EAGER = 2  # ranks found one at a time, the destination and its first fallback; the others are sorted together
 
-Row = tuple[CandidateInput, float, str]  # with its score, and a reason to be filled in with p50 (ms) and chance
+
+@dataclass(slots=True)
+class RankedInput:
+    """A candidate with its score; `reason` has places for p50 (ms) and probability."""
+
+    input: CandidateInput
+    score: float
+    reason: str
 
 
 def p50_of(ranked: Sequence[Candidate], at: int) -> float:
-    """The median TTFT of the candidate there, s."""
+    """Median TTFT of the candidate at this rank, s."""
     return ranked.p50(at) if isinstance(ranked, Ranking) else ranked[at].forecast.p50
 
 
 class Ranking(Sequence[Candidate]):
-    """A group by score, ties by the luck of the request; then the `others`, which have been put in order.
-
-    Equal to another, or to a tuple, where the candidates are.
-    """
-
-    __slots__ = ("_group", "_left", "_made", "_others", "_reason", "_rows", "_scores", "_seed", "_size")
+    """The chosen tier's candidates by score, ties by sequence number; then all others, in the order of `fallbacks`."""
 
     def __init__(
         self,
-        seed: int,
+        sequence: int,
         left: float,
-        group: Sequence[CandidateInput],
-        scores: Sequence[float],
-        reason: str,
-        others: Callable[[], list[Row]] = list,
-        more: int = 0,
+        tier: Sequence[CandidateInput] = (),
+        scores: Sequence[float] = (),
+        reason: str = "",
+        fallbacks: Callable[[], list[RankedInput]] = list,
+        fallback_count: int = 0,
     ) -> None:
-        """`left`: s of the TTFT budget; `more`: how many the others are."""
-        self._seed, self._left, self._group, self._reason = seed, left, group, reason
-        self._scores, self._others, self._size = list(scores), others, len(group) + more
-        self._rows: list[Row] = []
-        self._made: dict[int, Candidate] = {}
+        """`left`: s of the TTFT budget; `fallbacks` is called at most once."""
+        self._sequence = sequence
+        self._left = left
+        self._tier = tier
+        self._tier_reason = reason
+        self._scores = list(scores)  # FOREVER once ranked
+        self._fallbacks = fallbacks
+        self._size = len(tier) + fallback_count
+        self._rows: list[RankedInput] = []
+        self._candidates: dict[int, Candidate] = {}
 
     @classmethod
-    def of(cls, rows: list[Row], left: float) -> Ranking:
-        """In this order."""
-        return cls(0, left, (), (), "", lambda: rows, len(rows))
+    def of(cls, rows: list[RankedInput], left: float) -> Ranking:
+        """A ranking in this order."""
+        return cls(0, left, fallbacks=lambda: rows, fallback_count=len(rows))
 
-    def rows(self) -> list[Row]:
-        """All of them."""
+    def explained(self) -> list[RankedInput]:
+        """All rows, each with its reason for not being first."""
+        rows = self._all_rows()
+        explained = [RankedInput(row.input, row.score, self._reason(at)) for at, row in enumerate(rows[1:], 1)]
+        return [rows[0], *explained]
+
+    def p50(self, at: int) -> float:
+        """Median TTFT, s, of the candidate at this rank, without constructing it."""
+        return self._row(at).input.forecast.p50
+
+    def _all_rows(self) -> list[RankedInput]:
         rows = self._rows
         if len(rows) < self._size:
-            left = [(score, self._luck(i), i) for i, score in enumerate(self._scores) if score < FOREVER]
-            rows += [(self._group[i], score, self._reason) for score, _, i in sorted(left)]
-            rows += self._others()
+            left = [(score, self._tie_break(i), i) for i, score in enumerate(self._scores) if score < FOREVER]
+            rows += [RankedInput(self._tier[i], score, self._tier_reason) for score, _, i in sorted(left)]
+            rows += self._fallbacks()
         return rows
 
-    def told(self) -> list[Row]:
-        """All of them, each of the group with what put it behind the first."""
-        rows = self.rows()
-        return [rows[0], *((p, score, self._behind(at)) for at, (p, score, _) in enumerate(rows[1:], 1))]
-
-    def _behind(self, at: int) -> str:
-        """Why the row there is not the first: what separates them in the eyes of the scorer, or of luck."""
-        (first, least, _), (prospect, score, reason) = self._row(0), self._row(at)
-        if not 0 < at < len(self._group):
-            return reason
-        if score == least:
-            return f"{reason}; as good as the first of its tier, which luck drew"
-        more = first.hit - prospect.hit
-        if (shown := f"{score:.4g}") == (best := f"{least:.4g}") and more > 0:
-            return f"{reason}; as good as the first of its tier, which holds {more} more tokens of the prompt"
-        return f"{reason}; score {shown}, the first of its tier has {best}"
-
-    def _row(self, at: int) -> Row:
+    def _row(self, at: int) -> RankedInput:
         rows = self._rows
-        while len(rows) <= at and len(rows) < PICKED and len(rows) < len(self._group):
-            rows.append(self._pick())
-        return rows[at] if at < len(rows) else self.rows()[at]
+        while len(rows) <= at and len(rows) < min(EAGER, len(self._tier)):
+            rows.append(self._next_of_tier())
+        return rows[at] if at < len(rows) else self._all_rows()[at]
 
-    def _pick(self) -> Row:
-        """The first of those that are left of the group."""
+    def _next_of_tier(self) -> RankedInput:
         scores = self._scores
         least = min(scores)
         at = scores.index(least)
         if scores.count(least) > 1:
-            at = min((i for i, score in enumerate(scores) if score == least), key=self._luck)
+            at = min((i for i, score in enumerate(scores) if score == least), key=self._tie_break)
         scores[at] = FOREVER
-        return self._group[at], least, self._reason
+        return RankedInput(self._tier[at], least, self._tier_reason)
 
-    def _luck(self, at: int) -> int:
-        return tie_break(self._seed, self._group[at].endpoint.id)
+    def _tie_break(self, at: int) -> int:
+        return tie_break(self._sequence, self._tier[at].endpoint.id)
+
+    def _reason(self, at: int) -> str:
+        """Reason of a row's rank; behind the first of the same tier, the difference between the two."""
+        row = self._row(at)
+        if not 0 < at < len(self._tier):
+            return row.reason
+        first = self._row(0)
+        if row.score == first.score:
+            return f"{row.reason}; as good as the first of its tier, which luck drew"
+        more = first.input.hit - row.input.hit
+        if (score := f"{row.score:.4g}") == (best := f"{first.score:.4g}") and more > 0:
+            return f"{row.reason}; as good as the first of its tier, which holds {more} more tokens of the prompt"
+        return f"{row.reason}; score {score}, the first of its tier has {best}"
+
+    def _candidate(self, at: int) -> Candidate:
+        row = self._row(at)
+        found, forecast = row.input, row.input.forecast
+        probability = forecast.probability(self._left)
+        return Candidate(
+            endpoint=found.endpoint,
+            tier=found.tier,
+            prompt_tokens=found.prompt.tokens,
+            hit=found.hit,
+            forecast=forecast,
+            probability=probability,
+            price=found.price,
+            score=row.score,
+            reason=self._reason(at) % (forecast.p50 * 1e3, probability),
+            load=found.load,
+        )
 
     def __len__(self) -> int:
         return self._size
@@ -107,30 +136,15 @@ class Ranking(Sequence[Candidate]):
     def __getitem__(self, at: int | slice) -> Candidate | Sequence[Candidate]:
         if isinstance(at, slice):
             return tuple(self[i] for i in range(*at.indices(self._size)))
-        made = self._made.get(at)
-        if made is None:
-            made = self._made[at] = self._make(range(self._size)[at])
-        return made
-
-    def p50(self, at: int) -> float:
-        """Of the candidate there, which is not made for it."""
-        return self._row(at)[0].p50
-
-    def _make(self, at: int) -> Candidate:
-        prospect, score, reason = self._row(at)
-        if at:
-            reason = self._behind(at)
-        endpoint, tier, load, prompt, price, hit, center, ratios, prefill, samples = prospect
-        chance = probability_within(center, ratios, self._left)
-        forecast = Forecast(center, ratios, load.tpot, samples, prefill)
-        reason %= (center * ratios[MEDIAN] * 1e3, chance)
-        return Candidate(endpoint, tier, prompt.tokens, hit, forecast, chance, price, score, reason, load)
+        at = range(self._size)[at]
+        if at not in self._candidates:
+            self._candidates[at] = self._candidate(at)
+        return self._candidates[at]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
-    def __hash__(self) -> int:
-        return hash(tuple(self))
+    __hash__ = None  # type: ignore[assignment]  # candidates are compared, not hashed
 
     def __repr__(self) -> str:
         return repr(tuple(self))

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from policies.routes.route import ScorerName
-from policies.scorers import argmin_ttft, least_request, lmetric, predicted, prefix_hash, round_robin, token_load
+from policies.scorers.baselines import argmin_ttft, least_request, lmetric, prefix_hash, round_robin, token_load
+from policies.scorers.predicted import predicted
 from policies.scorers.scorer import Scorer
 
 SCORERS: Mapping[ScorerName, Scorer] = {
-    "predicted": predicted.score,
-    "round_robin": round_robin.score,
-    "least_request": least_request.score,
-    "prefix_hash": prefix_hash.score,
-    "lmetric": lmetric.score,
-    "token_load": token_load.score,
-    "argmin_ttft": argmin_ttft.score,
+    "predicted": predicted,
+    "round_robin": round_robin,
+    "least_request": least_request,
+    "prefix_hash": prefix_hash,
+    "lmetric": lmetric,
+    "token_load": token_load,
+    "argmin_ttft": argmin_ttft,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from time import monotonic
 
 import pytest
@@ -11,13 +12,14 @@ from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError
 from gateway.api.strict_json import decode, encode
-from gateway.decider import LARGE, MANY, Decider, ask_of
 from gateway.fleet.monitor import Monitor
 from gateway.observe.record import RequestOutcome
+from gateway.scheduler import LARGE, MANY, Decider
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.incremental import TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price
+from policies.routing.queued_request import QueuedRequest
+from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView
 from tests.gateway.builders import candidate, record, request, route
 
 PRICE = Price(1.0, 2.0)
@@ -184,25 +186,24 @@ def test_an_endpoint_that_fails_its_requests_is_not_usable(decider: Decider) -> 
     ("asked", "cap", "known"), [(None, None, None), (5, None, 5), (None, 9, 9), (5, 9, 5), (12, 9, 9)]
 )
 def test_max_tokens_is_capped_by_the_route(asked: int | None, cap: int | None, known: int | None) -> None:
-    """The cap alone where the caller says nothing: it is what will be sent."""
+    """The cap alone where the caller gives none: it is sent upstream."""
     limited = route(limits={"output_tokens": cap})
-    assert ask_of(request(max_tokens=asked), limited).max_tokens == known
+    assert QueuedRequest("r", request(max_tokens=asked), PromptEstimate({}), limited, 1).output_cap == known
 
 
 def test_policies_see_the_request_but_not_its_text() -> None:
-    """All that a `when` or a scorer may look at."""
+    """Fields for `when` and scorers are those of RequestView, which has neither body nor prompt."""
     headers = {"x-priority": "2", "x-session-id": "s", "x-slo-ttft-ms": "300", "x-slo-tpot-ms": "30"}
     asked = request(headers, stream=True, tools=[{}], response_format={"type": "json_object"})
-    ask = ask_of(asked, BOTH)
-    assert (ask.route, ask.arrival, ask.stream, ask.turns, ask.tools, ask.images, ask.json_schema) == (
-        "chat",
-        asked.arrival,
-        True,
-        1,
-        True,
-        False,
-        True,
+    seen = RequestView(**{field.name: getattr(asked, field.name) for field in fields(RequestView)})
+    assert seen == RequestView(
+        arrival=asked.arrival,
+        stream=True,
+        tools=True,
+        json_schema=True,
+        priority=2,
+        session="s",
+        ttft_budget=0.3,
+        tpot_budget=0.03,
     )
-    assert (ask.priority, ask.session, ask.ttft_budget, ask.tpot_budget) == (2, "s", 0.3, 0.03)
-    assert "hello" not in repr(ask)
-    assert ask_of(asked, BOTH, "web").cache_group == "web"
+    assert "hello" not in repr(seen)

@@ -17,11 +17,12 @@ from gateway import scheduler as module
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.inference_request import InferenceRequest
 from gateway.fleet.monitor import Monitor
-from gateway.scheduler import NO_HURRY, QueueTimeout, RequestQueue
+from gateway.scheduler import NO_DEADLINE_PATIENCE, QueueTimeout, RequestQueue
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route, Ttft
-from policies.types import FOREVER, NEVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate, RequestView
+from policies.routing.queued_request import QueuedRequest
+from policies.types import FOREVER, NEVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate
 from tests.gateway.builders import POOL, backend, candidate, decided, request, route
 from tests.gateway.upstream.dispatching import dead_url
 from tests.support.upstream import turn_until
@@ -35,27 +36,18 @@ class Room(QueueScheduler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside: dict[Hashable, RequestView] = {}
+        self.inside: dict[Hashable, QueuedRequest] = {}
         self.passing = 0  # how many more may pass
         self.looks = 0
         self.told: list[tuple[str, Hashable]] = []
         self.bug: Exception | None = None
         self.limited = 0.0
 
-    def enter(self, ticket: Hashable, ask: RequestView, *rest: Any) -> None:
-        self.inside[ticket] = ask
+    def enter(self, queued: QueuedRequest) -> None:
+        self.inside[queued.request_key] = queued
 
-    def pass_through(
-        self,
-        ticket: Hashable,
-        ask: RequestView,
-        estimate: PromptEstimate,
-        route: Route,
-        fleet: Fleet,
-        now: float,
-        seed: int,
-    ) -> Decision | None:
-        self.enter(ticket, ask)
+    def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
+        self.enter(queued)
         return next((decision for _, decision in self.release(fleet, now)), None)
 
     def release(self, fleet: Fleet, now: float) -> Iterator[tuple[Hashable, Decision]]:
@@ -127,7 +119,7 @@ def test_a_request_that_may_go_waits_for_nothing() -> None:
 def test_its_tenants_cache_group_goes_with_it() -> None:
     """Fairness and caches are by it."""
     stage, seen = Stage(), []
-    stage.room.enter = lambda ticket, ask, *rest: seen.append(ask.cache_group)
+    stage.room.enter = lambda queued: seen.append(queued.cache_group)
     with pytest.raises(RuntimeError, match="no running event loop"):  # it is not let pass, and would wait
         stage.asking(request(), Tenant("web", cache_group="front")).send(None)
     assert seen == ["front"]
@@ -146,19 +138,20 @@ def test_every_request_has_an_ordinal_of_its_own() -> None:
     stage.room.passing = 3
     for _ in range(3):
         at_once(stage.asking(request()))
-    assert stage.line.ordinal == 3
+    assert stage.line.sequence == 3
 
 
 async def test_none_at_once_means_held() -> None:
     """Then, and only then, there is something to wait for; the ordinal is taken once."""
     stage, first, second = Stage(), request(), request()
     stage.room.passing = 1
-    now, later = (stage.line.decide_now(one, CHAT, ESTIMATE, ANYONE) for one in (first, second))
-    assert (now is not None and now.chosen is not None, later, stage.line.depth()) == (True, None, {"chat": 1})
+    assert at_once(stage.asking(first)).chosen is not None
+    waiting = asyncio.create_task(stage.asking(second))
+    await turn_until(lambda: stage.line.depth() == {"chat": 1})
     stage.room.passing = 1
-    stage.line._look_soon()
-    assert (await stage.line.hold(second)).chosen is not None
-    assert (stage.line.ordinal, stage.line.depth()) == (2, {})
+    stage.line._check_soon()
+    assert (await waiting).chosen is not None
+    assert (stage.line.sequence, stage.line.depth()) == (2, {})
 
 
 async def test_who_comes_while_others_wait_goes_past_nobody() -> None:
@@ -166,8 +159,7 @@ async def test_who_comes_while_others_wait_goes_past_nobody() -> None:
     stage = Stage()
     ((_, task),) = await stage.held()
     stage.room.passing, late = 1, request()
-    assert stage.line.decide_now(late, CHAT, ESTIMATE, ANYONE) is None
-    waiting = asyncio.create_task(stage.line.hold(late))
+    waiting = asyncio.create_task(stage.asking(late))
     assert (await task).chosen is not None
     assert stage.line.depth() == {"chat": 1}
     waiting.cancel()
@@ -315,7 +307,7 @@ async def test_a_request_is_not_held_for_ever() -> None:
     ((asked, task),) = await stage.held()
     with pytest.raises(QueueTimeout) as caught:
         await asyncio.wait_for(task, 1)
-    assert caught.value.limited == 0.01
+    assert caught.value.rate_limited_s == 0.01
     assert (caught.value.status, caught.value.type, caught.value.headers["retry-after"]) == (503, "server_error", "30")
     assert "within 0.02 s" in caught.value.message
     assert stage.room.told == [("leave", id(asked))]
@@ -326,8 +318,8 @@ async def test_nobody_is_turned_away_who_has_no_deadline() -> None:
     stage = Stage(patience=0.02)
     task = asyncio.create_task(stage.asking(request(), on=route("batch")))
     await turn_until(lambda: sum(stage.line.depth().values()) == 1)
-    (entrant,) = stage.line._inside.values()
-    assert entrant.until - entrant.entered == pytest.approx(NO_HURRY)
+    (waiter,) = stage.line._waiters.values()
+    assert waiter.expires_at - waiter.entered_at == pytest.approx(NO_DEADLINE_PATIENCE)
     task.cancel()
 
 
@@ -355,16 +347,16 @@ async def test_a_bug_befalls_the_request_that_it_is_about(
     poison, now = request(), monotonic()
     real = module.decide
 
-    def decide(ask: RequestView, *rest: Any) -> Decision:
-        if ask.cache_group == "poison":
+    def decide(queued: QueuedRequest, *rest: Any) -> Decision:
+        if queued.cache_group == "poison":
             raise ZeroDivisionError("a bug of ours")
-        return real(ask, *rest)
+        return real(queued, *rest)
 
     monkeypatch.setattr(module, "decide", decide)
     stage.room.bug = ZeroDivisionError("a bug of ours")
     with pytest.raises(ZeroDivisionError):
         await stage.asking(poison, Tenant("x", cache_group="poison"))
-    assert "the waiting room failed" in caplog.text
+    assert "request queue failed" in caplog.text
     assert (len(stage.rooms), len(stage.room.inside), stage.line.depth()) == (2, 2, {"chat": 2})
     stage.room.passing = 2
     assert stage.monitor.on_news is not None

@@ -1,4 +1,4 @@
-"""A small fleet to decide on, and beliefs about it that are simply given."""
+"""A small fleet to decide on, and a fleet view with given forecasts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from policies.routes import workloads
 from policies.routes.route import Route
+from policies.routing.queued_request import QueuedRequest
 from policies.routing.tiers import decide
 from policies.scorers.scorer import CandidateInput
 from policies.types import (
@@ -33,13 +34,13 @@ P90 = 1.4
 
 @dataclass
 class GivenPredictions:
-    """Beliefs: TTFT is what is given for the endpoint, and the tokens ahead at RATE; hits are given."""
+    """A fleet view: TTFT is the given one plus the queued tokens at RATE; hits are given."""
 
     ttft: Mapping[str, float]
     hits: Mapping[str, int] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def prospects(
+    def candidates(
         self,
         endpoints: Sequence[Endpoint],
         loads: Sequence[Load],
@@ -49,13 +50,17 @@ class GivenPredictions:
         now: float,
     ) -> list[CandidateInput]:
         self.asked += [endpoint.id for endpoint in endpoints]
-        return [self._prospect(*about, prompt, tier, price) for about in zip(endpoints, loads, strict=True)]
+        return [
+            self._candidate(endpoint, load, prompt, tier, price)
+            for endpoint, load in zip(endpoints, loads, strict=True)
+        ]
 
-    def _prospect(
+    def _candidate(
         self, endpoint: Endpoint, load: Load, prompt: PoolEstimate, tier: int, price: float
     ) -> CandidateInput:
         hit, ttft = self.hits.get(endpoint.id, 0), self.ttft[endpoint.id] + load.queued_tokens / RATE
-        return CandidateInput(endpoint, tier, load, prompt, price, hit, ttft, RATIOS, (prompt.tokens - hit) / RATE, 100)
+        forecast = Forecast(ttft, RATIOS, load.tpot, 100, (prompt.tokens - hit) / RATE)
+        return CandidateInput(endpoint, tier, load, prompt, price, hit, forecast)
 
 
 @dataclass
@@ -72,10 +77,10 @@ class DecisionScenario:
     def __post_init__(self) -> None:
         self.beliefs = GivenPredictions({id: s for pool in self.ttft.values() for id, s in pool.items()}, self.hits)
 
-    def decide(self, ask: RequestView | None = None, now: float = 0.0, seed: int = 0) -> Decision:
-        return decide(
-            ask or RequestView("r", 0.0, stream=True), self.estimate, self._route(), self.fleet, self.beliefs, now, seed
-        )
+    def decide(self, request: RequestView | None = None, now: float = 0.0, sequence: int = 0) -> Decision:
+        request = request or RequestView(0.0, stream=True)
+        queued = QueuedRequest("r", request, self.estimate, self._route(), sequence)
+        return decide(queued, self.fleet, self.beliefs, now)
 
     @property
     def estimate(self) -> PromptEstimate:

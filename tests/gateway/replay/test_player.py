@@ -14,6 +14,7 @@ from gateway.replay.scenario import BASELINES, POOLABLE, POOLED, Scenario
 from gateway.replay.sim_fleet import Fault
 from gateway.replay.sim_gateway import ActiveRequest
 from gateway.replay.traces import Arrival
+from policies.routing.queued_request import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import Decision, Price, RequestView
 from tests.gateway.replay.builders import arrivals, pool, route, scenario
@@ -53,8 +54,9 @@ def test_a_yardstick_decides_as_it_does_in_the_gateway(scorer: str) -> None:
     decided, seen = player.gateways[0].on_decision, []
 
     def compared(live: ActiveRequest, decision: Decision) -> None:
-        now, fleet, ask = player.clock.now, player.gateways[0].fleet, RequestView("agent", live.result.arrived, True)
-        same = decide(ask, live.estimate, live.route, fleet.snapshot(now), fleet, now, live.number)
+        now, fleet, view = player.clock.now, player.gateways[0].fleet, RequestView(live.result.arrived, stream=True)
+        queued = QueuedRequest(live.number, view, live.estimate, live.route, live.number)
+        same = decide(queued, fleet.snapshot(now), fleet, now)
         seen.append([c.endpoint for c in decision.ranked] == [c.endpoint for c in same.ranked])
         decided(live, decision)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from policies.attempts.attempt_machine import AttemptMachine
-from policies.attempts.attempt_steps import (
+from policies.attempts.attempt_machine import (
+    AttemptMachine,
     AttemptStep,
     Begin,
     Cancel,

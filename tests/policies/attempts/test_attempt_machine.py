@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from policies.attempts.attempt_machine import AttemptMachine, AttemptState
-from policies.attempts.attempt_steps import AttemptStep, Begin, ClientGone, Event, Failed, FirstToken, TimerFired
+from policies.attempts.attempt_machine import (
+    AttemptMachine,
+    AttemptState,
+    AttemptStep,
+    Begin,
+    ClientGone,
+    Event,
+    Failed,
+    FirstToken,
+    TimerFired,
+)
 from policies.attempts.hedging import abandon_at
 from policies.types import FOREVER, Decision, Placement
 from tests.policies.attempts.attempting import PATIENCE, A, B, C, hedged, machine, reason, silence, told

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.attempts.attempt_machine import TRANSITIONS, AttemptState
-from policies.attempts.attempt_steps import (
+from policies.attempts.attempt_machine import (
+    TRANSITIONS,
+    AttemptState,
     AttemptStep,
     Begin,
     Cancel,

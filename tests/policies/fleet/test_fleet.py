@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.fleet.fleet import AttemptReport
-from policies.routing.fleet_view import FleetView
+from policies.routing.candidates import FleetView
 from policies.types import AttemptOutcome, Candidate, EngineLoad
 from tests.policies.fleets import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
 
@@ -18,7 +18,7 @@ def test_it_is_what_decisions_ask() -> None:
     """The Beliefs protocol."""
     to = fleet()
     beliefs: FleetView = to
-    assert [p.hit for p in beliefs.prospects([ONE], [load(to)], prompt(), 0, 0.0, 0.0)] == [0]
+    assert [p.hit for p in beliefs.candidates([ONE], [load(to)], prompt(), 0, 0.0, 0.0)] == [0]
 
 
 def test_all_endpoints_at_once_are_answered_as_one_by_one() -> None:
@@ -27,11 +27,11 @@ def test_all_endpoints_at_once_are_answered_as_one_by_one() -> None:
     answer(to, asked, ONE)
     send(to, prompt(20_000), TWO, now=2.0)
     loads = [load(to, 2.1, endpoint) for endpoint in (ONE, TWO)]
-    found = to.prospects((ONE, TWO), loads, asked, 1, 0.25, 2.1)
+    found = to.candidates((ONE, TWO), loads, asked, 1, 0.25, 2.1)
     assert [p.hit for p in found] == [to.hit(endpoint, asked) for endpoint in (ONE, TWO)] == [992, 0]
     for p, seen in zip(found, loads, strict=True):
         assert p.forecast == to.forecast(p.endpoint, seen, 1000, p.hit, 2.1)
-        assert (p.load, p.prompt, p.tier, p.price, p.p50) == (seen, asked, 1, 0.25, p.forecast.p50)
+        assert (p.load, p.prompt, p.tier, p.price) == (seen, asked, 1, 0.25)
 
 
 # --------------------------------------------------------------------------- load

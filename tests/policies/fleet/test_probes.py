@@ -6,7 +6,7 @@ from policies.types import Load, RequestView
 from tests.policies.deciding import DecisionScenario, budget
 
 REQUESTS = 4000
-ASK = RequestView("r", 100.0, stream=True)
+ASK = RequestView(100.0, stream=True)
 
 
 def world(**loads: Load) -> DecisionScenario:
@@ -18,7 +18,7 @@ def world(**loads: Load) -> DecisionScenario:
 
 
 def share(of: DecisionScenario, endpoint: str) -> float:
-    decisions = [of.decide(ASK, now=100.0, seed=seed) for seed in range(REQUESTS)]
+    decisions = [of.decide(ASK, now=100.0, sequence=seed) for seed in range(REQUESTS)]
     tried = [one for one in decisions if one.ranked[0].endpoint.id == endpoint]
     assert all("probe" in one.ranked[0].reason and "probe" in one.reason for one in tried)
     return len(tried) / REQUESTS
@@ -56,7 +56,7 @@ def test_a_yardstick_does_not_probe() -> None:
 def test_a_probe_that_fails_goes_on_in_the_usual_order() -> None:
     """Only the first place changes."""
     probing = world(slow=Load(last_token_at=60.0))
-    decisions = [probing.decide(ASK, now=100.0, seed=seed) for seed in range(REQUESTS)]
+    decisions = [probing.decide(ASK, now=100.0, sequence=seed) for seed in range(REQUESTS)]
     tried = [one for one in decisions if one.ranked[0].endpoint.id == "slow"]
     assert tried
     for one in tried:

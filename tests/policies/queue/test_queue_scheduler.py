@@ -29,7 +29,7 @@ def test_an_engine_has_room_for_what_keeps_it_busy_and_no_more() -> None:
     """A tenth of a second of prefill: its own queue takes requests as they come, and the rest can be ordered here."""
     scene = Scene()
     assert [scene.enter(name) for name in "abcd"] == [["a"], ["b"], [], []]
-    assert (scene.lane(), scene.room.held) == (["c", "d"], 2)
+    assert (scene.assigned(), scene.room.held) == (["c", "d"], 2)
 
 
 def test_what_waits_goes_when_a_first_token_makes_room() -> None:
@@ -50,7 +50,7 @@ def test_an_engine_whose_answers_must_catch_up_has_no_room() -> None:
     answers = scene.write(token=0.0435)
     assert scene.load().backlog_s == 0
     assert scene.enter("r", budget=2.0) == []
-    assert scene.lane() == ["r"]
+    assert scene.assigned() == ["r"]
     scene.end(*answers)
     assert scene.look() == ["r"]
 
@@ -96,7 +96,7 @@ def test_what_waits_for_an_engine_goes_earliest_deadline_first() -> None:
     keys = scene.fill(ONE)
     for name, budget in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
         scene.enter(name, budget=budget)
-    assert scene.lane() == ["a", "b", "c"]
+    assert scene.assigned() == ["a", "b", "c"]
     scene.first_tokens(*keys)
     assert scene.look() == ["a", "b"]
 
@@ -114,12 +114,12 @@ def test_a_tight_deadline_overtakes_at_once() -> None:
 
 
 def test_what_is_due_no_later_counts_as_ahead() -> None:
-    """So that what comes next goes where less waits: two engines get equal lanes."""
+    """So that what comes next goes where less waits: two engines get equal queues."""
     scene = Scene((ONE, TWO))
     scene.fill(ONE, TWO)
     for name in "abcdef":
         scene.enter(name, budget=3.0)
-    assert (len(scene.lane(ONE)), len(scene.lane(TWO))) == (3, 3)
+    assert (len(scene.assigned(ONE)), len(scene.assigned(TWO))) == (3, 3)
 
 
 def test_what_is_due_later_is_not_in_its_way() -> None:
@@ -128,9 +128,9 @@ def test_what_is_due_later_is_not_in_its_way() -> None:
     scene.fill(ONE, TWO)
     scene.send("more", TWO, PROMPT, scene.now)
     scene.enter("loose", tokens=3000, budget=9.0)
-    assert scene.lane(ONE) == ["loose"]
+    assert scene.assigned(ONE) == ["loose"]
     scene.enter("tight", budget=1.0)
-    assert scene.lane(ONE) == ["tight", "loose"]
+    assert scene.assigned(ONE) == ["tight", "loose"]
 
 
 # --------------------------------------------------------------------------- it is decided again
@@ -142,9 +142,9 @@ def test_a_request_whose_turn_comes_too_late_gives_way() -> None:
     scene.fill(ONE)
     scene.enter("tight", tokens=4000, budget=0.6)
     scene.enter("loose", budget=5.0)
-    assert scene.lane() == ["tight", "loose"]
+    assert scene.assigned() == ["tight", "loose"]
     assert scene.look(later=0.5) == ["loose"]
-    assert scene.last == ["tight"]
+    assert scene.best_effort == ["tight"]
 
 
 def test_what_was_bound_to_a_dead_endpoint_goes_elsewhere() -> None:
@@ -152,11 +152,11 @@ def test_what_was_bound_to_a_dead_endpoint_goes_elsewhere() -> None:
     scene = Scene((ONE, TWO))
     scene.fill(ONE, TWO)
     scene.enter("r", budget=2.0)
-    bound, other = (ONE, TWO) if scene.lane(ONE) else (TWO, ONE)
+    bound, other = (ONE, TWO) if scene.assigned(ONE) else (TWO, ONE)
     for _ in range(3):
         scene.fleet.on_probe_failed(bound.id, scene.now)
     assert scene.look() == []
-    assert (scene.lane(bound), scene.lane(other)) == ([], ["r"])
+    assert (scene.assigned(bound), scene.assigned(other)) == ([], ["r"])
 
 
 def test_what_was_bound_to_an_endpoint_that_was_taken_out_of_the_fleet_goes_elsewhere() -> None:
@@ -164,10 +164,10 @@ def test_what_was_bound_to_an_endpoint_that_was_taken_out_of_the_fleet_goes_else
     scene = Scene((ONE, TWO))
     scene.fill(ONE, TWO)
     scene.enter("r", budget=2.0)
-    bound, other = (ONE, TWO) if scene.lane(ONE) else (TWO, ONE)
+    bound, other = (ONE, TWO) if scene.assigned(ONE) else (TWO, ONE)
     scene.fleet.reload([pool("small", [other])])
     assert scene.look() == []
-    assert (scene.lane(bound), scene.lane(other)) == ([], ["r"])
+    assert (scene.assigned(bound), scene.assigned(other)) == ([], ["r"])
 
 
 def test_an_idle_engine_takes_what_waits_for_another() -> None:
@@ -176,9 +176,9 @@ def test_an_idle_engine_takes_what_waits_for_another() -> None:
     keys = scene.fill(ONE, TWO)
     for name in "abcd":
         scene.enter(name, budget=3.0)
-    waiting = scene.lane(ONE)
+    waiting = scene.assigned(ONE)
     scene.first_tokens(*keys[2:])
-    mine = scene.lane(TWO)
+    mine = scene.assigned(TWO)
     assert scene.look() == mine
     scene.first_tokens(*mine)
     assert scene.look() == waiting[:1]
@@ -192,81 +192,11 @@ def test_an_idle_engine_leaves_what_is_better_served_where_it_waits() -> None:
     answers = scene.write(TWO, since=0.2, token=0.02, pace=0.03, answers=20)
     scene.enter("r", tokens=4000, budget=3.0)
     assert (scene.load(TWO).backlog_s, scene.load(TWO).reopens_in) == (0.0, 0.0)
-    assert scene.lane(ONE) == ["r"]
+    assert scene.assigned(ONE) == ["r"]
     assert scene.look() == []
     scene.end(*answers)
     assert scene.look() == ["r"]
     assert scene.went("r") == TWO.id
-
-
-# --------------------------------------------------------------------------- who gives way
-
-
-def test_the_largest_gives_way() -> None:
-    """Moore and Hodgson: of what cannot all be on time, the one that takes the most time is late, not the last."""
-    scene = Scene()
-    scene.fill(ONE)
-    scene.enter("large", tokens=11_000)
-    scene.now += 0.01
-    scene.enter("small", tokens=3000)
-    assert (scene.lane(), scene.last) == (["small"], ["large"])
-
-
-def test_nobody_gives_way_to_a_larger_one() -> None:
-    """It is the one that is late."""
-    scene = Scene()
-    scene.fill(ONE)
-    scene.enter("small", tokens=3000)
-    scene.now += 0.01
-    scene.enter("large", tokens=11_000)
-    assert (scene.lane(), scene.last) == (["small"], ["large"])
-
-
-def test_nobody_gives_way_in_vain() -> None:
-    """One that takes less time than is missing."""
-    scene = Scene()
-    scene.fill(ONE)
-    scene.enter("large", tokens=8000)
-    scene.now += 0.01
-    scene.enter("small", tokens=3000, budget=0.35)
-    assert (scene.lane(), scene.last) == (["large"], ["small"])
-
-
-def test_a_tenant_that_floods_gives_way_to_another() -> None:
-    """Though each of its requests is smaller than the other's: all of them together are not."""
-    scene = Scene()
-    scene.fill(ONE)
-    for number in range(6):
-        scene.enter(f"flood {number}", tenant="flooding")
-    scene.now += 0.01
-    scene.enter("other", tokens=4500, tenant="modest")
-    assert "other" in scene.lane()
-    assert scene.last == ["flood 0"]
-
-
-def test_a_tenant_does_not_take_more_than_another_has() -> None:
-    """Its own request needs more than all that it would put last."""
-    scene = Scene()
-    scene.fill(ONE)
-    for number in range(6):
-        scene.enter(f"first {number}", tenant="one")
-    scene.now += 0.01
-    scene.enter("other", tokens=9000, tenant="two")
-    assert scene.last == ["other"]
-
-
-def test_who_gives_way_on_a_route_that_sheds_is_refused() -> None:
-    """Its caller wants no late answer, and is told as soon as it would be one."""
-    scene = Scene()
-    scene.fill(ONE)
-    scene.enter("large", tokens=11_000, on_miss="shed")
-    scene.now += 0.01
-    assert scene.enter("small", tokens=3000) == []
-    assert (scene.lane(), scene.last) == (["small"], ["large"])
-    scene.send("more", ONE, 20_000, scene.now)
-    assert scene.look(later=0.01) == ["large"]
-    assert scene.gone["large"].outcome is Placement.SHED
-    assert scene.last == []
 
 
 # --------------------------------------------------------------------------- the room
@@ -274,7 +204,7 @@ def test_who_gives_way_on_a_route_that_sheds_is_refused() -> None:
 
 def test_the_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond HELD the latest of the tenant that holds most is refused, whoever came."""
-    monkeypatch.setattr(waiting, "HELD", 3)
+    monkeypatch.setattr(waiting, "MAX_HELD", 3)
     scene = Scene()
     scene.fill(ONE)
     for name, tenant in (("a", "x"), ("b", "x"), ("c", "y")):
@@ -287,7 +217,7 @@ def test_the_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_room_is_bounded_however_many_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also before the first of them has found its place."""
-    monkeypatch.setattr(waiting, "HELD", 3)
+    monkeypatch.setattr(waiting, "MAX_HELD", 3)
     scene = Scene()
     for number in range(20):
         scene.arrive(str(number), budget=9.0)
@@ -332,7 +262,7 @@ def test_what_was_let_go_counts_until_the_fleet_knows_of_it() -> None:
     for ticket in ("a", "b", "nobody"):
         scene.room.on_dispatched(ticket)
         scene.room.leave(ticket)
-    assert (scene.room.held, scene.room.lanes.leaving) == (0, {})
+    assert (scene.room.held, scene.room.queues.in_dispatch) == (0, {})
 
 
 # --------------------------------------------------------------------------- always
@@ -354,7 +284,7 @@ def test_a_request_goes_once_or_waits_in_one_place(
 ) -> None:
     """Whatever happens: none is lost, and none goes twice."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "HELD", 6)
+        patch.setattr(waiting, "MAX_HELD", 6)
         scene, inside = Scene((ONE, TWO, LARGE, API)), set[str]()
         for number, (step, which, budget, tenant, on_miss, tiers) in enumerate(found):
             match step:
@@ -376,8 +306,8 @@ def test_a_request_goes_once_or_waits_in_one_place(
                     scene.now += which / 10
             if step != "enter" or which % 2:
                 inside -= set(scene.look())
-                lanes = scene.room.lanes
-                assert sorted(str(held.request_key) for held in lanes.waiting()) == sorted(inside)
-                assert all(lane == sorted(lane) for lane in lanes.assigned.values())
-                assert (lanes.new, lanes.leaving, scene.room.held <= 6) == ([], {}, True)
+                queues = scene.room.queues
+                assert sorted(str(held.request_key) for held in queues.settled()) == sorted(inside)
+                assert all(lane == sorted(lane) for lane in queues.assigned.values())
+                assert (queues.new, queues.in_dispatch, scene.room.held <= 6) == ([], {}, True)
                 assert scene.room.wake_at == (scene.now + turn.TICK if inside else FOREVER)

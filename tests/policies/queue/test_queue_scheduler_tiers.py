@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.fleet.fleet import AttemptReport
-from policies.queue.placement_round import RELOOK, TICK
+from policies.queue.placement_round import RECHECK_TIERS, TICK
+from policies.routing.queued_request import QueuedRequest
 from policies.types import FOREVER, AttemptOutcome, Endpoint, PoolEstimate, PromptEstimate, RequestView
 from tests.policies.queue.waiting_room import API, LARGE, ONE, PROMPT, START, TWO, Scene, route
 
@@ -44,7 +45,7 @@ def test_what_waits_too_long_leaves_while_another_tier_still_makes_its_deadline(
     scene = Scene((ONE, API))
     scene.write(token=0.0435)
     assert scene.enter("r", **MIXED) == []
-    assert scene.lane() == ["r"]
+    assert scene.assigned() == ["r"]
     assert looked_at(scene, START + 3.0) == pytest.approx(START + 3.0 - sure(scene, API), abs=2 * TICK)
     assert scene.went("r") == API.id
     assert scene.gone["r"].ranked[0].probability >= 0.9
@@ -88,7 +89,7 @@ def test_it_stays_where_the_other_tier_would_be_later() -> None:
     scene.enter("r", **WIDE)
     scene.send("elsewhere", LARGE, 60_000, scene.now)
     assert looked_at(scene, START + 2.8) == FOREVER
-    assert scene.lane() == ["r"]
+    assert scene.assigned() == ["r"]
     scene.end(*answers)
     assert scene.look() == ["r"]
     assert scene.went("r") == ONE.id
@@ -111,9 +112,9 @@ def test_what_would_be_late_where_it_waits_leaves_before_its_last_moment() -> No
     scene = Scene((ONE, LARGE))
     scene.fill(ONE)
     scene.enter("r", **WIDE)
-    assert scene.lane() == ["r"]
+    assert scene.assigned() == ["r"]
     scene.send("more", ONE, 60_000, scene.now)
-    assert scene.look(later=RELOOK + TICK) == ["r"]
+    assert scene.look(later=RECHECK_TIERS + TICK) == ["r"]
     assert scene.went("r") == LARGE.id
 
 
@@ -134,7 +135,7 @@ def test_what_is_late_takes_another_tier_that_is_idle() -> None:
     scene.fill(ONE)
     scene.send("more", LARGE, 8000, scene.now)
     assert scene.enter("r", tokens=4000, budget=0.15, tiers=["small", "large"]) == []
-    assert scene.last == ["r"]
+    assert scene.best_effort == ["r"]
     scene.first_tokens("more")
     assert scene.look() == ["r"]
     assert scene.went("r") == LARGE.id
@@ -173,7 +174,7 @@ def test_what_an_engine_keeps_waiting_does_not_wait_for_a_limit() -> None:
     scene.write(token=0.0435)
     limited(scene)
     assert scene.enter("r", **MIXED) == []
-    assert scene.lane() == ["r"]
+    assert scene.assigned() == ["r"]
     scene.look(later=1.0)
     assert scene.room.leave("r", scene.now) == 0.0
 
@@ -184,7 +185,7 @@ def test_what_waits_for_an_engine_because_its_first_choice_refuses_waits_for_tha
     scene.write(token=0.0435)
     limited(scene)
     assert scene.enter("r", **MIXED | {"tiers": ["api", "small"]}) == []
-    assert scene.lane() == ["r"]
+    assert scene.assigned() == ["r"]
     scene.look(later=0.5)
     assert scene.room.leave("r", scene.now) == pytest.approx(0.5)
 
@@ -228,18 +229,19 @@ def test_to_pass_through_is_to_enter_and_be_released(
         if strained:
             scene.write(TWO)
         if on_the_way:
-            scene.room.lanes.send("other", ONE, 0.2)
-        asks = RequestView("r", scene.now, stream=True), PromptEstimate({name: PoolEstimate(tokens) for name in tiers})
+            scene.room.queues.begin_dispatch("other", ONE, 0.2)
+        estimate = PromptEstimate({name: PoolEstimate(tokens) for name in tiers})
         promised = route(budget, tiers=tiers, on_miss=on_miss, scorer=scorer)
+        queued = QueuedRequest("r", RequestView(scene.now, stream=True), estimate, promised, 7)
         if at_once:
-            decision = scene.room.pass_through("r", *asks, promised, scene.fleet, scene.now, 7)
+            decision = scene.room.pass_through(queued, scene.fleet, scene.now)
         else:
-            scene.room.enter("r", *asks, promised, scene.now, 7)
+            scene.room.enter(queued)
             decision = next((one for _, one in scene.room.release(scene.fleet, scene.now)), None)
-        lanes = scene.room.lanes
+        queues = scene.room.queues
         places = [
             [str(held.request_key) for held in lane]
-            for lane in (lanes.new, lanes.best_effort_queue, *lanes.assigned.values())
+            for lane in (queues.new, queues.best_effort, *queues.assigned.values())
         ]
-        ends.append((decision, places, sorted(lanes.assigned), lanes.leaving, scene.room.wake_at))
+        ends.append((decision, places, sorted(queues.assigned), queues.in_dispatch, scene.room.wake_at))
     assert ends[0] == ends[1]

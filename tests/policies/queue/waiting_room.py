@@ -12,9 +12,9 @@ from itertools import count
 from typing import Any
 
 from policies.fleet.fleet import Fleet
-from policies.queue.endpoint_queues import QueuedRequest
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
+from policies.routing.queued_request import QueuedRequest
 from policies.types import (
     AttemptOutcome,
     Candidate,
@@ -95,10 +95,11 @@ class Scene:
     def arrive(
         self, ticket: str, tokens: int = PROMPT, budget: float | None = 1.0, tenant: str = "", **more: Any
     ) -> None:
-        ask = RequestView("r", self.now, stream=True, cache_group=tenant)
+        request = RequestView(self.now, stream=True)
         pools = {endpoint.pool: PoolEstimate(tokens) for endpoint in self.endpoints}
         self._estimates[ticket] = PromptEstimate(pools)
-        self.room.enter(ticket, ask, self._estimates[ticket], route(budget, **more), self.now, next(self._seeds))
+        estimate, promised = self._estimates[ticket], route(budget, **more)
+        self.room.enter(QueuedRequest(ticket, request, estimate, promised, next(self._seeds), tenant))
 
     def look(self, later: float = 0.0) -> list[str]:
         """Who goes after so many seconds; each is at its engine before the next is asked for."""
@@ -136,12 +137,12 @@ class Scene:
         """Of engine time, that these take."""
         return sum(self.gone[name].ranked[0].forecast.prefill for name in names)
 
-    def lane(self, endpoint: Endpoint = ONE) -> list[str]:
-        return _names(self.room.lanes.of(endpoint.id))
+    def assigned(self, endpoint: Endpoint = ONE) -> list[str]:
+        return _names(self.room.queues.of(endpoint.id))
 
     @property
-    def last(self) -> list[str]:
-        return _names(self.room.lanes.best_effort_queue)
+    def best_effort(self) -> list[str]:
+        return _names(self.room.queues.best_effort)
 
     def load(self, endpoint: Endpoint = ONE) -> Load:
         return self.fleet.snapshot(self.now).loads[endpoint.id]
@@ -169,5 +170,5 @@ class Scene:
             self.fleet.on_ended(key, AttemptOutcome.COMPLETED, self.now)
 
 
-def _names(lane: Sequence[QueuedRequest]) -> list[str]:
-    return [str(held.request_key) for held in lane]
+def _names(queue: Sequence[QueuedRequest]) -> list[str]:
+    return [str(queued.request_key) for queued in queue]

@@ -19,7 +19,7 @@ def when(**conditions: Any) -> When:
 
 
 def ask(**more: Any) -> RequestView:
-    return RequestView("r", 0.0, **more)
+    return RequestView(0.0, **more)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_count_is_compared(condition: Any, holds_for: list[int], fails_for: li
         ({"prompt_tokens": "<= 8000"}, {}, "prompt_tokens 9120 is not <= 8000"),
         ({"output_tokens": "<=256"}, {"max_tokens": 300}, "output_tokens 300 is not <= 256"),
         ({"output_tokens": "<= 256"}, {}, "output_tokens is not given, and must be <= 256"),
-        ({"turns": 1}, {"turns": 4}, "turns 4 is not == 1"),
+        ({"turns": 1}, {"user_turns": 4}, "turns 4 is not == 1"),
         ({"priority": "0..5"}, {"priority": -1}, "priority -1 is not 0..5"),
         ({"tools": False}, {"tools": True}, "tools is true"),
         ({"images": True}, {}, "images is false"),
@@ -59,7 +59,8 @@ def test_a_refusal_names_the_condition_and_the_value(
     conditions: dict[str, Any], request_: dict[str, Any], reason: str
 ) -> None:
     """An operator reads in /explain why a tier was not considered."""
-    assert when(**conditions).refuses(ask(**request_), 9120) == reason
+    asked = ask(**request_)
+    assert when(**conditions).refuses(asked, 9120, asked.max_tokens) == reason
 
 
 def test_all_conditions_must_hold() -> None:

@@ -75,7 +75,7 @@ def test_a_tier_that_can_never_take_the_request_is_passed(
 ) -> None:
     """Whatever its load: the next tier is asked."""
     world = DecisionScenario({"large": {"L": 0.1}, "small": {"s": 0.1}}, pools={"large": pool})
-    decision = world.decide(RequestView("r", 0.0, **asked))
+    decision = world.decide(RequestView(0.0, **asked))
     assert order(decision) == ["s"]
     assert rejections(decision) == {"large": reason}
     assert [rejection.tier for rejection in decision.rejected] == [0]
@@ -92,17 +92,17 @@ def test_a_tier_that_can_never_take_the_request_is_passed(
 )
 def test_what_is_not_known_filters_nothing(asked: dict[str, Any], pool: dict[str, Any]) -> None:
     """Nor does what just fits."""
-    assert order(
-        DecisionScenario({"large": {"L": 0.1}}, pools={"large": pool}).decide(RequestView("r", 0.0, **asked))
-    ) == ["L"]
+    assert order(DecisionScenario({"large": {"L": 0.1}}, pools={"large": pool}).decide(RequestView(0.0, **asked))) == [
+        "L"
+    ]
 
 
 def test_the_routes_cap_on_output_counts_for_the_context_window() -> None:
     """What is sent is the capped max_tokens, so that is what must fit."""
     world = DecisionScenario({"large": {"L": 0.1}}, pools={"large": {"context_window": 1100}})
-    assert world.decide(RequestView("r", 0.0, max_tokens=4096)).outcome is Placement.UNFIT
+    assert world.decide(RequestView(0.0, max_tokens=4096)).outcome is Placement.UNFIT
     world.route = {"limits": {"output_tokens": 100}}
-    assert world.decide(RequestView("r", 0.0, max_tokens=4096)).outcome is Placement.PLACE
+    assert world.decide(RequestView(0.0, max_tokens=4096)).outcome is Placement.PLACE
 
 
 def test_a_when_that_does_not_hold_closes_its_tier() -> None:
@@ -118,7 +118,7 @@ def test_a_pool_that_stands_in_two_tiers_is_considered_once() -> None:
     tiers = [{"pool": "small", "when": {"tools": False}}, "large", "small"]
     world = DecisionScenario({"small": {"s": 0.1}, "large": {"L": 0.1}}, route={"tiers": tiers})
     assert [(c.endpoint.id, c.tier) for c in world.decide().ranked] == [("s", 0), ("L", 1)]
-    assert [(c.endpoint.id, c.tier) for c in world.decide(RequestView("r", 0.0, tools=True)).ranked] == [
+    assert [(c.endpoint.id, c.tier) for c in world.decide(RequestView(0.0, tools=True)).ranked] == [
         ("L", 1),
         ("s", 2),
     ]

@@ -30,7 +30,7 @@ def test_the_first_tier_that_can_still_make_the_deadline_is_taken(seconds: float
 
 def test_what_the_gateway_spent_counts() -> None:
     """The budget runs from the request's arrival, not from the decision."""
-    ask = RequestView("r", arrival=0.0)
+    ask = RequestView(arrival=0.0)
     assert order(world(0.8).decide(ask, now=0.09))[0] == "L"
     assert order(world(0.8).decide(ask, now=0.11))[0] == "s"
 
@@ -43,7 +43,7 @@ def test_the_target_says_how_sure_a_tier_must_be() -> None:
 
 def test_a_caller_may_tighten_its_budget() -> None:
     """`x-slo-ttft-ms` moves the deadline, and with it the tier."""
-    decision = world(0.8).decide(RequestView("r", 5.0, ttft_budget=0.3), now=5.0)
+    decision = world(0.8).decide(RequestView(5.0, ttft_budget=0.3), now=5.0)
     assert (order(decision)[0], decision.deadline) == ("s", 5.3)
 
 
@@ -84,7 +84,7 @@ def test_the_price_is_of_the_prompt_and_the_expected_answer() -> None:
     """1000 tokens in at 10 USD per million, 200 out at 30; an answer that is cut short costs less."""
     dear = DecisionScenario({"dear": {"d": 0.1}}, pools={"dear": {"price": PRICES["dear"]}})
     assert dear.decide().ranked[0].price == pytest.approx(0.01 + 0.006)
-    assert dear.decide(RequestView("r", 0.0, max_tokens=100)).ranked[0].price == pytest.approx(0.01 + 0.003)
+    assert dear.decide(RequestView(0.0, max_tokens=100)).ranked[0].price == pytest.approx(0.01 + 0.003)
 
 
 # --------------------------------------------------------------------------- the ranking
@@ -117,7 +117,7 @@ def test_a_preference_is_part_of_the_reason() -> None:
 def test_idle_equal_endpoints_share_the_load() -> None:
     """Ties go by the luck of the request, not by the order of the configuration."""
     same = DecisionScenario({"small": dict.fromkeys("abcd", 0.1)}, route=budget(1.0))
-    first = Counter(order(same.decide(seed=seed))[0] for seed in range(1000))
+    first = Counter(order(same.decide(sequence=seed))[0] for seed in range(1000))
     assert all(200 < first[name] < 300 for name in "abcd")
 
 
@@ -126,13 +126,13 @@ def test_a_decision_does_not_depend_on_the_order_of_the_endpoints() -> None:
     names = "abcdefgh"
     forth = DecisionScenario({"small": dict.fromkeys(names, 0.1)}, route=budget(1.0))
     back = DecisionScenario({"small": dict.fromkeys(reversed(names), 0.1)}, route=budget(1.0))
-    assert [order(forth.decide(seed=s)) for s in range(20)] == [order(back.decide(seed=s)) for s in range(20)]
+    assert [order(forth.decide(sequence=s)) for s in range(20)] == [order(back.decide(sequence=s)) for s in range(20)]
 
 
 def test_the_same_question_has_the_same_answer() -> None:
     """Nothing is remembered and nothing is random: a replay decides as the gateway did."""
     asked = world(0.5)
-    assert asked.decide(seed=3) == asked.decide(seed=3)
+    assert asked.decide(sequence=3) == asked.decide(sequence=3)
 
 
 # --------------------------------------------------------------------------- nobody makes it
@@ -234,7 +234,7 @@ def test_one_tier_that_is_only_down_makes_it_unavailable_and_not_unfit() -> None
 def test_a_prompt_longer_than_every_context_window_is_unfit() -> None:
     """The reason names the largest, so that the caller knows what would fit."""
     pools = {"large": {"context_window": 32768}, "small": {"context_window": 8192}, "api": {"context_window": 16384}}
-    decision = DecisionScenario(FLEET, pools=pools, tokens=40_000).decide(RequestView("r", 0.0, max_tokens=256))
+    decision = DecisionScenario(FLEET, pools=pools, tokens=40_000).decide(RequestView(0.0, max_tokens=256))
     assert decision.outcome is Placement.UNFIT
     assert decision.reason == (
         "prompt of 40000 tokens + 256 output exceeds the context window of every tier (largest: 32768, pool large)"
@@ -246,7 +246,7 @@ def test_an_unfit_request_is_told_what_every_tier_lacks() -> None:
     pools: dict[str, Any] = {"small": {"context_window": 1024}, "api": {"capabilities": frozenset({"tools"})}}
     tiers = [{"pool": "large", "when": {"images": False}}, "small", "api"]
     decision = DecisionScenario(FLEET, pools=pools, route={"tiers": tiers}).decide(
-        RequestView("r", 0.0, images=True, max_tokens=100)
+        RequestView(0.0, images=True, max_tokens=100)
     )
     assert decision.outcome is Placement.UNFIT
     assert decision.reason == (
@@ -261,7 +261,7 @@ def test_a_yardstick_does_not_see_the_budget() -> None:
     """It takes the first tier whole, as the routers it stands for would, and sheds nothing."""
     fleet = {"large": {"L1": 0.5, "L2": 5.0}, "small": {"s": 0.01}}
     route = {**budget(0.1), "scorer": "round_robin", "on_miss": "shed", "prefer": "latency"}
-    decisions = [DecisionScenario(fleet, route=route).decide(seed=seed) for seed in range(4)]
+    decisions = [DecisionScenario(fleet, route=route).decide(sequence=seed) for seed in range(4)]
     assert [order(decision) for decision in decisions] == [["L1", "L2", "s"], ["L2", "L1", "s"]] * 2
     assert {decision.outcome for decision in decisions} == {Placement.PLACE}
 
@@ -303,7 +303,7 @@ def test_every_endpoint_is_ranked_or_rejected_once(
         half["one" if name < "e" else "two"][name] = ttft
     route = {**budget(seconds), "scorer": scorer, "on_miss": on_miss, "prefer": prefer}
     asked = DecisionScenario(half, loads={name: load for name, (_, load) in endpoints.items()}, route=route)
-    decision = asked.decide(now=1.0, ask=RequestView("r", 1.0), seed=seed)
+    decision = asked.decide(now=1.0, request=RequestView(1.0), sequence=seed)
     considered = order(decision) + [rejection.endpoint for rejection in decision.rejected]
     assert sorted(considered) == sorted(endpoints)
     qualifying = [candidate.probability >= 0.9 for candidate in decision.ranked]
