@@ -64,7 +64,7 @@ class Gateway:
         self.worker = worker
         self.url = self.admin_url = ""
         self.force_stop = False
-        self.runtime = RuntimeHolder(build_runtime(config.at({})))
+        self.runtime = RuntimeHolder(build_runtime(config.with_addresses({})))
         self._build_decisions()
         self._build_observers(config)
         self._build_shared_state(config)
@@ -184,7 +184,7 @@ class Gateway:
         for component in (self.kv_events, self.telemetry, self.redis, self.shared_quotas, self.keyring, self.replicas):
             if component is not None:
                 component.start()
-        if self.config.names():
+        if self.config.resolved_hosts():
             await self.apply_config(self.config)
         self._following_names = asyncio.create_task(self._follow_names())
 
@@ -202,7 +202,7 @@ class Gateway:
     async def apply_config(self, config: Config) -> None:
         """Brings another configuration into force."""
         async with self._reloading:
-            await self.names.follow(config.names())
+            await self.names.follow(config.resolved_hosts())
             await self._reload(config)
 
     async def _follow_names(self) -> None:
@@ -217,7 +217,9 @@ class Gateway:
 
     async def _reload(self, wanted: Config) -> None:
         """Builds the new Runtime in a thread, then swaps it in within one turn of the loop."""
-        new = await asyncio.to_thread(build_warm_runtime, wanted.at(self.names.addresses), self.runtime.current)
+        new = await asyncio.to_thread(
+            build_warm_runtime, wanted.with_addresses(self.names.addresses), self.runtime.current
+        )
         while self.line.dispatch_pending:  # noqa: ASYNC110 - its decision names endpoints of the fleet before the swap
             await asyncio.sleep(0)
         unused = {*self.runtime.current.connections.values()} - {*new.connections.values()}

@@ -9,7 +9,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.config.addresses import ListenAddress
+from gateway.config.field_types import ListenAddress
 from gateway.config.models import Drain
 
 BACKLOG = 4096  # connections that the kernel holds until they are accepted

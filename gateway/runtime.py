@@ -80,8 +80,8 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     coalescer = WriteCoalescer() if before is None else before.coalescer
     known = {} if before is None else before.connections
     addresses = {
-        endpoint: UpstreamAddress(site.url, site.at, config.defaults.connect)
-        for endpoint, site in config.sites().items()
+        endpoint: UpstreamAddress(address.url, address.ip, config.defaults.connect)
+        for endpoint, address in config.addresses().items()
     }
     connections = {address: known.get(address) or _connections(address, coalescer) for address in addresses.values()}
     by_endpoint = {endpoint: connections[address] for endpoint, address in addresses.items()}

@@ -10,8 +10,8 @@ import sys
 
 from backends.simulated.profiles import PROFILES
 from backends.simulated.simulated_server import SimulatedServer
-from gateway.config.addresses import ListenAddress
 from gateway.config.config_errors import ConfigError, did_you_mean
+from gateway.config.field_types import ListenAddress
 from gateway.process import loop_factory
 from gateway.tokenize.tokenizers import encoder
 

@@ -1,11 +1,10 @@
-"""Compares a new configuration with the one in force: allowed changes, and their names.
+"""Reload: which differences between two configurations take effect in a running gateway.
 
 Rules:
-- Sockets, processes and exporters are made at the start: `server`, `state` and `telemetry` stay as they are, and
-  changes
-  there are reported as needing a restart. Everything else applies at once.
-- The configuration that comes into force may therefore differ from the file. The whole of it is checked again.
-- Changes are named by path, without values, which may be secrets.
+- `server`, `state` and `telemetry` are fixed at start-up: their old values stay, and a restart is reported as
+  necessary. All other sections take effect at once.
+- The combination may be one that no file contains, so it is checked as a whole.
+- Differences are reported by path, without values, which may be secrets.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from gateway.config import checks
 from gateway.config.config_errors import ConfigError, Path, SourceLocation, dotted
 from gateway.config.models import Config
 
-AT_THE_START = ("server", "state", "telemetry")
-NOW = "config, its server, state and telemetry as they were at the start"  # the path of values that no file contains
+FIXED_AT_START = ("server", "state", "telemetry")
+COMBINED = SourceLocation("config, with server, state and telemetry as at start-up")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`config` comes into force. `changed`: paths that differ from the previous configuration; `restart`: paths that
-    differ in the file but need a restart."""
+    """`config` takes effect. `changed`: paths of its differences; `restart`: paths of differences that do not."""
 
     config: Config
     changed: tuple[str, ...] = ()
@@ -34,34 +32,34 @@ class Change:
 
 
 def change(before: Config, wanted: Config) -> Change:
-    """Raises ConfigError if the part of `wanted` that can change makes an invalid configuration."""
-    config = wanted.model_copy(update={name: getattr(before, name) for name in AT_THE_START})
+    """Raises ConfigError if the effective configuration would be invalid."""
+    config = wanted.model_copy(update={name: getattr(before, name) for name in FIXED_AT_START})
     if config != wanted and (problems := checks.problems(config)):
-        raise ConfigError([problem.at(SourceLocation(NOW)) for problem in problems])
-    places = [*_differences(before, wanted, ())]
+        raise ConfigError([problem.at(COMBINED) for problem in problems])
+    paths = list(_differences(before, wanted, ()))
     return Change(
         config,
-        tuple(dotted(path) for path in places if path[0] not in AT_THE_START),
-        tuple(dotted(path) for path in places if path[0] in AT_THE_START),
+        tuple(dotted(path) for path in paths if path[0] not in FIXED_AT_START),
+        tuple(dotted(path) for path in paths if path[0] in FIXED_AT_START),
     )
 
 
 def _differences(before: object, after: object, path: Path) -> Iterator[Path]:
-    """The innermost named paths."""
+    """The innermost named values that differ."""
     if before == after:
         return
-    ours, theirs = _named(before), _named(after)
-    if ours is None or theirs is None or type(before) is not type(after):
+    old, new = _fields(before), _fields(after)
+    if old is None or new is None or type(before) is not type(after):
         yield path
         return
-    for name in dict.fromkeys([*ours, *theirs]):
-        if name in ours and name in theirs:
-            yield from _differences(ours[name], theirs[name], (*path, name))
+    for name in dict.fromkeys([*old, *new]):
+        if name in old and name in new:
+            yield from _differences(old[name], new[name], (*path, name))
         else:
             yield (*path, name)
 
 
-def _named(value: object) -> Mapping[str, object] | None:
+def _fields(value: object) -> Mapping[str, object] | None:
     if isinstance(value, BaseModel):
         return {name: getattr(value, name) for name in type(value).model_fields}
     return value if isinstance(value, Mapping) else None

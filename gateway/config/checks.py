@@ -1,6 +1,6 @@
-"""Checks across sections: names refer to something, and nothing is open by accident.
+"""Checks between sections: references resolve, and no port is open by accident.
 
-Each check yields a problem with the path of the wrong value.
+Each check yields problems with the path of the value to correct.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from gateway.config.models import PASSTHROUGH, Config
 
 Check = Callable[[Config], Iterator[Problem]]
 
-PUBLISHERS = ("vllm", "sglang")  # of cache events
+PUBLISHERS = ("vllm", "sglang")  # backends with KV cache events
 
 
 def problems(config: Config) -> list[Problem]:
-    """Yields every problem between sections that are each valid."""
+    """All problems of a configuration with valid sections."""
     return [problem for check in CHECKS for problem in check(config)]
 
 
@@ -31,7 +31,7 @@ def something_to_serve(config: Config) -> Iterator[Problem]:
 def route_names(config: Config) -> Iterator[Problem]:
     for name, route in config.routes.items():
         if route.name != name:
-            yield Problem(("routes", name, "name"), "a route's name is its key; leave this out")
+            yield Problem(("routes", name, "name"), "the key is the route's name; remove this")
 
 
 def tiers(config: Config) -> Iterator[Problem]:
@@ -41,7 +41,7 @@ def tiers(config: Config) -> Iterator[Problem]:
 
 
 def models(config: Config) -> Iterator[Problem]:
-    """Only a passthrough can do without the name of a model."""
+    """Only a passthrough pool needs no model name."""
     asked = {tier.pool for route in config.routes.values() for tier in route.tiers}
     for name, pool in config.pools.items():
         if name in asked and not pool.model:
@@ -66,39 +66,39 @@ def keys(config: Config) -> Iterator[Problem]:
 def listening(config: Config) -> Iterator[Problem]:
     server = config.server
     if not (server.listen.loopback or config.keyed or server.open):
-        mend = "add keys:, or listen on 127.0.0.1 (or say server.open: true behind your own authentication)"
-        yield Problem(("server", "listen"), f"{server.listen}: open mode is for loopback only: {mend}")
+        hint = "add keys:, or listen on 127.0.0.1 (or set server.open: true behind your own authentication)"
+        yield Problem(("server", "listen"), f"{server.listen}: open mode is for loopback only: {hint}")
     if server.listen == server.admin and server.listen.port:
-        yield Problem(("server", "admin"), f"{server.admin} is where listen is; take another port")
+        yield Problem(("server", "admin"), f"{server.admin} is the same as server.listen; use another port")
 
 
 def kv_events(config: Config) -> Iterator[Problem]:
     for name, pool in config.pools.items():
         for i, endpoint in enumerate(pool.endpoints):
-            place = ("pools", name, "endpoints", i, "kv_events")
+            path = ("pools", name, "endpoints", i, "kv_events")
             if endpoint.kv_events is None:
                 continue
             if pool.backend not in PUBLISHERS:
-                yield Problem(place, f"{pool.backend} servers publish none; leave this out")
+                yield Problem(path, f"{pool.backend} servers publish no KV events; remove this")
             elif find_spec("zmq") is None:
-                yield Problem(place, "needs a package that is not here: pip install 'firsttoken[kvevents]'")
+                yield Problem(path, "requires a package that is not installed: pip install 'firsttoken[kvevents]'")
 
 
 def telemetry(config: Config) -> Iterator[Problem]:
-    place, otlp = ("telemetry", "otlp"), config.telemetry.otlp
+    path, otlp = ("telemetry", "otlp"), config.telemetry.otlp
     if otlp is None:
         return
     if otlp.endswith(("/v1/traces", "/v1/metrics")):
-        yield Problem(place, f"the gateway adds the path of each signal itself; write {otlp.rpartition('/v1/')[0]}")
+        yield Problem(path, f"the gateway appends the path of each signal; write {otlp.rpartition('/v1/')[0]}")
     if not _installed("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
-        yield Problem(place, "needs packages that are not here: pip install 'firsttoken[otel]'")
+        yield Problem(path, "requires packages that are not installed: pip install 'firsttoken[otel]'")
 
 
 def state(config: Config) -> Iterator[Problem]:
     if config.state.redis is not None and find_spec("redis") is None:
-        yield Problem(("state", "redis"), "needs a package that is not here: pip install 'firsttoken[redis]'")
+        yield Problem(("state", "redis"), "requires a package that is not installed: pip install 'firsttoken[redis]'")
     if config.state.redis is None and config.state.keys == "redis":
-        yield Problem(("state", "keys"), "there is no Redis to keep them: add state.redis, or leave this out")
+        yield Problem(("state", "keys"), "requires Redis: add state.redis, or remove this")
 
 
 CHECKS: tuple[Check, ...] = (
@@ -132,4 +132,4 @@ def _distinct(field: str, values: Iterable[str]) -> Iterator[Problem]:
     for i, value in enumerate(values):
         first = seen.setdefault(value, i)
         if first != i:
-            yield Problem(("keys", i, field), f"the same as keys[{first}]; each key is its own")
+            yield Problem(("keys", i, field), f"duplicate of keys[{first}]; names and digests must be unique")

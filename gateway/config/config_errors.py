@@ -1,10 +1,9 @@
-"""Problems of a configuration, and their one-line form.
+"""Errors of a configuration and their format.
 
 Rules:
-- One line per problem: location, error, fix. A stage reports all its problems.
-- A value from the environment is never shown, only the `${NAME}` in the file.
-- A literal key or password is not shown either, nor a text as long as a key that YAML read as an alias, a tag or a
-  reference.
+- One line per problem: location, problem, remedy. All problems of a stage are reported together.
+- A value from the environment is never shown, only its `${NAME}`.
+- A literal key or password is not shown either, nor any YAML alias, tag or reference of the length of a secret.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from difflib import get_close_matches
 
 Path = tuple[str | int, ...]
 
-SECRET_LENGTH = 8  # characters: no key is shorter
+SECRET_LENGTH = 8  # characters, the minimum of a key
 _PLAIN = re.compile(r"[A-Za-z0-9_/-]+")
 
 
@@ -33,17 +32,17 @@ class SourceLocation:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`text` describes the error of the value at `path`."""
+    """A problem with the value at `path`."""
 
     path: Path
     text: str
 
-    def at(self, place: SourceLocation) -> str:
-        return f"{place}: {dotted(self.path)}: {self.text}" if self.path else f"{place}: {self.text}"
+    def at(self, location: SourceLocation) -> str:
+        return f"{location}: {dotted(self.path)}: {self.text}" if self.path else f"{location}: {self.text}"
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; `problems` are whole lines, ready to print."""
+    """The configuration is invalid; `problems` are complete lines."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -51,7 +50,7 @@ class ConfigError(Exception):
 
 
 def dotted(path: Path) -> str:
-    """`routes.chat.tiers[1]`; a name that contains a dot is quoted."""
+    """`routes.chat.tiers[1]`; a name with a dot is quoted."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -62,17 +61,17 @@ def dotted(path: Path) -> str:
 
 
 def quoted(text: str) -> str:
-    """The value in quotes, unless its length suggests a secret."""
-    return repr(text) if len(text) < SECRET_LENGTH else "what stands here"
+    """Hides a text of the length of a secret."""
+    return repr(text) if len(text) < SECRET_LENGTH else "(value hidden)"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Ends a sentence with the member of `known` that was probably meant, or with nothing."""
+    """End of a message: the most similar of `known`, or nothing."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Ends a sentence with the nearest member of `known`, or with all members if none is near."""
+    """End of a message: the most similar of `known`, or else all of them."""
     names = list(known)
     return nearest(name, names) or (f"; known: {', '.join(names)}" if names else "")

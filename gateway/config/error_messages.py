@@ -1,7 +1,7 @@
-"""Translates pydantic's errors: location in the file, expected value, actual value.
+"""Translates pydantic errors: path, expected value, actual value.
 
 Rules:
-- Paths are those of the file, without names of models and of union branches.
+- Paths are those of the file: names of models and of union branches do not appear.
 - Actual values are quoted as written in the file, so that secrets from the environment stay hidden.
 """
 
@@ -19,7 +19,7 @@ from gateway.config.schema import BARE, keys_at, schema, words_at
 from gateway.config.yaml_source import Document
 
 _SECRETS = frozenset({"api_key", "headers", "sha256", "redis", "cache_secret"})
-_HOLDING = frozenset({"keys", "state", "pools"})  # paths where a text instead of a mapping is likely to be a secret
+_HOLDING = frozenset({"keys", "state", "pools"})  # text in place of a mapping there is probably a secret
 _EXPECTED = {
     "int_type": "an integer",
     "int_parsing": "an integer",
@@ -38,7 +38,7 @@ _EXPECTED = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
-_MISFITS = frozenset({*_EXPECTED, "literal_error"})  # the value is of another kind than the place is for
+_MISFITS = frozenset({*_EXPECTED, "literal_error"})  # the value has the wrong type
 _BOUNDS = {
     "greater_than": "must be more than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
@@ -49,7 +49,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """An error and its path in the file. `union`: the path of the enclosing union, if any."""
+    """An error and its path in the file. `union`: path of the union whose branch failed, if any."""
 
     error: ErrorDetails
     path: Path
@@ -57,8 +57,10 @@ class _Fault:
 
 
 def messages(errors: Sequence[ErrorDetails], document: Document) -> list[Problem]:
-    """Every problem of `document`, once."""
-    faults = [fault for fault in (_located(error, document.data) for error in errors) if not _echo(fault, document)]
+    """The problems of `document`, without duplicates."""
+    faults = [
+        fault for fault in (_located(error, document.data) for error in errors) if not _is_consequence(fault, document)
+    ]
     found = [_problem(fault, document) for fault in faults if fault.union is None]
     for union in dict.fromkeys(fault.union for fault in faults if fault.union is not None):
         found += _branches(union, [fault for fault in faults if fault.union == union], document)
@@ -66,12 +68,12 @@ def messages(errors: Sequence[ErrorDetails], document: Document) -> list[Problem
 
 
 def _located(error: ErrorDetails, data: Any) -> _Fault:
-    """Removes pydantic's own parts of a location: the name of a union branch, `[key]`."""
+    """Removes the parts of the location that pydantic adds: the name of a union branch, `[key]`."""
     path: Path = ()
     union: Path | None = None
     for i, part in enumerate(error["loc"]):
         if isinstance(data, Mapping) and i and (header := f"{error['loc'][i - 1]}.{part}") in data:
-            path, data, union = (*path, header), data[header], None  # one key in the file, two parts of the location
+            path, data, union = (*path, header), data[header], None  # one key in the file, two in the model
         elif _holds(data, part):
             path, data = (*path, part), data[part]
         elif error["type"] != "missing" or i < len(error["loc"]) - 1:
@@ -83,14 +85,14 @@ def _holds(data: Any, part: str | int) -> bool:
     return part in (data if isinstance(data, Mapping) else range(len(data)) if isinstance(data, list) else ())
 
 
-def _echo(fault: _Fault, document: Document) -> bool:
-    """Drops the error that a list is too short if its items have errors of their own."""
+def _is_consequence(fault: _Fault, document: Document) -> bool:
+    """pydantic also reports a list with invalid items as too short."""
     value = _at(document.data, fault.path)
     return fault.error["type"] == "too_short" and isinstance(value, list) and len(value) > 0
 
 
 def _branches(union: Path, faults: list[_Fault], document: Document) -> Iterator[Problem]:
-    """A mapping was meant as the branch that is a model; for other values all expected forms are listed."""
+    """A mapping is compared with the branch that is a model; any other value with all branches."""
     inner = [fault for fault in faults if fault.path != union or fault.error["type"] not in _MISFITS]
     if inner:
         yield from (_problem(fault, document) for fault in inner)
@@ -110,7 +112,7 @@ def _text(fault: _Fault, document: Document) -> str:
     if kind == "extra_forbidden":
         return f"unknown key{did_you_mean(str(fault.path[-1]), keys_at(schema(), fault.path[:-1]))}"
     if kind == "too_short":
-        return "is empty; name at least one"
+        return "is empty; at least one is required"
     if kind == "value_error":
         return str(context["error"])
     got = _got(fault.path, document, error["input"])
@@ -129,17 +131,17 @@ def _expected(fault: _Fault) -> str:
 
 
 def _mapping(fault: _Fault) -> str:
-    """The keys of the mapping, and the other values that are allowed."""
+    """The allowed keys, and the alternatives to a mapping."""
     keys = keys_at(schema(), fault.path)
     if not keys:
         return "a mapping"
     bare = BARE.get(fault.error["ctx"].get("class_name", ""))
-    words = [] if fault.union else words_at(schema(), fault.path)  # a union lists the keys in its branches
+    words = [] if fault.union else words_at(schema(), fault.path)  # a union lists them as separate branches
     return " or ".join([*([bare["description"]] if bare else []), f"{{{', '.join(keys)}}}", *words])
 
 
 def _near(error: ErrorDetails) -> str:
-    """The literal that was probably meant."""
+    """The most similar of the literals."""
     expected = error.get("ctx", {}).get("expected", "")
     return nearest(str(error["input"]), re.findall(r"'([^']*)'", expected))
 
@@ -147,7 +149,7 @@ def _near(error: ErrorDetails) -> str:
 def _got(path: Path, document: Document, seen: Any) -> str:
     """The value as written."""
     if not _SECRETS.isdisjoint(path):
-        return "something else"
+        return "another value"
     value = _at(document.data, path)
     value = seen if value is None else value
     if value is None:
@@ -157,16 +159,16 @@ def _got(path: Path, document: Document, seen: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "a list"
     if len(path) <= 2 and path[0] in _HOLDING:
-        return "something else"
+        return "another value"
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _masked(text: str, path: Path, document: Document) -> str:
-    """`text` with values from the environment replaced by `${NAME}`."""
+    """Replaces values from the environment in `text` by `${NAME}`."""
     for at, written in document.raw.items():
         value = _at(document.data, at)
         if at[: len(path)] == path and value:
-            quote = "" if len(value) >= SECRET_LENGTH else "'"  # a short value would match inside words
+            quote = "" if len(value) >= SECRET_LENGTH else "'"  # a short value could occur inside a word
             text = text.replace(f"{quote}{value}{quote}", f"{quote}{written}{quote}")
     return text
 

@@ -1,8 +1,10 @@
-"""Loads files and environment into a valid Config, or raises ConfigError with every fix.
+"""Configuration files and environment variables -> a valid Config, or a ConfigError.
 
-In order: read, merge, validate by section, check across sections. A step runs if the one before found no problem; a
-step
-reports all its problems, in the order of the file's lines.
+Steps: read, merge, validate each section, check between sections. A step runs if the previous one found no problem;
+each step reports all of its problems in the order of the lines.
+
+Without a file, API keys in the environment are the configuration: every API with a key becomes a pool, and the first
+one receives all requests, model names unchanged.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.config import checks
-from gateway.config import error_messages as wording
-from gateway.config.config_errors import ConfigError, Problem
-from gateway.config.env_config import environment
+from backends.catalog import KINDS
+from gateway.config import checks, error_messages
+from gateway.config.config_errors import ConfigError, Problem, SourceLocation
 from gateway.config.models import Config
 from gateway.config.yaml_source import Document, merge, parse
 
@@ -24,18 +26,18 @@ __all__ = ["ConfigError", "load", "validated"]
 
 
 def load(paths: Sequence[Path], environ: Mapping[str, str]) -> Config:
-    """Merges each file over the ones before; without files, uses the environment."""
-    return validated(reduce(merge, _documents(paths, environ)) if paths else environment(environ))
+    """Files in order, each merged over the previous ones; without files, the environment."""
+    return validated(reduce(merge, _documents(paths, environ)) if paths else _from_environment(environ))
 
 
 def validated(document: Document) -> Config:
-    """Validates the document."""
+    """Raises ConfigError. `x-...` sections belong to the operator and are ignored."""
     try:
-        config = Config.model_validate(_without_extensions(document))
+        config = Config.model_validate({k: value for k, value in document.data.items() if not k.startswith("x-")})
     except ValidationError as error:
-        raise _refusal(wording.messages(error.errors(), document), document) from None
-    if found := checks.problems(config):
-        raise _refusal(found, document)
+        raise _error(error_messages.messages(error.errors(), document), document) from None
+    if problems := checks.problems(config):
+        raise _error(problems, document)
     return config
 
 
@@ -44,30 +46,43 @@ def _documents(paths: Sequence[Path], environ: Mapping[str, str]) -> list[Docume
     problems: list[str] = []
     for path in paths:
         try:
-            documents.append(parse(_text(path), str(path), environ))
+            documents.append(parse(path.read_text("utf-8"), str(path), environ))
         except ConfigError as error:
             problems += error.problems
+        except OSError as error:
+            problems.append(f"{path}: cannot be read: {error.strerror}")
+        except UnicodeDecodeError as error:
+            problems.append(f"{path}: not UTF-8 text at byte {error.start}")
     if problems:
         raise ConfigError(problems)
     return documents
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: not UTF-8 text at byte {error.start}"]) from None
+def _error(problems: Iterable[Problem], document: Document) -> ConfigError:
+    located = [(document.location(problem.path), problem) for problem in problems]
+    files = list(dict.fromkeys(location.file for location in document.locations.values()))
+    located.sort(key=lambda pair: (files.index(pair[0].file) if pair[0].file in files else -1, pair[0].line))
+    return ConfigError([problem.at(location) for location, problem in located])
 
 
-def _without_extensions(document: Document) -> dict[str, object]:
-    """`x-...` sections are the operator's own: a place for anchors."""
-    return {key: value for key, value in document.data.items() if not key.startswith("x-")}
-
-
-def _refusal(problems: Iterable[Problem], document: Document) -> ConfigError:
-    placed = [(document.place(problem.path), problem) for problem in problems]
-    files = list(dict.fromkeys(place.file for place in document.places.values()))
-    placed.sort(key=lambda pair: (files.index(pair[0].file) if pair[0].file in files else -1, pair[0].line))
-    return ConfigError([problem.at(place) for place, problem in placed])
+def _from_environment(environ: Mapping[str, str]) -> Document:
+    document = Document()
+    pools: dict[str, Any] = {}
+    names = [name for name, kind in KINDS.items() if kind.needs_key]
+    for name in names:
+        if not environ.get(f"{name.upper()}_API_KEY"):
+            continue
+        pools[name] = {"backend": name}
+        for key in ("api_key", "base_url"):
+            variable, path = f"{name.upper()}_{key.upper()}", ("pools", name, key)
+            if value := environ.get(variable):
+                pools[name][key] = value
+                document.locations[path] = SourceLocation(f"environment variable {variable}")
+                document.raw[path] = f"${{{variable}}}"
+    if not pools:
+        variables = ", ".join(f"{name.upper()}_API_KEY" for name in names)
+        raise ConfigError(
+            [f"no --config, and none of {variables} is set: name a file, set a key, or try `firsttoken demo`"]
+        )
+    document.data.update(pools=pools, passthrough=next(iter(pools)))
+    return document

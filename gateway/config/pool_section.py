@@ -1,7 +1,4 @@
-"""The `pools:` section.
-
-A pool looks the same to callers with one API or forty engines: endpoints that serve one model.
-"""
+"""The `pools:` section. A pool, one API or forty engines, is a set of endpoints that serve one model."""
 
 from __future__ import annotations
 
@@ -14,46 +11,58 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SecretStr, WithJsonSchema, field_validator, model_validator
 
 from backends.catalog import KINDS, BackendKind
-from gateway.config.addresses import HttpUrl, TcpUrl, authority, host_of, is_address, tcp_at, tcp_host
+from backends.http.address import BackendAddress
 from gateway.config.config_errors import did_you_mean
-from gateway.config.sections import HeaderName, HeaderValue, Positive, ProfileName, Section
+from gateway.config.field_types import (
+    HeaderName,
+    HeaderValue,
+    HttpUrl,
+    Positive,
+    ProfileName,
+    Section,
+    TcpUrl,
+    authority,
+    is_ip,
+    tcp_host,
+    tcp_with_host,
+)
 from policies import types as facts
 
-PRIORITY = ("vllm", "simulated")  # backends whose servers can serve the smallest number first
-Addresses = Mapping[str, Sequence[str]]  # by name
-# Names from gateway.tokenize.tokenizers, which is slow to import.
+PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
+Addresses = Mapping[str, Sequence[str]]  # IP addresses by host name
+# The encodings of gateway.tokenize.tokenizers, which is slow to import.
 ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """The destination of requests. `at`: one address of the name; empty: the name is resolved per connection."""
+class EndpointAddress:
+    """Destination of requests. `ip`: one address of the URL's host name; "": the host is resolved per connection."""
 
     url: str
-    at: str = ""
+    ip: str = ""
     region: str = ""
     kv_events: str | None = None
     kv_replay: str | None = None
 
     @property
     def authority(self) -> str:
-        return authority(self.url, self.at)
+        return authority(self.url, self.ip)
 
 
 class EndpointSection(Section):
-    """One server of a pool; a bare URL is enough."""
+    """One server of a pool: its URL, or a mapping."""
 
     url: HttpUrl
     region: str = ""
-    """A label, for affinity and metrics."""
+    """Label, for affinity and metrics."""
     kv_events: TcpUrl | None = None
-    """Address at which the engine publishes its cache events."""
+    """ZMQ address of the engine's KV cache events."""
     kv_replay: TcpUrl | None = None
-    """Address at which the engine repeats missed cache events."""
+    """ZMQ address for the replay of missed events."""
     profile: ProfileName = None
-    """Profile of this server in `replay`, if different from its pool's."""
+    """Simulation profile for `replay`, where it differs from the pool's."""
     resolve: Positive | None = None
-    """Every address of the name is an endpoint of its own; the interval of resolution, such as 10s."""
+    """Every address of the host name becomes an endpoint; the value is the resolution interval, such as 10s."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,35 +70,35 @@ class EndpointSection(Section):
         return {"url": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _something_to_replay(self) -> Self:
+    def _replay_needs_events(self) -> Self:
         if self.kv_replay and not self.kv_events:
-            raise ValueError("kv_replay without kv_events: add kv_events, or leave it out")
+            raise ValueError("kv_replay requires kv_events: add kv_events, or remove kv_replay")
         return self
 
     @model_validator(mode="after")
-    def _a_name_to_resolve(self) -> Self:
+    def _resolve_needs_host_name(self) -> Self:
         if self.resolve is None:
             return self
-        if is_address(self.host):
-            raise ValueError(f"{self.host} is an address already, not a name; leave resolve out")
+        if is_ip(self.host):
+            raise ValueError(f"{self.host} is an IP address, not a host name; remove resolve")
         for key, url in (("kv_events", self.kv_events), ("kv_replay", self.kv_replay)):
             if url is not None and tcp_host(url) != self.host:
-                raise ValueError(f"{key} must name {self.host} too: with resolve it stands for each of its addresses")
+                raise ValueError(f"{key} must have the host {self.host} too: resolve replaces it by each address")
         return self
 
     @property
     def host(self) -> str:
-        return host_of(self.url)
+        return BackendAddress.parse(self.url).host
 
-    def sites(self, names: Addresses | None) -> tuple[Site, ...]:
-        """The endpoints of this entry: one, or one per address of the name, once resolved."""
-        if self.resolve is None or names is None:
-            return (Site(self.url, "", self.region, self.kv_events, self.kv_replay),)
-        return tuple(self._at(address) for address in names.get(self.host, ()))
+    def addresses(self, resolved: Addresses | None) -> tuple[EndpointAddress, ...]:
+        """One, or with `resolve` one per address in `resolved` (None: not resolved yet)."""
+        if self.resolve is None or resolved is None:
+            return (EndpointAddress(self.url, "", self.region, self.kv_events, self.kv_replay),)
+        return tuple(self._with_ip(ip) for ip in resolved.get(self.host, ()))
 
-    def _at(self, address: str) -> Site:
-        events, replay = (url and tcp_at(url, address) for url in (self.kv_events, self.kv_replay))
-        return Site(self.url, address, self.region, events, replay)
+    def _with_ip(self, ip: str) -> EndpointAddress:
+        events, replay = (url and tcp_with_host(url, ip) for url in (self.kv_events, self.kv_replay))
+        return EndpointAddress(self.url, ip, self.region, events, replay)
 
 
 class PriceSection(Section):
@@ -101,20 +110,20 @@ class PriceSection(Section):
 
 class KeepWarm(Section):
     idle: Positive
-    """Send a one-token request after this long without a request."""
+    """Send a one-token request after this time without requests."""
 
 
 class PoolSection(Section):
     """Interchangeable endpoints that serve one model."""
 
     backend: Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(KINDS)})]
-    """Dialect of the servers."""
+    """Kind of server."""
     model: str = ""
-    """The model name that the servers know."""
+    """Model name that the servers know."""
     endpoints: tuple[EndpointSection, ...] = ()
-    """Servers: URLs, or {url, region, kv_events, kv_replay, resolve}."""
+    """Servers: URLs, or {url, region, kv_events, kv_replay, profile, resolve}."""
     base_url: HttpUrl | None = None
-    """In place of endpoints, for an API; each API backend has a default."""
+    """For an API, in place of endpoints; each API backend has a default."""
     api_key: SecretStr = SecretStr("")
     """Sent to the servers; write "${NAME}" and keep the key in the environment."""
     headers: Mapping[HeaderName, HeaderValue] = {}
@@ -124,15 +133,15 @@ class PoolSection(Section):
     context_window: int | None = Field(default=None, gt=0)
     """Tokens of prompt and output together."""
     capabilities: frozenset[Literal["tools", "images", "json_schema"]] | None = None
-    """Features of the model; absent: unknown, and nothing is filtered by them."""
+    """Capabilities of the model; absent: unknown, no request is excluded."""
     price: PriceSection = PriceSection()
     block_size: int = Field(default=16, gt=0, le=4096)
-    """Tokens of a prefix cache block, until the server reports its own."""
+    """Tokens of a prefix cache block, until learned from the server."""
     keep_warm: KeepWarm | None = None
     priority_scheduling: bool = False
-    """The servers take the smallest `priority` first: requests get a priority made from their deadline."""
+    """The servers schedule by `priority`, smallest first: requests are sent with a priority from their deadline."""
     profile: ProfileName = None
-    """Profile of the servers in `replay`: 8b-h100, 8b-a100, 8b-l4, 32b-2xh100, 70b-4xh100 or api."""
+    """Simulation profile for `replay`: 8b-h100, 8b-a100, 8b-l4, 32b-2xh100, 70b-4xh100 or api."""
 
     @field_validator("backend")
     @classmethod
@@ -151,7 +160,7 @@ class PoolSection(Section):
     @model_validator(mode="after")
     def _reachable(self) -> Self:
         if self.endpoints and self.base_url:
-            raise ValueError("endpoints and base_url say the same thing; keep one")
+            raise ValueError("endpoints and base_url exclude each other; keep one")
         if not self.urls:
             raise ValueError(f"a {self.backend} pool needs endpoints, the URLs of its servers")
         return self
@@ -159,20 +168,20 @@ class PoolSection(Section):
     @model_validator(mode="after")
     def _authorized(self) -> Self:
         if self.kind.needs_key and not self.api_key.get_secret_value() and "authorization" not in self.headers:
-            mend = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
-            raise ValueError(f"{self.backend} needs a key; {mend}")
+            hint = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
+            raise ValueError(f"{self.backend} needs a key; {hint}")
         return self
 
     @model_validator(mode="after")
-    def _askable(self) -> Self:
+    def _warmable(self) -> Self:
         if self.keep_warm and not self.model:
-            raise ValueError("keep_warm asks for the pool's model; name it with model, or leave keep_warm out")
+            raise ValueError("keep_warm requires model: add model, or remove keep_warm")
         return self
 
     @model_validator(mode="after")
-    def _can_order(self) -> Self:
+    def _schedules_by_priority(self) -> Self:
         if self.priority_scheduling and self.backend not in PRIORITY:
-            raise ValueError(f"a {self.backend} server knows no priority; leave priority_scheduling out")
+            raise ValueError(f"{self.backend} servers have no priority scheduling; remove priority_scheduling")
         return self
 
     @model_validator(mode="after")
@@ -195,20 +204,21 @@ class PoolSection(Section):
         base = self.base_url or self.kind.base_url
         return (base,) if base else ()
 
-    def sites(self, name: str, names: Addresses | None = None) -> Mapping[str, Site]:
-        """By endpoint id. `names`: addresses of the names to resolve; None: each name is one endpoint."""
+    def addresses(self, name: str, resolved: Addresses | None = None) -> Mapping[str, EndpointAddress]:
+        """By endpoint id. `resolved`: the addresses of host names with `resolve`; None: not resolved yet."""
         if self.endpoints:
-            found = [server for endpoint in self.endpoints for server in endpoint.sites(names)]
+            found = [address for endpoint in self.endpoints for address in endpoint.addresses(resolved)]
         else:
-            found = [Site(url) for url in self.urls]
-        return {f"{name}/{server.authority}": server for server in found}
+            found = [EndpointAddress(url) for url in self.urls]
+        return {f"{name}/{address.authority}": address for address in found}
 
-    def as_facts(self, name: str, names: Addresses | None = None) -> facts.Pool:
-        """This pool as a value for decisions."""
+    def to_pool(self, name: str, resolved: Addresses | None = None) -> facts.Pool:
+        """The pool as a value of the policies."""
+        addresses = self.addresses(name, resolved)
         return facts.Pool(
             name=name,
             model=self.model,
-            endpoints=tuple(facts.Endpoint(id, name, server.region) for id, server in self.sites(name, names).items()),
+            endpoints=tuple(facts.Endpoint(id, name, address.region) for id, address in addresses.items()),
             local=self.kind.local,
             context_window=self.context_window,
             capabilities=self.capabilities,
@@ -218,5 +228,5 @@ class PoolSection(Section):
 
 
 def endpoint_id(pool: str, url: str) -> str:
-    """`small/10.0.0.11:8000`: unique in the fleet, and the same after a reload."""
+    """`small/10.0.0.11:8000`: unique in the fleet, stable across reloads."""
     return f"{pool}/{authority(url)}"

@@ -1,6 +1,6 @@
-"""The JSON Schema of the configuration file, in its written forms: durations as text, tiers as names.
+"""JSON Schema of the configuration file, in its written form: durations as text, tiers as names.
 
-The schema is generated from the models; forms that only their input validators accept are added here.
+Generated from the models; forms that input validators accept beyond the fields are added here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.config.config_errors import Path
 from gateway.config.models import Config
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${NAME:-default}, from the environment"}
-# Models that a bare text can stand for.
+# Models with a plain text form.
 BARE = {
     "Tier": {"type": "string", "description": "the name of a pool"},
     "EndpointSection": {"type": "string", "pattern": "^https?://", "description": "the URL of a server"},
@@ -27,7 +27,7 @@ class _AsWritten(GenerateJsonSchema):
         return False
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Omits defaults that are sections or null, which pydantic shows in their validated form."""
+        """Omits defaults that are sections or null: pydantic shows them in validated form."""
         generated = super().default_schema(schema)
         if not isinstance(generated.get("default"), (str, int, float)):
             generated.pop("default", None)
@@ -36,7 +36,7 @@ class _AsWritten(GenerateJsonSchema):
 
 @cache
 def schema() -> dict[str, Any]:
-    """JSON Schema, draft 2020-12, of a configuration file. Shared: not to be changed."""
+    """JSON Schema, draft 2020-12. Cached: callers must not change the result."""
     generated = Config.model_json_schema(schema_generator=_AsWritten)
     models = generated["$defs"]
     models["Route"]["properties"].pop("name")
@@ -49,12 +49,12 @@ def schema() -> dict[str, Any]:
 
 
 def keys_at(document: dict[str, Any], path: Path) -> list[str]:
-    """The keys that the mapping at `path` may have."""
+    """Allowed keys of the mapping at `path`."""
     return [key for node in _nodes_at(document, path) for key in node.get("properties", {})]
 
 
 def words_at(document: dict[str, Any], path: Path) -> list[str]:
-    """The words allowed at `path`, such as `off`."""
+    """Allowed literals at `path`, such as `off`."""
     return [node["const"] for node in _nodes_at(document, path) if "const" in node]
 
 
@@ -66,7 +66,7 @@ def _nodes_at(document: dict[str, Any], path: Path) -> list[dict[str, Any]]:
 
 
 def _with_variables(node: Any) -> Any:
-    """Allows a variable wherever a value is not free text."""
+    """Allows a variable in place of every value that is not free text."""
     if isinstance(node, list):
         return [_with_variables(item) for item in node]
     if not isinstance(node, dict):

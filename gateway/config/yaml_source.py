@@ -1,10 +1,10 @@
-"""Parses YAML into plain data with the line of every value.
+"""YAML -> plain data with the source location of each value.
 
 Rules:
-- The YAML 1.2 core schema, as editors read YAML: `off`, `on`, `yes` and `no` are text, `010` is ten.
-- A duplicate key is an error, not a silent choice of the last.
+- Scalars follow the YAML 1.2 core schema, as in editors: `off`, `on`, `yes` and `no` are text, `010` is ten.
+- A duplicate key is an error.
 - `${NAME}` and `${NAME:-default}` are replaced in text values, `$$` is a dollar sign.
-- Only mappings, lists and scalars are constructed; every other tag is refused.
+- Only mappings, lists and scalars are constructed; every other tag is an error.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SCALARS: Mapping[str, Callable[[str], Any]] = {
     _TAG + "float": float,
     _TAG + "str": str,
 }
-_QUOTED = re.compile(rf"'[^'<][^']{{{SECRET_LENGTH - 1},}}'")  # but for the names of YAML's tokens: '<stream end>'
-# A dollar sign, or a reference; the last branch matches malformed references.
+_QUOTED = re.compile(rf"'[^'<][^']{{{SECRET_LENGTH - 1},}}'")  # except names of YAML tokens: '<stream end>'
+# A dollar sign, or a reference; the last branch matches a malformed reference.
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|(\{[^}]*\}?))")
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes; scalars are told apart by the YAML 1.2 core schema."""
+    """Composes nodes; resolves scalars by the YAML 1.2 core schema."""
 
     yaml_implicit_resolvers = {}
 
@@ -51,21 +51,21 @@ for _tag, _pattern, _first in (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`raw` holds, as written, the text values in which a variable was replaced."""
+    """`raw`: the original text of values in which a variable was replaced."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    places: dict[Path, SourceLocation] = field(default_factory=dict)
+    locations: dict[Path, SourceLocation] = field(default_factory=dict)
     raw: dict[Path, str] = field(default_factory=dict)
 
-    def place(self, path: Path) -> SourceLocation:
-        """The location of the value at `path`, or of its nearest parent."""
-        while path and path not in self.places:
+    def location(self, path: Path) -> SourceLocation:
+        """Location of the value at `path`, or of the innermost value around it."""
+        while path and path not in self.locations:
             path = path[:-1]
-        return self.places.get(path, SourceLocation("config"))
+        return self.locations.get(path, SourceLocation("config"))
 
 
 def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
-    """The one YAML document in `text`. Raises ConfigError with every problem of the file."""
+    """Raises ConfigError with all problems of the file. `text` holds one YAML document."""
     try:
         node = yaml.compose(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -77,16 +77,16 @@ def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
     data = {} if node is None else builder.root(node)
     if builder.problems:
         raise ConfigError(builder.problems)
-    return Document(data, builder.places, builder.raw)
+    return Document(data, builder.locations, builder.raw)
 
 
 def merge(under: Document, over: Document) -> Document:
-    """`over` laid upon `under`: mappings are merged key by key, everything else is replaced."""
+    """`over` on top of `under`: mappings are merged key by key, all other values are replaced."""
     replaced: list[Path] = []
     data = _overlay((), under.data, over.data, replaced)
-    kept = {path: place for path, place in under.places.items() if not _within(path, replaced)}
+    kept = {path: location for path, location in under.locations.items() if not _within(path, replaced)}
     raw = {path: text for path, text in under.raw.items() if not _within(path, replaced)}
-    return Document(data, kept | over.places, raw | over.raw)
+    return Document(data, kept | over.locations, raw | over.raw)
 
 
 def _overlay(path: Path, under: dict[str, Any], over: dict[str, Any], replaced: list[Path]) -> dict[str, Any]:
@@ -112,41 +112,41 @@ def _syntax(file: str, error: yaml.MarkedYAMLError) -> str:
         text = "a tab; indent with spaces"
     elif "but found another document" in text:
         text = "a second document; write one per file"
-    return f"{where}: not YAML: {_QUOTED.sub('what stands here', text)}"
+    return f"{where}: not YAML: {_QUOTED.sub('(value hidden)', text)}"
 
 
 def _shown(tag: str) -> str:
-    return tag.replace(_TAG, "!!") if tag.startswith(_TAG) or len(tag) < SECRET_LENGTH else "that stands here"
+    return tag.replace(_TAG, "!!") if tag.startswith(_TAG) or len(tag) < SECRET_LENGTH else "(hidden)"
 
 
 class _Builder:
-    """Walks a node graph once; builds plain data and notes locations by path."""
+    """Walks a node graph once and builds plain data, with locations and original texts by path."""
 
     def __init__(self, file: str, environ: Mapping[str, str]) -> None:
-        self.places: dict[Path, SourceLocation] = {}
+        self.locations: dict[Path, SourceLocation] = {}
         self.raw: dict[Path, str] = {}
         self.problems: list[str] = []
         self._file = file
         self._environ = environ
-        self._open: set[int] = set()  # nodes being walked: an alias to such a node is a cycle
+        self._open: set[int] = set()  # nodes in progress: an alias to one of them is a cycle
 
     def root(self, node: yaml.Node) -> dict[str, Any]:
         if not isinstance(node, yaml.MappingNode):
             self._problem(node, (), "expected sections such as pools: and routes:")
             return {}
-        self.places[()] = SourceLocation(self._file)
+        self.locations[()] = SourceLocation(self._file)
         value = self._value(node, ())
         return value if isinstance(value, dict) else {}
 
     def _problem(self, node: yaml.Node, path: Path, text: str) -> None:
-        self.problems.append(Problem(path, text).at(self._place(node)))
+        self.problems.append(Problem(path, text).at(self._location(node)))
 
-    def _place(self, node: yaml.Node) -> SourceLocation:
+    def _location(self, node: yaml.Node) -> SourceLocation:
         return SourceLocation(self._file, node.start_mark.line + 1)
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
         if id(node) in self._open:
-            return self._problem(node, path, "an alias that holds itself")
+            return self._problem(node, path, "an alias that contains itself")
         self._open.add(id(node))
         try:
             return self._build(node, path)
@@ -160,10 +160,10 @@ class _Builder:
             return [self._item(item, (*path, i)) for i, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
             return self._scalar(node, path)
-        return self._problem(node, path, f"the tag {_shown(node.tag)} has no meaning here")
+        return self._problem(node, path, f"unsupported tag {_shown(node.tag)}")
 
     def _item(self, node: yaml.Node, path: Path) -> Any:
-        self.places[path] = self._place(node)
+        self.locations[path] = self._location(node)
         return self._value(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
@@ -173,14 +173,14 @@ class _Builder:
                 data = self._merged(value, path) | data
         lines: dict[str, int] = {}
         for key, value in node.value:
-            if key.tag != _MERGE and self._fresh(key, path, lines):
+            if key.tag != _MERGE and self._is_new(key, path, lines):
                 at = (*path, key.value)
-                self.places[at] = self._place(key)
+                self.locations[at] = self._location(key)
                 data[key.value] = self._value(value, at)
         return data
 
     def _merged(self, node: yaml.Node, path: Path) -> dict[str, Any]:
-        """The mappings that `<<:` merges; the first has precedence."""
+        """The mapping of `<<:`, or several, of which the first takes precedence."""
         data: dict[str, Any] = {}
         for source in reversed(node.value) if isinstance(node, yaml.SequenceNode) else [node]:
             value = self._value(source, path)
@@ -190,13 +190,13 @@ class _Builder:
                 self._problem(source, path, "<< takes a mapping, or a list of them")
         return data
 
-    def _fresh(self, key: yaml.Node, path: Path, lines: dict[str, int]) -> bool:
-        """True if `key` is a text that this mapping does not have yet."""
+    def _is_new(self, key: yaml.Node, path: Path, lines: dict[str, int]) -> bool:
+        """Reports a key that is not a name, or that the mapping already has."""
         if not isinstance(key, yaml.ScalarNode):
             self._problem(key, path, "a key must be a name")
             return False
         if key.value in lines:
-            self._problem(key, (*path, key.value), f"given twice, first on line {lines[key.value]}")
+            self._problem(key, (*path, key.value), f"duplicate key, first on line {lines[key.value]}")
             return False
         lines[key.value] = key.start_mark.line + 1
         return True
@@ -207,14 +207,14 @@ class _Builder:
         try:
             return _SCALARS[node.tag](node.value)
         except ValueError:
-            return self._problem(node, path, f"{quoted(node.value)} is not of the tag {_shown(node.tag)}")
+            return self._problem(node, path, f"{quoted(node.value)} does not match the tag {_shown(node.tag)}")
 
     def _replaced(self, node: yaml.ScalarNode, path: Path) -> str:
         def variable(match: re.Match[str]) -> str:
             dollar, name, default, broken = match.groups()
             if broken:
-                mend = "is not ${NAME} or ${NAME:-default}; $$ is a dollar sign"
-                self._problem(node, path, f"{quoted(match[0])} {mend}")
+                hint = "is not ${NAME} or ${NAME:-default}; write $$ for a dollar sign"
+                self._problem(node, path, f"{quoted(match[0])} {hint}")
             if dollar or broken:
                 return "$"
             self.raw[path] = node.value

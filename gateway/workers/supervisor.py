@@ -29,7 +29,7 @@ from time import monotonic
 
 from gateway.admission.local_quotas import SharedQuotaMemory
 from gateway.cluster.gossip import new_group
-from gateway.config.addresses import ListenAddress
+from gateway.config.field_types import ListenAddress
 from gateway.config.models import Config
 from gateway.process import BACKLOG, bind, drain_message, listen_unix, reserve_port, tune_gc, url_of
 from gateway.reload import ConfigSource, ReloadCounts

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app import Gateway
-from gateway.config.addresses import ListenAddress
+from gateway.config.field_types import ListenAddress
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
 from gateway.process import HANDLER_GRACE, bind

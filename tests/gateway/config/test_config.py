@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.config.models import NOT_YET, Config
+from gateway.config.models import Config
 from gateway.config.pool_section import ENCODINGS
 from gateway.tokenize.tokenizers import ALIASES, PATTERNS
 from policies import types as facts
@@ -180,7 +180,6 @@ def test_what_is_accepted_but_not_acted_on_is_told(sections: dict[str, Any], fou
 def test_nothing_is_told_where_nothing_is_asked() -> None:
     """Defaults ask for nothing."""
     assert config(pools={"p": VLLM}, routes={"r": {"tiers": ["p"]}}).without_effect() == []
-    assert len(NOT_YET) == len(set(NOT_YET))
 
 
 def test_the_encodings_are_those_that_can_be_had() -> None:

@@ -15,7 +15,7 @@ from tests.support.contract import CONTRACT
 # ---------------------------------------------------------------------------- values of a section
 
 
-SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
+SHORT = "a secret needs at least 16 characters: openssl rand -hex 32"
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,11 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
         ("pools: {p: {model: m}}", "pools.p: 'backend' is missing"),
         ("routes: {r: {}}", "routes.r: 'tiers' is missing"),
         ("routes: {r: {tiers: [{when: {}}]}}", "routes.r.tiers[0]: 'pool' is missing"),
-        ('routes: {"r 1": {tiers: [p]}}', 'routes."r 1": a name goes into a header: visible ASCII without spaces only'),
-        ("pools: {a/b: {backend: ollama}}", "pools.a/b: the name of a pool takes letters, digits and . _ : - only"),
+        (
+            'routes: {"r 1": {tiers: [p]}}',
+            'routes."r 1": a name is sent in a header: visible ASCII without spaces only',
+        ),
+        ("pools: {a/b: {backend: ollama}}", "pools.a/b: a pool name may contain letters, digits and . _ : - only"),
         (
             "routes: {gpt-4.1: {tiers: [p], max_attempts: 0}}",
             'routes."gpt-4.1".max_attempts: must be at least 1, got 0',
@@ -58,7 +61,7 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
         (pool(keep_warm="60s"), "pools.p.keep_warm: expected {idle}, got '60s'"),
         (
             pool(keep_warm="{idle: 60s}", model='""'),
-            "pools.p: keep_warm asks for the pool's model; name it with model, or leave keep_warm out",
+            "pools.p: keep_warm requires model: add model, or remove keep_warm",
         ),
         (
             pool(capabilities="[tool]"),
@@ -71,7 +74,7 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
             "{url, region, kv_events, kv_replay, profile, resolve}, got 7",
         ),
         (route(tiers="[3]"), "routes.r.tiers[0]: expected the name of a pool or {pool, when}, got 3"),
-        (route(tiers="[]"), "routes.r.tiers: is empty; name at least one"),
+        (route(tiers="[]"), "routes.r.tiers: is empty; at least one is required"),
         # routes
         (route("ttft: {budget: 800}"), "routes.r.ttft.budget: 800 has no unit; write '800ms' or '800s'"),
         (
@@ -136,19 +139,19 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
         ),
         (
             pool(endpoints="[{url: http://a, kv_events: http://a}]"),
-            "pools.p.endpoints[0].kv_events: 'http://a' is not where events come from; write it like tcp://10.0.0.12:5557",
+            "pools.p.endpoints[0].kv_events: 'http://a' is not a KV event URL; write it like tcp://10.0.0.12:5557",
         ),
         (
             pool(endpoints="[{url: http://a, kv_replay: tcp://a:1}]"),
-            "pools.p.endpoints[0]: kv_replay without kv_events: add kv_events, or leave it out",
+            "pools.p.endpoints[0]: kv_replay requires kv_events: add kv_events, or remove kv_replay",
         ),
         (
             pool(endpoints="[{url: http://10.0.0.11:8000, resolve: 10s}]"),
-            "pools.p.endpoints[0]: 10.0.0.11 is an address already, not a name; leave resolve out",
+            "pools.p.endpoints[0]: 10.0.0.11 is an IP address, not a host name; remove resolve",
         ),
         (
             pool(endpoints="[{url: http://a.svc:8000, resolve: 10s, kv_events: tcp://b.svc:5557}]"),
-            "pools.p.endpoints[0]: kv_events must name a.svc too: with resolve it stands for each of its addresses",
+            "pools.p.endpoints[0]: kv_events must have the host a.svc too: resolve replaces it by each address",
         ),
         ("server: {drain: {wait: 5}}", "server.drain.wait: 5 has no unit; write '5ms' or '5s'"),
         # pools
@@ -158,7 +161,7 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
             "pools.p.tokenizer: 'o200k' is neither an encoding nor a file; did you mean 'o200k_base'?",
         ),
         (pool(endpoints=""), "pools.p: a vllm pool needs endpoints, the URLs of its servers"),
-        (pool(base_url="http://b"), "pools.p: endpoints and base_url say the same thing; keep one"),
+        (pool(base_url="http://b"), "pools.p: endpoints and base_url exclude each other; keep one"),
         (
             pool(endpoints="[http://a:1, http://b, http://a:1/v1]"),
             "pools.p: endpoints[2] and endpoints[0] are both a:1; keep one",
@@ -173,7 +176,7 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
         (pool(headers='{x: "a\\nb"}'), "pools.p.headers.x: the value of a header is one line of visible ASCII"),
         (
             pool(backend="llamacpp", priority_scheduling="true"),
-            "pools.p: a llamacpp server knows no priority; leave priority_scheduling out",
+            "pools.p: llamacpp servers have no priority scheduling; remove priority_scheduling",
         ),
         # the rest
         ("defaults: {connect: 0s}", "defaults.connect: must be more than 0, got '0s'"),
@@ -186,7 +189,7 @@ SHORT = "a secret takes at least 16 characters: openssl rand -hex 32"
             "keys: [{name: a, sha256: my-key}]",
             'keys[0].sha256: not a SHA-256 digest, 64 hex digits: printf %s "$KEY" | sha256sum',
         ),
-        (f"keys: [{{name: a, sha256: {DIGEST}, routes: []}}]", "keys[0].routes: is empty; name at least one"),
+        (f"keys: [{{name: a, sha256: {DIGEST}, routes: []}}]", "keys[0].routes: is empty; at least one is required"),
         (
             "telemetry: {access_log: stdot}",
             "telemetry.access_log: 'stdot' is not stdout, stderr, off or a path such as ./access.jsonl",
@@ -239,7 +242,7 @@ def test_no_place_has_a_value_that_we_cannot_speak_of(junk: object) -> None:
             "routes.chat: tier 2 can never be reached: tier 1 takes every request to pool small; "
             "remove one, or give the first a `when`",
         ),
-        ("routes: {chat: {name: talk, tiers: [small]}}", "routes.chat.name: a route's name is its key; leave this out"),
+        ("routes: {chat: {name: talk, tiers: [small]}}", "routes.chat.name: the key is the route's name; remove this"),
         ("passthrough: lage", "passthrough: no pool 'lage'; did you mean 'large'?"),
         (
             f"passthrough: large\nkeys: [{{name: a, sha256: {DIGEST}, routes: [chta]}}]",
@@ -247,20 +250,20 @@ def test_no_place_has_a_value_that_we_cannot_speak_of(junk: object) -> None:
         ),
         (
             f"passthrough: large\nkeys: [{{name: a, sha256: {DIGEST}}}, {{name: a, sha256: {DIGEST[::-1]}}}]",
-            "keys[1].name: the same as keys[0]; each key is its own",
+            "keys[1].name: duplicate of keys[0]; names and digests must be unique",
         ),
         (
             f"passthrough: large\nkeys: [{{name: a, sha256: {DIGEST}}}, {{name: b, sha256: {DIGEST.upper()}}}]",
-            "keys[1].sha256: the same as keys[0]; each key is its own",
+            "keys[1].sha256: duplicate of keys[0]; names and digests must be unique",
         ),
         (
             "passthrough: large\nserver: {listen: 127.0.0.1:80, admin: 127.0.0.1:80}",
-            "server.admin: 127.0.0.1:80 is where listen is; take another port",
+            "server.admin: 127.0.0.1:80 is the same as server.listen; use another port",
         ),
         (
             "passthrough: large\nserver: {listen: 0.0.0.0:8080}",
             "server.listen: 0.0.0.0:8080: open mode is for loopback only: add keys:, or listen on 127.0.0.1"
-            " (or say server.open: true behind your own authentication)",
+            " (or set server.open: true behind your own authentication)",
         ),
     ],
 )

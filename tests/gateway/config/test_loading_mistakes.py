@@ -91,8 +91,8 @@ def test_a_short_value_of_a_variable_does_not_spoil_the_words_around_it() -> Non
 def test_a_literal_secret_is_not_shown_either() -> None:
     """A key written without quotes is a number, and still a key."""
     assert refusal(pool(api_key="12345678", headers="{x-key: 87654321}")) == [
-        "f.yaml:1: pools.p.api_key: expected text (in quotes), got something else",
-        "f.yaml:1: pools.p.headers.x-key: expected text (in quotes), got something else",
+        "f.yaml:1: pools.p.api_key: expected text (in quotes), got another value",
+        "f.yaml:1: pools.p.headers.x-key: expected text (in quotes), got another value",
     ]
 
 
@@ -163,7 +163,7 @@ EVENTS = "[{url: http://a, kv_events: tcp://a:5557}]"
 def test_only_engines_that_publish_events_are_listened_to() -> None:
     """Ollama has none to tell."""
     assert refusal(pool(backend="ollama", endpoints=EVENTS) + "routes: {r: {tiers: [p]}}") == [
-        "f.yaml:1: pools.p.endpoints[0].kv_events: ollama servers publish none; leave this out"
+        "f.yaml:1: pools.p.endpoints[0].kv_events: ollama servers publish no KV events; remove this"
     ]
 
 
@@ -171,7 +171,8 @@ def test_events_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatc
     """Before anything is started."""
     monkeypatch.setattr("gateway.config.checks.find_spec", lambda name: None)
     assert refusal(pool(endpoints=EVENTS) + "routes: {r: {tiers: [p]}}") == [
-        "f.yaml:1: pools.p.endpoints[0].kv_events: needs a package that is not here: pip install 'firsttoken[kvevents]'"
+        "f.yaml:1: pools.p.endpoints[0].kv_events: requires a package that is not installed: "
+        "pip install 'firsttoken[kvevents]'"
     ]
 
 
@@ -188,7 +189,7 @@ ROUTED = pool() + "routes: {r: {tiers: [p]}}\n"
 
 def test_a_collector_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is started, with the mend; whether all of OpenTelemetry or a part of it is missing."""
-    told = ["f.yaml:3: telemetry.otlp: needs packages that are not here: pip install 'firsttoken[otel]'"]
+    told = ["f.yaml:3: telemetry.otlp: requires packages that are not installed: pip install 'firsttoken[otel]'"]
     monkeypatch.setattr("gateway.config.checks.find_spec", lambda name: None)
     assert refusal(ROUTED + "telemetry: {otlp: http://c:4318}") == told
 
@@ -202,7 +203,7 @@ def test_a_collector_without_its_packages_is_refused(monkeypatch: pytest.MonkeyP
 def test_a_collector_is_named_without_the_path_of_a_signal() -> None:
     """There are two, and each has its own."""
     assert refusal(ROUTED + "telemetry: {otlp: http://c:4318/base/v1/traces}") == [
-        "f.yaml:3: telemetry.otlp: the gateway adds the path of each signal itself; write http://c:4318/base"
+        "f.yaml:3: telemetry.otlp: the gateway appends the path of each signal; write http://c:4318/base"
     ]
 
 
