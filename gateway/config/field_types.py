@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainVa
 
 from backends.http.address import BackendAddress
 from backends.simulated.profiles import PROFILES
-from gateway.cluster.redis_url import parsed
+from gateway.cluster.redis_url import parse_redis_url
 from gateway.config.config_errors import did_you_mean
 from policies.routes.route import Strict
 from policies.routes.units import Duration
@@ -142,7 +142,7 @@ def _header_value(value: SecretStr) -> SecretStr:
 
 
 def _redis(value: SecretStr) -> SecretStr:
-    parsed(value.get_secret_value())  # the error does not repeat the URL, which may contain a password
+    parse_redis_url(value.get_secret_value())  # the error does not repeat the URL, which may contain a password
     return value
 
 

@@ -6,8 +6,8 @@ import socket
 from contextlib import ExitStack
 
 import pytest
-from gateway.config.addresses import ListenAddress
 
+from gateway.config.field_types import ListenAddress
 from gateway.process import bind, reserve_port, url_of
 
 HERE = ListenAddress("127.0.0.1", 0)
