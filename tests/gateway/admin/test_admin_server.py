@@ -1,4 +1,4 @@
-"""The admin port: what an operator asks of a running gateway."""
+"""The admin port of a running gateway."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def explained(gateway: Gateway, body: Any, *headers: str, path: str = "/ex
 async def test_metrics_come_in_the_format_that_is_asked_for(
     accept: str, kind: str, last: bytes, served: tuple[Gateway, Upstream]
 ) -> None:
-    """Prometheus' text, or OpenMetrics for those that say so."""
+    """Prometheus text, or OpenMetrics where accepted."""
     status, headers, body = await get(served[0].admin_url, "/metrics", f"accept: {accept}")
     assert (status, headers["content-type"].startswith(kind)) == (200, True)
     assert b'firsttoken_requests_total{outcome="completed",pool="only",route="chat"} 3.0' in body
@@ -71,7 +71,7 @@ async def test_metrics_come_in_the_format_that_is_asked_for(
 
 
 async def test_recent_requests_are_shown_the_newest_last(served: tuple[Gateway, Upstream]) -> None:
-    """All that are kept, or the last few."""
+    """All recent requests, or the last few."""
     gateway, _ = served
     found = [[r["request_id"] for r in await asked(gateway, path)] for path in ("/requests", "/requests?last=2")]
     assert found == [["id-0", "id-1", "id-2"], ["id-1", "id-2"]]
@@ -87,7 +87,7 @@ async def test_a_number_that_is_none_is_refused(last: str, served: tuple[Gateway
 
 
 async def test_the_fleet_is_shown_endpoint_by_endpoint(served: tuple[Gateway, Upstream]) -> None:
-    """Its load, and what was learned of it."""
+    """Load and learned statistics of each."""
     found = {entry["endpoint"]["id"]: entry for entry in await asked(served[0], "/fleet")}
     assert set(found) == {served[0].runtime.current.pools[name].endpoints[0].id for name in ("only", "small")}
     only = next(entry for entry in found.values() if entry["endpoint"]["pool"] == "only")
@@ -100,7 +100,7 @@ async def test_the_fleet_is_shown_endpoint_by_endpoint(served: tuple[Gateway, Up
 
 
 async def test_the_configuration_is_shown_without_its_secrets(served: tuple[Gateway, Upstream]) -> None:
-    """Neither backends' keys, nor headers that may hold one, nor the password in a URL."""
+    """Neither keys of backends, nor headers with keys, nor the password in a URL."""
     shown = await asked(served[0], "/config")
     assert "CANARY" not in json.dumps(shown)
     assert shown["pools"]["only"]["model"] == "served"
@@ -108,7 +108,7 @@ async def test_the_configuration_is_shown_without_its_secrets(served: tuple[Gate
 
 
 async def test_recent_requests_are_found_by_what_an_operator_knows(served: tuple[Gateway, Upstream]) -> None:
-    """A caller's request id, a route, a pool, an outcome, or that it was late; what is misspelt is refused."""
+    """By request id, route, pool, outcome or missed budget; misspelt names are refused."""
     gateway, _ = served
     for query, expected in (
         ("id=id-1", ["id-1"]),
@@ -127,7 +127,7 @@ async def test_recent_requests_are_found_by_what_an_operator_knows(served: tuple
 
 
 async def test_routes_are_counted_since_the_start(served: tuple[Gateway, Upstream]) -> None:
-    """Who looks twice knows what happened in between; the greatest lateness of the loop is left to Prometheus."""
+    """Viewers take differences; the greatest lateness of the loop is left to Prometheus."""
     gateway, _ = served
     gateway.metrics.loop_lag.saw(3.0, 0.0)
     said = await asked(gateway, "/routes")
@@ -152,12 +152,12 @@ async def beaconed(gateway: Gateway, body: Any, *headers: str) -> tuple[int, str
 
 
 async def on_screen(gateway: Gateway) -> float:
-    """Beacons that were counted."""
+    """Number of counted beacons."""
     return sum(s.value for m in gateway.admin.beacons.collect() for s in m.samples if s.name.endswith("_count"))
 
 
 async def test_a_beacon_is_joined_to_its_request(served: tuple[Gateway, Upstream]) -> None:
-    """As `navigator.sendBeacon` sends it, once; shown beside what was measured, and counted by route."""
+    """Sent as by `navigator.sendBeacon`, once; shown beside the measurement, and counted by route."""
     gateway, _ = served
     beacon = {"request_id": "id-1", "ttft_ms": 321.5}
     assert await beaconed(gateway, beacon, "content-type: text/plain;charset=UTF-8") == (204, None)
@@ -169,7 +169,7 @@ async def test_a_beacon_is_joined_to_its_request(served: tuple[Gateway, Upstream
 
 
 async def test_a_beacon_may_come_while_its_answer_is_still_written() -> None:
-    """Mostly it does: the first token is on screen long before the last."""
+    """The usual case: the first token is on screen long before the last."""
     script: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(ANSWER) + LAST_CHUNK]
     async with conversing(script) as (gateway, caller, upstream):
         await caller.ask(post({**CHAT, "stream": True}, "x-request-id: now"))
@@ -201,7 +201,7 @@ async def test_a_beacon_may_come_while_its_answer_is_still_written() -> None:
 async def test_what_is_no_beacon_counts_nothing(
     body: Any, expected: tuple[int, str | None], served: tuple[Gateway, Upstream]
 ) -> None:
-    """Neither an id that nobody knows, nor a time that cannot be."""
+    """Neither an unknown id, nor an impossible time."""
     gateway, _ = served
     assert (await beaconed(gateway, body))[0] == expected[0]
     assert await on_screen(gateway) == 0
@@ -209,7 +209,7 @@ async def test_what_is_no_beacon_counts_nothing(
 
 
 async def test_a_beacon_that_does_not_say_its_length_is_bounded_too(served: tuple[Gateway, Upstream]) -> None:
-    """It is read no further than a beacon may be long."""
+    """The body is read up to the limit of a beacon only."""
     async with calling(served[0].admin_url) as caller:
         head = b"POST /ttft HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         status, headers = await caller.ask(head + chunk(b" " * 3000) + chunk(b" " * 3000))
@@ -217,21 +217,21 @@ async def test_a_beacon_that_does_not_say_its_length_is_bounded_too(served: tupl
 
 
 async def test_a_request_without_a_first_token_has_none_on_screen() -> None:
-    """It was refused, or waits still."""
+    """Refused, or still waiting."""
     async with conversing() as (gateway, caller, _):
         await caller.whole(post({**CHAT, "model": "nope"}, "x-request-id: refused"))
         assert await beaconed(gateway, {"request_id": "refused", "ttft_ms": 1}) == (409, "no_first_token")
 
 
 async def test_no_other_origin_may_read_the_admin_port(served: tuple[Gateway, Upstream]) -> None:
-    """It has no key: a page elsewhere may not look through its visitor's browser."""
+    """The port has no key: a page elsewhere may not read the port through a visitor's browser."""
     for path in ("/requests", "/routes", "/fleet", "/dashboard", "/metrics"):
         _, headers, _ = await get(served[0].admin_url, path, "origin: http://elsewhere.example")
         assert not [name for name in headers if name.startswith("access-control-")]
 
 
 async def test_the_dashboard_runs_its_own_script_and_nothing_else(served: tuple[Gateway, Upstream]) -> None:
-    """By its policy; and it names no other host."""
+    """By policy; the page names no other host."""
     status, headers, body = await get(served[0].admin_url, "/dashboard")
     policy, page = headers["content-security-policy"], body.decode()
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -246,7 +246,7 @@ async def test_the_dashboard_runs_its_own_script_and_nothing_else(served: tuple[
 
 @pytest.mark.parametrize("path", ["/", "/v1/chat/completions", "/v1/models", "/health", "/debug", "/metrics/"])
 async def test_nothing_else_is_on_the_admin_port(path: str, served: tuple[Gateway, Upstream]) -> None:
-    """It asks for no key, so it serves no model."""
+    """The admin port asks for no key, so serves no model."""
     assert (await get(served[0].admin_url, path))[0] == 404
 
 
@@ -278,7 +278,7 @@ async def test_explain_names_candidates_and_reasons_and_sends_nothing(served: tu
 
 
 async def test_explaining_takes_nobodys_turn(served: tuple[Gateway, Upstream]) -> None:
-    """However often it is asked: the next request is decided as if it had not been."""
+    """After any number of explanations, the next request is decided as if there had been none."""
     gateway, _ = served
     before = gateway.line.ordinal
     said = [(await explained(gateway, CHAT))[1] for _ in range(3)]
@@ -287,7 +287,7 @@ async def test_explaining_takes_nobodys_turn(served: tuple[Gateway, Upstream]) -
 
 
 async def test_explain_asks_as_the_key_that_is_given() -> None:
-    """Whose caches are looked at is by key; without one it is nobody's, and an unknown one is refused."""
+    """The key selects the cache group; no key selects none, and an unknown key is refused."""
     key = {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), "cache_group": "front"}
     long = {**CHAT, "stream": True, "messages": [{"role": "user", "content": "word " * 500}]}
     async with engines(1) as one, running({"only": engine_pool(*one)}, keys=[key]) as gateway:

@@ -26,7 +26,7 @@ ESTIMATE = PromptEstimate({"small": PoolEstimate(100), "large": PoolEstimate(110
 
 
 def test_every_candidate_is_explained_in_its_rank() -> None:
-    """Milliseconds; tiers are counted from 1, as the operator wrote them."""
+    """Milliseconds; tiers are counted from 1, as in the configuration."""
     ranked = (
         candidate(
             "small/a",
@@ -68,14 +68,14 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
 
 
 def test_the_estimate_is_part_of_the_explanation() -> None:
-    """Most surprises are prompts that are longer than they look; and who waits already."""
+    """Most surprises are long prompts and queued requests."""
     said = explain(decided(), ESTIMATE, {"chat": 3}, POOLS)
     assert (said["prompt_tokens"], said["expected_output_tokens"]) == ({"small": 100, "large": 110}, 200)
     assert said["held_now"] == {"chat": 3}
 
 
 def test_every_rejection_has_its_reason() -> None:
-    """Of one endpoint; a pool that is out as a whole is said endpoint by endpoint; of one that is gone, its name."""
+    """Of one endpoint, of every endpoint of a rejected pool, or the name of a pool that is gone."""
     rejected = (
         Rejection("small", "small/a", 0, "is down"),
         Rejection("large", "", 1, "when: prompt_tokens <= 10"),
@@ -97,13 +97,13 @@ def test_every_rejection_has_its_reason() -> None:
 
 
 def test_of_a_request_that_is_not_placed_nobody_is_chosen() -> None:
-    """Though the best of those that would be too late is said."""
+    """The best of the candidates that would be late is named."""
     said = explain(Decision(Placement.SHED, 0.0, 1.0, (candidate(),), retry_after=1.5), ESTIMATE, {}, POOLS)
     assert [c["chosen"] for c in said["candidates"]] == [False]
 
 
 def test_what_there_is_not_is_null_and_all_of_it_is_json() -> None:
-    """No deadline is not an infinite one: JSON has no infinity."""
+    """No deadline is null: JSON has no infinity."""
     said = explain(decided(deadline=FOREVER), ESTIMATE, {}, POOLS)
     assert (said["budget_left_ms"], said["retry_after_s"]) == (None, None)
     assert json.loads(encode(said)) == said

@@ -30,8 +30,8 @@ def attempt(
     )
 
 
-def test_an_endpoint_that_is_well_says_nothing_of_its_health() -> None:
-    """What has never happened is null, not infinitely long ago; all of it is JSON."""
+def test_a_healthy_endpoint_shows_no_reason() -> None:
+    """Events that never happened are null, not infinitely long ago; all of the view is JSON."""
     found = endpoint_view(asked(Fleet([POOL]), 100.0), 100.0)
     health = [found[name] for name in ("breaker", "why", "tried_again_in_s", "limited_for_s")]
     assert health == ["closed", None, None, None]
@@ -40,7 +40,7 @@ def test_an_endpoint_that_is_well_says_nothing_of_its_health() -> None:
 
 
 def test_an_endpoint_that_is_out_says_why_and_until_when() -> None:
-    """Then that one request may try it, and of what became of that."""
+    """Afterwards one request may try, and the result decides."""
     fleet = Fleet([POOL])
     for number in range(2):
         attempt(fleet, f"{number}", 100.0, AttemptOutcome.FAILED)
@@ -54,8 +54,8 @@ def test_an_endpoint_that_is_out_says_why_and_until_when() -> None:
     assert endpoint_view(asked(fleet, 106.5), 106.5)["why"] == "the trial request failed"
 
 
-def test_a_rate_limit_is_no_ill_health() -> None:
-    """It is said beside it."""
+def test_a_rate_limited_endpoint_is_healthy() -> None:
+    """The reason is shown too."""
     fleet = Fleet([POOL])
     attempt(fleet, "a", 100.0, AttemptOutcome.RATE_LIMITED)
     found = endpoint_view(asked(fleet, 101.0), 101.0)
@@ -64,7 +64,7 @@ def test_a_rate_limit_is_no_ill_health() -> None:
 
 
 def test_calibration_is_the_share_that_came_as_soon_as_predicted() -> None:
-    """Of ten first tokens five came within the p50 and nine within the p90: as it should be."""
+    """Of ten first tokens five came within the p50 and nine within the p90: a correct calibration."""
     fleet = Fleet([POOL])
     for number, took in enumerate([0.1] * 5 + [0.3] * 4 + [0.9]):
         attempt(fleet, f"{number}", 100.0 + number, AttemptOutcome.COMPLETED, 100.0 + number + took)

@@ -1,4 +1,4 @@
-"""Which of the recent Records are asked for."""
+"""Filters on recent Records."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def asked(recent: list[Record] = RECENT, **query: str) -> list[str]:
     ],
 )
 def test_all_that_is_asked_for_must_hold(query: dict[str, str], expected: list[str]) -> None:
-    """Of all that match the last, or the streams that waited longest; `slow` is what missed its TTFT budget."""
+    """The last of all matches, or the streams with the longest wait; `slow` selects missed TTFT budgets."""
     assert asked(**query) == expected
 
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_meant_is_refused_with_what_can(query: dict[str, str], pa
 
 
 def test_what_several_workers_say_is_in_the_order_of_its_ends() -> None:
-    """And says which worker had it; the slowest are the slowest of all."""
+    """Each entry names the worker; the slowest are the slowest of all workers."""
     told = {
         1: [
             {"request_id": "a", "wall": 100.0, "total_ms": 900.0, "ttft_ms": 300.0},

@@ -1,4 +1,4 @@
-"""One JSON line per request, written where it holds nobody up."""
+"""One JSON line per request, written without delaying requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def stuck(log_lines: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AccessLog, int]]:
-    """A log whose disk takes nothing more, and the end of it that does the taking."""
+    """A log on a full disk, and the reading end."""
     monkeypatch.setattr(accesslog, "QUEUE", log_lines)
     monkeypatch.setattr(accesslog, "CLOSING", 0.05)
     out, into = os.pipe()
@@ -57,7 +57,7 @@ def fill(log: AccessLog) -> int:
 
 
 def give(log: AccessLog, *records: Record) -> None:
-    """To the writer, without waiting for others."""
+    """Hands a line to the writer without waiting for a batch."""
     for each in records:
         log(each)
         log.flush()
@@ -69,7 +69,7 @@ def read_all(out: int, into: bytearray) -> None:
 
 
 async def test_a_record_is_a_line(tmp_path: Path) -> None:
-    """In the order of their ends, appended to what was there."""
+    """In the order in which requests ended, appended to existing lines."""
     path = tmp_path / "access.jsonl"
     path.write_text('{"before":1}\n')
     log = AccessLog(str(path))
@@ -98,7 +98,7 @@ async def test_whatever_is_in_it_a_line_is_one_line(tmp_path: Path) -> None:
 
 
 async def test_a_line_waits_for_others_but_not_for_long(tmp_path: Path) -> None:
-    """The writer is woken once for all that came meanwhile; the last of them need no more to come."""
+    """The writer wakes once for all waiting lines; the last lines need no further request."""
     path = tmp_path / "access.jsonl"
     log = AccessLog(str(path))
     for i in range(3 * BATCH + 1):
@@ -122,7 +122,7 @@ async def test_what_waits_is_written_at_the_end(tmp_path: Path) -> None:
 
 
 def test_it_is_written_by_its_own_thread(tmp_path: Path) -> None:
-    """Which ends when it is closed, and is no reason for a process to stay."""
+    """The thread ends on close, and keeps no process alive."""
     before = set(threading.enumerate())
     log = AccessLog(str(tmp_path / "access.jsonl"))
     (thread,) = set(threading.enumerate()) - before
@@ -131,8 +131,8 @@ def test_it_is_written_by_its_own_thread(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-async def test_a_stuck_disk_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not fit is dropped and counted; closing gives up in bounded time."""
+async def test_a_stuck_disk_delays_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines beyond the queue are dropped and counted; closing gives up in bounded time."""
     with stuck(10, monkeypatch) as (log, _):
         fill(log)
         start = monotonic()
@@ -142,8 +142,8 @@ async def test_a_stuck_disk_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> 
         assert monotonic() - start < 2
 
 
-async def test_lost_lines_are_said_once_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many, in the log itself: lines written and lines said to be lost are all there were."""
+async def test_lost_lines_are_logged_with_the_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log itself has the number: written and lost lines add up to all lines."""
     with stuck(10, monkeypatch) as (log, out):
         monkeypatch.setattr(accesslog, "CLOSING", 5.0)
         offered = fill(log) + 20
@@ -161,7 +161,7 @@ async def test_lost_lines_are_said_once_they_can_be(monkeypatch: pytest.MonkeyPa
     assert len(found) - len(said) + sum(said) == offered
 
 
-async def test_a_disk_that_refuses_is_said_once_and_the_writer_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_full_disk_is_logged_once_and_the_writer_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """A full disk costs lines, never the log itself."""
     log = AccessLog("/dev/full")
     with caplog.at_level(logging.ERROR, "firsttoken"):
@@ -195,8 +195,9 @@ HEADERS = ("x-request-id", "traceparent", "x-session-id", "x-priority", "authori
 
 @pytest.mark.parametrize("more", [{}, {"passthrough": "only"}], ids=["routes", "passthrough"])
 async def test_whatever_a_caller_sends_is_one_line(tmp_path: Path, more: dict[str, Any]) -> None:
-    """At the socket: line ends, terminals' commands and forged lines in ids, models, headers and fields. One line to
-    every reader, by whatever it is that it ends lines, and nothing in it but printable ASCII."""
+    """At the socket: line ends, terminal commands and forged lines in ids, models, headers and fields. The result is
+    one line
+    for every reader, of printable ASCII only."""
     path = tmp_path / "access.jsonl"
     more = {**more, "telemetry": {"access_log": str(path)}}
     async with Upstream(*[[STREAMED]] * 300) as upstream, running({"only": pool(upstream.url)}, **more) as gateway:
@@ -214,7 +215,7 @@ async def test_whatever_a_caller_sends_is_one_line(tmp_path: Path, more: dict[st
 
 
 async def say(url: str, header: str, text: str, body: dict[str, Any]) -> None:
-    """One request; the header's value as it is but for what would end the header, and once more in UTF-8."""
+    """Sends one request with the header value as given except for line ends, and once more in UTF-8."""
     for raw in (text.encode("latin-1", "ignore"), text.encode()):
         async with calling(url) as caller:
             asked = post(body, "connection: close", f"{header}: PUT_HERE")
@@ -223,7 +224,7 @@ async def say(url: str, header: str, text: str, body: dict[str, Any]) -> None:
 
 
 async def test_what_is_lost_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """firsttoken_access_log_lines_lost_total, as a scrape finds it."""
+    """firsttoken_access_log_lines_lost_total in a scrape."""
     async with running({"only": pool("http://127.0.0.1:9")}, telemetry={"access_log": "/dev/full"}) as gateway:
         async with calling(gateway.url) as caller:
             await caller.ask(post({**CHAT, "model": "nope"}, "connection: close"))
@@ -234,7 +235,7 @@ async def test_what_is_lost_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 async def test_no_prompt_or_answer_is_ever_in_it(tmp_path: Path) -> None:
-    """Whatever becomes of the request: answered, broken off, refused for its fields, its model or its JSON."""
+    """For every end of a request: answered, broken off, refused for fields, model or JSON."""
     path = tmp_path / "access.jsonl"
     canary = {**CHAT, "messages": [{"role": "user", "content": "CANARY prompt"}], "stream": True, "user": "CANARY user"}
     answer = STREAM_HEAD + chunk(ANSWER.replace(b"hi", b"CANARY answer"))

@@ -1,4 +1,4 @@
-"""Log lines say where something went wrong, and nothing of what was sent."""
+"""Log lines show the place of an error, and no data of requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fail() -> None:
 
 
 def test_of_an_exception_kinds_and_frames_are_logged() -> None:
-    """Those of its causes too. Its message may quote what it was raised for."""
+    """Messages may quote the data that caused them; causes are hidden too."""
     with logged() as out:
         try:
             fail()
@@ -71,7 +71,7 @@ def test_groups_and_circles_are_described_too() -> None:
 
 
 async def test_a_task_that_nobody_awaited_is_logged_without_its_message() -> None:
-    """asyncio's own handler shows the task, and the task its exception."""
+    """asyncio's own handler shows the task, and the task shows the exception."""
 
     async def work() -> None:
         raise RuntimeError(SECRET)

@@ -1,4 +1,4 @@
-"""How late the event loop is, and what a request is told of it."""
+"""Lateness of the event loop, and the share of a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.simulated import eventually
 
 
 def exported(lag: LoopLag) -> dict[str, float | None]:
-    """What one scrape finds."""
+    """Values of one scrape."""
     registry = CollectorRegistry()
     registry.register(lag)
     samples = {s.name: s.value for family in registry.collect() for s in family.samples}
@@ -26,11 +26,11 @@ def exported(lag: LoopLag) -> dict[str, float | None]:
     }
 
 
-# --------------------------------------------------------------------------- what operators see
+# --------------------------------------------------------------------------- metrics and log
 
 
-def test_every_look_is_counted_and_stalls_beside_it() -> None:
-    """All lateness is in the histogram; what is as long as a stall is one."""
+def test_every_lateness_is_counted_and_stalls_too() -> None:
+    """All latenesses are in the histogram; those from STALL on are counted as stalls."""
     lag = LoopLag()
     for i, late in enumerate((0.0, STALL / 2, STALL, STALL * 3)):
         lag.saw(late, float(i))
@@ -42,8 +42,8 @@ def test_every_look_is_counted_and_stalls_beside_it() -> None:
     }
 
 
-def test_the_greatest_lateness_is_that_since_the_last_scrape() -> None:
-    """So that a stall is not shown for ever, and none is missed between two scrapes."""
+def test_the_greatest_lateness_is_reset_by_a_scrape() -> None:
+    """A stall is shown in one scrape, and no stall is missed between two scrapes."""
     lag = LoopLag()
     lag.saw(0.3, 1.0)
     lag.saw(0.1, 2.0)
@@ -52,8 +52,8 @@ def test_the_greatest_lateness_is_that_since_the_last_scrape() -> None:
     assert exported(lag)["lag_max_seconds"] == 0.2
 
 
-def test_a_stall_is_said_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """With its length and how many there were: those between were counted."""
+def test_a_stall_is_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """With length and count: stalls in between were counted."""
     lag = LoopLag()
     with caplog.at_level(logging.WARNING, "firsttoken"):
         for at in (100.0, 110.0, 100.0 + LOG_INTERVAL - 1, 100.0 + LOG_INTERVAL, 101.0 + LOG_INTERVAL):
@@ -65,8 +65,8 @@ def test_a_stall_is_said_at_most_once_a_minute(caplog: pytest.LogCaptureFixture)
     ]
 
 
-async def test_a_loop_that_is_held_up_is_seen() -> None:
-    """By a timer of its own, as late as the hold-up was long."""
+async def test_a_stalled_loop_is_measured() -> None:
+    """A real timer is late by the length of the stall."""
     lag = LoopLag()
     lag.start(asyncio.get_running_loop())
     arrival = time.monotonic()
@@ -78,8 +78,8 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
     assert 1.9 * PERIOD <= lasting <= ended < 10 * PERIOD
 
 
-async def test_a_closed_watch_looks_no_more() -> None:
-    """And says nothing of what it does not see."""
+async def test_a_closed_measurement_reports_nothing() -> None:
+    """Without measurement nothing is reported."""
     lag = LoopLag()
     lag.start(asyncio.get_running_loop())
     lag.close()
@@ -88,11 +88,11 @@ async def test_a_closed_watch_looks_no_more() -> None:
     assert lag.since(0.0, time.monotonic()) == 0.0
 
 
-# --------------------------------------------------------------------------- what a request is told
+# --------------------------------------------------------------------------- stalls of a request
 
 
-def test_a_request_is_told_of_stalls_since_its_arrival() -> None:
-    """Or so shortly before it that its bytes may have lain in the socket meanwhile."""
+def test_a_request_is_charged_with_stalls_since_its_arrival() -> None:
+    """Also shortly before arrival, with the bytes in the socket meanwhile."""
     lag = LoopLag()
     lag.saw(0.5, 100.0)
     assert lag.since(100.0 + BEFORE / 2, 101.0) == 0.5
@@ -100,8 +100,8 @@ def test_a_request_is_told_of_stalls_since_its_arrival() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 0.5), st.floats(0.01, 1.0)), max_size=40), st.floats(0.0, 50.0))
-def test_it_is_told_of_the_longest_of_them(looks: list[tuple[float, float]], after: float) -> None:
-    """What is kept of the past is enough for any arrival."""
+def test_a_request_is_charged_with_the_longest_stall(looks: list[tuple[float, float]], after: float) -> None:
+    """The kept history is enough for any arrival."""
     lag, now, seen = LoopLag(), 100.0, []
     for late, later in looks:
         now += later

@@ -1,4 +1,4 @@
-"""Whether a request kept what was promised, and how its Record is shown."""
+"""Objectives met by a request, and the JSON of a Record."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ from tests.gateway.builders import record
     ],
 )
 def test_ttft_is_met_by_a_first_token_within_the_budget(known: dict[str, object], met: bool | None) -> None:
-    """All offered requests count: shed, failed and given up after the deadline are misses; at fault themselves, or
-    given up before it, are neither. An answer that comes whole has no first token."""
+    """All offered requests count: shed, failed, and left after the deadline are misses; faults of callers and
+    requests left
+    before the deadline are neither. An answer without streaming has no first token."""
     assert record(**known).ttft_met is met
 
 
@@ -77,15 +78,15 @@ def test_tpot_is_met_within_its_budget_or_by_fewer_than_two_tokens(known: dict[s
     ],
 )
 def test_total_is_met_by_a_complete_answer_within_the_budget(known: dict[str, object], met: bool | None) -> None:
-    """Streamed or whole; a caller that left says nothing about it."""
+    """Streamed or whole; a caller that left proves nothing."""
     assert record(**{"total_budget": 5.0, **known}).total_met is met
 
 
-# --------------------------------------------------------------------------- as it is shown
+# --------------------------------------------------------------------------- JSON
 
 
 def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
-    """What an operator greps for: no nesting but for stages and attempts."""
+    """Operators use grep: only stages and attempts are nested."""
     attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 0.25, AttemptOutcome.CANCELLED)
     shown = record(spent=[0.00125, *UNSPENT[1:]], attempts=[attempt], tpot=0.0125, tpot_budget=0.05).as_json()
     names = ("request_id", "end", "status", "ttft_ms", "ttft_budget_ms", "total_ms", "tpot_ms")
@@ -113,7 +114,7 @@ def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
 
 
 def test_every_fact_of_a_record_is_shown_but_for_the_decision() -> None:
-    """Which is for /explain; of times, only those that mean something outside this process."""
+    """Decisions belong to /explain; times are those with a meaning outside the process."""
     shown = set(record().as_json())
     left_out = {"arrival", "decision", "tpot_budget", "total_budget", "spent", "trace", "quota"}
     for name in {f.name for f in fields(Record)} - left_out:

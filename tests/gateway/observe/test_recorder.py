@@ -1,4 +1,4 @@
-"""One Record per request, whatever happens to it."""
+"""Exactly one Record per request, on every path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.gateway.builders import decided
 
 
 def ended(raised: BaseException | None) -> list[Record]:
-    """What a recorder is left with after a request that ends in that way."""
+    """State of a recorder after a request that ended with the exception."""
     seen: list[Record] = []
     made = Recorder([seen.append])
     with suppress(BaseException), made.timeline(monotonic() - 0.25) as life:
@@ -41,15 +41,17 @@ def ended(raised: BaseException | None) -> list[Record]:
         (SystemExit(), RequestOutcome.INTERNAL, "SystemExit"),
     ],
 )
-def test_every_way_out_leaves_exactly_one_record(raised: BaseException | None, end: RequestOutcome, error: str) -> None:
-    """A caller that left is no error; what nobody caught is ours. Its text is not kept: it may hold data."""
+def test_every_path_out_leaves_exactly_one_record(
+    raised: BaseException | None, end: RequestOutcome, error: str
+) -> None:
+    """A caller that left is no error; an uncaught exception is the gateway's. Its text may hold data: not kept."""
     (found,) = ended(raised)
     assert (found.route, found.end, found.error) == ("chat", end, error)
     assert found.total >= 0.25
 
 
-def test_an_end_that_was_said_stands_whatever_is_raised_after_it() -> None:
-    """The relay knows better how a stream ended than the exception that unwinds it."""
+def test_an_exception_after_the_noted_end_does_not_change_it() -> None:
+    """The relay knows the end of a stream better than an exception in flight."""
     seen: list[Record] = []
     with suppress(asyncio.CancelledError), Recorder([seen.append]).timeline(monotonic() - 1) as life:
         life.finished(RequestOutcome.UPSTREAM_BROKE, monotonic(), "it broke")
@@ -80,7 +82,7 @@ async def test_a_request_cancelled_in_the_middle_of_an_await_is_recorded() -> No
 
 
 def test_a_sink_that_fails_loses_its_own_record_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    """The sinks after it, the next Record and the caller's answer are none the worse; the bug is said."""
+    """Later sinks, the next Record and the caller's answer are unaffected; the bug is logged."""
     seen: list[Record] = []
 
     def broken(record: Record) -> None:
@@ -96,15 +98,15 @@ def test_a_sink_that_fails_loses_its_own_record_and_nothing_else(caplog: pytest.
 
 
 def test_a_record_carries_the_wall_clock_of_its_arrival() -> None:
-    """Which is before now: logs of several machines are laid side by side by it."""
+    """Arrival lies before now: logs of several machines are compared by wall-clock time."""
     made = Recorder()
     with made.timeline(monotonic() - 5.0) as life:
         pass
     assert life.record.wall == pytest.approx(time() - 5.0, abs=1.0)
 
 
-def test_what_a_decision_weighed_is_kept_no_longer_than_its_request() -> None:
-    """Hundreds of candidates in each of hundreds of Records would be all that a gateway's memory holds."""
+def test_a_decision_is_kept_no_longer_than_its_request() -> None:
+    """Hundreds of candidates in hundreds of Records would fill the memory."""
     made = Recorder()
     with made.timeline(monotonic()) as life:
         life.decided(decided())

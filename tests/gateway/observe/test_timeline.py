@@ -1,4 +1,4 @@
-"""What a Life notes of a request under way: stages, our own stalls, and what was believed."""
+"""Notes about a request in progress: stages, stalls, predictions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEFORE_FIRST_TOKEN = [stage for stage in Stage if stage is not Stage.STREAM]
     st.floats(-0.1, 1.0),
 )
 def test_stages_sum_to_ttft_and_total(steps: list[tuple[Stage, float]], relay: float, stream: float) -> None:
-    """By construction: each begins where the one before it ended, however late or early its end was taken."""
+    """By construction: each stage begins at the end of the one before, with any order of measured times."""
     life, at = RequestTimeline(Record(arrival=100.0)), 100.0
     latest = at
     for stage, step in steps:
@@ -58,8 +58,8 @@ def test_a_stage_that_is_closed_twice_adds_up() -> None:
     assert life.record.stages == {Stage.QUEUE: 2.5, Stage.DECIDE: 0.5}
 
 
-def test_note_closes_a_stage_now_and_passes_the_value_on() -> None:
-    """So that the straight line stays one."""
+def test_end_stage_closes_a_stage_now_and_returns_the_value() -> None:
+    """Closing a stage fits into one expression."""
     life = RequestTimeline(Record(arrival=monotonic()))
     body = b"x"
     assert life.end_stage(Stage.READ, body) is body
@@ -67,7 +67,7 @@ def test_note_closes_a_stage_now_and_passes_the_value_on() -> None:
 
 
 def test_a_request_without_a_first_token_has_no_stream_stage() -> None:
-    """What followed its last stage is in the total alone."""
+    """Time after the last stage is in the total alone."""
     life = RequestTimeline(Record(arrival=100.0))
     life.close(Stage.READ, 100.1)
     life.finished(RequestOutcome.SHED, 100.4, "too late")
@@ -76,8 +76,8 @@ def test_a_request_without_a_first_token_has_no_stream_stage() -> None:
     assert life.record.total == pytest.approx(0.4)
 
 
-def test_an_end_without_an_error_keeps_what_was_said_before() -> None:
-    """A reader that was cut off for reading nothing is a client that has gone, and the reason stands."""
+def test_an_end_without_an_error_keeps_the_noted_error() -> None:
+    """A reader aborted for reading nothing is a client that has gone, and the reason stands."""
     life = RequestTimeline(Record(arrival=100.0, error="the client read nothing for 60 s"))
     life.finished(RequestOutcome.CLIENT_GONE, 101.0)
     assert life.record.error == "the client read nothing for 60 s"
@@ -86,8 +86,8 @@ def test_an_end_without_an_error_keeps_what_was_said_before() -> None:
 # --------------------------------------------------------------------------- our own stalls
 
 
-def test_a_stall_of_the_loop_is_told_and_is_part_of_the_stages() -> None:
-    """The longest one before the first token; what comes later is not this request's to wait for."""
+def test_a_stall_of_the_loop_is_noted_and_is_part_of_the_stages() -> None:
+    """The longest stall before the first token; later stalls do not delay the request."""
     lag = LoopLag()
     life = RequestTimeline(Record(arrival=100.0), lag)
     lag.saw(0.02, 100.1)
@@ -101,7 +101,7 @@ def test_a_stall_of_the_loop_is_told_and_is_part_of_the_stages() -> None:
     assert sum(life.record.stages.values()) == pytest.approx(life.record.total)
 
 
-def test_a_request_without_a_first_token_is_told_of_stalls_until_its_end() -> None:
+def test_a_request_without_a_first_token_notes_stalls_until_its_end() -> None:
     """A refusal waits for the loop too."""
     lag = LoopLag()
     life = RequestTimeline(Record(arrival=100.0), lag)
@@ -110,11 +110,11 @@ def test_a_request_without_a_first_token_is_told_of_stalls_until_its_end() -> No
     assert life.record.loop_lag == 0.02
 
 
-# --------------------------------------------------------------------------- what was believed
+# --------------------------------------------------------------------------- predictions
 
 
-def test_a_decision_sets_the_budget_and_what_is_believed_of_its_first_choice() -> None:
-    """Both count from arrival: the time that the gateway itself took is in them."""
+def test_a_decision_sets_the_budget_and_the_prediction_of_its_first_choice() -> None:
+    """Both count from arrival, the gateway's own time included."""
     life = RequestTimeline(Record(arrival=100.0))
     chosen = candidate("small/b", 0.2, tokens=90, hit=32, tier=1, probability=0.97)
     assert life.decided(decided(chosen, candidate(), deadline=100.8, at=100.01)).chosen is chosen
@@ -127,8 +127,8 @@ def test_a_decision_sets_the_budget_and_what_is_believed_of_its_first_choice() -
     assert found.ttft_predicted_p90 == pytest.approx(0.01 + 0.2)
 
 
-def test_a_decision_that_places_nothing_believes_nothing() -> None:
-    """Its budget still counts: a shed request is a miss."""
+def test_a_decision_without_a_placement_has_no_prediction() -> None:
+    """The budget still counts: a shed request is a miss."""
     life = RequestTimeline(Record(arrival=100.0))
     life.decided(Decision(Placement.SHED, 100.0, 100.5, (candidate(),)))
     assert (life.record.ttft_budget, life.record.pool, life.record.ttft_predicted_p50) == (0.5, "-", None)
@@ -142,8 +142,8 @@ def test_a_route_without_a_budget_has_none_in_its_record() -> None:
 
 
 def test_the_attempt_that_won_owns_the_prediction() -> None:
-    """A fallback is predicted from the moment it was sent; what was lost before is the failover stage, and before the
-    decision was made the request waited."""
+    """A fallback is predicted from its start; time lost before is the failover stage, and time before the decision is
+    queue."""
     life = RequestTimeline(Record(arrival=100.0))
     life.decided(decided(candidate("small/a"), at=100.1))
     life.close(Stage.DECIDE, 100.12)
@@ -163,8 +163,8 @@ def test_the_attempt_that_won_owns_the_prediction() -> None:
     }
 
 
-def test_what_a_rate_limit_kept_back_is_no_queue_of_ours() -> None:
-    """Of the time before the decision that part is its own stage; the sum stays what it was."""
+def test_time_held_by_a_rate_limit_is_not_queue_time() -> None:
+    """A stage of the time before the decision; the sum stays the same."""
     life = RequestTimeline(Record(arrival=100.0))
     life.decided(replace(decided(candidate("small/a"), at=100.9), rate_limited=0.5))
     assert life.record.stages == {Stage.QUEUE: pytest.approx(0.4), Stage.RATE_LIMIT: pytest.approx(0.5)}
@@ -181,7 +181,7 @@ def test_what_a_rate_limit_kept_back_is_no_queue_of_ours() -> None:
 def test_the_wait_for_an_endpoint_that_refused_is_the_rate_limits(
     ending: AttemptOutcome, endpoint: str, limited: float | None
 ) -> None:
-    """It had said for how long; what the refused attempt itself took is failover, as any other that was lost."""
+    """The refusal named the wait; the refused attempt itself is failover, as any lost attempt."""
     life = RequestTimeline(Record(arrival=100.0))
     life.decided(decided(candidate("api/a"), at=100.0))
     life.attempt_lost(AttemptRecord(1, AttemptKind.PRIMARY, endpoint, "api", 0.0, 0.1, ending))
@@ -192,7 +192,7 @@ def test_the_wait_for_an_endpoint_that_refused_is_the_rate_limits(
 
 
 def test_the_first_choice_keeps_its_first_prediction() -> None:
-    """It was believed when it was decided, not when it had connected."""
+    """The prediction dates from the decision, not from the connection."""
     life = RequestTimeline(Record(arrival=100.0))
     chosen = candidate("small/a", 0.2)
     life.decided(decided(chosen, at=100.1))

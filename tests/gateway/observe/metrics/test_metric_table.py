@@ -1,4 +1,4 @@
-"""The one table of metrics, and a live gateway beside it."""
+"""The table of metrics, compared with a live gateway."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.gateway.observe.metrics.test_request_metrics import LOST, WON
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
-# Of parts that one gateway without Redis, collector and other workers does not have.
+# Parts missing in a single gateway without Redis and collector.
 ELSEWHERE = {
     "firsttoken_quota_refused_total",
     "firsttoken_redis_up",
@@ -40,7 +40,7 @@ ROUTES = {"chat": {"workload": "chat", "tiers": ["engines"], "ttft": {"budget": 
 
 
 async def exposed(gateway: Gateway) -> dict[str, Metric]:
-    """By the library's name of the family: what is ours of one page."""
+    """The gateway's own families of a page, by the library's names."""
     page = (await get(gateway.admin_url, "/metrics"))[2].decode()
     return {f.name: f for f in text_string_to_metric_families(page) if f.name.startswith("firsttoken_")}
 
@@ -81,7 +81,7 @@ def assert_told_of(metric: Metric, row: Family) -> None:
 
 @pytest.mark.parametrize("row", CATALOG.values(), ids=lambda row: row.name)
 def test_a_row_is_complete_and_has_its_unit_in_its_name(row: Family) -> None:
-    """An operator reads it at night."""
+    """Operators read the page at night."""
     assert re.fullmatch(r"firsttoken_[a-z0-9_]+", row.name)
     assert row.name.endswith("_total") == (row.kind is MetricKind.COUNTER)
     assert "\n" not in row.help
@@ -94,19 +94,19 @@ def test_a_row_is_complete_and_has_its_unit_in_its_name(row: Family) -> None:
 
 
 def test_no_metric_has_two_rows() -> None:
-    """A table by name would hide it."""
+    """A table by name would hide the first of the two."""
     assert sum(map(len, GROUPS.values())) == len(CATALOG) == len(BY_FAMILY)
 
 
 def test_a_gauge_that_each_worker_has_its_own_of_is_a_sum() -> None:
-    """The others are told by all of all, or have a worst."""
+    """Other gauges have a worst value, or the same value everywhere."""
     summed = {row.name for row in CATALOG.values() if row.merge is Merge.SUM}
     assert summed == {"firsttoken_queue_depth", "firsttoken_requests_in_progress"}
 
 
 @pytest.mark.parametrize("make", [counter, histogram, lambda name: gauge(name, [])])
 def test_no_series_is_made_of_another_type_than_its_row(make: object) -> None:
-    """A slip is an error at the start, not a page that Prometheus refuses."""
+    """A slip is an error at the start, not a page refused by Prometheus."""
     kinds = ("firsttoken_slo_total", "firsttoken_ttft_seconds", "firsttoken_queue_depth")
     made = 0
     for name in kinds:

@@ -59,7 +59,7 @@ FULL: dict[str, Any] = {
 
 
 class Exported:
-    """Metrics, and what Prometheus would read of them."""
+    """Metrics, and the page that Prometheus would read."""
 
     def __init__(self, *records: dict[str, Any], routes: Sequence[Route] = (ROUTE,)) -> None:
         self.registry = CollectorRegistry()
@@ -71,11 +71,11 @@ class Exported:
         return [s for family in self.registry.collect() for s in family.samples if s.name == f"firsttoken_{name}"]
 
     def __getitem__(self, name: str) -> dict[tuple[str, ...], float]:
-        """Label values -> value, of one series; `_created` and buckets that are empty are left out."""
+        """Label values -> value for one series, without `_created` and empty buckets."""
         return {tuple(s.labels.values()): s.value for s in self.samples(name)}
 
 
-# --------------------------------------------------------------------------- what a Record becomes
+# --------------------------------------------------------------------------- series of a Record
 
 
 def test_one_record_counts_once_wherever_it_belongs() -> None:
@@ -103,7 +103,7 @@ def test_one_record_counts_once_wherever_it_belongs() -> None:
 
 @pytest.mark.parametrize("end", RequestOutcome)
 def test_every_outcome_has_its_series(end: RequestOutcome) -> None:
-    """And docs/metrics.md explains it."""
+    """docs/metrics.md explains each series."""
     assert Exported({"end": end})["requests_total"] == {("chat", "small", end.value): 1}
     assert f"`{end.value}`" in PAGE.read_text("utf-8")
 
@@ -115,15 +115,15 @@ def test_every_kind_and_outcome_of_an_attempt_is_explained(value: AttemptOutcome
 
 
 @pytest.mark.parametrize("count", [1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH])
-def test_whoever_reads_the_metrics_reads_all_of_them(count: int) -> None:
-    """Records are counted in batches; a scrape counts what waits."""
+def test_a_scrape_includes_every_record(count: int) -> None:
+    """Records are counted in batches; a scrape counts the waiting ones."""
     exported = Exported(*[{}] * count)
     assert exported["requests_total"] == {("chat", "small", "completed"): count}
     assert exported["requests_total"] == {("chat", "small", "completed"): count}
 
 
-def test_a_record_that_cannot_be_counted_is_its_own_loss(caplog: pytest.LogCaptureFixture) -> None:
-    """A bug of ours, which is said; those before it and behind it count."""
+def test_a_record_that_cannot_be_counted_loses_itself_only(caplog: pytest.LogCaptureFixture) -> None:
+    """A bug of the gateway is logged; Records before and after are counted."""
     with caplog.at_level(logging.ERROR, "firsttoken"):
         exported = Exported({}, {"attempts": [None]}, {})
         found = exported["attempts_total"]
@@ -132,7 +132,7 @@ def test_a_record_that_cannot_be_counted_is_its_own_loss(caplog: pytest.LogCaptu
 
 
 def test_a_miss_is_counted_beside_what_was_met() -> None:
-    """Attainment is met over all that have the objective; a request at fault itself is in neither."""
+    """Attainment is met over all requests with the objective; faults of callers are in neither."""
     exported = Exported(
         {},
         {"ttft": 0.9},
@@ -149,7 +149,7 @@ def test_a_miss_is_counted_beside_what_was_met() -> None:
 
 
 def test_a_hedge_is_counted_by_what_came_of_it() -> None:
-    """Won, lost to the attempt that it raced, or failed; an attempt that is none counts nowhere here."""
+    """Won, lost to the other attempt, or failed; attempts of other kinds are not counted here."""
     hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=AttemptOutcome.CANCELLED)
     won, failed = replace(WON, kind=AttemptKind.HEDGE), replace(hedge, ending=AttemptOutcome.FAILED)
     exported = Exported(
@@ -171,7 +171,7 @@ def test_a_hedge_that_won_and_broke_off_has_won() -> None:
 
 
 def test_what_was_not_answered_has_no_tokens_and_no_cost() -> None:
-    """They are of answered requests; its attempts count all the same."""
+    """Only answered requests have tokens and cost; attempts are counted anyway."""
     exported = Exported({"ttft": None, "tpot": None, "end": RequestOutcome.FAILED, "attempts": [LOST]})
     names = ("ttft_seconds_count", "tpot_seconds_count", "tokens_total", "cost_usd_total", "prefix_hit_ratio_count")
     assert [exported[name] for name in names] == [{}] * len(names)
@@ -186,7 +186,7 @@ def test_an_engine_that_does_not_report_is_counted_by_the_estimate() -> None:
 
 
 def test_an_answer_that_comes_whole_says_nothing_about_the_prediction() -> None:
-    """A first byte is not a first token: the engine sent it with the last."""
+    """A first byte is not a first token: the engine sends the first byte with the last."""
     exported = Exported({"stream": False})
     assert exported["ttft_seconds_count"] == {("chat", "small"): 1}
     names = ("prediction_error_seconds_count", "prediction_covered_total", "predicted_seconds_count")
@@ -194,7 +194,7 @@ def test_an_answer_that_comes_whole_says_nothing_about_the_prediction() -> None:
 
 
 def test_predictions_are_shown_beside_what_came_of_them() -> None:
-    """How long, how far off, and whether within each quantile: the bound itself is."""
+    """Prediction, error, and coverage of each quantile: the bound counts as covered."""
     exported = Exported(
         {"ttft_predicted_p50": 0.2, "ttft_predicted_p90": 0.3}, {"ttft_predicted_p50": 0.1, "ttft_predicted_p90": 0.15}
     )
@@ -207,7 +207,7 @@ def test_predictions_are_shown_beside_what_came_of_them() -> None:
 
 
 def test_an_engines_own_times_are_parts_beside_the_stages() -> None:
-    """They are within `upstream`: who adds up stages leaves them out."""
+    """Parts of `upstream` are left out of the sum of stages."""
     exported = Exported({"engine_queue": 0.02, "engine_prefill": 0.15})
     assert exported["stage_seconds_sum"] == {
         ("chat", "read"): 0.001,
@@ -222,7 +222,7 @@ def test_an_engines_own_times_are_parts_beside_the_stages() -> None:
 
 
 def test_a_routes_budget_is_a_bucket() -> None:
-    """So that attainment is read exactly: what met it is below, and what missed it by a hair is not."""
+    """Attainment is read exactly: met budgets are below the bound, near misses above."""
     exported = Exported({"ttft": 0.8}, {"ttft": 0.8000001}, {"ttft": 0.1})
     within = [s.value for s in exported.samples("ttft_seconds_bucket") if s.labels["le"] == "0.8"]
     assert within == [2.0]
@@ -230,7 +230,7 @@ def test_a_routes_budget_is_a_bucket() -> None:
 
 
 def test_budgets_join_the_usual_buckets_in_order() -> None:
-    """Each once, also one that is a usual bucket anyway; a route without a budget adds none."""
+    """Each budget is a bucket once, also where a default bucket equals it; routes without a budget add none."""
     routes = [ROUTE, route("a", ttft={"budget": "800ms"}), route("b", ttft={"budget": "1s"}), route("c")]
     metrics = RequestMetrics(CollectorRegistry(), routes)
     assert metrics.ttft.bounds == metrics.by_prompt.bounds == tuple(sorted({*TTFT_BOUNDS, 0.8}))
@@ -251,7 +251,7 @@ def test_budgets_join_the_usual_buckets_in_order() -> None:
 def test_attainment_by_the_bucket_is_attainment_by_the_verdict(
     answers: list[tuple[float, bool, str, int]],
 ) -> None:
-    """Of the streams that were answered, exactly, on every route; answers that came whole are in neither."""
+    """Exact for answered streams of every route; answers without streaming are in neither."""
     routes = [route(name, ttft={"budget": f"{ms}ms"}) for name, ms in BUDGETS.items()]
     exported = Exported(routes=routes)
     for ttft, stream, name, tokens in answers:
@@ -266,7 +266,7 @@ def test_attainment_by_the_bucket_is_attainment_by_the_verdict(
 
 
 def test_on_a_route_of_streams_the_ttft_itself_says_it_too() -> None:
-    """By pool; and a request that was never answered is in no bucket, though it is a miss."""
+    """By pool; a request without an answer is a miss in no bucket."""
     exported = Exported(
         {"ttft": 0.8},
         {"ttft": 0.3, "pool": "large"},
@@ -282,7 +282,7 @@ def test_on_a_route_of_streams_the_ttft_itself_says_it_too() -> None:
 
 
 async def test_attainment_is_exact_over_sockets_too() -> None:
-    """A budget is the same number in the histogram and in the verdict, whatever was added to it and taken off."""
+    """Histogram and verdict use the same number as the budget."""
     routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "137ms"}}}
     async with Upstream(*[[STREAMED]] * 8) as upstream, running({"only": pool(upstream.url)}, routes) as gateway:
         for _ in range(8):
@@ -298,7 +298,7 @@ async def test_attainment_is_exact_over_sockets_too() -> None:
 
 
 def test_other_budgets_are_buckets_from_then_on() -> None:
-    """What was counted before stays, and is not taken to be within a bound that was not looked at; none goes away."""
+    """Earlier counts stay, and are not taken to be within a new bound; no bound goes away."""
     exported = Exported({"ttft": 0.6}, {"ttft": 0.1}, {"ttft": 0.6, "trace_id": "a" * 32})
     exported.metrics.promise([route(ttft={"budget": "650ms"})])
     exported.metrics(record(**FULL | {"ttft": 0.6}))
@@ -322,7 +322,7 @@ def test_other_budgets_are_buckets_from_then_on() -> None:
     ],
 )
 def test_ttft_is_shown_by_the_size_of_the_prompt(tokens: int, size: str) -> None:
-    """As the engine counted it, or as we did where it does not say."""
+    """As counted by the engine, else as estimated by the gateway."""
     reported = {"prompt_tokens_reported": tokens, "prompt_tokens_estimated": 5}
     for known in (reported, {"prompt_tokens_reported": None, "prompt_tokens_estimated": tokens}):
         assert [*Exported(known)["ttft_by_prompt_seconds_count"]] == [("chat", size)]
@@ -330,14 +330,14 @@ def test_ttft_is_shown_by_the_size_of_the_prompt(tokens: int, size: str) -> None
 
 
 def test_the_children_of_a_metric_are_made_once() -> None:
-    """The request path looks them up; it does not build them."""
+    """The request path looks series up without building labels."""
     series = Counter("firsttoken_requests", "", "route", "pool")
     assert series.of["chat", "small"] is series.of["chat", "small"]
     assert series.of["chat", "large"] is not series.of["chat", "small"]
 
 
 def test_what_was_never_counted_is_not_shown() -> None:
-    """A histogram of zeros says that something was looked at."""
+    """A histogram of zeros would suggest a measurement."""
     registry = CollectorRegistry()
     series = Histogram("x_seconds", "x", "route", bounds=(1.0,))
     registry.register(series)
@@ -365,8 +365,9 @@ def _plain(page: bytes) -> list[bytes]:
 
 
 async def test_two_hundred_odd_callers_leave_the_series_as_they_were() -> None:
-    """Models, request ids, headers, keys and traces, in every script and with control characters: counted all, and
-    not one of them is a label."""
+    """Models, request ids, headers, keys and traces, in every script and with control characters: all are counted,
+    none
+    becomes a label."""
     odd = [f"{text}-{i}" for i in range(20) for text in ODD]
     assert len(odd) == 200
     async with Upstream(*[[STREAMED]] * 500) as upstream:
@@ -389,7 +390,7 @@ async def test_two_hundred_odd_callers_leave_the_series_as_they_were() -> None:
 
 
 REQUESTS = "firsttoken_requests_total"
-CHANCE = ("firsttoken_loop_", "firsttoken_ttft_prediction_covered_total")  # which of their series there are
+CHANCE = ("firsttoken_loop_", "firsttoken_ttft_prediction_covered_total")  # names of the series shown
 CALLERS = tuple(name for name in CATALOG if not name.startswith(CHANCE))
 ODD = (
     "../../etc",
@@ -411,7 +412,7 @@ def series(line: str) -> str:
 
 
 async def ask_as(gateway: Gateway, name: str, key: str) -> None:
-    """Everything that a caller may say is this name."""
+    """Uses the name in every place that a caller controls."""
     said, key = ("".join(c for c in text if c.isprintable()) for text in (name, key))
     headers = [
         f"{header}: {said}" for header in ("x-request-id", "x-session-id", "traceparent", "user-agent", "cookie")
@@ -423,14 +424,14 @@ async def ask_as(gateway: Gateway, name: str, key: str) -> None:
 
 
 async def test_no_caller_can_mint_a_series() -> None:
-    """Ten thousand names of models, ids, sessions and headers: as many series after them as after the first few."""
+    """Ten thousand names of models, ids, sessions and headers leave as many series as the first few."""
 
     def hostile(i: int, *headers: str) -> bytes:
         body = {**CHAT, "model": f"model-{i}", "user": f"user-{i}", "stream": True}
         return post(body, f"x-request-id: id-{i}", f"x-session-id: s-{i}", f"x-priority: {i}", f"x-{i}: {i}", *headers)
 
     async def ask(gateway: Gateway, names: Sequence[int], status: bytes) -> int:
-        """One connection's worth of requests, one behind the other; how many series there are after them."""
+        """Number of series after sequential requests on one connection."""
         async with calling(gateway.url) as caller:
             caller.writer.write(b"".join(map(hostile, names[:-1])) + hostile(names[-1], "connection: close"))
             assert (await caller.rest()).count(b"HTTP/1.1 " + status) == len(names)
@@ -454,7 +455,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 def test_a_bucket_names_the_latest_trace_that_fell_into_it() -> None:
-    """In OpenMetrics; a request without a trace leaves what was there."""
+    """In OpenMetrics; a request without a trace keeps the last exemplar."""
     exported = Exported(
         {"trace_id": "1" * 32, "ttft": 0.3, "wall": 100.0},
         {"trace_id": TRACE, "ttft": 0.4, "wall": 200.0},
@@ -472,13 +473,13 @@ def test_a_bucket_names_the_latest_trace_that_fell_into_it() -> None:
 
 @pytest.mark.parametrize(("sampled", "ttft", "shown"), [(True, 0.4, 1), (False, 0.4, 0), (False, 0.9, 1)])
 def test_no_exemplar_leads_to_a_trace_that_the_collector_is_not_told_of(sampled: bool, ttft: float, shown: int) -> None:
-    """What is not sampled is told of all the same when it is late."""
+    """A late request is exported though not sampled."""
     exported = Exported({"trace_id": TRACE, "trace": Trace(TRACE, 1, sampled), "ttft": ttft})
     assert openmetrics.generate_latest(exported.registry).count(b"# {") == shown
 
 
 def test_the_text_format_has_no_exemplars() -> None:
-    """It knows none, and a parser of it would stumble."""
+    """The text format has no exemplars, and parsers would fail."""
     assert b"# {" not in generate_latest(Exported({"trace_id": TRACE}).registry)
 
 
@@ -516,15 +517,15 @@ async def test_the_trace_is_the_callers_where_it_names_one(traceparent: str, kno
 
 
 def test_the_queue_is_read_when_prometheus_asks() -> None:
-    """Every route has its series, also while nobody waits."""
+    """Every route has a series, also with an empty queue."""
     registry = CollectorRegistry()
     registry.register(QueueCollector(lambda: [ROUTE, route("agent")], lambda: {"chat": 3}))
     depth = [registry.get_sample_value("firsttoken_queue_depth", {"route": name}) for name in ("chat", "agent")]
     assert depth == [3, 0]
 
 
-def test_routes_say_what_they_promise() -> None:
-    """The line that a dashboard draws; where nothing is promised there is none."""
+def test_routes_expose_budget_and_target() -> None:
+    """The line in a dashboard; routes without a budget have none."""
     registry = CollectorRegistry()
     registry.register(RouteCollector(lambda: [route("agent"), route(ttft={"budget": "800ms", "target": 0.9})]))
     found = {s.name: (s.labels, s.value) for family in registry.collect() for s in family.samples}
@@ -534,8 +535,8 @@ def test_routes_say_what_they_promise() -> None:
     }
 
 
-def test_what_an_engine_says_of_itself_is_shown_as_it_says_it() -> None:
-    """Beside our own ledger; what it does not say is not there, which is not 0."""
+def test_engine_loads_are_exposed_as_reported() -> None:
+    """Beside the gateway's own counts; a missing value is absent, not 0."""
     registry = CollectorRegistry()
     told = {"small/a": EngineLoad(running=4, waiting=2, kv_usage=0.5), "small/b": EngineLoad(running=0)}
     registry.register(EndpointCollector(lambda: {name: Load() for name in told}, lambda: told))
@@ -547,8 +548,8 @@ def test_what_an_engine_says_of_itself_is_shown_as_it_says_it() -> None:
     assert (found["waiting"], found["kv_usage_ratio"]) == ([("small/a", 2.0)], [("small/a", 0.5)])
 
 
-def test_the_gateway_tells_of_itself() -> None:
-    """Its version, what it has under way, and what its log lost where it has one."""
+def test_version_and_requests_in_progress_are_exposed() -> None:
+    """Version, requests in progress, and lost lines of an access log."""
     for lost, lines in ((None, None), (lambda: 3, 3.0)):
         registry = CollectorRegistry()
         registry.register(OwnCollector(lambda: 7, lost))

@@ -1,4 +1,4 @@
-"""What live views show of routes, out of the metrics."""
+"""Live views of routes, read from the metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUTES = [route("chat", ttft={"budget": "150ms"}), route("agent")]
 
 
 class Few(Collector):
-    """What another part of the gateway might tell."""
+    """A collector of another part of the gateway."""
 
     def collect(self) -> list[GaugeMetricFamily]:
         return [
@@ -46,7 +46,7 @@ def observed() -> tuple[Registry, RequestMetrics]:
 
 
 def test_what_is_kept_says_what_is_collected() -> None:
-    """One process reads its counts where they are, several are added up from what they collect: the figures are one."""
+    """Reading counters in place and summing collected metrics give the same result."""
     registry, _ = observed()
     assert route_stats(kept(registry.collectors), ROUTES, 5.0) == route_stats(
         collected(registry.collect()), ROUTES, 5.0
@@ -54,7 +54,7 @@ def test_what_is_kept_says_what_is_collected() -> None:
 
 
 def test_a_route_is_told_over_all_its_pools() -> None:
-    """Milliseconds; each bucket alone; what was held back."""
+    """Milliseconds; separate counts per bucket; queued requests."""
     registry, metrics = observed()
     said = route_stats(kept(registry.collectors), ROUTES, 5.0)
     chat, agent = said["routes"]
@@ -71,7 +71,7 @@ def test_a_route_is_told_over_all_its_pools() -> None:
 
 
 def test_a_registry_knows_its_collectors() -> None:
-    """As long as they are registered; it is one like any other."""
+    """Any registered collector is read, until unregistered."""
     registry = Registry()
     few = Few()
     registry.register(few)

@@ -1,4 +1,4 @@
-"""Counters and histograms, as they are handed to Prometheus."""
+"""Counters and histograms as collected for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def values(metric: Metric) -> dict[tuple[str, str], float]:
 
 
 def test_what_was_collected_stays_as_it_was() -> None:
-    """Its samples are made later, in another thread, while requests go on being counted."""
+    """Samples are made later, in another thread, while counting goes on."""
     counter, histogram = Counter("a", "?", "route"), Histogram("b_seconds", "?", "route", bounds=(1.0, 2.0))
     counter.of[("chat",)].value += 1
     histogram.of[("chat",)].observe(0.5)
