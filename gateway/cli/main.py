@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -76,27 +77,45 @@ def _parser() -> argparse.ArgumentParser:
     serve = command("serve", _serve, "run the gateway; without a file, from the API keys in the environment")
     serve.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
     serve.add_argument("--workers", type=_workers, metavar="N", help="processes that share the port; server.workers")
-    check = command("check", _check, "validate a configuration without starting anything")
+    check = command("check", _lazy("gateway.cli.check", "check"), "validate a configuration without starting anything")
     check.add_argument("files", metavar="FILE", type=Path, nargs="*")
-    explain = command("explain", _explain, "where a request would go, and why; nothing is sent")
+    explain = command(
+        "explain", _lazy("gateway.cli.explain", "explain"), "where a request would go, and why; nothing is sent"
+    )
     explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
     explain.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
     explain.add_argument("--route", metavar="NAME", help="in place of the request's own model")
     explain.add_argument("--admin", metavar="URL", help="ask a running gateway, by its admin port")
     explain.add_argument("--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as")
     explain.add_argument("--json", action="store_true", help="as POST /explain says it")
-    _add_keys(command("keys", _keys, "callers' keys that are kept in Redis: add, revoke, list"))
-    _add_replay(command("replay", _replay, "try a configuration on recorded traffic, in virtual time"))
-    top = command("top", _top, "a running gateway, live: routes, endpoints, the slowest requests")
+    _add_keys(
+        command("keys", _lazy("gateway.cli.keys", "keys"), "callers' keys that are kept in Redis: add, revoke, list")
+    )
+    _add_replay(
+        command(
+            "replay",
+            _lazy("gateway.replay.replay_command", "replay"),
+            "try a configuration on recorded traffic, in virtual time",
+        )
+    )
+    top = command(
+        "top", _lazy("gateway.cli.top", "top"), "a running gateway, live: routes, endpoints, the slowest requests"
+    )
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
     top.add_argument("--interval", type=_positive, default=2.0, metavar="S", help="seconds between two looks")
     top.add_argument("--once", action="store_true", help="one frame, over one interval")
     command("schema", _schema, "print the JSON Schema of the configuration")
-    demo = command("demo", _demo, "simulated engines, gateway, traffic and a live table: no GPU, no key")
+    demo = command(
+        "demo",
+        _lazy("gateway.cli.demo.demo", "demo"),
+        "simulated engines, gateway, traffic and a live table: no GPU, no key",
+    )
     demo.add_argument("--port", type=_port, default=8080)
     demo.add_argument("--admin-port", type=_port, default=9090)
     demo.add_argument("--seconds", type=_positive, help="end by itself after this long")
-    simulate = command("simulate", _simulate, "run a simulated engine that speaks as vLLM does")
+    simulate = command(
+        "simulate", _lazy("gateway.cli.simulate", "simulate"), "run a simulated engine that speaks as vLLM does"
+    )
     simulate.add_argument("--profile", required=True, help="what it simulates, such as 8b-h100")
     simulate.add_argument("--port", type=_port, required=True, help="0 takes any free one")
     simulate.add_argument("--host", default="127.0.0.1")
@@ -224,38 +243,6 @@ def _serve(args: argparse.Namespace) -> int:
         raise ConfigError([str(error)]) from None
 
 
-def _check(args: argparse.Namespace) -> int:
-    from gateway.cli.check import report
-    from gateway.config.loading import load
-
-    print(report(load(args.files, os.environ)))
-    return 0
-
-
-def _explain(args: argparse.Namespace) -> int:
-    from gateway.cli.explain import explain
-
-    return explain(args)
-
-
-def _keys(args: argparse.Namespace) -> int:
-    from gateway.cli.keys import keys
-
-    return keys(args)
-
-
-def _replay(args: argparse.Namespace) -> int:
-    from gateway.replay.replay_command import replay
-
-    return replay(args)
-
-
-def _top(args: argparse.Namespace) -> int:
-    from gateway.cli.top import top
-
-    return top(args)
-
-
 def _schema(args: argparse.Namespace) -> int:
     import json
 
@@ -265,16 +252,9 @@ def _schema(args: argparse.Namespace) -> int:
     return 0
 
 
-def _demo(args: argparse.Namespace) -> int:
-    from gateway.cli.demo.demo import demo
-
-    return demo(args)
-
-
-def _simulate(args: argparse.Namespace) -> int:
-    from gateway.cli.simulate import simulate
-
-    return simulate(args)
+def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
+    """A command whose module is imported when the command runs."""
+    return lambda args: int(getattr(import_module(module), function)(args))
 
 
 if __name__ == "__main__":

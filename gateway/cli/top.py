@@ -21,8 +21,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gateway.cli import top_deltas as between
-from gateway.cli.top_tables import frame
+from gateway.cli.top_tables import frame, gateway_view, route_views
 from gateway.config.config_errors import ConfigError
 
 PATIENCE = 5.0  # s to wait for an answer of the gateway
@@ -87,7 +86,7 @@ def _watch(args: argparse.Namespace, before: Look, show: Any, *, live: bool) -> 
 
 def _frame(admin: str, before: Look, now: Look) -> RenderableType:
     title = f"{admin}  {strftime('%H:%M:%S')}"
-    whole, routes = between.gateway(before.figures, now.figures), between.routes(before.figures, now.figures)
+    whole, routes = gateway_view(before.figures, now.figures), route_views(before.figures, now.figures)
     return frame(title, whole, routes, now.fleet, now.slowest, time())
 
 

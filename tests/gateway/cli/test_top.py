@@ -15,8 +15,7 @@ import pytest
 from rich.console import Console
 
 from gateway.cli.main import main
-from gateway.cli.top_deltas import GatewayView
-from gateway.cli.top_tables import age, frame, largest_stage, ms, said_of
+from gateway.cli.top_tables import GatewayView, age, frame, largest_stage, ms, said_of
 from tests.gateway.builders import CHAT, calling, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.top_deltas import buckets, gateway, grown, quantile, routes
+from gateway.cli.top_tables import buckets, gateway_view, grown, quantile, route_views
 
 BOUNDS = [10.0, 20.0, 50.0]
 
@@ -40,7 +40,7 @@ def test_rates_and_shares_are_of_what_came_in_between() -> None:
         pools={"small": 7.0, "large": 6.0, "-": 6.0},
         slo={"ttft": {"true": 13.0, "false": 2.0}},
     )
-    (chat,) = routes(before, after)
+    (chat,) = route_views(before, after)
     assert (chat.per_second, chat.shed, chat.failed, chat.held) == (7.0, 1.0, 2.0, 3)
     assert chat.attainment == 0.8
     assert chat.pools == {"large": 0.75, "small": 0.25}
@@ -50,14 +50,14 @@ def test_rates_and_shares_are_of_what_came_in_between() -> None:
 
 def test_where_nothing_came_nothing_is_said() -> None:
     """No rate is a rate, and no quantile is none."""
-    (chat,) = routes(said(100.0, [5.0, 0.0, 0.0, 0.0]), said(102.0, [5.0, 0.0, 0.0, 0.0]))
+    (chat,) = route_views(said(100.0, [5.0, 0.0, 0.0, 0.0]), said(102.0, [5.0, 0.0, 0.0, 0.0]))
     assert (chat.per_second, chat.p50, chat.attainment, chat.pools) == (0.0, None, None, {})
 
 
 def test_another_process_counts_from_nothing() -> None:
     """What it has counted came in between; no rate is negative."""
     assert grown({"a": 7.0, "gone": 1.0}, {"a": 2.0, "new": 3.0}) == {"a": 2.0, "new": 3.0}
-    (chat,) = routes(said(100.0, [9.0, 9.0, 0.0, 0.0]), said(102.0, [0.0, 2.0, 0.0, 0.0]))
+    (chat,) = route_views(said(100.0, [9.0, 9.0, 0.0, 0.0]), said(102.0, [0.0, 2.0, 0.0, 0.0]))
     assert chat.p50 == 15.0
 
 
@@ -91,10 +91,10 @@ def test_a_quantile_lies_on_a_straight_line_through_its_bucket(
 def test_the_loop_is_as_late_as_the_last_bucket_that_grew() -> None:
     """And what a gateway does not have is not shown."""
     before, after = said(100.0, [0.0] * 4), said(102.0, [0.0] * 4)
-    assert gateway(before, after).lag == 1.0
+    assert gateway_view(before, after).lag == 1.0
     after["gateway"]["loop_lag_ms"]["counts"][1] += 1
     after["gateway"].update(loop_stalls=1.0, workers=2.0)
-    found = gateway(before, after)
+    found = gateway_view(before, after)
     assert (found.lag, found.stalls, found.said) == (5.0, 1, {"workers": 2.0})
     after["gateway"]["loop_lag_ms"]["counts"][2] += 1
-    assert gateway(before, after).lag == float("inf")
+    assert gateway_view(before, after).lag == float("inf")
