@@ -1,4 +1,4 @@
-"""Which backends there are: a kind is a dialect and where it is spoken. A new one is one line in KINDS."""
+"""Catalog of backends: a kind is a dialect and its default URL. A new kind is one line in KINDS."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ KINDS: Mapping[str, BackendKind] = {kind.name: kind for kind in _ALL}
 
 
 def kind(name: str) -> BackendKind:
-    """The kind of that name. Raises ValueError with a suggestion."""
+    """Look up a kind by name. Raises ValueError with a suggestion."""
     found = KINDS.get(name)
     if found is None:
         close = get_close_matches(name, KINDS, n=1)

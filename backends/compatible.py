@@ -1,4 +1,4 @@
-"""OpenAI's dialect with an accent: what else speaks it, and where it differs."""
+"""Servers that speak OpenAI's dialect with differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Compatible(OpenAI):
 
 
 class Mistral(Compatible):
-    """Refuses fields that it does not know with a 422, and tells the usage unasked in the last chunk."""
+    """Refuses unknown fields with a 422, and reports usage unasked in the last chunk."""
 
     asks_usage = False
 
@@ -29,7 +29,7 @@ class Mistral(Compatible):
 
 
 class LlamaCpp(Compatible):
-    """llama.cpp's server. `/health` is 503 while the model loads; it has no metrics unless started with them."""
+    """llama.cpp's server. `/health` is 503 while the model loads; metrics exist only if enabled at start."""
 
     local = True
 
@@ -38,7 +38,7 @@ class LlamaCpp(Compatible):
 
 
 class Ollama(Compatible):
-    """Ollama: an engine of one's own, which tells nothing of its load."""
+    """Ollama: a local engine that does not report its load."""
 
     local = True
 

@@ -1,7 +1,7 @@
-"""What an engine says of its load, read from its Prometheus page.
+"""Reads the load of an engine from its Prometheus page.
 
-The page may be 100 KB of histograms of which eight lines matter, so it is searched, never parsed: series of one
-name lie together (text format 0.0.4), and only they are looked at. Engines and ranks of one server are added up.
+The page may be 100 KB of histograms with eight lines of interest, so the text is searched, never parsed: series of
+one name lie together (text format 0.0.4). Engines and ranks of one server are added up.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-EngineMetricNames = tuple[bytes, ...]  # of one meaning, over versions: the first that is there counts
+EngineMetricNames = tuple[bytes, ...]  # names of one meaning over versions: the first that is found counts
 
 
 @dataclass(frozen=True, slots=True)
 class LoadMetrics:
-    """Which series say what. The fields of what is read are those of policies.types.EngineLoad."""
+    """Names of an engine's load series. `read` returns fields of policies.types.EngineLoad."""
 
     running: EngineMetricNames = ()
     waiting: EngineMetricNames = ()
@@ -57,7 +57,7 @@ class LoadMetrics:
 
 
 def samples(page: bytes, name: bytes) -> list[tuple[bytes, float]]:
-    """Labels and value of each series of that name; what is no number is left out. `page` is between line feeds."""
+    """Labels and finite value of each series of that name. `page` begins and ends with a line feed."""
     found: list[tuple[bytes, float]] = []
     prefix = b"\n" + name
     start = page.find(prefix)
@@ -72,7 +72,7 @@ def samples(page: bytes, name: bytes) -> list[tuple[bytes, float]]:
 
 
 def _number(text: bytes) -> tuple[float, ...]:
-    """Of `value [timestamp]`; none if it is not finite."""
+    """Parse `value [timestamp]`; empty if the value is not finite."""
     try:
         value = float(text.split()[0])
     except (ValueError, IndexError):
@@ -97,6 +97,6 @@ def _whole(value: float | None) -> int | None:
 
 
 def _label(labels: bytes, name: bytes) -> int:
-    """A label's whole number; 0 if it has none."""
+    """Integer value of a label; 0 if absent."""
     match = re.search(rb"[{,]" + name + rb'="(\d+)"', labels)
     return int(match[1]) if match else 0

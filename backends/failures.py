@@ -1,11 +1,11 @@
-"""What went wrong, said once: foreign exceptions and error replies become a `Failure` here and nowhere else.
+"""Maps foreign exceptions and error replies to a `Failure`.
 
 Rules:
-- Every message may be shown to a caller. Only a complaint about the caller's own request (4xx) is passed
-  on in the server's words, and scrubbed; for the rest, what the server said is for its operator.
-- Of a refusal of our key nothing is passed on at all: providers quote keys in such messages.
-- The error shapes read are those of OpenAI, vLLM (old and new), SGLang, Gemini (a list), Mistral,
-  FastAPI (`detail`), Ollama and llama.cpp (`error` as a string).
+- Every message may be shown to a caller. Only a complaint about the caller's own request (4xx) is passed on in the
+  server's words, and scrubbed; other server messages are for the operator.
+- Nothing of a rejected API key is passed on: providers quote keys in such messages.
+- Known error shapes: OpenAI, vLLM (old and new), SGLang, Gemini (a list), Mistral, FastAPI (`detail`), Ollama and
+  llama.cpp (`error` as a string).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MESSAGE_LIMIT = 2000  # characters of a server's message that are passed on
 
 
 class TransportError(Exception):
-    """A request could not be made or its reply not be had."""
+    """A request could not be sent, or got no complete reply."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -72,7 +72,7 @@ def of_loss(answered: bool) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBody:
-    """An error as the server put it; empty where it did not say."""
+    """A server's error object; fields are empty if absent."""
 
     message: str = ""
     type: str = ""
@@ -81,18 +81,18 @@ class ErrorBody:
 
 
 def of_reply(status: int, headers: Mapping[str, str], body: bytes, secret: str = "") -> Failure:
-    """The meaning of a reply that is not a success. `secret` is our key, never to be shown."""
+    """Failure for a reply that is not a success. `secret` is the API key, which is never shown."""
     return _of_complaint(status, headers, complaint(_loads(body)), secret)
 
 
 def of_event(error: Any, secret: str = "") -> Failure:
-    """The meaning of an error object that came inside a 200 stream: its code is all there is of a status."""
+    """Failure for an error object inside a 200 stream: its code is the only status."""
     said = complaint({"error": error})
     return _of_complaint(_status_in(said), {}, said, secret)
 
 
 def complaint(reply: Any) -> ErrorBody:
-    """What a decoded error body says, in any of the shapes known."""
+    """Read a decoded error body in any of the known shapes."""
     if isinstance(reply, list):  # Gemini wraps its errors in a list
         reply = reply[0] if reply else None
     if not isinstance(reply, Mapping):
@@ -110,7 +110,7 @@ def complaint(reply: Any) -> ErrorBody:
 
 
 def _details(message: Any) -> str:
-    """FastAPI and Mistral list what was wrong as `{loc, msg}`."""
+    """Join the `{loc, msg}` entries of FastAPI and Mistral."""
     if isinstance(message, Mapping):
         message = message.get("detail")
     entries = [entry for entry in message if isinstance(entry, Mapping)] if isinstance(message, list) else []
@@ -140,7 +140,7 @@ def _of_complaint(status: int, headers: Mapping[str, str], said: ErrorBody, secr
 
 
 def _refusal(status: int, said: ErrorBody, secret: str) -> Failure:
-    """A 4xx that is the request's own fault: in the server's words."""
+    """Failure for a 4xx that is the request's own fault, in the server's words."""
     code = said.code if isinstance(said.code, str) else None  # vLLM repeats the status as an int
     if status == 404:
         code = code or "model_not_found"
@@ -174,7 +174,7 @@ def _loads(body: bytes) -> Any:
 
 
 def decode_leniently(data: bytes) -> Any:
-    """JSON with what Python servers add to it (NaN, Infinity, lone surrogates). Raises ValueError."""
+    """Decode JSON with the additions of Python servers (NaN, Infinity, lone surrogates). Raises ValueError."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -193,7 +193,7 @@ def _code(value: Any) -> str | int | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait (RFC 9110, 10.2.3, and OpenAI's `retry-after-ms`); junk is None."""
+    """Seconds to wait as the server asks (RFC 9110, 10.2.3, and OpenAI's `retry-after-ms`); None if malformed."""
     wait = _seconds(headers.get("retry-after-ms"), 1e-3)
     if wait is None:
         wait = _seconds(headers.get("retry-after"), 1.0)
@@ -209,7 +209,7 @@ def _seconds(value: str | None, unit: float) -> float | None:
 
 
 def _until(headers: Mapping[str, str]) -> float | None:
-    """Of an HTTP-date: measured from the reply's own Date where it has one, so that clocks need not agree."""
+    """Seconds until an HTTP-date, measured from the reply's own Date if present, so that clocks need not agree."""
     then = _timestamp(headers.get("retry-after"))
     if then is None:
         return None
@@ -247,7 +247,7 @@ _SCRUBS = (
 
 
 def scrub(text: str, secret: str = "") -> str:
-    """`text` without anything that looks like a URL, a host, an address or a key, on one line."""
+    """Remove everything from `text` that looks like a URL, a host, an address or a key; return one line."""
     text = _CONTROL.sub(" ", text[:_MESSAGE_LIMIT])
     if secret:
         text = text.replace(secret, "[key]")

@@ -1,8 +1,8 @@
-"""What a backend is: values in, bytes and events out.
+"""Interface of backends: values in, bytes and events out.
 
-A backend speaks one dialect and does no I/O: `call` turns a request into bytes to send,
-a `Tap` reads what comes back, `failure` gives an error reply its meaning. The only sockets
-are in `transport`, which maps every foreign exception to a `Failure` once.
+A backend speaks one dialect and does no I/O: `call` turns a request into bytes to send, a `Tap` reads the reply,
+`failure` gives an error reply its meaning. Sockets are in `backends.http` alone, where every foreign exception
+becomes a `Failure`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Operation(Enum):
-    """What the caller asked for; the value is the OpenAI path."""
+    """Operation of a request; the value is the OpenAI path."""
 
     CHAT = "/v1/chat/completions"
     COMPLETION = "/v1/completions"
 
 
 class BackendRequest(NamedTuple):
-    """A request to be sent on. `body` is what was parsed, and is not to be changed in place: its members are values,
-    but for what lies within arrays and objects, which may be `msgspec.Raw`: strict JSON, to be sent as it is."""
+    """A request to be sent on. `body` is the parsed body and must not be changed in place. Values within arrays and
+    objects may be `msgspec.Raw`: strict JSON, to be sent as written."""
 
     operation: Operation
     body: Mapping[str, Any]
@@ -31,27 +31,27 @@ class BackendRequest(NamedTuple):
     max_tokens: int | None = None  # the route's cap or default, to be set where the caller's is absent or larger
     request_id: str = ""
     traceparent: str = ""
-    cache_salt: str = ""  # whose prompts may be found in each other's cache; the caller's own is never sent
+    cache_salt: str = ""  # separates prompt caches of tenants; the caller's own salt is never sent
     priority: int | None = None
     session_id: str = ""  # by which the engine's cache events name the request
     tracestate: str = ""
 
 
 class HttpCall(NamedTuple):
-    """One HTTP/1.1 request. `headers` must not hold host or content-length: transport writes them."""
+    """One HTTP/1.1 request. `headers` must not hold host or content-length: the connection pool writes them."""
 
     method: str
     path: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    fixed: str = ""  # header lines that are the same for every call, as `backends.http.headers.lines` writes them
+    fixed: str = ""  # header lines common to all calls, rendered by `backends.http.headers.header_lines`
 
 
 class FailureKind(Enum):
     CONNECT = "connect"  # nothing was sent
     RESET = "reset"  # the connection died before the reply was complete
     TIMEOUT = "timeout"
-    PROTOCOL = "protocol"  # what came back is not what the dialect allows
+    PROTOCOL = "protocol"  # the reply violates the dialect
     RATE_LIMITED = "rate_limited"  # 429
     OVERLOADED = "overloaded"  # 503, 529
     SERVER = "server"  # another 5xx
@@ -61,10 +61,10 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt did not work, in terms that do not depend on the dialect.
+    """Reason of a failed attempt, independent of the dialect.
 
-    `message`, `type`, `code`, `param` are in the OpenAI manner and safe to show to a caller:
-    no key, host name or server banner in them.
+    `message`, `type`, `code`, `param` follow OpenAI and are safe to show to a caller: no key, host name or server
+    banner.
     """
 
     kind: FailureKind
@@ -77,13 +77,13 @@ class Failure:
 
     @property
     def retryable(self) -> bool:
-        """Whether another endpoint might do better."""
+        """Another endpoint might do better."""
         return self.kind is not FailureKind.CLIENT
 
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens as the engine reports them. None: it did not say."""
+    """Tokens as reported by the engine; None if not reported."""
 
     prompt: int | None = None
     completion: int | None = None
@@ -92,10 +92,10 @@ class Usage:
 
 @dataclass(slots=True)
 class EngineTimes:
-    """What the engine says of this request (vLLM --enable-per-request-metrics), seconds."""
+    """Times that the engine reports for the request (vLLM --enable-per-request-metrics), seconds."""
 
-    queue: float | None = None  # until the scheduler took it up
-    prefill: float | None = None  # from there to its first token
+    queue: float | None = None  # until scheduled
+    prefill: float | None = None  # from scheduling to the first token
     mean_itl: float | None = None
 
     @property
@@ -105,7 +105,7 @@ class EngineTimes:
 
 
 class Tap(Protocol):
-    """Reads one response body as it passes; never changes or delays a byte of it."""
+    """Reads one response body as it passes, and never changes or delays a byte."""
 
     tokens: int  # visible output events so far: the token count until usage says better
     usage: Usage
@@ -139,11 +139,11 @@ class Backend(Protocol):
         ...
 
     def probe(self) -> HttpCall | None:
-        """A cheap request that says whether the server lives; None: only real traffic tells."""
+        """Cheap health request; None: only real traffic shows the server's health."""
         ...
 
     def load(self) -> HttpCall | None:
-        """A request whose answer `read_load` understands."""
+        """Request for the page that `read_load` understands."""
         ...
 
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
@@ -153,7 +153,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendConfig:
-    """What the catalog needs to build a backend."""
+    """Configuration of a backend."""
 
     kind: str
     model: str

@@ -1,11 +1,11 @@
-"""What vLLM and SGLang publish of their prefix caches, as plain values. No I/O.
+"""Decodes the prefix cache events of vLLM and SGLang. No I/O.
 
 A message is three frames: topic, sequence number (8 bytes, big-endian), and a msgpack batch `[ts, events, rank]`.
 Rules:
-- An event is a map with a `type`, or an array with its name in front, as vLLM wrote them until 0.11. What a newer
-  engine adds, a field or a kind of event, is skipped.
-- Token ids are prompts: they are stepped over, not decoded.
-- A block is named by the low 64 bits of its hash, whether the engine sends a number or bytes; never by 0.
+- An event is a map with a `type`, or an array that begins with its name, as vLLM wrote until 0.11. Unknown fields and
+  kinds of events of newer engines are skipped.
+- Token ids are prompts: skipped, not decoded.
+- A block's name is the low 64 bits of its hash, sent as a number or as bytes; never 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 NAME_BITS = (1 << 64) - 1
-GPU = "GPU"  # the medium that a hit needs no transfer from; engines that name none have no other
+GPU = "GPU"  # the medium whose hits need no transfer; the default of engines that name no medium
 END = -1  # the sequence number that ends a replay
 _SEQUENCE_BYTES = 8
 
@@ -28,7 +28,7 @@ class MalformedKvEvents(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that follow one another are in the cache now. `parent` None: they begin a prompt."""
+    """Consecutive blocks were stored. `parent` None: the blocks begin a prompt."""
 
     hashes: Sequence[int]
     parent: int | None
@@ -36,7 +36,7 @@ class Stored:
     medium: str = GPU
     group: int = 0  # of layers, in models that mix kinds of attention
     kind: str | None = None  # of attention
-    session: str = ""  # that the request which stored them named
+    session: str = ""  # named by the request that stored the blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,14 @@ class _Batch(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class KvEventBatch:
-    """What one step of the engine changed. `at`: the engine's wall clock, s."""
+    """Cache changes of one engine step. `at`: the engine's wall clock, s."""
 
     sequence: int
     at: float
     raw: Sequence[msgspec.Raw]
 
     def events(self) -> Iterator[Event]:
-        """In order, each decoded as it is asked for. Raises Malformed."""
+        """Decode events in order, lazily. Raises MalformedKvEvents."""
         try:
             for raw in self.raw:
                 if (event := _event(raw)) is not None:
@@ -143,7 +143,7 @@ def sequence_of(frame: bytes) -> int:
 
 
 def decode(frames: Sequence[bytes]) -> KvEventBatch:
-    """One message. Raises Malformed."""
+    """Decode one message. Raises MalformedKvEvents."""
     if len(frames) != 3:
         raise MalformedKvEvents(f"{len(frames)} frames instead of topic, sequence number and events")
     sequence = sequence_of(frames[1])
@@ -155,7 +155,7 @@ def decode(frames: Sequence[bytes]) -> KvEventBatch:
 
 
 def _event(raw: msgspec.Raw) -> Event | None:
-    """None: a kind that a newer engine knows."""
+    """Decode one event; None for an unknown kind."""
     tagged = _is_array(raw)
     try:
         said = _array(raw) if tagged else _map(raw)

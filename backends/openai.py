@@ -1,9 +1,8 @@
-"""OpenAI's dialect: chat completions and completions, as OpenAI and those compatible with it speak them.
+"""OpenAI's dialect: chat completions and completions of OpenAI and compatible servers.
 
-What is sent on is what was parsed: the body's members encoded anew, and within arrays and objects JSON that was
-found to be strict, as it was written. Never bytes that somebody else may read differently. Changed are the model, the
-stream's usage (the gateway meters by it), the cap on output and whose caches are used; whatever else the caller wrote,
-known or not, goes through.
+The parsed body is encoded anew; arrays and objects that are strict JSON keep their spelling. Changed are the model,
+the stream's usage (the gateway meters by usage), the cap on output and the cache salt; every other field, known or
+not, passes through.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class OpenAI:
 
     local: bool = False
     salted: bool = False
-    limit_name: str = "max_completion_tokens"  # what bounds a chat's output if the caller did not say
+    limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
     asks_usage: bool = True  # knows stream_options
 
     def __init__(self, config: BackendConfig) -> None:
@@ -54,11 +53,11 @@ class OpenAI:
     def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = {**forward.body, "model": forward.model}
         if not self.salted:
-            body.pop("cache_salt", None)  # it knows no such field, and may refuse it
+            body.pop("cache_salt", None)  # the server knows no such field and may refuse the request
         if forward.stream:
             body["stream"] = True
             options = body.get("stream_options") or {}
-            if self.asks_usage and isinstance(options, dict):  # else it is for the server to refuse
+            if self.asks_usage and isinstance(options, dict):  # else the server refuses the malformed options
                 body["stream_options"] = {**options, "include_usage": True}
         elif "stream" in body:
             body["stream"] = False
@@ -67,9 +66,9 @@ class OpenAI:
         return body
 
     def _cap(self, body: dict[str, Any], operation: Operation, cap: int) -> None:
-        """Lower what the caller asked for to `cap`; set it where the caller said nothing, or no number.
+        """Lower the caller's limit to `cap`; set the cap if the limit is absent or no number.
 
-        Servers read the text "100000" as the number it looks like.
+        Servers read the text "100000" as a number.
         """
         asked = [name for name in _LIMITS if body.get(name) is not None]
         for name in asked:
@@ -102,7 +101,7 @@ class OpenAI:
 
 
 def _headers(config: BackendConfig) -> dict[str, str]:
-    """What is the same for every call of a pool; configuration has the last word."""
+    """Header fields common to all calls of a pool; configured headers override."""
     headers = {
         "content-type": "application/json",
         "accept-encoding": "identity",  # bytes are relayed as they come, and read in passing

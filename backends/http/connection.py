@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, exchange: Exchange) -> None:
-        """Write the request and expect its reply."""
+        """Write the request of `exchange`."""
         assert self._transport is not None
         self._exchange = exchange
         exchange.carrier = self

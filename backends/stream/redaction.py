@@ -1,12 +1,12 @@
-"""Removes from an answer what its reader must not see: unrequested usage, counts of cached tokens, the API key.
+"""Removes data from an answer that its reader must not see: unrequested usage, counts of cached tokens, the API key.
 
 - The gateway asks every backend for usage. A caller who did not ask must not get the usage event.
-- A backend that does not separate the caches of tenants would tell one tenant what another has asked. Every number
-  under a key with `cache` in its name becomes 0, padded with blanks. Within text the quotes of such a key are escaped,
-  so that it does not match.
-- Some backends quote the gateway's API key in an error and send it with status 200. It becomes asterisks.
-- Masking keeps the length, so that a content-length or a frame stays right.
-- Bytes are held back only while they end within something that may have to go.
+- A backend without separate caches per tenant would tell one tenant what another has asked. Every number under a key
+  with `cache` in its name becomes 0, padded with blanks. Within text the quotes of such a key are escaped, and do not
+  match.
+- Some backends quote the gateway's API key in an error with status 200. The key becomes asterisks.
+- Masking keeps the length, so that content-length and framing stay right.
+- Bytes are held back only while an incomplete key, number or event may have to go.
 """
 
 from __future__ import annotations

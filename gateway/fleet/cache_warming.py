@@ -1,9 +1,14 @@
-"""What the gateway does for its endpoints unasked: warm up an engine that lost its cache, keep warm what would go cold.
+"""Warms up engines that lost their cache, and keeps idle ones warm, by requests of the gateway's own.
 
-When, and with how much, `policies.fleet.warm_up` says; with what, `policies.prefix_cache.hot_prefixes`. This is the
-clock and the wire: one task,
-which looks at the fleet every TICK and has a child for each endpoint that it is busy with. Its failures harm nobody:
-what cannot be warmed up takes its share cold.
+Rules:
+- `policies.fleet.warm_up` decides when and how much, `policies.prefix_cache.hot_prefixes` with which prompts.
+- One task looks at the fleet every TICK and has a child task for each endpoint in work. Failures are harmless: an
+  endpoint that cannot be warmed up takes its share cold.
+- Saved prompts are the bytes of requests, in memory only, never shown or logged, parsed again only if needed.
+- A prefix ends with the first message that fills the wanted blocks, and includes the other fields that are rendered
+  into the prompt. Chat templates want the last message to be a user's or a tool's: another one is added if need be.
+- To the fleet a synthetic request is an attempt like any other: charged, and a source for learning. It has no Record
+  and is not retried.
 """
 
 from __future__ import annotations
@@ -11,20 +16,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
 from time import monotonic
+from typing import Any
 
-from backends.interface import Operation
+from backends.interface import BackendRequest, Failure, Operation
+from gateway.api import inference_request as ingress
+from gateway.api.strict_json import decode
 from gateway.fleet.monitor import Monitor
-from gateway.fleet.saved_prompt import SavedPrompt
-from gateway.fleet.synthetic_request import SyntheticRequest
 from gateway.runtime import RuntimeHolder
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
 from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream_request import UpstreamRequest
+from gateway.upstream.upstream_request import Upstream, UpstreamRequest
 from policies.fleet.warm_up import CONCURRENCY, MIN_INTERVAL, WarmUp, is_idle, warm_up_tokens
 from policies.prefix_cache.hot_prefixes import HotPrefix, HotPrefixes
-from policies.types import NEVER, AttemptOutcome, Endpoint, Health, Load, Pool
+from policies.types import (
+    NEVER,
+    Attempt,
+    AttemptKind,
+    AttemptOutcome,
+    Candidate,
+    Endpoint,
+    Health,
+    Load,
+    Pool,
+    PoolEstimate,
+)
 
 log = logging.getLogger("firsttoken")
 
@@ -33,6 +52,140 @@ KEPT = 16_000_000  # bytes of prompts, of all pools together
 SIBLINGS = 8  # that are asked for what they hold
 WARMED_UP = "endpoint %s was warmed up: %d prefixes of %d, %d tokens, %.0f ms"
 PING = {"messages": [{"role": "user", "content": "hi"}]}
+RENDERED = ("tools", "functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
+ANSWERABLE = ("user", "tool")
+LAST_WORD = {"role": "user", "content": "hi"}
+HASH_BYTES = 8  # a block's
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPrompt:
+    """A request that was answered."""
+
+    operation: Operation
+    raw: bytes
+    model: str  # as its endpoint knows it
+    pool: str
+    cache_group: str
+    estimate: PoolEstimate
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return len(self.raw) + HASH_BYTES * len(self.estimate.blocks.hashes)
+
+    async def prefix(self, blocks: int, estimator: Estimator) -> tuple[Mapping[str, Any], PoolEstimate]:
+        """The body of a request whose prompt begins with these blocks, and its estimate."""
+        body = decode(self.raw)
+        if self.operation is Operation.COMPLETION:
+            body = {"prompt": _first_part(body["prompt"], blocks / len(self.estimate.blocks.hashes))}
+        else:
+            body = _answerable(await self._first_messages(body, blocks, estimator))
+        return body, await self._estimate(body, estimator)
+
+    async def _first_messages(self, body: Mapping[str, Any], blocks: int, estimator: Estimator) -> dict[str, Any]:
+        rendered = {name: body[name] for name in RENDERED if name in body}
+        messages = body["messages"]
+        low, high = 1, len(messages)
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._estimate({**rendered, "messages": messages[:middle]}, estimator)
+            if len(found.blocks.hashes) < blocks:
+                low = middle + 1
+            else:
+                high = middle
+        return {**rendered, "messages": messages[:low]}
+
+    async def _estimate(self, body: Mapping[str, Any], estimator: Estimator) -> PoolEstimate:
+        found = await estimator.estimate(prompt_of(self.operation, body), [self.pool], self.cache_group, 1)
+        return found.pools[self.pool]
+
+
+def _answerable(body: dict[str, Any]) -> dict[str, Any]:
+    if body["messages"][-1]["role"] in ANSWERABLE:
+        return body
+    return {**body, "messages": [*body["messages"], LAST_WORD]}
+
+
+def _first_part(prompt: Any, share: float) -> Any:
+    """Of a text, or of token ids; several prompts stay as they are."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return prompt[: ceil(len(prompt) * share)]
+    return prompt
+
+
+class _DiscardBody:
+    """Owner and receiver of the run: waits for its end."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.get_running_loop().create_future()
+
+    def first_token(self, run: UpstreamRequest) -> None:
+        run.attach(self)
+
+    def failed(self, run: UpstreamRequest, failure: Failure) -> None:
+        self.end()
+
+    def body(self, data: bytes, framed: bytes = b"") -> None:
+        """Drop it."""
+
+    def end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def on_broken(self, failure: Failure) -> None:
+        self.end()
+
+    def on_error_event(self, data: bytes, failure: Failure) -> None:
+        self.end()
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticRequest:
+    """A prompt, of whose answer one token is wanted."""
+
+    operation: Operation
+    body: Mapping[str, Any]
+    model: str
+    estimate: PoolEstimate
+    cache_group: str = ""  # whose caches are to hold it
+
+    async def run(self, monitor: Monitor, upstream: Upstream, endpoint: Endpoint, patience: float) -> UpstreamRequest:
+        """Return the attempt once it has ended. `patience`: s that it may take."""
+        request = self._backend_request(upstream)
+        discard = _DiscardBody()
+        attempt = Attempt(1, AttemptKind.PRIMARY, self._candidate(monitor, endpoint))
+        run = UpstreamRequest(attempt, upstream, request, listener=discard, monitor=monitor)
+        monitor.sent(run, attempt.candidate, self.estimate, run.opened, stream=True, session=request.session_id)
+        try:
+            async with asyncio.timeout(patience):
+                if not run.start():
+                    await run.connect()
+                await discard.over
+        except TimeoutError:
+            run.stop(AttemptOutcome.SILENT)
+        finally:
+            run.stop_if_open()
+        return run
+
+    def _backend_request(self, upstream: Upstream) -> BackendRequest:
+        name = ingress.request_id_of({})
+        return BackendRequest(
+            self.operation,
+            self.body,
+            self.model,
+            stream=True,
+            max_tokens=1,
+            request_id=name,
+            cache_salt=self.cache_group,
+            session_id=name if upstream.kv_events else "",
+        )
+
+    def _candidate(self, monitor: Monitor, endpoint: Endpoint) -> Candidate:
+        now, fleet, tokens = monotonic(), monitor.fleet, self.estimate.tokens
+        load, hit = monitor.snapshot(now).loads[endpoint.id], fleet.hit(endpoint, self.estimate)
+        return Candidate(endpoint, 0, tokens, hit, fleet.forecast(endpoint, load, tokens, hit, now), 1.0, 0.0)
+
 
 Prefixes = Sequence[HotPrefix[SavedPrompt]]
 
