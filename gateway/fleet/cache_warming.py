@@ -49,7 +49,7 @@ log = logging.getLogger("firsttoken")
 
 TICK = 0.05  # s
 KEPT = 16_000_000  # bytes of prompts, of all pools together
-SIBLINGS = 8  # that are asked for what they hold
+SIBLINGS = 8  # siblings whose caches are compared
 WARMED_UP = "endpoint %s was warmed up: %d prefixes of %d, %d tokens, %.0f ms"
 PING = {"messages": [{"role": "user", "content": "hi"}]}
 RENDERED = ("tools", "functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
@@ -60,22 +60,22 @@ HASH_BYTES = 8  # a block's
 
 @dataclass(frozen=True, slots=True)
 class SavedPrompt:
-    """A request that was answered."""
+    """An answered request."""
 
     operation: Operation
     raw: bytes
-    model: str  # as its endpoint knows it
+    model: str  # name at the endpoint
     pool: str
     cache_group: str
     estimate: PoolEstimate
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """Bytes of memory."""
         return len(self.raw) + HASH_BYTES * len(self.estimate.blocks.hashes)
 
     async def prefix(self, blocks: int, estimator: Estimator) -> tuple[Mapping[str, Any], PoolEstimate]:
-        """The body of a request whose prompt begins with these blocks, and its estimate."""
+        """Body of a request whose prompt begins with these blocks, and its estimate."""
         body = decode(self.raw)
         if self.operation is Operation.COMPLETION:
             body = {"prompt": _first_part(body["prompt"], blocks / len(self.estimate.blocks.hashes))}
@@ -108,14 +108,14 @@ def _answerable(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_part(prompt: Any, share: float) -> Any:
-    """Of a text, or of token ids; several prompts stay as they are."""
+    """First part of a text or of token ids; several prompts stay unchanged."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return prompt[: ceil(len(prompt) * share)]
     return prompt
 
 
 class _DiscardBody:
-    """Owner and receiver of the run: waits for its end."""
+    """Listener and body sink of a synthetic request: waits for its end."""
 
     def __init__(self) -> None:
         self.over = asyncio.get_running_loop().create_future()
@@ -127,7 +127,7 @@ class _DiscardBody:
         self.end()
 
     def body(self, data: bytes, framed: bytes = b"") -> None:
-        """Drop it."""
+        """Drop the bytes."""
 
     def end(self) -> None:
         if not self.over.done():
@@ -142,16 +142,16 @@ class _DiscardBody:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticRequest:
-    """A prompt, of whose answer one token is wanted."""
+    """A prompt to be computed for a single token of output."""
 
     operation: Operation
     body: Mapping[str, Any]
     model: str
     estimate: PoolEstimate
-    cache_group: str = ""  # whose caches are to hold it
+    cache_group: str = ""  # tenant whose caches hold the prompt
 
     async def run(self, monitor: Monitor, upstream: Upstream, endpoint: Endpoint, patience: float) -> UpstreamRequest:
-        """Return the attempt once it has ended. `patience`: s that it may take."""
+        """Return the attempt at its end. `patience`: maximum duration, s."""
         request = self._backend_request(upstream)
         discard = _DiscardBody()
         attempt = Attempt(1, AttemptKind.PRIMARY, self._candidate(monitor, endpoint))
@@ -191,7 +191,7 @@ Prefixes = Sequence[HotPrefix[SavedPrompt]]
 
 
 class CacheWarming:
-    """`start`, then `close`: in one of several processes. One that was not started keeps no prompts."""
+    """Runs in one of several processes between `start` and `close`; keeps no prompts unless started."""
 
     def __init__(
         self,
@@ -207,14 +207,14 @@ class CacheWarming:
         self._task: asyncio.Task[None] | None = None
 
     def reload(self) -> None:
-        """To be called when another Runtime is in force. What is being done for an endpoint that is gone ends."""
+        """Apply a new Runtime: cancel work for removed endpoints."""
         if self._task is None:
             return
         for endpoint, task in self._busy.items():
             if endpoint not in self.runtime.current.upstreams:
                 task.cancel()
         shared = [pool.name for pool in self.runtime.current.pools.values() if pool.local and len(pool.endpoints) > 1]
-        if shared != [*self.hot]:  # they have other shares of the memory now
+        if shared != [*self.hot]:  # the shares of memory change
             self.hot = {name: HotPrefixes[SavedPrompt](KEPT // len(shared)) for name in shared}
 
     def start(self) -> None:
@@ -228,7 +228,7 @@ class CacheWarming:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def answered(self, run: UpstreamRequest, job: RoutedRequest, raw: bytes) -> None:
-        """An endpoint has computed this prompt. Its siblings may need it."""
+        """Save a prompt that an endpoint has computed; its siblings may need the prefix."""
         pool = run.attempt.candidate.endpoint.pool
         hot, upstream = self.hot.get(pool), self.runtime.current.upstreams.get(run.attempt.candidate.endpoint.id)
         if hot is None or upstream is None or run.first_in is None:
@@ -256,7 +256,7 @@ class CacheWarming:
         keep_warm = self.runtime.current.config.pools[pool.name].keep_warm
         if endpoint.id in self.fleet.cache_lost and load.health is not Health.DOWN:
             self.fleet.cache_lost.discard(endpoint.id)
-            self.fleet.set_warming(endpoint.id, True)  # now: no request is to come before it begins
+            self.fleet.set_warming(endpoint.id, True)  # before any request is placed there
             self._do(endpoint, self._warm_up(pool, endpoint, loads, now), children)
         elif keep_warm is not None and is_idle(
             endpoint.id, load, max(self.fleet.last_used_at(endpoint.id), self._began), keep_warm.idle, now
@@ -276,7 +276,7 @@ class CacheWarming:
             self.fleet.set_warming(endpoint.id, False)
 
     def _done(self, endpoint: Endpoint, work: Coroutine[None, None, None]) -> None:
-        """Also where it was given up before it began."""
+        """Clean up, also after a cancellation before the start."""
         work.close()
         self.fleet.set_warming(endpoint.id, False)
         del self._busy[endpoint.id]
@@ -292,7 +292,7 @@ class CacheWarming:
     # ----------------------------------------------------------------- warming up
 
     def _needed(self, pool: Pool, endpoint: Endpoint, loads: Mapping[str, Load], now: float) -> Prefixes:
-        """What to warm it up with: nothing where nobody else could take the traffic meanwhile, nor soon again."""
+        """Prefixes for a warm-up: none if no sibling can take the traffic meanwhile, or soon after the last warm-up."""
         hot, siblings = self.hot.get(pool.name), [e for e in pool.endpoints if _serves(loads[e.id]) and e != endpoint]
         if hot is None or not siblings or now - self._warmed_at.get(endpoint.id, NEVER) < MIN_INTERVAL:
             return ()
@@ -301,7 +301,7 @@ class CacheWarming:
         return hot.hottest(tokens // known.block_size, now, self._copies(siblings[:SIBLINGS]))
 
     def _copies(self, siblings: Sequence[Endpoint]) -> Callable[[SavedPrompt, int], int]:
-        """On how many of them the first blocks of a prompt are."""
+        """Return a function that counts the siblings which hold the first blocks of a prompt."""
         held: dict[int, list[float]] = {}
 
         def copies(prompt: SavedPrompt, blocks: int) -> int:
@@ -327,7 +327,7 @@ class CacheWarming:
         log.info(WARMED_UP, endpoint.id, plan.prefixes, len(prefixes), plan.tokens, took)
 
     async def _send(self, endpoint: Endpoint, plan: WarmUp[HotPrefix[SavedPrompt]]) -> None:
-        """One after the other, until it is over."""
+        """Send one request after the other until the plan is done."""
         upstream = self.runtime.current.upstreams[endpoint.id]
         while (prefix := plan.next(self.monitor.loads()[endpoint.id].in_flight, monotonic())) is not None:
             prompt = prefix.text

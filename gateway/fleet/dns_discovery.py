@@ -1,11 +1,11 @@
-"""The addresses of names, each of which is an endpoint of its own: a Kubernetes headless service, most of all.
+"""Resolves host names whose addresses are endpoints of their own, such as a Kubernetes headless service.
 
 Rules:
-- Asked for off the loop, again and again, one question per name at a time: a resolver that is slow is waited for, and
-  not asked by more and more threads.
-- No answer, or an empty one, changes nothing: a resolver that is ill must not empty a fleet. It is said once, and once
-  when it is well again.
-- Of a name that has addresses of both kinds the IPv4 ones count: both are usually the same servers.
+- Names are resolved off the event loop, repeatedly, one query per name at a time: a slow resolver never occupies more
+  and more threads.
+- A failed or empty answer changes nothing: a broken resolver must not empty a fleet. Failure and recovery are logged
+  once each.
+- For a name with addresses of both families the IPv4 addresses count: both are usually the same servers.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 log = logging.getLogger("firsttoken")
 
-FIRST = 2.0  # s that whoever comes to know of a name waits for its first answer
-SLOW = 5.0  # s without an answer after which that is said
+FIRST = 2.0  # s to wait for the first answer of a new name
+SLOW = 5.0  # s without an answer until a warning
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 async def system(name: str) -> Sequence[str]:
-    """As the system resolves it. Raises OSError."""
+    """Resolve with the system's resolver. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     four = [where[0] for family, _, _, _, where in found if family == socket.AF_INET]
     return [str(address) for address in four or (where[0] for _, _, _, _, where in found)]
 
 
 class DnsDiscovery:
-    """`addresses` has those of every name that was ever resolved, in order."""
+    """`addresses`: sorted addresses of every name that was ever resolved."""
 
     def __init__(self, resolve: Resolve = system) -> None:
         self.resolve = resolve
@@ -56,7 +56,7 @@ class DnsDiscovery:
             _, late = await asyncio.wait(answers, timeout=FIRST)
             for answer in late:
                 answer.cancel()
-        self._changed.clear()  # whoever follows takes what is there now
+        self._changed.clear()  # the caller reads the current addresses next
         self._forget(names)
 
     async def changed(self) -> None:
@@ -81,7 +81,7 @@ class DnsDiscovery:
             await asyncio.sleep(every)
 
     async def _ask(self, name: str) -> Sequence[str] | Exception:
-        """However long it takes."""
+        """Resolve once, without a time limit."""
         question = asyncio.ensure_future(self.resolve(name))
         try:
             if not (await asyncio.wait([question], timeout=SLOW))[0]:

@@ -1,14 +1,14 @@
-"""Hears engines tell of their prefix caches, over ZMQ, and keeps `policies.prefix_cache.endpoint_cache` in step.
+"""Listens to the prefix cache events of engines, over ZMQ, and updates `policies.prefix_cache.endpoint_cache`.
 
 Rules:
-- What is applied is a gapless sequence. A gap is asked for again where the engine replays; what stays missing
-  voids what was known.
-- A sequence that goes back, at a later time of the engine's clock, is another engine's: the cache is empty.
-- ZMQ connects again by itself. What was missed meanwhile shows as a gap, or as a restart.
-- Events are applied for 2 ms at most before others get their turn: first tokens do not wait for bookkeeping.
+- Events are applied as a gapless sequence. Missing batches are requested again if the engine has a replay endpoint;
+  batches that stay missing void the known contents.
+- A sequence number that goes back, at a later time of the engine's clock, means a restart: the cache is empty.
+- ZMQ reconnects by itself. Events missed meanwhile show as a gap, or as a restart.
+- Events are applied for at most 2 ms before the event loop runs other tasks: first tokens do not wait.
 - Each change of an engine's state is one line in the log.
 
-ZMQ is an extra (`firsttoken[kvevents]`): this module is imported where some endpoint has `kv_events`.
+ZMQ is an extra (`firsttoken[kvevents]`): this module is imported only if some endpoint has `kv_events`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ log = logging.getLogger("firsttoken")
 
 TURN = 0.002  # s
 LOOK = 32  # events between two looks at the clock: some 0.1 ms
-WAITING = 100_000  # messages that may wait to be read: vLLM's own mark for those it has not sent
+WAITING = 100_000  # messages waiting to be read: vLLM's own high-water mark for unsent messages
 REPLAY_WITHIN = 2.0  # s between two messages of a replay
 RECONNECT, RECONNECT_MOST = 100, 2_000  # ms
-HEARTBEAT, DEAD = 2_000, 6_000  # ms between two signs of life; without one until the engine counts as gone
+HEARTBEAT, DEAD = 2_000, 6_000  # ms between heartbeats; ms without a heartbeat until the engine counts as gone
 STATES: Mapping[int, bool] = {zmq.EVENT_HANDSHAKE_SUCCEEDED: True, zmq.EVENT_DISCONNECTED: False}
 
 
 class KvEventSource(Protocol):
-    """Where an endpoint's events come from."""
+    """ZMQ addresses of an endpoint's events."""
 
     @property
     def kv_events(self) -> str | None: ...
@@ -51,7 +51,7 @@ class KvEventSource(Protocol):
 
 
 class KvEvents:
-    """The engines of one gateway."""
+    """Listeners of all engines."""
 
     def __init__(self, fleet: Fleet, sources: Mapping[str, KvEventSource]) -> None:
         self._fleet, self._sources = fleet, sources
@@ -63,7 +63,7 @@ class KvEvents:
         self.listen(self._sources)
 
     def listen(self, sources: Mapping[str, KvEventSource]) -> None:
-        """To these. To be called again when they are others: who stays is listened to on."""
+        """Listen to these sources; listeners of unchanged sources continue."""
         known = {listener.endpoint: listener for listener in self.listeners}
         for listener in self.listeners:
             if not listener.hears(sources.get(listener.endpoint)):
@@ -84,7 +84,7 @@ class KvEvents:
 
 
 class Listener:
-    """One engine."""
+    """Listener of one engine."""
 
     def __init__(
         self, context: zmq.asyncio.Context, fleet: Fleet, endpoint: str, source: KvEventSource, turn: ListenSlot
@@ -93,7 +93,7 @@ class Listener:
         self.connected = False
         self.expected: int | None = None  # the next sequence number; None: nothing has come yet
         self._at = 0.0  # of the last batch, the engine's clock
-        self._ill = False  # sent what is no event
+        self._ill = False  # the last message was malformed
         self._context = context
         self._turn = turn
         self.tasks: tuple[asyncio.Task[None], ...] = ()
@@ -118,12 +118,12 @@ class Listener:
         self.tasks = asyncio.create_task(self.listen()), asyncio.create_task(self.watch())
 
     def hears(self, source: KvEventSource | None) -> bool:
-        """This one, for the endpoint that it began with: another model behind the same address is another."""
+        """The source is unchanged, and so is the model behind the address."""
         same = source is not None and (source.kv_events, source.kv_replay) == (self.url, self.replay_url)
         return same and self.fleet.cache(self.endpoint) is self.cache
 
     def end(self) -> None:
-        """What it was told of is void, unless the endpoint is gone with it."""
+        """Stop listening and void the known contents, if the endpoint still exists."""
         for task in self.tasks:
             task.cancel()
         self.close()
@@ -154,7 +154,7 @@ class Listener:
         self._socket.close(linger=0)
 
     async def hear(self, frames: list[bytes]) -> None:
-        """One message, in whatever order it comes."""
+        """Apply one message, in or out of order."""
         try:
             batch = kvevents.decode(frames)
             await self._in_order(batch)
@@ -168,7 +168,7 @@ class Listener:
     async def _in_order(self, batch: KvEventBatch) -> None:
         if self.expected is not None and batch.sequence < self.expected:
             if batch.at <= self._at:
-                return  # had it from a replay
+                return  # known from a replay
             log.info("cache events of %s: the engine has restarted", self.endpoint)
             self.fleet.on_cache_cleared(self.endpoint)
             self.expected = 0
@@ -177,7 +177,7 @@ class Listener:
         await self._next(batch, begun=self.expected is not None)
 
     async def _replay(self) -> None:
-        """All that the engine still has of what is missing here."""
+        """Request all missing batches that the engine still has."""
         begun = self.expected is not None
         async with self._asking(self.expected or 0) as socket:
             while await socket.poll(REPLAY_WITHIN * 1e3):
@@ -190,7 +190,7 @@ class Listener:
                 begun = True
 
     async def _next(self, batch: KvEventBatch, begun: bool) -> None:
-        """What an engine did before we came is not missing: nothing was built on it."""
+        """Batches before the first one are not missing: nothing was derived from them."""
         missing = batch.sequence - (self.expected or 0)
         if missing < 0:
             return
@@ -225,7 +225,7 @@ class Listener:
 
 
 class ListenSlot:
-    """Bookkeeping's share of the event loop: one engine at a time, and 2 ms of it."""
+    """Share of the event loop for bookkeeping: one engine at a time, for 2 ms."""
 
     def __init__(self) -> None:
         self._engine = asyncio.Lock()
@@ -242,7 +242,7 @@ class ListenSlot:
         self._engine.release()
 
     async def share(self) -> None:
-        """Others get their turn, if this one is over."""
+        """Yield to other tasks once the share is used up."""
         if perf_counter() - self.began > TURN:
             await asyncio.sleep(0)
             self.began = perf_counter()

@@ -1,9 +1,7 @@
-"""Sole writer of the fleet's state, but for what engines publish of their caches (`gateway.fleet.kv_event_listener`).
+"""Sole writer of the fleet's state, except cache events (`gateway.fleet.kv_event_listener`).
 
-Attempts, Records, probes and scrapes go in, snapshots come out.
-
-The learning itself is pure and lives in `policies.fleet.fleet`; this shell gives it the clock, the
-endpoint's answers to GET /metrics, and word of every attempt as it opens, answers and ends.
+Attempts, Records, probes and scrapes go in, snapshots come out. Learning is pure and lives in `policies.fleet.fleet`;
+the monitor adds the clock, the endpoints' answers to GET /metrics, and every attempt's start, first token and end.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ from policies.types import AttemptOutcome, Candidate, EngineLoad, FleetSnapshot,
 log = logging.getLogger("firsttoken")
 
 PROBE_TIMEOUT = 2.0  # s
-PROGRESS = 0.2  # s between two counts of the tokens that answers have
-TELL = 0.002  # s in which what changes is one piece of news to siblings: 7 us each otherwise, three times a request
+PROGRESS = 0.2  # s between two counts of the tokens of running answers
+TELL = 0.002  # s over which changes are joined into one message to peers: 7 us per message, three per request otherwise
 _LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
 _COUNTS = frozenset({"running", "waiting", "block_size", "kv_blocks"})
-_MOST = 1e9  # of a count: what says more counts nothing
+_MOST = 1e9  # larger counts are ignored
 
 
 class Answering(Hashable, Protocol):
@@ -39,7 +37,7 @@ class Answering(Hashable, Protocol):
 
 
 class _Asked(NamedTuple):
-    """An endpoint that is asked: how, how often, and by which task."""
+    """An endpoint that is polled, and the task that polls."""
 
     what: tuple[ConnectionPool, Backend, float]
     task: asyncio.Task[None]
@@ -54,7 +52,7 @@ class Monitor:
         self._asked: dict[str, _Asked] = {}
         self._health: dict[str, Health] = {}
         self._odd: set[str] = set()
-        self.on_news: Callable[[], None] | None = None  # told of what may have made room, while somebody waits for it
+        self.on_news: Callable[[], None] | None = None  # called when capacity may be free, while requests wait
         self._answering: dict[Hashable, Answering] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._count: asyncio.TimerHandle | None = None
@@ -72,8 +70,8 @@ class Monitor:
         pace: float | None = None,
         output: int = 256,
     ) -> None:
-        """Counts at once: otherwise a burst herds onto one engine. `pace`: s per token that its caller was promised;
-        `output`: tokens expected."""
+        """Count an attempt at once: otherwise a burst herds onto one engine. `pace`: promised s per token; `output`:
+        expected tokens."""
         self.fleet.on_sent(attempt, candidate, prompt, now, stream, pace, output, session)
 
     def first_token(self, attempt: Answering, now: float) -> None:
@@ -113,14 +111,15 @@ class Monitor:
         return self.snapshot(monotonic()).loads
 
     def told(self) -> Mapping[str, EngineLoad]:
-        """What engines said of themselves lately, by endpoint id."""
+        """Recent loads as reported by the engines, by endpoint id."""
         return self.fleet.engine_loads(monotonic())
 
     # -- probes and scrapes ----------------------------------------------------------------
 
     def watch(self, endpoints: Mapping[str, tuple[ConnectionPool, Backend]], interval: float) -> None:
-        """Ask every endpoint that has something to say, each `interval` seconds, spread evenly. To be called again when
-        they are others: who stays is asked on."""
+        """Poll every endpoint that has a health or load page, each `interval` seconds, spread evenly. On another
+        call,
+        polling of unchanged endpoints continues."""
         self._loop = loop = asyncio.get_running_loop()
         wanted = {key: (*way, interval) for key, way in endpoints.items() if way[1].load() or way[1].probe()}
         for key, asked in [*self._asked.items()]:
@@ -148,14 +147,14 @@ class Monitor:
     async def _ask_forever(
         self, endpoint: str, origin: ConnectionPool, backend: Backend, interval: float, offset: float
     ) -> None:
-        await self._ask_safely(endpoint, origin, backend)  # at once: a dead endpoint must not wait for its turn
+        await self._ask_safely(endpoint, origin, backend)  # at once: a dead endpoint must not wait
         await asyncio.sleep(offset)
         while True:
             await asyncio.sleep(interval)
             await self._ask_safely(endpoint, origin, backend)
 
     async def _ask_safely(self, endpoint: str, origin: ConnectionPool, backend: Backend) -> None:
-        """A page that our reading of it fails on must not be the last one that is read. Said once."""
+        """Poll; a page that cannot be parsed is logged once and does not end the polling."""
         try:
             await self.ask(endpoint, origin, backend)
         except Exception:
@@ -164,7 +163,7 @@ class Monitor:
             self._odd.add(endpoint)
 
     async def ask(self, endpoint: str, origin: ConnectionPool, backend: Backend) -> None:
-        """One question to one endpoint, and what follows from the answer."""
+        """Poll one endpoint once."""
         call = backend.load() or backend.probe()
         assert call is not None
         try:
@@ -197,7 +196,7 @@ class Monitor:
 
 
 def engine_load(said: Mapping[str, float | None]) -> EngineLoad:
-    """The fields that the backend understood; counts are whole numbers, and what cannot be one is not said."""
+    """Build an EngineLoad from the known fields; counts are whole numbers, and impossible ones are dropped."""
     known = {name: value for name, value in said.items() if name in _LOAD_FIELDS and value is not None}
     for name in _COUNTS & known.keys():
         if 0 <= known[name] <= _MOST:
