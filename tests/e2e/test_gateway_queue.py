@@ -45,9 +45,9 @@ class Callers:
 
     async def send(self, name: str, route: str = "loose", text: str = LARGE, key: str = "none") -> None:
         """Sends one more request and waits until it has been decided or queued."""
-        before = self.gateway.line.ordinal
+        before = self.gateway.line.sequence
         self.asking[name] = asyncio.create_task(self._ask(name, route, text, key))
-        await eventually(lambda: self.gateway.line.ordinal > before)
+        await eventually(lambda: self.gateway.line.sequence > before)
 
     async def answers(self) -> dict[str, int]:
         """Statuses by name."""
