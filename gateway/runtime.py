@@ -17,8 +17,7 @@ from backends import catalog
 from backends.http.connection_pool import ConnectionPool
 from backends.http.write_coalescer import WriteCoalescer
 from backends.interface import Backend, BackendConfig
-from gateway.admission.auth import Keys, Tenant
-from gateway.admission.cache_salts import CacheSalts, GroupMember
+from gateway.admission.auth import CacheSalts, GroupMember, Keys, Tenant
 from gateway.admission.route_table import Routes
 from gateway.config.models import Config, Key
 from gateway.tokenize.incremental import TokenizerConfig
@@ -155,7 +154,7 @@ def tenants(config: Config, stored: Iterable[Key] = ()) -> tuple[Tenant, ...]:
             key.name,
             members[key.name].digest,
             None if key.routes is None else frozenset(key.routes),
-            salts.name(members[key.name]),
+            salts.salt(members[key.name]),
             key.limits,
         )
         for key in by_name.values()

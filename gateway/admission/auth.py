@@ -1,6 +1,16 @@
-"""Who is asking: API keys as SHA-256 digests from the config or from Redis, compared in constant time.
+"""API keys of callers, and the salts of their prefix caches.
 
-With no keys configured the port is open, which the config allows on loopback only. Where keys are in Redis it never is.
+Rules:
+- Keys are kept as SHA-256 digests, from the configuration or from Redis, and compared in constant time.
+- With no keys configured the port is open, which the configuration allows on loopback only. With keys in Redis it is
+  never open.
+- A cache salt names the caches of a key: engines mix it into the hashes of their blocks (`cache_salt`), and our own
+  prefix index keeps it. Keys with one salt share prefixes. A key has a salt of its own unless it has a `cache_group`;
+  a group with the name of a key is a different one.
+- A salt is an HMAC-SHA256, so that no caller can guess another's: 128 bits in hex, which every engine takes (vLLM
+  refuses `@ / \\ NUL` and more than 128 characters) and `backends.failures.scrub` recognizes as a secret.
+- Without `state.cache_secret` the digests of the keys that share a salt are its secret: gateways with one configuration
+  agree, also after a restart, and a key that comes or goes empties the caches of its own group alone.
 """
 
 from __future__ import annotations
@@ -13,12 +23,12 @@ from dataclasses import dataclass
 from gateway.api.api_error import ApiError
 from policies.quota.key_limits import KeyLimits
 
+SALT_CHARACTERS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A key's owner. `routes` None: every route. `cache_group`: the name of its caches
-    (`gateway.admission.cache_salts`), which
-    engines are given as salt; empty: one cache for everybody."""
+    """Owner of a key. `routes` None: every route. `cache_group`: the salt of its caches; empty: one cache for all."""
 
     name: str
     digest: bytes = b""
@@ -34,27 +44,54 @@ ANYONE = Tenant("-")
 
 
 class Keys:
-    """Turns an authorization header into a Tenant. `closed`: nobody gets in where there are no keys yet."""
+    """Finds the Tenant of an authorization header. `closed`: no request is admitted while there are no keys."""
 
     def __init__(self, tenants: Iterable[Tenant] = (), closed: bool = False) -> None:
         self.tenants, self.closed = tuple(tenants), closed
 
     def tenant(self, authorization: str | None) -> Tenant:
-        """Raises Refusal (401) that says nothing about which keys exist."""
+        """Raises ApiError (401), which does not tell which keys exist."""
         if not (self.tenants or self.closed):
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
-            raise _refused("No API key was given. Send 'authorization: Bearer <key>'.")
+            raise _unauthorized("No API key was given. Send 'authorization: Bearer <key>'.")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
         found = ANYONE
-        for tenant in self.tenants:  # every digest is compared, so that time tells nothing
+        for tenant in self.tenants:  # all digests, so that the time does not depend on the key
             if hmac.compare_digest(tenant.digest, digest):
                 found = tenant
         if found is ANYONE:
-            raise _refused("The API key is not known here.")
+            raise _unauthorized("The API key is not known here.")
         return found
 
 
-def _refused(message: str) -> ApiError:
+def _unauthorized(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A key with its SHA-256 digest and its configured cache group."""
+
+    name: str
+    digest: bytes
+    group: str | None = None
+
+    @property
+    def label(self) -> str:
+        return f"key {self.name}" if self.group is None else f"group {self.group}"
+
+
+class CacheSalts:
+    """`secret`: as configured, or empty. `members`: all keys."""
+
+    def __init__(self, secret: str, members: Iterable[GroupMember]) -> None:
+        self._secret = secret.encode()
+        self._digests: dict[str, list[bytes]] = {}
+        for member in members:
+            self._digests.setdefault(member.label, []).append(member.digest)
+
+    def salt(self, member: GroupMember) -> str:
+        secret = self._secret or b"".join(sorted(self._digests.get(member.label, [member.digest])))
+        return hmac.new(secret, member.label.encode(), hashlib.sha256).hexdigest()[:SALT_CHARACTERS]

@@ -1,11 +1,11 @@
-"""Callers' quotas on the way of a request: what it claims, how a refusal reads, and the settling of what was let in.
+"""Applies the limits of callers' keys to requests: claim, refusal, settlement.
 
 Rules:
-- Only keys with limits come here; a request of any other pays one comparison.
-- Claimed are the estimated prompt, as the pool counts it that counts most, the answer that the route usually gives
-  (the caller's own bound, if that is less), and what both cost where they cost most. The Record settles it.
-- A request counts, whatever becomes of it; its tokens if there was an answer, its prompt if the caller left before.
-- Refused is the caller's own doing: outcome `refused`, which no objective counts.
+- Only keys with limits come here; other requests pay one comparison.
+- A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller), and
+  the largest cost of both. The Record settles the claim.
+- Every request counts. Tokens count if there was an answer, and those of the prompt if the caller left before.
+- A refusal has the outcome `refused`, which no objective counts.
 """
 
 from __future__ import annotations
@@ -24,16 +24,12 @@ from gateway.observe.timeline import RequestTimeline
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit
 from policies.types import Pool, PromptEstimate
 
-NO_RETRY = {"x-should-retry": "false"}  # which the SDKs of OpenAI obey
+NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
 
 
 class Admission:
-    """Applies the limits of callers' keys to requests."""
-
     def __init__(self, quotas: Quotas, recorder: Recorder, registry: CollectorRegistry) -> None:
-        self._quotas = quotas
-        self._recorder = recorder
-        self._registry = registry
+        self._quotas, self._recorder, self._registry = quotas, recorder, registry
         self._settling = False
         self.refused = counter("firsttoken_quota_refused_total")
 
@@ -45,8 +41,8 @@ class Admission:
         pools: Mapping[str, Pool],
         timeline: RequestTimeline,
     ) -> None:
-        """Raises Refusal (429)."""
-        if not self._settling:  # nobody has paid for this sink until now
+        """Raises ApiError (429)."""
+        if not self._settling:  # gateways without limits do not pay for this sink
             self._settling = True
             self._recorder.sinks.append(self.settle)
             self._registry.register(self.refused)
@@ -75,7 +71,7 @@ def claim_of(estimate: PromptEstimate, pools: Mapping[str, Pool] | None) -> Clai
 
 
 def tokens_of(record: Record) -> int:
-    """What a request took in truth."""
+    """Tokens to settle: reported, or else estimated."""
     if record.ttft is None and record.end is not RequestOutcome.CLIENT_GONE:
         return 0
     prompt = record.prompt_tokens_reported
@@ -83,55 +79,42 @@ def tokens_of(record: Record) -> int:
 
 
 def refusal(made: Reservation, limit: QuotaLimit) -> ApiError:
-    """In OpenAI's dialect: which limit, how much of it, and when there is room again."""
-    limits, verdict = made.limits, made.verdict
+    """The error in OpenAI's dialect: the limit, its size, and when to retry."""
+    limits, wait = made.limits, made.verdict.wait
+    type, code, headers = "tokens" if limit is QuotaLimit.TOKENS else "requests", "rate_limit_exceeded", NO_RETRY
     if limit is QuotaLimit.COST:
-        return ApiError(
-            429,
-            f"This key has used its {usd(limits.cost)} of this calendar month (UTC).",
-            type="insufficient_quota",
-            code="insufficient_quota",
-            headers=NO_RETRY,
-        )
-    if verdict.wait is None:
-        said = f"may take {made.claim.tokens} tokens, and this key has {limits.tokens} per minute"
-        return ApiError(
-            429,
-            f"The request is too large: it {said}. Shorten it, or bound its answer by max_tokens.",
-            type="tokens",
-            code="rate_limit_exceeded",
-            headers=NO_RETRY,
-        )
-    most, of = {
-        QuotaLimit.REQUESTS: (limits.requests, "requests per minute"),
-        QuotaLimit.TOKENS: (limits.tokens, "tokens per minute"),
-        QuotaLimit.CONCURRENT: (limits.concurrent, "requests at a time"),
-    }[limit]
-    return ApiError(
-        429,
-        f"This key has reached its limit of {most} {of}. Try again in {duration(verdict.wait)}.",
-        type="tokens" if limit is QuotaLimit.TOKENS else "requests",
-        code="rate_limit_exceeded",
-        headers=retry_later(verdict.wait),
-    )
+        type = code = "insufficient_quota"
+        message = f"This key has used its {usd(limits.cost)} of this calendar month (UTC)."
+    elif wait is None:
+        type = "tokens"
+        size = f"may take {made.claim.tokens} tokens, and this key has {limits.tokens} per minute"
+        message = f"The request is too large: it {size}. Shorten it, or bound its answer by max_tokens."
+    else:
+        reached = {
+            QuotaLimit.REQUESTS: f"{limits.requests} requests per minute",
+            QuotaLimit.TOKENS: f"{limits.tokens} tokens per minute",
+            QuotaLimit.CONCURRENT: f"{limits.concurrent} requests at a time",
+        }[limit]
+        message = f"This key has reached its limit of {reached}. Try again in {duration(wait)}."
+        headers = retry_later(wait)
+    return ApiError(429, message, type=type, code=code, headers=headers)
 
 
 def quota_headers(made: Reservation) -> Iterable[str]:
-    """Header lines for the limits that there are."""
+    """Header lines of the limits that are set."""
     limits, verdict = made.limits, made.verdict
-    for of, most, left, reset in (
+    for unit, limit, left, reset in (
         ("requests", limits.requests, verdict.requests_left, verdict.requests_reset),
         ("tokens", limits.tokens, verdict.tokens_left, verdict.tokens_reset),
     ):
-        if most is not None:
-            yield (
-                f"x-ratelimit-limit-{of}: {most}\r\nx-ratelimit-remaining-{of}: {left}\r\n"
-                f"x-ratelimit-reset-{of}: {duration(reset)}"
-            )
+        if limit is not None:
+            yield f"x-ratelimit-limit-{unit}: {limit}"
+            yield f"x-ratelimit-remaining-{unit}: {left}"
+            yield f"x-ratelimit-reset-{unit}: {duration(reset)}"
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: 12ms, 8.64s, 1m30s."""
+    """In OpenAI's format: 12ms, 8.64s, 1m30s."""
     if seconds < 1:
         return f"{seconds * 1e3:.0f}ms"
     minutes, rest = divmod(round(seconds, 2), 60)

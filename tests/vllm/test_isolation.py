@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.admission.cache_salts import CacheSalts, GroupMember
+from gateway.admission.auth import CacheSalts, GroupMember
 from tests.vllm import fleet
 from tests.vllm.figures import Figures
 from tests.vllm.fleet import Gateway, Server
@@ -79,8 +79,8 @@ async def test_two_tenants_with_the_same_prompt_share_no_hit(shared: Gateway, fi
 
 async def test_a_forged_salt_changes_nothing(shared: Gateway, figures: Figures) -> None:
     """Not even the victim's own, as the engine knows it, in the body and in the header."""
-    groups = CacheSalts("", MEMBERS)
-    victims, own = groups.name(MEMBERS[0]), groups.name(MEMBERS[1])
+    salts = CacheSalts("", MEMBERS)
+    victims, own = salts.salt(MEMBERS[0]), salts.salt(MEMBERS[1])
     found = []
     for i in range(PROMPTS):
         prompt = text(TOKENS, f"forged-{i}")
