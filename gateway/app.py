@@ -1,6 +1,6 @@
-"""Composition root: builds, starts, reloads and stops one gateway. The only module that joins concrete classes.
+"""Composition root: builds, starts, reloads and stops one gateway; the only module with concrete classes.
 
-What follows from the configuration alone is built in `gateway.runtime`, optional components in `gateway.wiring`.
+Values of the configuration are built in `gateway.runtime`, optional components in `gateway.wiring`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ log = logging.getLogger("firsttoken")
 class Gateway:
     """One gateway: `start`, then `url` and `admin_url` are served until `stop`.
 
-    `worker`: given where the gateway is one of several processes behind one port. The leader does what must be done
-    once. `force_stop`: set to end the waits of `stop` at once.
+    `worker`: set in one of several processes behind one port; the leader runs singleton jobs. `force_stop` ends the
+    waits
+    of `stop`.
     """
 
     def __init__(self, config: Config, worker: WorkerContext | None = None) -> None:
@@ -84,7 +85,7 @@ class Gateway:
         self.line = RequestQueue(self.monitor, lambda: self.config.defaults.first_token)
 
     def _build_observers(self, config: Config) -> None:
-        """The Record of each request goes to every sink of the recorder; the registry is what Prometheus reads."""
+        """Every Record goes to all sinks of the recorder; Prometheus reads the registry."""
         self.registry = Registry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
@@ -161,8 +162,9 @@ class Gateway:
     # -- start ------------------------------------------------------------------------------
 
     async def start(self, before_open: Callable[[], None] = lambda: None) -> None:
-        """Listens on sockets of its own. `before_open` is called when everything is in memory and no caller is let in
-        yet. Raises OSError if a port is taken."""
+        """Listens on new sockets; calls `before_open` when everything is loaded, before the first caller. Raises
+        OSError if a
+        port is taken."""
         server = self.config.server
         with ExitStack() as stack:
             data, admin = (stack.enter_context(bind(address)) for address in (server.listen, server.admin))
@@ -206,7 +208,7 @@ class Gateway:
             await self._reload(config)
 
     async def _follow_names(self) -> None:
-        """Reloads the configuration in force when one of its DNS names has other addresses."""
+        """Reloads the configuration in force after a change of DNS addresses."""
         while True:
             await self.names.changed()
             try:
@@ -228,7 +230,7 @@ class Gateway:
             await connections.close()
 
     def _swap(self, new: Runtime) -> None:
-        """One assignment puts `new` in force; then components that keep learned or derived state are told."""
+        """Puts `new` in force by one assignment, then tells components with learned or derived state."""
         if self.keyring is not None:
             new = new.with_stored_keys(self.keyring.known)
         self.runtime.current = new

@@ -12,14 +12,14 @@ from pathlib import Path
 from gateway.config.field_types import ListenAddress
 from gateway.config.models import Drain
 
-BACKLOG = 4096  # connections that the kernel holds until they are accepted
+BACKLOG = 4096  # connections in the kernel, not accepted yet
 FILES = 1 << 20  # open files, where the system allows as many
-HANDLER_GRACE = 0.1  # s that a handler gets to end once its connection is aborted
+HANDLER_GRACE = 0.1  # s for a handler to end after its connection was aborted
 SWITCH_INTERVAL = 0.0005  # s a thread may keep the interpreter while the loop waits: Python's 5 ms would delay tokens
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed, else asyncio's own."""
+    """uvloop if installed, else asyncio's own loop."""
     try:
         import uvloop
     except ImportError:
@@ -28,7 +28,7 @@ def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 def tune_gc() -> None:
-    """Exempts what lives as long as the process from collection; requests leave no cycles behind."""
+    """Exempts long-lived objects from collection; requests leave no cycles behind."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -49,10 +49,11 @@ def drain_message(drain: Drain) -> str:
 
 
 def bind(address: ListenAddress, *, shared: bool = False) -> socket.socket:
-    """A bound TCP socket that does not listen yet. Raises OSError.
+    """Binds a TCP socket without listening. Raises OSError.
 
-    `shared`: SO_REUSEPORT; the kernel spreads connections over all sockets that listen on the port. If a host name has
-    several addresses, the first IPv4 address is taken, which is what clients try.
+    `shared`: SO_REUSEPORT; the kernel spreads connections over all listening sockets of the port. Of several
+    addresses of
+    a host name, the first IPv4 address is taken, as clients do.
     """
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, target = min(found, key=lambda one: one[0] != socket.AF_INET)
@@ -71,9 +72,9 @@ def bind(address: ListenAddress, *, shared: bool = False) -> socket.socket:
 
 
 def reserve_port(address: ListenAddress) -> socket.socket:
-    """A bound socket that holds the port for workers to share, and never listens, so that it gets no connection.
+    """Binds a socket without ever listening, to hold the port for workers and get no connection.
 
-    Raises OSError if another process has the port, even one that would share it: another gateway.
+    Raises OSError if another process has the port, even a sharing one: another gateway.
     """
     with bind(address) as exclusive:
         port = exclusive.getsockname()[1]

@@ -1,11 +1,11 @@
-"""Reload of a running gateway: when its files change, on SIGHUP, on POST /reload.
+"""Reload of a running gateway: after a change of files, on SIGHUP, on POST /reload.
 
 Rules:
-- Everything that can be wrong is found before anything is touched. A configuration that is refused leaves the one
-  before in force, and the log has the lines of `firsttoken check`.
+- A configuration is checked completely before anything changes. A refused one leaves the previous one in force, and
+  the log has the lines of `firsttoken check`.
 - Reading, checking and building run in a thread; the swap is one turn of the loop.
-- A changed file is read when two checks in a row find the same state: it may have been half written at the first. Each
-  version of it is tried once.
+- A changed file is read after two checks with equal state, because the first may find a half-written file. Each
+  version is tried once.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FileState = tuple[int, int, int] | None  # mtime in ns, size, inode; None: no su
 
 
 class ConfigSource:
-    """Where the configuration comes from; to be created before it is read. `load` raises ConfigError."""
+    """Source of configurations, to be created before the first read. `load` raises ConfigError."""
 
     def __init__(self, load: Callable[[], Config], files: Sequence[Path] = ()) -> None:
         self.load, self.files = load, files
         self._tried = self._seen = self._state()
 
     def next(self, before: Config) -> Change:
-        """The configuration that is to replace `before`. Blocks; raises ConfigError."""
+        """The configuration to replace `before`. Blocks; raises ConfigError."""
         self._tried = self._state()
         found = change(before, self.load())
         try:
@@ -56,7 +56,7 @@ class ConfigSource:
         return found
 
     def files_changed(self) -> bool:
-        """True for a state of the files that has not been tried, and was found by the previous check too."""
+        """True for an untried state of the files, found by two checks in a row."""
         before, self._seen = self._seen, self._state()
         return self._seen == before and self._seen != self._tried
 
@@ -74,7 +74,7 @@ def _file_state(path: Path) -> FileState:
 
 
 class ReloadCounts(Collector):
-    """Counts and logs reloads. `cells`: memory for three numbers: applied, refused, time of the last applied one."""
+    """Counts and logs reloads. `cells`: memory of three numbers: applied, refused, time of the last applied reload."""
 
     def __init__(self, cells: memoryview[float] | None = None) -> None:
         self._cells = memoryview(bytearray(24)).cast("d") if cells is None else cells

@@ -1,10 +1,11 @@
-"""Builds a Runtime from a Config: every value that follows from the configuration alone.
+"""Builds a Runtime from a Config: every value derived from the configuration alone.
 
 Rules:
 - A Runtime is frozen. A reload builds another one in a thread and replaces `RuntimeHolder.current` in one assignment.
-- A request reads `current` once and keeps that Runtime to its end.
-- Connections and backends that two configurations have in common are the same objects in both Runtimes.
-- Components that learn or wait (fleet, estimator, queue, metrics) are not part of a Runtime: `gateway.app` tells them.
+- A request reads `current` once and keeps the same Runtime to its end.
+- Two Runtimes share the connections and backends common to both configurations.
+- Components with learned state (fleet, estimator, queue, metrics) are not part of a Runtime: `gateway.app` tells
+  them.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from gateway.upstream.upstream_request import Upstream
 from policies.types import Endpoint, Pool, Price
 
 IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
-RECEIVE_BUFFER = 16 * 1024  # bytes the kernel may hold of one upstream that its reader has not taken
+RECEIVE_BUFFER = 16 * 1024  # unread bytes of one upstream in the kernel
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamAddress:
-    """Network address of endpoints that can share connections. `at`: the resolved address; `connect`: s to connect."""
+    """Network address of endpoints, which share connections. `at`: resolved address; `connect`: timeout in s."""
 
     url: str
     at: str
@@ -50,7 +51,7 @@ class Runtime:
     routes: Routes
     keys: Keys
     upstreams: Mapping[str, Upstream]
-    wanted_headers: frozenset[str]  # request headers that some tier's `when` reads
+    wanted_headers: frozenset[str]  # request headers read by a tier's `when`
     backends: Mapping[str, tuple[BackendConfig, Backend]]
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
@@ -59,12 +60,12 @@ class Runtime:
         return self.pools[endpoint.pool].price
 
     def with_stored_keys(self, stored: Iterable[Key]) -> Runtime:
-        """The same Runtime, with the keys found in Redis beside those of the file."""
+        """Returns the same Runtime with keys of Redis beside those of the file."""
         return replace(self, keys=Keys(tenants(self.config, stored), closed=self.config.keyed))
 
 
 class RuntimeHolder:
-    """The Runtime in force. A reload assigns `current`; a request that has read it keeps the one before."""
+    """The Runtime in force. A reload assigns `current`; running requests keep the previous one."""
 
     __slots__ = ("current",)
 
@@ -73,7 +74,7 @@ class RuntimeHolder:
 
 
 def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
-    """Reuses the connections and backends of `before` that have not changed."""
+    """Reuses unchanged connections and backends of `before`."""
     routes = Routes(config.routes, config.passthrough_route, open=not config.keyed)
     backends = {name: _backend(name, config, before) for name in config.pools}
     coalescer = WriteCoalescer() if before is None else before.coalescer
@@ -144,7 +145,7 @@ def tokenizers(config: Config) -> dict[str, TokenizerConfig]:
 
 
 def tenants(config: Config, stored: Iterable[Key] = ()) -> tuple[Tenant, ...]:
-    """Tenants of the file's keys and of `stored` keys. Of two keys with one name, the file's wins."""
+    """Tenants of the file's keys and of `stored` keys; for equal names the file's key wins."""
     by_name = {key.name: key for key in (*stored, *config.keys)}
     members = {key.name: GroupMember(key.name, bytes.fromhex(key.sha256), key.cache_group) for key in by_name.values()}
     secret = config.state.cache_secret
@@ -162,5 +163,5 @@ def tenants(config: Config, stored: Iterable[Key] = ()) -> tuple[Tenant, ...]:
 
 
 def redacted_config(config: Config) -> dict[str, Any]:
-    """The configuration without secrets. A key's digest is one: a weak key could be guessed from it."""
+    """The configuration without secrets. The digest of a key is secret: a weak key could be guessed from the digest."""
     return config.model_dump(mode="json", exclude={"keys": {"__all__": {"sha256"}}})

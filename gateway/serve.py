@@ -1,4 +1,4 @@
-"""`firsttoken serve`: runs until a signal stops it, as one process or as a supervisor with several workers."""
+"""`firsttoken serve`: one process, or a supervisor with several workers, until a signal."""
 
 from __future__ import annotations
 

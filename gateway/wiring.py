@@ -1,6 +1,6 @@
-"""Components that a gateway has only if its configuration asks for them, or if it is one of several workers.
+"""Optional components of a gateway, by configuration, or for one of several workers.
 
-Redis, OpenTelemetry and ZMQ are optional dependencies: the modules that need them are imported here, when used.
+Redis, OpenTelemetry and ZMQ are optional dependencies, imported here on use.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ class SlotSharing(PeerLink, Protocol):
     """A link to the other workers, in which each endpoint has a slot."""
 
     def share(self, endpoints: Iterable[str]) -> None:
-        """Shares these endpoints, and no others, from now on."""
+        """Shares these endpoints, and no others."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What the supervisor gives to a worker. `data` listens for callers, `admin` (a Unix socket) for the aggregator.
-
-    `group`: name of this gateway among replicas. `log_lock`: locked by the worker that writes to the access log.
-    """
+    """Resources of a worker, from the supervisor. `data`: socket for callers; `admin`: Unix socket for the
+    aggregator;
+    `group`: name of this gateway among replicas; `log_lock`: file to lock while writing the access log."""
 
     number: int
     data: socket.socket
@@ -54,7 +53,7 @@ class WorkerContext:
 
     @property
     def is_leader(self) -> bool:
-        """One worker runs the jobs that must run once."""
+        """The leader runs singleton jobs."""
         return self.number == 0
 
 

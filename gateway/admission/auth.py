@@ -2,15 +2,18 @@
 
 Rules:
 - Keys are kept as SHA-256 digests, from the configuration or from Redis, and compared in constant time.
-- With no keys configured the port is open, which the configuration allows on loopback only. With keys in Redis it is
-  never open.
-- A cache salt names the caches of a key: engines mix it into the hashes of their blocks (`cache_salt`), and our own
-  prefix index keeps it. Keys with one salt share prefixes. A key has a salt of its own unless it has a `cache_group`;
-  a group with the name of a key is a different one.
+- Without configured keys the port is open, which the configuration allows on loopback only. With keys in Redis the
+  port
+  is never open.
+- A cache salt names the caches of a key, for engines (`cache_salt`, mixed into block hashes) and for our prefix
+  index.
+  Keys with one salt share prefixes. A key has a salt of its own unless a `cache_group` is configured; a group with
+  the
+  name of a key is a different one.
 - A salt is an HMAC-SHA256, so that no caller can guess another's: 128 bits in hex, which every engine takes (vLLM
   refuses `@ / \\ NUL` and more than 128 characters) and `backends.failures.scrub` recognizes as a secret.
-- Without `state.cache_secret` the digests of the keys that share a salt are its secret: gateways with one configuration
-  agree, also after a restart, and a key that comes or goes empties the caches of its own group alone.
+- Without `state.cache_secret` the secret is made of the digests of the group's keys: gateways with one configuration
+  agree, also after a restart, and a new or revoked key empties the caches of its own group alone.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class Keys:
             raise _unauthorized("No API key was given. Send 'authorization: Bearer <key>'.")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
         found = ANYONE
-        for tenant in self.tenants:  # all digests, so that the time does not depend on the key
+        for tenant in self.tenants:  # all digests: the time must not depend on the key
             if hmac.compare_digest(tenant.digest, digest):
                 found = tenant
         if found is ANYONE:

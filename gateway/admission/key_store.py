@@ -1,10 +1,10 @@
 """Callers' keys in Redis: written by `firsttoken keys`, read by running gateways.
 
 Rules:
-- One hash holds the keys by name, as JSON with the digest of the key; a field of its own counts the changes.
-- A gateway reads the count once a second, and all keys when the count has changed. Requests are checked against that
-  copy: no request waits for Redis.
-- While Redis is unavailable the last known keys stay valid, also after Redis has lost all keys: that is no revocation.
+- One hash holds the keys by name, as JSON with the digest of the key; a separate field counts the changes.
+- A gateway reads the count once a second, and all keys after a change. Requests are checked against this copy: no
+  request waits for Redis.
+- While Redis is unavailable, or after Redis has lost all keys, the last known keys stay valid: no revocation.
 """
 
 from __future__ import annotations

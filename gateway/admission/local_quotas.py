@@ -1,10 +1,11 @@
 """Quotas in memory: of one process, or of all workers of one gateway.
 
 Rules:
-- Each worker writes only its own row of a key and reads the others'. Nothing is locked: of requests that reach several
-  workers in the same microsecond, one per worker may be admitted beyond a limit.
-- Running requests of a worker that died are wiped when its successor starts. Its usage still counts.
-- A key that is newer than the memory is kept by each worker for itself, and each admits its share of the limit.
+- Each worker writes only its own row of a key and reads the others'. Nothing is locked: of requests to several
+  workers
+  in the same microsecond, one per worker may be admitted beyond a limit.
+- Running requests of a dead worker are wiped when its successor starts. Past usage still counts.
+- A key newer than the memory is kept by each worker alone, and each admits its share of the limit.
 - The costs of the month are lost when the gateway stops; Redis keeps them.
 """
 
@@ -33,7 +34,7 @@ ROW = HEAD + WINDOW_WORDS
 
 
 class KeyUsage:
-    """One worker's usage of one key."""
+    """Usage of one key by one worker."""
 
     def __init__(self, words: CounterArray, base: int = 0) -> None:
         self.words, self.base = words, base
@@ -44,7 +45,7 @@ class KeyUsage:
         return self.words[self.base + RUNNING]
 
     def begin(self, cost: int) -> None:
-        """`cost`: most that the request may cost; 0 without a limit on cost."""
+        """`cost`: maximum cost of the request; 0 without a limit on cost."""
         self.words[self.base + RUNNING] += 1
         self.words[self.base + HELD] += cost
 
@@ -95,7 +96,7 @@ class SharedQuotaMemory:
 
 @dataclass(frozen=True, slots=True)
 class _KeyRows:
-    """`divisor`: workers that keep this key each for itself."""
+    """`divisor`: number of workers without shared rows for this key."""
 
     own: KeyUsage
     rows: list[KeyUsage]
@@ -123,7 +124,7 @@ class LocalQuotas:
         return self.claim(name, limits, claim)
 
     def claim(self, name: str, limits: KeyLimits, claim: Claim, share: int = 1) -> Reservation:
-        """`reserve`, at once. `share`: number of processes that divide the limit without seeing each other."""
+        """`reserve`, at once. `share`: number of processes among which the limit is divided."""
         now = self._clock()
         second, key = int(now), self._key(name)
         share *= key.divisor
@@ -157,13 +158,13 @@ class LocalQuotas:
             own.end(reservation.claim.cost, cost, month(self._wall()))
 
     def add(self, name: str, limits: KeyLimits, claim: Claim, verdict: Verdict) -> Reservation:
-        """Counts a reservation that Redis has admitted."""
+        """Counts a reservation admitted by Redis."""
         now = self._clock()
         self._admit(self._key(name), limits, claim, int(now))
         return Reservation(name, limits, claim, verdict, int(now), now)
 
     def spent(self, name: str) -> int:
-        """Cost of this month, and what running requests hold."""
+        """Cost of this month, including the cost held by running requests."""
         return self._key(name).own.cost(month(self._wall()))
 
     def _admit(self, key: _KeyRows, limits: KeyLimits, claim: Claim, second: int) -> None:
@@ -191,7 +192,7 @@ class LocalQuotas:
         now: float,
         share: int,
     ) -> Verdict:
-        """The limit with the longest wait, or one for which waiting does not help."""
+        """The refusing limit with the longest wait, or without any."""
         second = int(now)
         waits: dict[QuotaLimit, float | None] = {}
         for limit in refused:

@@ -1,14 +1,14 @@
-"""Quotas in Redis: one for all replicas, and in this process while Redis is unavailable.
+"""Quotas in Redis, one for all replicas; in this process while Redis is unavailable.
 
 Rules:
-- One round trip per reservation, and none that a caller waits for after it. Settlements are sent with the next
-  reservation, or after SETTLE_DELAY.
-- What Redis admits counts locally too. While Redis is unavailable each process admits its share: the limit divided by
-  the number of processes last known, one request at least; of the cost of a month its share of what was left when
-  Redis last answered.
-- What was admitted and settled meanwhile is sent when Redis is back: the last MAX_PENDING settlements, and every cost.
-  What was on its way when Redis went away may be lost: it is not counted twice.
-- An unsettled reservation is renewed, however long its stream, and expires a minute after this process has ended.
+- One round trip per reservation. Settlements are sent with the next reservation, or after SETTLE_DELAY.
+- Admissions by Redis count locally too. While Redis is unavailable each process admits its share: the limit divided
+  by
+  the last known number of processes, at least one request; of the monthly cost a share of the last known rest.
+- Local admissions and settlements are sent when Redis is back: the last MAX_PENDING settlements, and every cost.
+  Calls
+  under way during an outage may be lost, and never count twice.
+- An unsettled reservation is renewed, however long its stream, and expires a minute after the end of this process.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ HEARTBEAT = 5.0  # s
 RENEW_EVERY = 3  # heartbeats: four times within a lease
 RENEW_BATCH = 1_000  # leases renewed by one call
 NOT_COUNTED = 1  # `second` of a reservation of which nothing counts
-SETTLE_DELAY = 0.02  # s that a settlement waits for others: a call costs 0.1 ms of CPU
+SETTLE_DELAY = 0.02  # s in which settlements are batched: a call costs 0.1 ms of CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """`repeated`: it was sent before and may have arrived."""
+    """`repeated`: sent before, and possibly received."""
 
     reservation: Reservation
     tokens: int
@@ -51,7 +51,7 @@ class Settlement:
 
 
 class RedisQuotas:
-    """`members`: number of processes that share a limit, as far as known."""
+    """`members`: last known number of processes with the same limits."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RedisQuotas:
         self._heartbeat = asyncio.get_running_loop().create_task(self._heartbeat_forever())
 
     async def close(self) -> None:
-        """Sends what is settled, if Redis is up."""
+        """Sends all settlements, if Redis is up."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             await asyncio.wait([self._heartbeat])
@@ -122,7 +122,7 @@ class RedisQuotas:
             self._timer = asyncio.get_running_loop().call_later(SETTLE_DELAY, self.send_pending)
 
     def reserve_locally(self, name: str, limits: KeyLimits, claim: Claim, lease: str) -> Reservation:
-        """Redis may still execute the call that got no answer, under this lease: settling it gives that up."""
+        """The unanswered call may still run in Redis, under this lease: settling gives the lease up."""
         share, limited = self.members, limits
         if limits.cost is not None:
             spent, here = self._known_costs.get((name, month(self._wall())), (0, 0))
@@ -167,7 +167,7 @@ class RedisQuotas:
 
     @property
     def idle(self) -> bool:
-        """Nothing is to be sent, and nothing is on its way."""
+        """True if nothing is pending or under way."""
         return not (self._pending or self._timer or self.pipeline.busy)
 
     def _add_pending(self, settlement: Settlement) -> None:
@@ -178,7 +178,7 @@ class RedisQuotas:
                 self._dropped_costs[dropped.reservation.name, month(self._wall())] += dropped.cost
 
     def send_pending(self) -> None:
-        """Sends every settlement; what cannot be sent now waits."""
+        """Sends every settlement; the rest waits if Redis goes down."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -208,7 +208,7 @@ class RedisQuotas:
             call.add_done_callback(_ignore_result)
 
     def _on_sent(self, settlement: Settlement, done: asyncio.Future[int]) -> None:
-        """A failed call may have been executed: repeated, it counts only if its lease still exists."""
+        """A failed call may have run: repeated, the settlement counts only with an existing lease."""
         failed = done.cancelled() or done.exception() is not None
         if failed and settlement.reservation.second:
             self._add_pending(replace(settlement, repeated=True))

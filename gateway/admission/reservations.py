@@ -1,8 +1,8 @@
-"""Reservations against callers' quotas: the interface of every quota store, and the value that each keeps.
+"""Reservations against callers' quotas: the interface and the value of every quota store.
 
 Rules:
-- `reserve` claims or refuses. It never fails or delays a request: a store that cannot be reached decides alone.
-- `settle` is called once for each reservation that was admitted, whatever became of its request.
+- `reserve` claims or refuses, and never fails or delays a request: an unreachable store decides alone.
+- `settle` is called once for each admitted reservation, for any end of its request.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Protocol
 
 from policies.quota.key_limits import Claim, KeyLimits, Verdict
 
-CONCURRENT_WAIT = 1.0  # s to wait for a free place: when one of the caller's own requests ends is unknown
+CONCURRENT_WAIT = 1.0  # s to wait for a free place: the end of the caller's own requests is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """`second`: in which it counts, by the clock of the store that admitted it; 0: not in Redis yet. `at`: monotonic s.
-    `lease`: its id in Redis. `local`: its copy in this process, where Redis keeps it."""
+    """`second`: counted there, by the clock of the admitting store; 0: not in Redis yet. `at`: monotonic s. `lease`:
+    id in
+    Redis. `local`: copy in this process of a reservation in Redis."""
 
     name: str
     limits: KeyLimits
@@ -37,7 +38,7 @@ class Quotas(Protocol):
         """`name`: of the key. A refused reservation has a `verdict.limit`, and has claimed nothing."""
 
     def settle(self, reservation: Reservation, tokens: int, cost: int) -> None:
-        """The request is over; `tokens` and `cost` (billionths of a USD) are what it took."""
+        """Ends the reservation of a finished request. `tokens` and `cost` (billionths of a USD): actual amounts."""
 
 
 def month(wall: float) -> int:

@@ -34,13 +34,13 @@ class Routes:
         return route
 
     def wanted_headers(self) -> frozenset[str]:
-        """Request headers that some tier's `when` reads."""
+        """Request headers read by a tier's `when`."""
         conditions = [tier.when for route in self.all for tier in route.tiers if tier.when is not None]
         return frozenset(name for when in conditions for name in when.headers())
 
 
 def admit(tenant: Tenant, route: Route, model: str) -> Route:
-    """Raises ApiError (404): a route that the key may not use is reported as missing."""
+    """Raises ApiError (404): a forbidden route is reported as missing."""
     if not tenant.may_use(route.name):
         raise unknown(model)
     return route

@@ -1,14 +1,15 @@
-"""Load and prompt updates that replicas exchange: message format, pending updates, and the view of the peers. Pure.
+"""Load and prompt updates between replicas: message format, pending updates, and the view of the peers. Pure.
 
 Rules:
 - A message holds loads by endpoint id and prompts as hashes of their blocks: never text.
-- Times travel as ages, because clocks of two machines have nothing in common. Of each sender the fastest message
-  counts as immediate, and the extra delay of any other is added to its ages.
+- Times travel as ages, because clocks of two machines have nothing in common. The fastest message of each sender
+  counts
+  as immediate, and the extra delay of any other is added to its ages.
 - A message is decoded whole or not at all: checksum, exact lengths, plausible numbers.
 - A `full` message holds every load of its sender: one per FULL_INTERVAL makes up for lost messages.
-- A peer that is silent for PEER_TIMEOUT has no load. A message that is as late, or a repeated one, is dropped.
-- Prefill seconds are summed from what each sender added since its first message, so the sum never jumps.
-- Memory is bounded: MAX_PEERS, endpoints that the reader knows, MAX_PENDING_BLOCKS.
+- A peer silent for PEER_TIMEOUT has no load. Repeated messages, and messages as late as this, are dropped.
+- Prefill seconds are summed from the increments of each sender since its first message, so the sum never jumps.
+- Memory is bounded: MAX_PEERS, endpoints known to the reader, MAX_PENDING_BLOCKS.
 - Messages of the own group are ignored: workers of one gateway share memory.
 """
 
@@ -33,13 +34,13 @@ CHECKED_FROM = 8  # bytes before the checksummed part
 NAME = Struct("<H")  # bytes of an endpoint id, which follows
 LOAD = Struct(f"<{PEER_LOAD_COUNTS}qB{PEER_LOAD_FLOATS}d")  # counts, whether a miss curve follows, floats
 MISSES = Struct(f"<{len(STALL_GRID)}d")
-PROMPT = Struct("<HI")  # index of its endpoint id, number of blocks, which follow
+PROMPT = Struct("<HI")  # index of the endpoint id, number of blocks; the blocks follow
 TIMES = slice(PEER_LOAD_COUNTS, PEER_LOAD_COUNTS + 5)  # queued_since .. down_since
 FULL, LAST = 1, 2  # flags
 
 MAX_MESSAGE = 4 << 20  # bytes
 MAX_COUNT = 1 << 48
-MAX_BLOCKED = 60.0  # s that a provider's rate limit may lie ahead (policies.fleet.circuit_breaker)
+MAX_BLOCKED = 60.0  # s ahead, of a provider's rate limit (policies.fleet.circuit_breaker)
 
 SEND_INTERVAL = 0.02  # s between two messages
 FULL_INTERVAL = 1.0  # s
@@ -47,8 +48,8 @@ MESSAGE_BLOCKS = 8_192  # in a message: 64 KiB
 BLOCK_RATE = 131_072.0  # blocks a second: 1 MiB
 
 PEER_TIMEOUT = 3.0  # s
-MERGE_INTERVAL = 0.005  # s: changes within it are applied at once
-CLOCK_DRIFT = 2e-4  # s per s that two clocks may drift apart: several times what crystals do
+MERGE_INTERVAL = 0.005  # s: changes within are applied together
+CLOCK_DRIFT = 2e-4  # s per s between two clocks: several times the drift of crystals
 MAX_PEERS = 1024
 MAX_PENDING_BLOCKS = 1 << 20  # 8 MiB
 
@@ -69,9 +70,10 @@ def new_group() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PeerUpdate:
-    """One message. `clock`: the sender's. Times in `loads` are of that clock when encoded, and ages when decoded.
+    """One message. `clock`: the sender's. Times in `loads` are of that clock before encoding, and ages after
+    decoding.
 
-    `full`: `loads` is everything the sender has. `last`: the sender is stopping.
+    `full`: `loads` is complete. `last`: the sender is stopping.
     """
 
     group: bytes
@@ -172,7 +174,7 @@ def _is_plausible(load: PeerLoad) -> bool:
 
 
 def ages_to_times(load: PeerLoad, sent_at: float) -> PeerLoad:
-    """A decoded load, with times of our clock. `sent_at`: by our clock; past events lie before it."""
+    """A decoded load, with times of our clock. `sent_at`: by our clock; past events lie before."""
     return replace(
         load,
         queued_since=FOREVER if load.queued_since == NEVER else sent_at - max(load.queued_since, 0.0),
@@ -187,8 +189,9 @@ def ages_to_times(load: PeerLoad, sent_at: float) -> PeerLoad:
 
 
 class PendingUpdates:
-    """What this process has to send. Of each endpoint the latest load is sent; prompts are sent once, and cut where
-    they exceed MESSAGE_BLOCKS or BLOCK_RATE. `group`: processes that know of each other without messages."""
+    """Updates to send. Of each endpoint the latest load is sent; prompts are sent once, and cut beyond MESSAGE_BLOCKS
+    or
+    BLOCK_RATE. `group`: name of the processes with shared memory."""
 
     def __init__(self, group: bytes, sender: bytes | None = None) -> None:
         self._group, self._sender = group, sender or os.urandom(8)
@@ -226,7 +229,7 @@ class PendingUpdates:
         return PeerUpdate(self._group, self._sender, now, full=True, last=True).encode()
 
     def forget(self) -> None:
-        """Nothing can be sent now: drops the prompts, and makes the next message a full one."""
+        """Drops the prompts while nothing can be sent, and makes the next message a full one."""
         self._full_at = NEVER
         self._drop_prompts()
 
@@ -249,7 +252,7 @@ class PendingUpdates:
 
 
 class Peers:
-    """Loads and prompts of other groups. `knows`: True for an endpoint that the reader has too."""
+    """Loads and prompts of other groups. `knows`: True for endpoints of the reader."""
 
     def __init__(self, group: bytes, knows: Callable[[str], bool]) -> None:
         self.malformed = 0  # messages
@@ -285,7 +288,7 @@ class Peers:
             self._remove(update.sender)
 
     def merge(self, reader: PeerReader, now: float) -> None:
-        """Passes what is new on to the reader."""
+        """Passes changes on to the reader."""
         if now < self._merge_at:
             return
         self._merge_at = now + MERGE_INTERVAL
@@ -299,7 +302,7 @@ class Peers:
         self._pending_blocks = 0
 
     def replicas(self, now: float) -> int:
-        """Gateways that are alive, this one included."""
+        """Number of live gateways, including this gateway."""
         return 1 + len({peer.group for peer in self._peers.values() if now < peer.received_at + PEER_TIMEOUT})
 
     def _apply(self, peer: PeerState, update: PeerUpdate, sent_at: float) -> None:
@@ -338,12 +341,12 @@ class PeerState:
     group: bytes
     loads: dict[str, PeerLoad] = field(default_factory=dict)
     received_at: float = NEVER
-    clock: float = NEVER  # its own, of its last message
-    least_skew: float = FOREVER  # recent, of our clock against its own
+    clock: float = NEVER  # of the last message, by the peer's clock
+    least_skew: float = FOREVER  # recent minimum, of our clock against the peer's
     skew_at: float = NEVER
 
     def local_time_of(self, clock: float, now: float) -> float | None:
-        """Our time at which a message was sent; None if it is repeated or too late."""
+        """Our time of sending; None if the message is repeated or too late."""
         if clock <= self.clock:
             return None
         skew = now - clock

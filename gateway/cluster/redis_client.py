@@ -1,15 +1,14 @@
-"""The Redis client that all shared state uses, with a circuit breaker: no request waits for an absent Redis.
+"""The Redis client of all shared state, with a circuit breaker: no request waits for an absent Redis.
 
 Rules:
-- A call has `timeout` to be answered. Three failures in a row open the breaker: every later call raises `Unavailable`
-  at once.
-- One task of our own probes Redis: at the start, each second, and while the breaker is open. The breaker closes when
-  Redis has taken a write twice within half the timeout. So Redis may be absent at the start, hang, be slow, be
-  read-only, or have no name in DNS.
-- A time-out that our own loop noticed too late is not counted as a failure.
+- A call is answered within `timeout`. Three failures in a row open the breaker: later calls raise `Unavailable` at
+  once.
+- One task probes Redis: at the start, each second, and while the breaker is open. Two writes within half the timeout
+  close the breaker. So Redis may be absent at the start, hang, be slow, be read-only, or have no name in DNS.
+- A time-out noticed too late by our own loop is not counted as a failure.
 - One log line per change of state. Never the password, and no traceback.
 
-redis-py is an optional dependency (`firsttoken[redis]`): it is imported when a client is created.
+redis-py is an optional dependency (`firsttoken[redis]`), imported with the first client.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ log = logging.getLogger("firsttoken")
 
 T = TypeVar("T")
 
-TIMEOUT = 0.05  # s that a call has; a healthy Redis in the same place takes 0.0005
-CONNECT_TIMEOUT = 2.0  # s for the probe to connect: TLS, sentinels, the map of a cluster. No request waits for that
+TIMEOUT = 0.05  # s for a call; a healthy Redis in the same place takes 0.0005
+CONNECT_TIMEOUT = 2.0  # s for a probe to connect: TLS, sentinels, the map of a cluster. No request waits for this
 PROBE_INTERVAL = 1.0  # s, while the breaker is closed
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0  # s between probes while it is open
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0  # s between probes while the breaker is open
 MAX_FAILURES, FAILURE_DECAY = 2.5, 0.9  # opens at the third failure in a row, or if one call in four fails for a while
-FLAPPING = 10.0  # s: a breaker that opens again sooner gets the longest pause at once
-LATE = 0.02  # s that a time-out may be noticed late; later, our own loop had stalled
+FLAPPING = 10.0  # s: after a shorter time closed, the first pause is the longest
+LATE = 0.02  # s of lateness of a time-out; beyond, our own loop had stalled
 CONNECTIONS = 64
-PREFIX = "firsttoken:"  # of every key that we write
+PREFIX = "firsttoken:"  # of every Redis key written
 
 
 class Unavailable(Exception):
@@ -83,7 +82,7 @@ class RedisClient(Collector):
             log.debug("Redis: closing: %s", error)
 
     def on_up(self, callback: Callable[[], None]) -> None:
-        """Calls back now if Redis is up, and each time it comes up. Earlier writes may be lost."""
+        """Calls back when Redis comes up, and now if Redis is up. Earlier writes may be lost."""
         self._on_up.append(callback)
         if self.up:
             callback()
@@ -159,7 +158,7 @@ class RedisClient(Collector):
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _check(self) -> None:
-        """Finds an outage while nobody calls: repeats a failed probe until it succeeds or the breaker opens."""
+        """Finds an outage without calls: repeats a failed probe until success or an open breaker."""
         while self.up:
             try:
                 await self.call(probe)
@@ -168,7 +167,7 @@ class RedisClient(Collector):
             return
 
     async def _takes_writes(self) -> bool:
-        """Two writes in time, after however long it takes to connect."""
+        """True after two writes in time; connecting may take longer."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await probe(self.client)
@@ -182,7 +181,7 @@ class RedisClient(Collector):
 
 
 async def probe(client: Redis) -> None:
-    """Writes: a Redis that is read-only, or full, is of no use."""
+    """Writes: a read-only or full Redis is of no use."""
     await client.set(f"{PREFIX}probe", "1", px=10_000)
 
 
@@ -198,7 +197,7 @@ def error_text(error: BaseException, url: RedisUrl) -> str:
 
 
 def create_client(url: RedisUrl) -> Redis:
-    """Opens connections when they are needed, and does not retry: the breaker decides that."""
+    """Opens connections on demand, without retries, which are up to the breaker."""
     from redis.asyncio import Redis, RedisCluster, Sentinel
     from redis.asyncio.cluster import ClusterNode
     from redis.asyncio.retry import Retry

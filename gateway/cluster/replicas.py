@@ -1,15 +1,17 @@
 """Exchange of load and prompt updates with replicas on other machines, over Redis Pub/Sub.
 
 Rules:
-- No request waits: updates are kept until the next message, and `merge` applies what has arrived.
-- One task sends: SEND_INTERVAL after a change, or each FULL_INTERVAL in full. It pauses while Redis is unavailable, and
-  follows a message that Redis did not take by a full one.
-- One task receives, on a connection of its own, its own messages too. If those are missing for PEER_TIMEOUT although
-  they were sent, it reconnects.
+- No request waits: updates are kept until the next message, and `merge` applies received ones.
+- One task sends: SEND_INTERVAL after a change, or each FULL_INTERVAL in full. The task pauses while Redis is
+  unavailable, and follows a lost message by a full one.
+- One task receives on a connection of its own, our messages too. Without those for PEER_TIMEOUT after sending, the
+  task
+  reconnects.
 - Without Redis each replica is alone: loads of the others end after PEER_TIMEOUT.
-- The log has a line when Redis denies the channel, and one when it allows it again. `RedisClient` logs outages.
+- The log has a line when Redis denies the channel, and when Redis allows the channel again. `RedisClient` logs
+  outages.
 
-Pub/Sub and not a stream: old updates are worth nothing, and need no storage, trimming or key.
+Pub/Sub and not a stream: old updates are worthless, and need no storage, trimming or key.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ CHANNEL = "{namespace}:replicas:1"  # 1: version of the message format
 
 
 class Replicas:
-    """Implements `policies.fleet.peers.PeerLink`. `group`: processes that know of each other without Redis; `knows`:
-    True for an endpoint of this gateway."""
+    """Implements `policies.fleet.peers.PeerLink`. `group`: name of the processes with shared memory; `knows`: True
+    for an
+    endpoint of this gateway."""
 
     def __init__(self, redis: RedisClient, namespace: str, group: bytes, knows: Callable[[str], bool]) -> None:
         self.redis = redis
@@ -67,7 +70,7 @@ class Replicas:
             await self._publish_message(self.pending.farewell(monotonic()))
 
     def count(self) -> int:
-        """Gateways that are alive, this one included."""
+        """Number of live gateways, including this gateway."""
         return self.peers.replicas(monotonic())
 
     # -- PeerLink ---------------------------------------------------------------------------
@@ -113,7 +116,7 @@ class Replicas:
             await asyncio.sleep(DENIED_PAUSE)
 
     async def _publish_message(self, message: bytes) -> Exception | None:
-        """The error if Redis denies it. Raises Unavailable."""
+        """Returns the error if Redis denies publishing. Raises Unavailable."""
         from redis.exceptions import ResponseError
 
         async def publish(redis: Redis) -> Exception | None:

@@ -1,9 +1,9 @@
-"""Lua scripts on Redis: those called in one turn of the loop share one round trip.
+"""Lua scripts on Redis: all calls within one turn of the loop share one round trip.
 
 Rules:
-- A script is called by its digest. One that Redis does not know is loaded and called again: it has not run.
-- Each caller gets its own answer; a failure is `Unavailable` for all calls of the round trip without an answer.
-- A caller that stops waiting cancels nothing: a round trip belongs to no single caller.
+- A script is called by digest. A script unknown to Redis has not run: it is loaded and called again.
+- Each caller gets its own answer; a failure is `Unavailable` for all unanswered calls of the round trip.
+- A cancelled caller cancels nothing: a round trip belongs to no single caller.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH = 500  # scripts in one round trip
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script, and the digest by which Redis knows it."""
+    """A Lua script and its digest in Redis."""
 
     text: str
     sha: str = field(init=False)

@@ -1,10 +1,10 @@
-"""The admin port of several workers: asks each of them over a private Unix socket, and answers for all.
+"""The admin port of several workers: asks each worker over a private Unix socket, and answers for all.
 
 Rules:
-- It is a process of its own: adding up metrics delays no caller, and the exit of a worker does not affect it.
-- It collects the workers' counters once a second. What a worker counted after the last collection is lost when it
-  exits; what was shown once is not: the last counters of an exited worker are kept, and added to its successor's.
-- A worker that does not answer in time is left out; of counters its last ones stand.
+- The aggregator is a process of its own: adding up metrics delays no caller, and survives the exit of a worker.
+- Counters are collected once a second. Counts after the last collection are lost when a worker exits; collected ones
+  are kept and added to those of the successor.
+- A worker without an answer in time is left out; of counters the last known stand.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from policies.routes.route import Route
 log = logging.getLogger("firsttoken")
 
 COLLECT_INTERVAL = 1.0  # s between two collections of the workers' counters
-WORKER_TIMEOUT = 2.0  # s that a worker has to answer
-RELOAD_TIMEOUT = 30.0  # s that all workers have to apply a configuration
-ACCEPTED, UNKNOWN = 204, 404  # status of POST /ttft: of the worker that served the request, and of the others
+WORKER_TIMEOUT = 2.0  # s for a worker to answer
+RELOAD_TIMEOUT = 30.0  # s for all workers to apply a configuration
+ACCEPTED, UNKNOWN = 204, 404  # status of POST /ttft from the worker with the request, and from the others
 HOP_BY_HOP = ("host", "connection", "content-length", "transfer-encoding")
 
 
@@ -94,7 +94,7 @@ class AdminAggregator(Collector):
         self._configs = configs
         self._answers = answers
         self._reloading = asyncio.Lock()
-        self._lives: dict[int, str] = {}  # by worker number: the process that was asked last
+        self._lives: dict[int, str] = {}  # process that answered last, by worker number
         self._last: dict[int | None, Families] = {}  # and its counters
         self._exposed = False  # since the last collection
         self._retired_value = retired
@@ -126,7 +126,7 @@ class AdminAggregator(Collector):
         return redacted_config(self._config)
 
     async def requests(self, query: RequestQuery) -> bytes:
-        """As one gateway would answer; every worker is asked for as many."""
+        """Asks every worker for the full number, and merges as one gateway would answer."""
         return encode(query.merge(await self._get_all(query.url())))
 
     async def route_stats(self) -> bytes:
@@ -137,7 +137,7 @@ class AdminAggregator(Collector):
         return merge_endpoints(await self._get_all("/fleet"))
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
-        """Asks the first worker that serves: workers see each other's load as their own."""
+        """Asks the first serving worker: workers see the load of all."""
         forwarded = {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
         url = f"http://worker/explain?path={operation.value}"
         for worker, entry in enumerate(self._register.all()):
@@ -147,7 +147,7 @@ class AdminAggregator(Collector):
         raise no_worker()
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
-        """Sends the beacon to all workers; the one that served the request knows its id."""
+        """Sends the beacon to all workers; only the worker with the request knows its id."""
         replies = await self._ask_all("POST", "/ttft", beacon)
         if not replies:
             raise no_worker()
@@ -155,7 +155,7 @@ class AdminAggregator(Collector):
         return web.Response(status=status) if status == ACCEPTED else json_response(status, body)
 
     async def reload(self) -> web.Response:
-        """The supervisor reads the configuration; the reply comes when every worker has applied it."""
+        """The supervisor reads the configuration; the reply comes after every worker has applied the result."""
         assert self.control is not None
         async with self._reloading:
             self.control.reply.clear()

@@ -1,10 +1,11 @@
-"""A forked process, the control channel to it, and the slot that restarts it.
+"""A forked process, its control channel, and the slot in which the process is restarted.
 
 Rules:
-- The parent has no threads and no event loop when it forks: nothing that either needs is copied half done.
-- A child takes its orders from the channel alone and ignores SIGINT, SIGTERM and SIGHUP. A terminal, a container and
-  systemd send those to all processes of a service, and a second one means "do not wait": the supervisor alone counts.
-- The end of the channel is an order too: a process whose supervisor is gone drains and exits.
+- The parent has no threads and no event loop when forking: no half-done state is copied.
+- A child takes orders from the channel alone and ignores SIGINT, SIGTERM and SIGHUP. Terminals, containers and
+  systemd
+  send those to all processes of a service, and a second one means "do not wait": the supervisor alone counts.
+- The end of the channel is an order too: without a supervisor a process drains and exits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ GO, DRAIN, FORCE_STOP, RELOAD, REPLY = b"g", b"d", b"h", b"r", b"t"
 PREPARED, SERVING, RELOADED, ASK_RELOAD = b"p", b"s", b"r", b"a"
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-MIN_UPTIME = 10.0  # s: a process that exits sooner, twice in a row, is not restarted at once
+MIN_UPTIME = 10.0  # s: after two earlier exits in a row, the restart waits
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # s between restarts
 
 Work = Callable[[socket.socket], int]  # given the child's end of the channel; returns the exit code
@@ -36,14 +37,14 @@ Work = Callable[[socket.socket], int]  # given the child's end of the channel; r
 
 @dataclass(slots=True)
 class Child:
-    """A forked process as its parent sees it."""
+    """A forked process, for its parent."""
 
     pid: int
     channel: socket.socket
     started_at: float = field(default_factory=monotonic)
 
     def send(self, order: bytes) -> None:
-        """An order to a process that has exited is dropped; SIGCHLD reports the exit."""
+        """Drops the order if the process has exited; SIGCHLD reports the exit."""
         try:
             self.channel.send(order)
         except OSError:
@@ -92,8 +93,9 @@ def exit_reason(status: int) -> str:
 
 @contextmanager
 def signal_socket() -> Iterator[socket.socket]:
-    """A socket that gets a byte, the signal's number, per signal. The handlers do nothing, so that no signal
-    interrupts the supervisor: each is handled in its turn of the selector."""
+    """A socket with one byte, the number, per signal. Signal handlers do nothing and so interrupt nothing: the
+    selector
+    handles each signal in turn."""
     read, write = socket.socketpair()
     with read, write:
         for end in (read, write):
@@ -109,7 +111,7 @@ def signal_socket() -> Iterator[socket.socket]:
 
 
 class WorkerSlot:
-    """A process that the supervisor keeps running: outlives the single processes, and says when to restart."""
+    """A process to keep running: counts its starts and decides when to restart."""
 
     def __init__(self, name: str, work: Work) -> None:
         self.name, self.work = name, work
@@ -177,7 +179,7 @@ class ControlChannel(asyncio.Protocol):
 
 
 async def first_of(*events: asyncio.Event) -> None:
-    """Returns when one of them is set."""
+    """Returns when any of the events is set."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:

@@ -1,8 +1,8 @@
 """All-or-nothing reload of several workers: read and checked once, by the supervisor.
 
-A worker that starts during a reload starts with the new configuration; one that exits counts as done. The supervisor
-blocks on nobody: each worker reports when it has applied the configuration, and the aggregator gets the answer when
-all have.
+A worker started during a reload starts with the new configuration; an exited one counts as done. The supervisor
+blocks
+on nothing: each worker reports when done, and after the last one the aggregator gets the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POSTED = "POST /reload"
 
 
 class CoordinatedReload:
-    """One reload at a time; a request for another meanwhile is done next."""
+    """One reload at a time; requests for more are queued."""
 
     def __init__(self, config: Config, source: ConfigSource, counts: ReloadCounts, aggregator: WorkerSlot) -> None:
         self.config = config
@@ -29,8 +29,8 @@ class CoordinatedReload:
         self._source = source
         self._counts = counts
         self._aggregator = aggregator
-        self._applying: set[WorkerSlot] = set()  # workers that have not reported yet
-        self._answer: object = None  # for the aggregator, once they have
+        self._applying: set[WorkerSlot] = set()  # workers without a report yet
+        self._answer: object = None  # for the aggregator, after the last report
         self._pending: dict[str, None] = {}
 
     def files_changed(self, now: float) -> bool:
@@ -70,7 +70,7 @@ class CoordinatedReload:
             self._send_answer()
 
     def next_reason(self) -> str | None:
-        """Why another reload was asked for meanwhile, once it can begin."""
+        """Reason of the next queued reload, if it can begin."""
         if self._applying or not self._pending:
             return None
         reason = next(iter(self._pending))

@@ -1,12 +1,13 @@
 """Merges metrics and endpoint views of several workers. Pure. (Recent requests: `gateway.admin.request_query`.)
 
 Rules for metrics:
-- Counters and histograms are added up, over running and exited workers: a total never goes back. Of a bucket's
-  exemplars the latest stays.
-- A gauge is merged as the metric table says. Queue depths add up: every worker holds its own queue. Every worker
-  reports the load of all endpoints, some with a delay: the largest value stands. Of endpoint states the worst stands:
-  one worker may have found out first.
-- What describes a process (`process_*`, `python_*`) stays apart, by worker.
+- Counters and histograms are added up, over running and exited workers: a total never decreases. The latest exemplar
+  of a bucket stays.
+- A gauge is merged as the metric table says. Queue depths add up: every worker has its own queue. Every worker
+  reports
+  the load of all endpoints, with different delays: the largest value stands. Of endpoint states the worst stands:
+  workers detect failures at different times.
+- Metrics of a process (`process_*`, `python_*`) stay apart, by worker.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def add_retired(retired: Families, last: Families) -> Families:
 
 
 def keep_maxima(before: Families, now: Families) -> Families:
-    """`now`, with each `*_max_*` gauge at least as in `before`: a worker resets its own at each read."""
+    """`now`, with each `*_max_*` gauge at least as in `before`: workers reset such gauges at each read."""
     maxima = {family["name"]: family for family in before if family["type"] == "gauge" and "_max_" in family["name"]}
     return [
         families(merge_families({1: [maxima[family["name"]], family]}))[0] if family["name"] in maxima else family
@@ -108,7 +109,7 @@ def keep_maxima(before: Families, now: Families) -> Families:
 
 
 def merge_endpoints(by_worker: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Each endpoint as seen by the worker with the most samples, and its health as seen by each: breakers differ."""
+    """Each endpoint from the worker with the most samples, and its health from each: breakers differ."""
     best: dict[str, dict[str, Any]] = {}
     health: dict[str, dict[str, str]] = {}
     for worker, entries in by_worker.items():

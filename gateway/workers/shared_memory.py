@@ -1,14 +1,11 @@
-"""Memory that the workers of one gateway share: load of each worker at each endpoint, and prompts sent there.
+"""Shared memory of the workers of one gateway: load of each worker at each endpoint, and prompts sent there.
 
 Rules:
 - Every worker writes only its own part and reads the others'. No worker waits, and only the slot table has a lock.
-- A load has a version, odd while it is written. A reader that meets a write keeps the old load until the next read.
-- Prompts lie in a ring, newest over oldest. A late reader misses some; a half overwritten prompt matches no endpoint or
-  no later prompt: noise, not an error.
-- Fields are 8 bytes and aligned, so that no reader sees half of one.
-- Endpoints come and go, so slots are given out by a table.
-- The supervisor wipes the loads of a worker that died. Its successor reads all rings, its own too, so it knows the
-  prompts that are cached.
+- A load has a version, odd during a write. A reader keeps the old load until the next read.
+- Prompts lie in a ring, newest over oldest. A late reader misses some; a half-overwritten prompt is noise, no error.
+- Fields are 8 bytes and aligned: no reader sees half a field.
+- The supervisor wipes the loads of a dead worker. The successor reads all rings, its own too, for cached prompts.
 
 A merge without changes costs 0.1 us per worker; a load costs 4 us to write and 5 us to read.
 """
@@ -34,28 +31,28 @@ log = logging.getLogger("firsttoken")
 LOAD = Struct(f"<{PEER_LOAD_COUNTS}q{PEER_LOAD_FLOATS}d{len(STALL_GRID)}d")
 HEAD = Struct("<QII")  # of a prompt in the ring: its position, tag of its endpoint, number of blocks
 RING = 4 << 20  # bytes per worker
-MERGE_INTERVAL = 0.005  # s: changes within it are applied at once
+MERGE_INTERVAL = 0.005  # s: changes within are applied together
 MAX_BLOCKS = 16_384  # of one prompt: half a million tokens in blocks of 32
 ZERO_MISSES = (0.0,) * len(STALL_GRID)
 CHANGES, RING_HEAD, VERSIONS = range(3)  # words at the beginning of a part; one version per slot
 
 
 class SlotTable:
-    """Gives each endpoint a slot, the same for workers that apply a configuration at different times.
+    """Gives each endpoint a slot, the same for workers with different versions of the configuration.
 
-    A slot is held by workers, under a digest of its endpoint's id (64 bits: no fleet is large enough for a collision),
-    and is free when no worker holds it. Of the free slots the one that was held the longest ago is taken, so that
-    leftovers of its last endpoint are old.
+    Workers hold slots under a digest of the endpoint's id (64 bits: no collisions); a slot without a holder is free.
+    The
+    slot free for the longest time is taken first, so that leftovers are old.
     """
 
     def __init__(self, slots: int, workers: int) -> None:
         self._slots, self._workers = slots, workers
-        # By slot: its digest, then when it was last held; by worker and slot: 1 if it holds it; at the end a clock.
+        # By slot: its digest, then when last held; by worker and slot: 1 if held; at the end a clock.
         self._cells = memoryview(mmap.mmap(-1, 8 * max((workers + 2) * slots + 1, 1))).cast("Q")
         self._lock = TemporaryFile()  # noqa: SIM115 - open as long as the process lives
 
     def take(self, worker: int, names: Iterable[str]) -> dict[str, int]:
-        """Makes the worker hold slots for `names`, and no others. Names without a free slot are left out."""
+        """Makes the worker hold slots for `names` only. Names without a free slot are left out."""
         wanted = {_digest(name): name for name in names}
         cells, slots, first = self._cells, self._slots, (2 + worker) * self._slots
         fcntl.lockf(self._lock, fcntl.LOCK_EX)
@@ -148,7 +145,7 @@ class MemoryPart:
 
     @property
     def head(self) -> int:
-        """Bytes written since the start: position of the next prompt, which lies in the ring modulo its size."""
+        """Bytes written since the start: position of the next prompt, modulo the size of the ring."""
         return self.words[RING_HEAD]
 
     def append(self, tag: int, hashes: Sequence[int]) -> None:
@@ -250,10 +247,9 @@ class WorkerMemory:
 
 
 class _PeerPart:
-    """What was last read of another worker's part.
+    """Last read state of another worker's part.
 
-    Prefill seconds from before the first read are subtracted: all at once, they would look like an engine that does
-    nothing but prefill.
+    Earlier prefill seconds are subtracted: all at once would look like an engine busy with nothing but prefill.
     """
 
     def __init__(self, part: MemoryPart) -> None:
@@ -271,7 +267,7 @@ class _PeerPart:
         self._versions = [0] * len(self._versions)
 
     def read_changed(self) -> list[int]:
-        """Slots whose load has changed. A load that is being written is read next time."""
+        """Slots with changed loads. Loads during a write are read next time."""
         changes, changed = self.words[CHANGES], list[int]()
         for at, version in enumerate(self.part.versions()):
             if version != self._versions[at]:

@@ -1,15 +1,16 @@
-"""Keeps N workers serving one port, and an admin aggregator that answers for all of them.
+"""Keeps N workers serving one port, and an admin aggregator to answer for all.
 
 Rules:
-- The supervisor serves nothing itself: without threads and without an event loop it can fork at any time. So a worker
-  is replaced in milliseconds, reads nothing from disk, and shares the memory of everything loaded before.
-- Every worker has a listening socket of its own on the shared port; the kernel spreads connections over them. The
-  supervisor holds each socket too: connections that a dead worker had not accepted wait for its successor.
+- The supervisor serves nothing itself: without threads and without an event loop a fork is possible at any time. So a
+  worker is replaced in milliseconds, reads nothing from disk, and shares the memory of everything loaded before.
+- Every worker has a listening socket of its own on the shared port; the kernel spreads connections over all. The
+  supervisor holds each socket too: connections not accepted by a dead worker wait for its successor.
 - Callers are let in when all workers are prepared, not before.
-- A worker that exits is restarted at once; one that exits early, twice in a row, after growing waits. Meanwhile its
-  socket is closed, so that the other workers get its connections.
-- The first signal drains, the second ends the draining. Processes that outlast it are killed.
-- A reloaded configuration is read and checked here, once, and workers get it only if it is valid.
+- After an exit a worker is restarted at once; after two early exits in a row with growing delays. Meanwhile its
+  socket
+  is closed, so that the other workers get its connections.
+- The first signal drains, the second ends the draining. Processes still running after the grace are killed.
+- A reloaded configuration is read and checked here, once, and passed to workers only if valid.
 - Each of these events is one log line.
 """
 
@@ -57,8 +58,8 @@ from gateway.workers.worker import serve_worker
 
 log = logging.getLogger("firsttoken")
 
-SPARE_SLOTS = 64  # endpoints that workers can share beyond those at the start, so that a reload can replace endpoints
-KILL_AFTER = 5.0  # s beyond its grace that a process has to exit
+SPARE_SLOTS = 64  # endpoints beyond those at the start, so that a reload can replace endpoints
+KILL_AFTER = 5.0  # s beyond its grace for a process to exit
 
 
 class Phase(Enum):
@@ -70,7 +71,7 @@ class Phase(Enum):
 def supervise(config: Config, source: ConfigSource) -> int:
     """Runs until a signal. Exit code: 0; 2 if a port is taken; 1 if a worker cannot start."""
     for tokenizer in {pool.tokenizer for pool in config.pools.values()}:
-        encoder(tokenizer)  # before the fork, so that all processes share its memory
+        encoder(tokenizer)  # before the fork: all processes share the memory
     tune_gc()  # a collection in a worker would write to shared pages
     with ExitStack() as stack:
         home = Path(stack.enter_context(TemporaryDirectory(prefix="firsttoken-")))
@@ -266,7 +267,7 @@ class Supervisor:
         self._stop_aggregator()
 
     def _stop_aggregator(self) -> None:
-        """Only once the last worker has exited: until then it answers for the others."""
+        """Only after the exit of the last worker: until then the aggregator answers for the others."""
         if not any(worker.child for worker in self.workers):
             self.aggregator.send(FORCE_STOP)
 

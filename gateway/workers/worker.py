@@ -1,4 +1,4 @@
-"""One worker: a gateway in a process of its own, under the orders of the supervisor."""
+"""One worker: a gateway in a process of its own, controlled by the supervisor."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ async def _serve(config: Config, context: WorkerContext, configs: SharedValue, c
 
 
 async def _reload_forever(gateway: Gateway, control: ControlChannel, configs: SharedValue) -> None:
-    """Applies configurations that the supervisor has found valid. A worker that fails to apply one drains and is
-    replaced by a process that starts with it: after a reload no two workers run different configurations."""
+    """Applies configurations checked by the supervisor. After a failure the worker drains and is replaced by a
+    process with
+    the new configuration: after a reload no two workers run different configurations."""
     while True:
         await control.reload.wait()
         control.reload.clear()
@@ -77,14 +78,14 @@ async def _stop(gateway: Gateway, control: ControlChannel) -> None:
 
 
 class _Counts:
-    """GET /counts of the worker's private port. `life` tells one process from its successor, which counts from 0."""
+    """GET /counts of the worker's private port. `life` tells a process from its successor, which counts from 0."""
 
     def __init__(self, admin: GatewayAdmin) -> None:
         self.admin = admin
         self.life = os.urandom(8).hex()
 
     async def answer(self, http: web.Request) -> web.StreamResponse:
-        metrics = list(self.admin.registry.collect())  # on the loop that counts; encoded in a thread
+        metrics = list(self.admin.registry.collect())  # on the counting loop; encoded in a thread
         return json_response(200, await asyncio.get_running_loop().run_in_executor(None, self._encode, metrics))
 
     def _encode(self, metrics: list[Metric]) -> bytes:
