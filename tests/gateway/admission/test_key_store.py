@@ -179,7 +179,7 @@ async def test_a_key_is_printed_once_and_its_digest_alone_is_kept(
     ("arguments", "said"),
     [
         (["add", "x", "--routes", "caht"], "--routes: no route 'caht'; did you mean 'chat'?"),
-        (["add", "two words"], "--name: Value error, a name goes into a header: visible ASCII without spaces only"),
+        (["add", "two words"], "--name: Value error, a name is sent in a header: visible ASCII without spaces only"),
         (["add", "x", "--requests-per-minute", "0"], "--requests-per-minute: Input should be greater than 0"),
         (["add", "own"], "there is a key 'own' in the configuration file; take another name"),
         (["revoke", "own"], "the key 'own' is in the configuration file, not in Redis: delete it there"),
