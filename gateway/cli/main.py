@@ -18,7 +18,7 @@ from gateway.config.config_errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from gateway.config.models import Config
 
-MOST_WORKERS = 256
+MAX_WORKERS = 256
 COMMANDS = ("serve", "check", "schema", "explain", "keys", "replay", "top", "demo", "simulate")
 
 
@@ -84,10 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
     explain.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
-    explain.add_argument("--route", metavar="NAME", help="in place of the request's own model")
+    explain.add_argument("--route", metavar="NAME", help="route, in place of the model in the request")
     explain.add_argument("--admin", metavar="URL", help="ask a running gateway, by its admin port")
     explain.add_argument("--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as")
-    explain.add_argument("--json", action="store_true", help="as POST /explain says it")
+    explain.add_argument("--json", action="store_true", help="print the reply of POST /explain")
     _add_keys(
         command("keys", _lazy("gateway.cli.keys", "keys"), "callers' keys that are kept in Redis: add, revoke, list")
     )
@@ -99,11 +99,11 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     top = command(
-        "top", _lazy("gateway.cli.top", "top"), "a running gateway, live: routes, endpoints, the slowest requests"
+        "top", _lazy("gateway.cli.top", "top"), "live view of a running gateway: routes, endpoints, slowest requests"
     )
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
-    top.add_argument("--interval", type=_positive, default=2.0, metavar="S", help="seconds between two looks")
-    top.add_argument("--once", action="store_true", help="one frame, over one interval")
+    top.add_argument("--interval", type=_positive, default=2.0, metavar="S", help="seconds between two polls")
+    top.add_argument("--once", action="store_true", help="print one frame, over one interval")
     command("schema", _schema, "print the JSON Schema of the configuration")
     demo = command(
         "demo",
@@ -112,9 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--port", type=_port, default=8080)
     demo.add_argument("--admin-port", type=_port, default=9090)
-    demo.add_argument("--seconds", type=_positive, help="end by itself after this long")
+    demo.add_argument("--seconds", type=_positive, help="end after this time")
     simulate = command(
-        "simulate", _lazy("gateway.cli.simulate", "simulate"), "run a simulated engine that speaks as vLLM does"
+        "simulate", _lazy("gateway.cli.simulate", "simulate"), "run a simulated engine with the API of vLLM"
     )
     simulate.add_argument("--profile", required=True, help="what it simulates, such as 8b-h100")
     simulate.add_argument("--port", type=_port, required=True, help="0 takes any free one")
@@ -128,14 +128,14 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
     acts = keys.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=_Parser)
     for name, text in (
         ("add", "make a key and print it, once"),
-        ("revoke", "let nobody in with it any more"),
-        ("list", "all of them"),
+        ("revoke", "revoke a key"),
+        ("list", "list all keys"),
     ):
         act = acts.add_parser(name, help=text, description=text)
         if name != "list":
             act.add_argument("name", metavar="NAME")
         if name == "add":
-            act.add_argument("--routes", metavar="ROUTE,...", help="which it may ask for; all, if absent")
+            act.add_argument("--routes", metavar="ROUTE,...", help="allowed routes; all, if absent")
             for option in ("requests-per-minute", "tokens-per-minute", "concurrent-requests"):
                 act.add_argument(f"--{option}", type=_count, metavar="N")
             act.add_argument("--monthly-cost-usd", type=_positive, metavar="USD")
@@ -162,16 +162,16 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
             help=text,
             required=option == "--config",
         )
-    replay.add_argument("--load", default="1", help="times the trace's own pace: 1, 0.6,1,1.4 or 0.6..1.4")
-    replay.add_argument("--seed", type=_count, default=0, help="one seed, one outcome")
-    replay.add_argument("--seeds", type=_count, default=1, metavar="K", help="so many, from --seed on")
-    replay.add_argument("--limit", type=_count, metavar="N", help="the first requests of each trace alone")
-    replay.add_argument("--seconds", type=_positive, metavar="S", help="the first seconds of the replay alone")
-    replay.add_argument("--scorers", default="all", help="yardsticks, separated by commas; all, or none")
-    replay.add_argument("--no-reference", action="store_true", help="leave out what was possible")
+    replay.add_argument("--load", default="1", help="multiple of the rate of the trace: 1, 0.6,1,1.4 or 0.6..1.4")
+    replay.add_argument("--seed", type=_count, default=0, help="seed of the first replay")
+    replay.add_argument("--seeds", type=_count, default=1, metavar="K", help="number of seeds, from --seed on")
+    replay.add_argument("--limit", type=_count, metavar="N", help="only the first requests of each trace")
+    replay.add_argument("--seconds", type=_positive, metavar="S", help="only the first seconds of the replay")
+    replay.add_argument("--scorers", default="all", help="baselines, separated by commas; all, or none")
+    replay.add_argument("--no-reference", action="store_true", help="without the clairvoyant reference")
     replay.add_argument("--workers", type=_workers, metavar="N", help="processes of the gateway; server.workers")
-    replay.add_argument("--replicas", type=_workers, metavar="N", help="gateways that share what they know over Redis")
-    replay.add_argument("--news", default="2ms", metavar="TIME", help="how long that takes from one to another, or off")
+    replay.add_argument("--replicas", type=_workers, metavar="N", help="gateways that share state over Redis")
+    replay.add_argument("--news", default="2ms", metavar="TIME", help="delay of updates between replicas, or off")
     replay.add_argument("--worst", type=_count, default=0, metavar="N", help="show the decisions with the most regret")
     replay.add_argument(
         "--fault",
@@ -181,7 +181,7 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
         metavar="ENDPOINT@TIME=WHAT",
         help="slow:FACTOR, kill or restart, such as main/h1:8000@90s=slow:5",
     )
-    replay.add_argument("--json", action="store_true", help="every replay by itself")
+    replay.add_argument("--json", action="store_true", help="print every replay as JSON")
 
 
 def _count(text: str) -> int:
@@ -191,8 +191,8 @@ def _count(text: str) -> int:
 
 
 def _workers(text: str) -> int:
-    if not (text.isdecimal() and 1 <= int(text) <= MOST_WORKERS):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of workers, 1 to {MOST_WORKERS}")
+    if not (text.isdecimal() and 1 <= int(text) <= MAX_WORKERS):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of workers, 1 to {MAX_WORKERS}")
     return int(text)
 
 
