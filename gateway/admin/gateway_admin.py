@@ -22,7 +22,7 @@ from gateway.admin.request_query import RequestQuery
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
-from gateway.observe.metrics.route_stats import kept, route_stats
+from gateway.observe.metrics.route_stats import counts_in_place, route_stats
 from gateway.observe.metrics.scrape_collectors import Registry
 from gateway.observe.recorder import Recorder
 from gateway.runtime import RuntimeHolder, redacted_config
@@ -72,7 +72,7 @@ class GatewayAdmin:
 
     async def route_stats(self) -> bytes:
         if (now := monotonic()) - self.stats_at > FRESH:
-            self.stats = encode(route_stats(kept(self.registry.collectors), self.routes(), time()))
+            self.stats = encode(route_stats(counts_in_place(self.registry.collectors), self.routes(), time()))
             self.stats_at = now
         return self.stats
 

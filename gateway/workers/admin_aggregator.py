@@ -31,7 +31,7 @@ from gateway.api.api_error import ApiError
 from gateway.api.strict_json import encode
 from gateway.config.models import Config
 from gateway.observe.log_format import unhandled
-from gateway.observe.metrics.route_stats import collected, route_stats
+from gateway.observe.metrics.route_stats import counts_of, route_stats
 from gateway.observe.metrics.series import counter, gauge
 from gateway.process import BACKLOG, HANDLER_GRACE, loop_factory
 from gateway.reload import ReloadCounts, invalid_config
@@ -131,7 +131,7 @@ class AdminAggregator(Collector):
 
     async def route_stats(self) -> bytes:
         await self.collect_counters()
-        return encode(route_stats(collected(self.collect()), self.routes(), time()))
+        return encode(route_stats(counts_of(self.collect()), self.routes(), time()))
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         return merge_endpoints(await self._get_all("/fleet"))

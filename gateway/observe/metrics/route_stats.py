@@ -39,7 +39,7 @@ GAUGES = (
 SHOWN = {TTFT, SLO, STAGE, REQUESTS, QUEUE, ON_SCREEN, LAG, STALLS, BUILD, *(family for _, family in GAUGES)}
 
 
-class Known:
+class RouteCounts:
     """Counts by family and route; the route is "" for metrics without that label.
 
     `samples`: labels and values of counters and gauges, and sums of histograms. `totals`: cumulative buckets of
@@ -99,18 +99,18 @@ class Known:
         return {"le": [round(bound * 1e3, 6) for bound, _ in totals[:-1]], "counts": counts}
 
 
-def collected(metrics: Iterable[Metric]) -> Known:
+def counts_of(metrics: Iterable[Metric]) -> RouteCounts:
     """Reads the metrics that a registry collects."""
-    known = Known()
+    known = RouteCounts()
     for metric in metrics:
         if metric.name in SHOWN:
             known.add(metric)
     return known
 
 
-def kept(collectors: Iterable[Collector]) -> Known:
+def counts_in_place(collectors: Iterable[Collector]) -> RouteCounts:
     """Reads the gateway's own collectors in place, series directly. Resets nothing."""
-    known = Known()
+    known = RouteCounts()
     for collector in collectors:
         if not type(collector).__module__.startswith("gateway."):
             continue
@@ -135,18 +135,18 @@ def _series(collector: object) -> list[Series[Any]]:
     return [one for part in parts if isinstance(part, Series | LoopLag) for one in _series(part)]
 
 
-def route_stats(known: Known, routes: Sequence[Route], wall: float) -> dict[str, Any]:
+def route_stats(known: RouteCounts, routes: Sequence[Route], wall: float) -> dict[str, Any]:
     """Ready for JSON. `wall`: now, as Unix time."""
     return {"at": wall, "gateway": _gateway(known), "routes": [_route(route, known) for route in routes]}
 
 
-def _gateway(known: Known) -> dict[str, Any]:
+def _gateway(known: RouteCounts) -> dict[str, Any]:
     said: dict[str, Any] = {name: known.total(family) for name, family in GAUGES if family in known.families}
     said["version"] = next(iter(known.by(BUILD, "version")), None)
     return {**said, "loop_stalls": known.total(STALLS), "loop_lag_ms": known.histogram(LAG)}
 
 
-def _route(route: Route, known: Known) -> dict[str, Any]:
+def _route(route: Route, known: RouteCounts) -> dict[str, Any]:
     name = route.name
     stages = known.by(STAGE, "stage", name)
     return {

@@ -69,7 +69,7 @@ class HistogramCounts:
         self.bounds, self.counts, self.examples = bounds, counts, examples
 
 
-class Taken(Metric):
+class CollectedFamily(Metric):
     """Copy of a family at collection time. Any thread may read the samples."""
 
     def __init__(self, name: str, doc: str, type: str, made: Callable[[], Metric]) -> None:
@@ -124,7 +124,7 @@ class Counter(Series[Count]):
                 family.add_metric(values, count)
             return family
 
-        yield Taken(self.name, self.doc, "counter", made)
+        yield CollectedFamily(self.name, self.doc, "counter", made)
 
 
 class Histogram(Series[HistogramCounts]):
@@ -151,7 +151,7 @@ class Histogram(Series[HistogramCounts]):
                 family.add_metric(values, buckets=list(_buckets(bounds, tally)), sum_value=tally.sum)
             return family
 
-        yield Taken(self.name, self.doc, "histogram", made)
+        yield CollectedFamily(self.name, self.doc, "histogram", made)
 
 
 def _buckets(

@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.observe.metrics.request_metrics import RequestMetrics
-from gateway.observe.metrics.route_stats import collected, kept, route_stats
+from gateway.observe.metrics.route_stats import counts_in_place, counts_of, route_stats
 from gateway.observe.metrics.scrape_collectors import QueueCollector, Registry
 from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import record, route
@@ -48,15 +48,15 @@ def observed() -> tuple[Registry, RequestMetrics]:
 def test_what_is_kept_says_what_is_collected() -> None:
     """Reading counters in place and summing collected metrics give the same result."""
     registry, _ = observed()
-    assert route_stats(kept(registry.collectors), ROUTES, 5.0) == route_stats(
-        collected(registry.collect()), ROUTES, 5.0
+    assert route_stats(counts_in_place(registry.collectors), ROUTES, 5.0) == route_stats(
+        counts_of(registry.collect()), ROUTES, 5.0
     )
 
 
 def test_a_route_is_told_over_all_its_pools() -> None:
     """Milliseconds; separate counts per bucket; queued requests."""
     registry, metrics = observed()
-    said = route_stats(kept(registry.collectors), ROUTES, 5.0)
+    said = route_stats(counts_in_place(registry.collectors), ROUTES, 5.0)
     chat, agent = said["routes"]
     assert (said["at"], chat["ttft_budget_ms"], agent["ttft_budget_ms"]) == (5.0, 150.0, None)
     assert (chat["requests"], chat["pools"]) == ({"completed": 2, "shed": 1}, {"small": 1, "large": 1, "-": 1})
