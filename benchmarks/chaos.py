@@ -28,7 +28,7 @@ import aiohttp
 
 from benchmarks.client import HOST, Connection, request
 from benchmarks.processes import ROOT, child, cpu_seconds, free_port, resident, wait_for
-from tests.support.redis import Between
+from tests.support.redis import TcpProxy
 
 FAULTS = ("killed", "frozen", "slow", "absent")
 SLOWER = 0.1  # s each way
@@ -175,7 +175,7 @@ def running_gateway(home: Path, engine: int, sections: str) -> Iterator[Gateway]
             process.wait(40)
 
 
-async def inject_fault(fault: str, server: Server, way: Between) -> None:
+async def inject_fault(fault: str, server: Server, way: TcpProxy) -> None:
     if fault in ("killed", "absent"):
         server.kill()
     elif fault == "frozen":
@@ -184,7 +184,7 @@ async def inject_fault(fault: str, server: Server, way: Between) -> None:
         way.delay = SLOWER
 
 
-async def heal(fault: str, server: Server, way: Between) -> None:
+async def heal(fault: str, server: Server, way: TcpProxy) -> None:
     if fault in ("killed", "absent"):
         await server.start()
     elif fault == "frozen":
@@ -201,7 +201,7 @@ async def run_fault(fault: str, seconds: float, rate: float, tells: Callable[[Pa
         story = tells(home)
         server = story.server
         stack.callback(server.kill)
-        way = await stack.enter_async_context(Between(server.port))
+        way = await stack.enter_async_context(TcpProxy(server.port))
         if fault != "absent":
             await server.start()
         gateway = stack.enter_context(running_gateway(home, engine, story.sections(way.address)))

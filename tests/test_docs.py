@@ -1,8 +1,8 @@
-"""What the pages show is true: their configurations load, their code compiles, their links lead somewhere.
+"""The documentation is consistent with the code: configurations load, code compiles, links resolve, limits agree.
 
-A ```yaml block says in the comment above it how it is to be read:
+The comment above a ```yaml block states how to load the block:
 - `<!-- check: alone -->`: a whole configuration;
-- `<!-- check: fleet -->`: the pools that the page's other blocks are laid upon;
+- `<!-- check: fleet -->`: the pools under all other blocks of the page;
 - `<!-- check: with fleet -->`: a part, complete once merged over the page's fleet.
 """
 
@@ -16,25 +16,23 @@ from pathlib import Path
 
 import pytest
 
-from gateway import app, proxy
-from gateway import runtime as parts
-from gateway.api import strict_json as strictjson
+from gateway import app, proxy, runtime
+from gateway.api import strict_json
 from gateway.cli.main import COMMANDS
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.config.schema import schema
 from gateway.downstream import http_server
 from gateway.fleet import monitor
-from gateway.observe import access_log as accesslog
-from gateway.observe import recorder
+from gateway.observe import access_log, recorder
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.otel import telemetry
 from gateway.upstream import relay
 from gateway.upstream.dispatcher import WHOLE_ANSWER
-from policies.attempts import attempt_machine as attempts
-from policies.fleet import circuit_breaker as breaker
+from policies.attempts import attempt_machine
+from policies.fleet import circuit_breaker
 from policies.fleet.endpoint_state import MAX_API_EJECTION
-from policies.queue import queue_scheduler as waiting
+from policies.queue import queue_scheduler
 from policies.routes.route import Workload
 from policies.routes.workloads import PRESETS
 from policies.routing import tiers
@@ -52,7 +50,7 @@ _FILE = re.compile(r"`((?:backends|benchmarks|deploy|docs|gateway|policies|scrip
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `mark` is what the comment above it says."""
+    """A fenced block; `mark` is the text of the check comment above the block."""
 
     page: Path
     line: int
@@ -79,16 +77,18 @@ def fleet_of(page: Path) -> Block:
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
-def test_every_configuration_shown_loads(block: Block, tmp_path: Path) -> None:
-    """A reader who copies a block gets a gateway that starts."""
-    assert block.mark in ("alone", "fleet", "with fleet"), f"{block}: say how it is to be read: <!-- check: alone -->"
-    parts = {
+def test_every_configuration_block_loads(block: Block, tmp_path: Path) -> None:
+    """A copied block gives a gateway that starts."""
+    assert block.mark in ("alone", "fleet", "with fleet"), (
+        f"{block}: state how to load the block: <!-- check: alone -->"
+    )
+    files = {
         "alone": [block.text],
         "fleet": [block.text, f"passthrough: {re.findall(r'^  ([a-z]+):', block.text, re.MULTILINE)[0]}"],
         "with fleet": [fleet_of(block.page).text if block.mark == "with fleet" else "", block.text],
     }
     paths = []
-    for i, text in enumerate(parts[block.mark]):
+    for i, text in enumerate(files[block.mark]):
         paths.append(tmp_path / f"{i}.yaml")
         paths[-1].write_text(text, "utf-8")
     assert load(paths, ENVIRON).pools
@@ -96,13 +96,13 @@ def test_every_configuration_shown_loads(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
 def test_every_python_block_compiles(block: Block) -> None:
-    """Code in the pages is at least syntax of the oldest Python that we support."""
+    """Python blocks are valid syntax for the oldest supported Python."""
     compile(block.text, str(block), "exec")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_internal_link_leads_somewhere(page: Path) -> None:
-    """A relative link names a file that exists and, after `#`, a heading in it."""
+def test_every_internal_link_resolves(page: Path) -> None:
+    """A relative link names an existing file and, after `#`, a heading of the file."""
     for link in _LINK.findall(page.read_text("utf-8")):
         if "://" in link or link.startswith("mailto:"):
             continue
@@ -114,18 +114,18 @@ def test_every_internal_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
-    """A path between backticks is one of this repository."""
+    """A path between backticks exists in this repository."""
     assert [name for name in _FILE.findall(page.read_text("utf-8")) if not (ROOT / name).exists()] == []
 
 
 def anchors(page: Path) -> set[str]:
-    """Headings as GitHub makes anchors of them."""
+    """Anchors that GitHub generates for the headings of a page."""
     headings = _HEADING.findall(_BLOCK.sub("", page.read_text("utf-8")))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def test_every_key_of_the_configuration_is_explained() -> None:
-    """docs/policies.md names each key that a configuration file may have."""
+    """docs/policies.md names each key of the configuration schema."""
     page = (ROOT / "docs/policies.md").read_text("utf-8")
     document = schema()
     models = [document, *document["$defs"].values()]
@@ -134,8 +134,8 @@ def test_every_key_of_the_configuration_is_explained() -> None:
     assert {key for key in keys if f"`{key}`" not in page} == set()
 
 
-def test_the_table_of_workloads_is_what_they_set() -> None:
-    """docs/policies.md repeats policies.routes.workloads, so it has to agree with it."""
+def test_the_workload_table_agrees_with_the_presets() -> None:
+    """docs/policies.md repeats policies.routes.workloads, so both have to agree."""
     page = (ROOT / "docs/policies.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)`[^|]*\|" + r" ([^|]+) \|" * 6, page, re.MULTILINE)
     assert {row[0]: row[1:] for row in rows if row[0] in PRESETS} == {name: as_row(name) for name in PRESETS}
@@ -148,13 +148,13 @@ def as_row(workload: Workload) -> tuple[str, ...]:
     return (*budgets, hedge, preset["on_miss"], preset["prefer"])
 
 
-def test_the_metrics_page_is_what_the_table_of_metrics_says() -> None:
-    """`python scripts/metrics_page.py` writes it."""
+def test_the_metrics_page_is_generated_from_the_metric_table() -> None:
+    """`python scripts/metrics_page.py` writes the page."""
     assert (ROOT / "docs/metrics.md").read_text("utf-8") == metrics_page.page()
 
 
-def test_every_metric_has_its_row_on_the_page_twice() -> None:
-    """What it is; what moves it and what to do then. None is named that does not exist."""
+def test_every_metric_has_a_definition_row_and_an_action_row() -> None:
+    """A definition row and an action row per metric; no unknown metric is named."""
     page = (ROOT / "docs/metrics.md").read_text("utf-8")
     rows = Counter(re.findall(r"^\| `(firsttoken_\w+)`", page.partition("## Buckets")[0], re.MULTILINE))
     assert rows == dict.fromkeys(CATALOG, 2)
@@ -170,13 +170,13 @@ def test_every_make_target_that_the_pages_name_exists() -> None:
 
 
 def test_the_readme_lists_every_command() -> None:
-    """And none that does not exist."""
+    """No unknown command is listed."""
     page = (ROOT / "README.md").read_text("utf-8")
     assert set(re.findall(r"^\| `([a-z]+)[ `]", page, re.MULTILINE)) == set(COMMANDS)
 
 
 def test_the_operations_page_lists_every_path_of_both_ports() -> None:
-    """And none that does not exist."""
+    """No unknown path is listed."""
     page = (ROOT / "docs/operations.md").read_text("utf-8")
     gateway = app.Gateway(Config.model_validate(document({"only": pool("http://127.0.0.1:9")})))
     admin = {resource.canonical for resource in gateway.admin_app.router.resources()}
@@ -185,33 +185,37 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
 
 
 TIMEOUTS = http_server.Timeouts()
-LIMITS = [  # how a line of the page begins, and what it says
+LIMITS = [  # start of the line on the page, and the text of the limit
     ("| `GET /requests", f"{recorder.RECENT} are kept"),
     ("| time for a body to arrive", f"{TIMEOUTS.body:g} s"),
     ("| time for a request's head", f"{TIMEOUTS.head:g} s"),
     ("| head of a request", f"{http_server.MAX_LINE // 1024} KiB"),
     ("| head of a request", f"{http_server.MAX_HEADERS} headers"),
-    ("| nesting of a body", f"{strictjson.MAX_DEPTH} levels"),
+    ("| nesting of a body", f"{strict_json.MAX_DEPTH} levels"),
     ("| caller that does not read", f"paused at {http_server.HIGH_WATER // 1024} KiB"),
     ("| caller that does not read", f"cut after {relay.STALL:g} s"),
     ("| idle connection of a caller", f"{TIMEOUTS.idle:g} s"),
-    ("| idle connection to an endpoint", f"{parts.IDLE:g} s"),
+    ("| idle connection to an endpoint", f"{runtime.IDLE:g} s"),
     ("| `retry-after` of a shed request", f"{tiers.SHORTEST_WAIT:g} to {tiers.LONGEST_WAIT:g} s"),
-    ("| requests held back", f"| {waiting.MAX_HELD}; beyond"),
-    ("| endpoints that may die of one request", f"| {attempts.MAX_DEATHS} |"),
+    ("| queued requests", f"| {queue_scheduler.MAX_HELD}; beyond"),
+    ("| endpoints that may die of one request", f"| {attempt_machine.MAX_DEATHS} |"),
     ("| silence before an answer that is not streamed", f"{WHOLE_ANSWER:g} s"),
-    ("| endpoint taken out", f"after {breaker.FAILURES} failures in a row, or {breaker.REFUSALS} where nobody"),
     (
         "| endpoint taken out",
-        f"{breaker.EJECTION:g} s, then twice as long each time, up to {breaker.MAX_EJECTION:g} s",
+        f"after {circuit_breaker.FAILURES} failures in a row, or {circuit_breaker.REFUSALS} where nobody",
+    ),
+    (
+        "| endpoint taken out",
+        f"{circuit_breaker.EJECTION:g} s, then twice as long each time, up to {circuit_breaker.MAX_EJECTION:g} s",
     ),
     ("| endpoint taken out", f"(APIs: {MAX_API_EJECTION:g} s)"),
     (
         "| endpoint that limits us",
-        f"{breaker.MIN_RETRY_AFTER:g} to {breaker.MAX_RETRY_AFTER:g} s; {breaker.DEFAULT_RETRY_AFTER:g} s",
+        f"{circuit_breaker.MIN_RETRY_AFTER:g} to {circuit_breaker.MAX_RETRY_AFTER:g} s;"
+        f" {circuit_breaker.DEFAULT_RETRY_AFTER:g} s",
     ),
     ("| look at an engine's load", f"{monitor.PROBE_TIMEOUT:g} s to answer"),
-    ("Access log: ", f"{accesslog.QUEUE:,} lines"),
+    ("Access log: ", f"{access_log.QUEUE:,} lines"),
     ("A collector that is gone", f"Up to {telemetry.QUEUE:,} spans wait"),
     ("At shutdown the rest has", f"{telemetry.CLOSE_TIMEOUT:g} s to be exported"),
 ]
@@ -219,7 +223,7 @@ LIMITS = [  # how a line of the page begins, and what it says
 
 @pytest.mark.parametrize(("row", "stated"), LIMITS)
 def test_the_operations_page_states_the_limits_of_the_code(row: str, stated: str) -> None:
-    """A constant that is changed is changed on the page too."""
+    """A changed constant requires a change of the page."""
     page = (ROOT / "docs/operations.md").read_text("utf-8")
     (line,) = [line for line in page.splitlines() if line.startswith(row)]
     assert stated in line

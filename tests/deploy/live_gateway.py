@@ -68,7 +68,7 @@ async def live_gateway(folder: Path) -> AsyncIterator[Served]:
         gateway = await stack.enter_async_context(serving(config))
         while not gateway.url:  # warnings about its configuration come first
             gateway = Served(gateway.process, await gateway.line())
-            assert gateway.said, "the gateway has ended"
+            assert gateway.first_line, "the gateway has ended"
         callers = [asyncio.create_task(call) for call in _callers(gateway, await _session(stack))]
         try:
             yield gateway

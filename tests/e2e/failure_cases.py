@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import post
-from tests.support.canaries import ANSWER, BACKEND, CALLER, HEADER, HEADERS, OWN, PROMPT, TOOL, UNKNOWN, asking
+from tests.support.canaries import ANSWER, BACKEND, CALLER, HEADER, HEADERS, OWN, PROMPT, TOOL, UNKNOWN, canary_request
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, chunk, reply
 
 TOKEN = f'data: {{"choices":[{{"index":0,"delta":{{"content":"{ANSWER}"}}}}]}}\n\n'.encode()
@@ -35,12 +35,12 @@ class FailureCase:
     status: int | None
     end: RequestOutcome | None
     script: Script = ()
-    raw: bytes = field(default_factory=asking)
+    raw: bytes = field(default_factory=canary_request)
     config: dict[str, Any] = field(default_factory=dict)
     own: tuple[str, ...] = OWN
 
 
-STREAM = asking(stream=True)
+STREAM = canary_request(stream=True)
 SOON = {"defaults": {"first_token": "100ms", "stream_idle": "100ms", "max_attempts": 1}}
 SMALL = {"defaults": {"max_body": "1KB"}}
 REFUSED, FAILED, BROKE, COMPLETED = (
@@ -49,25 +49,29 @@ REFUSED, FAILED, BROKE, COMPLETED = (
     RequestOutcome.UPSTREAM_BROKE,
     RequestOutcome.COMPLETED,
 )
-QUERY = asking().replace(b"/completions ", f"/completions?api_key={CALLER}&q={PROMPT} ".encode(), 1)
+QUERY = canary_request().replace(b"/completions ", f"/completions?api_key={CALLER}&q={PROMPT} ".encode(), 1)
 WRONG = (f"authorization: Bearer {UNKNOWN}", *HEADERS[1:])
 
 PATHS = {
     # the request's fault
     "bad JSON": FailureCase(400, REFUSED, raw=post(f'{{"model":"chat","messages":["{PROMPT}"'.encode(), *HEADERS)),
     "a field given twice": FailureCase(400, REFUSED, raw=post(f'{{"{PROMPT}":1,"{PROMPT}":2}}'.encode(), *HEADERS)),
-    "a field of the wrong type": FailureCase(400, REFUSED, raw=asking(messages=PROMPT)),
-    "an unknown key": FailureCase(401, REFUSED, raw=asking(WRONG)),
-    "a key of another scheme": FailureCase(401, REFUSED, raw=asking((f"authorization: Basic {CALLER}", *HEADERS[1:]))),
+    "a field of the wrong type": FailureCase(400, REFUSED, raw=canary_request(messages=PROMPT)),
+    "an unknown key": FailureCase(401, REFUSED, raw=canary_request(WRONG)),
+    "a key of another scheme": FailureCase(
+        401, REFUSED, raw=canary_request((f"authorization: Basic {CALLER}", *HEADERS[1:]))
+    ),
     "the key in the query": FailureCase(200, COMPLETED, [reply(b"{}", "200 OK", JSON)], QUERY),
-    "the key in the path": FailureCase(404, None, raw=asking().replace(b"/v1/chat", f"/v1/{CALLER}".encode(), 1)),
-    "an unknown model": FailureCase(404, REFUSED, raw=asking(model=f"{PROMPT}-{CALLER}"), own=(*OWN, CALLER)),
-    "a body that is too large": FailureCase(413, REFUSED, raw=asking(more=PROMPT * 100), config=SMALL),
-    "a compressed body": FailureCase(415, REFUSED, raw=asking((*HEADERS, "content-encoding: gzip"))),
-    "a header that is no number": FailureCase(400, REFUSED, raw=asking((*HEADERS, f"x-priority: {HEADER}"))),
-    "a budget that is none": FailureCase(400, REFUSED, raw=asking((*HEADERS, f"x-slo-ttft-ms: {HEADER}"))),
+    "the key in the path": FailureCase(
+        404, None, raw=canary_request().replace(b"/v1/chat", f"/v1/{CALLER}".encode(), 1)
+    ),
+    "an unknown model": FailureCase(404, REFUSED, raw=canary_request(model=f"{PROMPT}-{CALLER}"), own=(*OWN, CALLER)),
+    "a body that is too large": FailureCase(413, REFUSED, raw=canary_request(more=PROMPT * 100), config=SMALL),
+    "a compressed body": FailureCase(415, REFUSED, raw=canary_request((*HEADERS, "content-encoding: gzip"))),
+    "a header that is no number": FailureCase(400, REFUSED, raw=canary_request((*HEADERS, f"x-priority: {HEADER}"))),
+    "a budget that is none": FailureCase(400, REFUSED, raw=canary_request((*HEADERS, f"x-slo-ttft-ms: {HEADER}"))),
     "no HTTP": FailureCase(400, None, raw=f"{PROMPT} {CALLER}\r\n{HEADER}\r\n\r\n".encode()),
-    "a head that is too large": FailureCase(431, None, raw=asking((*HEADERS, f"x-more: {PROMPT * 40_000}"))),
+    "a head that is too large": FailureCase(431, None, raw=canary_request((*HEADERS, f"x-more: {PROMPT * 40_000}"))),
     # the backend's fault
     "401 with our key": FailureCase(502, FAILED, error("401 Unauthorized", f"Incorrect API key provided: {BACKEND}")),
     "403 with our key": FailureCase(502, FAILED, error("403 Forbidden")),
@@ -109,7 +113,7 @@ PATHS = {
     "shed": FailureCase(
         429,
         RequestOutcome.SHED,
-        raw=asking((*HEADERS, "x-slo-ttft-ms: 0.001"), stream=True),
+        raw=canary_request((*HEADERS, "x-slo-ttft-ms: 0.001"), stream=True),
         config={"routes": {"chat": {"tiers": ["only"], "ttft": {"budget": "1s"}, "on_miss": "shed"}}},
     ),
 }

@@ -14,7 +14,7 @@ from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, calling, get, last, post
 from tests.support.gateways import document, pool
-from tests.support.served import serving, written
+from tests.support.served import serving, write_config
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
@@ -133,7 +133,7 @@ async def test_workers_resolve_names_independently_and_share_load_by_address(tmp
     slow: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
     async with Upstream(slow) as engine:
         port = engine.url.rpartition(":")[2]
-        config = written(tmp_path / "f.yaml", f"{{url: http://localhost:{port}, resolve: 1s}}")
+        config = write_config(tmp_path / "f.yaml", f"{{url: http://localhost:{port}, resolve: 1s}}")
         async with serving(config, "--workers", "2") as served, AsyncExitStack() as stack:
             for _ in range(8):
                 caller = await stack.enter_async_context(calling(served.url))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, post
-from tests.support.served import Served, serving, written
+from tests.support.served import Served, serving, write_config
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
 STREAM = post({**CHAT, "stream": True})
@@ -69,7 +69,7 @@ async def deregistered(served: Served) -> None:
 async def test_sigterm_with_500_streams_loses_none_and_refuses_no_connection(workers: str, tmp_path: Path) -> None:
     """New connections are served until deregistration; running streams complete; exit code 0."""
     async with Upstream(*[SLOW] * STREAMS, [STREAMED]) as upstream:
-        config = written(tmp_path / "f.yaml", upstream.url)
+        config = write_config(tmp_path / "f.yaml", upstream.url)
         config.write_text(config.read_text().replace("server: {", f"server: {{{DRAIN}, "))
         async with serving(config, "--workers", workers) as served:
             callers = [await open_stream(served) for _ in range(STREAMS)]
@@ -92,7 +92,7 @@ async def test_sigterm_with_500_streams_loses_none_and_refuses_no_connection(wor
 async def test_streams_that_outlast_the_drain_grace_end_in_an_error_event(tmp_path: Path) -> None:
     """Each caller receives the event, each request has its Record, and the log states their number."""
     async with Upstream(SLOW) as upstream:
-        config = written(tmp_path / "f.yaml", upstream.url)
+        config = write_config(tmp_path / "f.yaml", upstream.url)
         config.write_text(config.read_text().replace("server: {", "server: {drain: {grace: 200ms}, "))
         async with serving(config) as served:
             callers = [await open_stream(served) for _ in range(20)]

@@ -20,7 +20,7 @@ from gateway.app import Gateway
 from gateway.cluster.redis_client import TIMEOUT
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import pool, running
-from tests.support.redis import Between, RedisServer, redis_server
+from tests.support.redis import RedisServer, TcpProxy, redis_server
 from tests.support.served import serving
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
@@ -198,7 +198,7 @@ async def test_no_request_fails_without_redis_and_few_wait(
 ) -> None:
     """The log has one line for the outage and one for the recovery."""
     caplog.set_level(logging.INFO, "firsttoken")
-    async with Between(server.port) as way, shared(way.url, requests_per_minute=10**6) as (gateway, caller):
+    async with TcpProxy(server.port) as way, shared(way.url, requests_per_minute=10**6) as (gateway, caller):
         link = gateway.redis
         assert link is not None
         await connected(gateway)

@@ -17,7 +17,7 @@ from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, last, post
 from tests.support.gateways import document, pool, running
-from tests.support.served import Served, serving, written
+from tests.support.served import Served, serving, write_config
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
@@ -192,7 +192,7 @@ async def status_of(served: Served, **more: Any) -> int:
 async def test_post_reload_answers_with_the_changes_or_the_errors_of_check(tmp_path: Path) -> None:
     """An invalid file leaves the old configuration in force and is logged; a valid one is applied."""
     async with Upstream([STREAMED]) as upstream:
-        config = written(tmp_path / "f.yaml", upstream.url)
+        config = write_config(tmp_path / "f.yaml", upstream.url)
         text = config.read_text()
         async with serving(config) as served:
             assert await reload(served) == (200, {"result": "unchanged", "changed": [], "restart": []})
@@ -221,7 +221,7 @@ async def test_post_reload_answers_with_the_changes_or_the_errors_of_check(tmp_p
 async def test_a_changed_file_and_sighup_reload(tmp_path: Path) -> None:
     """As in Kubernetes: the file is a link into a directory that is replaced. Errors are logged once."""
     async with Upstream([STREAMED]) as upstream:
-        text = written(tmp_path / "f.yaml", upstream.url).read_text()
+        text = write_config(tmp_path / "f.yaml", upstream.url).read_text()
         for version, name in (("one", "chat"), ("two", "talk")):
             (tmp_path / version).mkdir()
             (tmp_path / version / "f.yaml").write_text(text.replace("chat:", f"{name}:"))
@@ -259,7 +259,7 @@ async def until_all_workers(ask: Callable[[], Awaitable[int]]) -> None:
 async def test_a_reload_reaches_all_workers_and_later_ones(tmp_path: Path) -> None:
     """The answer follows when all have applied it; an invalid file changes no worker; endpoints come and go."""
     async with Upstream([STREAMED]) as old, Upstream([STREAMED]) as new:
-        config = written(tmp_path / "f.yaml", old.url)
+        config = write_config(tmp_path / "f.yaml", old.url)
         text = config.read_text()
         async with serving(config, "--workers", "2") as served:
             config.write_text(text.replace("tiers: [only]", "tiers: [onyl]"))
@@ -285,7 +285,7 @@ async def test_a_reload_reaches_all_workers_and_later_ones(tmp_path: Path) -> No
 async def test_workers_reload_on_sighup_of_the_supervisor_and_on_a_changed_file(tmp_path: Path) -> None:
     """A closing terminal signals all processes of a service: workers ignore SIGHUP."""
     async with Upstream([STREAMED]) as upstream:
-        config = written(tmp_path / "f.yaml", upstream.url)
+        config = write_config(tmp_path / "f.yaml", upstream.url)
         text = config.read_text()
         async with serving(config, "--workers", "2") as served:
             for child in children(served):

@@ -34,10 +34,10 @@ from tests.support.canaries import (
     PROMPT,
     REDIS,
     TOOL,
-    World,
-    asking,
-    seen,
-    watched,
+    CanaryGateway,
+    canary_request,
+    gateway_with_canaries,
+    leaks_in,
 )
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, STREAM_HEAD, Script, chunk, reply
@@ -51,10 +51,10 @@ def found(capfd: pytest.CaptureFixture[str]) -> list[str]:
 
 def assert_nothing(found: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
-    assert found + seen("standard output", out) + seen("standard error", err) == []
+    assert found + leaks_in("standard output", out) + leaks_in("standard error", err) == []
 
 
-async def ask(world: World, raw: bytes) -> tuple[int, str]:
+async def ask(world: CanaryGateway, raw: bytes) -> tuple[int, str]:
     """Status and complete reply of one request."""
     async with calling(world.gateway.url) as caller:
         caller.writer.write(raw.replace(b"host: x", b"host: x\r\nconnection: close", 1))
@@ -69,7 +69,7 @@ async def test_a_failed_request_leaks_no_secret(
 ) -> None:
     """In logs, metrics, the admin port and other callers' replies; its own reply has no secret of the gateway."""
     path = PATHS[name]
-    async with watched(tmp_path, path.script or [CLOSE], found=found, **path.config) as world:
+    async with gateway_with_canaries(tmp_path, path.script or [CLOSE], found=found, **path.config) as world:
         status, answer = await ask(world, path.raw)
         assert status == path.status
         if path.end is None:
@@ -77,7 +77,7 @@ async def test_a_failed_request_leaks_no_secret(
         else:
             assert last(world.gateway).end is path.end
         assert bool(world.upstream.requests) is bool(path.script)
-        found += seen("its own reply", answer, set(CANARIES) - set(path.own))
+        found += leaks_in("its own reply", answer, set(CANARIES) - set(path.own))
     assert_nothing(found, capfd)
 
 
@@ -91,8 +91,8 @@ async def test_a_successful_request_carries_the_canaries(
 ) -> None:
     """The backend receives them, and the caller its answer."""
     whole = json.dumps({"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}).encode()
-    async with watched(tmp_path, [reply(whole, "200 OK", JSON)], found=found) as world:
-        _, answer = await ask(world, asking())
+    async with gateway_with_canaries(tmp_path, [reply(whole, "200 OK", JSON)], found=found) as world:
+        _, answer = await ask(world, canary_request())
         assert ANSWER in answer
         assert all(secret in world.sent for secret in (PROMPT, TOOL, BACKEND))
         await assert_redis_was_used(world)
@@ -101,7 +101,7 @@ async def test_a_successful_request_carries_the_canaries(
     assert_nothing(found, capfd)
 
 
-async def assert_redis_was_used(world: World) -> None:
+async def assert_redis_was_used(world: CanaryGateway) -> None:
     """Checks that Redis received the key, its quota and the load: the recording works."""
     digest = hashlib.sha256(CALLER.encode()).hexdigest()
     async with asyncio.timeout(10):
@@ -122,7 +122,7 @@ async def test_a_disconnected_caller_leaks_no_secret(
     script: Script, tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Before its first token, and after it."""
-    async with watched(tmp_path, script, found=found) as world:
+    async with gateway_with_canaries(tmp_path, script, found=found) as world:
         async with calling(world.gateway.url) as caller:
             caller.writer.write(STREAM)
             await world.upstream.until(lambda upstream: bool(upstream.requests))
@@ -136,21 +136,21 @@ async def test_a_disconnected_caller_leaks_no_secret(
 # --------------------------------------------------------------------------- internal errors
 
 
-async def failing_sink(world: World, patch: pytest.MonkeyPatch) -> None:
+async def failing_sink(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
     def sink(record: Any) -> None:
         raise ValueError(f"cannot take {PROMPT} of {CALLER}")
 
     world.gateway.recorder.sinks.append(sink)
 
 
-async def failing_stage(world: World, patch: pytest.MonkeyPatch) -> None:
+async def failing_stage(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
     async def estimate(request: Any, *_: Any) -> Any:
         raise KeyError(str(request.body))
 
     patch.setattr(world.gateway.decider, "estimate", estimate)
 
 
-async def failing_stage_with_a_cause(world: World, patch: pytest.MonkeyPatch) -> None:
+async def failing_stage_with_a_cause(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
     async def estimate(request: Any, *_: Any) -> Any:
         try:
             int(PROMPT)
@@ -160,21 +160,21 @@ async def failing_stage_with_a_cause(world: World, patch: pytest.MonkeyPatch) ->
     patch.setattr(world.gateway.decider, "estimate", estimate)
 
 
-async def failing_relay(world: World, patch: pytest.MonkeyPatch) -> None:
+async def failing_relay(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
     def begin(relay: Relay, run: Any) -> None:
         raise UnicodeEncodeError("latin-1", PROMPT, 0, 1, f"{PROMPT} {REDIS}")
 
     patch.setattr(Relay, "begin", begin)
 
 
-async def failing_handler(world: World, patch: pytest.MonkeyPatch) -> None:
+async def failing_handler(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
     async def infer(proxy: Proxy, http: Any, *_: Any) -> None:
         raise RuntimeError(f"{http.headers} {http.body!r}")
 
     patch.setattr(Proxy, "infer", infer)
 
 
-async def failing_task(world: World, patch: pytest.MonkeyPatch) -> None:
+async def failing_task(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
     """An exception that no coroutine awaits reaches the loop's handler."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(unhandled)  # as `serve` does
@@ -187,7 +187,7 @@ async def failing_task(world: World, patch: pytest.MonkeyPatch) -> None:
     del task
 
 
-async def failing_page(world: World, patch: pytest.MonkeyPatch) -> None:
+async def failing_page(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
     """A page of the admin port fails."""
 
     def statistics(*_: Any) -> Any:
@@ -197,10 +197,10 @@ async def failing_page(world: World, patch: pytest.MonkeyPatch) -> None:
         for_now.setattr(world.gateway.monitor.fleet, "statistics", statistics)
         status, _, body = await get(world.gateway.admin_url, "/fleet")
     assert status == 500
-    assert seen("/fleet", body.decode()) == []
+    assert leaks_in("/fleet", body.decode()) == []
 
 
-BUGS: list[Callable[[World, pytest.MonkeyPatch], Awaitable[None]]] = [
+BUGS: list[Callable[[CanaryGateway, pytest.MonkeyPatch], Awaitable[None]]] = [
     failing_sink,
     failing_stage,
     failing_stage_with_a_cause,
@@ -213,20 +213,20 @@ BUGS: list[Callable[[World, pytest.MonkeyPatch], Awaitable[None]]] = [
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 async def test_an_internal_error_is_logged_without_its_message(
-    bug: Callable[[World, pytest.MonkeyPatch], Awaitable[None]],
+    bug: Callable[[CanaryGateway, pytest.MonkeyPatch], Awaitable[None]],
     tmp_path: Path,
     found: list[str],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Frames and the exception's type are logged; its message may quote anything."""
-    async with watched(tmp_path, [STREAM_HEAD + chunk(TOKEN + DONE) + LAST_CHUNK], found=found) as world:
+    async with gateway_with_canaries(tmp_path, [STREAM_HEAD + chunk(TOKEN + DONE) + LAST_CHUNK], found=found) as world:
         await bug(world, monkeypatch)
         async with calling(world.gateway.url) as caller:
             caller.writer.write(STREAM.replace(b"host: x", b"host: x\r\nconnection: close", 1))
             answer = (await caller.rest()).decode()
         await eventually(lambda: world.gateway.recorder.live == 0)
-        found += seen("its own reply", answer, set(CANARIES) - set(OWN))
+        found += leaks_in("its own reply", answer, set(CANARIES) - set(OWN))
         monkeypatch.undo()
         logged = world.logged.getvalue()
         assert "test_secrets.py" in logged  # the frame
@@ -241,16 +241,21 @@ async def test_invalid_admin_requests_leak_no_secret(
     tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """/explain receives prompts and keys; its errors go to the sender only."""
-    async with watched(tmp_path, [CLOSE], found=found) as world:
-        for raw in (asking(WRONG), asking(messages=PROMPT), asking(model=PROMPT), post(PROMPT.encode(), *HEADERS)):
+    async with gateway_with_canaries(tmp_path, [CLOSE], found=found) as world:
+        for raw in (
+            canary_request(WRONG),
+            canary_request(messages=PROMPT),
+            canary_request(model=PROMPT),
+            post(PROMPT.encode(), *HEADERS),
+        ):
             async with calling(world.gateway.admin_url) as caller:
                 status, _, body = await caller.whole(raw.replace(b"/v1/chat/completions", b"/explain", 1))
             assert 400 <= status < 500
-            found += seen("/explain", body.decode(), set(CANARIES) - set(OWN))
+            found += leaks_in("/explain", body.decode(), set(CANARIES) - set(OWN))
         for path in (f"/requests?last={PROMPT}", f"/explain?path={CALLER}", f"/{CALLER}"):
             status, _, body = await get(world.gateway.admin_url, path)
             assert 400 <= status < 500
-            found += seen(path, body.decode())
+            found += leaks_in(path, body.decode())
     assert_nothing(found, capfd)
 
 
@@ -258,7 +263,7 @@ async def test_a_shutdown_within_a_stream_leaks_no_secret(
     tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Running requests are cut."""
-    async with watched(tmp_path, [STREAM_HEAD + chunk(TOKEN), HANG], found=found) as world:
+    async with gateway_with_canaries(tmp_path, [STREAM_HEAD + chunk(TOKEN), HANG], found=found) as world:
         caller = await open_stream(world)
         await world.gateway.stop()
         await caller.rest()
@@ -268,7 +273,7 @@ async def test_a_shutdown_within_a_stream_leaks_no_secret(
     assert_nothing(found, capfd)
 
 
-async def open_stream(world: World) -> Caller:
+async def open_stream(world: CanaryGateway) -> Caller:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(world.gateway.url.rpartition(":")[2]))
     caller = Caller(reader, writer)
     assert (await caller.ask(STREAM))[0] == 200

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.builders import calling, get
-from tests.support.canaries import BACKEND, CACHE, CANARIES, POOL_HEADER, REDIS, asking, configured, seen
+from tests.support.canaries import BACKEND, CACHE, CANARIES, POOL_HEADER, REDIS, canary_config, canary_request, leaks_in
 from tests.support.gateways import document, pool
 from tests.support.served import ROOT, Served, serving
 from tests.support.upstream import HANG, STREAM_HEAD, Upstream, chunk
@@ -80,7 +80,7 @@ def test_configuration_errors_quote_no_secret(tmp_path: Path, capsys: pytest.Cap
         assert main(["check", written(tmp_path, text)]) == 2, name
         output = "".join(capsys.readouterr())
         assert re.search(r"secret\.yaml:\d", output), name
-        assert seen(name, output) == []
+        assert leaks_in(name, output) == []
 
 
 def test_an_invalid_file_at_start_gives_the_errors_of_check(tmp_path: Path) -> None:
@@ -89,14 +89,14 @@ def test_an_invalid_file_at_start_gives_the_errors_of_check(tmp_path: Path) -> N
     assert run("serve", "--config", file) == (2, run("check", file)[1])
     file = written(tmp_path, FINE + "state: {redis: '${REDIS_URL}'}\nserver: {workers: '${REDIS_URL}'}\n")
     code, printed = run("serve", "--config", file, REDIS_URL=f"redis:{REDIS}")
-    assert (code, "${REDIS_URL}" in printed, seen("serve", printed)) == (2, True, [])
+    assert (code, "${REDIS_URL}" in printed, leaks_in("serve", printed)) == (2, True, [])
 
 
 def test_check_prints_no_secret_of_a_valid_configuration(tmp_path: Path) -> None:
     """Neither does the schema."""
     text = FINE + f"state: {{redis: 'redis://:{REDIS}@h/0', cache_secret: {CACHE}}}\n"
     code, printed = run("check", written(tmp_path, text))
-    assert (code, seen("check", printed)) == (0, [])
+    assert (code, leaks_in("check", printed)) == (0, [])
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -126,7 +126,7 @@ async def test_reloads_print_no_secret(workers: str, tmp_path: Path) -> None:
         code, out, err = await served.ends()
     assert code == 0
     assert "configuration reloaded (POST /reload)" in err
-    assert seen("the process", output + out + err) == []
+    assert leaks_in("the process", output + out + err) == []
 
 
 def on_free_ports(text: str) -> str:
@@ -151,16 +151,16 @@ async def test_a_worker_death_and_a_forced_stop_print_no_secret(workers: int, tm
     async with Upstream([STREAM_HEAD + chunk(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'), HANG]) as upstream:
         config = document(
             {"only": pool(upstream.url, api_key=BACKEND, headers={"x-pool-secret": POOL_HEADER})},
-            **configured(tmp_path, telemetry={"access_log": "stdout"}),
+            **canary_config(tmp_path, telemetry={"access_log": "stdout"}),
         )
         file = Path(written(tmp_path, json.dumps(config)))
         async with serving(file, "--workers", str(workers)) as served:
-            log = served.said
+            log = served.first_line
             while not served.url:  # warnings come first
                 log += await served.line()
                 served = Served(served.process, log.splitlines()[-1])
             async with calling(served.url) as caller:
-                assert (await caller.ask(asking(stream=True)))[0] == 200
+                assert (await caller.ask(canary_request(stream=True)))[0] == 200
                 if workers > 1:
                     os.kill(victim(served.process.pid), signal.SIGKILL)
                     while "is serving again" not in log:
@@ -172,4 +172,4 @@ async def test_a_worker_death_and_a_forced_stop_print_no_secret(workers: int, tm
                 served.process.send_signal(signal.SIGINT)  # force stop
                 _, out, err = await served.ends()
         assert upstream.requests
-        assert seen("the process", log + out + err, CANARIES) == []
+        assert leaks_in("the process", log + out + err, CANARIES) == []

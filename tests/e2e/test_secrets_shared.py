@@ -23,12 +23,12 @@ from tests.support.canaries import (
     PRICE,
     PROMPT,
     REDIS,
-    acquainted,
-    asking,
-    configured,
+    await_redis_keys,
+    canary_config,
+    canary_request,
     key,
-    overheard,
-    seen,
+    leaks_in,
+    monitored_redis,
 )
 from tests.support.gateways import document, pool, running
 from tests.support.served import ROOT
@@ -41,7 +41,7 @@ LONG = [{"role": "user", "content": f"{PROMPT} " * 2_000}]  # replicas exchange 
 
 async def status(gateway: Gateway, **more: Any) -> int:
     async with calling(gateway.url) as caller:
-        return (await caller.whole(asking(HEADERS, **more)))[0]
+        return (await caller.whole(canary_request(HEADERS, **more)))[0]
 
 
 def indexed_blocks(gateway: Gateway, endpoint: str) -> int:
@@ -51,7 +51,7 @@ def indexed_blocks(gateway: Gateway, endpoint: str) -> int:
 
 
 def assert_nothing(places: dict[str, str]) -> None:
-    assert [each for place, text in places.items() for each in seen(place, text, CANARIES)] == []
+    assert [each for place, text in places.items() for each in leaks_in(place, text, CANARIES)] == []
 
 
 async def test_messages_between_replicas_contain_no_prompt(
@@ -59,16 +59,16 @@ async def test_messages_between_replicas_contain_no_prompt(
 ) -> None:
     """Long prompts that both replicas know; streams, unstreamed answers, and a request beyond its quota."""
     caplog.set_level("DEBUG")
-    async with engines() as fleet, overheard(requests_per_minute=2) as (_, redis):
+    async with engines() as fleet, monitored_redis(requests_per_minute=2) as (_, redis):
         pools = {"only": engine_pool(*fleet, price=PRICE)}
-        config = configured(tmp_path, redis=redis.url)
+        config = canary_config(tmp_path, redis=redis.url)
         async with running(pools, **config) as one, running(pools, **config) as other:
             for gateway in (one, other):
-                await acquainted(gateway)
+                await await_redis_keys(gateway)
                 assert gateway.replicas is not None
                 await eventually(lambda it=gateway.replicas: it.count() == 2)
             async with calling(one.url) as caller:
-                assert (await caller.ask(asking(HEADERS, messages=LONG, stream=True, max_tokens=2)))[0] == 200
+                assert (await caller.ask(canary_request(HEADERS, messages=LONG, stream=True, max_tokens=2)))[0] == 200
                 await caller.chunks()
             place = last(one).endpoint
             await eventually(lambda: 0 < indexed_blocks(one, place) <= indexed_blocks(other, place))
@@ -85,17 +85,17 @@ async def test_messages_between_replicas_contain_no_prompt(
 async def test_redis_errors_are_logged_without_the_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An outage during requests with quotas, and a wrong password."""
     caplog.set_level("DEBUG")
-    async with Upstream([reply(WHOLE)]) as upstream, overheard() as (server, redis):
+    async with Upstream([reply(WHOLE)]) as upstream, monitored_redis() as (server, redis):
         pools = {"only": pool(upstream.url, price=PRICE)}
-        async with running(pools, **configured(tmp_path, redis=redis.url)) as gateway:
-            await acquainted(gateway)
+        async with running(pools, **canary_config(tmp_path, redis=redis.url)) as gateway:
+            await await_redis_keys(gateway)
             server.freeze()
             assert [await status(gateway) for _ in range(5)] == [200] * 5
             server.thaw()
             await eventually(lambda: gateway.redis is not None and gateway.redis.up, 10)
             assert "unavailable" in caplog.text
         wrong = redis.url.replace(REDIS, f"{REDIS}{CACHE}")
-        async with running(pools, **configured(tmp_path, redis=wrong, keys=[key("caller", CALLER)])) as gateway:
+        async with running(pools, **canary_config(tmp_path, redis=wrong, keys=[key("caller", CALLER)])) as gateway:
             await eventually(lambda: "WRONGPASS" in caplog.text or "invalid username-password" in caplog.text)
             assert await status(gateway) == 200
         assert_nothing(
@@ -105,10 +105,10 @@ async def test_redis_errors_are_logged_without_the_password(tmp_path: Path, capl
 
 async def test_a_key_made_by_firsttoken_keys_is_printed_once_and_stored_nowhere(tmp_path: Path) -> None:
     """Redis holds only its digest; `firsttoken keys` prints no password of Redis."""
-    async with overheard() as (_, redis):
+    async with monitored_redis() as (_, redis):
 
         async def keys(*arguments: str, url: str = redis.url) -> tuple[int, str, str]:
-            config = document({"only": pool("http://127.0.0.1:9")}, **configured(tmp_path, redis=url))
+            config = document({"only": pool("http://127.0.0.1:9")}, **canary_config(tmp_path, redis=url))
             command = [
                 sys.executable,
                 "-m",

@@ -15,7 +15,7 @@ from gateway.observe.record import STAGE_NAMES, STREAM, Record, RequestOutcome
 from tests.gateway.builders import ANSWER, CHAT, STREAMED, USAGE, calling, last, post
 from tests.support.collector import Collector, Trace, read
 from tests.support.gateways import pool, running
-from tests.support.served import serving, written
+from tests.support.served import serving, write_config
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
 
@@ -329,7 +329,7 @@ async def test_opentelemetry_environment_variables_apply(monkeypatch: pytest.Mon
 async def test_every_worker_exports_its_own_spans(tmp_path: Path) -> None:
     """As an instance of its own."""
     async with Collector() as collector, Upstream([STREAMED]) as upstream:
-        config = written(tmp_path / "f.yaml", upstream.url)
+        config = write_config(tmp_path / "f.yaml", upstream.url)
         config.write_text(
             config.read_text().replace(
                 "access_log: stdout", f'access_log: "off", traces: 100%, otlp: "{collector.url}"'

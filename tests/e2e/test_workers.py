@@ -16,7 +16,7 @@ import pytest
 
 from gateway.cli.main import main
 from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, Caller, calling, get, post
-from tests.support.served import Served, serving, written
+from tests.support.served import Served, serving, write_config
 from tests.support.simulated import engines
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
@@ -87,7 +87,7 @@ async def test_a_killed_worker_loses_only_its_own_streams_and_is_replaced(tmp_pa
     """Within 2 s, with two lines on stderr; its counts are kept, and the port refuses no connection."""
     async with (
         Upstream(*[[STREAMED]] * 4, SLOW) as upstream,
-        serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+        serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
     ):
         for _ in range(4):
             await ask(served)
@@ -115,7 +115,7 @@ async def test_a_killed_worker_loses_only_its_own_streams_and_is_replaced(tmp_pa
 
 async def test_a_crash_looping_worker_backs_off_while_the_others_serve(tmp_path: Path) -> None:
     """A crash loop must not exhaust the machine, nor collect connections without a worker."""
-    async with serving(written(tmp_path / "f.yaml", "http://127.0.0.1:9"), "--workers", "2") as served:
+    async with serving(write_config(tmp_path / "f.yaml", "http://127.0.0.1:9"), "--workers", "2") as served:
         for victim, ending in (
             (0, "; restarting it"),
             (-1, ", repeatedly; restarting it in 0.5 s"),
@@ -131,7 +131,7 @@ async def test_a_drain_under_load_loses_no_stream(tmp_path: Path) -> None:
     """Streams on all workers complete, new connections are refused, the admin port reports `draining`; exit code 0."""
     async with (
         Upstream(SLOW) as upstream,
-        serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+        serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
         streaming(served, STREAMS) as callers,
         calling(served.url) as idle,
     ):
@@ -157,7 +157,7 @@ async def test_a_second_signal_cuts_running_requests(tmp_path: Path) -> None:
     """Cut requests are in the access log."""
     async with (
         Upstream(SLOW) as upstream,
-        serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+        serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
         streaming(served, STREAMS) as callers,
     ):
         served.process.send_signal(signal.SIGTERM)
@@ -174,7 +174,7 @@ async def test_no_worker_outlives_its_supervisor(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with (
         Upstream(SLOW) as upstream,
-        serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+        serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
         streaming(served, 2) as callers,
     ):
         orphans = workers_of(served)
@@ -200,7 +200,7 @@ async def test_workers_share_their_prefix_index(tmp_path: Path) -> None:
     """The next request of a conversation goes to the engine with its prefix, on any worker."""
     long = [{"role": "user", "content": "word " * 2000}]
     async with engines(2) as both:
-        config = written(tmp_path / "f.yaml", ", ".join(engine.url for engine in both), backend="simulated")
+        config = write_config(tmp_path / "f.yaml", ", ".join(engine.url for engine in both), backend="simulated")
         async with serving(config, "--workers", "2") as served:
             for _ in range(8):
                 await ask(served, messages=long, max_tokens=1)
@@ -218,7 +218,7 @@ async def test_the_admin_port_merges_all_workers(tmp_path: Path) -> None:
     """Load of one worker is visible to all; all admin requests work as with a single gateway."""
     async with (
         Upstream(SLOW) as upstream,
-        serving(written(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+        serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
         streaming(served, STREAMS),
     ):
         async with asyncio.timeout(10):  # workers exchange load within a tenth of a second
@@ -245,7 +245,7 @@ async def test_the_live_views_merge_all_workers(tmp_path: Path) -> None:
     async with (
         engines(2) as two,
         serving(
-            written(tmp_path / "f.yaml", ", ".join(engine.url for engine in two), "simulated"), "--workers", "2"
+            write_config(tmp_path / "f.yaml", ", ".join(engine.url for engine in two), "simulated"), "--workers", "2"
         ) as served,
     ):
         ids = [f"id-{number}" for number in range(STREAMS)]

@@ -1,4 +1,4 @@
-"""What the gateway's parts are told, with everything filled in that a test does not care about."""
+"""Builders of test values, attempts and callers, with a default for every field that a test does not set."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def request(headers: Mapping[str, str] | None = None, **body: Any) -> InferenceR
 
 
 def record(**known: Any) -> Record:
-    """Of a streamed answer that met its budgets, but for what is said."""
+    """Record of a streamed answer that met its budgets; `known` replaces fields."""
     given = {
         "request_id": "req-1",
         "arrival": 100.0,
@@ -97,8 +97,8 @@ def record(**known: Any) -> Record:
 # --------------------------------------------------------------------------- attempts
 
 
-class Hearing(Monitor):
-    """A Monitor that remembers which endings it was told of."""
+class RecordingMonitor(Monitor):
+    """Monitor that records attempt outcomes and reports."""
 
     def __init__(self, *pools: facts.Pool) -> None:
         super().__init__(Fleet(pools or (POOL,)))
@@ -111,8 +111,8 @@ class Hearing(Monitor):
         super().ended(attempt, ending, now, reported)
 
 
-class Owner:
-    """Remembers what attempts came to."""
+class RecordingListener:
+    """AttemptListener that records first tokens and failures."""
 
     def __init__(self) -> None:
         self.firsts: list[UpstreamRequest] = []
@@ -125,8 +125,8 @@ class Owner:
         self.failures.append(failure)
 
 
-class Reader:
-    """Takes a committed answer, and remembers in which calls it came."""
+class RecordingSink:
+    """BodySink of a committed answer that records every call."""
 
     def __init__(self) -> None:
         self.reads: list[bytes] = []
@@ -146,8 +146,8 @@ class Reader:
         self.ends.append(failure)
 
 
-class Steered(Exchange):
-    """An exchange without a connection: how it was steered."""
+class RecordingExchange(Exchange):
+    """Exchange without a connection that records flow control calls."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
@@ -171,27 +171,29 @@ def forward(stream: bool = True, **body: Any) -> BackendRequest:
     return BackendRequest(Operation.CHAT, {**CHAT, "stream": stream, **body}, "served", stream)
 
 
-def run(monitor: Monitor, owner: Owner, *, stream: bool = True, chosen: Candidate | None = None) -> UpstreamRequest:
-    """An attempt that the monitor knows of, whose bytes the test says."""
+def run(
+    monitor: Monitor, owner: RecordingListener, *, stream: bool = True, chosen: Candidate | None = None
+) -> UpstreamRequest:
+    """An attempt registered with the monitor; the test feeds the reply bytes."""
     attempt = Attempt(1, AttemptKind.PRIMARY, chosen or candidate())
     target = Target(ConnectionPool("http://127.0.0.1:9", connect_timeout=1.0), backend(), "served")
-    made = UpstreamRequest(attempt, target, forward(stream), listener=owner, monitor=monitor)
-    monitor.sent(made, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), made.opened, stream)
-    return made
+    sent = UpstreamRequest(attempt, target, forward(stream), listener=owner, monitor=monitor)
+    monitor.sent(sent, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), sent.opened, stream)
+    return sent
 
 
 # --------------------------------------------------------------------------- callers
 
 
 def post(body: Mapping[str, Any] | bytes, *headers: str, version: str = "1.1", path: str = "") -> bytes:
-    """A request as it goes over the wire."""
+    """An HTTP POST request as raw bytes."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"POST {path or Operation.CHAT.value} HTTP/{version}", "host: x", f"content-length: {len(raw)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + raw
 
 
 class Caller:
-    """A raw connection to a server: what is on the wire, and nothing that a client library makes of it."""
+    """A raw connection to a server: exposes the bytes on the wire without a client library's interpretation."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -208,26 +210,26 @@ class Caller:
         return int(lines[0].split()[1]), {name.lower(): value.strip() for name, _, value in pairs}
 
     async def whole(self, raw: bytes) -> tuple[int, dict[str, str], bytes]:
-        """An answer that says its length."""
+        """Send a request; status, headers and body of an answer with a content-length."""
         status, headers = await self.ask(raw)
         return status, headers, await self.body(headers)
 
     async def body(self, headers: dict[str, str]) -> bytes:
-        """As long as its headers say."""
+        """Body of `content-length` bytes."""
         return await self.reader.readexactly(int(headers["content-length"]))
 
     async def chunks(self) -> list[bytes]:
-        """The chunks of an answer, to its last."""
-        parts = []
+        """Chunks of an answer up to the last chunk."""
+        chunks = []
         async with asyncio.timeout(10):
             while size := int(await self.reader.readline(), 16):
-                parts.append(await self.reader.readexactly(size))
+                chunks.append(await self.reader.readexactly(size))
                 assert await self.reader.readexactly(2) == b"\r\n"
             assert await self.reader.readexactly(2) == b"\r\n"
-        return parts
+        return chunks
 
     async def rest(self) -> bytes:
-        """All that comes until the connection ends."""
+        """All bytes until the connection ends."""
         async with asyncio.timeout(10):
             return await self.reader.read()
 
@@ -243,7 +245,7 @@ async def calling(url: str) -> AsyncIterator[Caller]:
 
 @asynccontextmanager
 async def conversing(*scripts: Script, **more: Any) -> AsyncIterator[tuple[Gateway, Caller, Upstream]]:
-    """A gateway over one backend that plays scripts, and a connection to it. `more`: of the configuration."""
+    """A gateway over one scripted backend, and a connection to the gateway. `more`: configuration sections."""
     async with (
         Upstream(*scripts) as upstream,
         running({"only": pool(upstream.url)}, **more) as gateway,
@@ -253,7 +255,7 @@ async def conversing(*scripts: Script, **more: Any) -> AsyncIterator[tuple[Gatew
 
 
 async def get(url: str, path: str, *headers: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
-    """One small request of its own."""
+    """Send one request without a body on a new connection; status, headers and body."""
     async with calling(url) as caller:
         lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close", *headers]
         status, found = await caller.ask("\r\n".join(lines).encode() + b"\r\n\r\n")

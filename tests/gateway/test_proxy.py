@@ -29,8 +29,8 @@ from tests.gateway.builders import (
     TOKEN,
     USAGE,
     WHOLE,
-    Hearing,
-    Owner,
+    RecordingListener,
+    RecordingMonitor,
     calling,
     conversing,
     decided,
@@ -346,8 +346,11 @@ def test_usage_is_stripped_only_from_streams_that_did_not_ask(stream: bool, want
 @pytest.mark.parametrize(("parts", "tokens"), [([TOKEN, TOKEN, FINISH, USAGE], 7), ([TOKEN, TOKEN, FINISH], 100)])
 def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: int) -> None:
     """By the estimate where the engine does not say; an attempt that is still open is ended."""
-    monitor = Hearing()
-    attempt, found = run(monitor, Owner()), replace(record(), prompt_tokens_estimated=100, output_tokens=None)
+    monitor = RecordingMonitor()
+    attempt, found = (
+        run(monitor, RecordingListener()),
+        replace(record(), prompt_tokens_estimated=100, output_tokens=None),
+    )
     attempt.on_head(200, {})
     for part in parts:
         attempt.on_body(part)

@@ -18,7 +18,7 @@ from gateway.process import HANDLER_GRACE, bind
 from gateway.serve import serve
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
 from tests.support.gateways import document, pool, running
-from tests.support.served import serving, written
+from tests.support.served import serving, write_config
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
@@ -28,8 +28,8 @@ SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CH
 
 async def test_a_signal_ends_it_when_its_requests_have_ended(tmp_path: Path) -> None:
     """It says where it serves; after SIGTERM it takes no connection and completes what runs; then exit code 0."""
-    async with Upstream(SLOW) as upstream, serving(written(tmp_path / "f.yaml", upstream.url)) as served:
-        assert served.said.startswith("firsttoken: serving http://127.0.0.1:")
+    async with Upstream(SLOW) as upstream, serving(write_config(tmp_path / "f.yaml", upstream.url)) as served:
+        assert served.first_line.startswith("firsttoken: serving http://127.0.0.1:")
         async with calling(served.url) as idle, calling(served.url) as caller:
             assert (await idle.whole(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n"))[0] == 200
             await caller.ask(post(STREAM))
@@ -50,7 +50,7 @@ async def test_a_signal_ends_it_when_its_requests_have_ended(tmp_path: Path) -> 
 
 async def test_an_interrupt_ends_it_as_well(tmp_path: Path) -> None:
     """At once, with nothing running: no traceback, exit code 0."""
-    async with serving(written(tmp_path / "f.yaml", "http://127.0.0.1:9")) as served:
+    async with serving(write_config(tmp_path / "f.yaml", "http://127.0.0.1:9")) as served:
         assert (await get(served.url, "/health"))[0] == 200
         served.process.send_signal(signal.SIGINT)
         code, out, err = await served.ends()
@@ -62,7 +62,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     """What runs is cut, and is in the access log all the same."""
     async with (
         Upstream(SLOW) as upstream,
-        serving(written(tmp_path / "f.yaml", upstream.url)) as served,
+        serving(write_config(tmp_path / "f.yaml", upstream.url)) as served,
         calling(served.url) as caller,
     ):
         await caller.ask(post(STREAM))

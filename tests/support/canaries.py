@@ -1,6 +1,6 @@
-"""Canary secrets, and the places where they must not appear.
+"""Canary secrets, and the places where no canary may appear.
 
-A new sink is one line in PLACES: its content, as text, while the gateway runs (in LEFT: after the stop).
+A new sink is one line in PLACES: the sink's content as text while the gateway runs (in AFTER_STOP: after the stop).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.admission import key_store as keyring
+from gateway.admission import key_store
 from gateway.app import Gateway
 from gateway.config.models import Key
 from gateway.observe.log_format import Formatter
 from tests.gateway.builders import calling, get, post
 from tests.support.collector import Collector
 from tests.support.gateways import pool, running
-from tests.support.redis import Overheard, RedisServer, redis_server
+from tests.support.redis import RedisMonitor, RedisServer, redis_server
 from tests.support.simulated import eventually
 from tests.support.upstream import Script, Upstream
 
@@ -41,7 +41,7 @@ LIMITS = {
 }
 PRICE = {"input": 1.0, "output": 1.0}
 BACKENDS = (BACKEND, POOL_HEADER)  # configuration which a backend receives
-OWN = (PROMPT, ANSWER, TOOL, HEADER)  # a backend's error about a request may reach its caller
+OWN = (PROMPT, ANSWER, TOOL, HEADER)  # a backend's error about a request may reach the request's caller
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": TOOL, "parameters": {"type": "object"}}}]
 BODY = {"model": "chat", "messages": [{"role": "user", "content": f"tell me about {PROMPT}"}], "tools": TOOLS}
@@ -56,18 +56,18 @@ HEADERS = (
 )
 
 
-def asking(headers: tuple[str, ...] = HEADERS, **more: Any) -> bytes:
+def canary_request(headers: tuple[str, ...] = HEADERS, **more: Any) -> bytes:
     return post({**BODY, **more}, *headers)
 
 
 @dataclass
-class World:
+class CanaryGateway:
     """A gateway in which every secret is a canary."""
 
     gateway: Gateway
     upstream: Upstream
     collector: Collector
-    redis: Overheard
+    redis: RedisMonitor
     folder: Path
     logged: io.StringIO = field(default_factory=io.StringIO)
 
@@ -77,49 +77,49 @@ class World:
         return "\n".join(f"{r.method} {r.target} {r.headers} {r.body!r}" for r in self.upstream.requests)
 
 
-async def _page(world: World, path: str) -> str:
-    status, headers, body = await get(world.gateway.admin_url, path)
+async def _page(canary: CanaryGateway, path: str) -> str:
+    status, headers, body = await get(canary.gateway.admin_url, path)
     assert status == 200
     return f"{headers} {body.decode()}"
 
 
-async def _others(world: World) -> str:
+async def _replies_to_other_callers(canary: CanaryGateway) -> str:
     """All replies to other callers, right or wrong."""
-    told = ""
+    replies = ""
     for raw in (
         post(b"{", f"authorization: Bearer {OTHER}"),
         post(b"{}", "authorization: Bearer x"),
         post({"model": "nope", "messages": [{"role": "user", "content": "x"}]}, f"authorization: Bearer {OTHER}"),
     ):
-        async with calling(world.gateway.url) as caller:
-            told += str(await caller.whole(raw))
+        async with calling(canary.gateway.url) as caller:
+            replies += str(await caller.whole(raw))
     for path in ("/v1/models", "/ready", "/nowhere"):
-        told += str(await get(world.gateway.url, path, f"authorization: Bearer {OTHER}"))
-    return told
+        replies += str(await get(canary.gateway.url, path, f"authorization: Bearer {OTHER}"))
+    return replies
 
 
-async def _explained(world: World) -> str:
-    """Of another caller's request."""
-    told = ""
+async def _explain_replies(canary: CanaryGateway) -> str:
+    """Replies to /explain for another caller's request."""
+    replies = ""
     for raw in (post({**BODY, "messages": [{"role": "user", "content": "x"}], "tools": []}), post(b"{")):
-        async with calling(world.gateway.admin_url) as caller:
-            told += str(await caller.whole(raw.replace(b"/v1/chat/completions", b"/explain", 1)))
-    return told
+        async with calling(canary.gateway.admin_url) as caller:
+            replies += str(await caller.whole(raw.replace(b"/v1/chat/completions", b"/explain", 1)))
+    return replies
 
 
-PLACES: Mapping[str, Callable[[World], Awaitable[str]]] = {
-    "/metrics": lambda world: _page(world, "/metrics"),
-    "/requests": lambda world: _page(world, "/requests"),
-    "/routes": lambda world: _page(world, "/routes"),
-    "/fleet": lambda world: _page(world, "/fleet"),
-    "/config": lambda world: _page(world, "/config"),
-    "/explain": _explained,
-    "what other callers are told": _others,
+PLACES: Mapping[str, Callable[[CanaryGateway], Awaitable[str]]] = {
+    "/metrics": lambda canary: _page(canary, "/metrics"),
+    "/requests": lambda canary: _page(canary, "/requests"),
+    "/routes": lambda canary: _page(canary, "/routes"),
+    "/fleet": lambda canary: _page(canary, "/fleet"),
+    "/config": lambda canary: _page(canary, "/config"),
+    "/explain": _explain_replies,
+    "replies to other callers": _replies_to_other_callers,
 }
-LEFT: Mapping[str, Callable[[World], str]] = {
-    "log lines": lambda world: world.logged.getvalue(),
-    "the collector": lambda world: f"{world.collector.spans} {world.collector.metrics} {world.collector.resources}",
-    "the access log": lambda world: (world.folder / "access.jsonl").read_text(),
+AFTER_STOP: Mapping[str, Callable[[CanaryGateway], str]] = {
+    "log lines": lambda canary: canary.logged.getvalue(),
+    "the collector": lambda canary: f"{canary.collector.spans} {canary.collector.metrics} {canary.collector.resources}",
+    "the access log": lambda canary: (canary.folder / "access.jsonl").read_text(),
 }
 
 
@@ -127,36 +127,38 @@ def key(name: str, text: str) -> dict[str, Any]:
     return {"name": name, "sha256": hashlib.sha256(text.encode()).hexdigest(), **LIMITS}
 
 
-def configured(folder: Path, otlp: str = "", redis: str = ABSENT, **more: Any) -> dict[str, Any]:
+def canary_config(folder: Path, otlp: str = "", redis: str = ABSENT, **more: Any) -> dict[str, Any]:
     """All sections but pools and routes. A running Redis stores the caller's key."""
-    kept = redis != ABSENT
-    keys = [key("other", OTHER)] if kept else [key("caller", CALLER), key("other", OTHER)]
+    keys_in_redis = redis != ABSENT
+    keys = [key("other", OTHER)] if keys_in_redis else [key("caller", CALLER), key("other", OTHER)]
     given = {
         "keys": keys,
-        "state": {"redis": redis, "keys": "redis" if kept else "config", "cache_secret": CACHE},
+        "state": {"redis": redis, "keys": "redis" if keys_in_redis else "config", "cache_secret": CACHE},
         "telemetry": {"access_log": str(folder / "access.jsonl"), **({"otlp": otlp} if otlp else {})},
     }
     return {**given, **more}
 
 
 @asynccontextmanager
-async def overheard(**limits: Any) -> AsyncIterator[tuple[RedisServer, Overheard]]:
+async def monitored_redis(**limits: Any) -> AsyncIterator[tuple[RedisServer, RedisMonitor]]:
     """A real Redis with a password, which stores the caller's key."""
     async with redis_server("--requirepass", REDIS) as server:
         url = server.url.replace("redis://", f"redis://:{REDIS}@")
-        async with Overheard(url) as ear:
-            assert await keyring.add(ear.client, Key.model_validate({**key("caller", CALLER), **limits}))
-            yield server, ear
+        async with RedisMonitor(url) as redis_monitor:
+            assert await key_store.add(redis_monitor.client, Key.model_validate({**key("caller", CALLER), **limits}))
+            yield server, redis_monitor
 
 
-async def acquainted(gateway: Gateway) -> None:
-    """Connected to Redis, with the stored key loaded."""
+async def await_redis_keys(gateway: Gateway) -> None:
+    """Wait until Redis is connected and the stored key is loaded."""
     await eventually(lambda: gateway.redis is not None and gateway.redis.up)
     await eventually(lambda: gateway.keyring is not None and gateway.keyring.known)
 
 
 @asynccontextmanager
-async def watched(folder: Path, *scripts: Script, found: list[str], **more: Any) -> AsyncIterator[World]:
+async def gateway_with_canaries(
+    folder: Path, *scripts: Script, found: list[str], **more: Any
+) -> AsyncIterator[CanaryGateway]:
     """A gateway in front of a scripted backend. `found`: the canaries by place, set at the end."""
     secrets = {"api_key": BACKEND, "headers": {"x-pool-secret": POOL_HEADER}}
     routes = more.pop("routes", None)
@@ -167,24 +169,24 @@ async def watched(folder: Path, *scripts: Script, found: list[str], **more: Any)
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
     try:
-        async with Upstream(*scripts) as upstream, Collector() as collector, overheard() as (_, redis):
+        async with Upstream(*scripts) as upstream, Collector() as collector, monitored_redis() as (_, redis):
             pools = {"only": pool(upstream.url, price=PRICE, **secrets)}
-            async with running(pools, routes, **configured(folder, collector.url, redis.url, **more)) as gateway:
-                world = World(gateway, upstream, collector, redis, folder, logged)
-                await acquainted(gateway)
-                yield world
+            async with running(pools, routes, **canary_config(folder, collector.url, redis.url, **more)) as gateway:
+                canary = CanaryGateway(gateway, upstream, collector, redis, folder, logged)
+                await await_redis_keys(gateway)
+                yield canary
                 for place, look in PLACES.items():
-                    found += seen(place, await look(world))
-            found += seen("what the backend was sent", world.sent, set(CANARIES) - {PROMPT, TOOL, *BACKENDS})
-            for place, read in LEFT.items():
-                found += seen(place, read(world))
-            found += seen("commands to Redis", await redis.commands()) + seen("Redis", await redis.contents())
+                    found += leaks_in(place, await look(canary))
+            found += leaks_in("requests to the backend", canary.sent, set(CANARIES) - {PROMPT, TOOL, *BACKENDS})
+            for place, read in AFTER_STOP.items():
+                found += leaks_in(place, read(canary))
+            found += leaks_in("commands to Redis", await redis.commands()) + leaks_in("Redis", await redis.contents())
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
 
 
-def seen(place: str, text: str, canaries: Any = CANARIES) -> list[str]:
+def leaks_in(place: str, text: str, canaries: Any = CANARIES) -> list[str]:
     return [
         f"{canary} in {place}: {text[max(text.find(canary) - 200, 0) :][:400]}" for canary in canaries if canary in text
     ]

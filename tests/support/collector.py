@@ -33,14 +33,14 @@ Attributes = dict[str, Any]
 def read(attributes: Iterable[KeyValue]) -> Attributes:
     """As a dictionary; a duplicate name is an error."""
     found: Attributes = {}
-    for one in attributes:
-        assert one.key not in found, one.key
-        found[one.key] = getattr(one.value, one.value.WhichOneof("value"))
+    for attribute in attributes:
+        assert attribute.key not in found, attribute.key
+        found[attribute.key] = getattr(attribute.value, attribute.value.WhichOneof("value"))
     return found
 
 
 class Trace:
-    """The spans of one request, without an engine's own."""
+    """Spans of one request, without the engine's spans."""
 
     def __init__(self, spans: list[Span]) -> None:
         self.spans = [span for span in spans if span.name not in ENGINES]
@@ -50,15 +50,15 @@ class Trace:
 
 
 class Collector:
-    """`spans`, `metrics`: accepted reports. Set `status` for another answer than 200, `hanging` for no answer,
-    `dripping` for an endless one, `reject` for rejected spans."""
+    """`spans`, `metrics`: accepted reports. Injected failures: `status` other than 200, `hanging` (no answer),
+    `dripping` (endless answer), `reject` (number of rejected spans)."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.metrics: list[list[Metric]] = []  # by report
         self.resources: list[Attributes] = []
         self.headers: list[dict[str, str]] = []
-        self.asked = 0  # requests, accepted or not
+        self.request_count = 0  # requests, accepted or not
         self.status, self.more = 200, dict[str, str]()
         self.hanging = self.dripping = False
         self.reject = 0
@@ -96,16 +96,16 @@ class Collector:
 
     # -- reports -----------------------------------------------------------------------------
 
-    async def taken(self, count: int, of: Callable[[Span], bool] = lambda span: True) -> list[Span]:
-        """The spans of a kind, once there are so many."""
-        await eventually(lambda: sum(map(of, self.spans)) >= count)
-        return [span for span in self.spans if of(span)]
+    async def spans_matching(self, count: int, matches: Callable[[Span], bool] = lambda span: True) -> list[Span]:
+        """Wait for `count` spans that match."""
+        await eventually(lambda: sum(map(matches, self.spans)) >= count)
+        return [span for span in self.spans if matches(span)]
 
     async def requests(self, count: int) -> list[Span]:
-        return await self.taken(count, lambda span: span.kind == Span.SPAN_KIND_SERVER)
+        return await self.spans_matching(count, lambda span: span.kind == Span.SPAN_KIND_SERVER)
 
     async def trace(self, id: str) -> Trace:
-        found = await self.taken(1, lambda span: span.trace_id.hex() == id and span.name not in ENGINES)
+        found = await self.spans_matching(1, lambda span: span.trace_id.hex() == id and span.name not in ENGINES)
         return Trace(found)
 
     async def metric(self, name: str) -> Metric:
@@ -118,25 +118,25 @@ class Collector:
 
     async def _traces(self, http: web.Request) -> web.StreamResponse:
         request = ExportTraceServiceRequest.FromString(await http.read())  # aiohttp has undone the compression
-        if (refused := await self._befallen(http)) is not None:
+        if (refused := await self._injected_failure(http)) is not None:
             return refused
-        for of_resource in request.resource_spans:
-            self.resources.append(read(of_resource.resource.attributes))
-            self.spans += [span for of_scope in of_resource.scope_spans for span in of_scope.spans]
+        for resource in request.resource_spans:
+            self.resources.append(read(resource.resource.attributes))
+            self.spans += [span for scope in resource.scope_spans for span in scope.spans]
         partial = ExportTracePartialSuccess(rejected_spans=self.reject, error_message="no room" if self.reject else "")
         return web.Response(body=ExportTraceServiceResponse(partial_success=partial).SerializeToString())
 
     async def _metrics(self, http: web.Request) -> web.StreamResponse:
         request = ExportMetricsServiceRequest.FromString(await http.read())
-        if (refused := await self._befallen(http)) is not None:
+        if (refused := await self._injected_failure(http)) is not None:
             return refused
-        for of_resource in request.resource_metrics:
-            self.resources.append(read(of_resource.resource.attributes))
-            self.metrics.append([metric for of_scope in of_resource.scope_metrics for metric in of_scope.metrics])
+        for resource in request.resource_metrics:
+            self.resources.append(read(resource.resource.attributes))
+            self.metrics.append([metric for scope in resource.scope_metrics for metric in scope.metrics])
         return web.Response()
 
-    async def _befallen(self, http: web.Request) -> web.StreamResponse | None:
-        self.asked += 1
+    async def _injected_failure(self, http: web.Request) -> web.StreamResponse | None:
+        self.request_count += 1
         self.headers.append({name.lower(): value for name, value in http.headers.items()})
         if self.hanging:
             await asyncio.Event().wait()

@@ -16,7 +16,7 @@ def pool(*urls: str, **more: Any) -> dict[str, Any]:
 
 
 def document(pools: Mapping[str, Any], routes: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A whole configuration; by default one route `chat` over the pools in order."""
+    """A whole configuration; the default is a route `chat` over the pools in order."""
     return {
         "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
         "pools": dict(pools),

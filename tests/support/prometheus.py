@@ -23,7 +23,8 @@ EVERY = "1s"  # scrapes and evaluations
 
 
 def program(name: str) -> Path:
-    """`prometheus` or `promtool`. Without the program the test is skipped; with FIRSTTOKEN_NO_SKIP it fails."""
+    """Path of `prometheus` or `promtool`. Without the program the test is skipped; with FIRSTTOKEN_NO_SKIP the test
+    fails."""
     found = prometheus_setup.found()
     if found is not None:
         return found[name]
@@ -34,7 +35,7 @@ def program(name: str) -> Path:
 
 
 def configuration(admin_url: str) -> dict[str, Any]:
-    """The scrape configuration of deploy/, with one target and a short interval."""
+    """Scrape configuration of deploy/, with a single target and a short interval."""
     ours: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text("utf-8"))
     (job,) = [job for job in ours["scrape_configs"] if job["job_name"] == "firsttoken"]
     return {
@@ -71,14 +72,14 @@ async def scraping(admin_url: str, folder: Path) -> AsyncIterator[Prometheus]:
     path.write_text(yaml.safe_dump(configuration(admin_url)), "utf-8")
     address = f"127.0.0.1:{_free_port()}"
     log = folder / "prometheus.log"
-    with log.open("wb") as said:
+    with log.open("wb") as log_file:
         process = await asyncio.create_subprocess_exec(
             program("prometheus"),
             f"--config.file={path}",
             f"--storage.tsdb.path={folder / 'data'}",
             f"--web.listen-address={address}",
-            stdout=said,
-            stderr=said,
+            stdout=log_file,
+            stderr=log_file,
         )
     try:
         async with aiohttp.ClientSession() as session:
@@ -106,7 +107,7 @@ async def _ready(url: str, session: aiohttp.ClientSession, process: Process) -> 
 
 
 def _free_port() -> int:
-    """Prometheus does not report a port of its own choice, so a free one is found first."""
+    """Find a free port first: Prometheus does not report a port chosen by the system."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A real Redis, in a directory of its own, which can be stopped, frozen and restarted on the same port."""
+"""A real Redis in a temporary directory, which can be stopped, frozen and restarted on the same port."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ async def redis_server(*options: str, start: bool = True) -> AsyncIterator[Redis
             server.kill()
 
 
-class Overheard:
+class RedisMonitor:
     """Every command sent to the server, including scripts' commands and published messages; and the stored data."""
 
     def __init__(self, url: str) -> None:
         self.url, self._commands = url, bytearray()
 
-    async def __aenter__(self) -> Overheard:
+    async def __aenter__(self) -> RedisMonitor:
         self.client = Redis.from_url(self.url)
         self._connection = await self.client.connection_pool.get_connection()
         await self._connection.send_command("MONITOR")
@@ -138,7 +138,7 @@ class Overheard:
         return self._commands.decode("latin-1")
 
     async def contents(self) -> str:
-        """All keys and their values."""
+        """All keys with values."""
         found = []
         async for key in self.client.scan_iter():
             kind = (await self.client.type(key)).decode()
@@ -164,7 +164,7 @@ class Overheard:
         return await self.client.xrange(key)
 
 
-class Between:
+class TcpProxy:
     """A TCP relay to a server: with TLS, if given a certificate, and with `delay` s in each direction."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
@@ -174,7 +174,7 @@ class Between:
         self.address = self.url = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Between:
+    async def __aenter__(self) -> TcpProxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         self.url = f"redis://{self.address}/0"

@@ -1,4 +1,4 @@
-"""`firsttoken serve` in a process of its own, as run by an operator."""
+"""`firsttoken serve` in a separate process, as run by an operator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SLOW = "event loop stalled"
 SERVING = re.compile(r"firsttoken: serving (?P<url>http://[^/]+)/v1, admin (?P<admin>http://[^,\s]+)")
 
 
-def written(path: Path, endpoints: str, backend: str = "compatible") -> Path:
-    """A configuration with one pool, on free ports. `endpoints`: URLs, separated by commas."""
+def write_config(path: Path, endpoints: str, backend: str = "compatible") -> Path:
+    """Write a configuration with one pool, on free ports. `endpoints`: URLs, separated by commas."""
     path.write_text(
         "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
         f"pools: {{only: {{backend: {backend}, model: served, endpoints: [{endpoints}]}}}}\n"
@@ -27,29 +27,30 @@ def written(path: Path, endpoints: str, backend: str = "compatible") -> Path:
 
 
 class Served:
-    """The process, and its listening addresses."""
+    """The process, with the URLs of both ports."""
 
-    def __init__(self, process: Process, said: str) -> None:
-        self.process, self.said = process, said
-        found = SERVING.match(said)
+    def __init__(self, process: Process, first_line: str) -> None:
+        self.process = process
+        self.first_line = first_line
+        found = SERVING.match(first_line)
         self.url, self.admin = (found["url"], found["admin"]) if found else ("", "")
 
     async def line(self) -> str:
         """The next line on standard error."""
         assert self.process.stderr is not None
         async with asyncio.timeout(20):
-            return await spoken(self.process.stderr)
+            return await read_line(self.process.stderr)
 
     async def ends(self) -> tuple[int, str, str]:
         """Exit code, and the rest of standard output and error."""
         async with asyncio.timeout(20):
             out, err = await self.process.communicate()
         assert self.process.returncode is not None
-        said = [line for line in err.decode().splitlines(keepends=True) if SLOW not in line]
-        return self.process.returncode, out.decode(), "".join(said)
+        stderr_lines = [line for line in err.decode().splitlines(keepends=True) if SLOW not in line]
+        return self.process.returncode, out.decode(), "".join(stderr_lines)
 
 
-async def spoken(stderr: asyncio.StreamReader) -> str:
+async def read_line(stderr: asyncio.StreamReader) -> str:
     """The next line, without the warnings of a slow machine."""
     while SLOW in (line := (await stderr.readline()).decode()):
         pass
@@ -63,10 +64,10 @@ async def serving(config: Path, *more: str) -> AsyncIterator[Served]:
     assert process.stderr is not None
     try:
         async with asyncio.timeout(30):
-            said = first = await spoken(process.stderr)
-            while said and not SERVING.match(said):  # the first line of an error names the cause
-                said = await spoken(process.stderr)
-            served = Served(process, said or first)
+            line = first = await read_line(process.stderr)
+            while line and not SERVING.match(line):  # the first line of an error names the cause
+                line = await read_line(process.stderr)
+            served = Served(process, line or first)
         yield served
     finally:
         if process.returncode is None:

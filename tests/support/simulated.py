@@ -14,7 +14,7 @@ from gateway.tokenize.tokenizers import encoder
 
 @asynccontextmanager
 async def engines(count: int = 1, profile: str = "8b-h100", **more: Any) -> AsyncIterator[list[SimulatedServer]]:
-    """`count` servers of one profile; `model` defaults to `engine_pool`'s."""
+    """Start `count` servers of a profile; `model` defaults to the model of `engine_pool`."""
     async with AsyncExitStack() as stack:
         servers = []
         for seed in range(count):
@@ -33,5 +33,5 @@ def engine_pool(*servers: SimulatedServer, **more: Any) -> dict[str, Any]:
 async def eventually(condition: Any, within: float = 5.0) -> None:
     """Wait until `condition()` holds: for an event, not for a time."""
     async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 - what is waited for is another's state, which tells nobody
+        while not condition():  # noqa: ASYNC110 - the awaited state belongs to another object and has no notification
             await asyncio.sleep(0.002)

@@ -44,7 +44,7 @@ Script = Sequence[Step]
 
 @dataclass(frozen=True)
 class Received:
-    """A request as it arrived. `connection` counts from 1."""
+    """A received request. `connection` counts from 1."""
 
     method: str
     target: str
@@ -53,7 +53,7 @@ class Received:
     connection: int
 
 
-class _Over(Exception):
+class _ScriptEnded(Exception):
     """This connection has nothing more to play."""
 
 
@@ -95,7 +95,7 @@ class Upstream:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def proceed(self) -> None:
-        """Open one GATE."""
+        """Open a GATE."""
         self._gates.release()
 
     async def until(self, condition: Callable[[Upstream], bool]) -> None:
@@ -112,17 +112,19 @@ class Upstream:
         self.connections += 1
         try:
             await self._play(self._banner, reader, writer)
-            await self._converse(reader, writer, self.connections)
-        except (_Over, asyncio.CancelledError):
+            await self._serve_requests(reader, writer, self.connections)
+        except (_ScriptEnded, asyncio.CancelledError):
             pass
         except (asyncio.IncompleteReadError, ConnectionError):
             self.hangups += 1
         finally:
             self._tasks.discard(task)
             writer.close()
-            await self._tell()
+            await self._notify()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> None:
+    async def _serve_requests(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int
+    ) -> None:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             method, target, _ = head[0].split(" ")
@@ -130,7 +132,7 @@ class Upstream:
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             script = self._scripts[min(len(self.requests), len(self._scripts) - 1)]
             self.requests.append(Received(method, target, headers, body, connection))
-            await self._tell()
+            await self._notify()
             await self._play(script, reader, writer)
 
     async def _play(self, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -153,9 +155,9 @@ class Upstream:
             sock: socket.socket = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
-        raise _Over
+        raise _ScriptEnded
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
@@ -173,9 +175,9 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def chunked(*parts: bytes) -> bytes:
+def chunked(*bodies: bytes) -> bytes:
     """A whole chunked reply."""
-    return STREAM_HEAD + b"".join(map(chunk, parts)) + LAST_CHUNK
+    return STREAM_HEAD + b"".join(map(chunk, bodies)) + LAST_CHUNK
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

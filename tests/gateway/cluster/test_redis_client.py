@@ -19,7 +19,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.cluster.redis_client import RedisClient, Unavailable
-from tests.support.redis import Between, RedisServer, free_port, redis_server
+from tests.support.redis import RedisServer, TcpProxy, free_port, redis_server
 from tests.support.simulated import eventually
 
 BACK = 5.0  # s
@@ -229,7 +229,7 @@ async def test_tls_and_a_user_with_a_password(certificate: Path, caplog: pytest.
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(path := certificate)
     users = "--user web on >CANARY ~firsttoken:* +@all --user default off".split()
-    async with redis_server(*users) as server, Between(server.port, tls) as way:
+    async with redis_server(*users) as server, TcpProxy(server.port, tls) as way:
         where = f"localhost:{way.url.rpartition(':')[2]}?ssl_ca_certs={path}"
         async with linked(f"rediss://web:CANARY@{where}") as link:
             await link.call(lambda redis: redis.set("firsttoken:k", "v"))

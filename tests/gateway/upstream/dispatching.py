@@ -28,7 +28,7 @@ from tests.gateway.builders import (
     PREAMBLE,
     STREAMED,
     TOKEN,
-    Hearing,
+    RecordingMonitor,
     backend,
     candidate,
     decided,
@@ -78,7 +78,7 @@ class Fleet:
         self._stack = AsyncExitStack()
         ids = [f"small/{i}" for i in range(len(self.scripts))]
         pool = facts.Pool("small", "served", tuple(Endpoint(id, "small") for id in ids))
-        self.monitor = Hearing(pool)
+        self.monitor = RecordingMonitor(pool)
         urls = [s if isinstance(s, str) else await self._started(s) for s in self.scripts]
         self.ways = {
             id: Upstream(ConnectionPool(url, connect_timeout=0.5), backend(), "served")

@@ -16,7 +16,7 @@ from tests.gateway.builders import (
     FINISH,
     TOKEN,
     WHOLE,
-    Steered,
+    RecordingExchange,
     conversing,
     last,
     post,
@@ -42,7 +42,7 @@ async def test_nothing_is_written_to_a_client_that_has_just_gone() -> None:
 async def test_a_client_that_reads_too_slowly_pauses_its_upstream() -> None:
     """From a full buffer until it has drained; bytes that nobody reads are not worth holding."""
     talk = Relaying(TOKEN)
-    talk.run.sent_on(exchange := Steered())
+    talk.run.sent_on(exchange := RecordingExchange())
     await talk.to()
     talk.writer.on_write_paused()
     assert exchange.steps == ["pause"]

@@ -21,10 +21,10 @@ from tests.gateway.builders import (
     TOKEN,
     USAGE,
     WHOLE,
-    Hearing,
-    Owner,
-    Reader,
-    Steered,
+    RecordingExchange,
+    RecordingListener,
+    RecordingMonitor,
+    RecordingSink,
     run,
 )
 from tests.support.upstream import GATE, STREAM_HEAD, Upstream, chunk, turn_until
@@ -36,10 +36,10 @@ RESET = Failure(FailureKind.RESET, "The backend closed the connection before its
 REFUSED = Failure(FailureKind.CONNECT, "The backend refused the connection.")
 
 
-class Attaches(Owner):
+class Attaches(RecordingListener):
     """Gives what has its first token to its reader, in the same call, as the dispatcher does."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RecordingSink) -> None:
         super().__init__()
         self.reader = reader
 
@@ -53,7 +53,7 @@ class Stage:
     """An attempt, all who hear of it, and what came of it."""
 
     def __init__(self, *, stream: bool = True, status: int = 200) -> None:
-        self.monitor, self.reader = Hearing(), Reader()
+        self.monitor, self.reader = RecordingMonitor(), RecordingSink()
         self.owner = Attaches(self.reader)
         self.run = run(self.monitor, self.owner, stream=stream)
         if status:
@@ -307,7 +307,7 @@ async def test_cancelling_closes_the_connection_at_once() -> None:
 
 def test_pausing_reaches_the_exchange_while_it_runs() -> None:
     """And does nothing before the request is sent or after its end."""
-    stage, exchange = Stage(), Steered()
+    stage, exchange = Stage(), RecordingExchange()
     stage.run.pause()
     stage.run.sent_on(exchange)
     stage.run.pause()

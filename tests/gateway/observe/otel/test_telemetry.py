@@ -132,7 +132,7 @@ async def test_all_spans_are_exported_and_counted() -> None:
         async with exporting(collector.url) as telemetry:
             export(telemetry, 81)
         assert len(await collector.requests(81)) == 81
-        assert collector.asked < 20
+        assert collector.request_count < 20
         assert counts(telemetry) == (81, 0)
 
 
@@ -200,7 +200,7 @@ async def test_prometheus_has_the_counts() -> None:
     """On the admin port, where traces are configured and nowhere else."""
     async with Collector() as collector, serving(collector.url) as gateway:
         assert await answered(gateway, 1)
-        await collector.taken(1, lambda span: span.kind == Span.SPAN_KIND_SERVER)
+        await collector.spans_matching(1, lambda span: span.kind == Span.SPAN_KIND_SERVER)
         await eventually(lambda: counts(gateway.telemetry)[0] == len(collector.spans))  # type: ignore[arg-type]
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
         (exported,) = [line for line in page.splitlines() if line.startswith("firsttoken_spans_exported_total ")]
