@@ -1,4 +1,4 @@
-"""What `firsttoken check` prints."""
+"""Output of `firsttoken check`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLEET = {
 
 
 def test_the_report_shows_what_callers_are_promised() -> None:
-    """Counts first, then one line per route, in columns."""
+    """Counts first, then a line per route, in columns."""
     config = Config.model_validate(
         {
             "pools": FLEET,
@@ -38,35 +38,34 @@ def test_the_report_shows_what_callers_are_promised() -> None:
     ]
 
 
-def test_one_of_a_thing_is_singular() -> None:
-    """It is read by people."""
+def test_a_count_of_one_is_singular() -> None:
+    """Singular nouns after a count of 1."""
     config = Config.model_validate({"pools": {"large": FLEET["large"]}, "routes": {"r": {"tiers": ["large"]}}})
     assert report(config).splitlines()[0] == "ok: 1 pool, 1 endpoint, 1 route"
 
 
-def test_an_open_admin_port_is_told() -> None:
-    """It is needed where Prometheus scrapes from another machine, and shows everything."""
+def test_a_public_admin_port_is_noted() -> None:
+    """A public admin port shows everything, but Prometheus on another machine may need the port."""
     config = Config.model_validate({"server": {"admin": "0.0.0.0:9090"}})
     assert notes(config) == ["note: server.admin 0.0.0.0:9090 requires no key; keep it on a private network"]
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "noted"),
     [
         ({"keys": "redis"}, True),
         ({"keys": "redis", "cache_secret": "a configured secret"}, False),
         ({"keys": "config"}, False),
     ],
 )
-def test_keys_in_redis_are_told_what_sharing_caches_needs(state: dict[str, str], told: bool) -> None:
-    """Who is in a group is nothing that a file can tell there: it changes while gateways run, and the caches' name
-    with it, unless that is made with a secret."""
+def test_keys_in_redis_without_cache_secret_are_noted(state: dict[str, str], noted: bool) -> None:
+    """Members of a cache group in Redis change at runtime, and without a configured secret so does the caches' salt."""
     config = Config.model_validate({"state": {"redis": "redis://127.0.0.1/0", **state}})
     expected = (
         "note: keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
         " leaves the group empties its caches"
     )
-    assert notes(config) == ([expected] if told else [])
+    assert notes(config) == ([expected] if noted else [])
 
 
 @pytest.mark.parametrize(
@@ -83,5 +82,5 @@ def test_keys_in_redis_are_told_what_sharing_caches_needs(state: dict[str, str],
     ],
 )
 def test_durations_are_shown_as_they_would_be_written(seconds: float, text: str) -> None:
-    """In the unit that makes them short."""
+    """The unit with the shortest text."""
     assert duration(seconds) == text

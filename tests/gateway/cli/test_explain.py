@@ -44,7 +44,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     [("--config", "f.yaml", "r.json"), ("r.json", "--config", "f.yaml"), ("--config", "f.yaml", "--", "r.json")],
 )
 def test_a_decision_is_shown_as_a_table(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """The outcome, every candidate in its rank, and what was left out; wherever the request stands in the command."""
+    """Outcome, ranked candidates, rejected endpoints; the request file may stand anywhere in the command."""
     code, out, err = run(capsys, *arguments)
     lines = out.splitlines()
     assert (code, err) == (0, "")
@@ -69,14 +69,14 @@ def test_the_table_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"large/vllm-large-\S*…\S*cluster\.local:8000 ", out)
 
 
-def test_another_route_may_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """In place of the one that the request names."""
+def test_the_route_option_selects_the_route(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--route` replaces the request's model."""
     code, out, _ = run(capsys, "--config", "f.yaml", "r.json", "--route", "nightly")
     assert (code, "small/10.0.0.3:8000" in out, "no TTFT budget" in out) == (0, True, True)
 
 
-def test_a_completion_is_told_by_its_prompt(capsys: pytest.CaptureFixture[str]) -> None:
-    """The file does not say to which path it would be sent."""
+def test_a_body_with_prompt_is_a_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    """The path is derived from the body's fields: the file does not name the path."""
     Path("r.json").write_text('{"model": "chat", "prompt": "hello"}')
     code, out, _ = run(capsys, "--config", "f.yaml", "r.json", "--json")
     assert (code, json.loads(out)["outcome"]) == (0, "place")
@@ -105,16 +105,14 @@ def test_a_completion_is_told_by_its_prompt(capsys: pytest.CaptureFixture[str]) 
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_line(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2."""
     Path("list.json").write_text("[]")
     assert run(capsys, *arguments) == (2, "", f"{message}\n")
 
 
-async def test_it_may_ask_with_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the environment, never of the command line: whose caches are looked at is by key."""
+async def test_key_env_selects_the_api_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key comes from the environment, never from the command line: cache salts depend on the key."""
     key = {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest()}
     monkeypatch.setenv("WEB", "sk-web")
     monkeypatch.setenv("OTHER", "sk-other")
@@ -128,19 +126,21 @@ async def test_it_may_ask_with_a_key(capsys: pytest.CaptureFixture[str], monkeyp
     assert found[2][2] == "firsttoken: the environment variable NONE, which --key-env names, is not set\n"
 
 
-async def test_a_running_gateway_is_asked_for_what_it_knows(capsys: pytest.CaptureFixture[str]) -> None:
-    """By its admin port: the endpoints are its own, and the words are those of POST /explain."""
+async def test_a_running_gateway_explains_the_decision(capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--admin` endpoints and errors are those of the gateway's POST /explain."""
 
-    async def asked(*arguments: str) -> tuple[int, str, str]:
+    async def explain(*arguments: str) -> tuple[int, str, str]:
         return await asyncio.to_thread(run, capsys, *arguments)
 
     async with engines(1) as one, running({"only": engine_pool(*one)}) as gateway:
-        code, table, _ = await asked("r.json", "--admin", gateway.admin_url)
-        said: dict[str, Any] = json.loads((await asked("r.json", "--admin", f"{gateway.admin_url}/", "--json"))[1])
-        refused = await asked("r.json", "--admin", gateway.admin_url, "--route", "nope")
-        astray = await asked("r.json", "--admin", one[0].url)
+        code, table, _ = await explain("r.json", "--admin", gateway.admin_url)
+        explanation: dict[str, Any] = json.loads(
+            (await explain("r.json", "--admin", f"{gateway.admin_url}/", "--json"))[1]
+        )
+        refused = await explain("r.json", "--admin", gateway.admin_url, "--route", "nope")
+        wrong_port = await explain("r.json", "--admin", one[0].url)
     endpoint = f"only/{one[0].host}:{one[0].port}"
     assert (code, endpoint in table) == (0, True)
-    assert [candidate["endpoint"] for candidate in said["candidates"]] == [endpoint]
+    assert [candidate["endpoint"] for candidate in explanation["candidates"]] == [endpoint]
     assert refused == (2, "", f"{gateway.admin_url}: The model 'nope' does not exist here. Known: chat.\n")
-    assert astray == (2, "", f"{one[0].url}: HTTP 404\n")
+    assert wrong_port == (2, "", f"{one[0].url}: HTTP 404\n")

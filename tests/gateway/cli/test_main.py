@@ -1,4 +1,4 @@
-"""The commands: what they print, and their exit codes."""
+"""Output and exit codes of the commands."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
-def test_check_says_ok(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 0, and what there is."""
+def test_check_prints_ok(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0, and a summary."""
     Path("f.yaml").write_text(GOOD)
     code, out, err = run(capsys, "check", "f.yaml")
     assert (code, out.splitlines()[0], err) == (0, "ok: 1 pool, 1 endpoint, 1 route", "")
@@ -48,7 +48,7 @@ def test_check_merges_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "check", "pools.yaml", "routes.yaml")[0] == 0
 
 
-def test_check_of_nothing_looks_at_the_environment(
+def test_check_without_files_reads_the_environment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As serve does."""
@@ -62,7 +62,7 @@ KNOWN = "serve, check, schema, explain, keys, replay, top, demo, simulate"
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")])
 def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
-    """Said on standard error, in one line each; nothing is started."""
+    """Errors on standard error, a line each; no server is started."""
     Path("f.yaml").write_text(GOOD + "servr: {}\ndefaults: {connect: 2}\n")
     assert run(capsys, *command, "f.yaml") == (
         2,
@@ -99,7 +99,7 @@ def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]
 def test_wrong_arguments_are_exit_code_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    """In one line: the usage is a `--help` away."""
+    """A single line that points to `--help`."""
     assert run(capsys, *arguments) == (2, "", f"firsttoken: {message}\n")
 
 
@@ -117,15 +117,15 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Installed or run from its sources."""
+    """Installed, or run from source."""
     code, out, _ = run(capsys, "--version")
     assert (code, out.startswith("firsttoken"), out.count("\n")) == (0, True, 1)
 
 
-def test_our_own_fault_is_exit_code_1_in_one_line(
+def test_an_internal_error_is_exit_code_1_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It never looks like the operator's; the traceback is there for those who ask."""
+    """An internal error is never reported as the operator's; FIRSTTOKEN_DEBUG gives the traceback."""
     closed = StringIO()
     closed.close()
     with redirect_stdout(closed):
@@ -138,7 +138,7 @@ def test_our_own_fault_is_exit_code_1_in_one_line(
 
 
 def test_starting_up_imports_no_server() -> None:
-    """`check` and `--help` answer at once: a command's modules are imported when it runs."""
+    """`check` and `--help` answer at once: modules of a command are imported when the command runs."""
     heavy = "{'aiohttp', 'pydantic', 'yaml', 'tiktoken', 'rich'} & set(sys.modules)"
     code = f"import sys, gateway.cli.main; print({heavy} or 'none')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -146,8 +146,8 @@ def test_starting_up_imports_no_server() -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_simulate_serves_until_it_is_told_to_stop(stop: signal.Signals) -> None:
-    """It says where it listens, and ends with 0."""
+def test_simulate_serves_until_a_stop_signal(stop: signal.Signals) -> None:
+    """The first line names the URL; exit code 0."""
     command = [
         sys.executable,
         "-m",
@@ -162,14 +162,14 @@ def test_simulate_serves_until_it_is_told_to_stop(stop: signal.Signals) -> None:
     ]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        said = process.stderr.readline()
+        first_line = process.stderr.readline()
         process.send_signal(stop)
         assert (process.wait(10), process.stderr.read()) == (0, "")
-    assert said.startswith("firsttoken: 8b-h100 serves m at http://127.0.0.1:")
+    assert first_line.startswith("firsttoken: 8b-h100 serves m at http://127.0.0.1:")
 
 
-def test_simulate_says_which_port_it_cannot_have(capsys: pytest.CaptureFixture[str]) -> None:
-    """192.0.2.1 (RFC 5737) is nobody's address."""
+def test_simulate_names_the_port_it_cannot_bind(capsys: pytest.CaptureFixture[str]) -> None:
+    """192.0.2.1 (RFC 5737) is never assigned to a host."""
     arguments = ("simulate", "--profile", "8b-h100", "--host", "192.0.2.1", "--port", "8000")
     message = "firsttoken: cannot listen on 192.0.2.1:8000: Cannot assign requested address\n"
     assert run(capsys, *arguments) == (2, "", message)

@@ -1,4 +1,4 @@
-"""`firsttoken top`: a running gateway in a terminal, through its admin port alone."""
+"""`firsttoken top`: a running gateway in a terminal, through the admin port alone."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ async def ask(url: str, times: int, *headers: str) -> None:
             await caller.chunks()
 
 
-async def test_one_frame_says_how_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each route and endpoint, and of the slowest requests with the stage that took most; exit code 0."""
+async def test_once_prints_one_frame(capsys: pytest.CaptureFixture[str]) -> None:
+    """A row per route and endpoint; the slowest requests with the longest stage; exit code 0."""
     async with engines(1) as one, running({"only": engine_pool(*one), "dead": pool("http://127.0.0.1:9")}) as gateway:
         looking = asyncio.create_task(
             asyncio.to_thread(main, ["top", "--once", "--admin", gateway.admin_url, "--interval", "1.5"])
         )
         await eventually(lambda: gateway.admin.stats)  # the first look
-        await ask(gateway.url, 3, "x-request-id: seen-in-top")
+        await ask(gateway.url, 3, "x-request-id: slow-request")
         assert await looking == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -48,22 +48,22 @@ async def test_one_frame_says_how_it_goes(capsys: pytest.CaptureFixture[str]) ->
     assert 0 < float(chat[1]) <= 2.5
     assert chat[-2:] == ["only", "100%"]
     assert [line[1] for line in lines if line[0].startswith("only/")] == ["up"]
-    slowest = [line for line in lines if line[-1] == "seen-in-top"]
+    slowest = [line for line in lines if line[-1] == "slow-request"]
     assert len(slowest) == 3
     assert all("upstream" in line for line in slowest)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "nonsense", "http://[::1", "http://x y"])
 def test_a_wrong_url_is_exit_code_2(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line."""
+    """A single error line."""
     code = main(["top", "--once", "--admin", url])
     out, err = capsys.readouterr()
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"{url}: this is not the admin port of a running gateway: ")
 
 
-async def test_a_data_port_is_no_admin_port(capsys: pytest.CaptureFixture[str]) -> None:
-    """It says so itself."""
+async def test_the_data_port_is_refused_as_admin_port(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error line says so."""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         code = await asyncio.to_thread(main, ["top", "--once", "--admin", gateway.url])
     assert (code, capsys.readouterr().err) == (
@@ -72,25 +72,25 @@ async def test_a_data_port_is_no_admin_port(capsys: pytest.CaptureFixture[str]) 
     )
 
 
-async def test_a_gateway_that_goes_away_is_tried_again() -> None:
-    """It is said once, where the output is no terminal; figures come again once it is back."""
+async def test_a_lost_gateway_is_retried() -> None:
+    """A single line outside a terminal; tables continue after the reconnect."""
     dead = {"only": pool("http://127.0.0.1:9")}
     async with running(dead) as gateway:
         admin = gateway.admin_url
         command = ("-m", "gateway.cli", "top", "--admin", admin, "--interval", "0.1")
         process = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
-        await says(process, r"route +req/s")
-    await says(process, rf"^{admin} has gone away at .* and is tried again: ")
+        await read_until(process, r"route +req/s")
+    await read_until(process, rf"^{admin} has gone away at .* and is tried again: ")
     server = {"listen": "127.0.0.1:0", "admin": admin.removeprefix("http://")}
     async with running(dead, server=server):
-        assert "gone away" not in await says(process, r"route +req/s")
+        assert "gone away" not in await read_until(process, r"route +req/s")
         process.send_signal(2)
         _, err = await process.communicate()
     assert (process.returncode, err) == (0, b"")
 
 
-async def test_on_a_terminal_it_stays_in_place() -> None:
-    """A screen of its own, which is gone when it ends; what is shown last stays while the gateway is away."""
+async def test_a_terminal_gets_an_alternate_screen() -> None:
+    """An alternate screen, left at exit; the last table stays while the gateway is away."""
     ours, theirs = pty.openpty()
     shown = os.fdopen(ours, "rb", buffering=0)
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
@@ -99,9 +99,9 @@ async def test_on_a_terminal_it_stays_in_place() -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, cwd=ROOT, stdout=theirs, stderr=theirs, env=environ
         )
-        said = await asyncio.to_thread(until, shown, b"answered by")
-        assert b"\x1b[?1049h" in said
-    said = await asyncio.to_thread(until, shown, b"has gone away")
+        output = await asyncio.to_thread(until, shown, b"answered by")
+        assert b"\x1b[?1049h" in output
+    output = await asyncio.to_thread(until, shown, b"has gone away")
     await asyncio.to_thread(until, shown, b"answered by")
     process.send_signal(2)
     await asyncio.to_thread(until, shown, b"\x1b[?1049l")
@@ -111,25 +111,25 @@ async def test_on_a_terminal_it_stays_in_place() -> None:
 
 
 def until(shown: io.FileIO, mark: bytes) -> bytes:
-    said = b""
-    while mark not in said:
-        said += shown.read(4096)
-    return said
+    output = b""
+    while mark not in output:
+        output += shown.read(4096)
+    return output
 
 
-async def says(process: asyncio.subprocess.Process, pattern: str) -> str:
-    """All up to a line that matches."""
+async def read_until(process: asyncio.subprocess.Process, pattern: str) -> str:
+    """All output up to a line that matches."""
     assert process.stdout is not None
-    said = ""
+    output = ""
     async with asyncio.timeout(20):
         while line := (await process.stdout.readline()).decode():
             if re.search(pattern, line):
-                return said
-            said += line
-    raise AssertionError(f"it never said {pattern}: {said}")
+                return output
+            output += line
+    raise AssertionError(f"no output matched {pattern}: {output}")
 
 
-def test_what_stands_between_others_is_text_and_no_markup() -> None:
+def test_names_are_escaped_as_text_not_markup() -> None:
     """Names come from a configuration and from callers."""
     entry = {
         "endpoint": {"id": "[bold]a[/]"},
@@ -145,13 +145,13 @@ def test_what_stands_between_others_is_text_and_no_markup() -> None:
     console = Console(width=130, record=True)
     with console.capture() as captured:
         console.print(frame("here", GatewayView(None, 0, {}), [], [entry], [], 0.0))
-    assert captured.get().count("[bold]a[/]") == 2  # in the table, and before its reason
+    assert captured.get().count("[bold]a[/]") == 2  # in the table, and before the reason
     assert "[red]nobody[/] is there" in captured.get()
     assert "down, again in 3 s (not to worker 2)" in captured.get()
 
 
-def test_the_gateway_itself_is_a_line() -> None:
-    """Of what there is."""
+def test_the_gateway_is_summarised_in_a_line() -> None:
+    """Values that are absent are left out."""
     assert said_of(GatewayView(None, 0, {})) == ""
     everything = {"in_progress": 7.0, "workers": 2.0, "replicas": 3.0, "redis_up": 0.0}
     assert said_of(GatewayView(2.5, 1, everything)) == (
@@ -160,13 +160,13 @@ def test_the_gateway_itself_is_a_line() -> None:
     assert said_of(GatewayView(float("inf"), 0, {"redis_up": 1.0})) == "loop lag over 1 s, no stall · redis up"
 
 
-def test_the_largest_stage_is_one_before_the_first_token() -> None:
-    """What comes after it made nobody wait for it."""
+def test_the_largest_stage_precedes_the_first_token() -> None:
+    """Stages after the first token do not count."""
     assert largest_stage({"stages_ms": {"queue": 3.0, "upstream": 9.0, "stream": 500.0}}) == ("upstream", 9.0)
     assert largest_stage({"stages_ms": {}}) == ("", 0.0)
 
 
-def test_numbers_are_as_long_as_they_need_to_be() -> None:
-    """Of times and ages."""
+def test_times_and_ages_are_formatted_by_magnitude() -> None:
+    """Times in ms, long times in s; ages in seconds, minutes or hours."""
     assert [ms(v) for v in (None, 0.4, 812.3, 12_345.0)] == ["–", "0 ms", "812 ms", "12.3 s"]
     assert [age(v) for v in (3.2, 180.0, 9000.0)] == ["3 s", "3 min", "2 h"]

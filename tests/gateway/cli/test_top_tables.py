@@ -1,4 +1,4 @@
-"""What happened between two looks at GET /routes."""
+"""Differences between two snapshots of GET /routes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.cli.top_tables import buckets, gateway_view, grown, quantile, route
 BOUNDS = [10.0, 20.0, 50.0]
 
 
-def said(at: float, counts: list[float], **more: Any) -> dict[str, Any]:
+def snapshot(at: float, counts: list[float], **more: Any) -> dict[str, Any]:
     chat = {
         "route": "chat",
         "ttft_budget_ms": 20.0,
@@ -27,12 +27,12 @@ def said(at: float, counts: list[float], **more: Any) -> dict[str, Any]:
     return {"at": at, "gateway": {"loop_stalls": 0.0, "loop_lag_ms": lag}, "routes": [chat]}
 
 
-def test_rates_and_shares_are_of_what_came_in_between() -> None:
-    """Not of all that ever was."""
-    before = said(
+def test_rates_and_shares_are_differences_of_snapshots() -> None:
+    """Totals since the start do not count."""
+    before = snapshot(
         100.0, [5.0, 0.0, 0.0, 0.0], requests={"completed": 5.0}, pools={"small": 5.0}, slo={"ttft": {"true": 5.0}}
     )
-    after = said(
+    after = snapshot(
         102.0,
         [5.0, 10.0, 0.0, 0.0],
         held=3.0,
@@ -48,21 +48,21 @@ def test_rates_and_shares_are_of_what_came_in_between() -> None:
     assert (chat.budget, chat.target) == (20.0, 0.9)
 
 
-def test_where_nothing_came_nothing_is_said() -> None:
-    """No rate is a rate, and no quantile is none."""
-    (chat,) = route_views(said(100.0, [5.0, 0.0, 0.0, 0.0]), said(102.0, [5.0, 0.0, 0.0, 0.0]))
+def test_no_requests_give_a_zero_rate_and_no_quantiles() -> None:
+    """The rate is 0; quantiles and attainment are None."""
+    (chat,) = route_views(snapshot(100.0, [5.0, 0.0, 0.0, 0.0]), snapshot(102.0, [5.0, 0.0, 0.0, 0.0]))
     assert (chat.per_second, chat.p50, chat.attainment, chat.pools) == (0.0, None, None, {})
 
 
-def test_another_process_counts_from_nothing() -> None:
-    """What it has counted came in between; no rate is negative."""
+def test_counters_reset_after_a_restart() -> None:
+    """After a restart the new counts are the difference; no rate is negative."""
     assert grown({"a": 7.0, "gone": 1.0}, {"a": 2.0, "new": 3.0}) == {"a": 2.0, "new": 3.0}
-    (chat,) = route_views(said(100.0, [9.0, 9.0, 0.0, 0.0]), said(102.0, [0.0, 2.0, 0.0, 0.0]))
+    (chat,) = route_views(snapshot(100.0, [9.0, 9.0, 0.0, 0.0]), snapshot(102.0, [0.0, 2.0, 0.0, 0.0]))
     assert chat.p50 == 15.0
 
 
-def test_other_buckets_are_another_configuration() -> None:
-    """What came since is not to be told from what was before: nothing is shown of it, once."""
+def test_changed_buckets_reset_the_difference() -> None:
+    """Counts of different buckets cannot be subtracted: the first difference is zero."""
     before, after = {"le": [1.0], "counts": [3.0, 0.0]}, {"le": [1.0, 2.0], "counts": [3.0, 1.0, 0.0]}
     assert buckets(before, after) == ([1.0, 2.0], [0.0, 0.0, 0.0])
     assert buckets(None, after) == ([1.0, 2.0], [3.0, 1.0, 0.0])
@@ -84,13 +84,13 @@ def test_other_buckets_are_another_configuration() -> None:
 def test_a_quantile_lies_on_a_straight_line_through_its_bucket(
     counts: list[float], q: float, expected: float | None
 ) -> None:
-    """Beyond the last bound nothing is known but that it is beyond."""
+    """Beyond the last bound the quantile is the last bound."""
     assert quantile(BOUNDS, counts, q) == expected
 
 
-def test_the_loop_is_as_late_as_the_last_bucket_that_grew() -> None:
-    """And what a gateway does not have is not shown."""
-    before, after = said(100.0, [0.0] * 4), said(102.0, [0.0] * 4)
+def test_loop_lag_is_the_bound_of_the_last_bucket_that_grew() -> None:
+    """Values absent from the gateway are not shown."""
+    before, after = snapshot(100.0, [0.0] * 4), snapshot(102.0, [0.0] * 4)
     assert gateway_view(before, after).lag == 1.0
     after["gateway"]["loop_lag_ms"]["counts"][1] += 1
     after["gateway"].update(loop_stalls=1.0, workers=2.0)

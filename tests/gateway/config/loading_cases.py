@@ -1,4 +1,4 @@
-"""Files and mistakes that the tests of loading share."""
+"""Configuration files and invalid values shared by the loading tests."""
 
 from __future__ import annotations
 

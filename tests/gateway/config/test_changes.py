@@ -1,4 +1,4 @@
-"""What may change in a gateway that runs, and how it is said."""
+"""Reload: the sections that may change in a running gateway, and the report of the change."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_the_same_configuration_changes_nothing() -> None:
     assert (found.changed, found.restart) == ((), ())
 
 
-def test_each_place_that_differs_is_named_once_and_no_value_is() -> None:
-    """As deep as it has a name: a list is one place, and so is what is there in one of them alone."""
+def test_each_changed_path_is_reported_once_without_values() -> None:
+    """Paths go as deep as names do: a list is a single place, and so is a section present on one side only."""
     before = config(routes={"chat": {"tiers": ["a"], "ttft": {"budget": "1s"}}, "old": {"tiers": ["a"]}})
     after = config(
         pools={"a": pool("http://10.0.0.1:8000", "http://10.0.0.2:8000", api_key="sk-another-secret")},
@@ -41,8 +41,8 @@ def test_each_place_that_differs_is_named_once_and_no_value_is() -> None:
     )
 
 
-def test_what_is_given_at_the_start_stays_and_is_said_to_need_a_restart() -> None:
-    """Whatever else is in the same file comes into force."""
+def test_startup_settings_stay_and_are_reported_as_needing_a_restart() -> None:
+    """Other changes of the same file are applied."""
     after = config(
         server={"listen": "127.0.0.1:1", "admin": "127.0.0.1:0"},
         telemetry={"access_log": "stdout"},
@@ -53,8 +53,8 @@ def test_what_is_given_at_the_start_stays_and_is_said_to_need_a_restart() -> Non
     assert (found.config.server, found.config.defaults.connect) == (config().server, 7.0)
 
 
-def test_what_no_file_says_is_checked_as_well() -> None:
-    """The keys go with a port that only the next start would close: until then anybody could call."""
+def test_the_merged_configuration_is_validated() -> None:
+    """Removing the keys is refused while the port is public: the port itself only changes with the next start."""
     public = {"listen": "0.0.0.0:8080", "admin": "127.0.0.1:0"}
     before = config(server=public, keys=[{"name": "app", "sha256": DIGEST}])
     with pytest.raises(ConfigError) as refused:

@@ -1,4 +1,4 @@
-"""The validated configuration, and the values that the rest is built from."""
+"""The validated configuration and the values built from the configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from gateway.config.models import Config
 from gateway.config.pool_section import ENCODINGS
 from gateway.tokenize.tokenizers import ALIASES, PATTERNS
-from policies import types as facts
+from policies import types
 from policies.routes.route import Route
 
 VLLM = {"backend": "vllm", "model": "qwen3-8b", "endpoints": ["http://10.0.0.11:8000"]}
@@ -28,8 +28,8 @@ def route(text: dict[str, Any], **sections: Any) -> Route:
     return config(pools={"small": VLLM}, routes={"r": {"tiers": ["small"], **text}}, **sections).routes["r"]
 
 
-def test_what_is_left_out_is_what_the_contract_says() -> None:
-    """Loopback, one process, and nothing waits for ever."""
+def test_defaults_are_those_of_the_contract() -> None:
+    """Defaults: loopback, a single process, and no unlimited wait."""
     empty = config()
     assert (str(empty.server.listen), str(empty.server.admin), empty.server.workers) == (
         "127.0.0.1:8080",
@@ -52,8 +52,8 @@ def test_what_is_left_out_is_what_the_contract_says() -> None:
     )
 
 
-def test_a_pool_becomes_what_decisions_read() -> None:
-    """Every field that a decision needs, and endpoints with ids of pool, host and port."""
+def test_a_pool_becomes_policy_input() -> None:
+    """A pool becomes policy input with every field; endpoint ids consist of pool, host and port."""
     fleet = pool(
         endpoints=["http://10.0.0.11:8000/", {"url": "https://b.example/v1", "region": "eu-west"}],
         context_window=32768,
@@ -62,24 +62,24 @@ def test_a_pool_becomes_what_decisions_read() -> None:
         block_size=32,
     ).fleet()
     assert fleet == (
-        facts.Pool(
+        types.Pool(
             name="small",
             model="qwen3-8b",
             endpoints=(
-                facts.Endpoint("small/10.0.0.11:8000", "small"),
-                facts.Endpoint("small/b.example:443", "small", "eu-west"),
+                types.Endpoint("small/10.0.0.11:8000", "small"),
+                types.Endpoint("small/b.example:443", "small", "eu-west"),
             ),
             local=True,
             context_window=32768,
             capabilities=frozenset({"tools"}),
-            price=facts.Price(0.05, 0.2),
+            price=types.Price(0.05, 0.2),
             block_size=32,
         ),
     )
 
 
 def test_every_endpoint_has_a_url() -> None:
-    """By the id under which decisions name it; IPv6 keeps its brackets."""
+    """URLs are keyed by endpoint id; IPv6 keeps the brackets."""
     both = config(
         pools={"small": VLLM | {"endpoints": ["http://[::1]:8000/"]}, "api": {"backend": "openai", "api_key": "k"}}
     )
@@ -91,14 +91,14 @@ def test_every_endpoint_has_a_url() -> None:
     assert ids == set(both.urls())
 
 
-def test_an_api_pool_may_go_elsewhere() -> None:
-    """`base_url` replaces the default of its backend."""
+def test_base_url_overrides_the_default_of_an_api() -> None:
+    """`base_url` replaces the backend's default."""
     moved = config(pools={"api": {"backend": "openai", "api_key": "k", "base_url": "http://127.0.0.1:9/v1"}})
     assert (moved.urls(), moved.fleet()[0].local) == ({"api/127.0.0.1:9": "http://127.0.0.1:9/v1"}, False)
 
 
-def test_an_authorization_header_is_as_good_as_a_key() -> None:
-    """Some proxies have their own scheme."""
+def test_an_authorization_header_replaces_the_api_key() -> None:
+    """Some proxies use another authorization scheme."""
     headers = {"Authorization": "Basic x", "X-Team": "a"}
     built = config(pools={"api": {"backend": "openai", "model": "m", "headers": headers}}).backend("api")
     assert (built.kind, built.model, built.api_key) == ("openai", "m", "")
@@ -117,7 +117,7 @@ def test_secrets_are_in_no_dump_and_no_repr() -> None:
 
 
 def test_the_configuration_can_be_shown() -> None:
-    """A dump is plain JSON, addresses as they are written."""
+    """A dump is plain JSON; addresses keep the written form."""
     shown = config(server={"listen": "[::1]:80"}, pools={"small": VLLM}).model_dump(mode="json")
     assert (shown["server"]["listen"], shown["pools"]["small"]["endpoints"][0]["url"]) == (
         "[::1]:80",
@@ -125,19 +125,19 @@ def test_the_configuration_can_be_shown() -> None:
     )
 
 
-def test_a_configuration_does_not_change() -> None:
-    """A reload makes a new one."""
+def test_a_configuration_is_immutable() -> None:
+    """A reload builds a new configuration."""
     with pytest.raises(ValidationError):
         config().server.workers = 2
 
 
-def test_a_route_is_called_by_its_key() -> None:
-    """The model name that callers ask for."""
+def test_the_name_of_a_route_is_its_key() -> None:
+    """The key of a route is the model name in requests."""
     assert route({}).name == "r"
 
 
-def test_a_workload_fills_what_the_route_leaves_out() -> None:
-    """And nothing that it says; without a workload it is a chat."""
+def test_a_workload_fills_missing_keys_of_the_route() -> None:
+    """A preset never overrides the route; the default workload is chat."""
     assert route({"ttft": {"budget": "250ms"}}).ttft == route({"workload": "chat", "ttft": {"budget": "250ms"}}).ttft
     agent = route({"workload": "agent", "ttft": {"target": 0.5}})
     assert agent.ttft is not None
@@ -145,14 +145,14 @@ def test_a_workload_fills_what_the_route_leaves_out() -> None:
     assert (agent.ttft.budget, agent.ttft.target, agent.total.budget) == (3.0, 0.5, 30.0)
 
 
-def test_defaults_fill_what_neither_route_nor_workload_say() -> None:
+def test_defaults_fill_keys_missing_in_route_and_workload() -> None:
     """`defaults` may come after `routes` in the file."""
     assert route({}, defaults={"max_attempts": 5}).max_attempts == 5
     assert route({"max_attempts": 2}, defaults={"max_attempts": 5}).max_attempts == 2
 
 
 def test_passthrough_is_a_route_of_its_own() -> None:
-    """With a fixed name: what callers ask for never becomes a label."""
+    """The route's name is fixed: model names of callers never become a metric label."""
     through = config(
         pools={"api": {"backend": "openai", "api_key": "k"}}, passthrough="api", defaults={"max_attempts": 1}
     ).passthrough_route
@@ -172,16 +172,16 @@ def test_passthrough_is_a_route_of_its_own() -> None:
         ({"routes": {"r": {"tiers": ["p"], "rescue": "on"}}}, "routes.r.rescue: on"),
     ],
 )
-def test_what_is_accepted_but_not_acted_on_is_told(sections: dict[str, Any], found: str) -> None:
-    """Nobody is to believe in a feature that is not there yet."""
+def test_a_key_without_effect_is_reported(sections: dict[str, Any], found: str) -> None:
+    """An accepted key without effect is reported."""
     assert config(**sections).without_effect() == [found]
 
 
-def test_nothing_is_told_where_nothing_is_asked() -> None:
-    """Defaults ask for nothing."""
+def test_defaults_report_no_key_without_effect() -> None:
+    """Only keys set in a file are reported."""
     assert config(pools={"p": VLLM}, routes={"r": {"tiers": ["p"]}}).without_effect() == []
 
 
-def test_the_encodings_are_those_that_can_be_had() -> None:
-    """The list is repeated where it must not import the encoders."""
+def test_the_encodings_are_those_of_the_tokenizers() -> None:
+    """The list is repeated in a module that must not import the encoders."""
     assert set(ENCODINGS) == PATTERNS.keys() | ALIASES.keys()

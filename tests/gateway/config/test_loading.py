@@ -1,4 +1,4 @@
-"""From files and environment to a Config, or to what must be mended: the whole message, every time."""
+"""Loading files and environment into a Config, or into error messages; every test checks the whole message."""
 
 from __future__ import annotations
 
@@ -197,14 +197,14 @@ SHORT = "a secret needs at least 16 characters: openssl rand -hex 32"
         ("telemetry: {prompts: always}", "telemetry.prompts: expected never, got 'always'"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_place_and_the_mend(text: str, message: str) -> None:
-    """One mistake, one line."""
+def test_a_wrong_value_is_refused_with_location_and_remedy(text: str, message: str) -> None:
+    """A single mistake gives a single line."""
     expected_line = 2 if text.startswith("pools") and "\nroutes" in text else 1
     assert refusal(text) == [f"f.yaml:{expected_line}: {message}"]
 
 
 def test_every_wrong_value_is_reported_in_the_order_of_the_lines() -> None:
-    """So that one look mends them all."""
+    """All errors are reported at once."""
     text = "routes:\n  chat:\n    prefer: cheap\npools:\n  p:\n    backend: vlm\nserver:\n  workers: x\n"
     assert refusal(text) == [
         "f.yaml:2: routes.chat: 'tiers' is missing",
@@ -215,18 +215,18 @@ def test_every_wrong_value_is_reported_in_the_order_of_the_lines() -> None:
 
 
 @pytest.mark.parametrize("junk", [None, True, -1, 1e308, "", "$x\n", [], {}, [[]], {"a": {"b": 1}}], ids=repr)
-def test_no_place_has_a_value_that_we_cannot_speak_of(junk: object) -> None:
-    """Junk in any place of the whole configuration is taken or refused, and refused in our own words."""
+def test_junk_anywhere_gives_no_pydantic_jargon(junk: object) -> None:
+    """Junk at any path of the configuration is accepted, or refused with our own message."""
     document = parse(CONTRACT, "f.yaml", {"OPENAI_API_KEY": "k"})
-    said: list[str] = []
+    messages: list[str] = []
     for path in places(document.data):
         try:
             validated(replace(document, data=spoilt(document.data, path, junk), raw={}))
         except ConfigError as error:
-            said += error.problems
-    assert len(said) > 20
+            messages += error.problems
+    assert len(messages) > 20
     jargon = re.compile(r"Input should|valid dict|Field required|Value error|literal\[|instance of")
-    assert [line for line in said if jargon.search(line) or not line.startswith("f.yaml")] == []
+    assert [line for line in messages if jargon.search(line) or not line.startswith("f.yaml")] == []
 
 
 # ---------------------------------------------------------------------------- between sections
@@ -267,14 +267,14 @@ def test_no_place_has_a_value_that_we_cannot_speak_of(junk: object) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_together_is_refused(text: str, message: str) -> None:
-    """Names must lead somewhere, and nothing is open by accident."""
+def test_inconsistent_sections_are_refused(text: str, message: str) -> None:
+    """References must resolve, and no public port is open by accident."""
     line = POOLS.count("\n") + text.count("\n") + 1
     assert refusal(POOLS + text) == [f"f.yaml:{line}: {message}"]
 
 
 def test_a_pool_in_a_tier_needs_the_name_of_its_model() -> None:
-    """Its servers would not know what is asked of them."""
+    """The backend requires a model name in each request."""
     assert refusal(pool(model="") + "routes: {r: {tiers: [p]}}") == [
         "f.yaml:1: pools.p: 'model' is missing: the name its servers know"
     ]
@@ -287,14 +287,14 @@ def test_a_pool_in_a_tier_needs_the_name_of_its_model() -> None:
         (ROUTES, ["f.yaml: no pools: add pools:, or one more --config that has them"]),
     ],
 )
-def test_pools_without_routes_serve_nobody(text: str, messages: list[str]) -> None:
-    """Half a configuration says which half is missing, and what its names lack."""
+def test_pools_without_routes_are_refused(text: str, messages: list[str]) -> None:
+    """Half a configuration names the missing half."""
     assert refusal(text)[:1] == messages
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:8080", "127.8.8.8:0", "localhost:80", "'[::1]:8080'"])
-def test_open_mode_is_fine_on_loopback(listen: str) -> None:
-    """Nobody else can reach it."""
+def test_open_mode_is_allowed_on_loopback(listen: str) -> None:
+    """Loopback is unreachable from other machines."""
     assert not loaded(f"{POOLS}{ROUTES}server: {{listen: {listen}}}").keys
 
 
@@ -305,6 +305,6 @@ def test_open_mode_is_fine_on_loopback(listen: str) -> None:
         f"server: {{listen: '0.0.0.0:80'}}\nkeys: [{{name: a, sha256: {DIGEST}}}]",
     ],
 )
-def test_beyond_loopback_takes_keys_or_consent(consent: str) -> None:
-    """Either there are keys, or somebody said in so many words that none are needed."""
+def test_a_public_listen_address_needs_keys_or_open(consent: str) -> None:
+    """A public listen address needs keys or an explicit `open: true`."""
     assert loaded(f"{POOLS}{ROUTES}{consent}").server.listen.port == 80

@@ -1,4 +1,4 @@
-"""What a configuration that cannot be used says of itself, continued."""
+"""Loading of merged files, variables and extras: errors and effects."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.support.contract import CONTRACT
 # ---------------------------------------------------------------------------- files and environment
 
 
-def test_policies_may_live_apart_from_the_fleet() -> None:
-    """Later files are laid over earlier ones."""
+def test_routes_and_fleet_may_be_separate_files() -> None:
+    """Later files are merged over earlier files."""
     config = loaded(POOLS, ROUTES, "routes: {chat: {tiers: [small]}}\ndefaults: {max_attempts: 2}")
     assert [tier.pool for tier in config.routes["chat"].tiers] == ["small"]
     assert (list(config.pools), config.routes["chat"].max_attempts) == (["small", "large"], 2)
 
 
-def test_a_problem_is_placed_in_the_file_that_holds_it() -> None:
-    """Whichever of the merged files that is."""
+def test_a_problem_is_located_in_its_file() -> None:
+    """The message names the file and line of the wrong value among the merged files."""
     assert refusal(POOLS, "# policy\nroutes:\n  chat: {tiers: [smal]}") == [
         "g.yaml:3: routes.chat.tiers[0]: no pool 'smal'; did you mean 'small'?"
     ]
 
 
-def test_every_file_is_read_before_anything_is_said() -> None:
-    """Problems of several files come together."""
+def test_problems_of_all_files_are_reported_together() -> None:
+    """Every file is read before an error is raised."""
     Path("latin.yaml").write_bytes(b"a: \xe9")
     Path("broken.yaml").write_text("a: [")
     with pytest.raises(ConfigError) as caught:
@@ -43,7 +43,7 @@ def test_every_file_is_read_before_anything_is_said() -> None:
     ]
 
 
-def test_sections_of_the_operators_own_are_left_alone() -> None:
+def test_extension_sections_are_ignored() -> None:
     """`x-...` is a place for anchors."""
     config = loaded(
         "x-vllm: &vllm {backend: vllm, endpoints: [http://a]}\n"
@@ -54,7 +54,7 @@ def test_sections_of_the_operators_own_are_left_alone() -> None:
 
 
 def test_numbers_and_switches_may_come_from_the_environment() -> None:
-    """A variable is text; the section knows what it should be."""
+    """A variable is text; the section converts the text to the field's type."""
     config = loaded(f"{POOLS}{ROUTES}server: {{workers: '${{W}}', open: '${{O:-true}}'}}", W="3")
     assert (config.server.workers, config.server.open) == (3, True)
 
@@ -77,12 +77,12 @@ def test_numbers_and_switches_may_come_from_the_environment() -> None:
     ],
 )
 def test_a_secret_in_the_wrong_place_is_not_shown(text: str, message: str) -> None:
-    """Messages end up in logs: they show the variable, never its value."""
+    """Messages end up in logs: a message shows the variable, never the value."""
     assert refusal(text, S="sk-canary-0123456789") == [f"f.yaml:1: {message}"]
 
 
-def test_a_short_value_of_a_variable_does_not_spoil_the_words_around_it() -> None:
-    """`a` is part of many."""
+def test_a_short_variable_value_is_not_replaced_inside_words() -> None:
+    """The value `a` occurs in many words."""
     assert refusal("server: {listen: '${S}'}", S="a") == [
         "f.yaml:1: server.listen: '${S}' is not host:port; write it like 127.0.0.1:8080 or [::1]:8080"
     ]
@@ -100,27 +100,27 @@ def test_a_literal_secret_is_not_shown_either() -> None:
 
 
 def test_the_example_of_the_contract_loads() -> None:
-    """Every section and every form that users were shown."""
+    """Every section and every documented form."""
     config = loaded(CONTRACT, OPENAI_API_KEY="k")
     assert (len(config.pools), len(config.urls()), list(config.routes)) == (3, 4, ["chat"])
 
 
 def test_one_api_key_is_a_configuration() -> None:
-    """Its API takes every model name unchanged."""
+    """The API takes every model name unchanged."""
     config = load([], {"OPENAI_API_KEY": "sk-1"})
     assert (list(config.pools), config.passthrough, dict(config.routes)) == (["openai"], "openai", {})
     assert config.backend("openai").api_key == "sk-1"
     assert dict(config.urls()) == {"openai/api.openai.com:443": "https://api.openai.com/v1"}
 
 
-def test_every_api_key_is_a_pool_and_the_first_takes_what_comes() -> None:
-    """The order is that of the catalog of backends, not of the environment."""
+def test_every_api_key_is_a_pool_and_the_first_is_the_passthrough() -> None:
+    """The order follows the catalog of backends, not the environment."""
     config = load([], {"GEMINI_API_KEY": "g", "GROQ_API_KEY": "q", "OPENAI_API_KEY": "o", "XAI_API_KEY": ""})
     assert (list(config.pools), config.passthrough) == (["openai", "groq", "gemini"], "openai")
 
 
 def test_the_base_url_of_an_api_may_come_from_the_environment_too() -> None:
-    """As OpenAI's own clients have it."""
+    """Same variable as in OpenAI's own clients."""
     config = load([], {"OPENAI_API_KEY": "o", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1/"})
     assert dict(config.urls()) == {"openai/127.0.0.1:9": "http://127.0.0.1:9/v1"}
 
@@ -135,8 +135,8 @@ def test_a_wrong_variable_is_named() -> None:
     )
 
 
-def test_with_nothing_at_all_there_is_still_a_way_on() -> None:
-    """What to do is said, and that the demo needs none of it."""
+def test_an_empty_environment_gives_a_helpful_error() -> None:
+    """The error lists the ways to configure the gateway, and the demo, which needs no configuration."""
     with pytest.raises(ConfigError) as caught:
         load([], {"HOME": "/"})
     message = str(caught.value)
@@ -144,12 +144,12 @@ def test_with_nothing_at_all_there_is_still_a_way_on() -> None:
     assert message.endswith(" is set: name a file, set a key, or try `firsttoken demo`")
 
 
-# ---------------------------------------------------------------------------- what is shipped
+# ---------------------------------------------------------------------------- shipped files
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_every_shipped_policy_loads_over_a_small_fleet(preset: Path, here: Path) -> None:
-    """Ready-made means ready: a fleet with pools of the usual names is all it needs."""
+    """A preset only needs a fleet with pools of the usual names."""
     fleet = here / "fleet.yaml"
     fleet.write_text(POOLS + "  openai: {backend: openai, model: gpt-4.1-mini, api_key: k}\n")
     assert load([fleet, preset], {}).routes
@@ -160,15 +160,15 @@ def test_every_shipped_policy_loads_over_a_small_fleet(preset: Path, here: Path)
 EVENTS = "[{url: http://a, kv_events: tcp://a:5557}]"
 
 
-def test_only_engines_that_publish_events_are_listened_to() -> None:
-    """Ollama has none to tell."""
+def test_kv_events_need_a_backend_that_publishes_them() -> None:
+    """Ollama publishes no KV events."""
     assert refusal(pool(backend="ollama", endpoints=EVENTS) + "routes: {r: {tiers: [p]}}") == [
         "f.yaml:1: pools.p.endpoints[0].kv_events: ollama servers publish no KV events; remove this"
     ]
 
 
 def test_events_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is started."""
+    """Refused at load time."""
     monkeypatch.setattr("gateway.config.checks.find_spec", lambda name: None)
     assert refusal(pool(endpoints=EVENTS) + "routes: {r: {tiers: [p]}}") == [
         "f.yaml:1: pools.p.endpoints[0].kv_events: requires a package that is not installed: "
@@ -188,31 +188,31 @@ ROUTED = pool() + "routes: {r: {tiers: [p]}}\n"
 
 
 def test_a_collector_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is started, with the mend; whether all of OpenTelemetry or a part of it is missing."""
-    told = ["f.yaml:3: telemetry.otlp: requires packages that are not installed: pip install 'firsttoken[otel]'"]
+    """Refused at load time with the pip command, if all of OpenTelemetry or a part is missing."""
+    expected = ["f.yaml:3: telemetry.otlp: requires packages that are not installed: pip install 'firsttoken[otel]'"]
     monkeypatch.setattr("gateway.config.checks.find_spec", lambda name: None)
-    assert refusal(ROUTED + "telemetry: {otlp: http://c:4318}") == told
+    assert refusal(ROUTED + "telemetry: {otlp: http://c:4318}") == expected
 
     def absent(name: str) -> None:
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr("gateway.config.checks.find_spec", absent)
-    assert refusal(ROUTED + "telemetry: {otlp: http://c:4318}") == told
+    assert refusal(ROUTED + "telemetry: {otlp: http://c:4318}") == expected
 
 
-def test_a_collector_is_named_without_the_path_of_a_signal() -> None:
-    """There are two, and each has its own."""
+def test_a_collector_url_has_no_signal_path() -> None:
+    """Traces and metrics have separate paths."""
     assert refusal(ROUTED + "telemetry: {otlp: http://c:4318/base/v1/traces}") == [
         "f.yaml:3: telemetry.otlp: the gateway appends the path of each signal; write http://c:4318/base"
     ]
 
 
-def test_a_share_of_traces_is_a_share() -> None:
-    """1 is all of them."""
+def test_a_share_of_traces_is_at_most_1() -> None:
+    """1 is the largest share: all traces."""
     assert refusal(ROUTED + "telemetry: {traces: 100}") != []
 
 
 def test_without_a_collector_opentelemetry_is_not_loaded() -> None:
-    """It is an extra, and takes 0.2 s to load."""
+    """OpenTelemetry is an extra, and takes 0.2 s to load."""
     code = "import sys, gateway.app, gateway.cli.main; assert not any(m.startswith('opentel') for m in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

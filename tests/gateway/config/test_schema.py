@@ -1,4 +1,4 @@
-"""The JSON Schema agrees with the loader: what one accepts, the other does."""
+"""The JSON Schema agrees with the loader: both accept the same documents."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ SCHEMA = schema()
 
 
 def errors(text: str) -> list[str]:
-    """What an editor would underline. Variables stay as they are written."""
+    """Paths of schema errors in a document. Variables stay unexpanded."""
     document = parse(text.replace("${", "$${"), "f", {})
     return [
         ".".join(map(str, error.absolute_path)) for error in Draft202012Validator(SCHEMA).iter_errors(document.data)
     ]
 
 
-def test_it_is_a_schema() -> None:
-    """Of the draft that it names."""
+def test_the_schema_is_valid() -> None:
+    """Valid under the declared JSON Schema draft."""
     Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
 def test_the_example_of_the_contract_is_valid() -> None:
-    """All forms that it shows."""
+    """All forms of the example."""
     assert errors(CONTRACT) == []
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda path: path.stem)
-def test_what_is_shipped_is_valid(file: Path) -> None:
+def test_shipped_files_are_valid(file: Path) -> None:
     """Presets and the compose stack."""
     assert errors(file.read_text()) == []
 
@@ -55,7 +55,7 @@ def test_what_is_shipped_is_valid(file: Path) -> None:
         "passthrough: openai",
     ],
 )
-def test_every_way_to_write_a_value_is_valid(text: str) -> None:
+def test_every_form_of_a_value_is_valid(text: str) -> None:
     """Text with units, words, and variables in place of numbers."""
     assert errors(text) == []
 
@@ -76,13 +76,13 @@ def test_every_way_to_write_a_value_is_valid(text: str) -> None:
         ("keys: [{name: a, sha256: my-key}]", "keys.0.sha256"),
     ],
 )
-def test_mistakes_are_underlined(text: str, where: str) -> None:
+def test_mistakes_are_located(text: str, where: str) -> None:
     """In the editor, before anything is run."""
     assert errors(text) == [where]
 
 
 def defaults(node: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Every default in a schema, with the schema that it is the default of."""
+    """Every default in a schema, with the schema around the default."""
     if isinstance(node, list):
         return [found for item in node for found in defaults(item)]
     if not isinstance(node, dict):
@@ -91,15 +91,15 @@ def defaults(node: Any) -> list[tuple[Any, dict[str, Any]]]:
     return own + [found for value in node.values() for found in defaults(value)]
 
 
-def test_every_default_is_as_it_would_be_written() -> None:
-    """An editor offers them for completion."""
+def test_every_default_is_a_valid_value() -> None:
+    """Editors offer defaults for completion."""
     assert len(defaults(SCHEMA)) > 20
     for default, node in defaults(SCHEMA):
         Draft202012Validator({"$defs": SCHEMA["$defs"], **node}).validate(default)
 
 
 def test_keys_are_found_through_lists_maps_and_alternatives() -> None:
-    """For messages: the path is the file's, names of pools and numbers of tiers included."""
+    """Paths contain names of pools and indices of tiers."""
     assert keys_at(SCHEMA, ("pools", "backend", "price")) == ["input", "output"]
     assert keys_at(SCHEMA, ("routes", "r", "tiers", 0)) == ["pool", "when"]
     assert keys_at(SCHEMA, ("keys", 3, "nowhere")) == []

@@ -1,4 +1,4 @@
-"""YAML to data with places."""
+"""YAML to data with source locations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def data(text: str, **environ: str) -> object:
 
 
 def test_scalars_follow_the_core_schema_of_yaml_1_2() -> None:
-    """`off` is text, as editors read it; `010` is ten."""
+    """`off` is text, as in editors; `010` is ten."""
     text = "[off, on, yes, true, FALSE, 010, -3, 1.5, 1e3, .5, ~, null, 2024-01-01, 10:30, 0x10, 3%, '7']"
     expected = [
         "off",
@@ -43,25 +43,25 @@ def test_scalars_follow_the_core_schema_of_yaml_1_2() -> None:
     assert data(f"a: {text}") == {"a": expected}
 
 
-def test_a_key_is_its_text() -> None:
+def test_a_key_is_text() -> None:
     """A model called 4.1 is not a number."""
     assert data("{4.1: a, 7: b, on: c, null: d}") == {"4.1": "a", "7": "b", "on": "c", "null": "d"}
 
 
 def test_every_value_knows_the_line_of_its_key() -> None:
-    """Items of a list know their own."""
+    """Items of a list have a line each."""
     document = parse("a:\n  b:\n    - 1\n    - c: 2\n", "f.yaml", {})
     lines = {path: place.line for path, place in document.locations.items()}
     assert lines == {(): 0, ("a",): 1, ("a", "b"): 2, ("a", "b", 0): 3, ("a", "b", 1): 4, ("a", "b", 1, "c"): 4}
 
 
-def test_what_is_not_written_is_where_it_would_have_been() -> None:
-    """The place of a missing key is the place of the mapping that lacks it."""
+def test_a_missing_key_has_the_location_of_its_mapping() -> None:
+    """The location of a missing key is the location of the mapping without the key."""
     assert parse("a:\n  b: 1\n", "f.yaml", {}).location(("a", "c", 0)) == SourceLocation("f.yaml", 1)
 
 
 def test_anchors_and_merge_keys_work() -> None:
-    """What is written wins over what is merged, an earlier source over a later one."""
+    """Written keys win over merged keys, an earlier source over a later source."""
     text = "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2}\nz: {<<: [*x, *y], a: 0}\nw: {<<: *y}\nv: *x\n"
     expected = {"z": {"a": 0, "b": 1, "c": 2}, "w": {"b": 2, "c": 2}, "v": {"a": 1, "b": 1}}
     assert {key: value for key, value in parse(text, "f", {}).data.items() if key in expected} == expected
@@ -74,12 +74,12 @@ def test_variables_are_replaced_in_text() -> None:
 
 
 def test_a_replaced_value_is_text_whatever_it_looks_like() -> None:
-    """A key that happens to be digits stays as it is, and is never read as YAML."""
+    """A key of digits stays text, and is never parsed as YAML."""
     assert data("a: ${X}\nb: ${Y}", X="010", Y="{c: 1}") == {"a": "010", "b": "{c: 1}"}
 
 
 def test_the_written_form_of_a_replaced_value_is_kept() -> None:
-    """So that messages can show it in place of the secret."""
+    """Messages show the written form in place of the secret."""
     assert parse("a: {b: 'Bearer ${X}'}", "f", {"X": "s3cret"}).raw == {("a", "b"): "Bearer ${X}"}
 
 
@@ -106,13 +106,13 @@ def test_the_written_form_of_a_replaced_value_is_kept() -> None:
         ("a: ${1X}", "f.yaml:1: a: '${1X}' is not ${NAME} or ${NAME:-default}; write $$ for a dollar sign"),
     ],
 )
-def test_what_is_refused(text: str, message: str) -> None:
-    """In one line, with the place and what is wrong."""
+def test_invalid_yaml_is_refused(text: str, message: str) -> None:
+    """A single line with the location and the mistake."""
     assert refusal(text) == message
 
 
 def test_every_problem_of_a_file_is_reported() -> None:
-    """One line each, in the order of the file."""
+    """A line per problem, in the order of the file."""
     assert refusal("a: ${X}\nb: !foo 1\nb: 2").splitlines() == [
         "f.yaml:1: a: the environment variable X is not set; set it, or write ${X:-default}",
         "f.yaml:2: b: unsupported tag !foo",
@@ -120,13 +120,13 @@ def test_every_problem_of_a_file_is_reported() -> None:
     ]
 
 
-def test_an_empty_file_says_nothing() -> None:
-    """It can be merged with others."""
+def test_an_empty_file_is_an_empty_mapping() -> None:
+    """An empty file can be merged with other files."""
     assert data("# only a comment\n") == {}
 
 
-def test_merged_mappings_grow_and_lists_are_replaced() -> None:
-    """A later file changes what it names and leaves the rest."""
+def test_mappings_are_merged_and_lists_are_replaced() -> None:
+    """A later file replaces the named keys and keeps the rest."""
     under = parse("a: {b: 1, c: [1, 2, 3]}\nd: 4", "one", {})
     over = parse("\na: {c: [9], e: 5}", "two", {})
     merged = merge(under, over)
@@ -139,7 +139,7 @@ def test_merged_mappings_grow_and_lists_are_replaced() -> None:
     ]
 
 
-def test_a_replaced_value_takes_its_variables_with_it() -> None:
-    """Or a message about the new value would be written in the words of the old."""
+def test_a_replaced_value_drops_its_written_form() -> None:
+    """A message about the new value must not show the old variable."""
     merged = merge(parse("a: {k: '${X}'}", "one", {"X": "x"}), parse("a: {k: y}", "two", {}))
     assert (merged.data, merged.raw) == ({"a": {"k": "y"}}, {})

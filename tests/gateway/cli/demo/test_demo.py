@@ -1,4 +1,4 @@
-"""`firsttoken demo`: one command that shows the gateway at work, and leaves nothing behind."""
+"""`firsttoken demo`: a single command that shows the gateway at work, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ DEMO = ("gateway.cli", "demo", "--port", "0", "--admin-port", "0")
 
 
 class Demo:
-    """The command in a process of its own. `family`: it and all that it started, as long as they live."""
+    """The demo command in a separate process. `family`: ids of the living processes started by the demo, itself
+    included."""
 
     def __init__(self, process: Process, mark: str) -> None:
         self.process, self.mark = process, mark
@@ -40,14 +41,14 @@ class Demo:
                     found.add(int(entry.name))
         return found
 
-    async def says(self, pattern: str) -> str:
-        """What the first line that matches says there."""
+    async def first_match(self, pattern: str) -> str:
+        """First group of the first output line that matches."""
         assert self.process.stdout is not None
         async with asyncio.timeout(30):
             while line := (await self.process.stdout.readline()).decode():
                 if match := re.search(pattern, line):
                     return match[1]
-        raise AssertionError(f"the demo never said {pattern}")
+        raise AssertionError(f"no demo output matched {pattern}")
 
     async def ends(self) -> tuple[int | None, str, str]:
         async with asyncio.timeout(30):
@@ -73,15 +74,15 @@ async def running(*command: str) -> AsyncIterator[Demo]:
 
 
 async def completed(admin: str) -> bool:
-    """Whether some request of the demo's own callers has been answered."""
+    """True if some request of the demo's own callers has been answered."""
     requests = json.loads((await get(admin, "/requests"))[2])
     return any(request["end"] == "completed" for request in requests)
 
 
-async def test_it_ends_by_itself_when_its_time_is_over() -> None:
-    """It says where to connect and shows its table; then exit code 0, and no child."""
+async def test_the_demo_ends_after_its_seconds() -> None:
+    """The demo prints the base URL and the table; then exit code 0, and no child process."""
     async with running(*DEMO, "--seconds", "4") as demo:
-        url = await demo.says(r"base_url +(http://127\.0\.0\.1:\d+)/v1")
+        url = await demo.first_match(r"base_url +(http://127\.0\.0\.1:\d+)/v1")
         models = json.loads((await get(url, "/v1/models"))[2])
         assert {model["id"] for model in models["data"]} == {"chat", "agent", "code"}
         await eventually(lambda: len(demo.family) == 3)  # itself, the engines, the callers
@@ -90,10 +91,10 @@ async def test_it_ends_by_itself_when_its_time_is_over() -> None:
     assert {"route", "chat", "agent", "code"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
 
 
-async def test_an_interrupt_ends_it_clean() -> None:
-    """Ctrl-C is how one leaves it: exit code 0, no traceback, no child; the last table shows who answered."""
+async def test_an_interrupt_ends_the_demo_cleanly() -> None:
+    """Ctrl-C: exit code 0, no traceback, no child process; the last table shows the pools that answered."""
     async with running(*DEMO) as demo:
-        admin = await demo.says(r"metrics +(http://127\.0\.0\.1:\d+)/metrics")
+        admin = await demo.first_match(r"metrics +(http://127\.0\.0\.1:\d+)/metrics")
         await eventually(lambda: len(demo.family) == 3)
         async with asyncio.timeout(20):
             while not await completed(admin):  # noqa: ASYNC110
@@ -105,7 +106,7 @@ async def test_an_interrupt_ends_it_clean() -> None:
 
 
 async def test_a_port_that_is_taken_is_exit_code_2() -> None:
-    """In one line, and the engines that were started by then are gone."""
+    """A single error line; the engines started so far are stopped."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -120,7 +121,7 @@ async def test_a_port_that_is_taken_is_exit_code_2() -> None:
     "command", [("gateway.cli.demo.demo_engines",), ("gateway.cli.demo.demo_traffic", "http://127.0.0.1:9/v1")]
 )
 async def test_a_child_ends_with_its_parents_pipe(command: tuple[str, ...]) -> None:
-    """However the parent went, SIGKILL included: its end of the pipe closes."""
+    """The end of the parent, SIGKILL included, closes the pipe."""
     async with running(*command) as child:
         if command[0].endswith("engines"):
             assert child.process.stdout is not None

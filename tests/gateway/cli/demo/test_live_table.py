@@ -1,4 +1,4 @@
-"""What the last seconds' Records say, route by route."""
+"""Statistics by route from the Records of the last seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOW = 1000.0
 
 
 def ended(at: float = NOW, **known: Any) -> Record:
-    """A Record of a request that ended then, after a second."""
+    """Record of a request of one second that ended at `at`."""
     return record(arrival=at - 1.0, total=1.0, **known)
 
 
@@ -31,14 +31,14 @@ def shown(*found: RouteRow) -> list[str]:
     return capture.get().splitlines()
 
 
-def test_each_route_is_a_row_in_the_order_that_was_asked_for() -> None:
-    """Also one that nobody has called."""
+def test_each_route_is_a_row_in_the_given_order() -> None:
+    """Routes without requests have a row too."""
     found = rows([ended(route="code"), ended(route="code"), ended(route="chat")], ["chat", "agent", "code"], NOW, 0.0)
     assert [(r.route, round(r.per_second * WINDOW)) for r in found] == [("chat", 1), ("agent", 0), ("code", 2)]
 
 
-def test_only_what_ended_within_the_window_counts() -> None:
-    """A long answer counts when it ends, not when it was asked for."""
+def test_only_requests_that_ended_within_the_window_count() -> None:
+    """A long answer counts at the end time, not at the arrival time."""
     old, long = ended(NOW - WINDOW - 1.0), record(arrival=NOW - 2 * WINDOW, total=2 * WINDOW)
     assert row(old, long).per_second == pytest.approx(1 / WINDOW)
 
@@ -49,14 +49,14 @@ def test_the_first_seconds_are_not_divided_by_a_whole_window() -> None:
     assert row(*[ended()] * 10, since=NOW).per_second == 10.0
 
 
-def test_ttft_is_that_of_streams() -> None:
-    """At the median and at the end; an answer that comes whole has none."""
+def test_ttft_counts_streams_only() -> None:
+    """Median and p99; an answer without streaming has no TTFT."""
     found = row(*[ended(ttft=i / 100) for i in range(100)], *[ended(ttft=50.0, stream=False)] * 50, ended(ttft=None))
     assert (found.p50, found.p99) == (0.5, 0.99)
 
 
-def test_attainment_is_met_over_all_that_were_judged() -> None:
-    """Shed requests are misses; a caller that left early is nobody's."""
+def test_attainment_is_the_share_of_judged_requests_that_met_the_budget() -> None:
+    """Shed requests are misses; a caller that left early is not counted."""
     found = row(
         ended(ttft=0.1),
         ended(ttft=0.9),
@@ -69,8 +69,8 @@ def test_attainment_is_met_over_all_that_were_judged() -> None:
     assert (found.attainment, found.budget) == (0.5, 0.8)
 
 
-def test_tiers_are_shares_of_what_was_answered_the_largest_first() -> None:
-    """What was refused was answered by nobody."""
+def test_tiers_are_shares_of_answered_requests_largest_first() -> None:
+    """A shed request has no tier."""
     found = row(*[ended(pool="small")] * 3, ended(pool="large"), ended(pool="-", ttft=None, end=RequestOutcome.SHED))
     assert list(found.tiers.items()) == [("small", 0.75), ("large", 0.25)]
     assert (found.shed, found.failed) == (0.2, 0)
@@ -87,13 +87,13 @@ def test_tiers_are_shares_of_what_was_answered_the_largest_first() -> None:
         (RequestOutcome.REFUSED, 0),
     ],
 )
-def test_a_failure_is_what_the_caller_could_not_help(end: RequestOutcome, failed: int) -> None:
-    """And what was not said at once."""
+def test_failures_exclude_rejections_and_client_disconnects(end: RequestOutcome, failed: int) -> None:
+    """A rejection before dispatch is no failure."""
     assert row(ended(end=end)).failed == failed
 
 
 def test_the_hit_ratio_is_by_tokens_as_reported() -> None:
-    """A long prompt weighs more than a short one."""
+    """A long prompt weighs more than a short prompt."""
     found = row(
         ended(prompt_tokens_reported=900, cached_tokens_reported=900),
         ended(prompt_tokens_reported=100, cached_tokens_reported=0),
@@ -102,15 +102,15 @@ def test_the_hit_ratio_is_by_tokens_as_reported() -> None:
     assert found.hit == 0.9
 
 
-def test_what_was_not_seen_is_a_dash() -> None:
-    """Not a zero, which would be a time or a share."""
+def test_missing_values_are_a_dash() -> None:
+    """A zero would read as a time or a share."""
     empty = row()
     assert (empty.p50, empty.p99, empty.attainment, empty.hit, empty.budget) == (None,) * 5
     assert shown(empty)[-2].split() == ["chat", "0.0", "–", "–", "–", "–", "–", "0%", "0"]
 
 
 def test_the_table_is_read_in_milliseconds_and_per_cent() -> None:
-    """One line for each route, beneath the names of the columns, in 110 characters."""
+    """A line per route beneath the column headings, within 110 characters."""
     found = row(*[ended(pool="small", prompt_tokens_reported=100, cached_tokens_reported=64)] * 30)
     lines = shown(found)
     assert lines[0].startswith("last 30 s")

@@ -1,4 +1,4 @@
-"""The demo's scene holds together: every route has callers, every pool has engines, and it is a configuration."""
+"""Consistency of the demo's scene: every route has callers, every pool has engines, and the configuration is valid."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def config() -> Config:
 
 
 def test_the_scene_is_a_configuration_without_problems(config: Config) -> None:
-    """As `firsttoken check` would say; nothing in it is without effect in this version."""
+    """No problem under `firsttoken check`, and no key without effect in this version."""
     assert checks.problems(config) == []
     assert config.without_effect() == []
 
 
-def test_every_engine_that_is_cast_is_in_the_fleet(config: Config) -> None:
-    """As many endpoints as servers, each of a profile that exists."""
+def test_every_engine_of_the_scene_is_in_the_fleet(config: Config) -> None:
+    """As many endpoints as servers, each with an existing profile."""
     assert {pool.name: len(pool.endpoints) for pool in config.fleet()} == {cast.pool: cast.count for cast in CAST}
     assert {cast.profile for cast in CAST} <= set(PROFILES)
     assert {pool.name for pool in config.fleet() if not pool.local} == {"api"}
@@ -36,9 +36,9 @@ def test_every_route_has_callers_and_a_budget(config: Config) -> None:
     assert all(route.ttft is not None for route in config.routes.values())
 
 
-def test_the_demo_is_for_this_machine_only(config: Config) -> None:
-    """It has no keys, so it listens on loopback; its ports are those that were asked for."""
-    asked = Config.model_validate(document(URLS, 1234, 5678)).server
-    assert (str(asked.listen), str(asked.admin)) == ("127.0.0.1:1234", "127.0.0.1:5678")
+def test_the_demo_listens_on_loopback(config: Config) -> None:
+    """The demo has no keys, so both ports listen on loopback; the ports are the given ports."""
+    server = Config.model_validate(document(URLS, 1234, 5678)).server
+    assert (str(server.listen), str(server.admin)) == ("127.0.0.1:1234", "127.0.0.1:5678")
     assert config.server.listen.loopback
     assert config.server.admin.loopback
