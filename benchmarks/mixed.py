@@ -188,7 +188,7 @@ def unfinished_work(gateway: Gateway, servers: Sequence[SimulatedServer]) -> lis
         "connections being made": len(dispatcher.connecting),
         "requests that may still be retried": dispatcher.retries.active,
         "retries not given back": dispatcher.retries.retrying,
-        **{f"requests on {up.origin}": up.origin.active for up in gateway.runtime.current.upstreams.values()},
+        **{f"requests on {up.connections}": up.connections.active for up in gateway.runtime.current.upstreams.values()},
         **{f"requests in {server.url}": unfinished(server) for server in servers},
     }
     wrong = [f"{count} {what} left" for what, count in counts.items() if count]

@@ -285,8 +285,8 @@ def _payload_start(data: bytes) -> int:
     the size that the read implies needs no parsing.
     """
     line_end = data.find(b"\r\n", 1, 10)
-    start = line_end + 2
-    size = len(data) - start - 2
-    if line_end > 0 and size > 0 and data.endswith(b"\r\n") and data[:line_end].lower() == b"%x" % size:
-        return start
-    return 0
+    size = len(data) - line_end - 4
+    if line_end < 0 or size <= 0 or not data.endswith(b"\r\n"):
+        return 0
+    plain = data.startswith(b"%x\r\n" % size) or data.startswith(b"%X\r\n" % size)
+    return line_end + 2 if plain else 0

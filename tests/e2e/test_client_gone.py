@@ -89,4 +89,4 @@ async def test_a_hundred_random_disconnects_leak_nothing() -> None:
             (0, 0.0),
             (0, 0.0),
         ]
-        await eventually(lambda: all(up.origin.active == 0 for up in gateway.runtime.current.upstreams.values()))
+        await eventually(lambda: all(up.connections.active == 0 for up in gateway.runtime.current.upstreams.values()))

@@ -54,10 +54,10 @@ async def test_a_stream_completes_on_an_endpoint_that_a_reload_removed() -> None
             assert (await caller.ask(post(STREAM)))[0] == 200
             await gateway.apply_config(configured({"only": pool(new.url)}))
             assert (await answer(gateway))[1] == f"only/{new.url.removeprefix('http://')}"
-            assert way.origin.active == 1
+            assert way.connections.active == 1
             old.proceed()
             assert await rest(caller) == TOKEN + FINISH + DONE
-        await eventually(lambda: way.origin.active + way.origin.idle == 0)
+        await eventually(lambda: way.connections.active + way.connections.idle == 0)
         assert last(gateway).end is RequestOutcome.COMPLETED
 
 
