@@ -288,5 +288,6 @@ def _payload_start(data: bytes) -> int:
     size = len(data) - line_end - 4
     if line_end < 0 or size <= 0 or not data.endswith(b"\r\n"):
         return 0
-    plain = data.startswith(b"%x\r\n" % size) or data.startswith(b"%X\r\n" % size)
-    return line_end + 2 if plain else 0
+    if data.startswith(b"%x\r\n" % size):
+        return line_end + 2
+    return line_end + 2 if data.startswith(b"%X\r\n" % size) else 0
