@@ -91,7 +91,7 @@ async def test_a_reload_keeps_the_learned_state_of_remaining_endpoints() -> None
         samples = gateway.monitor.fleet.statistics(known, 1e9).samples
         await gateway.apply_config(configured({"only": pool(stays.url, joins.url, price={"input": 1.0})}))
         assert samples == gateway.monitor.fleet.statistics(known, 1e9).samples == 1
-        assert gateway.runtime.current.upstreams[known].origin.idle == 1
+        assert gateway.runtime.current.upstreams[known].connections.idle == 1
         assert len(gateway.monitor.loads()) == 2
 
 
