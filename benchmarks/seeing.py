@@ -24,7 +24,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.observe.access_log import AccessLog
-from gateway.observe.loop_lag import LoopLag
+from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.request_metrics import RequestMetrics
 from gateway.observe.record import ADMIT, DECIDE, ESTIMATE, PARSE, READ, AttemptRecord, Record, RequestOutcome
 from gateway.observe.recorder import Recorder

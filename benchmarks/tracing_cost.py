@@ -18,8 +18,8 @@ from aiohttp import web
 from benchmarks.processes import child, free_port
 from gateway.observe.otel.spans import ServedEndpoint
 from gateway.observe.otel.telemetry import Telemetry
-from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome
+from gateway.observe.trace_context import Tracer
 from gateway.process import loop_factory, tune_gc
 from policies.types import AttemptKind, AttemptOutcome
 

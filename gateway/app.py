@@ -22,9 +22,9 @@ from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.quotas import Admission
 from gateway.admission.reservations import Quotas
+from gateway.cache_warming import CacheWarming
 from gateway.config.models import Config
 from gateway.downstream.http_server import HttpServer
-from gateway.fleet.cache_warming import CacheWarming
 from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.monitor import Monitor
 from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
@@ -36,8 +36,8 @@ from gateway.observe.metrics.scrape_collectors import (
     ReplicasCollector,
     RouteCollector,
 )
-from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.recorder import Recorder
+from gateway.observe.trace_context import Tracer
 from gateway.process import BACKLOG, HANDLER_GRACE, bind, url_of
 from gateway.proxy import Proxy
 from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers

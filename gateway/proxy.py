@@ -16,18 +16,18 @@ from gateway.admission.quotas import Admission
 from gateway.admission.route_table import admit
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.inference_request import InferenceRequest, request_id_of
-from gateway.api.response_headers import gateway_headers
-from gateway.api.strict_json import encode
+from gateway.cache_warming import CacheWarming
 from gateway.downstream.http_request import HttpRequest
-from gateway.fleet.cache_warming import CacheWarming
-from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
+from gateway.observe.trace_context import Tracer
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import Decider, QueueTimeout, RequestQueue
+from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
+from gateway.upstream.response_headers import gateway_headers
 from gateway.upstream.routed_request import RoutedRequest, attempt_record
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import Decision, Placement, Price

@@ -82,6 +82,39 @@ def test_the_formatter_lays_out_every_line(path: Path) -> None:
     assert "fmt: off" not in path.read_text("utf-8")
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_attributes_are_assigned_one_or_two_at_a_time(path: Path) -> None:
+    """Three or more attributes in one tuple assignment are read by counting places."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Tuple):
+                    attributes = [element for element in target.elts if isinstance(element, ast.Attribute)]
+                    assert len(attributes) < 3, f"{path.name}:{node.lineno}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_open_with_a_verb_or_a_noun(path: Path) -> None:
+    """`Returns the ...`, not `What is ...`: a reader who searches finds the subject."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = [ast.get_docstring(node) or "" for node in ast.walk(tree(path)) if isinstance(node, kinds)]
+    assert [doc.splitlines()[0] for doc in docs if VAGUE_OPENING.match(doc)] == []
+
+
+def test_the_picture_of_the_rooms_shows_the_imports() -> None:
+    """Every arrow of the picture is an import, and every import between rooms an arrow.
+
+    Arrows from `main` (the composition root and its neighbours) and from `cli` go nearly everywhere and are left out;
+    so are those to `policies` and `backends`, which every room may import.
+    """
+    picture = PICTURE.search((ROOT / "README.md").read_text("utf-8"))
+    assert picture is not None
+    drawn = {(source, target) for source, targets in ARROW.findall(picture[1]) for target in targets.split(" & ")}
+    left_out = {"main", "cli"}
+    shown = {(source, target) for source, target in arrows() if source not in left_out}
+    assert drawn == {(source, target) for source, target in shown if target not in ("policies", "backends", "main")}
+
+
 def test_the_reading_tour_is_twenty_files_at_most() -> None:
     """Each row of the tour names one file, never a folder."""
     tour = (ROOT / "README.md").read_text("utf-8").partition("## A tour of the code")[2].partition("\n## ")[0]

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import app, proxy, runtime
-from gateway.api import strict_json
+from gateway import app, proxy, runtime, strict_json
 from gateway.cli.main import COMMANDS
 from gateway.config.loading import load
 from gateway.config.models import Config

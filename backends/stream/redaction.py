@@ -41,12 +41,12 @@ _GAP = rb"(?:\s|data:)*"  # JSON may continue in the next data line
 _NO_CHOICES = re.compile(rb'"choices"' + _GAP + b":" + _GAP + rb"\[" + _GAP + rb"\]")
 
 
-class _Chunk(msgspec.Struct, gc=False):
+class _MaskedChunk(msgspec.Struct, gc=False):
     choices: list[Any] | None = None
     usage: Any = None
 
 
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_chunk = msgspec.json.Decoder(_MaskedChunk).decode
 
 
 class UsageStripper:

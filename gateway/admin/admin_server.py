@@ -26,8 +26,8 @@ from backends.interface import Operation
 from gateway.admin.client_ttft import MAX_BEACON
 from gateway.admin.request_query import RequestQuery, parse_query
 from gateway.api.api_error import ApiError
-from gateway.api.strict_json import encode
 from gateway.downstream.http_request import framing_error
+from gateway.strict_json import encode
 from policies.routes.route import Route
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained

@@ -17,10 +17,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.api.api_error import ApiError, bad_request
-from gateway.api.strict_json import BadJson, decode
 from gateway.observe.metrics.series import histogram
 from gateway.observe.record import Record
 from gateway.observe.recorder import Recorder
+from gateway.strict_json import BadJson, decode
 
 MAX_BEACON = 4096  # bytes
 LONGEST = 3_600_000.0  # ms

@@ -17,8 +17,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic, time
 
-from gateway.admission.reservations import CONCURRENT_WAIT, Reservation, month
-from policies.quota.key_limits import Claim, KeyLimits, LimitUsage, QuotaLimit, Verdict, exceeded, share_of, too_large
+from gateway.admission.reservations import CONCURRENT_WAIT, month
+from policies.quota.key_limits import (
+    Claim,
+    KeyLimits,
+    LimitUsage,
+    QuotaLimit,
+    Reservation,
+    Verdict,
+    exceeded,
+    share_of,
+    too_large,
+)
 from policies.quota.sliding_window import (
     WINDOW_S,
     WINDOW_WORDS,

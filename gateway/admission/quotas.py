@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.auth import Tenant
-from gateway.admission.reservations import Quotas, Reservation
+from gateway.admission.reservations import Quotas
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
-from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit
+from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation
 from policies.types import Pool, PromptEstimate
 
 NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
@@ -30,7 +30,9 @@ NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
 
 class Admission:
     def __init__(self, quotas: Quotas, recorder: Recorder, registry: CollectorRegistry) -> None:
-        self._quotas, self._recorder, self._registry = quotas, recorder, registry
+        self._quotas = quotas
+        self._recorder = recorder
+        self._registry = registry
         self._settling = False
         self.refused = counter("firsttoken_quota_refused_total")
 

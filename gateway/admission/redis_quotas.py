@@ -26,10 +26,10 @@ from time import monotonic, time
 from gateway.admission import redis_scripts as scripts
 from gateway.admission.local_quotas import LocalQuotas, requests_left, tokens_left
 from gateway.admission.redis_scripts import CLOCK, LEASE, MEMBERS_KEY, NONE, keys_of, script
-from gateway.admission.reservations import Reservation, month
+from gateway.admission.reservations import month
 from gateway.cluster.redis_client import RedisClient, Unavailable
 from gateway.cluster.script_pipeline import ScriptPipeline
-from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Verdict
+from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 
 LIMITS = (None, QuotaLimit.REQUESTS, QuotaLimit.TOKENS, QuotaLimit.CONCURRENT, QuotaLimit.COST)  # the script's numbers
 MAX_PENDING = 10_000  # settlements

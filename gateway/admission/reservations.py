@@ -1,4 +1,4 @@
-"""Reservations against callers' quotas: the interface and the value of every quota store.
+"""The interface of every quota store.
 
 Rules:
 - `reserve` claims or refuses, and never fails or delays a request: an unreachable store decides alone.
@@ -7,30 +7,13 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Protocol
 
-from policies.quota.key_limits import Claim, KeyLimits, Verdict
+from policies.quota.key_limits import Claim, KeyLimits, Reservation
 
 CONCURRENT_WAIT = 1.0  # s to wait for a free place: the end of the caller's own requests is unknown
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """`second`: counted there, by the clock of the admitting store; 0: not in Redis yet. `at`: monotonic s. `lease`:
-    id in
-    Redis. `local`: copy in this process of a reservation in Redis."""
-
-    name: str
-    limits: KeyLimits
-    claim: Claim
-    verdict: Verdict
-    second: int
-    at: float
-    lease: str = ""
-    local: Reservation | None = None
 
 
 class Quotas(Protocol):

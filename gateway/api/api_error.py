@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.api.strict_json import encode
+from gateway.strict_json import encode
 
 REASONS = {
     200: "OK",

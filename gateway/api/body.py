@@ -3,7 +3,7 @@
 Two ways with the same result:
 - `parse_cached` decodes only new text. Messages sent before with the same key are recognised by a digest of their JSON,
   and so is the set of all other fields; the rest is decoded strictly. The next turn of a conversation costs only new
-  messages. All forwarded text was accepted by `gateway.api.strict_json`, now or earlier.
+  messages. All forwarded text was accepted by `gateway.strict_json`, now or earlier.
 - `parse_full` decodes the whole of an unusual body, and reports errors.
 
 Digests are keyed by the process (Python's SipHash): no caller can write two texts with one digest. API keys share no
@@ -22,7 +22,7 @@ from msgspec import Raw
 
 from backends.interface import Operation
 from gateway.api.api_error import bad_request
-from gateway.api.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
+from gateway.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
 from gateway.tokenize.generational_cache import GenerationalCache
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 

@@ -25,13 +25,13 @@ from gateway.admission.auth import ANYONE
 from gateway.admission.route_table import Routes
 from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError
-from gateway.api.strict_json import BadJson, decode, encode
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.fleet.monitor import Monitor
 from gateway.runtime import tokenizers
 from gateway.scheduler import Decider
+from gateway.strict_json import BadJson, decode, encode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import EncoderError
 from policies.fleet.fleet import Fleet

@@ -113,7 +113,7 @@ def _key(config: Config, args: argparse.Namespace, text: str) -> Key:
 def _asked(config: Config, ask: Callable[[Redis], Awaitable[T]]) -> T:
     """Raises ConfigError, without the password."""
     from gateway.cluster.redis_client import create_client, error_text
-    from gateway.cluster.redis_url import parse_redis_url
+    from gateway.config.redis_url import parse_redis_url
 
     assert config.state.redis is not None
     url = parse_redis_url(config.state.redis.get_secret_value())

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainVa
 
 from backends.http.address import BackendAddress
 from backends.simulated.profiles import PROFILES
-from gateway.cluster.redis_url import parse_redis_url
 from gateway.config.config_errors import did_you_mean
+from gateway.config.redis_url import parse_redis_url
 from policies.routes.route import Strict
 from policies.routes.units import Duration
 

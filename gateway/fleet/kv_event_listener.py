@@ -89,7 +89,10 @@ class Listener:
     def __init__(
         self, context: zmq.asyncio.Context, fleet: Fleet, endpoint: str, source: KvEventSource, turn: ListenSlot
     ) -> None:
-        self.endpoint, self.fleet, self.url, self.replay_url = endpoint, fleet, source.kv_events, source.kv_replay
+        self.endpoint = endpoint
+        self.fleet = fleet
+        self.url = source.kv_events
+        self.replay_url = source.kv_replay
         self.connected = False
         self.expected: int | None = None  # the next sequence number; None: nothing has come yet
         self._at = 0.0  # of the last batch, the engine's clock

@@ -20,8 +20,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from gateway.api.strict_json import encode
 from gateway.observe.record import Record
+from gateway.strict_json import encode
 
 log = logging.getLogger("firsttoken")
 

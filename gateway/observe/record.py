@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any
 
-from gateway.observe.otel.trace_context import Trace
+from gateway.observe.trace_context import Trace
 from policies.types import AttemptKind, AttemptOutcome, Decision, PrefixBlocks
 
 if TYPE_CHECKING:
-    from gateway.admission.reservations import Reservation
+    from policies.quota.key_limits import Reservation
 
 LANDMARK = 512  # tokens
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic, time
 from types import TracebackType
 
-from gateway.observe.loop_lag import LoopLag
+from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import UNWATCHED, RequestTimeline
 

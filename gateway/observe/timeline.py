@@ -12,10 +12,8 @@ from time import monotonic
 from typing import TypeVar
 
 from backends.interface import EngineTimes
-from gateway.admission.reservations import Reservation
 from gateway.api.inference_request import InferenceRequest
-from gateway.observe.loop_lag import LoopLag
-from gateway.observe.otel.trace_context import Trace, parent
+from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.record import (
     CONNECT,
     FAILOVER,
@@ -31,7 +29,9 @@ from gateway.observe.record import (
     Stage,
     prefix_sample,
 )
+from gateway.observe.trace_context import Trace, parent
 from policies.fleet.fleet import AttemptReport
+from policies.quota.key_limits import Reservation
 from policies.routes.route import Route
 from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixBlocks, Price
 
@@ -126,7 +126,9 @@ class RequestTimeline:
         """Note the predictions for the candidate of an attempt, counted from arrival."""
         record, endpoint, forecast = self.record, candidate.endpoint, candidate.forecast
         waited = at - record.arrival
-        record.pool, record.endpoint, record.region = endpoint.pool, endpoint.id, endpoint.region
+        record.pool = endpoint.pool
+        record.endpoint = endpoint.id
+        record.region = endpoint.region
         record.tier, record.chance = candidate.tier, candidate.probability
         record.prompt_tokens_estimated, record.cached_tokens_predicted = candidate.prompt_tokens, candidate.hit
         record.ttft_predicted_p50 = waited + forecast.p50

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Raw
 
 from backends.interface import Operation
-from gateway.api.strict_json import encode
+from gateway.strict_json import encode
 from gateway.tokenize.tokenizers import ID_BYTES, SEGMENT_MIN, segments
 
 MEDIA_TOKENS = 85 + 4 * 170

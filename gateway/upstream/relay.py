@@ -14,11 +14,11 @@ from time import monotonic
 from backends.interface import Failure, FailureKind
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, UsageStripper
 from gateway.api.api_error import REASONS, envelope
-from gateway.api.response_headers import response_headers
-from gateway.api.strict_json import encode
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
+from gateway.strict_json import encode
+from gateway.upstream.response_headers import response_headers
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import AttemptOutcome
 

@@ -54,7 +54,9 @@ class MergedFamily:
     """One metric family over all workers."""
 
     def __init__(self, name: str, help: str, type: str) -> None:
-        self.name, self.help, self.type = name, help, type
+        self.name = name
+        self.help = help
+        self.type = type
         self._values: dict[tuple[str, Labels], float] = {}  # by name of the sample and labels
         self._exemplars: dict[tuple[str, Labels], Exemplar] = {}
         row = BY_FAMILY.get(name)

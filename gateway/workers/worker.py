@@ -12,11 +12,11 @@ from prometheus_client.core import Metric
 
 from gateway.admin.admin_server import json_response
 from gateway.admin.gateway_admin import GatewayAdmin
-from gateway.api.strict_json import encode
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.log_format import to_stderr, unhandled
 from gateway.process import loop_factory, tune_gc
+from gateway.strict_json import encode
 from gateway.wiring import WorkerContext
 from gateway.workers.child_process import PREPARED, RELOADED, SERVING, ControlChannel, first_of
 from gateway.workers.merged_stats import COUNTS, families

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker, LearnedRateLimit
-from policies.fleet.decode_interference import NO_DECODING, DecodeInterference, reopens_in
-from policies.fleet.inflight_tokens import InflightTokens, PrefillQueue
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
+from policies.latency.decode_interference import NO_DECODING, DecodeInterference, reopens_in
+from policies.latency.inflight_tokens import InflightTokens, PrefillQueue
 from policies.latency.prediction_errors import Calibration, CalibrationStatistics
 from policies.latency.token_counts import TokenScale
 from policies.latency.tpot_predictor import TpotPredictor
@@ -59,7 +59,9 @@ class EndpointState:
     """Attempts in flight, circuit breaker, models and last scrape of an endpoint."""
 
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
-        self.endpoint, self.pool, self.local = endpoint, pool, pool.local
+        self.endpoint = endpoint
+        self.pool = pool
+        self.local = pool.local
         self.inflight = InflightTokens()
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
         self.calibration = Calibration()

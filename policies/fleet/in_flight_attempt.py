@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from policies.fleet.decode_interference import DecodingAnswer
 from policies.fleet.endpoint_state import EndpointState
-from policies.fleet.inflight_tokens import PrefillQueue
+from policies.latency.decode_interference import DecodingAnswer
+from policies.latency.inflight_tokens import PrefillQueue
 from policies.latency.ttft_predictor import PrefillWork, TtftSample
 from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.types import AttemptOutcome, Candidate, PoolEstimate

@@ -26,7 +26,7 @@ from math import exp, log
 from statistics import median
 from typing import Self
 
-from policies.fleet.inflight_tokens import REMAINDER
+from policies.latency.inflight_tokens import REMAINDER
 from policies.latency.prediction_errors import CHANGE_SAMPLES, ChangeDetector, ErrorQuantiles
 from policies.latency.regression import Regression
 from policies.types import NEVER, Forecast, Load, Quantiles

@@ -75,6 +75,21 @@ class Verdict:
     tokens_reset: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An admitted or refused claim. `second`: the second that counts it, by the clock of the admitting store; 0: not in
+    Redis yet. `at`: monotonic s. `lease`: id in Redis. `local`: copy in this process of a reservation in Redis."""
+
+    name: str
+    limits: KeyLimits
+    claim: Claim
+    verdict: Verdict
+    second: int
+    at: float
+    lease: str = ""
+    local: Reservation | None = None
+
+
 def too_large(limits: KeyLimits, claim: Claim) -> bool:
     return limits.tokens is not None and claim.tokens > limits.tokens
 

@@ -11,10 +11,10 @@ import pytest
 from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError
-from gateway.api.strict_json import decode, encode
 from gateway.fleet.monitor import Monitor
 from gateway.observe.record import RequestOutcome
 from gateway.scheduler import LARGE, MANY, Decider
+from gateway.strict_json import decode, encode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.incremental import TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet

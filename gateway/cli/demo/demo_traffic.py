@@ -27,7 +27,10 @@ class LoadGenerator:
     """All callers of a route."""
 
     def __init__(self, base_url: str, callers: TrafficSpec, session: aiohttp.ClientSession, rng: random.Random) -> None:
-        self.url, self.callers, self.session, self.rng = f"{base_url}/chat/completions", callers, session, rng
+        self.url = f"{base_url}/chat/completions"
+        self.callers = callers
+        self.session = session
+        self.rng = rng
         self.system = words(callers.system_words, rng)
         self.tasks: set[asyncio.Task[None]] = set()
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.observe.loop_lag import LoopLag
+from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.series import counter, histogram
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record
 from policies.routes.route import Route

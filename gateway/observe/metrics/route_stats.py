@@ -17,7 +17,7 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.observe.loop_lag import LoopLag
+from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.request_metrics import RequestMetrics
 from gateway.observe.metrics.series import HistogramCounts, Series
 from policies.routes.route import Route

@@ -83,7 +83,9 @@ class OwnCollector(Collector):
     """Version, requests in progress and lost access log lines of this process."""
 
     def __init__(self, live: Callable[[], int], lost: Callable[[], int] | None) -> None:
-        self.live, self.lost, self.version = live, lost, running_version()
+        self.live = live
+        self.lost = lost
+        self.version = running_version()
 
     def collect(self) -> Iterable[Metric]:
         yield gauge("firsttoken_build_info", [((self.version,), 1)])

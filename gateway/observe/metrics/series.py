@@ -54,7 +54,9 @@ class HistogramCounts:
 
     def copy(self) -> HistogramCounts:
         made = HistogramCounts(self.bounds)
-        made.counts, made.examples, made.sum = self.counts.copy(), self.examples.copy(), self.sum
+        made.counts = self.counts.copy()
+        made.examples = self.examples.copy()
+        made.sum = self.sum
         return made
 
     def refine(self, bounds: Sequence[float]) -> None:
@@ -66,7 +68,9 @@ class HistogramCounts:
             counts[now_at] = self.counts[place]
             if place in self.examples:
                 examples[now_at] = self.examples[place]
-        self.bounds, self.counts, self.examples = bounds, counts, examples
+        self.bounds = bounds
+        self.counts = counts
+        self.examples = examples
 
 
 class CollectedFamily(Metric):
@@ -105,7 +109,9 @@ class Series(Collector, Generic[Child]):
     """One metric. `of`: children by label values, in the order of `labels`."""
 
     def __init__(self, name: str, doc: str, labels: Sequence[str], new: Callable[[], Child]) -> None:
-        self.name, self.doc, self.labels = name, doc, labels
+        self.name = name
+        self.doc = doc
+        self.labels = labels
         self.of = Children(new)
 
 

@@ -21,8 +21,8 @@ from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from gateway.observe.otel import semconv as names
-from gateway.observe.otel.trace_context import ATTEMPT, SAMPLED, STAGE, Trace, trace_state
 from gateway.observe.record import STAGE_NAMES, UPSTREAM, AttemptRecord, Record, RequestOutcome
+from gateway.observe.trace_context import ATTEMPT, SAMPLED, STAGE, Trace, trace_state
 from policies.types import AttemptOutcome
 
 # Outcomes that are no error of a server, and of an engine.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gateway.admin.admin_views import explain
-from gateway.api.strict_json import encode
+from gateway.strict_json import encode
 from policies.types import (
     FOREVER,
     Decision,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gateway.admin.admin_views import endpoint_view
-from gateway.api.strict_json import encode
+from gateway.strict_json import encode
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Candidate, Forecast, PoolEstimate

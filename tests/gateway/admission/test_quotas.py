@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.admission.quotas import claim_of, duration, quota_headers, refusal, tokens_of
-from gateway.admission.reservations import Reservation
 from gateway.config.models import Config
 from gateway.observe.record import Record, RequestOutcome
-from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Verdict
+from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.types import Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import document, pool, running

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from gateway.admission.local_quotas import LocalQuotas, SharedQuotaMemory
 from gateway.admission.redis_quotas import RedisQuotas
-from gateway.admission.reservations import Quotas, Reservation
+from gateway.admission.reservations import Quotas
 from gateway.cluster.redis_client import RedisClient
-from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit
+from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually
 

@@ -15,7 +15,7 @@ from backends.vllm import Vllm
 from gateway.api import body
 from gateway.api.api_error import ApiError
 from gateway.api.body import ParsedBody, parse_full, read
-from gateway.api.strict_json import decode, encode
+from gateway.strict_json import decode, encode
 from gateway.tokenize.prompt import Piece
 from tests.e2e.test_bad_input import BODIES
 from tests.gateway.upstream.writing import Writer

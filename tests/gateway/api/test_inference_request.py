@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backends.interface import BackendRequest, Operation
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest, parse, request_id_of
-from gateway.api.strict_json import decode, encode
+from gateway.strict_json import decode, encode
 from tests.gateway.builders import CHAT, backend
 from tests.gateway.builders import request as understood
 

@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import pytest
 
-from gateway.api.strict_json import encode
 from gateway.observe.record import UNSPENT, AttemptRecord, Record, RequestOutcome
+from gateway.strict_json import encode
 from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import record
 

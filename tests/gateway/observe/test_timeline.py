@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observe.loop_lag import LoopLag
+from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.record import AttemptRecord, Record, RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
 from policies.types import FOREVER, QUANTILES, AttemptKind, AttemptOutcome, Decision, Forecast, Placement

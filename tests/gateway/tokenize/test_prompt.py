@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from backends.interface import Operation
-from gateway.api.strict_json import encode
+from gateway.strict_json import encode
 from gateway.tokenize.prompt import LOW_DETAIL_TOKENS, MEDIA_TOKENS, NOT_TEXT, Piece, Prompt, prompt_of
 
 

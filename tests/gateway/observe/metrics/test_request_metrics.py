@@ -24,8 +24,8 @@ from gateway.observe.metrics.metric_table import CATALOG, TTFT_BOUNDS
 from gateway.observe.metrics.request_metrics import BATCH, PROMPTS, RequestMetrics
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, OwnCollector, QueueCollector, RouteCollector
 from gateway.observe.metrics.series import Counter, Histogram
-from gateway.observe.otel.trace_context import Trace
 from gateway.observe.record import AttemptRecord, RequestOutcome, Stage
+from gateway.observe.trace_context import Trace
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome, EngineLoad, Health, Load
 from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route

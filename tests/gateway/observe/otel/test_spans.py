@@ -11,8 +11,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from gateway.observe.otel.spans import ServedEndpoint, SpanFactory
-from gateway.observe.otel.trace_context import Trace
 from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome, Stage
+from gateway.observe.trace_context import Trace
 from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import record
 from tests.support import collector

@@ -24,8 +24,8 @@ from gateway.app import Gateway
 from gateway.config.config_errors import ConfigError
 from gateway.observe.otel import telemetry as module
 from gateway.observe.otel.telemetry import FAULTS, Telemetry, make_exporter, notable, release, resource_of
-from gateway.observe.otel.trace_context import Tracer
 from gateway.observe.record import AttemptRecord, RequestOutcome
+from gateway.observe.trace_context import Tracer
 from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import CHAT, STREAMED, calling, get, post, record
 from tests.gateway.upstream.dispatching import dead_url

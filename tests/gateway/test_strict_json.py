@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway.api.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
+from gateway.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
 from tests.gateway.upstream.writing import Writer
 
 SCALARS = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)

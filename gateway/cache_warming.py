@@ -23,9 +23,9 @@ from typing import Any
 
 from backends.interface import BackendRequest, Failure, Operation
 from gateway.api import inference_request as ingress
-from gateway.api.strict_json import decode
 from gateway.fleet.monitor import Monitor
 from gateway.runtime import RuntimeHolder
+from gateway.strict_json import decode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
 from gateway.upstream.routed_request import RoutedRequest
@@ -199,7 +199,10 @@ class CacheWarming:
         estimator: Estimator,
         runtime: RuntimeHolder,
     ) -> None:
-        self.monitor, self.fleet, self.estimator, self.runtime = monitor, monitor.fleet, estimator, runtime
+        self.monitor = monitor
+        self.fleet = monitor.fleet
+        self.estimator = estimator
+        self.runtime = runtime
         self.hot: dict[str, HotPrefixes[SavedPrompt]] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._warmed_at: dict[str, float] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends.interface import Operation
-from gateway.fleet.cache_warming import LAST_WORD, SavedPrompt
+from gateway.cache_warming import LAST_WORD, SavedPrompt
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.incremental import TokenizerConfig
 from gateway.tokenize.prompt import prompt_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fleet.decode_interference import (
+from policies.latency.decode_interference import (
     FIRST_SHARE,
     MAX_SHARE,
     MIN_SHARE,

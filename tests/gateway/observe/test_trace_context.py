@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.observe.otel.trace_context import ATTEMPT, SPANS, STAGE, Trace, Tracer, parent, passable
+from gateway.observe.trace_context import ATTEMPT, SPANS, STAGE, Trace, Tracer, parent, passable
 
 ID, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GIVEN = f"00-{ID}-{SPAN}-01"

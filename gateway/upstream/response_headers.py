@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from time import monotonic
 
 from gateway.admission.quotas import quota_headers
-from gateway.observe.loop_lag import STALL
+from gateway.observe.metrics.loop_lag import STALL
 from gateway.observe.record import STAGE_NAMES
 from gateway.observe.timeline import RequestTimeline
 
