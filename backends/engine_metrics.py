@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-EngineMetricNames = tuple[bytes, ...]  # names of one meaning over versions: the first that is found counts
+EngineMetricNames = tuple[bytes, ...]  # names of one meaning over versions: the first found counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import msgspec
 
 from backends.interface import Failure, FailureKind
 
-_MESSAGE_LIMIT = 2000  # characters of a server's message that are passed on
+_MESSAGE_LIMIT = 2000  # characters of a server's message passed on
 
 
 class TransportError(Exception):
@@ -209,7 +209,7 @@ def _seconds(value: str | None, unit: float) -> float | None:
 
 
 def _until(headers: Mapping[str, str]) -> float | None:
-    """Seconds until an HTTP-date, measured from the reply's own Date if present, so that clocks need not agree."""
+    """Seconds until an HTTP-date, measured from the reply's own Date if present, so clocks need not agree."""
     then = _timestamp(headers.get("retry-after"))
     if then is None:
         return None

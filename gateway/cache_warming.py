@@ -5,7 +5,7 @@ Rules:
 - One task looks at the fleet every TICK and has a child task for each endpoint in work. Failures are harmless: an
   endpoint that cannot be warmed up takes its share cold.
 - Saved prompts are the bytes of requests, in memory only, never shown or logged, parsed again only if needed.
-- A prefix ends with the first message that fills the wanted blocks, and includes the other fields that are rendered
+- A prefix ends with the first message that fills the wanted blocks, and includes the other fields rendered
   into the prompt. Chat templates want the last message to be a user's or a tool's: another one is added if need be.
 - To the fleet a synthetic request is an attempt like any other: charged, and a source for learning. It has no Record
   and is not retried.

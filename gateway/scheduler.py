@@ -2,7 +2,7 @@
 
 `Decider` gives the pure decision code a parsed request, an estimate, a snapshot and the clock. `RequestQueue` drives
 `policies.queue.queue_scheduler` with a clock, a timer and waiting callers. Rules of the queue:
-- A request that is placed at once costs no task, no future and no timer.
+- A request placed at once costs no task, no future and no timer.
 - The queue is checked when a request enters or leaves, an attempt gets its first token or ends, an engine is scraped,
   and when the scheduler asks for it. Many events in one turn of the loop are one check.
 - Requests are released one at a time: each is dispatched, and counted by the fleet, before the next is released.
@@ -311,7 +311,7 @@ class RequestQueue:
             self._check_handle = asyncio.get_running_loop().call_soon(self._on_check)
 
     def _check_after_callbacks(self) -> None:
-        """Checks again after all callbacks that are scheduled so far."""
+        """Checks again after all callbacks scheduled so far."""
         if self._check_handle is not None:
             self._check_handle.cancel()
             self._check_handle = None

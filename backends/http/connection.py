@@ -4,7 +4,7 @@ Rules:
 - Bytes go from `data_received` to the sink in one call: nothing is awaited, queued or scheduled per chunk.
 - A connection carries one exchange at a time. It returns to its pool only if the reply was complete, the server keeps
   the connection alive, nothing followed the reply, and the request was written to its end.
-- A read that is exactly one chunk is passed on with its framing, so that a relay can write it unchanged. Every token
+- A read that is exactly one chunk is passed on with its framing, so a relay can write it unchanged. Every token
   of a stream but the first arrives like that.
 - RFC 9112, 6.3 defines where a reply ends. The C parser applies it, except to replies that end with the connection
   and to replies without a body.
@@ -70,7 +70,7 @@ class Exchange:
             self.carrier.resume()
 
     def cancel(self) -> None:
-        """Close the connection at once, so that the server notices; no effect after the end."""
+        """Close the connection at once, so the server notices; no effect after the end."""
         carrier, self.carrier = self.carrier, None
         if isinstance(carrier, Connection):
             carrier.abandon()

@@ -2,7 +2,7 @@
 
 Rules:
 - `start` is synchronous where an idle connection exists; only connecting awaits.
-- The most recently used idle connection is taken first, so that the others age and are closed.
+- The most recently used idle connection is taken first, so the others age and are closed.
 - Idle connections are closed before the server does it (vLLM: after 5 s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE). Where the
   server was quicker, and a reused connection dies soon after the request and before any byte of a reply, the request
   is sent once more on a new connection.
@@ -184,7 +184,7 @@ class ConnectionPool:
         return connection
 
     def _expire(self) -> None:
-        """Close connections that have been idle too long. One timer per pool."""
+        """Close connections idle too long. One timer per pool."""
         self._expiry = None
         now = monotonic()
         while self._idle:

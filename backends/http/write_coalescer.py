@@ -14,7 +14,7 @@ import asyncio
 from math import inf
 from time import monotonic
 
-BURST_GAP = 0.0002  # s; about the work for one request, so that a loop without a pause coalesces
+BURST_GAP = 0.0002  # s; about the work for one request, so a loop without a pause coalesces
 
 
 class WriteCoalescer:

@@ -1,7 +1,7 @@
 """Drivers run a simulated backend in real time: plans become timers, events become bytes on the callers' sockets.
 
 The engine's clock is the loop's, times `speed`. Writes go straight to the transport, framed as HTTP/1.1 chunks (RFC
-9112, section 7.1): no task is woken per token, so that hundreds of streams cost little. An answer is buffered as a
+9112, section 7.1): no task is woken per token, so hundreds of streams cost little. An answer is buffered as a
 whole if the caller does not read.
 """
 

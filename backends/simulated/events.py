@@ -27,7 +27,7 @@ class EngineRequest:
     """A prompt and the length of its answer.
 
     `block_hashes` are chained: one per full block of the prompt, in order, equal where the whole prefix is equal.
-    `output_hashes` continue the chain through the answer (the first block may begin inside the prompt), so that the
+    `output_hashes` continue the chain through the answer (the first block may begin inside the prompt), so the
     next turn of a conversation finds the answer cached too.
     """
 

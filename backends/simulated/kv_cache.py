@@ -4,7 +4,7 @@ Rules, as in vLLM's block pool (vllm/v1/core/block_pool.py, kv_cache_manager.py)
 - A block is *private* (being filled; counted, not named) or *cached* (full, named by its hash).
 - A cached block which no request uses is *idle*: still a hit, and free to be allocated.
 - Blocks without content are allocated first, then idle blocks, least recently used first.
-- A request frees its blocks tail first, so that the end of a prefix is evicted before the start.
+- A request frees its blocks tail first, so the end of a prefix is evicted before the start.
 - Two requests which computed the same block at once share one afterwards. (vLLM keeps both copies until one is freed;
   the difference is a few blocks for the time of one request.)
 Invariant: capacity = spare + idle + used + private.
@@ -68,7 +68,7 @@ class PrefixCache:
             self._idle.popitem(last=False)
 
     def commit(self, blocks: Sequence[Hashable]) -> None:
-        """Name private blocks of a request, which are full now, so that other requests may hit them."""
+        """Name private blocks of a request, which are full now, so other requests may hit them."""
         used, idle = self._used, self._idle
         for block in blocks:
             if block in used or block in idle:  # the second copy becomes spare

@@ -5,7 +5,7 @@
   with `cache` in its name becomes 0, padded with blanks. Within text the quotes of such a key are escaped, and do not
   match.
 - Some backends quote the gateway's API key in an error with status 200. The key becomes asterisks.
-- Masking keeps the length, so that content-length and framing stay right.
+- Masking keeps the length, so content-length and framing stay right.
 - Bytes are held back only while an incomplete key, number or event may have to go.
 """
 

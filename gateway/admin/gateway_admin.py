@@ -1,6 +1,6 @@
 """Admin data of one gateway process, read on the loop that serves callers.
 
-Long answers are built in parts, so that the loop runs callers in between; `/routes` is built once for all viewers.
+Long answers are built in parts, so the loop runs callers in between; `/routes` is built once for all viewers.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def refusal(made: Reservation, limit: QuotaLimit) -> ApiError:
 
 
 def quota_headers(made: Reservation) -> Iterable[str]:
-    """Header lines of the limits that are set."""
+    """Header lines of the limits set."""
     limits, verdict = made.limits, made.verdict
     for unit, limit, left, reset in (
         ("requests", limits.requests, verdict.requests_left, verdict.requests_reset),

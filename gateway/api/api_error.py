@@ -62,7 +62,7 @@ def envelope(message: str, type: str, code: str | None, param: str | None) -> di
 
 
 def retry_later(seconds: float) -> dict[str, str]:
-    """Headers honoured by the OpenAI and Anthropic SDKs; seconds are rounded up, so that no client retries early."""
+    """Headers honoured by the OpenAI and Anthropic SDKs; seconds are rounded up, so no client retries early."""
     millis = max(1, round(seconds * 1000))
     return {"retry-after": str(-(-millis // 1000)), "retry-after-ms": str(millis)}
 

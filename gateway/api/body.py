@@ -28,7 +28,7 @@ from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 
 KNOWN_MESSAGES, KNOWN_PARAMETERS = 100_000, 4_000  # entries; 100 and 500 bytes each
 
-_MAX_NAME = 256  # characters of a model name that is cached
+_MAX_NAME = 256  # characters of a model name cached
 _JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _PYTHON_TYPE = re.compile(r"\b(str|int|float|bool)\b")
 _TOKENS = Annotated[int, msgspec.Meta(ge=1)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-KIND = "ft-"  # prefix of every key, so that secret scanners recognise leaked keys
+KIND = "ft-"  # prefix of every key, so secret scanners recognise leaked keys
 PATIENCE = 5.0  # s
 COLUMNS = ("name", "routes", "requests/min", "tokens/min", "at a time", "USD/month", "cache group")
 

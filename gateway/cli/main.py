@@ -1,6 +1,6 @@
 """The commands. Exit codes: 0 success, 2 invalid input or configuration, 1 internal error.
 
-A command imports its modules when it runs, so that `--help` and `check` start at once.
+A command imports its modules when it runs, so `--help` and `check` start at once.
 """
 
 from __future__ import annotations

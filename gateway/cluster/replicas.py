@@ -60,7 +60,7 @@ class Replicas:
         self._tasks = [loop.create_task(self._send_forever()), loop.create_task(self._receive_forever())]
 
     async def close(self) -> None:
-        """Says goodbye, so that peers need not wait for the timeout."""
+        """Says goodbye, so peers need not wait for the timeout."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

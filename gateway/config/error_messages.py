@@ -2,7 +2,7 @@
 
 Rules:
 - Paths are those of the file: names of models and of union branches do not appear.
-- Actual values are quoted as written in the file, so that secrets from the environment stay hidden.
+- Actual values are quoted as written in the file, so secrets from the environment stay hidden.
 """
 
 from __future__ import annotations

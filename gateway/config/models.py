@@ -213,14 +213,14 @@ class Config(Section):
 
     @cached_property
     def passthrough_route(self) -> Route | None:
-        """Route of all other model names. Its name is fixed, so that callers cannot create metric labels."""
+        """Route of all other model names. Its name is fixed, so callers cannot create metric labels."""
         if self.passthrough is None:
             return None
         raw = {"tiers": [self.passthrough]}
         return Route.model_validate(_completed(PASSTHROUGH, raw, self.defaults.max_attempts))
 
     def without_effect(self) -> list[str]:
-        """Settings that are accepted but not implemented in this version."""
+        """Settings accepted but not implemented in this version."""
         return [f"routes.{name}.rescue: on" for name, route in self.routes.items() if route.rescue == "on"]
 
 

@@ -37,7 +37,7 @@ class Answering(Hashable, Protocol):
 
 
 class _Asked(NamedTuple):
-    """An endpoint that is polled, and the task that polls."""
+    """An endpoint polled, and the task that polls."""
 
     what: tuple[ConnectionPool, Backend, float]
     task: asyncio.Task[None]

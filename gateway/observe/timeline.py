@@ -63,7 +63,7 @@ class RequestTimeline:
     def close(self, stage: Stage, at: float) -> None:
         """Close `stage` at an earlier time; a time before `mark` counts as no time.
 
-        A stage that is closed again adds up.
+        A stage closed again adds up.
         """
         mark, spent = self.mark, self._spent
         if at > mark:

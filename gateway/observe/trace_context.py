@@ -2,7 +2,7 @@
 
 Rules:
 - An invalid `traceparent` is ignored, and its `tracestate` with it (W3C Trace Context 3.2.2).
-- One random number per request is the id of its span; the ids of its attempts and stages count up from it, so that
+- One random number per request is the id of its span; the ids of its attempts and stages count up from it, so
   nothing else has to be carried.
 - Sampling follows the caller's flag, or the trace id alone as in OpenTelemetry's TraceIdRatioBased: every process that
   sees a trace id decides alike.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ATTEMPT, STAGE = 1, 64  # offsets from a request's span id: of its first attempt, of its first stage
 SPANS = 128  # ids that a request may use
-MAX_STATE = 512  # characters of tracestate that are forwarded (W3C Trace Context 3.3.1.5)
+MAX_STATE = 512  # characters of tracestate forwarded (W3C Trace Context 3.3.1.5)
 SAMPLED, RANDOM = 1, 2  # bits of the flags
 
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -35,7 +35,7 @@ class Trace:
     id: str
     span: int
     sampled: bool
-    flags: int = 0  # flags of the caller that are forwarded unchanged
+    flags: int = 0  # flags of the caller forwarded unchanged
     parent: str = ""
     state: str = ""
 
@@ -74,7 +74,7 @@ def trace_state(state: str) -> TraceState | None:
 
 
 class Tracer:
-    """Assigns trace contexts. `ratio`: share of the traces begun here that are sampled."""
+    """Assigns trace contexts. `ratio`: sampled share of the traces begun here."""
 
     def __init__(self, ratio: float) -> None:
         self._below = round(ratio * 2**64)

@@ -1,6 +1,6 @@
 """The clairvoyant reference: a scheduler that sees the simulated engines themselves and knows every output length.
 
-It replaces the QueueScheduler of a replay, so that results can be stated as a share of the reachable. Relaxations in
+It replaces the QueueScheduler of a replay, so results can be stated as a share of the reachable. Relaxations in
 its favour, beyond the knowledge and means of any gateway:
 - Service times are exact: profile, present slowness, prefill chunks, concurrent decodes. Only the noise of single
   steps (5 %) is unknown.

@@ -97,7 +97,7 @@ class SimFleet:
         return streams[0] if len(streams) == 1 else merge(*streams, key=lambda event: event.at)
 
     def apply_fault(self, fault: Fault, now: float) -> tuple[RequestId, ...]:
-        """Returns the requests that were lost."""
+        """Returns the requests lost."""
         server = self.servers[fault.endpoint]
         if fault.kind == "slow":
             server.slow(fault.factor)

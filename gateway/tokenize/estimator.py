@@ -63,7 +63,7 @@ class Estimator:
         self._configs[pool] = replace(self._configs[pool], block_size=tokens)
 
     def warm(self) -> None:
-        """Load every tokenizer (0.2 s for o200k_base), so that no request has to."""
+        """Load every tokenizer (0.2 s for o200k_base), so no request has to."""
         for config in self._configs.values():
             self._encoders(config.tokenizer).count("warm")
 

@@ -57,7 +57,7 @@ class Relay:
         self.stall_timer: asyncio.TimerHandle | None = None
 
     def begin(self, run: UpstreamRequest) -> None:
-        """Relay the attempt that has won: its head and all that is buffered, in one write."""
+        """Relay the attempt that has won: its head and all buffered, in one write."""
         self.run = run
         self.begun = True
         self.rewriter = self._rewriter()

@@ -23,7 +23,7 @@ from policies.fleet.fleet import AttemptReport
 from policies.types import Attempt, AttemptOutcome
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
-MAX_ERROR = 64 * 1024  # bytes of an error reply that are read for its meaning
+MAX_ERROR = 64 * 1024  # bytes of an error reply read for its meaning
 
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
 DONE = b"data: [DONE]"
@@ -259,7 +259,7 @@ class UpstreamRequest:
         return self._until_done(data) if self.stream and self.tap.failure is not None else data
 
     def attach(self, body_sink: BodySink) -> None:
-        """Send every further read to `body_sink`, which has written all that was buffered."""
+        """Send every further read to `body_sink`, which has written all buffered."""
         self.body_sink = body_sink
 
     def pause(self) -> None:

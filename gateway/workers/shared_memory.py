@@ -42,7 +42,7 @@ class SlotTable:
 
     Workers hold slots under a digest of the endpoint's id (64 bits: no collisions); a slot without a holder is free.
     The
-    slot free for the longest time is taken first, so that leftovers are old.
+    slot free for the longest time is taken first, so leftovers are old.
     """
 
     def __init__(self, slots: int, workers: int) -> None:
@@ -211,7 +211,7 @@ class WorkerMemory:
         self._names = {at: name for name, at in self._slots.items()}
         self._tags = {slot_tag(at, name): name for name, at in self._slots.items()}
         for peer in self._peers:
-            peer.forget()  # loads that were read may be another endpoint's
+            peer.forget()  # the loads just read may be another endpoint's
         if len(self._slots) < len(wanted):
             log.warning("%d endpoints are too many for workers to share", len(wanted) - len(self._slots))
 

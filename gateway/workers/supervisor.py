@@ -8,7 +8,7 @@ Rules:
 - Callers are let in when all workers are prepared, not before.
 - After an exit a worker is restarted at once; after two early exits in a row with growing delays. Meanwhile its
   socket
-  is closed, so that the other workers get its connections.
+  is closed, so the other workers get its connections.
 - The first signal drains, the second ends the draining. Processes still running after the grace are killed.
 - A reloaded configuration is read and checked here, once, and passed to workers only if valid.
 - Each of these events is one log line.
@@ -58,7 +58,7 @@ from gateway.workers.worker import serve_worker
 
 log = logging.getLogger("firsttoken")
 
-SPARE_SLOTS = 64  # endpoints beyond those at the start, so that a reload can replace endpoints
+SPARE_SLOTS = 64  # endpoints beyond those at the start, so a reload can replace endpoints
 KILL_AFTER = 5.0  # s beyond its grace for a process to exit
 
 

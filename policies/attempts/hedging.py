@@ -15,7 +15,7 @@ Rules:
 - Three times the own p99 is silence enough at any time, if the next may make the deadline, and past the deadline in any
   case; but not less than 1 s or an eighth of the time allowed: a budget of 30 s is in no hurry.
 - Where a second copy may be sent, the first need not be given up: see `hedge_at`.
-- Moments are searched on a fixed grid, so that a replay finds the same ones.
+- Moments are searched on a fixed grid, so a replay finds the same ones.
 """
 
 from __future__ import annotations

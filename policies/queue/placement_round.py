@@ -27,7 +27,7 @@ from policies.types import FOREVER, NEVER, Candidate, Decision, FleetSnapshot, H
 
 ROOM = 0.1  # s of prefill that may wait inside an engine: its next step is never short of work
 IDLE = 0.01  # s of prefill under which an engine is idle
-HARMLESS = 0.3  # expected answers that miss their pace because of a request that is late anyway
+HARMLESS = 0.3  # expected answers that miss their pace because of an already late request
 SHORT = 0.2  # s of prefill
 STILL = 0.9  # share of the target with which a request keeps its assigned endpoint
 RISK = 0.5  # of what the target leaves: waiting until the last moment must not add misses
@@ -64,7 +64,7 @@ class PlacementRound:
         return FleetSnapshot(snapshot.at, snapshot.pools, shown)
 
     def place(self, queued: QueuedRequest) -> Decision | None:
-        """The decision of a request that is dispatched now; None: it is queued."""
+        """The decision of a request dispatched now; None: it is queued."""
         decision = self.decide(queued)
         chosen = decision.chosen
         if chosen is None or queued.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id):

@@ -8,7 +8,7 @@ Rules:
 - Any other is assigned to the endpoint of its decision, earliest deadline first, and counts there as work ahead of what
   is due later. It is decided again at the head of the queue, and when another engine of the pool is idle. It spills to
   another tier when that promises more, and at the last moment at which that one still makes the deadline.
-- Best effort: a request that cannot make its deadline any more, or has none, waits for an endpoint that is idle and
+- Best effort: a request that cannot make its deadline any more, or has none, waits for an idle endpoint
   whose answers it does not harm, tenants and routes in turn. With `on_miss: best_effort` it is dispatched after
   FORCED_AFTER seconds whatever the load.
 - At most MAX_HELD requests are held; beyond, the latest of the tenant with most of them is refused.

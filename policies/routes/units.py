@@ -1,11 +1,11 @@
 """Human units in policies: durations as `250ms`, `2s`, `5m`; shares as `3%`; sizes as `32MB`.
 
-Each is an annotated float or int that pydantic validates, so that models read as the YAML does.
+Each is an annotated float or int that pydantic validates, so models read as the YAML does.
 
 Rules:
 - A duration always names its unit: `budget: 800` could be ms or s.
 - An error message shows the right form.
-- The JSON Schema allows exactly the forms that validation allows, so that editors agree with `check`.
+- The JSON Schema allows exactly the forms that validation allows, so editors agree with `check`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workload presets: defaults of a route's keys.
 
-Presets have the form of the YAML and are merged beneath it before validation, so that the operator's keys win one by
+Presets have the form of the YAML and are merged beneath it before validation, so the operator's keys win one by
 one: `ttft: {target: 0.99}` keeps the preset's budget, `ttft: off` drops it.
 
 | workload     | who waits                                    | first budget          |

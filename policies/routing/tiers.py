@@ -4,7 +4,7 @@ Rules:
 - The deadline is the request's arrival plus its budget: time spent in the gateway counts.
 - A tier qualifies if one of its endpoints makes what is left of the budget with `probability >= target`. `prefer`
   chooses among qualifying tiers: quality the first, cost the cheapest, latency the fastest.
-- Within a tier the route's scorer ranks. Ties are broken by the request's sequence number, so that equal idle
+- Within a tier the route's scorer ranks. Ties are broken by the request's sequence number, so equal idle
   endpoints share the load.
 - An endpoint of the chosen tier without a first token for PROBE_AFTER seconds, while others had some, is probed by one
   request in PROBE_EVERY that it would serve in time too.

@@ -11,7 +11,7 @@ computed on an engine of their own, as none would wait longer for the first one.
 much: at 1 and 3 a saturated fleet lost 1 to 4 % of its good answers.
 
 Costs within NEAR of the least count as equal, as predictions are not more exact than that and a learned difference of
-a few percent would send every fresh prompt to one of two equal engines. Among equals the longest hit is first, so that
+a few percent would send every fresh prompt to one of two equal engines. Among equals the longest hit is first, so
 a prefix stays on its endpoint; remaining ties are broken by sequence number.
 """
 

@@ -134,7 +134,7 @@ def canary_config(folder: Path, otlp: str = "", redis: str = ABSENT, **more: Any
     given = {
         "keys": keys,
         "state": {"redis": redis, "keys": "redis" if keys_in_redis else "config", "cache_secret": CACHE},
-        "telemetry": {"access_log": str(folder / "access.jsonl"), **({"otlp": otlp} if otlp else {})},
+        "telemetry": {"access_log": str(folder / "access.jsonl"), **({"otlp": otlp, "traces": "100%"} if otlp else {})},
     }
     return {**given, **more}
 

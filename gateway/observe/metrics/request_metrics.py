@@ -1,6 +1,6 @@
 """Counts Records in Prometheus series. Label values come from the configuration, never from callers.
 
-Names, units and meaning are in `gateway.observe.metrics.metric_table`. Each route's TTFT budget is a bucket, so that
+Names, units and meaning are in `gateway.observe.metrics.metric_table`. Each route's TTFT budget is a bucket, so
 attainment can be read exactly from the histogram.
 """
 

@@ -187,7 +187,7 @@ def histogram(name: str, bounds: Iterable[float] = ()) -> Histogram:
 
 
 def total(name: str, value: float) -> Iterable[Metric]:
-    """Present value of a counter without labels that is counted elsewhere."""
+    """Present value of a counter without labels, counted elsewhere."""
     series = counter(name)
     series.of[()].value = value
     return series.collect()

@@ -3,7 +3,7 @@
 Rules:
 - Spans are made after the answer, from the Record alone; during a request only ids exist.
 - One SERVER span for the request; an INTERNAL child for each stage, end to end as in the Record; a CLIENT child for
-  each attempt, lost ones included. Only the attempt that answered carries the usage, so that sums count it once.
+  each attempt, lost ones included. Only the attempt that answered carries the usage, so sums count it once.
 - Attribute values come from the configuration, the engine's figures and the caller's ids: never text of a prompt, an
   answer or an error.
 """

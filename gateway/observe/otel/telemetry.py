@@ -6,7 +6,7 @@ Rules:
   variables. `telemetry.otlp` is the endpoint unless OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or _METRICS_ENDPOINT is set.
 - Sampling is decided twice: at the start by the trace id or the caller, which engines are told too; at the end every
   notable request is added, without the engine's own span.
-- Exporting happens in the SDK's threads. A collector that is gone, slow or hung costs spans, which are counted, never a
+- Exporting happens in the SDK's threads. An absent, slow or hung collector costs spans, which are counted, never a
   request.
 """
 
