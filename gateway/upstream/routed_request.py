@@ -29,7 +29,7 @@ class RoutedRequest:
     upstreams: Mapping[str, Upstream]
     first_token_limit: float
     passthrough: bool = False  # the model name is the caller's
-    cache_group: str = ""  # whose prompts may share cached prefixes
+    cache_group: str = ""  # tenants with shared prefix caches; empty: all
 
     def model_at(self, upstream: Upstream) -> str:
         """Model name to send to an endpoint."""

@@ -38,7 +38,7 @@ OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """Connections to one endpoint and the dialect that it speaks."""
+    """Connections to an endpoint, and the dialect of its server."""
 
     connections: ConnectionPool
     backend: Backend

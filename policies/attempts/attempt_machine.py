@@ -310,7 +310,7 @@ class AttemptMachine:
         self._actions.append(Open(attempt))
 
     def _schedule_retry(self, failure: Failed, candidate: Candidate, now: float) -> bool:
-        """Schedules one more attempt at the endpoint that failed last, if that is worth it. False: it is not."""
+        """Schedules another attempt at the endpoint of the last failure, if worthwhile; returns True if scheduled."""
         if self._retried or not self._may_open:
             return False
         if not failure.connection_lost and any(

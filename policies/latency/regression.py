@@ -3,8 +3,7 @@
 Recursive least squares in Kalman filter form, with random-walk drift instead of a forgetting factor and Huber weights
 against outliers. Rules:
 - A feature is the term's contribution on a reference machine, in the unit of the result: every coefficient starts at
-  1
-  and reads "times the reference".
+  1 and reads "times the reference".
 - The error of a sample is relative to the prediction: 20 ms matter on 40 ms, not on 4 s.
 - A machine mostly differs from the reference by a common factor, less by proportions; both are in the prior, and the
   drift goes in the same two directions.

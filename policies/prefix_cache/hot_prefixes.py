@@ -2,8 +2,7 @@
 
 A bounded sketch, not an index. Rules:
 - A prompt is counted at some DEPTHS of the chained block hashes (equal hash, equal prefix), and at the end. The heat
-  of
-  such a node is the number of recent prompts through the node.
+  of such a node is the number of recent prompts through the node.
 - The end of a prompt keeps the `text` (opaque here). A prompt at most TAIL blocks longer than another takes over the
   heat of the other's end: only the latest turn of a conversation is kept. Other nodes use the text of an end beneath.
 - The worth of a node is the heat, divided among the engines with a copy.

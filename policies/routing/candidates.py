@@ -45,7 +45,7 @@ class FleetView(Protocol):
 
 @dataclass(slots=True, eq=False)
 class CandidateSet:
-    """One request and everything that its decision depends on."""
+    """A request and all inputs of the decision."""
 
     queued: QueuedRequest
     fleet: FleetSnapshot
