@@ -1,7 +1,7 @@
 """Warms up engines that lost their cache, and keeps idle ones warm, by requests of the gateway's own.
 
 Rules:
-- `policies.fleet.warm_up` decides when and how much, `policies.prefix_cache.hot_prefixes` with which prompts.
+- `policies.prefix_cache.warm_up` decides when, how much and with which prompts.
 - One task looks at the fleet every TICK and has a child task for each endpoint in work. Failures are harmless: an
   endpoint that cannot be warmed up takes its share cold.
 - Saved prompts are the bytes of requests, in memory only, never shown or logged, parsed again only if needed.
@@ -30,8 +30,15 @@ from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
-from policies.fleet.warm_up import CONCURRENCY, MIN_INTERVAL, WarmUp, is_idle, warm_up_tokens
-from policies.prefix_cache.hot_prefixes import HotPrefix, HotPrefixes
+from policies.prefix_cache.warm_up import (
+    CONCURRENCY,
+    MIN_INTERVAL,
+    HotPrefix,
+    HotPrefixes,
+    WarmUp,
+    is_idle,
+    warm_up_tokens,
+)
 from policies.types import (
     NEVER,
     Attempt,

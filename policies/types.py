@@ -103,7 +103,7 @@ class Load:
     blocked_until: float = NEVER  # a provider's rate limit
     backlog_s: float = 0.0  # s of prefill of `queued_tokens`
     wait: float = 0.0  # s in the gateway's own queue before a request is sent there
-    expected_tpot_misses: tuple[float, ...] = ()  # answers missing TPOT by stall (policies.latency.decode_interference)
+    expected_tpot_misses: tuple[float, ...] = ()  # answers missing TPOT by stall (policies.latency.tpot)
     stalled: float = 0.0  # s of prefill sent since `expected_tpot_misses` was computed
     tpot_pressure: float = 0.0  # of the answers in progress: from 1 on they cannot bear another prefill
     reopens_in: float = 0.0  # s until the answers in progress can bear another prefill

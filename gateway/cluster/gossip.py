@@ -25,7 +25,7 @@ from struct import Struct, error
 from zlib import crc32
 
 from policies.fleet.peers import NO_LOAD, PEER_LOAD_COUNTS, PEER_LOAD_FLOATS, PeerLoad, PeerReader, combined
-from policies.latency.decode_interference import NO_MISSES, STALL_GRID
+from policies.latency.tpot import NO_MISSES, STALL_GRID
 from policies.types import FOREVER, NEVER
 
 MAGIC = b"ftr1"

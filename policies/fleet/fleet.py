@@ -18,11 +18,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics, PoolState
-from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
+from policies.fleet.endpoint_state import (
+    STALE,
+    AttemptReport,
+    EndpointState,
+    EndpointStatistics,
+    InFlightAttempt,
+    PoolState,
+)
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
-from policies.latency.decode_interference import DecodingAnswer
 from policies.latency.token_counts import OutputLengths, TokenScale
+from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
 from policies.scorers.scorer import CandidateInput
 from policies.types import (

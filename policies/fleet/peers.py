@@ -23,8 +23,8 @@ from functools import partial, reduce
 from operator import add, attrgetter
 from typing import Any, Protocol
 
-from policies.latency.decode_interference import NO_MISSES, DecodeThroughput, MissCurve
-from policies.latency.inflight_tokens import PrefillQueue
+from policies.latency.token_counts import PrefillQueue
+from policies.latency.tpot import NO_MISSES, DecodeThroughput, MissCurve
 from policies.types import FOREVER, NEVER
 
 
@@ -34,7 +34,7 @@ class PeerLoad:
 
     in_flight: int = 0  # attempts
     prefilling: int = 0  # of these, without a first token
-    queued_tokens: int = 0  # uncached, of the prefilling attempts (policies.latency.inflight_tokens)
+    queued_tokens: int = 0  # uncached, of the prefilling attempts (policies.latency.token_counts)
     queued_pairs: int = 0  # attention pairs of the queue
     queued_remainder: int = 0  # of the queued tokens, that time does not drain
     decoding_context: int = 0  # prompt tokens of decoding answers

@@ -26,9 +26,8 @@ from math import exp, log
 from statistics import median
 from typing import Self
 
-from policies.latency.inflight_tokens import REMAINDER
-from policies.latency.prediction_errors import CHANGE_SAMPLES, ChangeDetector, ErrorQuantiles
-from policies.latency.regression import Regression
+from policies.latency.online_learning import CHANGE_SAMPLES, ChangeDetector, ErrorQuantiles, Regression
+from policies.latency.token_counts import REMAINDER
 from policies.types import NEVER, Forecast, Load, Quantiles
 
 # The reference engine: the regression learns multiples of these.

@@ -1,10 +1,22 @@
-"""Belief about the prefix cache of an endpoint, from our prompts and from the engine's KV events.
+"""Prefix cache of an endpoint as believed here: a radix tree of the blocks sent there, corrected by KV events.
+
+Rules:
+- A block is named by a chained hash (unsigned 64 bits): equal hash, equal prefix up to and including the block. So a
+  run is found by the first hash alone, and the divergence from a run by binary search.
+- All blocks of a run were last used by the same prompt; a prompt through only a part splits the run.
+- The least recently used block is evicted first and, of a prompt, the last block first, as vLLM frees blocks
+  (`KVCacheManager.free` returns blocks in reverse). So a block never outlives the prefix before.
+- The bound is the engine's capacity, scaled by the share which reports confirm: outputs, pinned blocks and other
+  traffic take a part.
+- A run may have a binding: the engine's own chain for a prompt through the run's end.
+
+A block takes 8 bytes and a share of a run.
 
 Blocks which a prompt shares with earlier prompts are, by the last prompt through them:
 - pending: the prompt has not ended. The blocks count, whatever the events say: the engine computes them first;
 - bound: the prompt is bound to the engine's chain. The blocks count as far as the chain is held; blocks of ours
-  beyond
-  the chain's prompt count all or none;
+  beyond the
+  chain's prompt count all or none;
 - neither (no events, or no chain was found): the blocks count, within the capacity of `PrefixIndex`.
 
 Tokens reported as cached were held, whatever the events say. A gap in the events drops every binding; a restart or a
@@ -13,14 +25,192 @@ cleared cache forgets all blocks.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from policies.prefix_cache.block_tree import Chain
-from policies.prefix_cache.prefix_index import PrefixIndex
 from policies.prefix_cache.residency import AnswerReuse, ChainBinding, Residency, ResidencyStatistics
 from policies.types import PoolEstimate
+
+SHRINK = 0.2  # of the capacity, when no token of the believed hit was cached
+GROW = 0.005  # of the capacity, when all of it was
+MIN_SHARE_OF_CAPACITY = 1 / 256  # enough to be proved wrong
+DEFAULT_BLOCKS = 25_000
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStatistics:
+    """Of an endpoint, in blocks."""
+
+    blocks: int  # held
+    runs: int
+    capacity: int  # bound in use
+    nominal: int  # capacity of the engine
+
+
+@dataclass(slots=True, eq=False)
+class IndexRun:
+    """Consecutive blocks. `children`: number of runs after the end."""
+
+    blocks: array[int]
+    parent: IndexRun | None
+    stamp: int  # of the last record through this run
+    children: int = 0
+    binding: ChainBinding | None = None  # of the last prompt through its end
+
+
+class PrefixIndex:
+    """The blocks believed cached at an endpoint."""
+
+    def __init__(self, capacity: int = DEFAULT_BLOCKS) -> None:
+        self._nominal = self._capacity = capacity
+        self._share = 1.0  # of the nominal capacity, that reports confirm
+        self._stamp = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Cache lost."""
+        self._runs: dict[int, IndexRun] = {}  # by first hash
+        self._order: OrderedDict[IndexRun, None] = OrderedDict()  # least recently used first; children before parents
+        self._size = 0
+        self._fit(self._nominal, 1.0)
+
+    def find(self, hashes: Sequence[int]) -> tuple[int, IndexRun | None]:
+        """Number of leading blocks held, and the run of the last of them. Called for each endpoint of each decision."""
+        runs, size = self._runs, len(hashes)
+        depth, last = 0, None
+        while depth < size and (run := runs.get(hashes[depth])) is not None:
+            last = run
+            end = depth + len(run.blocks)
+            if end > size or run.blocks[-1] != hashes[end - 1]:
+                return depth + _shared(run.blocks, hashes, depth), run
+            depth = end
+        return depth, last
+
+    def record(self, hashes: Sequence[int]) -> int:
+        """The endpoint is sent this prompt. Returns the stamp of this record."""
+        self._stamp += 1
+        path, depth, surplus = self._path(hashes)
+        if surplus:
+            path[-1] = self._split(path[-1], len(path[-1].blocks) - surplus)
+        if depth < len(hashes):
+            self._append(path, hashes, depth)
+        for run in reversed(path):
+            run.stamp = self._stamp
+            self._order.move_to_end(run)
+        self._evict()
+        return self._stamp
+
+    def bind(self, hashes: Sequence[int], binding: ChainBinding) -> None:
+        """Records a prompt and binds it to the engine's chain."""
+        self.record(hashes)
+        for run in self._path(hashes)[0]:
+            run.binding = binding
+
+    def unbind(self) -> None:
+        """Drops all bindings: the engine's events have a gap."""
+        for run in self._order:
+            run.binding = None
+
+    def trim(self, hashes: Sequence[int], depth: int, stamp: int) -> None:
+        """Takes back blocks past `depth` of a prompt which was not computed, unless used since its record."""
+        path, shared, surplus = self._path(hashes)
+        end = shared + surplus
+        for run in reversed(path):
+            if run.stamp != stamp or run.children or end <= depth:
+                return
+            end -= len(run.blocks)
+            self._shorten(run, max(0, depth - end))
+
+    def confirm(self, believed: int, reported: int) -> None:
+        """Scales the capacity by how many of the tokens believed cached the engine reports as cached."""
+        if reported < believed:
+            self._fit(self._nominal, self._share * (1 - SHRINK * (believed - reported) / believed))
+        elif self._share < 1.0:
+            self._fit(self._nominal, self._share * (1 + GROW))
+
+    def resize(self, blocks: int) -> None:
+        """`blocks`: capacity of the engine."""
+        self._fit(blocks, self._share)
+
+    def statistics(self) -> PrefixStatistics:
+        return PrefixStatistics(self._size, len(self._order), self._capacity, self._nominal)
+
+    def _path(self, hashes: Sequence[int]) -> tuple[list[IndexRun], int, int]:
+        """Runs on the path of the prompt, number of shared blocks, and surplus blocks of the last run."""
+        path, at, size = [], 0, len(hashes)
+        while at < size and (run := self._runs.get(hashes[at])) is not None:
+            path.append(run)
+            end = at + len(run.blocks)
+            if end > size or run.blocks[-1] != hashes[end - 1]:
+                at += _shared(run.blocks, hashes, at)
+                return path, at, end - at
+            at = end
+        return path, at, 0
+
+    def _split(self, run: IndexRun, at: int) -> IndexRun:
+        """Cuts a run in two; the lower part keeps its place in the LRU order."""
+        upper = IndexRun(run.blocks[:at], run.parent, run.stamp, children=1, binding=run.binding)
+        self._runs[run.blocks[0]] = upper
+        run.blocks, run.parent = run.blocks[at:], upper
+        self._runs[run.blocks[0]] = run
+        self._order[upper] = None
+        return upper
+
+    def _append(self, path: list[IndexRun], hashes: Sequence[int], depth: int) -> None:
+        parent = path[-1] if path else None
+        fresh = hashes[depth:]
+        if not isinstance(fresh, array):
+            fresh = array("Q", fresh)
+        self._size += len(fresh)
+        if parent is not None and not parent.children:
+            parent.blocks.extend(fresh)
+            return
+        if parent is not None:
+            parent.children += 1
+        run = IndexRun(fresh, parent, self._stamp)
+        self._runs[fresh[0]] = run
+        self._order[run] = None
+        path.append(run)
+
+    def _fit(self, nominal: int, share: float) -> None:
+        self._nominal = nominal
+        self._share = min(max(share, MIN_SHARE_OF_CAPACITY), 1.0)
+        self._capacity = max(1, round(nominal * self._share))
+        self._evict()
+
+    def _evict(self) -> None:
+        while (excess := self._size - self._capacity) > 0:
+            oldest = next(iter(self._order))
+            self._shorten(oldest, max(0, len(oldest.blocks) - excess))
+
+    def _shorten(self, run: IndexRun, keep: int) -> None:
+        """Drops the tail of a run without children."""
+        self._size -= len(run.blocks) - keep
+        if keep:
+            del run.blocks[keep:]
+            return
+        del self._runs[run.blocks[0]], self._order[run]
+        if run.parent is not None:
+            run.parent.children -= 1
+
+
+def _shared(blocks: array[int], hashes: Sequence[int], at: int) -> int:
+    """Number of leading `blocks` equal to `hashes[at:]`, given an equal first block: binary search."""
+    high = min(len(blocks), len(hashes) - at)
+    if blocks[high - 1] == hashes[at + high - 1]:
+        return high
+    low, high = 1, high - 1
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if blocks[middle - 1] == hashes[at + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
 
 MAX_LATE = 64  # prompts which ended before their last event
 

@@ -4,7 +4,7 @@ Rules:
 - Requests queued for an endpoint and due no later count there as work ahead; so do the seconds until its answers can
   bear another prefill.
 - An endpoint has room while its backlog of prefill is at most ROOM seconds and its answers can bear another stall
-  (`policies.latency.decode_interference`). An API always has room.
+  (`policies.latency.tpot`). An API always has room.
 - The forecast of when an engine's answers have caught up is unreliable, that of another tier is not. So a queued
   request spills to another tier when that one is better by the forecasts, and at the latest when the other tier can
   only just make the deadline, at RISK of the usual risk.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from policies.fleet.circuit_breaker import RATE_LIMIT_WINDOW
 from policies.fleet.fleet import Fleet
-from policies.latency.decode_interference import TIME_CONSTANT, expected_tpot_misses
+from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.routing.queued_request import QueuedRequest
 from policies.routing.tiers import decide

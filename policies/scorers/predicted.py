@@ -3,7 +3,7 @@
 The median prediction holds everything that delays this request: queue, uncached tokens, the engine's pace. Its cost to
 others is added: a prefill stalls each answer that shares its steps. With a perfect prediction alone a fleet met TTFT
 for 87 % of requests and was good for only 58 %, as answers in progress lost their pace. So the expected number of
-answers that would miss their TPOT (`policies.latency.decode_interference`) is priced at TPOT_MISS seconds each.
+answers that would miss their TPOT (`policies.latency.tpot`) is priced at TPOT_MISS seconds each.
 
 Affinity has no price of its own: a hit is worth the seconds saved for this request, for the answers in progress, and
 ENGINE_TIME of the prefill for later requests. Without the last, siblings of one prefix that arrive together are each
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.latency.decode_interference import expected_tpot_misses
+from policies.latency.tpot import expected_tpot_misses
 from policies.scorers.scorer import CandidateInput
 from policies.types import MEDIAN
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.cluster.gossip import HEAD, MAX_BLOCKED, MalformedUpdate, PeerUpdate, ages_to_times, group_of
 from policies.fleet.peers import NO_LOAD, PeerLoad
-from policies.latency.decode_interference import STALL_GRID
+from policies.latency.tpot import STALL_GRID
 from policies.types import FOREVER, NEVER
 
 GROUP, SENDER = b"group..1", b"sender.1"

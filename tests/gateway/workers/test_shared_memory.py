@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.workers.shared_memory import HEAD, MAX_BLOCKS, MERGE_INTERVAL, RING, Memory, MemoryPart, WorkerMemory
 from policies.fleet.peers import NO_LOAD, PeerLoad
-from policies.latency.decode_interference import STALL_GRID
+from policies.latency.tpot import STALL_GRID
 
 NAMES = ["small/a", "small/b"]
 BUSY = PeerLoad(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.attempts.hedging import GRID, HUNG, abandon_at, patience_until
-from policies.latency.prediction_errors import PRIOR
+from policies.latency.online_learning import PRIOR
 from policies.types import Forecast
 from tests.policies.deciding import P90, RATIOS
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from policies.fleet.circuit_breaker import EJECTION
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import NO_LOAD, PeerLoad, PeerReader, combined
-from policies.latency.decode_interference import STALL_GRID
-from policies.latency.inflight_tokens import PrefillQueue
+from policies.latency.token_counts import PrefillQueue
+from policies.latency.tpot import STALL_GRID
 from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, EngineLoad, Health
 from tests.policies.fleets import API, HOSTED, ONE, SMALL, TWO, answer, load, prompt, send
 

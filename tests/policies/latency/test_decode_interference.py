@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.latency.decode_interference import (
+from policies.latency.tpot import (
     FIRST_SHARE,
     MAX_SHARE,
     MIN_SHARE,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.latency.prediction_errors import ErrorQuantiles
+from policies.latency.online_learning import ErrorQuantiles
 from policies.types import QUANTILES, Forecast
 
 

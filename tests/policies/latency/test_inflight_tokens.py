@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.latency.inflight_tokens import EMPTY_QUEUE, InflightTokens
+from policies.latency.token_counts import EMPTY_QUEUE, InflightTokens
 
 RATE = 1000.0  # tokens/s
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.latency.regression import COMMON_DRIFT, HUBER, MIN_RESULT, OWN_DRIFT, Regression
+from policies.latency.online_learning import COMMON_DRIFT, HUBER, MIN_RESULT, OWN_DRIFT, Regression
 
 NOISE, CLIP, COMMON, OWN = 0.02, 2.0, 9.0, 0.5
 Matrix = list[list[float]]

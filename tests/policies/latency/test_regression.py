@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.latency.regression import Regression
+from policies.latency.online_learning import Regression
 
 OWN = (4.0, 4.0, 4.0)
 

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from policies.latency.tpot_predictor import TpotPredictor
+from policies.latency.tpot import TpotPredictor
 from policies.latency.ttft_predictor import (
     ApiPredictor,
     EnginePredictor,

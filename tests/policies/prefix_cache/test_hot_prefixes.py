@@ -8,7 +8,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.prefix_cache.hot_prefixes import DEPTHS, HALF_LIFE, MAX_NODES, MAX_TEXT_SHARE, HotPrefix, HotPrefixes
+from policies.prefix_cache.warm_up import DEPTHS, HALF_LIFE, MAX_NODES, MAX_TEXT_SHARE, HotPrefix, HotPrefixes
 
 ROOMY = 100_000  # blocks
 LIMIT = 1_000_000  # bytes

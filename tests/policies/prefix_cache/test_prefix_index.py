@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.prefix_cache.prefix_index import PrefixIndex
+from policies.prefix_cache.endpoint_cache import PrefixIndex
 
 
 def chain(*tokens: int) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.latency.decode_interference import STALL_GRID
+from policies.latency.tpot import STALL_GRID
 from policies.types import Decision, Health, Load, Placement, RequestView
 from tests.policies.deciding import DecisionScenario, budget, order
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from policies.latency.decode_interference import STALL_GRID
+from policies.latency.tpot import STALL_GRID
 from policies.routes.route import ScorerName
 from policies.scorers.baselines import PATIENCE
 from policies.scorers.scorer import CandidateInput, tie_break

@@ -1,4 +1,6 @@
-"""Price of a prefill: the expected number of answers, decoding on the same engine, that will miss their TPOT.
+"""TPOT of an endpoint, learned online: the time of an output token while no prefill stalls it.
+
+Price of a prefill: the expected number of answers, decoding on the same engine, that will miss their TPOT.
 
 While an engine prefills, every answer on it stalls. An answer has a TPOT budget of b seconds a token, on average.
 After k tokens and x seconds its credit is b k - x seconds. If a stall of S seconds puts it behind by d, it needs
@@ -13,9 +15,41 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 
+from policies.latency.online_learning import ChangeDetector, Regression
 from policies.types import FOREVER, Load
+
+DECODE_BASE = 0.02  # s per output token
+DECODE_RUNNING = 0.0002  # s per output token and decoding request
+DECODE_CONTEXT = 1e-7  # s per output token and token of context of all decoding requests
+MIN_TPOT = 1e-5  # s
+DECODE_VARIANCES = (4.0,) * 3
+
+
+class TpotPredictor:
+    """Time of a decoding step, which grows with the number of requests and with context."""
+
+    def __init__(self) -> None:
+        self._regression = Regression(DECODE_VARIANCES)
+        self._changes = ChangeDetector()
+
+    def predict(self, running: float, context: float) -> float:
+        base, step, read = self._regression.coefficients
+        return base * DECODE_BASE + step * DECODE_RUNNING * running + read * DECODE_CONTEXT * context
+
+    def observe(self, running: float, context: float, tpot: float) -> None:
+        tpot = max(tpot, MIN_TPOT)
+        factor = self._changes.observe(log(tpot / max(self.predict(running, context), MIN_TPOT)))
+        if factor != 1.0:
+            self._regression.scale(factor)
+        else:
+            terms = (DECODE_BASE, DECODE_RUNNING * running, DECODE_CONTEXT * context)
+            self._regression.update(terms, tpot, self._changes.clip)
+
+    def warm_start_from(self, sibling: TpotPredictor) -> None:
+        self._regression.warm_start_from(sibling._regression)
+
 
 TIME_CONSTANT = 10.0  # s of the exponential averages over decoding and over time spent on prefills
 TARGET_MISS_RATE = 0.04  # share of answers which may miss their TPOT: a fleet which misses none prefills too little

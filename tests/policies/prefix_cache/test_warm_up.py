@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.fleet.fleet import Fleet
-from policies.fleet.warm_up import (
+from policies.prefix_cache.warm_up import (
     JITTER,
     MAX_FAILURES,
     MAX_OTHER_REQUESTS,
