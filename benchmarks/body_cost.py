@@ -29,8 +29,7 @@ from gateway.api.inference_request import InferenceRequest, parse
 from gateway.fleet.monitor import Monitor
 from gateway.process import tune_gc
 from gateway.scheduler import Decider
-from gateway.tokenize.estimator import Estimator
-from gateway.tokenize.incremental import TokenizerConfig
+from gateway.tokenize.estimator import Estimator, TokenizerConfig
 from gateway.tokenize.tokenizers import Encoder, encoder
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route

@@ -19,9 +19,8 @@ from gateway import wiring as optional
 from gateway.admin.admin_server import AdminServer
 from gateway.admin.client_ttft import Beacons
 from gateway.admin.gateway_admin import GatewayAdmin
-from gateway.admission.local_quotas import LocalQuotas
+from gateway.admission.local_quotas import LocalQuotas, Quotas
 from gateway.admission.quotas import Admission
-from gateway.admission.reservations import Quotas
 from gateway.cache_warming import CacheWarming
 from gateway.config.models import Config
 from gateway.downstream.http_server import HttpServer

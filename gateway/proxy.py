@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from time import monotonic
 
 from backends.interface import Operation
+from gateway.admission.auth import admit
 from gateway.admission.quotas import Admission
-from gateway.admission.route_table import admit
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.cache_warming import CacheWarming
-from gateway.downstream.http_request import HttpRequest
+from gateway.downstream.http_server import HttpRequest
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline

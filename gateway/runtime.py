@@ -18,10 +18,9 @@ from backends import catalog
 from backends.http.connection_pool import ConnectionPool
 from backends.http.write_coalescer import WriteCoalescer
 from backends.interface import Backend, BackendConfig
-from gateway.admission.auth import CacheSalts, GroupMember, Keys, Tenant
-from gateway.admission.route_table import Routes
+from gateway.admission.auth import CacheSalts, GroupMember, Keys, Routes, Tenant
 from gateway.config.models import Config, Key
-from gateway.tokenize.incremental import TokenizerConfig
+from gateway.tokenize.estimator import TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.upstream_request import Upstream
 from policies.types import Endpoint, Pool, Price

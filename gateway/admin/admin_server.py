@@ -26,7 +26,7 @@ from backends.interface import Operation
 from gateway.admin.client_ttft import MAX_BEACON
 from gateway.admin.request_query import RequestQuery, parse_query
 from gateway.api.api_error import ApiError
-from gateway.downstream.http_request import framing_error
+from gateway.downstream.http_server import framing_error
 from gateway.strict_json import encode
 from policies.routes.route import Route
 

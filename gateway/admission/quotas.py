@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.auth import Tenant
-from gateway.admission.reservations import Quotas
+from gateway.admission.local_quotas import Quotas
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record, RequestOutcome

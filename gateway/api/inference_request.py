@@ -1,18 +1,257 @@
-"""An inference request as a value, parsed from body and headers."""
+"""An inference request, parsed from body and headers; other members of the body are passed through untouched.
+
+Two ways with the same result:
+- `parse_cached` decodes only new text. Messages sent before with the same key are recognised by a digest of their JSON,
+  and so is the set of all other fields; the rest is decoded strictly. The next turn of a conversation costs only new
+  messages. All forwarded text was accepted by `gateway.strict_json`, now or earlier.
+- `parse_full` decodes the whole of an unusual body, and reports errors.
+
+Digests are keyed by the process (Python's SipHash): no caller can write two texts with one digest. API keys share no
+digests: response times would tell one tenant what another has sent.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Raw
 
 from backends.interface import Operation
 from gateway.api.api_error import bad_request
-from gateway.api.body import read
-from gateway.tokenize.prompt import Prompt
+from gateway.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
+from gateway.tokenize.estimator import GenerationalCache
+from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 from policies.types import RequestView
+
+KNOWN_MESSAGES, KNOWN_PARAMETERS = 100_000, 4_000  # entries; 100 and 500 bytes each
+
+_MAX_NAME = 256  # characters of a model name cached
+_JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_PYTHON_TYPE = re.compile(r"\b(str|int|float|bool)\b")
+_TOKENS = Annotated[int, msgspec.Meta(ge=1)]
+_USER, _IMAGES = 1, 2  # flags of a message: from the user, with an image
+_IMAGE_TYPES = ("image_url", "input_image")
+_MESSAGE_DEPTH = MAX_DEPTH - 2  # a message is an element of an array of an object
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _Common(msgspec.Struct):
+    """Fields read or type-checked by the gateway."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: _TOKENS | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+
+
+class _Chat(_Common, kw_only=True):
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    max_completion_tokens: _TOKENS | None = None
+    tools: list[dict[str, Any]] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class _Completion(_Common, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+
+
+@dataclass(slots=True)
+class Parameters:
+    """The members of a body with a meaning for the gateway, except the prompt."""
+
+    model: str
+    stream: bool
+    wants_usage: bool
+    max_tokens: int | None
+    tools: bool
+    json_schema: bool
+
+
+@dataclass(slots=True)
+class ParsedBody:
+    """A valid body. In `members`, elements of arrays and members of objects may be `Raw` JSON."""
+
+    members: Mapping[str, Any]
+    prompt: Prompt
+    parameters: Parameters
+    user_turns: int = 1
+    images: bool = False
+
+
+@dataclass(slots=True)
+class _KnownFields:
+    """Parameters from all fields but the prompt, and digests of the fields rendered before the messages."""
+
+    parameters: Parameters
+    definitions: tuple[int, ...]
+
+
+_messages: GenerationalCache[int] = GenerationalCache(KNOWN_MESSAGES)  # flags by digest
+_parameters: GenerationalCache[_KnownFields] = GenerationalCache(KNOWN_PARAMETERS)
+_SHAPES: Mapping[Operation, type[_Chat | _Completion]] = {Operation.CHAT: _Chat, Operation.COMPLETION: _Completion}
+_PLACEHOLDERS: Mapping[str, tuple[type[_Chat | _Completion], Any]] = {  # a prompt, to validate the other fields alone
+    "messages": (_Chat, [{"role": "user"}]),
+    "prompt": (_Completion, ""),
+}
+
+
+def read(operation: Operation, raw: bytes, key: str | None) -> ParsedBody:
+    """Raises ApiError (400) with the name of the field. Callers with different `key` share nothing known."""
+    try:
+        return (parse_cached if operation is Operation.CHAT else _parse_text)(raw, hash(key))
+    except UNREADABLE:
+        return parse_full(operation, raw)
+
+
+# -- cached: anything unusual raises UNREADABLE --------------------------------------------------
+
+
+def parse_cached(raw: bytes, key: int) -> ParsedBody:
+    body = members(raw)
+    rest = body.copy()
+    messages = rest.pop("messages", None)
+    if type(messages) is not list or not messages:
+        raise ValueError("no messages")
+    known = _known_fields("messages", rest, key)
+    digests = [hash(bytes(message)) for message in messages]
+    keys = [digest ^ key for digest in digests]
+    flags = _messages.get_all(keys)
+    decoded = _decode_new(messages, keys, flags) if None in flags else {}
+    sources = [*(body[name] for name in definitions(body)), *messages]
+    return ParsedBody(
+        members=body,
+        prompt=Prompt(sources, [*known.definitions, *digests], len(messages), len(raw), decoded),
+        parameters=known.parameters,
+        user_turns=flags.count(_USER) + flags.count(_USER | _IMAGES) or 1,
+        images=_IMAGES in flags or _USER | _IMAGES in flags,
+    )
+
+
+def _parse_text(raw: bytes, key: int) -> ParsedBody:
+    body = members(raw)
+    rest = body.copy()
+    prompt = rest.pop("prompt", None)
+    if type(prompt) is not str:
+        raise ValueError("the prompt is not one text")
+    known = _known_fields("prompt", rest, key)
+    return ParsedBody(body, Prompt((prompt,), (digest_of("prompt", prompt),), 0, len(raw)), known.parameters)
+
+
+def _known_fields(prompt_field: str, rest: dict[str, Any], key: int) -> _KnownFields:
+    """Look up all fields beside the prompt, or decode and validate them."""
+    written = encode(rest)
+    digest = hash((prompt_field, written)) ^ key
+    known = _parameters.get(digest)
+    if known is None:
+        fields = decode(written)
+        shape, placeholder = _PLACEHOLDERS[prompt_field]
+        valid = msgspec.convert({**fields, prompt_field: placeholder}, shape)
+        digests = tuple(digest_of(name, rest[name]) for name in definitions(rest))
+        known = _KnownFields(_parameters_of(valid, fields), digests)
+        if len(valid.model) <= _MAX_NAME:
+            _parameters.put(digest, known)
+    return known
+
+
+def _decode_new(messages: list[Raw], keys: list[int], flags: list[int | None]) -> dict[int, Any]:
+    """Complete `flags` of unknown messages. Returns the decoded messages by index.
+
+    Nothing is remembered of a body with an invalid message.
+    """
+    decoded: dict[int, Any] = {}
+    for index, known in enumerate(flags):
+        if known is None:
+            decoded[index] = message = element(messages[index], _MESSAGE_DEPTH)
+            flags[index] = _message_flags(msgspec.convert(message, _Message))
+    for index in decoded:
+        _messages.put(keys[index], flags[index] or 0)
+    return decoded
+
+
+# -- full ------------------------------------------------------------------------------------
+
+
+def parse_full(operation: Operation, raw: bytes) -> ParsedBody:
+    """Raises ApiError (400)."""
+    try:
+        body = decode(raw)
+    except BadJson as error:
+        raise bad_request(f"The body is not valid JSON: {error}.", logged="the body is not valid JSON") from None
+    if type(body) is not dict:
+        raise bad_request("The body must be a JSON object.")
+    valid = _validated(operation, body)
+    flags = [_message_flags(message) for message in valid.messages] if isinstance(valid, _Chat) else []
+    return ParsedBody(
+        members=body,
+        prompt=prompt_of(operation, body),
+        parameters=_parameters_of(valid, body),
+        user_turns=sum(flag & _USER for flag in flags) or 1,
+        images=any(flag & _IMAGES for flag in flags),
+    )
+
+
+def _validated(operation: Operation, body: dict[str, Any]) -> _Chat | _Completion:
+    try:
+        return msgspec.convert(body, _SHAPES[operation])
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$.")
+        param = place.rstrip("`") or None
+        if message.startswith("Object missing required field") and param is None:
+            param = message.split("`")[1]
+        where = f"'{param}': " if param else ""
+        raise bad_request(f"{where}{_in_json_terms(message)}.", param) from None
+
+
+def _in_json_terms(message: str) -> str:
+    """A message of msgspec with JSON's names of types."""
+    named = _PYTHON_TYPE.sub(lambda found: _JSON_TYPES[found[0]], message)
+    return named.replace("`", "'").replace("Expected", "expected", 1)
+
+
+# -- parameters --------------------------------------------------------------------------------
+
+
+def _parameters_of(valid: _Chat | _Completion, body: Mapping[str, Any]) -> Parameters:
+    response_format = body.get("response_format")  # may be anything in a completion: the engine judges it
+    max_tokens = valid.max_tokens
+    if isinstance(valid, _Chat) and valid.max_completion_tokens is not None:
+        max_tokens = valid.max_completion_tokens
+    return Parameters(
+        model=valid.model,
+        stream=bool(valid.stream),
+        wants_usage=bool(valid.stream_options and valid.stream_options.include_usage),
+        max_tokens=max_tokens,
+        tools=bool(body.get("tools")),
+        json_schema=isinstance(response_format, dict) and response_format.get("type") in ("json_schema", "json_object"),
+    )
+
+
+def _message_flags(message: _Message) -> int:
+    flags = _USER if message.role == "user" else 0
+    if type(message.content) is list and any(part.get("type") in _IMAGE_TYPES for part in message.content):
+        flags |= _IMAGES
+    return flags
+
 
 _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:")
 _PROCESS = os.urandom(8).hex()  # makes request ids unique across processes and restarts

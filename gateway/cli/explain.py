@@ -21,8 +21,7 @@ from urllib.request import Request, urlopen
 
 from backends.interface import Operation
 from gateway.admin.admin_views import explain as in_words
-from gateway.admission.auth import ANYONE
-from gateway.admission.route_table import Routes
+from gateway.admission.auth import ANYONE, Routes
 from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError
 from gateway.config.config_errors import ConfigError

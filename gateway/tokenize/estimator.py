@@ -1,24 +1,283 @@
 """Estimates prompt tokens and prefix blocks for every pool of a route, before any engine sees the prompt.
 
-recognise -> encode -> hash, once for all pools with equal tokenizer settings (`gateway.tokenize.incremental`). Rules:
+recognise -> encode -> hash, once for all pools with equal tokenizer settings. Rules:
 - Known text is not read again. A conversation's next turn costs its new text; known text behind a new beginning costs
   its block hashes, not its encoding.
 - Small new text is encoded here and now, with no task switch; large new text in a thread, as encoding releases the GIL.
+- A known prefix is named by a chain of digests: a part by its digest over the digests of all parts before, a piece by
+  its digest over the part's pieces before. The last piece of a part goes by the part's digest. Kept are digests, block
+  hashes and token ids, bounded in bytes, never text.
+- Cache groups share nothing, not even token ids of equal text: the time to tokenize would tell a tenant which text
+  another tenant has sent.
+
+A block is `block_size` consecutive token ids; its hash covers the hash of the block before, as in vLLM's
+`hash_block_tokens`: equal hash, equal prompt up to there. The first block covers a hash of the cache group, so tenants
+of different groups share no block. Hashes depend on nothing else: replicas of the gateway agree on them. The hash is
+SipHash-1-3 under a fixed key, as CPython computes it for .pyc files (PEP 552): 0.12 us a block against 0.45 of blake2b.
 """
 
 from __future__ import annotations
 
 import asyncio
+from _imp import source_hash
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from struct import iter_unpack
+from typing import Generic, TypeVar
+from zlib import crc32
 
-from gateway.tokenize.incremental import IncrementalTokenizer, Position, Tail, TokenizerConfig
-from gateway.tokenize.prompt import Prompt
-from gateway.tokenize.tokenizers import Encoder, encoder
-from policies.latency.token_counts import TokenScale
+from gateway.tokenize.prompt import NOT_TEXT, Piece, Prompt
+from gateway.tokenize.tokenizers import ID_BYTES, Encoder, encoder
+from policies.latency.token_counts import PER_MESSAGE, TokenScale
 from policies.types import PoolEstimate, PrefixBlocks, PromptEstimate
+
+Value = TypeVar("Value")
+
+
+class GenerationalCache(Generic[Value]):
+    """Holds values of at most `limit` in total, measured by `size` (default: the number of entries).
+
+    Safe for several threads without a lock: of two changes at once one may be lost or miscounted until the next
+    generation, and is then computed again.
+    """
+
+    def __init__(self, limit: int, size: Callable[[Value], int] = lambda value: 1) -> None:
+        self._limit = limit // 2
+        self._size_of = size
+        self.clear()
+
+    def clear(self) -> None:
+        self._young: dict[int, Value] = {}
+        self._old: dict[int, Value] = {}
+        self._young_size = self._old_size = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    @property
+    def size(self) -> int:
+        return self._young_size + self._old_size
+
+    def get(self, key: int) -> Value | None:
+        value = self._young.get(key)
+        if value is None and (value := self._old.pop(key, None)) is not None:
+            self._old_size -= self._size_of(value)
+            self.put(key, value)
+        return value
+
+    def get_all(self, keys: Sequence[int]) -> list[Value | None]:
+        """The values in order of `keys`; None for an unknown key."""
+        found = list(map(self._young.get, keys))
+        if self._old and None in found:
+            return list(map(self.get, keys))
+        return found
+
+    def put(self, key: int, value: Value) -> None:
+        """Add or replace an entry; a value larger than a generation is not kept."""
+        size = self._size_of(value)
+        if size > self._limit:
+            return
+        replaced = self._young.pop(key, None)
+        if replaced is not None:
+            self._young_size -= self._size_of(replaced)
+        if self._young_size + size > self._limit:
+            self._old = self._young
+            self._old_size = self._young_size
+            self._young = {}
+            self._young_size = 0
+        self._young[key] = value
+        self._young_size += size
+
+
+_KEY = 0x66697273_74746F6B  # "firsttok"
+
+
+@dataclass(slots=True)
+class Prefix:
+    """A prompt up to the end of a piece or part."""
+
+    blocks: bytes  # hashes of the blocks which end within this piece or part, 8 bytes each
+    parent: bytes  # hash of the last block so far
+    tail: bytes  # ids after the last block: less than a block
+    tokens: int  # so far
+    text: int  # so far, without template tokens
+
+
+def start(cache_group: str) -> Prefix:
+    """The empty prefix."""
+    return Prefix(b"", source_hash(_KEY, cache_group.encode()), b"", 0, 0)
+
+
+def extend(prefix: Prefix, template: bytes, ids: bytes, block_size: int) -> Prefix:
+    """Append the template's ids of a message opening (may be empty) and the ids of a piece."""
+    pending, parent, width = prefix.tail + template + ids, prefix.parent, block_size * ID_BYTES
+    full = len(pending) - len(pending) % width
+    blocks = [parent := source_hash(_KEY, parent + block) for (block,) in iter_unpack(f"{width}s", pending[:full])]
+    return Prefix(
+        blocks=b"".join(blocks),
+        parent=parent,
+        tail=pending[full:],
+        tokens=prefix.tokens + (len(template) + len(ids)) // ID_BYTES,
+        text=prefix.text + len(ids) // ID_BYTES,
+    )
+
+
+PIECE_EFFORT = 100  # bytes encoded in the time which a piece takes besides
+PREFIX_OVERHEAD = 300  # bytes of a cache entry besides hashes and tail (tracemalloc)
+IDS_OVERHEAD = 150  # bytes of a cache entry besides ids (tracemalloc)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """Settings of a pool. Pools with equal settings see a prompt alike."""
+
+    tokenizer: str = "o200k_base"
+    block_size: int = 16
+    template: int = int(PER_MESSAGE)  # tokens which the chat template adds to a message
+
+
+@dataclass(slots=True)
+class Position:
+    """The end of the known parts of a prompt."""
+
+    config: TokenizerConfig
+    digest: int  # of the chain of parts
+    blocks: list[bytes]  # block hashes by part
+    prefix: Prefix
+
+    @property
+    def parts(self) -> int:
+        return len(self.blocks)
+
+
+@dataclass(slots=True)
+class TokenizeStep:
+    """A piece to be appended. `ids` None: the text must be encoded first."""
+
+    piece: Piece
+    ids: bytes | None
+    ids_key: int  # digest of tokenizer, cache group and text
+    digest: int
+    ends_part: bool
+
+
+@dataclass(slots=True)
+class Tail:
+    """The rest of a prompt after a position. `blocks`: of the pieces already known in the first unknown part."""
+
+    position: Position
+    prefix: Prefix
+    blocks: list[bytes]
+    steps: list[TokenizeStep]
+
+    def effort(self) -> int:
+        """Time to read the tail, in bytes of text to be encoded (an upper bound where not all is ASCII)."""
+        texts = [step.piece.span for step in self.steps if step.ids is None]
+        return PIECE_EFFORT * len(self.steps) + sum(len(text) * (1 if text.isascii() else 3) for text in texts)
+
+
+class IncrementalTokenizer:
+    """Tokenizes and remembers prompts. Safe for several threads."""
+
+    def __init__(self, encoders: Callable[[str], Encoder], cache_bytes: int) -> None:
+        self._encoders = encoders
+        self._prefixes: GenerationalCache[Prefix] = GenerationalCache(cache_bytes // 2, _prefix_bytes)
+        self._ids: GenerationalCache[bytes] = GenerationalCache(cache_bytes // 2, _ids_bytes)
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._prefixes.size + self._ids.size
+
+    def recognise(self, config: TokenizerConfig, prompt: Prompt, cache_group: str) -> Position:
+        """The end of the longest run of known parts."""
+        digest, prefix = hash((config, cache_group)), start(cache_group)
+        blocks: list[bytes] = []
+        for part in prompt.digests:
+            key = hash((digest, part))
+            found = self._prefixes.get(key)
+            if found is None:
+                break
+            digest, prefix = key, found
+            blocks.append(found.blocks)
+        return Position(config, digest, blocks, prefix)
+
+    def open(self, position: Position, prompt: Prompt, cache_group: str) -> Tail:
+        """Split the unknown parts into pieces, and recognise those at the beginning of the first."""
+        digest, prefix = position.digest, position.prefix
+        blocks: list[bytes] = []
+        steps: list[TokenizeStep] = []
+        for part in range(position.parts, len(prompt.digests)):
+            chain, digest = digest, hash((digest, prompt.digests[part]))
+            *pieces, last = prompt.pieces(part)
+            for piece in pieces:
+                chain = hash((chain, type(piece.span), piece.role, piece.span))  # equal bytes and text hash alike
+                found = None if steps else self._prefixes.get(chain)
+                if found is None:
+                    steps.append(self._step(piece, position.config, cache_group, chain, ends_part=False))
+                else:
+                    prefix = found
+                    blocks.append(found.blocks)
+            steps.append(self._step(last, position.config, cache_group, digest, ends_part=True))
+        return Tail(position, prefix, blocks, steps)
+
+    def read(self, tail: Tail) -> Position:
+        """Encode and hash the tail, and remember it. Returns the end of the prompt."""
+        config, prefix = tail.position.config, tail.prefix
+        if not tail.steps:
+            return tail.position
+        encoder = self._encoders(config.tokenizer)
+        packed = [
+            self._encoded(step, encoder) for step in tail.steps
+        ]  # first: encoding evicts our data from CPU caches
+        parts, pieces = tail.position.blocks.copy(), tail.blocks.copy()
+        for step, ids in zip(tail.steps, packed, strict=True):
+            role = step.piece.role
+            opening = b"" if role is None else _opening(role, config.template)
+            prefix = extend(prefix, opening, ids, config.block_size)
+            pieces.append(prefix.blocks)
+            if step.ends_part:
+                if len(pieces) > 1:
+                    prefix = replace(prefix, blocks=b"".join(pieces))
+                parts.append(prefix.blocks)
+                pieces.clear()
+            self._prefixes.put(step.digest, prefix)
+        return Position(config, tail.steps[-1].digest, parts, prefix)
+
+    def _step(
+        self, piece: Piece, config: TokenizerConfig, cache_group: str, digest: int, *, ends_part: bool
+    ) -> TokenizeStep:
+        if isinstance(piece.span, bytes):
+            return TokenizeStep(piece, piece.span, 0, digest, ends_part)
+        key = hash((config.tokenizer, cache_group, piece.span))
+        return TokenizeStep(piece, self._ids.get(key), key, digest, ends_part)
+
+    def _encoded(self, step: TokenizeStep, encoder: Encoder) -> bytes:
+        ids = (
+            self._ids.get(step.ids_key) if step.ids is None else step.ids
+        )  # an equal piece may have been encoded since
+        if ids is None:
+            assert isinstance(step.piece.span, str)
+            ids = encoder.pack(step.piece.span)
+            self._ids.put(step.ids_key, ids)
+        return ids
+
+
+@lru_cache(maxsize=256)
+def _opening(role: str, tokens: int) -> bytes:
+    """Ids for the tokens which a chat template puts around a message of this role."""
+    return array("I", [NOT_TEXT | crc32(role.encode())]).tobytes() * tokens
+
+
+def _prefix_bytes(prefix: Prefix) -> int:
+    return PREFIX_OVERHEAD + len(prefix.blocks) + len(prefix.tail)
+
+
+def _ids_bytes(ids: bytes) -> int:
+    return IDS_OVERHEAD + len(ids)
+
 
 OFFLOAD = 10_000  # bytes of text to be encoded: 0.4 ms
 OPEN = 200_000  # bytes of JSON to be decoded: 0.6 ms

@@ -14,7 +14,7 @@ from time import monotonic
 from backends.interface import Failure, FailureKind
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, UsageStripper
 from gateway.api.api_error import REASONS, envelope
-from gateway.downstream.http_request import HttpRequest
+from gateway.downstream.http_server import HttpRequest
 from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.strict_json import encode

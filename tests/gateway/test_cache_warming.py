@@ -10,8 +10,7 @@ import pytest
 
 from backends.interface import Operation
 from gateway.cache_warming import LAST_WORD, SavedPrompt
-from gateway.tokenize.estimator import Estimator
-from gateway.tokenize.incremental import TokenizerConfig
+from gateway.tokenize.estimator import Estimator, TokenizerConfig
 from gateway.tokenize.prompt import prompt_of
 from policies.latency.token_counts import TokenScale
 from policies.types import PoolEstimate

@@ -15,8 +15,7 @@ from gateway.fleet.monitor import Monitor
 from gateway.observe.record import RequestOutcome
 from gateway.scheduler import LARGE, MANY, Decider
 from gateway.strict_json import decode, encode
-from gateway.tokenize.estimator import Estimator
-from gateway.tokenize.incremental import TokenizerConfig
+from gateway.tokenize.estimator import Estimator, TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.routing.queued_request import QueuedRequest
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView

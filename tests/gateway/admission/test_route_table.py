@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.admission.auth import ANYONE, Tenant
-from gateway.admission.route_table import Routes, admit
+from gateway.admission.auth import ANYONE, Routes, Tenant, admit
 from gateway.api.api_error import ApiError
 from tests.gateway.builders import route
 

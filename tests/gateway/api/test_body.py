@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from backends.interface import BackendConfig, BackendRequest, Operation
 from backends.vllm import Vllm
-from gateway.api import body
+from gateway.api import inference_request as body
 from gateway.api.api_error import ApiError
-from gateway.api.body import ParsedBody, parse_full, read
+from gateway.api.inference_request import ParsedBody, parse_full, read
 from gateway.strict_json import decode, encode
 from gateway.tokenize.prompt import Piece
 from tests.e2e.test_bad_input import BODIES

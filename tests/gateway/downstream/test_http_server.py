@@ -13,15 +13,16 @@ from time import monotonic
 import pytest
 
 from gateway.api.api_error import ApiError, bad_request
-from gateway.downstream.http_request import HttpRequest, rendered
 from gateway.downstream.http_server import (
     HIGH_WATER,
     MAX_HEADERS,
     MAX_LINE,
     SEND_BUFFER,
+    HttpRequest,
     HttpServer,
     Precheck,
     Timeouts,
+    rendered,
 )
 from tests.gateway.builders import Caller, calling, post
 from tests.support.simulated import eventually

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from backends.interface import Operation
 from gateway.api.inference_request import parse
-from gateway.tokenize.estimator import Estimator
-from gateway.tokenize.incremental import TokenizerConfig
+from gateway.tokenize.estimator import Estimator, TokenizerConfig
 from gateway.tokenize.prompt import Prompt, prompt_of
 from gateway.tokenize.tokenizers import Encoder, encoder
 from policies.latency.token_counts import TokenScale

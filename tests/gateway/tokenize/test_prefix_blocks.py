@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tokenize.prefix_blocks import Prefix, extend, start
+from gateway.tokenize.estimator import Prefix, extend, start
 
 IDS = st.lists(st.integers(0, 300_000), max_size=100)
 
