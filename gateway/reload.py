@@ -23,8 +23,8 @@ from prometheus_client.registry import Collector
 
 from gateway.admin.admin_server import json_response
 from gateway.api.api_error import ApiError
-from gateway.config.changes import Change, change
 from gateway.config.config_errors import ConfigError
+from gateway.config.loading import Change, change
 from gateway.config.models import Config
 from gateway.observe.metrics.series import counter, gauge
 from gateway.strict_json import encode

@@ -2,6 +2,9 @@
 
 Rules:
 - Figures are differences between two polls. A poll is three small GETs.
+- Counts only grow. A smaller count belongs to a new process, which began at zero: the whole count is new.
+- A quantile is interpolated linearly within a bucket, as in Prometheus; beyond the last bound the bound is the
+  result. Units are milliseconds, as in the replies.
 - A URL without any answer is an error (exit code 2). A gateway that becomes unreachable is reported and polled again.
 """
 
@@ -12,21 +15,32 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
+from itertools import accumulate
 from time import sleep, strftime, time
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.top_tables import frame, gateway_view, route_views
 from gateway.config.config_errors import ConfigError
 
 PATIENCE = 5.0  # s to wait for an answer of the gateway
 WIDTH = 130  # columns, for an output without a width
-SLOWEST = 8  # requests
+SHOWN = 8  # slowest requests
+
+
+STATES = {"up": "green", "probing": "yellow", "down": "red"}
+ROUTES = ("route", "req/s", "p50", "p95", "p99", "budget", "met", "held", "shed/s", "failed/s", "answered by")
+ENDPOINTS = ("endpoint", "state", "in flight", "ahead", "running", "waiting", "KV", "actual/predicted", "< p90", "seen")
+SLOWEST = ("slowest lately", "route", "endpoint", "TTFT", "budget", "most of it in", "id")
+LEFT = {"route", "answered by", "endpoint", "state", "slowest lately", "most of it in", "id"}
+SHED, FAILED = ("shed",), ("failed", "upstream_broke", "internal", "unavailable")
+Counts = Mapping[str, float]
 
 
 class Gone(Exception):
@@ -95,7 +109,7 @@ def look(admin: str) -> Look:
     figures = _read(admin, "/routes")
     if not (isinstance(figures, dict) and "routes" in figures):
         raise Gone("it says something else")
-    return Look(figures, _read(admin, "/fleet"), _read(admin, f"/requests?slowest={SLOWEST}"))
+    return Look(figures, _read(admin, "/fleet"), _read(admin, f"/requests?slowest={SHOWN}"))
 
 
 def _read(admin: str, path: str) -> Any:
@@ -106,3 +120,226 @@ def _read(admin: str, path: str) -> Any:
         raise Gone(f"HTTP {error.code}") from None
     except (URLError, OSError, ValueError, HTTPException) as error:
         raise Gone(error.reason if isinstance(error, URLError) else error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteView:
+    """A route. Rates per second; shares from 0 to 1; None without any request."""
+
+    route: str
+    per_second: float
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    budget: float | None
+    target: float | None
+    attainment: float | None
+    pools: Counts  # shares
+    held: int
+    shed: float
+    failed: float
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayView:
+    """`lag`: upper bound in ms of the loop's longest stall; None: not measured."""
+
+    lag: float | None
+    stalls: int
+    said: Mapping[str, float]  # those present of workers, replicas, redis_up, in_progress
+
+
+def route_views(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[RouteView]:
+    """In the order of the configuration."""
+    seconds = max(after["at"] - before["at"], 1e-3)
+    known = {route["route"]: route for route in before["routes"]}
+    return [_route_view(known.get(route["route"], {}), route, seconds) for route in after["routes"]]
+
+
+def _route_view(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> RouteView:
+    outcomes = grown(before.get("requests", {}), after["requests"])
+    pools = {pool: count for pool, count in grown(before.get("pools", {}), after["pools"]).items() if pool != "-"}
+    met = grown(before.get("slo", {}).get("ttft", {}), after["slo"]["ttft"])
+    judged, placed = sum(met.values()), sum(pools.values())
+    bounds, counts = buckets(before.get("ttft_ms"), after["ttft_ms"])
+    p50, p95, p99 = (quantile(bounds, counts, q) for q in (0.5, 0.95, 0.99))
+    return RouteView(
+        after["route"],
+        sum(outcomes.values()) / seconds,
+        p50,
+        p95,
+        p99,
+        after["ttft_budget_ms"],
+        after["ttft_target"],
+        met.get("true", 0.0) / judged if judged else None,
+        {pool: count / placed for pool, count in sorted(pools.items(), key=lambda p: -p[1]) if count},
+        int(after["held"]),
+        _rate(outcomes, SHED, seconds),
+        _rate(outcomes, FAILED, seconds),
+    )
+
+
+def gateway_view(before: Mapping[str, Any], after: Mapping[str, Any]) -> GatewayView:
+    was, now = before["gateway"], after["gateway"]
+    bounds, counts = buckets(was["loop_lag_ms"], now["loop_lag_ms"])
+    seen = [i for i, count in enumerate(counts) if count]
+    lag = None if not seen else (*bounds, float("inf"))[seen[-1]]
+    stalls = grown({"": was["loop_stalls"]}, {"": now["loop_stalls"]})[""]
+    names = ("in_progress", "workers", "replicas", "redis_up")
+    return GatewayView(lag, int(stalls), {name: now[name] for name in names if name in now})
+
+
+def grown(before: Counts, after: Counts) -> Counts:
+    return {name: value - was if value >= (was := before.get(name, 0.0)) else value for name, value in after.items()}
+
+
+def buckets(
+    before: Mapping[str, Sequence[float]] | None, after: Mapping[str, Sequence[float]]
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Upper bounds, and the new counts of each bucket; the last bucket has no bound."""
+    bounds, counts = after["le"], after["counts"]
+    if before is None or not before["counts"]:
+        return bounds, counts
+    if before["le"] != bounds:  # another configuration: new and old counts cannot be separated
+        return bounds, [0.0] * len(counts)
+    since = [now - was for now, was in zip(counts, before["counts"], strict=True)]
+    return bounds, counts if min(since) < 0 else since
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> float | None:
+    """None where nothing was counted."""
+    cumulated = list(accumulate(counts))
+    if not bounds or not cumulated or not cumulated[-1]:
+        return None
+    rank = q * cumulated[-1]
+    at = next(i for i, total in enumerate(cumulated) if total >= rank and counts[i])
+    if at == len(bounds):
+        return bounds[-1]
+    low, below = (bounds[at - 1], cumulated[at - 1]) if at else (0.0, 0.0)
+    return low + (bounds[at] - low) * (rank - below) / counts[at]
+
+
+def _rate(outcomes: Counts, which: Sequence[str], seconds: float) -> float:
+    return sum(outcomes.get(outcome, 0.0) for outcome in which) / seconds
+
+
+# ---------------------------------------------------------------- tables
+
+
+def frame(
+    title: str,
+    whole: GatewayView,
+    routes: Sequence[RouteView],
+    fleet: Sequence[Mapping[str, Any]],
+    slowest: Sequence[Mapping[str, Any]],
+    now: float,
+) -> RenderableType:
+    """`now`: Unix time."""
+    parts: list[RenderableType] = [Text(f"{title}   {said_of(whole)}"), _table(ROUTES, map(_route, routes))]
+    parts.append(_table(ENDPOINTS, map(_endpoint, fleet)))
+    parts += [Text(f"{entry['endpoint']['id']}: {entry['why']}", style="yellow") for entry in fleet if entry["why"]]
+    if slowest:
+        parts.append(_table(SLOWEST, (_slow(record, now) for record in slowest)))
+    return Group(*parts)
+
+
+def said_of(whole: GatewayView) -> str:
+    """The gateway itself, in a line."""
+    said = whole.said
+    parts = [f"{said['in_progress']:.0f} in progress"] if "in_progress" in said else []
+    if whole.lag is not None:
+        late = f"{whole.stalls} {'stall' if whole.stalls == 1 else 'stalls'}" if whole.stalls else "no stall"
+        parts.append(f"loop lag {'over 1 s' if whole.lag == float('inf') else f'under {whole.lag:g} ms'}, {late}")
+    parts += [f"{said[name]:.0f} {name}" for name in ("workers", "replicas") if name in said]
+    if "redis_up" in said:
+        parts.append(f"redis {'up' if said['redis_up'] else 'DOWN'}")
+    return " · ".join(parts)
+
+
+def _table(names: Sequence[str], rows: Any) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", collapse_padding=True, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _route(view: RouteView) -> tuple[RenderableType, ...]:
+    late = view.budget is not None and view.p95 is not None and view.p95 > view.budget
+    short = view.attainment is not None and view.target is not None and view.attainment < view.target
+    return (
+        Text(view.route),
+        f"{view.per_second:.1f}",
+        ms(view.p50),
+        Text(ms(view.p95), "red" if late else ""),
+        ms(view.p99),
+        ms(view.budget),
+        Text(share(view.attainment), "red" if short else ""),
+        str(view.held),
+        f"{view.shed:.1f}",
+        f"{view.failed:.1f}",
+        Text("  ".join(f"{pool} {part:.0%}" for pool, part in view.pools.items())),
+    )
+
+
+def _endpoint(entry: Mapping[str, Any]) -> tuple[RenderableType, ...]:
+    load, calibration = entry["load"], entry["calibration"]
+    low, middle, high = entry["error"]
+    state, dissent = load["health"], [w for w, h in entry.get("health_by_worker", {}).items() if h != load["health"]]
+    again = f", again in {entry['tried_again_in_s']:.0f} s" if entry["tried_again_in_s"] else ""
+    otherwise = f" (not to worker {', '.join(dissent)})" if dissent else ""
+    return (
+        Text(entry["endpoint"]["id"]),
+        Text(f"{state}{again}{otherwise}", STATES.get(state, "")),
+        str(load["in_flight"]),
+        f"{load['ahead']:.0f}",
+        str(load["running"]),
+        str(load["waiting"]),
+        "–" if entry["scraped_s_ago"] is None else f"{load['kv_usage']:.0%}",
+        f"{middle:.2f} ({low:.2f} to {high:.2f})" if entry["samples"] else "–",
+        share(calibration["under_p90"] if calibration else None),
+        str(entry["samples"]),
+    )
+
+
+def _slow(record: Mapping[str, Any], now: float) -> tuple[RenderableType, ...]:
+    name, spent = largest_stage(record)
+    waited = record["ttft_ms"] if record["ttft_ms"] is not None else record["total_ms"]
+    shown = ms(waited) if record["ttft_ms"] is not None else f"none in {ms(waited)}"
+    return (
+        f"{age(now - record['wall'])} ago",
+        Text(record["route"]),
+        Text(record["endpoint"]),
+        Text(shown, "red" if record["ttft_met"] is False else ""),
+        ms(record["ttft_budget_ms"]),
+        f"{name} {ms(spent)}" if name else "",
+        Text(record["request_id"]),
+    )
+
+
+def largest_stage(record: Mapping[str, Any]) -> tuple[str, float]:
+    """The longest stage before the first token."""
+    stages = [(spent, name) for name, spent in record["stages_ms"].items() if name != "stream"]
+    spent, name = max(stages, default=(0.0, ""))
+    return name, spent
+
+
+def ms(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f} ms" if value < 10_000 else f"{value / 1e3:.1f} s"
+
+
+def share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}" if value < 1 else "100%"
+
+
+def age(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.0f} h"
+    )

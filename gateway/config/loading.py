@@ -5,11 +5,16 @@ each step reports all of its problems in the order of the lines.
 
 Without a file, API keys in the environment are the configuration: every API with a key becomes a pool, and the first
 one receives all requests, model names unchanged.
+
+Reload: `server`, `state` and `telemetry` are fixed at start-up: their old values stay, and a restart is reported as
+necessary. All other sections take effect at once. The combination may be one that no file contains, so it is checked
+as a whole. Differences are reported by path, without values, which may be secrets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,11 +23,14 @@ from pydantic import ValidationError
 
 from backends.catalog import KINDS
 from gateway.config import checks, error_messages
-from gateway.config.config_errors import ConfigError, Problem, SourceLocation
+from gateway.config.config_errors import ConfigError, Problem, SourceLocation, dotted
+from gateway.config.config_errors import Path as KeyPath
 from gateway.config.models import Config
 from gateway.config.yaml_source import Document, merge, parse
 
-__all__ = ["ConfigError", "load", "validated"]
+FIXED_AT_START = ("server", "state", "telemetry")
+_ABSENT = object()
+COMBINED = SourceLocation("config, with server, state and telemetry as at start-up")
 
 
 def load(paths: Sequence[Path], environ: Mapping[str, str]) -> Config:
@@ -86,3 +94,38 @@ def _from_environment(environ: Mapping[str, str]) -> Document:
         )
     document.data.update(pools=pools, passthrough=next(iter(pools)))
     return document
+
+
+# ---------------------------------------------------------------- reload
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`config` takes effect. `changed`: paths of its differences; `restart`: paths of differences that do not."""
+
+    config: Config
+    changed: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+
+
+def change(before: Config, wanted: Config) -> Change:
+    """Raises ConfigError if the effective configuration would be invalid."""
+    config = wanted.model_copy(update={name: getattr(before, name) for name in FIXED_AT_START})
+    if config != wanted and (problems := checks.problems(config)):
+        raise ConfigError([problem.at(COMBINED) for problem in problems])
+    paths = list(_differences(before.model_dump(), wanted.model_dump(), ()))
+    return Change(
+        config,
+        tuple(dotted(path) for path in paths if path[0] not in FIXED_AT_START),
+        tuple(dotted(path) for path in paths if path[0] in FIXED_AT_START),
+    )
+
+
+def _differences(before: object, after: object, path: KeyPath) -> Iterator[KeyPath]:
+    """The innermost named values that differ."""
+    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+        if before != after:
+            yield path
+        return
+    for name in dict.fromkeys([*before, *after]):
+        yield from _differences(before.get(name, _ABSENT), after.get(name, _ABSENT), (*path, name))

@@ -15,16 +15,23 @@ import logging
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from time import monotonic
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 
 from gateway.app import Gateway
-from gateway.cli.demo import live_table as table
 from gateway.cli.demo.scene import CALLERS, document
 from gateway.config.models import Config
+from gateway.observe.record import Record, RequestOutcome
 from gateway.process import SWITCH_INTERVAL, loop_factory, tune_gc
+
+WINDOW = 30.0  # s of the table
 
 HELLO = """[bold]firsttoken demo[/bold]: two small engines, one large, one external API, all simulated.
 
@@ -55,7 +62,7 @@ async def _demo(port: int, admin_port: int, seconds: float | None) -> int:
     console, stop = _console(), asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    engines = await _child("gateway.cli.demo.demo_engines")
+    engines = await _child("engines")
     gateway, callers = None, None
     try:
         assert engines.stdout is not None
@@ -66,7 +73,7 @@ async def _demo(port: int, admin_port: int, seconds: float | None) -> int:
         console.print(
             HELLO.format(url=gateway.url, admin=gateway.admin_url, models=models), highlight=False, soft_wrap=True
         )
-        callers = await _child("gateway.cli.demo.demo_traffic", f"{gateway.url}/v1")
+        callers = await _child("callers", f"{gateway.url}/v1")
         await _watch(gateway, console, stop, seconds)
         return 0
     except OSError as error:
@@ -97,8 +104,8 @@ async def _watch(gateway: Gateway, console: Console, stop: asyncio.Event, second
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
             now = monotonic()
-            found = table.rows(gateway.recorder.recent, [c.route for c in CALLERS], now, start)
-            screen.update(table.render(found, f"last {table.WINDOW:.0f} s"), refresh=True)
+            found = rows(gateway.recorder.recent, [c.route for c in CALLERS], now, start)
+            screen.update(render(found, f"last {WINDOW:.0f} s"), refresh=True)
 
 
 class _Plain:
@@ -117,10 +124,10 @@ class _Plain:
         self.console.print(renderable)
 
 
-async def _child(module: str, *args: str) -> Process:
+async def _child(*role: str) -> Process:
     """A child in a process group of its own: Ctrl-C reaches this process only, which then ends the child."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *args, stdin=PIPE, stdout=PIPE, start_new_session=True
+        sys.executable, "-m", "gateway.cli.demo.demo_children", *role, stdin=PIPE, stdout=PIPE, start_new_session=True
     )
 
 
@@ -135,3 +142,92 @@ async def _end(child: Process | None) -> None:
     except TimeoutError:
         child.kill()
         await child.wait()
+
+
+# ---------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRow:
+    """A route. Times in seconds; shares from 0 to 1; None without any Record."""
+
+    route: str
+    per_second: float
+    budget: float | None
+    p50: float | None
+    p99: float | None
+    attainment: float | None
+    tiers: Mapping[str, float]
+    hit: float | None
+    shed: float
+    failed: int
+
+
+def rows(records: Iterable[Record], routes: Iterable[str], now: float, since: float) -> list[RouteRow]:
+    """`since`: start of counting, so the first seconds are not divided by a whole window."""
+    recent = [r for r in records if r.arrival + r.total >= now - WINDOW]
+    span = max(min(WINDOW, now - since), 1.0)
+    return [_row(route, [r for r in recent if r.route == route], span) for route in routes]
+
+
+def _row(route: str, records: list[Record], span: float) -> RouteRow:
+    ttfts = sorted(r.ttft for r in records if r.ttft is not None and r.stream)
+    judged = [r.ttft_met for r in records if r.ttft_met is not None]
+    pools = Counter(r.pool for r in records if r.ttft is not None)
+    prompt = sum(r.prompt_tokens_reported or 0 for r in records)
+    cached = sum(r.cached_tokens_reported or 0 for r in records)
+    return RouteRow(
+        route=route,
+        per_second=len(records) / span,
+        budget=next((r.ttft_budget for r in reversed(records) if r.ttft_budget), None),
+        p50=_quantile(ttfts, 0.5),
+        p99=_quantile(ttfts, 0.99),
+        attainment=sum(judged) / len(judged) if judged else None,
+        tiers={pool: count / pools.total() for pool, count in pools.most_common()},
+        hit=cached / prompt if prompt else None,
+        shed=sum(r.end is RequestOutcome.SHED for r in records) / max(len(records), 1),
+        failed=sum(
+            r.end in (RequestOutcome.FAILED, RequestOutcome.UPSTREAM_BROKE, RequestOutcome.INTERNAL) for r in records
+        ),
+    )
+
+
+def _quantile(ordered: list[float], q: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else None
+
+
+COLUMNS = ("route", "req/s", "budget", "TTFT p50", "p99", "met", "answered by", "hit", "shed", "failed")
+
+
+def render(found: list[RouteRow], title: str) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
+    for name in COLUMNS:
+        table.add_column(
+            name, justify="left" if name in ("route", "answered by") else "right", no_wrap=name != "answered by"
+        )
+    for row in found:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: RouteRow) -> tuple[str, ...]:
+    return (
+        row.route,
+        f"{row.per_second:.1f}",
+        _ms(row.budget),
+        _ms(row.p50),
+        _ms(row.p99),
+        _share(row.attainment),
+        "  ".join(f"{pool} {share:.0%}" for pool, share in row.tiers.items()),
+        _share(row.hit),
+        f"{row.shed:.0%}",
+        str(row.failed),
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.0f} ms"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"

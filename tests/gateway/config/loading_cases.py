@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config.loading import ConfigError, load
+from gateway.config.config_errors import ConfigError
+from gateway.config.loading import load
 from gateway.config.models import Config
 
 POOLS = """\

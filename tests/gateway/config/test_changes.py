@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config.changes import change
 from gateway.config.config_errors import ConfigError
+from gateway.config.loading import change
 from gateway.config.models import Config
 from tests.support.gateways import document, pool
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config.loading import ConfigError, validated
+from gateway.config.config_errors import ConfigError
+from gateway.config.loading import validated
 from gateway.config.yaml_source import parse
 from tests.gateway.config.loading_cases import DIGEST, POOLS, ROUTES, loaded, places, pool, refusal, route, spoilt
 from tests.support.contract import CONTRACT

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.loading import ConfigError, load
+from gateway.config.config_errors import ConfigError
+from gateway.config.loading import load
 from tests.gateway.config.loading_cases import POOLS, PRESETS, ROUTES, loaded, pool, refusal
 from tests.support.contract import CONTRACT
 

@@ -117,13 +117,11 @@ async def test_a_port_that_is_taken_is_exit_code_2() -> None:
     assert err.startswith(f"firsttoken: cannot listen on port {port}")
 
 
-@pytest.mark.parametrize(
-    "command", [("gateway.cli.demo.demo_engines",), ("gateway.cli.demo.demo_traffic", "http://127.0.0.1:9/v1")]
-)
-async def test_a_child_ends_with_its_parents_pipe(command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("role", [("engines",), ("callers", "http://127.0.0.1:9/v1")])
+async def test_a_child_ends_with_its_parents_pipe(role: tuple[str, ...]) -> None:
     """The end of the parent, SIGKILL included, closes the pipe."""
-    async with running(*command) as child:
-        if command[0].endswith("engines"):
+    async with running("gateway.cli.demo.demo_children", *role) as child:
+        if role == ("engines",):
             assert child.process.stdout is not None
             urls = json.loads(await child.process.stdout.readline())
             assert {pool: len(found) for pool, found in urls.items()} == {cast.pool: cast.count for cast in CAST}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gateway.cli.demo.live_table import COLUMNS, WINDOW, RouteRow, render, rows
+from gateway.cli.demo.demo import COLUMNS, WINDOW, RouteRow, render, rows
 from gateway.observe.record import Record, RequestOutcome
 from tests.gateway.builders import record
 

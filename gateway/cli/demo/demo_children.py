@@ -1,17 +1,25 @@
-"""The demo's callers, in a separate process: conversations on every route until standard input ends."""
+"""The demo's child processes. Both end with standard input, however the parent ended.
+
+`engines`: prints the addresses of all simulated servers as one JSON line, then serves. `callers URL`: conversations on
+every route.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import sys
 from typing import Any
 
 import aiohttp
 
-from gateway.cli.demo.scene import CALLERS, TrafficSpec
+from backends.simulated.profiles import profile_named
+from backends.simulated.simulated_server import SimulatedServer
+from gateway.cli.demo.scene import CALLERS, CAST, TrafficSpec
 from gateway.process import loop_factory
+from gateway.tokenize.tokenizers import encoder
 
 WORDS = """
     latency budget route token prefix engine queue prompt stream cache model answer tier window batch step
@@ -85,6 +93,23 @@ async def crowd(base_url: str) -> None:
             task.cancel()
 
 
+async def play() -> None:
+    """Serves until standard input ends, however the parent ended."""
+    encode = encoder("o200k_base").encode
+    servers: dict[str, list[SimulatedServer]] = {}
+    for cast in CAST:
+        for seed in range(cast.count):
+            server = SimulatedServer(profile_named(cast.profile), model=cast.model, encode=encode, seed=seed)
+            await server.start()
+            servers.setdefault(cast.pool, []).append(server)
+    urls = {pool: [server.url for server in group] for pool, group in servers.items()}
+    print(json.dumps(urls), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    for group in servers.values():
+        for server in group:
+            await server.stop()
+
+
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=loop_factory()) as runner, contextlib.suppress(KeyboardInterrupt):
-        runner.run(crowd(sys.argv[1]))
+        runner.run(play() if sys.argv[1] == "engines" else crowd(sys.argv[2]))
