@@ -17,8 +17,7 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from gateway import wiring as optional
 from gateway.admin.admin_server import AdminServer
-from gateway.admin.client_ttft import Beacons
-from gateway.admin.gateway_admin import GatewayAdmin
+from gateway.admin.gateway_admin import Beacons, GatewayAdmin
 from gateway.admission.local_quotas import LocalQuotas, Quotas
 from gateway.admission.quotas import Admission
 from gateway.cache_warming import CacheWarming

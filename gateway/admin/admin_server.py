@@ -23,14 +23,14 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 from backends.interface import Operation
-from gateway.admin.client_ttft import MAX_BEACON
-from gateway.admin.request_query import RequestQuery, parse_query
+from gateway.admin.admin_views import RequestQuery, parse_query
 from gateway.api.api_error import ApiError
 from gateway.downstream.http_server import framing_error
 from gateway.strict_json import encode
 from policies.routes.route import Route
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained
+MAX_BEACON = 4096  # bytes of a POST /ttft
 DASHBOARD_PARTS = {"/*style*/": "dashboard.css", "/*script*/": "dashboard.js"}  # by marker in dashboard.html
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -65,7 +65,7 @@ class AdminData(Protocol):
         """The decision for a request, which is neither sent, queued nor counted."""
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
-        """A caller's own TTFT measurement: see `gateway.admin.client_ttft`."""
+        """A caller's own TTFT measurement: see `gateway.admin.gateway_admin`."""
 
     async def reload(self) -> web.Response:
         """Read the configuration again; the reply names the changes, or the errors."""

@@ -34,8 +34,7 @@ from time import monotonic, time
 from urllib.parse import quote
 
 from gateway.admission.local_quotas import LocalQuotas, month, requests_left, tokens_left
-from gateway.cluster.redis_client import PREFIX, RedisClient, Unavailable
-from gateway.cluster.script_pipeline import Script, ScriptPipeline
+from gateway.cluster.redis_client import PREFIX, RedisClient, Script, ScriptPipeline, Unavailable
 from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.quota.sliding_window import WINDOW_S
 

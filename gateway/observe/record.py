@@ -135,7 +135,7 @@ class Record:
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     trace_id: str = ""
-    on_screen: float | None = None  # s to the first token as measured by the caller (`gateway.admin.client_ttft`)
+    on_screen: float | None = None  # s to the first token as measured by the caller (`gateway.admin.gateway_admin`)
     quota: Reservation | None = None  # reservation against the key's limits, until settled
 
     @property

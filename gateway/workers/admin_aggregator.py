@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from backends.interface import Operation
 from gateway.admin.admin_server import AdminServer, json_response
-from gateway.admin.request_query import RequestQuery
+from gateway.admin.admin_views import RequestQuery
 from gateway.api.api_error import ApiError
 from gateway.config.models import Config
 from gateway.observe.log_format import unhandled
@@ -36,9 +36,9 @@ from gateway.process import BACKLOG, HANDLER_GRACE, loop_factory
 from gateway.reload import ReloadCounts, invalid_config
 from gateway.runtime import redacted_config
 from gateway.strict_json import encode
-from gateway.workers.child_process import ASK_RELOAD, ControlChannel, first_of
 from gateway.workers.merged_stats import COUNTS, Families, add_retired, keep_maxima, merge_endpoints, merge_families
-from gateway.workers.shared_state import Entry, SharedValue, WorkerRegister, WorkerState
+from gateway.workers.shared_memory import Entry, SharedValue, WorkerRegister, WorkerState
+from gateway.workers.worker import ASK_RELOAD, ControlChannel, first_of
 from policies.routes.route import Route
 
 log = logging.getLogger("firsttoken")

@@ -1,4 +1,4 @@
-"""Merges metrics and endpoint views of several workers. Pure. (Recent requests: `gateway.admin.request_query`.)
+"""Merges metrics and endpoint views of several workers. Pure. (Recent requests: `gateway.admin.admin_views`.)
 
 Rules for metrics:
 - Counters and histograms are added up, over running and exited workers: a total never decreases. The latest exemplar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.admin.request_query import parse_query
+from gateway.admin.admin_views import parse_query
 from gateway.api.api_error import ApiError
 from gateway.observe.record import Record, RequestOutcome
 from tests.gateway.builders import record

@@ -15,7 +15,7 @@ from gateway.config.models import Config
 from gateway.workers import admin_aggregator
 from gateway.workers.admin_aggregator import AdminAggregator, readiness
 from gateway.workers.merged_stats import COUNTS, families
-from gateway.workers.shared_state import Entry, SharedValue, WorkerRegister, WorkerState
+from gateway.workers.shared_memory import Entry, SharedValue, WorkerRegister, WorkerState
 from tests.support.gateways import document, pool
 
 CONFIG = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from gateway.workers.child_process import LONGEST_WAIT, MIN_UPTIME, Child, WorkerSlot
+from gateway.workers.worker import LONGEST_WAIT, MIN_UPTIME, Child, WorkerSlot
 
 
 def exited(slot: WorkerSlot, after: float) -> float:

@@ -19,7 +19,7 @@ from gateway.workers.merged_stats import (
     merge_endpoints,
     merge_families,
 )
-from gateway.workers.shared_state import SharedValue
+from gateway.workers.shared_memory import SharedValue
 
 
 def counted(chat: float, batch: float | None = None) -> Families:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.observe.access_log import AccessLog
-from gateway.workers.child_process import fork
+from gateway.workers.worker import fork
 from tests.gateway.builders import record
 
 LONG = "x" * 20_000  # several times what a pipe takes at once
