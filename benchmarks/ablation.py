@@ -27,8 +27,8 @@ from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.queue.placement_round import PlacementRound, with_first
 from policies.routes.route import Route
-from policies.routing.queued_request import QueuedRequest
-from policies.scorers import predicted
+from policies.routing.candidates import QueuedRequest
+from policies.scorers import scorers
 from policies.types import FOREVER, Decision
 
 LOADS = (0.9, 1.25)
@@ -109,8 +109,8 @@ IDEAS = (
     Idea(ON),
     Idea("late binding", ((PlacementRound, "has_room", _always), OPEN)),
     Idea("TPOT pressure limit", (OPEN,)),
-    Idea("price of TPOT misses", ((predicted, "TPOT_MISS", 0.0),)),
-    Idea("price of engine time", ((predicted, "ENGINE_TIME", 0.0),)),
+    Idea("price of TPOT misses", ((scorers, "TPOT_MISS", 0.0),)),
+    Idea("price of engine time", ((scorers, "ENGINE_TIME", 0.0),)),
     Idea("rebalancing", ((PlacementRound, "rebalance", _nothing),)),
     Idea("spill at the last moment", ((PlacementRound, "_spill_at", _forever),)),
     Idea("late requests last", ((PlacementRound, "_place_best_effort", _late_at_once),)),

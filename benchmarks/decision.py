@@ -25,9 +25,8 @@ from time import perf_counter
 from policies.attempts.attempt_machine import AttemptMachine, Begin, FirstToken, Open
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.routes import workloads
-from policies.routes.route import Route
-from policies.routing.queued_request import QueuedRequest
+from policies.routes.route import Route, with_preset
+from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import (
     AttemptOutcome,
@@ -77,7 +76,7 @@ def busy_fleet(endpoints: int, random: Random) -> tuple[Fleet, Route, list[PoolE
             fleet.on_first_token(i, now + 0.2)
         if i < len(seen) - 6 * endpoints:
             fleet.on_ended(i, AttemptOutcome.COMPLETED, now + 0.2)
-    route = Route.model_validate({"name": "agent", **workloads.apply("agent", {"tiers": ["main"]})})
+    route = Route.model_validate({"name": "agent", **with_preset("agent", {"tiers": ["main"]})})
     return fleet, route, seen
 
 
@@ -117,7 +116,7 @@ class SmallRequests:
         self.fleet = Fleet([pool])
         self.now = 0.0
         self.number = 0
-        self.route = Route.model_validate({"name": "chat", **workloads.apply("chat", {"tiers": ["main"]})})
+        self.route = Route.model_validate({"name": "chat", **with_preset("chat", {"tiers": ["main"]})})
         self.system = [self.random.getrandbits(64) for _ in range(SYSTEM)]
 
     def prompt(self) -> PoolEstimate:

@@ -37,7 +37,7 @@ ROWS = (  # the first match: by the beginning of a file's path from the root of 
     ("tokenize", ("gateway/tokenize/",)),
     (
         "attempts",
-        ("gateway/proxy", "gateway/upstream/dispatcher", "gateway/upstream/routed_request", "policies/attempts/"),
+        ("gateway/proxy", "gateway/upstream/dispatcher", "policies/attempts/"),
     ),
     ("relay", ("gateway/upstream/relay", "backends/stream/")),
     ("upstream", ("gateway/upstream/", "backends/")),

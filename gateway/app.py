@@ -43,7 +43,7 @@ from gateway.scheduler import Decider, RequestQueue
 from gateway.tokenize.estimator import Estimator
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.wiring import WorkerContext
-from policies.attempts.retry_budgets import RetryBudget
+from policies.attempts.attempt_machine import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers
 from policies.routes.route import Route

@@ -28,7 +28,7 @@ from gateway.runtime import RuntimeHolder
 from gateway.strict_json import decode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
-from gateway.upstream.routed_request import RoutedRequest
+from gateway.upstream.dispatcher import RoutedRequest
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
 from policies.prefix_cache.warm_up import (
     CONCURRENCY,

@@ -25,10 +25,8 @@ from gateway.observe.trace_context import Tracer
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import Decider, QueueTimeout, RequestQueue
 from gateway.strict_json import encode
-from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.relay import Relay
-from gateway.upstream.response_headers import gateway_headers
-from gateway.upstream.routed_request import RoutedRequest, attempt_record
+from gateway.upstream.dispatcher import Dispatcher, RoutedRequest, attempt_record
+from gateway.upstream.relay import Relay, gateway_headers
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import Decision, Placement, Price
 

@@ -29,7 +29,7 @@ from gateway.observe.record import Record, RequestOutcome
 from gateway.tokenize.estimator import Estimator
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
-from policies.routing.queued_request import QueuedRequest
+from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import LONGEST_WAIT, decide
 from policies.types import FOREVER, Decision, Health, PromptEstimate
 

@@ -32,8 +32,7 @@ from policies.attempts import attempt_machine
 from policies.fleet import circuit_breaker
 from policies.fleet.endpoint_state import MAX_API_EJECTION
 from policies.queue import queue_scheduler
-from policies.routes.route import Workload
-from policies.routes.workloads import PRESETS
+from policies.routes.route import PRESETS, Workload
 from policies.routing import tiers
 from scripts import metrics_page
 from tests.support.gateways import document, pool
@@ -134,7 +133,7 @@ def test_every_key_of_the_configuration_is_explained() -> None:
 
 
 def test_the_workload_table_agrees_with_the_presets() -> None:
-    """docs/policies.md repeats policies.routes.workloads, so both have to agree."""
+    """docs/policies.md repeats policies.routes.route, so both have to agree."""
     page = (ROOT / "docs/policies.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)`[^|]*\|" + r" ([^|]+) \|" * 6, page, re.MULTILINE)
     assert {row[0]: row[1:] for row in rows if row[0] in PRESETS} == {name: as_row(name) for name in PRESETS}

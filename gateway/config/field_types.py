@@ -16,8 +16,7 @@ from backends.http.address import BackendAddress
 from backends.simulated.profiles import PROFILES
 from gateway.config.config_errors import did_you_mean
 from gateway.config.redis_url import parse_redis_url
-from policies.routes.route import Strict
-from policies.routes.units import Duration
+from policies.routes.route import Duration, Strict
 
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]]+)):([0-9]{1,5})")
 _TCP = re.compile(r"tcp://[^/@\s]+:[0-9]{1,5}")

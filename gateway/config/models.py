@@ -32,9 +32,7 @@ from gateway.config.field_types import (
 from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection
 from policies import types as facts
 from policies.quota.key_limits import NANO, KeyLimits
-from policies.routes import workloads
-from policies.routes.route import Route, Workload
-from policies.routes.units import Duration, Share, Size
+from policies.routes.route import Duration, Route, Share, Size, Workload, with_preset
 
 PASSTHROUGH = "passthrough"  # name of the route for models that are no route
 MAX_WORKERS = 256
@@ -230,5 +228,5 @@ def _completed(name: str, raw: Any, max_attempts: int) -> Any:
         return raw
     workload = raw.get("workload", "chat")
     if workload in get_args(Workload):
-        raw = workloads.apply(workload, dict(raw))
+        raw = with_preset(workload, dict(raw))
     return {"name": name, "max_attempts": max_attempts, **raw}

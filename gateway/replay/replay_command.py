@@ -18,7 +18,7 @@ from gateway.replay.scenario import BASELINES, OURS, REFERENCE, SCORERS, Scenari
 from gateway.replay.sim_fleet import Fault
 from gateway.replay.sweep import ReplayResult, ReplayTask, run
 from gateway.replay.traces import TraceError, Traffic, TrafficSource
-from policies.routes.units import seconds
+from policies.routes.route import seconds
 
 RANGE_LOADS = 5  # loads in `LOW..HIGH`
 FAULT = re.compile(r"(?P<endpoint>\S+)@(?P<at>[^@=]+)=(?P<kind>slow|kill|restart)(:(?P<factor>\d+(\.\d+)?))?")

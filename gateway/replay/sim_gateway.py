@@ -18,14 +18,13 @@ from gateway.replay.scenario import OURS, Scenario
 from gateway.replay.sim_fleet import Clock, SimFleet
 from gateway.replay.traces import BLOCK, Arrival
 from policies.attempts import attempt_machine as steps
-from policies.attempts.attempt_machine import AttemptMachine
-from policies.attempts.retry_budgets import HedgeBudget, RetryBudget
+from policies.attempts.attempt_machine import AttemptMachine, HedgeBudget, RetryBudget
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
-from policies.routing.queued_request import QueuedRequest
-from policies.scorers.scorer import tie_break
+from policies.routing.candidates import QueuedRequest
+from policies.scorers.scorers import tie_break
 from policies.types import (
     FOREVER,
     Attempt,

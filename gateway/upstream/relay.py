@@ -3,24 +3,73 @@
 The head waits for the first token and goes out with it in one write. From then on every read of the upstream becomes
 one chunk to the client, in the callback that received it; a read that was one chunk keeps its framing. A client that
 does not read pauses its upstream; after STALL seconds it is disconnected. A stream that breaks ends with an explicit
-error event, never in silence.
+error event, never in silence. Headers of the backend are relayed by allow-list only.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from time import monotonic
 
 from backends.interface import Failure, FailureKind
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, UsageStripper
+from gateway.admission.quotas import quota_headers
 from gateway.api.api_error import REASONS, envelope
 from gateway.downstream.http_server import HttpRequest
-from gateway.observe.record import RequestOutcome
+from gateway.observe.metrics.loop_lag import STALL as LOOP_STALL
+from gateway.observe.record import STAGE_NAMES, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.strict_json import encode
-from gateway.upstream.response_headers import response_headers
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import AttemptOutcome
+
+# A backend may tell a caller nothing else besides the body: no key, cookie, server name or rate limit.
+ALLOWED = ("content-type", "content-encoding")
+
+
+def response_headers(backend: Mapping[str, str], timeline: RequestTimeline, *, streams: bool) -> list[str]:
+    """Header lines of an answer that is about to be written. `backend`: the headers of the backend's reply."""
+    lines = [f"{name}: {backend[name]}" for name in ALLOWED if name in backend]
+    if streams:
+        lines += ["cache-control: no-cache", "x-accel-buffering: no"]
+    return lines + gateway_headers(timeline, monotonic(), won=1)
+
+
+def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list[str]:
+    """Header lines about the request up to `now`. `won`: attempts besides the lost ones of the Record."""
+    record = timeline.record
+    lines = [
+        f"x-request-id: {record.request_id}",
+        f"x-firsttoken-route: {record.route}",
+        f"x-firsttoken-pool: {record.pool}",
+        f"x-firsttoken-model: {record.model}",
+        f"x-firsttoken-attempts: {len(record.attempts) + won}",
+        f"x-firsttoken-ttft-ms: {(now - record.arrival) * 1e3:.2f}",
+    ]
+    if record.ttft_budget is not None:
+        lines.append(f"x-firsttoken-ttft-budget-ms: {record.ttft_budget * 1e3:.0f}")
+    if record.ttft_predicted_p50 is not None:
+        lines.append(f"x-firsttoken-ttft-predicted-ms: {record.ttft_predicted_p50 * 1e3:.1f}")
+    if record.quota is not None:
+        lines += quota_headers(record.quota)
+    lines.append(server_timing(timeline, now))
+    return lines
+
+
+def server_timing(timeline: RequestTimeline, now: float) -> str:
+    """W3C Server-Timing: milliseconds of each closed stage; `relay` is the time since the last one.
+
+    `loop_lag` is part of other stages, and is given where the event loop has stalled.
+    """
+    spent = timeline.record.spent
+    timing = [f"{name};dur={s * 1e3:.2f}" for name, s in zip(STAGE_NAMES, spent, strict=True) if s is not None]
+    timing.append(f"relay;dur={max(now - timeline.mark, 0.0) * 1e3:.2f}")
+    lag = timeline.stalled(now)
+    if lag >= LOOP_STALL:
+        timing.append(f"loop_lag;dur={lag * 1e3:.2f}")
+    return "server-timing: " + ", ".join(timing)
+
 
 STALL = 60.0  # s that a client may leave a full buffer unread
 TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")

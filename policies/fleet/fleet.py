@@ -30,7 +30,7 @@ from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.latency.token_counts import OutputLengths, TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
-from policies.scorers.scorer import CandidateInput
+from policies.scorers.scorers import CandidateInput
 from policies.types import (
     NEVER,
     AttemptOutcome,

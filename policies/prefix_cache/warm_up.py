@@ -34,7 +34,7 @@ from heapq import nlargest
 from itertools import takewhile
 from typing import Generic, TypeVar
 
-from policies.scorers.scorer import tie_break
+from policies.scorers.scorers import tie_break
 from policies.types import Health, Load
 
 Text = TypeVar("Text")

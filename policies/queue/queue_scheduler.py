@@ -21,9 +21,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from policies.fleet.fleet import Fleet
-from policies.queue.endpoint_queues import EndpointQueues
-from policies.queue.placement_round import TICK, PlacementRound, with_first
-from policies.routing.queued_request import QueuedRequest
+from policies.queue.placement_round import TICK, EndpointQueues, PlacementRound, with_first
+from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, NEVER, Decision, Placement
 
 FORCED_AFTER = 30.0  # s from arrival

@@ -3,20 +3,88 @@
 These models are the validated `routes:` section of the YAML, and are read by decisions directly.
 
 Rules:
-- A workload preset supplies missing keys (`policies.routes.workloads`) before validation.
+- Durations are written `250ms`, `2s`, `5m`, always with a unit (`budget: 800` could be ms or s); shares `3%`; sizes
+  `32MB`. An error message shows the right form. The JSON Schema allows exactly the forms that validation allows.
+- The preset of a route's workload supplies missing keys before validation, so the operator's keys win one by one:
+  `ttft: {target: 0.99}` keeps the preset's budget.
 - `ttft`, `tpot` and `total` can be `off`, which removes a preset's budget.
 - Contradictions are errors: a first token due after the whole answer, a tier that no request can reach.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from policies.routes.units import Duration, Share
 from policies.routes.when import When
 from policies.types import FOREVER
+
+_UNITS = {"us": (1, 1_000_000), "ms": (1, 1_000), "s": (1, 1), "m": (60, 1), "h": (3600, 1)}  # s, as a fraction
+_SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*")
+
+
+def _split(value: str, example: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(value)
+    if match is None:
+        raise ValueError(f"'{value}' is not understood; write it like {example}")
+    return float(match[1]), match[2]
+
+
+def seconds(value: Any) -> Any:
+    """`250ms` -> 0.25. A bare number is refused: it has no unit."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(f"{value} has no unit; write '{value}ms' or '{value}s'")
+    if not isinstance(value, str):
+        raise ValueError("write a duration like 250ms, 2s or 5m")
+    number, unit = _split(value, "250ms, 2s or 5m")
+    if unit not in _UNITS:
+        raise ValueError(f"'{value}' has no unit of time; write it like 250ms, 2s or 5m")
+    times, parts = _UNITS[unit]
+    return number * times / parts  # 700 * 0.001 is not 0.7
+
+
+def share(value: Any) -> Any:
+    """`3%` -> 0.03; a number from 0 to 1 is unchanged."""
+    if isinstance(value, bool):
+        raise ValueError("write a share like 3% or 0.03")
+    if not isinstance(value, str):
+        return value
+    number, unit = _split(value, "3% or 0.03")
+    if unit not in ("%", ""):
+        raise ValueError(f"'{value}' is not a share; write it like 3% or 0.03")
+    return number / 100 if unit else number
+
+
+def size(value: Any) -> Any:
+    """`32MB` -> 32000000; a bare number is bytes."""
+    if isinstance(value, bool):
+        raise ValueError("write a size like 32MB")
+    if not isinstance(value, str):
+        return value
+    number, unit = _split(value, "32MB")
+    if unit.upper() not in _SIZES and unit:
+        raise ValueError(f"'{value}' has no unit of size; write it like 32MB")
+    return int(number * _SIZES[unit.upper() or "B"])
+
+
+def _text(description: str, pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern, "description": description}
+
+
+_DURATION = _text("a duration: 250ms, 2s, 5m", r"^\s*\d+(\.\d+)?\s*(us|ms|s|m|h)\s*$")
+_SHARE = _text("a share: 3%, or 0.03", r"^\s*\d+(\.\d+)?\s*%?\s*$")
+_SIZE = _text("a size: 32MB; a bare number is bytes", r"^\s*\d+(\.\d+)?\s*([KkMmGg]?[Ii]?[Bb])?\s*$")
+
+Duration = Annotated[float, BeforeValidator(seconds), WithJsonSchema(_DURATION)]
+Share = Annotated[
+    float, BeforeValidator(share), WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _SHARE]})
+]
+Size = Annotated[int, BeforeValidator(size), WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, _SIZE]})]
+
 
 Workload = Literal["autocomplete", "chat", "task", "agent", "batch"]
 ScorerName = Literal["predicted", "round_robin", "least_request", "prefix_hash", "lmetric", "token_load", "argmin_ttft"]
@@ -162,3 +230,61 @@ class Route(Strict):
         """The caller's max_tokens under the route's cap; None: neither says."""
         cap = self.limits.output_tokens
         return asked or cap if asked is None or cap is None else min(asked, cap)
+
+
+PRESETS: Mapping[Workload, Mapping[str, Any]] = {
+    # The editor discards a late suggestion: refuse it, and take the fastest tier.
+    # Prompts are short, so a second copy is cheap. After the first token the total budget suffices: no TPOT.
+    "autocomplete": {
+        "ttft": {"budget": "300ms", "target": 0.9},
+        "total": {"budget": "500ms"},
+        "hedge": {"max_extra": "5%"},
+        "on_miss": "shed",
+        "prefer": "latency",
+    },
+    # 50 ms a token is about 15 words a second, three times what people read.
+    "chat": {
+        "ttft": {"budget": "1s", "target": 0.9},
+        "tpot": {"budget": "50ms"},
+        "hedge": {"max_extra": "3%"},
+        "on_miss": "queue",
+        "prefer": "quality",
+    },
+    # The whole answer counts: 2 s to its start leave 3 s, 120 tokens at 25 ms.
+    "task": {
+        "ttft": {"budget": "2s", "target": 0.9},
+        "tpot": {"budget": "25ms"},
+        "total": {"budget": "5s"},
+        "hedge": {"max_extra": "2%"},
+        "on_miss": "queue",
+        "prefer": "quality",
+    },
+    # A second copy of a long prompt costs a long prefill: few are allowed.
+    "agent": {
+        "ttft": {"budget": "3s", "target": 0.9},
+        "tpot": {"budget": "50ms"},
+        "total": {"budget": "30s"},
+        "hedge": {"max_extra": "1%"},
+        "on_miss": "queue",
+        "prefer": "quality",
+    },
+    # Throughput and cost: without a budget every tier qualifies, and the cheapest is taken.
+    "batch": {
+        "hedge": "off",
+        "on_miss": "best_effort",
+        "prefer": "cost",
+    },
+}
+
+
+def with_preset(workload: Workload, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`raw`, the route as the operator wrote it, over the preset of its workload."""
+    return {"workload": workload} | _over(PRESETS[workload], raw)
+
+
+def _over(beneath: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(beneath)
+    for key, value in raw.items():
+        under = beneath.get(key)
+        merged[key] = _over(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return merged

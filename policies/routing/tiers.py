@@ -21,11 +21,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 
-from policies.routing.candidates import CandidateSet, FleetView, TierCandidates, find_candidates
-from policies.routing.queued_request import QueuedRequest
-from policies.routing.ranking import RankedInput, Ranking
-from policies.scorers.scorer import CandidateInput, tie_break
-from policies.scorers.scorer_catalog import SCORERS
+from policies.routing.candidates import (
+    CandidateSet,
+    FleetView,
+    QueuedRequest,
+    RankedInput,
+    Ranking,
+    TierCandidates,
+    find_candidates,
+)
+from policies.scorers.scorers import SCORERS, CandidateInput, tie_break
 from policies.types import (
     FOREVER,
     QUANTILES,

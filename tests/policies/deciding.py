@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.routes import workloads
-from policies.routes.route import Route
-from policies.routing.queued_request import QueuedRequest
+from policies.routes.route import Route, with_preset
+from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
-from policies.scorers.scorer import CandidateInput
+from policies.scorers.scorers import CandidateInput
 from policies.types import (
     Candidate,
     Decision,
@@ -104,7 +103,7 @@ def budget(seconds: float, target: float = 0.9) -> dict[str, Any]:
 
 
 def preset(workload: Any, raw: Mapping[str, Any]) -> Route:
-    return Route.model_validate(workloads.apply(workload, raw))
+    return Route.model_validate(with_preset(workload, raw))
 
 
 def order(decision: Decision) -> list[str]:

@@ -11,8 +11,7 @@ from typing import Any
 from backends.simulated.profiles import PROFILES, Profile
 from gateway.replay.scenario import Scenario
 from gateway.replay.traces import BLOCK, Arrival
-from policies.routes.route import Route
-from policies.routes.workloads import apply
+from policies.routes.route import Route, with_preset
 from policies.types import Endpoint, Pool, Price
 
 CONFIG = """\
@@ -28,7 +27,7 @@ routes:
 
 
 def route(name: str = "agent", *, workload: Any = "agent", tiers: Sequence[Any] = ("main",), **more: Any) -> Route:
-    return Route.model_validate(apply(workload, {"name": name, "tiers": list(tiers), **more}))
+    return Route.model_validate(with_preset(workload, {"name": name, "tiers": list(tiers), **more}))
 
 
 def pool(name: str = "main", *, engines: int = 2, local: bool = True, price: Price = Price()) -> Pool:  # noqa: B008

@@ -14,7 +14,7 @@ from gateway.replay.scenario import BASELINES, POOLABLE, POOLED, Scenario
 from gateway.replay.sim_fleet import Fault
 from gateway.replay.sim_gateway import ActiveRequest
 from gateway.replay.traces import Arrival
-from policies.routing.queued_request import QueuedRequest
+from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import Decision, Price, RequestView
 from tests.gateway.replay.builders import arrivals, pool, route, scenario

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from gateway.observe.record import Stage
-from policies.attempts.retry_budgets import RetryBudget
+from policies.attempts.attempt_machine import RetryBudget
 from policies.types import AttemptKind
 from tests.gateway.builders import (
     ANSWER,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.observe.metrics.loop_lag import STALL, LoopLag
 from gateway.observe.record import AttemptRecord, Stage
 from gateway.observe.timeline import RequestTimeline
-from gateway.upstream.response_headers import gateway_headers, response_headers, server_timing
+from gateway.upstream.relay import gateway_headers, response_headers, server_timing
 from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import candidate, decided, record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.interface import Failure, FailureKind
-from gateway.upstream.routed_request import header_safe, refusal_of
+from gateway.upstream.dispatcher import header_safe, refusal_of
 from tests.gateway.upstream.dispatching import failed
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.queue.endpoint_queues import EndpointQueues
-from policies.routing.queued_request import QueuedRequest
+from policies.queue.placement_round import EndpointQueues
+from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, Endpoint, PromptEstimate, RequestView
 from tests.policies.queue.waiting_room import ONE, TWO, route
 

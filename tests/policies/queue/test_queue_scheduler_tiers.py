@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.fleet.fleet import AttemptReport
 from policies.queue.placement_round import RECHECK_TIERS, TICK
-from policies.routing.queued_request import QueuedRequest
+from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, AttemptOutcome, Endpoint, PoolEstimate, PromptEstimate, RequestView
 from tests.policies.queue.waiting_room import API, LARGE, ONE, PROMPT, START, TWO, Scene, route
 

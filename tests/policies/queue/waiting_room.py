@@ -14,7 +14,7 @@ from typing import Any
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
-from policies.routing.queued_request import QueuedRequest
+from policies.routing.candidates import QueuedRequest
 from policies.types import (
     AttemptOutcome,
     Candidate,

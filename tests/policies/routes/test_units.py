@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from policies.routes.units import Duration, Share, Size
+from policies.routes.route import Duration, Share, Size
 
 
 class Written(BaseModel):

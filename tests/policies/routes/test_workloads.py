@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from policies import presets
-from policies.routes import workloads
-from policies.routes.route import Route, Workload
+from policies.routes.route import PRESETS, Route, Workload, with_preset
 from tests.policies.deciding import preset
 
 WORKLOADS = get_args(Workload)
@@ -51,9 +50,9 @@ def test_an_operator_can_switch_a_budget_off(off: Any) -> None:
 
 def test_applying_a_preset_changes_neither_side() -> None:
     """The preset serves every route, and the raw route is still the operator's."""
-    before, raw = repr(workloads.PRESETS), {"tiers": ["small"], "ttft": {"target": 0.5}}
-    workloads.apply("chat", raw)["ttft"]["budget"] = "9s"
-    assert repr(workloads.PRESETS) == before
+    before, raw = repr(PRESETS), {"tiers": ["small"], "ttft": {"target": 0.5}}
+    with_preset("chat", raw)["ttft"]["budget"] = "9s"
+    assert repr(PRESETS) == before
     assert raw == {"tiers": ["small"], "ttft": {"target": 0.5}}
 
 

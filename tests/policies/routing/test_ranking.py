@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.routing.ranking import RankedInput, Ranking, p50_of
-from policies.scorers.scorer import CandidateInput, tie_break
+from policies.routing.candidates import RankedInput, Ranking, p50_of
+from policies.scorers.scorers import CandidateInput, tie_break
 from policies.types import Endpoint, Forecast, Load, PoolEstimate
 from tests.policies.deciding import RATIOS
 

@@ -9,9 +9,7 @@ import pytest
 
 from policies.latency.tpot import STALL_GRID
 from policies.routes.route import ScorerName
-from policies.scorers.baselines import PATIENCE
-from policies.scorers.scorer import CandidateInput, tie_break
-from policies.scorers.scorer_catalog import SCORERS
+from policies.scorers.scorers import PATIENCE, SCORERS, CandidateInput, tie_break
 from policies.types import Endpoint, Forecast, Load, PoolEstimate, PrefixBlocks
 
 NAMES = "abcdefgh"

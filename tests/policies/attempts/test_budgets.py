@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.attempts.retry_budgets import HedgeBudget, RetryBudget
+from policies.attempts.attempt_machine import HedgeBudget, RetryBudget
 
 
 def entered(requests: int) -> RetryBudget:
