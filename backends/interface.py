@@ -7,7 +7,7 @@ becomes a `Failure`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -44,7 +44,16 @@ class HttpCall(NamedTuple):
     path: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    fixed: str = ""  # header lines common to all calls, rendered by `backends.http.headers.header_lines`
+    fixed: str = ""  # header lines common to all calls, rendered by `header_lines`
+
+
+def header_lines(fields: Iterable[tuple[str, str]]) -> str:
+    """Fields as lines of a request head. Raises ValueError for a line break within a field (header injection)."""
+    lines = [f"{name}: {value}\r\n" for name, value in fields]
+    text = "".join(lines)
+    if text.count("\n") != len(lines) or text.count("\r") != len(lines):
+        raise ValueError("a header of this request holds a line break")
+    return text
 
 
 class FailureKind(Enum):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from backends.simulated.faults import Faults
+from backends.simulated.drivers import Faults
 from backends.simulated.profiles import profile_named
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway

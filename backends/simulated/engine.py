@@ -21,9 +21,16 @@ from enum import Enum
 from math import exp, inf
 from random import Random
 
-from backends.simulated.events import EngineFirstToken, EngineRequest, Finished, Refused, RequestId, StepResult
 from backends.simulated.kv_cache import PrefixCache
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.profiles import (
+    EngineFirstToken,
+    EngineProfile,
+    EngineRequest,
+    Finished,
+    Refused,
+    RequestId,
+    StepResult,
+)
 
 
 class RequestState(Enum):

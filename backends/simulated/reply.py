@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from backends.simulated.events import Refused
+from backends.simulated.profiles import Refused
 
 # Each is one token in the common byte-pair vocabularies, after a space too.
 _COMMON = """

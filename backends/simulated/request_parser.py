@@ -17,8 +17,7 @@ from zlib import crc32
 
 import msgspec
 
-from backends.simulated.events import EngineRequest, Refused, RequestId
-from backends.simulated.profiles import ApiProfile, Profile
+from backends.simulated.profiles import ApiProfile, EngineRequest, Profile, Refused, RequestId
 from backends.simulated.reply import Function, OutputSpec, SimulatedReply, call_tool, write_text
 
 Encode = Callable[[str], Sequence[int]]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,15 +22,66 @@ from uuid import uuid4
 import msgspec
 from aiohttp import web
 
-from backends.simulated.drivers import AnswerWriter, Driver, EngineDriver, HostedDriver
+from backends.simulated.drivers import AnswerWriter, Driver, EngineDriver, Faults, HostedDriver
 from backends.simulated.engine import Engine
-from backends.simulated.events import Refused
-from backends.simulated.faults import Faults
-from backends.simulated.hosted import HostedApi
-from backends.simulated.profiles import ApiProfile, Profile
+from backends.simulated.profiles import ApiProfile, Profile, Refused
 from backends.simulated.reply import ReplyWriter, error_body
 from backends.simulated.request_parser import ChatBody, CompletionBody, Encode, ParsedRequest, RequestParser
-from backends.simulated.vllm_metrics import VllmMetrics
+from backends.simulated.virtual_engine import HostedApi
+
+# vllm/v1/metrics/loggers.py: buckets of time_to_first_token_seconds
+_FINE = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_TTFT_BUCKETS = (*_FINE, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_TTFT = "vllm:time_to_first_token_seconds"
+
+
+class VllmMetrics:
+    """The /metrics page, with vLLM 0.32's names. Counts answers; other numbers are the engine's."""
+
+    def __init__(self, model: str, started_at: float) -> None:
+        self._labels = f'engine="0",model_name="{model}"'
+        self._started_at = started_at  # s, wall clock
+        self._ttft_counts = [0] * (len(_TTFT_BUCKETS) + 1)
+        self._ttft_sum = 0.0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    def observe(self, ttft: float, prompt_tokens: int, generation_tokens: int) -> None:
+        """Count one answer. `ttft` in seconds."""
+        self._ttft_counts[bisect_left(_TTFT_BUCKETS, ttft)] += 1
+        self._ttft_sum += ttft
+        self._prompt_tokens += prompt_tokens
+        self._generation_tokens += generation_tokens
+
+    def page(self, engine: Engine) -> str:
+        return "\n".join(self._lines(engine)) + "\n"
+
+    def _lines(self, engine: Engine) -> Iterator[str]:
+        for name, kind, value in (
+            ("num_requests_running", "gauge", engine.running),
+            ("num_requests_waiting", "gauge", engine.waiting),
+            ("kv_cache_usage_perc", "gauge", engine.kv_usage),
+            ("prefix_cache_queries_total", "counter", engine.prefix_queries),
+            ("prefix_cache_hits_total", "counter", engine.prefix_hits),
+            ("num_preemptions_total", "counter", engine.preemptions),
+            ("prompt_tokens_total", "counter", self._prompt_tokens),
+            ("generation_tokens_total", "counter", self._generation_tokens),
+        ):
+            yield f"# TYPE vllm:{name} {kind}"
+            yield f"vllm:{name}{{{self._labels}}} {float(value)}"
+        config = f'block_size="{engine.profile.block_size}",enable_prefix_caching="True",engine="0"'
+        yield "# TYPE vllm:cache_config_info gauge"
+        yield f'vllm:cache_config_info{{{config},num_gpu_blocks="{engine.profile.num_blocks}"}} 1.0'
+        yield "# TYPE process_start_time_seconds gauge"
+        yield f"process_start_time_seconds {self._started_at}"
+        yield f"# TYPE {_TTFT} histogram"
+        total = 0
+        for bound, answers in zip((*map(str, _TTFT_BUCKETS), "+Inf"), self._ttft_counts, strict=True):
+            total += answers
+            yield f'{_TTFT}_bucket{{{self._labels},le="{bound}"}} {float(total)}'
+        yield f"{_TTFT}_count{{{self._labels}}} {float(total)}"
+        yield f"{_TTFT}_sum{{{self._labels}}} {self._ttft_sum}"
+
 
 KEEPALIVE = 5.0  # s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 MAX_BODY = 64 * 2**20  # bytes

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from backends.stream.sse import LINE_LIMIT, SseDecoder, StreamError
+from backends.stream.taps import LINE_LIMIT, SseDecoder, StreamError
 
 
 class Rewriter(Protocol):

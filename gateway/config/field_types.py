@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainValidator, SecretStr, WithJsonSchema
 
-from backends.http.address import BackendAddress
+from backends.http.connection_pool import BackendAddress
 from backends.simulated.profiles import PROFILES
 from gateway.config.config_errors import did_you_mean
 from gateway.config.redis_url import parse_redis_url

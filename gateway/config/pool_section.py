@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, WithJsonSchema, field_validator, model_validator
 
-from backends.catalog import KINDS, BackendKind
-from backends.http.address import BackendAddress
+from backends.dialects import KINDS, BackendKind
+from backends.http.connection_pool import BackendAddress
 from gateway.config.config_errors import did_you_mean
 from gateway.config.field_types import (
     HeaderName,

@@ -23,8 +23,7 @@ from aiohttp.streams import StreamReader
 from aiohttp.web import BaseRequest, Server, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
-from backends.http.headers import readable
-from backends.http.write_coalescer import WriteCoalescer
+from backends.http.connection import WriteCoalescer, readable
 from gateway.api.api_error import REASONS, ApiError
 
 

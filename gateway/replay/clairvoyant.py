@@ -28,8 +28,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Hashable, Iterator, Sequence
 
-from backends.simulated.hosted import HostedApi
-from backends.simulated.virtual_engine import VirtualEngine
+from backends.simulated.virtual_engine import HostedApi, VirtualEngine
 from gateway.replay.clairvoyant_plan import HORIZON, EngineGroup, PlannedRequest
 from gateway.replay.exact_engine import ExactAnswer, ExactEngine
 from gateway.replay.scenario import Scenario

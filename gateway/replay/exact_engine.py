@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from backends.simulated.events import RequestId
 from backends.simulated.kv_cache import PrefixCache
+from backends.simulated.profiles import RequestId
 from backends.simulated.virtual_engine import VirtualEngine
 from gateway.replay.traces import Arrival
 from policies.types import FOREVER, Endpoint

@@ -17,10 +17,8 @@ from random import Random
 from typing import Any
 
 from backends.simulated.engine import Engine
-from backends.simulated.events import EngineRequest, Event, RequestId
-from backends.simulated.hosted import HostedApi
-from backends.simulated.profiles import ApiProfile, Profile
-from backends.simulated.virtual_engine import VirtualEngine
+from backends.simulated.profiles import ApiProfile, EngineRequest, Event, Profile, RequestId
+from backends.simulated.virtual_engine import HostedApi, VirtualEngine
 from gateway.cluster.gossip import FULL_INTERVAL, SEND_INTERVAL, Peers, PendingUpdates
 from gateway.replay.traces import BLOCK
 from policies.fleet.peers import PeerLoad, PeerReader

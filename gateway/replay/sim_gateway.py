@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from backends.simulated.events import EngineFirstToken, EngineRequest, Event, Finished, Refused
+from backends.simulated.profiles import EngineFirstToken, EngineRequest, Event, Finished, Refused
 from gateway.replay.clairvoyant import Clairvoyant
 from gateway.replay.results import ReplayOutcome, RequestResult, Results
 from gateway.replay.scenario import OURS, Scenario

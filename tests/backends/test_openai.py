@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from backends.compatible import Compatible, Mistral
+from backends.dialects import Compatible, Mistral, OpenAI
 from backends.interface import BackendConfig, BackendRequest, FailureKind, HttpCall, Operation
-from backends.openai import OpenAI
 from backends.stream.taps import BodyTap, StreamTap
 
 MESSAGES = [{"role": "user", "content": "hé"}]

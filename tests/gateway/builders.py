@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
-from backends import catalog
+from backends import dialects
 from backends.http.connection import Exchange
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendConfig, BackendRequest, Failure, Operation
@@ -164,7 +164,7 @@ class RecordingExchange(Exchange):
 
 
 def backend(kind: str = "vllm") -> Backend:
-    return catalog.build(BackendConfig(kind, "served", "sk-backend"))
+    return dialects.build(BackendConfig(kind, "served", "sk-backend"))
 
 
 def forward(stream: bool = True, **body: Any) -> BackendRequest:

@@ -8,8 +8,7 @@ from itertools import count
 from random import Random
 
 from backends.simulated.engine import Engine
-from backends.simulated.events import EngineFirstToken, EngineRequest
-from backends.simulated.profiles import EngineProfile, profile_named
+from backends.simulated.profiles import EngineFirstToken, EngineProfile, EngineRequest, profile_named
 from backends.simulated.virtual_engine import VirtualEngine
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Candidate, Endpoint, Forecast, Pool, PoolEstimate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.http.address import BackendAddress
+from backends.http.connection_pool import BackendAddress
 
 
 @pytest.mark.parametrize(

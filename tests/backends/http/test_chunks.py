@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.http import connection
-from backends.http.connection import Connection, Exchange
-from backends.http.write_coalescer import WriteCoalescer
+from backends.http.connection import Connection, Exchange, WriteCoalescer
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Listener, chunk
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from backends.http import write_coalescer as outbox
-from backends.http.write_coalescer import BURST_GAP, WriteCoalescer
+from backends.http import connection as outbox
+from backends.http.connection import BURST_GAP, WriteCoalescer
 
 
 class Clock:

@@ -8,8 +8,7 @@ from typing import Any
 from zlib import crc32
 
 from backends.simulated.engine import Engine
-from backends.simulated.events import EngineRequest, RequestId
-from backends.simulated.profiles import EngineProfile, profile_named
+from backends.simulated.profiles import EngineProfile, EngineRequest, RequestId, profile_named
 from backends.simulated.virtual_engine import VirtualEngine
 
 _TOKEN = re.compile(r" ?[^ ]+| ")

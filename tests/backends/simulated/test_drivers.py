@@ -2,11 +2,10 @@ import asyncio
 
 import pytest
 
-from backends.simulated.drivers import AnswerWriter, EngineDriver, HostedDriver
+from backends.simulated.drivers import AnswerWriter, EngineDriver, Faults, HostedDriver
 from backends.simulated.engine import Engine
-from backends.simulated.faults import Faults
-from backends.simulated.hosted import HostedApi
 from backends.simulated.profiles import ApiProfile
+from backends.simulated.virtual_engine import HostedApi
 from tests.backends.simulated.builders import ask, quiet
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.simulated.engine import Engine
-from backends.simulated.events import EngineFirstToken, Finished, Refused, StepResult
+from backends.simulated.profiles import EngineFirstToken, Finished, Refused, StepResult
 from backends.simulated.virtual_engine import VirtualEngine
 from tests.backends.simulated.builders import ask, engine, quiet, seconds, virtual
 

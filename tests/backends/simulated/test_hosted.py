@@ -3,9 +3,8 @@ from statistics import median
 
 import pytest
 
-from backends.simulated.events import EngineFirstToken, EngineRequest, Finished, Refused
-from backends.simulated.hosted import HostedApi
-from backends.simulated.profiles import ApiProfile
+from backends.simulated.profiles import ApiProfile, EngineFirstToken, EngineRequest, Finished, Refused
+from backends.simulated.virtual_engine import HostedApi
 
 API = ApiProfile("api", "mini")
 

@@ -1,4 +1,4 @@
-from backends.simulated.events import EngineFirstToken, Finished
+from backends.simulated.profiles import EngineFirstToken, Finished
 from tests.backends.simulated.builders import ask, virtual
 
 

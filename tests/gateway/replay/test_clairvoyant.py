@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from backends.simulated.events import EngineFirstToken, EngineRequest, Finished
-from backends.simulated.profiles import PROFILES, EngineProfile
+from backends.simulated.profiles import PROFILES, EngineFirstToken, EngineProfile, EngineRequest, Finished
 from gateway.replay.exact_engine import ExactAnswer, ExactEngine
 from gateway.replay.player import play
 from gateway.replay.results import ReplayOutcome, Results

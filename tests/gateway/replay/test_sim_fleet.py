@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.simulated.events import EngineRequest, Event, Refused
-from backends.simulated.profiles import PROFILES, ApiProfile
+from backends.simulated.profiles import PROFILES, ApiProfile, EngineRequest, Event, Refused
 from gateway.replay.sim_fleet import API_OVERHEAD, Fault, SimFleet
 from tests.gateway.replay.builders import arrivals
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
-from backends.http.write_coalescer import WriteCoalescer
+from backends.http.connection import WriteCoalescer
 from backends.interface import Failure, FailureKind
 from gateway.downstream.http_server import HttpRequest, ResponseWriter
 from gateway.observe.record import RequestOutcome
