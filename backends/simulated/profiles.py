@@ -102,7 +102,7 @@ def profile_named(name: str) -> Profile:
     return PROFILES[name]
 
 
-# ------------------------------------------------------- requests and events; all times are seconds of the caller's clock
+# ---------------------------------------------- requests and events; times: seconds of the caller's clock
 
 RequestId = int | str
 
