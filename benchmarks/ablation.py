@@ -22,7 +22,7 @@ from unittest.mock import patch
 from benchmarks.routing import floats
 from benchmarks.scenarios import SCENARIOS, arrivals, setting
 from gateway.replay.player import play
-from gateway.replay.scenario import Scenario
+from gateway.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.queue.placement_round import PlacementRound, with_first

@@ -10,7 +10,7 @@ from time import process_time
 
 from benchmarks.scenarios import setting
 from gateway.replay.player import play
-from gateway.replay.scenario import OURS, REFERENCE
+from gateway.replay.sim_fleet import OURS, REFERENCE
 from gateway.replay.traces import Agents, agents
 
 CLAIM = 100.0

@@ -36,7 +36,7 @@ from benchmarks.client import WORDS
 from benchmarks.processes import child, cpu_seconds, free_port
 from gateway.config.models import Config
 from gateway.replay.player import play
-from gateway.replay.scenario import Scenario, scenario_from
+from gateway.replay.sim_fleet import Scenario, scenario_from
 from gateway.replay.traces import BLOCK, Agents, Arrival, agents
 
 ENGINES, GATEWAYS, PROFILE = 3, 4, "8b-a100"

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.scenarios import SCENARIOS, Scenario
-from gateway.replay.scenario import OURS, POOLED, REFERENCE
+from gateway.replay.sim_fleet import OURS, POOLED, REFERENCE
 
 Result = dict[str, Any]
 HEADING = """\

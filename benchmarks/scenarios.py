@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.config.loading import load
-from gateway.replay import scenario as replay
-from gateway.replay.scenario import BASELINES, OURS, POOLABLE, POOLED, REFERENCE, scenario_from
-from gateway.replay.sim_fleet import Fault
+from gateway.replay import sim_fleet
+from gateway.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCE, Fault, scenario_from
 from gateway.replay.traces import Agents, Arrival, agents, at_load, read_trace, spread
 
 HERE = Path(__file__).parent / "scenarios"
@@ -56,7 +55,7 @@ SCENARIOS = {
 }
 
 
-def setting(name: str) -> replay.Scenario:
+def setting(name: str) -> sim_fleet.Scenario:
     found = replace(scenario_from(load([HERE / f"{name}.yaml"], {})), first_token=FIRST_TOKEN)
     return replace(found, faults=FAULTS) if name == "b" else found
 

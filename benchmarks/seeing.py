@@ -23,11 +23,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from gateway.observe.access_log import AccessLog
-from gateway.observe.metrics.loop_lag import LoopLag
-from gateway.observe.metrics.request_metrics import RequestMetrics
+from gateway.observe.logs import AccessLog
+from gateway.observe.metrics.series import LoopLag, RequestMetrics
 from gateway.observe.record import ADMIT, DECIDE, ESTIMATE, PARSE, READ, AttemptRecord, Record, RequestOutcome
-from gateway.observe.recorder import Recorder
+from gateway.observe.timeline import Recorder
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome, Candidate, Decision, Endpoint, Forecast, Placement
 

@@ -25,7 +25,6 @@ from gateway.config.models import Config
 from gateway.downstream.http_server import HttpServer
 from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.monitor import Monitor
-from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
 from gateway.observe.metrics.scrape_collectors import (
     EndpointCollector,
     OwnCollector,
@@ -34,7 +33,8 @@ from gateway.observe.metrics.scrape_collectors import (
     ReplicasCollector,
     RouteCollector,
 )
-from gateway.observe.recorder import Recorder
+from gateway.observe.metrics.series import RequestMetrics, budgets
+from gateway.observe.timeline import Recorder
 from gateway.observe.trace_context import Tracer
 from gateway.process import BACKLOG, HANDLER_GRACE, bind, url_of
 from gateway.proxy import Proxy

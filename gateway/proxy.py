@@ -19,8 +19,7 @@ from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.cache_warming import CacheWarming
 from gateway.downstream.http_server import HttpRequest
 from gateway.observe.record import RequestOutcome, Stage
-from gateway.observe.recorder import Recorder
-from gateway.observe.timeline import RequestTimeline
+from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import Decider, QueueTimeout, RequestQueue

@@ -8,7 +8,7 @@ import sys
 
 from gateway.app import Gateway
 from gateway.config.models import Config
-from gateway.observe.log_format import to_stderr, unhandled
+from gateway.observe.logs import to_stderr, unhandled
 from gateway.process import SWITCH_INTERVAL, drain_message, loop_factory, raise_file_limit, tune_gc
 from gateway.reload import ConfigSource, Reloader
 from gateway.workers.supervisor import supervise

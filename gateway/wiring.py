@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.cluster.gossip import new_group
 from gateway.config.models import Config
-from gateway.observe.access_log import AccessLog
+from gateway.observe.logs import AccessLog
 from gateway.observe.metrics.scrape_collectors import Registry
 from gateway.upstream.upstream_request import Upstream
 from policies.fleet.fleet import Fleet

@@ -23,7 +23,7 @@ from gateway.config.models import Config
 from gateway.config.schema import schema
 from gateway.downstream import http_server
 from gateway.fleet import monitor
-from gateway.observe import access_log, recorder
+from gateway.observe import logs, timeline
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.otel import telemetry
 from gateway.upstream import relay
@@ -184,7 +184,7 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
 
 TIMEOUTS = http_server.Timeouts()
 LIMITS = [  # start of the line on the page, and the text of the limit
-    ("| `GET /requests", f"{recorder.RECENT} are kept"),
+    ("| `GET /requests", f"{timeline.RECENT} are kept"),
     ("| time for a body to arrive", f"{TIMEOUTS.body:g} s"),
     ("| time for a request's head", f"{TIMEOUTS.head:g} s"),
     ("| head of a request", f"{http_server.MAX_LINE // 1024} KiB"),
@@ -213,7 +213,7 @@ LIMITS = [  # start of the line on the page, and the text of the limit
         f" {circuit_breaker.DEFAULT_RETRY_AFTER:g} s",
     ),
     ("| look at an engine's load", f"{monitor.PROBE_TIMEOUT:g} s to answer"),
-    ("Access log: ", f"{access_log.QUEUE:,} lines"),
+    ("Access log: ", f"{logs.QUEUE:,} lines"),
     ("A collector that is gone", f"Up to {telemetry.QUEUE:,} spans wait"),
     ("At shutdown the rest has", f"{telemetry.CLOSE_TIMEOUT:g} s to be exported"),
 ]

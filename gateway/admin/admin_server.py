@@ -56,7 +56,7 @@ class AdminData(Protocol):
         """A JSON array of recent Records."""
 
     async def route_stats(self) -> bytes:
-        """Counts since the start by route, as JSON: see `gateway.observe.metrics.route_stats`."""
+        """Counts since the start by route, as JSON: see `gateway.observe.metrics.scrape_collectors`."""
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         """An entry per endpoint: health, load, learned statistics."""

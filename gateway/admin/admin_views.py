@@ -13,7 +13,7 @@ import msgspec
 from gateway.api.api_error import bad_request
 from gateway.config.config_errors import did_you_mean
 from gateway.observe.record import Record, RequestOutcome
-from gateway.observe.recorder import RECENT
+from gateway.observe.timeline import RECENT
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, PromptEstimate, Rejection
 

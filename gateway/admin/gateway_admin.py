@@ -22,11 +22,10 @@ from gateway.admin.admin_server import json_response
 from gateway.admin.admin_views import RequestQuery, endpoint_view, explain
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request
-from gateway.observe.metrics.route_stats import counts_in_place, route_stats
-from gateway.observe.metrics.scrape_collectors import Registry
+from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
 from gateway.observe.metrics.series import histogram
 from gateway.observe.record import Record
-from gateway.observe.recorder import Recorder
+from gateway.observe.timeline import Recorder
 from gateway.runtime import RuntimeHolder, redacted_config
 from gateway.scheduler import Decider, RequestQueue
 from gateway.strict_json import BadJson, decode, encode

@@ -20,8 +20,7 @@ from gateway.admission.local_quotas import Quotas
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record, RequestOutcome
-from gateway.observe.recorder import Recorder
-from gateway.observe.timeline import RequestTimeline
+from gateway.observe.timeline import Recorder, RequestTimeline
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation
 from policies.types import Pool, PromptEstimate
 

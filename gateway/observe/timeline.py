@@ -1,19 +1,26 @@
-"""Fills the Record of one request in progress.
+"""Fills the Record of one request in progress, and emits exactly one per request, on every path out, to all sinks.
 
 Rules:
 - Stages are closed in order and never overlap, so they sum to the TTFT by construction.
 - The timeline only takes notes; `gateway.observe.record` derives results.
 - It is on the path of every request: closing a stage writes one number into a list.
+- Sinks never wait: metrics are numbers in memory, the access log is a bounded queue, recent Records are a ring. A
+  failing sink loses its own Record only.
 """
 
 from __future__ import annotations
 
-from time import monotonic
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import monotonic, time
+from types import TracebackType
 from typing import TypeVar
 
 from backends.interface import EngineTimes
 from gateway.api.inference_request import InferenceRequest
-from gateway.observe.metrics.loop_lag import LoopLag
+from gateway.observe.metrics.series import LoopLag
 from gateway.observe.record import (
     CONNECT,
     FAILOVER,
@@ -34,6 +41,8 @@ from policies.fleet.fleet import AttemptReport
 from policies.quota.key_limits import Reservation
 from policies.routes.route import Route
 from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixBlocks, Price
+
+log = logging.getLogger("firsttoken")
 
 T = TypeVar("T")
 
@@ -210,3 +219,59 @@ class RequestTimeline:
         record.end, record.total = end, at - record.arrival
         if error:
             record.error = error
+
+
+Sink = Callable[[Record], None]
+RECENT = 500  # Records kept for GET /requests: 1 MB, the size of a core's cache
+
+
+class Recorder:
+    """Opens a timeline per request. `lag`: of the event loop that serves requests."""
+
+    def __init__(self, sinks: Iterable[Sink] = (), lag: LoopLag = UNWATCHED) -> None:
+        self.recent: deque[Record] = deque(maxlen=RECENT)
+        self.sinks: list[Sink] = [self.recent.append, *sinks]
+        self.lag = lag
+        self.lives: set[RequestTimeline] = set()  # requests in progress
+
+    @property
+    def live(self) -> int:
+        return len(self.lives)
+
+    def timeline(self, arrival: float) -> _OpenTimeline:
+        return _OpenTimeline(self, arrival)
+
+    def emit(self, record: Record) -> None:
+        for sink in self.sinks:
+            try:
+                sink(record)
+            except Exception:  # a bug in a sink must not become the client's error
+                log.exception("record sink failed")
+
+
+class _OpenTimeline(RequestTimeline):
+    """Context manager: `with recorder.timeline(arrival) as timeline:` ends in one emitted Record."""
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, recorder: Recorder, arrival: float) -> None:
+        super().__init__(Record(arrival=arrival, wall=time() - (monotonic() - arrival)), recorder.lag)
+        self._recorder = recorder
+
+    def __enter__(self) -> RequestTimeline:
+        self._recorder.lives.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recorder.lives.discard(self)
+        record = self.record
+        if kind is not None and record.total == 0.0:
+            if issubclass(kind, (asyncio.CancelledError, ConnectionError)):
+                self.finished(RequestOutcome.CLIENT_GONE, monotonic())
+            else:
+                self.finished(RequestOutcome.INTERNAL, monotonic(), kind.__name__)
+        record.decision = None  # among recent Records the decision would be memory outside every cache: 12 us a request
+        self._recorder.emit(record)
+        record.quota = None

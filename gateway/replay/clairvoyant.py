@@ -29,10 +29,8 @@ from bisect import insort
 from collections.abc import Hashable, Iterator, Sequence
 
 from backends.simulated.virtual_engine import HostedApi, VirtualEngine
-from gateway.replay.clairvoyant_plan import HORIZON, EngineGroup, PlannedRequest
-from gateway.replay.exact_engine import ExactAnswer, ExactEngine
-from gateway.replay.scenario import Scenario
-from gateway.replay.sim_fleet import SimFleet
+from gateway.replay.clairvoyant_plan import HORIZON, EngineGroup, ExactAnswer, ExactEngine, PlannedRequest
+from gateway.replay.sim_fleet import Scenario, SimFleet
 from gateway.replay.traces import Arrival
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route, Tier

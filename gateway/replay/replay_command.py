@@ -13,10 +13,18 @@ from pathlib import Path
 
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
+from gateway.replay.player import ReplayResult, ReplayTask, run
 from gateway.replay.replay_report import OTHER, as_json, report, worst_decisions
-from gateway.replay.scenario import BASELINES, OURS, REFERENCE, SCORERS, Scenario, assumed_profiles, scenario_from
-from gateway.replay.sim_fleet import Fault
-from gateway.replay.sweep import ReplayResult, ReplayTask, run
+from gateway.replay.sim_fleet import (
+    BASELINES,
+    OURS,
+    REFERENCE,
+    SCORERS,
+    Fault,
+    Scenario,
+    assumed_profiles,
+    scenario_from,
+)
 from gateway.replay.traces import TraceError, Traffic, TrafficSource
 from policies.routes.route import seconds
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from gateway.cli.check import aligned
 from gateway.cli.explain import decision_table
+from gateway.replay.player import ReplayResult, mean_rows
 from gateway.replay.results import ResultRow
-from gateway.replay.scenario import OURS, REFERENCE
-from gateway.replay.sweep import ReplayResult, mean_rows
+from gateway.replay.sim_fleet import OURS, REFERENCE
 from policies.routes.route import Route
 
 OTHER = "config b"  # label of --config-b

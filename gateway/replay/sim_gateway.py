@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from backends.simulated.profiles import EngineFirstToken, EngineRequest, Event, Finished, Refused
 from gateway.replay.clairvoyant import Clairvoyant
 from gateway.replay.results import ReplayOutcome, RequestResult, Results
-from gateway.replay.scenario import OURS, Scenario
-from gateway.replay.sim_fleet import Clock, SimFleet
+from gateway.replay.sim_fleet import OURS, Clock, Scenario, SimFleet
 from gateway.replay.traces import BLOCK, Arrival
 from policies.attempts import attempt_machine as steps
 from policies.attempts.attempt_machine import AttemptMachine, HedgeBudget, RetryBudget

@@ -17,7 +17,7 @@ from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker,
 from gateway.admission.quotas import quota_headers
 from gateway.api.api_error import REASONS, envelope
 from gateway.downstream.http_server import HttpRequest
-from gateway.observe.metrics.loop_lag import STALL as LOOP_STALL
+from gateway.observe.metrics.series import STALL as LOOP_STALL
 from gateway.observe.record import STAGE_NAMES, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.strict_json import encode

@@ -29,8 +29,8 @@ from gateway.admin.admin_server import AdminServer, json_response
 from gateway.admin.admin_views import RequestQuery
 from gateway.api.api_error import ApiError
 from gateway.config.models import Config
-from gateway.observe.log_format import unhandled
-from gateway.observe.metrics.route_stats import counts_of, route_stats
+from gateway.observe.logs import unhandled
+from gateway.observe.metrics.scrape_collectors import counts_of, route_stats
 from gateway.observe.metrics.series import counter, gauge
 from gateway.process import BACKLOG, HANDLER_GRACE, loop_factory
 from gateway.reload import ReloadCounts, invalid_config

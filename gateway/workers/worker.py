@@ -20,7 +20,7 @@ from gateway.admin.admin_server import json_response
 from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.app import Gateway
 from gateway.config.models import Config
-from gateway.observe.log_format import to_stderr, unhandled
+from gateway.observe.logs import to_stderr, unhandled
 from gateway.process import loop_factory, tune_gc
 from gateway.strict_json import encode
 from gateway.wiring import WorkerContext

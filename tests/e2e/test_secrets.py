@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.log_format import unhandled
+from gateway.observe.logs import unhandled
 from gateway.observe.record import RequestOutcome
 from gateway.proxy import Proxy
 from gateway.upstream.relay import Relay

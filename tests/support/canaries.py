@@ -17,7 +17,7 @@ from typing import Any
 from gateway.admission import key_store
 from gateway.app import Gateway
 from gateway.config.models import Key
-from gateway.observe.log_format import Formatter
+from gateway.observe.logs import Formatter
 from tests.gateway.builders import calling, get, post
 from tests.support.collector import Collector
 from tests.support.gateways import pool, running

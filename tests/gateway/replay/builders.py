@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from backends.simulated.profiles import PROFILES, Profile
-from gateway.replay.scenario import Scenario
+from gateway.replay.sim_fleet import Scenario
 from gateway.replay.traces import BLOCK, Arrival
 from policies.routes.route import Route, with_preset
 from policies.types import Endpoint, Pool, Price

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from backends.simulated.profiles import PROFILES, EngineFirstToken, EngineProfile, EngineRequest, Finished
-from gateway.replay.exact_engine import ExactAnswer, ExactEngine
+from gateway.replay.clairvoyant_plan import ExactAnswer, ExactEngine
 from gateway.replay.player import play
 from gateway.replay.results import ReplayOutcome, Results
-from gateway.replay.scenario import BASELINES, Scenario
-from gateway.replay.sim_fleet import SimFleet
+from gateway.replay.sim_fleet import BASELINES, Scenario, SimFleet
 from gateway.replay.traces import BLOCK, Arrival
 from policies.types import Endpoint
 from tests.gateway.replay.builders import arrivals, pool, route, scenario

@@ -10,8 +10,7 @@ import pytest
 from backends.simulated.profiles import PROFILES
 from gateway.replay.player import Player, play
 from gateway.replay.results import ReplayOutcome
-from gateway.replay.scenario import BASELINES, POOLABLE, POOLED, Scenario
-from gateway.replay.sim_fleet import Fault
+from gateway.replay.sim_fleet import BASELINES, POOLABLE, POOLED, Fault, Scenario
 from gateway.replay.sim_gateway import ActiveRequest
 from gateway.replay.traces import Arrival
 from policies.routing.candidates import QueuedRequest

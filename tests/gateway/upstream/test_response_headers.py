@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observe.metrics.loop_lag import STALL, LoopLag
+from gateway.observe.metrics.series import STALL, LoopLag
 from gateway.observe.record import AttemptRecord, Stage
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.relay import gateway_headers, response_headers, server_timing

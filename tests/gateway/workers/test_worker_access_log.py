@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.observe.access_log import AccessLog
+from gateway.observe.logs import AccessLog
 from gateway.workers.worker import fork
 from tests.gateway.builders import record
 

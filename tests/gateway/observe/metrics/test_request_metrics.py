@@ -21,9 +21,8 @@ from prometheus_client.samples import Sample
 
 from gateway.app import Gateway
 from gateway.observe.metrics.metric_table import CATALOG, TTFT_BOUNDS
-from gateway.observe.metrics.request_metrics import BATCH, PROMPTS, RequestMetrics
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, OwnCollector, QueueCollector, RouteCollector
-from gateway.observe.metrics.series import Counter, Histogram
+from gateway.observe.metrics.series import BATCH, PROMPTS, Counter, Histogram, RequestMetrics
 from gateway.observe.record import AttemptRecord, RequestOutcome, Stage
 from gateway.observe.trace_context import Trace
 from policies.routes.route import Route

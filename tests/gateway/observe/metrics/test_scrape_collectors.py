@@ -6,9 +6,8 @@ from prometheus_client import CollectorRegistry, PlatformCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.observe.metrics.request_metrics import RequestMetrics
-from gateway.observe.metrics.route_stats import counts_in_place, counts_of, route_stats
-from gateway.observe.metrics.scrape_collectors import QueueCollector, Registry
+from gateway.observe.metrics.scrape_collectors import QueueCollector, Registry, counts_in_place, counts_of, route_stats
+from gateway.observe.metrics.series import RequestMetrics
 from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import record, route
 
