@@ -26,7 +26,6 @@ from backends.dialects import Vllm
 from backends.interface import BackendConfig, BackendRequest, Operation
 from gateway.admission.auth import ANYONE
 from gateway.api.inference_request import InferenceRequest, parse
-from gateway.fleet.monitor import Monitor
 from gateway.process import tune_gc
 from gateway.scheduler import Decider
 from gateway.tokenize.estimator import Estimator, TokenizerConfig
@@ -99,7 +98,7 @@ class BodyBench:
         fleet = Fleet([MAIN])
         self.tokenizer = TimedEncoder(O200K.pack)
         self.estimator = Estimator({"main": TokenizerConfig()}, fleet.token_scale, encoders=lambda name: self.tokenizer)
-        self.decider = Decider(self.estimator, Monitor(fleet))
+        self.decider = Decider(self.estimator, fleet)
         self.backend = Vllm(BackendConfig("vllm", "served"))
         self.estimator.warm()
 

@@ -77,10 +77,10 @@ class Gateway:
 
     def _build_decisions(self) -> None:
         self.fleet = Fleet(self.runtime.current.pools.values())
-        self.estimator = Estimator(tokenizers(self.config), lambda pool: self.fleet.token_scale(pool))
+        self.estimator = Estimator(tokenizers(self.config), self.fleet.token_scale)
         self.monitor = Monitor(self.fleet, on_block_size=self.estimator.set_block_size)
-        self.decider = Decider(self.estimator, self.monitor)
-        self.line = RequestQueue(self.monitor, lambda: self.config.defaults.first_token)
+        self.decider = Decider(self.estimator, self.fleet)
+        self.line = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
 
     def _build_observers(self, config: Config) -> None:
         """Every Record goes to all sinks of the recorder; Prometheus reads the registry."""
@@ -98,7 +98,7 @@ class Gateway:
             self.recorder.sinks.append(self.telemetry)
             self.registry.register(self.telemetry)
         lost = None if (access_log := self.access_log) is None else lambda: access_log.lost
-        self.registry.register(EndpointCollector(self.monitor.loads, self.monitor.told))
+        self.registry.register(EndpointCollector(self.monitor.loads, self.monitor.engine_loads))
         self.registry.register(RouteCollector(self._routes))
         self.registry.register(OwnCollector(lambda: self.recorder.live, lost))
         self.registry.register(QueueCollector(self._routes, self.line.depth))
@@ -115,18 +115,18 @@ class Gateway:
         if self.replicas is not None:
             self.fleet.peers = self.replicas if worker is None else CombinedPeers(worker.siblings, self.replicas)
         if self.fleet.peers is not None:
-            self.fleet.request_publish = self.monitor.tell_soon
+            self.fleet.request_publish = self.monitor.publish_soon
         self.registry.register(ReplicasCollector(self.replicas.count if self.replicas is not None else lambda: 1))
 
     def _build_servers(self, config: Config) -> None:
         quotas: Quotas = self.shared_quotas or (LocalQuotas() if self.worker is None else self.worker.quotas)
-        self.upkeep = CacheWarming(self.monitor, self.estimator, self.runtime)
+        self.upkeep = CacheWarming(self.fleet, self.estimator, self.runtime)
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
             queue=self.line,
             dispatcher=Dispatcher(
-                self.monitor,
+                self.fleet,
                 RetryBudget(),
                 on_departed=self.line.on_dispatched,
                 saturated=lambda: self.line.saturated,

@@ -23,13 +23,13 @@ from typing import Any
 
 from backends.interface import BackendRequest, Failure, Operation
 from gateway.api import inference_request as ingress
-from gateway.fleet.monitor import Monitor
 from gateway.runtime import RuntimeHolder
 from gateway.strict_json import decode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
 from gateway.upstream.dispatcher import RoutedRequest
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
+from policies.fleet.fleet import Fleet
 from policies.prefix_cache.warm_up import (
     CONCURRENCY,
     MIN_INTERVAL,
@@ -157,13 +157,13 @@ class SyntheticRequest:
     estimate: PoolEstimate
     cache_group: str = ""  # tenant whose caches hold the prompt
 
-    async def run(self, monitor: Monitor, upstream: Upstream, endpoint: Endpoint, patience: float) -> UpstreamRequest:
+    async def run(self, fleet: Fleet, upstream: Upstream, endpoint: Endpoint, patience: float) -> UpstreamRequest:
         """Return the attempt at its end. `patience`: maximum duration, s."""
         request = self._backend_request(upstream)
         discard = _DiscardBody()
-        attempt = Attempt(1, AttemptKind.PRIMARY, self._candidate(monitor, endpoint))
-        run = UpstreamRequest(attempt, upstream, request, listener=discard, monitor=monitor)
-        monitor.sent(run, attempt.candidate, self.estimate, run.opened, stream=True, session=request.session_id)
+        attempt = Attempt(1, AttemptKind.PRIMARY, self._candidate(fleet, endpoint))
+        run = UpstreamRequest(attempt, upstream, request, listener=discard, fleet=fleet)
+        fleet.on_sent(run, attempt.candidate, self.estimate, run.opened, stream=True, session=request.session_id)
         try:
             async with asyncio.timeout(patience):
                 if not run.start():
@@ -188,9 +188,9 @@ class SyntheticRequest:
             session_id=name if upstream.kv_events else "",
         )
 
-    def _candidate(self, monitor: Monitor, endpoint: Endpoint) -> Candidate:
-        now, fleet, tokens = monotonic(), monitor.fleet, self.estimate.tokens
-        load, hit = monitor.snapshot(now).loads[endpoint.id], fleet.hit(endpoint, self.estimate)
+    def _candidate(self, fleet: Fleet, endpoint: Endpoint) -> Candidate:
+        now, tokens = monotonic(), self.estimate.tokens
+        load, hit = fleet.snapshot(now).loads[endpoint.id], fleet.hit(endpoint, self.estimate)
         return Candidate(endpoint, 0, tokens, hit, fleet.forecast(endpoint, load, tokens, hit, now), 1.0, 0.0)
 
 
@@ -202,12 +202,11 @@ class CacheWarming:
 
     def __init__(
         self,
-        monitor: Monitor,
+        fleet: Fleet,
         estimator: Estimator,
         runtime: RuntimeHolder,
     ) -> None:
-        self.monitor = monitor
-        self.fleet = monitor.fleet
+        self.fleet = fleet
         self.estimator = estimator
         self.runtime = runtime
         self.hot: dict[str, HotPrefixes[SavedPrompt]] = {}
@@ -253,7 +252,8 @@ class CacheWarming:
         async with asyncio.TaskGroup() as children:
             while True:
                 await asyncio.sleep(TICK)
-                now, loads = monotonic(), self.monitor.loads()
+                now = monotonic()
+                loads = self.fleet.snapshot(now).loads
                 for pool in self.runtime.current.pools.values():
                     for endpoint in pool.endpoints:
                         if endpoint.id not in self._busy:
@@ -297,7 +297,7 @@ class CacheWarming:
         upstream = self.runtime.current.upstreams[endpoint.id]
         found = await self.estimator.estimate(prompt_of(Operation.CHAT, PING), [endpoint.pool], "", 1)
         errand = SyntheticRequest(Operation.CHAT, PING, upstream.model, found.pools[endpoint.pool])
-        await errand.run(self.monitor, upstream, endpoint, self.runtime.current.config.defaults.first_token)
+        await errand.run(self.fleet, upstream, endpoint, self.runtime.current.config.defaults.first_token)
 
     # ----------------------------------------------------------------- warming up
 
@@ -339,11 +339,13 @@ class CacheWarming:
     async def _send(self, endpoint: Endpoint, plan: WarmUp[HotPrefix[SavedPrompt]]) -> None:
         """Send one request after the other until the plan is done."""
         upstream = self.runtime.current.upstreams[endpoint.id]
-        while (prefix := plan.next(self.monitor.loads()[endpoint.id].in_flight, monotonic())) is not None:
+        while (
+            prefix := plan.next(self.fleet.snapshot(monotonic()).loads[endpoint.id].in_flight, monotonic())
+        ) is not None:
             prompt = prefix.text
             body, estimate = await prompt.prefix(prefix.blocks, self.estimator)
             errand = SyntheticRequest(prompt.operation, body, prompt.model, estimate, prompt.cache_group)
-            run = await errand.run(self.monitor, upstream, endpoint, self.runtime.current.config.defaults.first_token)
+            run = await errand.run(self.fleet, upstream, endpoint, self.runtime.current.config.defaults.first_token)
             plan.on_ended(run.ending is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)
 
 

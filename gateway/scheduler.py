@@ -24,9 +24,9 @@ from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest, parse
-from gateway.fleet.monitor import Monitor
 from gateway.observe.record import Record, RequestOutcome
 from gateway.tokenize.estimator import Estimator
+from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
@@ -50,9 +50,9 @@ SHUTDOWN_RETRY = 1.0  # s after which a caller may try another gateway
 class Decider:
     """Steps that the proxy, the request queue and /explain share."""
 
-    def __init__(self, estimator: Estimator, monitor: Monitor) -> None:
+    def __init__(self, estimator: Estimator, fleet: Fleet) -> None:
         self.estimator = estimator
-        self.monitor = monitor
+        self.fleet = fleet
 
     async def parse(
         self,
@@ -72,7 +72,7 @@ class Decider:
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread."""
         pools = [tier.pool for tier in route.tiers]
-        expected = self.monitor.fleet.expected_output(route.name, route.output_cap(request.max_tokens))
+        expected = self.fleet.expected_output(route.name, route.output_cap(request.max_tokens))
         return await self.estimator.estimate(request.prompt, pools, tenant.cache_group, expected)
 
     def decide(
@@ -80,19 +80,19 @@ class Decider:
     ) -> Decision:
         """The decision at this moment without the queue. Changes nothing."""
         queued = QueuedRequest(id(request), request, estimate, route, sequence, tenant.cache_group)
-        return decide_now(queued, self.monitor, monotonic())
+        return decide_now(queued, self.fleet, monotonic())
 
     def learn(self, record: Record) -> None:
         """Record sink: learns the length of the route's answers."""
         if record.end is RequestOutcome.COMPLETED and record.output_tokens:
-            self.monitor.fleet.observe_output(record.route, record.output_tokens)
+            self.fleet.observe_output(record.route, record.output_tokens)
 
     def any_usable(self, now: float) -> bool:
-        return any(load.health is not Health.DOWN for load in self.monitor.snapshot(now).loads.values())
+        return any(load.health is not Health.DOWN for load in self.fleet.snapshot(now).loads.values())
 
 
-def decide_now(queued: QueuedRequest, monitor: Monitor, now: float) -> Decision:
-    return decide(queued, monitor.fleet.snapshot(now), monitor.fleet, now)
+def decide_now(queued: QueuedRequest, fleet: Fleet, now: float) -> Decision:
+    return decide(queued, fleet.snapshot(now), fleet, now)
 
 
 def estimated_messages(raw: bytes) -> float:
@@ -134,11 +134,11 @@ class RequestQueue:
 
     def __init__(
         self,
-        monitor: Monitor,
+        fleet: Fleet,
         patience: Callable[[], float],
         new_scheduler: Callable[[], QueueScheduler] = QueueScheduler,
     ) -> None:
-        self.monitor = monitor
+        self.fleet = fleet
         self.patience = patience
         self.scheduler = new_scheduler()
         self._new_scheduler = new_scheduler
@@ -189,7 +189,7 @@ class RequestQueue:
             self._check(now)
             return waiter.result()
         try:
-            decision = self.scheduler.pass_through(queued, self.monitor.fleet, now)
+            decision = self.scheduler.pass_through(queued, self.fleet, now)
         except Exception:
             waiter = self._hold(queued, now)
             self._restart(now)
@@ -246,7 +246,7 @@ class RequestQueue:
 
     def _release(self, now: float) -> None:
         """Callbacks run in order: a task woken here has dispatched its request by the next check."""
-        for key, decision in self.scheduler.release(self.monitor.fleet, now):
+        for key, decision in self.scheduler.release(self.fleet, now):
             woken = self._finish(key, decision)
             if decision.chosen is not None:
                 self.dispatch_pending = woken
@@ -281,7 +281,7 @@ class RequestQueue:
         decisions: dict[Hashable, Decision] = {}
         for key, waiter in tuple(self._waiters.items()):
             try:
-                decisions[key] = decide_now(waiter.queued, self.monitor, now)
+                decisions[key] = decide_now(waiter.queued, self.fleet, now)
             except Exception as error:
                 self._finish(key, error)
         return decisions
@@ -290,9 +290,9 @@ class RequestQueue:
 
     def _schedule_check(self, now: float) -> None:
         """Subscribes to news and sets the timer while requests are held. An early timer does no harm."""
-        due, self.monitor.on_news = FOREVER, None
+        due, self.fleet.on_news = FOREVER, None
         if self._waiters:
-            self.monitor.on_news = self._check_soon
+            self.fleet.on_news = self._check_soon
             due = min(self.scheduler.wake_at, self._next_expiry)
         if self._timer is not None and (due == FOREVER or due < self._timer_at):
             self._timer.cancel()

@@ -79,7 +79,7 @@ class GatewayAdmin:
         return self.stats
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
-        now, fleet = monotonic(), self.decider.monitor.fleet
+        now, fleet = monotonic(), self.decider.fleet
         return [endpoint_view(fleet.statistics(endpoint, now), now) for endpoint in fleet.snapshot(now).loads]
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:

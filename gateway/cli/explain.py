@@ -27,7 +27,6 @@ from gateway.api.api_error import ApiError
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
-from gateway.fleet.monitor import Monitor
 from gateway.runtime import tokenizers
 from gateway.scheduler import Decider
 from gateway.strict_json import BadJson, decode, encode
@@ -96,7 +95,7 @@ async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str
     estimator = Estimator(tokenizers(config), fleet.token_scale)
     try:
         routes = Routes(config.routes, config.passthrough_route)
-        decider = Decider(estimator, Monitor(fleet))
+        decider = Decider(estimator, fleet)
         estimator.warm()  # the clock starts with a gateway that is ready
         request = ingress.parse(operation, raw, {}, monotonic(), "explain", routes.wanted_headers())
         route = routes.match(request.model)

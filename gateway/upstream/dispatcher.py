@@ -15,7 +15,6 @@ from time import monotonic
 from backends.interface import BackendRequest, Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest
-from gateway.fleet.monitor import Monitor
 from gateway.observe.record import AttemptRecord
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.relay import Relay
@@ -34,6 +33,7 @@ from policies.attempts.attempt_machine import (
     RetryBudget,
     TimerFired,
 )
+from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Decision, PromptEstimate
 
@@ -119,13 +119,13 @@ class Dispatcher:
 
     def __init__(
         self,
-        monitor: Monitor,
+        fleet: Fleet,
         retries: RetryBudget,
         *,
         on_departed: Callable[[InferenceRequest], None] = lambda request: None,
         saturated: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.monitor = monitor
+        self.fleet = fleet
         self.retries = retries
         self.on_departed = on_departed  # called once the fleet knows of an attempt, or that there was none
         self.saturated = saturated  # True: a hedge would take another request's place
@@ -258,19 +258,19 @@ class AttemptRunner:
     # -- actions of the machine -------------------------------------------------------------
 
     def _open(self, attempt: Attempt) -> None:
-        job, endpoint, monitor = self.job, attempt.candidate.endpoint, self.dispatcher.monitor
+        job, endpoint, fleet = self.job, attempt.candidate.endpoint, self.dispatcher.fleet
         upstream = job.upstreams[endpoint.id]
         request = self._backend_request(upstream, attempt)
-        upstream_request = UpstreamRequest(attempt, upstream, request, listener=self, monitor=monitor)
+        upstream_request = UpstreamRequest(attempt, upstream, request, listener=self, fleet=fleet)
         self.attempts[attempt.number] = upstream_request
-        monitor.sent(
+        fleet.on_sent(
             upstream_request,
             attempt.candidate,
             job.estimate.pools[endpoint.pool],
             upstream_request.opened,
             job.request.stream,
             session=request.session_id,
-            pace=job.route.tpot_budget(job.request.tpot_budget),
+            tpot_budget=job.route.tpot_budget(job.request.tpot_budget),
             output=job.estimate.output_tokens,
         )
         self.dispatcher.on_departed(job.request)

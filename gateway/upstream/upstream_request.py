@@ -2,7 +2,7 @@
 
 An UpstreamRequest is the `Sink` of its exchange. Before the commit it buffers the reply (head, preamble); the first
 visible output makes the attempt a candidate to win. After the commit every read goes to the body sink in the same
-call. Each attempt ends exactly once, and the monitor is told.
+call. Each attempt ends exactly once, and the fleet is told.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from backends.http.connection import Exchange
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendRequest, Failure, FailureKind
 from backends.stream.redaction import mask_secret
-from gateway.fleet.monitor import Monitor
-from policies.fleet.fleet import AttemptReport
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import Attempt, AttemptOutcome
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
@@ -81,11 +80,11 @@ class UpstreamRequest:
         upstream: Upstream,
         request: BackendRequest,
         listener: AttemptListener,
-        monitor: Monitor,
+        fleet: Fleet,
     ) -> None:
         self.attempt = attempt
         self.upstream = upstream
-        self.monitor = monitor
+        self.fleet = fleet
         self.stream = request.stream
         self.tap = upstream.backend.tap(request)
         self.call = upstream.backend.call(request)
@@ -202,7 +201,7 @@ class UpstreamRequest:
     def _commit(self, now: float) -> None:
         self.first_in = self.last_token = now
         if self.stream:
-            self.monitor.first_token(self, now)
+            self.fleet.on_first_token(self, now)
         if self.listener is not None:
             self.listener.first_token(self)
 
@@ -298,7 +297,7 @@ class UpstreamRequest:
             self.ending = ending
             self.ended_at = monotonic()
             self.report = self.reported(retry_after)
-            self.monitor.ended(self, ending, self.ended_at, self.report)
+            self.fleet.on_ended(self, ending, self.ended_at, self.report)
 
     def reported(self, retry_after: float | None = None) -> AttemptReport:
         """The engine's own figures for this attempt."""

@@ -56,6 +56,7 @@ class Fleet:
     def __init__(self, pools: Iterable[Pool]) -> None:
         self.peers: PeerLink | None = None  # other processes in front of the same engines
         self.request_publish: Callable[[], None] = self.publish  # called once there is something to publish
+        self.on_news: Callable[[], None] | None = None  # called when capacity may be free, while requests wait
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
         self._pools: dict[str, PoolState] = {}
@@ -218,6 +219,8 @@ class Fleet:
 
     def on_first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
         """`engine_ttft` replaces our own clock where the answer is not streamed."""
+        if self.on_news is not None:
+            self.on_news()
         attempt = self._attempts.get(key)
         if attempt is None or attempt.first_at is not None:
             return
@@ -233,6 +236,8 @@ class Fleet:
         self._touch(state)
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
+        if self.on_news is not None:
+            self.on_news()
         attempt = self._attempts.pop(key, None)
         if attempt is None:
             return
@@ -248,6 +253,10 @@ class Fleet:
             self._learn_without_token(attempt, outcome, now, report)
         self._learn_from_report(key, attempt, outcome, report)
         self._touch(state)
+
+    def answering(self) -> list[Hashable]:
+        """Attempts with a first token and no end yet."""
+        return [key for key, attempt in self._attempts.items() if attempt.first_at is not None]
 
     def on_progress(self, tokens: Iterable[tuple[Hashable, int]], now: float) -> None:
         """Tokens so far, by attempt. Called about five times a second."""

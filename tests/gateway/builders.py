@@ -16,7 +16,6 @@ from backends.interface import Backend, BackendConfig, BackendRequest, Failure, 
 from gateway.api import inference_request as ingress
 from gateway.api.inference_request import InferenceRequest
 from gateway.app import Gateway
-from gateway.fleet.monitor import Monitor
 from gateway.observe.record import Record, RequestOutcome
 from gateway.upstream.upstream_request import Upstream as Target
 from gateway.upstream.upstream_request import UpstreamRequest
@@ -97,18 +96,22 @@ def record(**known: Any) -> Record:
 # --------------------------------------------------------------------------- attempts
 
 
-class RecordingMonitor(Monitor):
-    """Monitor that records attempt outcomes and reports."""
+class RecordingFleet(Fleet):
+    """Fleet that records attempt outcomes and reports."""
 
     def __init__(self, *pools: facts.Pool) -> None:
-        super().__init__(Fleet(pools or (POOL,)))
+        super().__init__(pools or (POOL,))
         self.endings: list[AttemptOutcome] = []
         self.reports: list[AttemptReport] = []
 
-    def ended(self, attempt: Hashable, ending: AttemptOutcome, now: float, reported: AttemptReport) -> None:
-        self.endings.append(ending)
-        self.reports.append(reported)
-        super().ended(attempt, ending, now, reported)
+    def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
+        self.endings.append(outcome)
+        if report is not None:
+            self.reports.append(report)
+        super().on_ended(key, outcome, now, report)
+
+    def loads(self) -> Mapping[str, facts.Load]:
+        return self.snapshot(monotonic()).loads
 
 
 class RecordingListener:
@@ -172,13 +175,13 @@ def forward(stream: bool = True, **body: Any) -> BackendRequest:
 
 
 def run(
-    monitor: Monitor, owner: RecordingListener, *, stream: bool = True, chosen: Candidate | None = None
+    fleet: Fleet, owner: RecordingListener, *, stream: bool = True, chosen: Candidate | None = None
 ) -> UpstreamRequest:
-    """An attempt registered with the monitor; the test feeds the reply bytes."""
+    """An attempt registered with the fleet; the test feeds the reply bytes."""
     attempt = Attempt(1, AttemptKind.PRIMARY, chosen or candidate())
     target = Target(ConnectionPool("http://127.0.0.1:9", connect_timeout=1.0), backend(), "served")
-    sent = UpstreamRequest(attempt, target, forward(stream), listener=owner, monitor=monitor)
-    monitor.sent(sent, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), sent.opened, stream)
+    sent = UpstreamRequest(attempt, target, forward(stream), listener=owner, fleet=fleet)
+    fleet.on_sent(sent, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), sent.opened, stream)
     return sent
 
 

@@ -11,7 +11,6 @@ import pytest
 from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError
-from gateway.fleet.monitor import Monitor
 from gateway.observe.record import RequestOutcome
 from gateway.scheduler import LARGE, MANY, Decider
 from gateway.strict_json import decode, encode
@@ -33,13 +32,13 @@ BOTH = route(tiers=["large", "small"], ttft={"budget": "5s"})
 def decider() -> Decider:
     fleet = Fleet(POOLS)
     estimator = Estimator({"small": TokenizerConfig(), "large": TokenizerConfig()}, fleet.token_scale)
-    return Decider(estimator, Monitor(fleet))
+    return Decider(estimator, fleet)
 
 
 def down(decider: Decider, *endpoints: str) -> None:
     for endpoint in endpoints:
         for _ in range(2):
-            decider.monitor.fleet.on_probe_failed(endpoint, monotonic())
+            decider.fleet.on_probe_failed(endpoint, monotonic())
 
 
 # --------------------------------------------------------------------------- the request
@@ -153,8 +152,10 @@ async def test_a_burst_is_spread_because_sending_counts_at_once(decider: Decider
     estimate = await decider.estimate(asked, BOTH, ANYONE)
     for i in range(20):
         chosen = decider.decide(asked, BOTH, estimate, ANYONE, 1).ranked[0]
-        decider.monitor.sent(i, chosen, PoolEstimate(2000), monotonic(), stream=True)
-    assert sorted(load.in_flight for id, load in decider.monitor.loads().items() if id != "large/c") == [10, 10]
+        decider.fleet.on_sent(i, chosen, PoolEstimate(2000), monotonic(), stream=True)
+    assert sorted(
+        load.in_flight for id, load in decider.fleet.snapshot(monotonic()).loads.items() if id != "large/c"
+    ) == [10, 10]
 
 
 def test_a_gateway_is_usable_while_any_endpoint_is(decider: Decider) -> None:
@@ -164,7 +165,7 @@ def test_a_gateway_is_usable_while_any_endpoint_is(decider: Decider) -> None:
     assert decider.any_usable(monotonic())
     down(decider, "large/c")
     assert not decider.any_usable(monotonic())
-    decider.monitor.fleet.on_probe_answered("large/c", monotonic())
+    decider.fleet.on_probe_answered("large/c", monotonic())
     assert decider.any_usable(monotonic())
 
 
@@ -173,8 +174,8 @@ def test_an_endpoint_that_fails_its_requests_is_not_usable(decider: Decider) -> 
     for endpoint in ("small/a", "small/b", "large/c"):
         for i in range(5):
             key, now = (endpoint, i), monotonic()
-            decider.monitor.sent(key, candidate(endpoint), PoolEstimate(1), now, stream=True)
-            decider.monitor.ended(key, AttemptOutcome.FAILED, now, AttemptReport())
+            decider.fleet.on_sent(key, candidate(endpoint), PoolEstimate(1), now, stream=True)
+            decider.fleet.on_ended(key, AttemptOutcome.FAILED, now, AttemptReport())
     assert not decider.any_usable(monotonic())
 
 

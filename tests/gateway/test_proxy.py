@@ -29,8 +29,8 @@ from tests.gateway.builders import (
     TOKEN,
     USAGE,
     WHOLE,
+    RecordingFleet,
     RecordingListener,
-    RecordingMonitor,
     calling,
     conversing,
     decided,
@@ -346,9 +346,9 @@ def test_usage_is_stripped_only_from_streams_that_did_not_ask(stream: bool, want
 @pytest.mark.parametrize(("parts", "tokens"), [([TOKEN, TOKEN, FINISH, USAGE], 7), ([TOKEN, TOKEN, FINISH], 100)])
 def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: int) -> None:
     """By the estimate where the engine does not say; an attempt that is still open is ended."""
-    monitor = RecordingMonitor()
+    fleet = RecordingFleet()
     attempt, found = (
-        run(monitor, RecordingListener()),
+        run(fleet, RecordingListener()),
         replace(record(), prompt_tokens_estimated=100, output_tokens=None),
     )
     attempt.on_head(200, {})
@@ -368,7 +368,7 @@ def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: i
         ),
         Price(1.0, 10.0),
     )
-    assert monitor.endings == [AttemptOutcome.CANCELLED]
+    assert fleet.endings == [AttemptOutcome.CANCELLED]
     assert [a.ending for a in found.attempts] == [AttemptOutcome.CANCELLED]
     assert (found.output_tokens, found.prompt_tokens_reported) == (2, 7 if tokens == 7 else None)
     assert found.cost_usd == pytest.approx((tokens + 20) / 1e6)

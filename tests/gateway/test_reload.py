@@ -81,4 +81,4 @@ async def test_who_was_let_go_is_sent_before_the_fleet_changes() -> None:
         assert gateway.runtime.current is before
         gateway.line.dispatch_pending = False
         await taking
-        assert [*gateway.decider.monitor.fleet.snapshot(0.0).pools] == ["other"]
+        assert [*gateway.decider.fleet.snapshot(0.0).pools] == ["other"]

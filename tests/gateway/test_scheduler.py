@@ -74,8 +74,8 @@ class Stage:
 
     def __init__(self, patience: float = 60.0) -> None:
         self.rooms: list[Room] = []
-        self.monitor = Monitor(Fleet([POOL]))
-        self.line = RequestQueue(self.monitor, lambda: patience, self._open)
+        self.fleet = Fleet([POOL])
+        self.line = RequestQueue(self.fleet, lambda: patience, self._open)
 
     def _open(self) -> Room:
         self.rooms.append(Room())
@@ -113,7 +113,7 @@ def test_a_request_that_may_go_waits_for_nothing() -> None:
     stage = Stage()
     stage.room.passing = 1
     assert at_once(stage.asking(request())).chosen is not None
-    assert (stage.monitor.on_news, stage.line.depth()) == (None, {})
+    assert (stage.fleet.on_news, stage.line.depth()) == (None, {})
 
 
 def test_its_tenants_cache_group_goes_with_it() -> None:
@@ -176,11 +176,11 @@ async def test_who_waits_is_looked_at_when_something_happens(event: str) -> None
     stage.room.passing = 1
     match event:
         case "first token":
-            stage.monitor.first_token("unknown", monotonic())
+            stage.fleet.on_first_token("unknown", monotonic())
         case "end":
-            stage.monitor.ended("unknown", AttemptOutcome.FAILED, monotonic(), AttemptReport())
+            stage.fleet.on_ended("unknown", AttemptOutcome.FAILED, monotonic(), AttemptReport())
         case "scrape":
-            await stage.monitor.ask("small/a", ConnectionPool(dead_url(), connect_timeout=1), backend())
+            await Monitor(stage.fleet).poll("small/a", ConnectionPool(dead_url(), connect_timeout=1), backend())
         case "entry":
             third = asyncio.create_task(stage.asking(request()))
         case _:
@@ -198,7 +198,7 @@ async def test_many_events_of_one_turn_are_one_look() -> None:
     ((_, task),) = await stage.held()
     before = stage.room.looks
     for _ in range(50):
-        stage.monitor.first_token("unknown", monotonic())
+        stage.fleet.on_first_token("unknown", monotonic())
     await turn_until(lambda: stage.room.looks > before)
     await asyncio.sleep(0)
     assert stage.room.looks == before + 1
@@ -232,8 +232,8 @@ async def test_a_line_that_has_emptied_lets_the_next_pass_at_once() -> None:
     stage = Stage()
     ((_, task),) = await stage.held()
     stage.room.passing = 2
-    assert stage.monitor.on_news is not None
-    stage.monitor.on_news()
+    assert stage.fleet.on_news is not None
+    stage.fleet.on_news()
     await task
     async with asyncio.timeout(0.5):
         assert (await stage.asking(request())).chosen is not None
@@ -253,13 +253,13 @@ async def test_nobody_listens_once_nobody_waits() -> None:
     """What happens in the fleet costs nothing then."""
     stage = Stage()
     ((_, task),) = await stage.held()
-    assert stage.monitor.on_news is not None
+    assert stage.fleet.on_news is not None
     stage.room.passing = 1
-    stage.monitor.on_news()
+    stage.fleet.on_news()
     await task
-    assert stage.monitor.on_news is None
+    assert stage.fleet.on_news is None
     looks = stage.room.looks
-    stage.monitor.first_token("unknown", monotonic())
+    stage.fleet.on_first_token("unknown", monotonic())
     await asyncio.sleep(0)
     assert stage.room.looks == looks
 
@@ -292,8 +292,8 @@ async def test_a_caller_that_leaves_as_it_is_let_go_leaves_too() -> None:
     stage = Stage()
     ((asked, task),) = await stage.held()
     stage.room.passing = 1
-    assert stage.monitor.on_news is not None
-    stage.monitor.on_news()
+    assert stage.fleet.on_news is not None
+    stage.fleet.on_news()
     await turn_until(lambda: not stage.line.depth())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -332,7 +332,7 @@ async def test_who_still_waits_when_the_gateway_goes_away_is_told_so() -> None:
         with pytest.raises(QueueTimeout) as caught:
             await task
         assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "1")
-    assert (stage.room.inside, stage.line.depth(), stage.monitor.on_news) == ({}, {}, None)
+    assert (stage.room.inside, stage.line.depth(), stage.fleet.on_news) == ({}, {}, None)
 
 
 # --------------------------------------------------------------------------- our own bugs
@@ -359,8 +359,8 @@ async def test_a_bug_befalls_the_request_that_it_is_about(
     assert "request queue failed" in caplog.text
     assert (len(stage.rooms), len(stage.room.inside), stage.line.depth()) == (2, 2, {"chat": 2})
     stage.room.passing = 2
-    assert stage.monitor.on_news is not None
-    stage.monitor.on_news()
+    assert stage.fleet.on_news is not None
+    stage.fleet.on_news()
     assert [(await task).at > now for task in (first, second)] == [True, True]
 
 
@@ -370,7 +370,7 @@ def test_a_bug_of_an_empty_room_is_nobodys_error() -> None:
     stage.room.bug = KeyError("a bug of ours")
     decision = at_once(stage.asking(request()))
     assert (decision.chosen is not None, decision.scorer, len(stage.rooms)) == (True, "predicted", 2)
-    assert (stage.room.inside, stage.line.depth(), stage.monitor.on_news) == ({}, {}, None)
+    assert (stage.room.inside, stage.line.depth(), stage.fleet.on_news) == ({}, {}, None)
 
 
 async def test_a_bug_of_the_room_itself_loses_nobody() -> None:
@@ -378,8 +378,8 @@ async def test_a_bug_of_the_room_itself_loses_nobody() -> None:
     stage = Stage()
     pairs = await stage.held(3)
     stage.room.bug = KeyError("a bug of ours")
-    assert stage.monitor.on_news is not None
-    stage.monitor.on_news()
+    assert stage.fleet.on_news is not None
+    stage.fleet.on_news()
     decisions = [await task for _, task in pairs]
     assert all(decision.chosen is not None and decision.scorer == "predicted" for decision in decisions)
     assert (len(stage.rooms), stage.line.depth()) == (2, {})

@@ -71,15 +71,15 @@ def test_an_attempt_counts_from_its_sending_to_its_end() -> None:
     monitor, now, key = Monitor(Fleet([POOL])), monotonic(), object()
 
     def load() -> tuple[int, int]:
-        found = monitor.snapshot(now).loads[ENDPOINT]
+        found = monitor.fleet.snapshot(now).loads[ENDPOINT]
         return found.in_flight, found.prefilling
 
     seen = [load()]
-    monitor.sent(key, candidate(ENDPOINT), PoolEstimate(100), now, stream=True)
+    monitor.fleet.on_sent(key, candidate(ENDPOINT), PoolEstimate(100), now, stream=True)
     seen.append(load())
-    monitor.first_token(key, now)
+    monitor.fleet.on_first_token(key, now)
     seen.append(load())
-    monitor.ended(key, AttemptOutcome.COMPLETED, now, AttemptReport())
+    monitor.fleet.on_ended(key, AttemptOutcome.COMPLETED, now, AttemptReport())
     assert [*seen, load()] == [(0, 0), (1, 1), (1, 0), (0, 0)]
 
 
@@ -91,22 +91,21 @@ class Answer:
 
 
 async def test_while_answers_are_written_the_fleet_is_told_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several times a second, from the first token of the first to the end of the last; then there is no timer."""
+    """Several times a second, from the first token of the first to the end of the last; then nothing is told."""
     monkeypatch.setattr(module, "PROGRESS", 0.005)
     monitor, told = Monitor(Fleet([POOL])), list[list[int]]()
     monkeypatch.setattr(monitor.fleet, "on_progress", lambda tokens, now: told.append([count for _, count in tokens]))
     monitor.watch({}, 1.0)
     answers = [Answer(), Answer()]
     for answer in answers:
-        monitor.sent(answer, candidate(ENDPOINT), PoolEstimate(1), monotonic(), stream=True)
-        monitor.first_token(answer, monotonic())
+        monitor.fleet.on_sent(answer, candidate(ENDPOINT), PoolEstimate(1), monotonic(), stream=True)
+        monitor.fleet.on_first_token(answer, monotonic())
     answers[0].output_tokens = 7
     await eventually(lambda: told)
     assert told[0] == [7, 1]
-    monitor.ended(answers[0], AttemptOutcome.COMPLETED, monotonic(), AttemptReport())
+    monitor.fleet.on_ended(answers[0], AttemptOutcome.COMPLETED, monotonic(), AttemptReport())
     await eventually(lambda: told[-1] == [1])
-    monitor.ended(answers[1], AttemptOutcome.COMPLETED, monotonic(), AttemptReport())
-    await eventually(lambda: told[-1] == [])
+    monitor.fleet.on_ended(answers[1], AttemptOutcome.COMPLETED, monotonic(), AttemptReport())
     looks = len(told)
     await asyncio.sleep(0.02)
     assert len(told) == looks
@@ -116,12 +115,12 @@ async def test_while_answers_are_written_the_fleet_is_told_how_far_they_are(monk
 def test_news_is_told_to_whoever_waits_for_it() -> None:
     """A first token and an end; a sending makes no room."""
     monitor, now, key, heard = Monitor(Fleet([POOL])), monotonic(), Answer(), list[str]()
-    monitor.on_news = lambda: heard.append("news")
-    monitor.sent(key, candidate(ENDPOINT), PoolEstimate(1), now, stream=True)
+    monitor.fleet.on_news = lambda: heard.append("news")
+    monitor.fleet.on_sent(key, candidate(ENDPOINT), PoolEstimate(1), now, stream=True)
     assert heard == []
-    monitor.first_token(key, now)
+    monitor.fleet.on_first_token(key, now)
     assert heard == ["news"]
-    monitor.ended(key, AttemptOutcome.COMPLETED, now, AttemptReport())
+    monitor.fleet.on_ended(key, AttemptOutcome.COMPLETED, now, AttemptReport())
     assert heard == ["news"] * 2
 
 
@@ -133,7 +132,7 @@ async def test_siblings_are_told_soon_after_something_changed() -> None:
     told = asyncio.Event()
     monitor = Monitor(Fleet([]))
     monitor.fleet.publish = told.set  # type: ignore[method-assign]
-    monitor.tell_soon()
+    monitor.publish_soon()
     assert not told.is_set()
     async with asyncio.timeout(5):
         await told.wait()
@@ -143,7 +142,7 @@ async def test_an_engine_is_asked_for_its_load_and_believed() -> None:
     """What it says of itself shows other traffic than ours, once two looks agree on it."""
     async with asking(GOOD) as (monitor, origin, vllm, upstream):
         for _ in range(2):
-            await monitor.ask(ENDPOINT, origin, vllm)
+            await monitor.poll(ENDPOINT, origin, vllm)
         found = monitor.loads()[ENDPOINT]
         assert (upstream.requests[0].method, upstream.requests[0].target) == ("GET", "/metrics")
     assert (found.running, found.waiting, found.kv_usage, found.health) == (3, 2, 0.25, Health.UP)
@@ -155,7 +154,7 @@ async def test_the_block_size_that_an_engine_says_is_passed_on() -> None:
     said: list[tuple[str, int]] = []
     async with asking(GOOD) as (monitor, origin, vllm, _):
         monitor = Monitor(monitor.fleet, on_block_size=lambda pool, tokens: said.append((pool, tokens)))
-        await monitor.ask(ENDPOINT, origin, vllm)
+        await monitor.poll(ENDPOINT, origin, vllm)
     assert said == [("small", 32)]
 
 
@@ -163,7 +162,7 @@ async def test_an_endpoint_without_metrics_is_alive_all_the_same() -> None:
     """A 404 is an answer; that nothing was said of the load changes nothing that is known of it."""
     async with asking([reply(b"", "404 Not Found")]) as (monitor, origin, vllm, _):
         for _ in range(3):
-            await monitor.ask(ENDPOINT, origin, vllm)
+            await monitor.poll(ENDPOINT, origin, vllm)
         assert (health(monitor), monitor.loads()[ENDPOINT].scraped_at) == (Health.UP, Load().scraped_at)
 
 
@@ -174,7 +173,7 @@ async def test_an_endpoint_that_cannot_answer_twice_is_down(script: Script, monk
     async with asking(script) as (monitor, origin, vllm, _):
         seen = []
         for _ in range(2):
-            await monitor.ask(ENDPOINT, origin, vllm)
+            await monitor.poll(ENDPOINT, origin, vllm)
             seen.append(health(monitor))
     assert seen == [Health.UP, Health.DOWN]
 
@@ -184,9 +183,9 @@ async def test_an_endpoint_where_nobody_listens_is_down_and_may_try_again_once_s
     async with asking(GOOD) as (monitor, origin, vllm, _):
         dead = ConnectionPool("http://127.0.0.1:9", connect_timeout=1)
         for _ in range(2):
-            await monitor.ask(ENDPOINT, dead, vllm)
+            await monitor.poll(ENDPOINT, dead, vllm)
         assert health(monitor) is Health.DOWN
-        await monitor.ask(ENDPOINT, origin, vllm)
+        await monitor.poll(ENDPOINT, origin, vllm)
         assert health(monitor) is Health.PROBING
 
 
@@ -196,11 +195,11 @@ async def test_a_change_of_health_is_one_line(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.INFO, "firsttoken"):
         async with asking(GOOD, GOOD, BAD, BAD, BAD, BAD, GOOD) as (monitor, origin, vllm, _):
             for _ in range(9):
-                await monitor.ask(ENDPOINT, origin, vllm)
-            monitor.sent(key, candidate(ENDPOINT), PoolEstimate(1), monotonic(), stream=True)
-            monitor.first_token(key, monotonic())
+                await monitor.poll(ENDPOINT, origin, vllm)
+            monitor.fleet.on_sent(key, candidate(ENDPOINT), PoolEstimate(1), monotonic(), stream=True)
+            monitor.fleet.on_first_token(key, monotonic())
             for _ in range(2):
-                await monitor.ask(ENDPOINT, origin, vllm)
+                await monitor.poll(ENDPOINT, origin, vllm)
     assert [entry.message for entry in caplog.records] == [
         "endpoint small/a is down",
         "endpoint small/a is probing",

@@ -27,7 +27,7 @@ from tests.gateway.builders import (
     PREAMBLE,
     STREAMED,
     TOKEN,
-    RecordingMonitor,
+    RecordingFleet,
     backend,
     candidate,
     decided,
@@ -77,13 +77,13 @@ class Fleet:
         self._stack = AsyncExitStack()
         ids = [f"small/{i}" for i in range(len(self.scripts))]
         pool = facts.Pool("small", "served", tuple(Endpoint(id, "small") for id in ids))
-        self.monitor = RecordingMonitor(pool)
+        self.fleet = RecordingFleet(pool)
         urls = [s if isinstance(s, str) else await self._started(s) for s in self.scripts]
         self.ways = {
             id: Upstream(ConnectionPool(url, connect_timeout=0.5), backend(), "served")
             for id, url in zip(ids, urls, strict=True)
         }
-        self.dispatcher = Dispatcher(self.monitor, self.retries)
+        self.dispatcher = Dispatcher(self.fleet, self.retries)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -143,7 +143,7 @@ class Fleet:
 
     @property
     def open_attempts(self) -> list[int]:
-        return [load.in_flight for load in self.monitor.loads().values()]
+        return [load.in_flight for load in self.fleet.loads().values()]
 
 
 class Landing:

@@ -19,8 +19,8 @@ from gateway.upstream.upstream_request import UpstreamRequest
 from tests.gateway.builders import (
     CHAT,
     Caller,
+    RecordingFleet,
     RecordingListener,
-    RecordingMonitor,
     conversing,
     post,
     record,
@@ -80,8 +80,8 @@ class Relaying:
     """An attempt on its way to a client: what the backend says is the test's to say."""
 
     def __init__(self, *reads: bytes, stream: bool = True, **headers: str) -> None:
-        self.wire, self.monitor, self.owner = Wire(), RecordingMonitor(), Begins()
-        self.run = run(self.monitor, self.owner, stream=stream)
+        self.wire, self.fleet, self.owner = Wire(), RecordingFleet(), Begins()
+        self.run = run(self.fleet, self.owner, stream=stream)
         self.life = RequestTimeline(record(ttft=None, total=0.0, arrival=monotonic()))
         self.headers, self.reads = {"content-type": "text/event-stream", **headers}, reads
 

@@ -45,12 +45,12 @@ async def test_an_attempt_counts_from_the_moment_it_is_opened() -> None:
     async with Fleet([GATE, STREAMED]) as fleet:
         task = asyncio.create_task(fleet.open())
         await asyncio.sleep(0)
-        load = fleet.monitor.loads()["small/0"]
+        load = fleet.fleet.loads()["small/0"]
         assert (load.in_flight, load.prefilling, fleet.upstreams[0].connections) == (1, 1, 0)
         assert 0 < load.queued_tokens <= 100
         fleet.upstreams[0].proceed()
         await task
-        assert fleet.monitor.loads()["small/0"].queued_tokens == 0
+        assert fleet.fleet.loads()["small/0"].queued_tokens == 0
 
 
 async def test_what_is_sent_is_in_the_backends_words() -> None:
@@ -76,8 +76,8 @@ async def test_the_fleet_is_told_what_its_answer_was_promised() -> None:
     """Seconds per token, the tighter of the route's and the caller's; and how long it will probably be."""
     async with Fleet(OK) as fleet:
         told: list[tuple[object, object]] = []
-        sent = fleet.monitor.sent
-        fleet.monitor.sent = lambda *a, **how: (told.append((how["pace"], how["output"])), sent(*a, **how))  # type: ignore
+        sent = fleet.fleet.on_sent
+        fleet.fleet.on_sent = lambda *a, **how: (told.append((how["tpot_budget"], how["output"])), sent(*a, **how))  # type: ignore
         for headers in ({}, {"x-slo-tpot-ms": "20"}, {"x-llm-d-slo-tpot-ms": "80"}):
             await fleet.open(headers=headers, tpot={"budget": "50ms"})
         await fleet.open(tpot="off")
@@ -110,7 +110,7 @@ async def test_the_line_hears_when_the_fleet_counts_the_request(how: Script) -> 
     """Before its own caller does, and again when it is over, whatever came of it."""
     async with Fleet([GATE, *how]) as fleet:
         heard: list[int] = []
-        fleet.dispatcher.on_departed = lambda request: heard.append(fleet.monitor.loads()["small/0"].in_flight)
+        fleet.dispatcher.on_departed = lambda request: heard.append(fleet.fleet.loads()["small/0"].in_flight)
         task = asyncio.create_task(fleet.open())
         await asyncio.sleep(0)
         assert heard == [1]
@@ -139,7 +139,7 @@ async def test_a_refused_connection_goes_to_the_next_too() -> None:
     async with Fleet(dead_url(), OK) as fleet:
         assert (await fleet.open()).attempt.candidate.endpoint.id == "small/1"
         assert fleet.lost == [("small/0", "primary", "failed")]
-        assert fleet.monitor.reports[0].connected is False
+        assert fleet.fleet.reports[0].connected is False
 
 
 HALFWAY: Script = [STREAM_HEAD + chunk(PREAMBLE), RESET]

@@ -27,7 +27,7 @@ async def test_a_caller_that_leaves_ends_every_attempt(script: Script) -> None:
             await task
         await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
         assert fleet.lost == [("small/0", "primary", "cancelled")]
-        assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [AttemptOutcome.CANCELLED])
+        assert (fleet.open_attempts, fleet.fleet.endings) == ([0], [AttemptOutcome.CANCELLED])
         assert (fleet.retries.active, fleet.retries.retrying) == (0, 0)
 
 
@@ -64,10 +64,10 @@ async def test_a_connection_that_fails_when_nobody_waits_for_it_is_no_failure() 
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (fleet.open_attempts, fleet.monitor.endings) == ([0], [AttemptOutcome.CANCELLED])
+        assert (fleet.open_attempts, fleet.fleet.endings) == ([0], [AttemptOutcome.CANCELLED])
         await mute.until(lambda seen: seen.hangups == 1)
         await asyncio.sleep(0)
-        assert (fleet.monitor.endings, fleet.lost) == (
+        assert (fleet.fleet.endings, fleet.lost) == (
             [AttemptOutcome.CANCELLED],
             [("small/0", "primary", "cancelled")],
         )

@@ -243,7 +243,7 @@ async def test_silence_in_mid_stream_is_given_up() -> None:
     await talk.to(idle=0.1)
     await talk.written()
     assert talk.wire.body == chunk(TOKEN) + chunk(error_event(SILENT)) + LAST_CHUNK
-    assert (talk.outcome, talk.monitor.endings) == (
+    assert (talk.outcome, talk.fleet.endings) == (
         (RequestOutcome.UPSTREAM_BROKE, SILENT.message),
         [AttemptOutcome.CANCELLED],
     )

@@ -22,8 +22,8 @@ from tests.gateway.builders import (
     USAGE,
     WHOLE,
     RecordingExchange,
+    RecordingFleet,
     RecordingListener,
-    RecordingMonitor,
     RecordingSink,
     run,
 )
@@ -53,9 +53,9 @@ class Stage:
     """An attempt, all who hear of it, and what came of it."""
 
     def __init__(self, *, stream: bool = True, status: int = 200) -> None:
-        self.monitor, self.reader = RecordingMonitor(), RecordingSink()
+        self.fleet, self.reader = RecordingFleet(), RecordingSink()
         self.owner = Attaches(self.reader)
-        self.run = run(self.monitor, self.owner, stream=stream)
+        self.run = run(self.fleet, self.owner, stream=stream)
         if status:
             self.run.on_head(status, {"content-type": "text/event-stream", "retry-after": "7"})
 
@@ -76,7 +76,7 @@ class Stage:
     @property
     def load(self) -> tuple[int, int]:
         """Attempts that the fleet counts as open, and of these those without a token."""
-        load = self.monitor.loads()["small/a"]
+        load = self.fleet.loads()["small/a"]
         return load.in_flight, load.prefilling
 
 
@@ -119,7 +119,7 @@ def test_an_error_event_before_the_first_token_fails_over() -> None:
     """Inside a 200, too: nobody has seen anything yet."""
     stage = Stage().reads(PREAMBLE, ERROR)
     assert (stage.failure.kind, stage.owner.firsts) == (FailureKind.SERVER, [])
-    assert (stage.monitor.endings, stage.load) == ([AttemptOutcome.FAILED], (0, 0))
+    assert (stage.fleet.endings, stage.load) == ([AttemptOutcome.FAILED], (0, 0))
 
 
 def test_a_token_before_an_error_event_commits() -> None:
@@ -132,7 +132,7 @@ def test_a_token_before_an_error_event_commits() -> None:
 def test_an_answer_without_output_that_says_it_is_over_is_an_answer() -> None:
     """A model may have nothing to say; asking another would not be more honest."""
     stage = Stage().reads(PREAMBLE, FINISH, USAGE, DONE).ends()
-    assert (stage.owner.firsts, stage.monitor.endings, stage.run.answered) == (
+    assert (stage.owner.firsts, stage.fleet.endings, stage.run.answered) == (
         [stage.run],
         [AttemptOutcome.COMPLETED],
         True,
@@ -143,7 +143,7 @@ def test_an_answer_without_output_that_says_it_is_over_is_an_answer() -> None:
 def test_a_reply_that_ends_before_its_first_token_has_failed(parts: tuple[bytes, ...]) -> None:
     """It did not say that it was over, so somebody else is asked."""
     stage = Stage().reads(*parts).ends()
-    assert (stage.failure.kind, stage.monitor.endings) == (FailureKind.PROTOCOL, [AttemptOutcome.FAILED])
+    assert (stage.failure.kind, stage.fleet.endings) == (FailureKind.PROTOCOL, [AttemptOutcome.FAILED])
 
 
 def test_an_answer_without_its_last_blank_line_is_found_at_the_end() -> None:
@@ -166,7 +166,7 @@ def test_an_answer_that_is_not_streamed_commits_at_its_first_byte() -> None:
     stage = Stage(stream=False).reads(WHOLE[:10])
     assert (stage.owner.firsts, stage.load) == ([stage.run], (1, 1))
     stage.reads(WHOLE[10:]).ends()
-    assert (stage.monitor.endings, stage.run.answered, stage.run.output_tokens) == ([AttemptOutcome.COMPLETED], True, 2)
+    assert (stage.fleet.endings, stage.run.answered, stage.run.output_tokens) == ([AttemptOutcome.COMPLETED], True, 2)
 
 
 # --------------------------------------------------------------------------- errors instead of an answer
@@ -189,7 +189,7 @@ def test_an_error_reply_is_read_whole_and_means_what_its_dialect_says(
 ) -> None:
     """Overload is not illness, and a request's own mistake says nothing against the endpoint."""
     stage = Stage(status=status).reads(b'{"error":{"message":"no such ', b'thing"}}').ends()
-    assert (stage.failure.kind, stage.monitor.endings, stage.owner.firsts) == (kind, [ending], [])
+    assert (stage.failure.kind, stage.fleet.endings, stage.owner.firsts) == (kind, [ending], [])
     assert stage.failure.message == "no such thing" or kind is not FailureKind.CLIENT
 
 
@@ -209,8 +209,8 @@ def test_of_an_error_reply_only_so_much_is_kept() -> None:
 def test_the_wait_that_a_provider_asks_for_reaches_the_fleet() -> None:
     """Retry-After blocks the endpoint, not only this request."""
     stage = Stage(status=429).ends()
-    assert stage.monitor.reports[0].retry_after == 7.0
-    assert stage.monitor.loads()["small/a"].blocked_until == pytest.approx(monotonic() + 7.0, abs=1.0)
+    assert stage.fleet.reports[0].retry_after == 7.0
+    assert stage.fleet.loads()["small/a"].blocked_until == pytest.approx(monotonic() + 7.0, abs=1.0)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_an_endpoint_was_reached_if_it_said_anything(status: int, failure: Failu
     """Refusals and resets without a byte are what a dead server looks like."""
     stage = Stage(status=status)
     stage.run.on_failure(failure)
-    assert (stage.failure, stage.monitor.endings) == (failure, [AttemptOutcome.FAILED])
-    assert stage.monitor.reports[0].connected is reached
+    assert (stage.failure, stage.fleet.endings) == (failure, [AttemptOutcome.FAILED])
+    assert stage.fleet.reports[0].connected is reached
 
 
 # --------------------------------------------------------------------------- after the commit
@@ -231,21 +231,21 @@ def test_an_endpoint_was_reached_if_it_said_anything(status: int, failure: Failu
 def test_a_stream_that_ends_without_saying_so_is_broken() -> None:
     """Its end of body is no end of answer; the receiver hears of the end and asks whether it was one."""
     stage = Stage().reads(TOKEN).ends()
-    assert (stage.monitor.endings, stage.run.answered, stage.reader.ends) == ([AttemptOutcome.BROKEN], False, [None])
+    assert (stage.fleet.endings, stage.run.answered, stage.reader.ends) == ([AttemptOutcome.BROKEN], False, [None])
 
 
 @pytest.mark.parametrize("last", [FINISH, DONE, FINISH + DONE])
 def test_a_finish_reason_or_done_completes_a_stream(last: bytes) -> None:
     """Either is enough: some servers never send [DONE], some never a finish reason."""
     stage = Stage().reads(TOKEN).reads(last).ends()
-    assert (stage.monitor.endings, stage.run.answered, stage.reader.ends) == ([AttemptOutcome.COMPLETED], True, [None])
+    assert (stage.fleet.endings, stage.run.answered, stage.reader.ends) == ([AttemptOutcome.COMPLETED], True, [None])
 
 
 def test_a_connection_that_dies_under_a_committed_stream_breaks_it() -> None:
     """No failover any more: the receiver says so to the caller."""
     stage = Stage().reads(TOKEN)
     stage.run.on_failure(RESET)
-    assert (stage.monitor.endings, stage.reader.ends, stage.owner.failures) == ([AttemptOutcome.BROKEN], [RESET], [])
+    assert (stage.fleet.endings, stage.reader.ends, stage.owner.failures) == ([AttemptOutcome.BROKEN], [RESET], [])
 
 
 @pytest.mark.parametrize("reads", [(TOKEN, QUOTING), (TOKEN + QUOTING,)], ids=["behind a token", "with it"])
@@ -261,7 +261,7 @@ def test_an_error_event_in_mid_stream_is_the_answers_end() -> None:
     """It is passed on, without the [DONE] that vLLM sends after it as if all were well."""
     stage = Stage().reads(TOKEN).reads(ERROR + DONE)
     assert (stage.reader.reads, stage.reader.ends) == ([TOKEN, ERROR], [stage.run.tap.failure])
-    assert (stage.monitor.endings, stage.run.over) == ([AttemptOutcome.BROKEN], True)
+    assert (stage.fleet.endings, stage.run.over) == ([AttemptOutcome.BROKEN], True)
 
 
 # --------------------------------------------------------------------------- one end
@@ -287,7 +287,7 @@ def test_an_attempt_ends_once(first: Callable[[UpstreamRequest], object], ending
     ended_at = stage.run.ended_at
     for late in (UpstreamRequest.cancel, UpstreamRequest.stop_if_open, lambda r: r.stop(AttemptOutcome.SILENT)):
         late(stage.run)
-    assert (stage.monitor.endings, stage.run.ending, stage.run.ended_at) == ([ending], ending, ended_at)
+    assert (stage.fleet.endings, stage.run.ending, stage.run.ended_at) == ([ending], ending, ended_at)
     assert stage.run.opened <= ended_at <= monotonic()
     assert (stage.run.over, stage.load) == (True, (0, 0))
 
@@ -302,7 +302,7 @@ async def test_cancelling_closes_the_connection_at_once() -> None:
         stage.run.cancel()
         upstream.proceed()
         await upstream.until(lambda seen: seen.hangups == 1)
-    assert (stage.monitor.endings, origin.active) == ([AttemptOutcome.CANCELLED], 0)
+    assert (stage.fleet.endings, origin.active) == ([AttemptOutcome.CANCELLED], 0)
 
 
 def test_pausing_reaches_the_exchange_while_it_runs() -> None:
@@ -340,7 +340,7 @@ async def test_connecting_and_sending_are_told_apart() -> None:
 def test_the_engines_usage_is_reported() -> None:
     """Prompt, cached and completion tokens as it counts them."""
     stage = Stage().reads(TOKEN, TOKEN, TOKEN, FINISH, USAGE, DONE).ends()
-    report = stage.monitor.reports[0]
+    report = stage.fleet.reports[0]
     assert (report.prompt_tokens, report.cached_tokens, report.completion_tokens) == (7, 4, 2)
     assert stage.run.output_tokens == 2
 
@@ -348,13 +348,13 @@ def test_the_engines_usage_is_reported() -> None:
 def test_without_usage_tokens_are_counted_as_they_pass() -> None:
     """Which is near enough to meter by."""
     stage = Stage().reads(TOKEN, TOKEN, TOKEN, FINISH).ends()
-    assert (stage.run.output_tokens, stage.monitor.reports[0].completion_tokens) == (3, None)
+    assert (stage.run.output_tokens, stage.fleet.reports[0].completion_tokens) == (3, None)
 
 
 def test_the_engines_own_times_are_preferred_to_ours() -> None:
     """It does not see the network between us."""
     timed = b'data: {"choices":[],"usage":{"completion_tokens":3},"metrics":{"mean_itl_ms":12.5,"queue_time_ms":20,"time_to_first_token_ms":80}}\n\n'  # noqa: E501
-    report = Stage().reads(TOKEN, TOKEN, FINISH, timed).ends().monitor.reports[0]
+    report = Stage().reads(TOKEN, TOKEN, FINISH, timed).ends().fleet.reports[0]
     assert (report.mean_itl, report.engine_ttft) == (0.0125, 0.1)
 
 
@@ -364,7 +364,7 @@ def test_tpot_is_the_time_between_the_first_and_the_last_token() -> None:
     first, last = stage.run.first_in, stage.run.last_token
     assert first is not None
     stage.reads(FINISH, COMMENT).ends()
-    assert stage.run.tpot() == (last - first) / 2 == stage.monitor.reports[0].mean_itl
+    assert stage.run.tpot() == (last - first) / 2 == stage.fleet.reports[0].mean_itl
 
 
 @pytest.mark.parametrize(("stream", "parts"), [(True, [TOKEN, FINISH]), (True, []), (False, [WHOLE])])

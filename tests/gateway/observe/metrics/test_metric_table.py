@@ -55,7 +55,7 @@ async def test_what_a_live_gateway_exposes_is_what_the_table_says(tmp_path: Path
                 await caller.chunks()
         hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=AttemptOutcome.CANCELLED)
         gateway.recorder.emit(record(attempts=[hedge, WON]))
-        await eventually(lambda: len(gateway.monitor.told()) == 1 and gateway.recorder.live == 0)
+        await eventually(lambda: len(gateway.monitor.engine_loads()) == 1 and gateway.recorder.live == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)
         async with calling(gateway.admin_url) as caller:
             beacon = {"request_id": gateway.recorder.recent[0].request_id, "ttft_ms": 250}
