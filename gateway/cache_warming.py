@@ -339,9 +339,11 @@ class CacheWarming:
     async def _send(self, endpoint: Endpoint, plan: WarmUp[HotPrefix[SavedPrompt]]) -> None:
         """Send one request after the other until the plan is done."""
         upstream = self.runtime.current.upstreams[endpoint.id]
-        while (
-            prefix := plan.next(self.fleet.snapshot(monotonic()).loads[endpoint.id].in_flight, monotonic())
-        ) is not None:
+        while True:
+            now = monotonic()
+            prefix = plan.next(self.fleet.snapshot(now).loads[endpoint.id].in_flight, now)
+            if prefix is None:
+                return
             prompt = prefix.text
             body, estimate = await prompt.prefix(prefix.blocks, self.estimator)
             errand = SyntheticRequest(prompt.operation, body, prompt.model, estimate, prompt.cache_group)
