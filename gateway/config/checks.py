@@ -5,13 +5,11 @@ Each check yields problems with the path of the value to correct.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from gateway.config.config_errors import Path, Problem, did_you_mean
 from gateway.config.models import PASSTHROUGH, Config
-
-Check = Callable[[Config], Iterator[Problem]]
 
 PUBLISHERS = ("vllm", "sglang")  # backends with KV cache events
 
@@ -28,39 +26,32 @@ def something_to_serve(config: Config) -> Iterator[Problem]:
         yield Problem((), "no routes: add routes: (policies/presets has one for each workload) or passthrough: POOL")
 
 
-def route_names(config: Config) -> Iterator[Problem]:
+def routes(config: Config) -> Iterator[Problem]:
+    """Names, pools and models of routes. Only a passthrough pool needs no model name."""
     for name, route in config.routes.items():
         if route.name != name:
             yield Problem(("routes", name, "name"), "the key is the route's name; remove this")
-
-
-def tiers(config: Config) -> Iterator[Problem]:
-    for name, route in config.routes.items():
         for i, tier in enumerate(route.tiers):
             yield from _known_pool(config, tier.pool, ("routes", name, "tiers", i))
-
-
-def models(config: Config) -> Iterator[Problem]:
-    """Only a passthrough pool needs no model name."""
-    asked = {tier.pool for route in config.routes.values() for tier in route.tiers}
+    in_tiers = {tier.pool for route in config.routes.values() for tier in route.tiers}
     for name, pool in config.pools.items():
-        if name in asked and not pool.model:
+        if name in in_tiers and not pool.model:
             yield Problem(("pools", name), "'model' is missing: the name its servers know")
-
-
-def passthrough(config: Config) -> Iterator[Problem]:
     if config.passthrough is not None:
         yield from _known_pool(config, config.passthrough, ("passthrough",))
 
 
 def keys(config: Config) -> Iterator[Problem]:
-    routes = [*config.routes, *([PASSTHROUGH] if config.passthrough else [])]
+    known = [*config.routes, *([PASSTHROUGH] if config.passthrough else [])]
+    seen: dict[tuple[str, str], int] = {}
     for i, key in enumerate(config.keys):
         for j, route in enumerate(key.routes or ()):
-            if route not in routes:
-                yield Problem(("keys", i, "routes", j), f"no route '{route}'{did_you_mean(route, routes)}")
-    yield from _distinct("name", (key.name for key in config.keys))
-    yield from _distinct("sha256", (key.sha256 for key in config.keys))
+            if route not in known:
+                yield Problem(("keys", i, "routes", j), f"no route '{route}'{did_you_mean(route, known)}")
+        for field in ("name", "sha256"):
+            first = seen.setdefault((field, getattr(key, field)), i)
+            if first != i:
+                yield Problem(("keys", i, field), f"duplicate of keys[{first}]; names and digests must be unique")
 
 
 def listening(config: Config) -> Iterator[Problem]:
@@ -76,12 +67,10 @@ def kv_events(config: Config) -> Iterator[Problem]:
     for name, pool in config.pools.items():
         for i, endpoint in enumerate(pool.endpoints):
             path = ("pools", name, "endpoints", i, "kv_events")
-            if endpoint.kv_events is None:
-                continue
-            if pool.backend not in PUBLISHERS:
+            if endpoint.kv_events is not None and pool.backend not in PUBLISHERS:
                 yield Problem(path, f"{pool.backend} servers publish no KV events; remove this")
-            elif find_spec("zmq") is None:
-                yield Problem(path, "requires a package that is not installed: pip install 'firsttoken[kvevents]'")
+            elif endpoint.kv_events is not None:
+                yield from _installed(path, "kvevents", "zmq")
 
 
 def telemetry(config: Config) -> Iterator[Problem]:
@@ -90,24 +79,20 @@ def telemetry(config: Config) -> Iterator[Problem]:
         return
     if otlp.endswith(("/v1/traces", "/v1/metrics")):
         yield Problem(path, f"the gateway appends the path of each signal; write {otlp.rpartition('/v1/')[0]}")
-    if not _installed("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
-        yield Problem(path, "requires packages that are not installed: pip install 'firsttoken[otel]'")
+    yield from _installed(path, "otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
 def state(config: Config) -> Iterator[Problem]:
-    if config.state.redis is not None and find_spec("redis") is None:
-        yield Problem(("state", "redis"), "requires a package that is not installed: pip install 'firsttoken[redis]'")
-    if config.state.redis is None and config.state.keys == "redis":
+    if config.state.redis is not None:
+        yield from _installed(("state", "redis"), "redis", "redis")
+    elif config.state.keys == "redis":
         yield Problem(("state", "keys"), "requires Redis: add state.redis, or remove this")
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     something_to_serve,
-    route_names,
-    tiers,
-    models,
+    routes,
     kv_events,
-    passthrough,
     state,
     keys,
     listening,
@@ -115,21 +100,16 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _installed(*modules: str) -> bool:
+def _installed(path: Path, extra: str, *modules: str) -> Iterator[Problem]:
     try:
-        return all(find_spec(module) is not None for module in modules)
-    except ModuleNotFoundError:
-        return False
+        missing = not all(find_spec(module) for module in modules)
+    except ModuleNotFoundError:  # the package around a module
+        missing = True
+    if missing:
+        what = "a package that is" if len(modules) == 1 else "packages that are"
+        yield Problem(path, f"requires {what} not installed: pip install 'firsttoken[{extra}]'")
 
 
 def _known_pool(config: Config, name: str, path: Path) -> Iterator[Problem]:
     if name not in config.pools:
         yield Problem(path, f"no pool '{name}'{did_you_mean(name, config.pools)}")
-
-
-def _distinct(field: str, values: Iterable[str]) -> Iterator[Problem]:
-    seen: dict[str, int] = {}
-    for i, value in enumerate(values):
-        first = seen.setdefault(value, i)
-        if first != i:
-            yield Problem(("keys", i, field), f"duplicate of keys[{first}]; names and digests must be unique")

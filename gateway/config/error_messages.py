@@ -8,7 +8,7 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +20,15 @@ from gateway.config.yaml_source import Document
 
 _SECRETS = frozenset({"api_key", "headers", "sha256", "redis", "cache_secret"})
 _HOLDING = frozenset({"keys", "state", "pools"})  # text in place of a mapping there is probably a secret
-_EXPECTED = {
-    "int_type": "an integer",
-    "int_parsing": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "text (in quotes)",
-    "tuple_type": "a list",
-    "list_type": "a list",
-    "frozen_set_type": "a list",
-    "mapping_type": "a mapping",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
+_TYPES = {
+    "an integer": "int_type int_parsing int_from_float",
+    "a number": "float_type float_parsing finite_number",
+    "true or false": "bool_type bool_parsing",
+    "text (in quotes)": "string_type",
+    "a list": "tuple_type list_type frozen_set_type",
+    "a mapping": "mapping_type dict_type model_type model_attributes_type",
 }
+_EXPECTED = {kind: expected for expected, kinds in _TYPES.items() for kind in kinds.split()}
 _MISFITS = frozenset({*_EXPECTED, "literal_error"})  # the value has the wrong type
 _BOUNDS = {
     "greater_than": "must be more than {gt:g}",
@@ -49,7 +40,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """An error and its path in the file. `union`: path of the union whose branch failed, if any."""
+    """A pydantic error with a path in the file. `union`: path of the union with the failed branch, if any."""
 
     error: ErrorDetails
     path: Path
@@ -57,10 +48,9 @@ class _Fault:
 
 
 def messages(errors: Sequence[ErrorDetails], document: Document) -> list[Problem]:
-    """The problems of `document`, without duplicates."""
-    faults = [
-        fault for fault in (_located(error, document.data) for error in errors) if not _is_consequence(fault, document)
-    ]
+    """The problems of `document`, without duplicates. The faults of a union's branches follow all others."""
+    faults = [_located(error, document.data) for error in errors]
+    faults = [fault for fault in faults if not _is_consequence(fault, document)]
     found = [_problem(fault, document) for fault in faults if fault.union is None]
     for union in dict.fromkeys(fault.union for fault in faults if fault.union is not None):
         found += _branches(union, [fault for fault in faults if fault.union == union], document)
@@ -73,16 +63,12 @@ def _located(error: ErrorDetails, data: Any) -> _Fault:
     union: Path | None = None
     for i, part in enumerate(error["loc"]):
         if isinstance(data, Mapping) and i and (header := f"{error['loc'][i - 1]}.{part}") in data:
-            path, data, union = (*path, header), data[header], None  # one key in the file, two in the model
-        elif _holds(data, part):
+            path, data, union = (*path, header), data[header], None  # a single key in the file is two in the model
+        elif part in (data if isinstance(data, Mapping) else range(len(data)) if isinstance(data, list) else ()):
             path, data = (*path, part), data[part]
         elif error["type"] != "missing" or i < len(error["loc"]) - 1:
             union = path if union is None and part != "[key]" else union
     return _Fault(error, path, union)
-
-
-def _holds(data: Any, part: str | int) -> bool:
-    return part in (data if isinstance(data, Mapping) else range(len(data)) if isinstance(data, list) else ())
 
 
 def _is_consequence(fault: _Fault, document: Document) -> bool:
@@ -91,18 +77,24 @@ def _is_consequence(fault: _Fault, document: Document) -> bool:
     return fault.error["type"] == "too_short" and isinstance(value, list) and len(value) > 0
 
 
-def _branches(union: Path, faults: list[_Fault], document: Document) -> Iterator[Problem]:
+def _branches(union: Path, faults: list[_Fault], document: Document) -> list[Problem]:
     """A mapping is compared with the branch that is a model; any other value with all branches."""
     inner = [fault for fault in faults if fault.path != union or fault.error["type"] not in _MISFITS]
     if inner:
-        yield from (_problem(fault, document) for fault in inner)
-    else:
-        expected = " or ".join(dict.fromkeys(_expected(fault) for fault in faults))
-        yield Problem(union, f"expected {expected}, got {_got(union, document, faults[0].error['input'])}")
+        return [_problem(fault, document) for fault in inner]
+    expected = " or ".join(dict.fromkeys(_expected(fault) for fault in faults))
+    return [Problem(union, f"expected {expected}, got {_got(union, document, faults[0].error['input'])}")]
 
 
 def _problem(fault: _Fault, document: Document) -> Problem:
-    return Problem(fault.path, _masked(_text(fault, document), fault.path, document))
+    """Values from the environment are replaced by `${NAME}`."""
+    text = _text(fault, document)
+    for path, written in document.raw.items():
+        value = _at(document.data, path)
+        if path[: len(fault.path)] == fault.path and value:
+            quote = "" if len(value) >= SECRET_LENGTH else "'"  # a short value could occur inside a word
+            text = text.replace(f"{quote}{value}{quote}", f"{quote}{written}{quote}")
+    return Problem(fault.path, text)
 
 
 def _text(fault: _Fault, document: Document) -> str:
@@ -119,31 +111,22 @@ def _text(fault: _Fault, document: Document) -> str:
     if kind in _BOUNDS:
         return f"{_BOUNDS[kind].format(**context)}, got {got}"
     if kind in _MISFITS:
-        return f"expected {_expected(fault)}, got {got}{_near(error)}"
+        literals = re.findall(r"'([^']*)'", context.get("expected", ""))
+        return f"expected {_expected(fault)}, got {got}{nearest(str(error['input']), literals)}"
     return error["msg"]
 
 
 def _expected(fault: _Fault) -> str:
-    kind = fault.error["type"]
+    """The literals, the type, or for a mapping the allowed keys and the alternatives."""
+    kind, context = fault.error["type"], fault.error.get("ctx", {})
     if kind == "literal_error":
-        return str(fault.error["ctx"]["expected"]).replace("'", "")
-    return _mapping(fault) if _EXPECTED[kind] == "a mapping" else _EXPECTED[kind]
-
-
-def _mapping(fault: _Fault) -> str:
-    """The allowed keys, and the alternatives to a mapping."""
+        return str(context["expected"]).replace("'", "")
     keys = keys_at(schema(), fault.path)
-    if not keys:
-        return "a mapping"
-    bare = BARE.get(fault.error["ctx"].get("class_name", ""))
-    words = [] if fault.union else words_at(schema(), fault.path)  # a union lists them as separate branches
+    if _EXPECTED[kind] != "a mapping" or not keys:
+        return _EXPECTED[kind]
+    bare = BARE.get(context.get("class_name", ""))
+    words = [] if fault.union else words_at(schema(), fault.path)  # branches of a union are listed separately
     return " or ".join([*([bare["description"]] if bare else []), f"{{{', '.join(keys)}}}", *words])
-
-
-def _near(error: ErrorDetails) -> str:
-    """The most similar of the literals."""
-    expected = error.get("ctx", {}).get("expected", "")
-    return nearest(str(error["input"]), re.findall(r"'([^']*)'", expected))
 
 
 def _got(path: Path, document: Document, seen: Any) -> str:
@@ -161,16 +144,6 @@ def _got(path: Path, document: Document, seen: Any) -> str:
     if len(path) <= 2 and path[0] in _HOLDING:
         return "another value"
     return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def _masked(text: str, path: Path, document: Document) -> str:
-    """Replaces values from the environment in `text` by `${NAME}`."""
-    for at, written in document.raw.items():
-        value = _at(document.data, at)
-        if at[: len(path)] == path and value:
-            quote = "" if len(value) >= SECRET_LENGTH else "'"  # a short value could occur inside a word
-            text = text.replace(f"{quote}{value}{quote}", f"{quote}{written}{quote}")
-    return text
 
 
 def _at(data: Any, path: Path) -> Any:

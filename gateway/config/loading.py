@@ -6,9 +6,9 @@ each step reports all of its problems in the order of the lines.
 Without a file, API keys in the environment are the configuration: every API with a key becomes a pool, and the first
 one receives all requests, model names unchanged.
 
-Reload: `server`, `state` and `telemetry` are fixed at start-up: their old values stay, and a restart is reported as
-necessary. All other sections take effect at once. The combination may be one that no file contains, so it is checked
-as a whole. Differences are reported by path, without values, which may be secrets.
+Reload: `server`, `state` and `telemetry` are fixed at start-up: a difference there is reported as needing a restart.
+All other sections take effect at once. The combination may be one that no file contains, so all checks run again.
+Differences are reported by path, without values, which may be secrets.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from gateway.config.models import Config
 from gateway.config.yaml_source import Document, merge, parse
 
 FIXED_AT_START = ("server", "state", "telemetry")
-_ABSENT = object()
 COMBINED = SourceLocation("config, with server, state and telemetry as at start-up")
+_ABSENT = object()
 
 
 def load(paths: Sequence[Path], environ: Mapping[str, str]) -> Config:
@@ -68,8 +68,8 @@ def _documents(paths: Sequence[Path], environ: Mapping[str, str]) -> list[Docume
 
 def _error(problems: Iterable[Problem], document: Document) -> ConfigError:
     located = [(document.location(problem.path), problem) for problem in problems]
-    files = list(dict.fromkeys(location.file for location in document.locations.values()))
-    located.sort(key=lambda pair: (files.index(pair[0].file) if pair[0].file in files else -1, pair[0].line))
+    files = ["config", *dict.fromkeys(location.file for location in document.locations.values())]
+    located.sort(key=lambda pair: (files.index(pair[0].file), pair[0].line))
     return ConfigError([problem.at(location) for location, problem in located])
 
 
@@ -101,7 +101,7 @@ def _from_environment(environ: Mapping[str, str]) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`config` takes effect. `changed`: paths of its differences; `restart`: paths of differences that do not."""
+    """`config` takes effect. `changed`: paths of its differences; `restart`: paths of the other differences."""
 
     config: Config
     changed: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ def change(before: Config, wanted: Config) -> Change:
 
 
 def _differences(before: object, after: object, path: KeyPath) -> Iterator[KeyPath]:
-    """The innermost named values that differ."""
+    """Paths of the innermost different values."""
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         if before != after:
             yield path

@@ -8,35 +8,200 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
+from backends.dialects import KINDS, BackendKind
+from backends.http.connection_pool import BackendAddress
 from backends.interface import BackendConfig
-from gateway.config.field_types import (
-    AccessLog,
-    CacheSecret,
-    HttpUrl,
-    Listen,
-    Name,
-    Namespace,
-    PoolName,
-    Positive,
-    RedisUrl,
-    Section,
-    Sha256,
-    written,
-)
-from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection
+from gateway.config import field_types as fields
+from gateway.config.config_errors import did_you_mean
+from gateway.config.field_types import Positive, Section, authority, is_ip, written
 from policies import types as facts
 from policies.quota.key_limits import NANO, KeyLimits
 from policies.routes.route import Duration, Route, Share, Size, Workload, with_preset
 
-PASSTHROUGH = "passthrough"  # name of the route for models that are no route
+PASSTHROUGH = "passthrough"  # name of the route of all other models
 MAX_WORKERS = 256
 MAX_LIMIT = 10**12  # of any limit of a key
+PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
+Addresses = Mapping[str, Sequence[str]]  # IP addresses by host name
+# The encodings of gateway.tokenize.tokenizers, which is slow to import.
+ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointAddress:
+    """Destination of requests. `ip`: one address of the URL's host name; "": the host is resolved per connection."""
+
+    url: str
+    ip: str = ""
+    region: str = ""
+    kv_events: str | None = None
+    kv_replay: str | None = None
+
+    @property
+    def authority(self) -> str:
+        return authority(self.url, self.ip)
+
+
+class EndpointSection(Section):
+    """One server of a pool: its URL, or a mapping."""
+
+    url: fields.HttpUrl
+    region: str = ""
+    """Label, for affinity and metrics."""
+    kv_events: fields.TcpUrl | None = None
+    """ZMQ address of the engine's KV cache events."""
+    kv_replay: fields.TcpUrl | None = None
+    """ZMQ address for the replay of missed events."""
+    profile: fields.ProfileName | None = None
+    """Simulation profile for `replay`, where it differs from the pool's."""
+    resolve: Positive | None = None
+    """Every address of the host name becomes an endpoint; the value is the resolution interval, such as 10s."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_url(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.kv_replay and not self.kv_events:
+            raise ValueError("kv_replay requires kv_events: add kv_events, or remove kv_replay")
+        if self.resolve is None:
+            return self
+        if is_ip(self.host):
+            raise ValueError(f"{self.host} is an IP address, not a host name; remove resolve")
+        for key, url in (("kv_events", self.kv_events), ("kv_replay", self.kv_replay)):
+            if url is not None and url.removeprefix("tcp://").rpartition(":")[0] != self.host:
+                raise ValueError(f"{key} must have the host {self.host} too: resolve replaces it by each address")
+        return self
+
+    @property
+    def host(self) -> str:
+        return BackendAddress.parse(self.url).host
+
+    def addresses(self, resolved: Addresses | None) -> list[EndpointAddress]:
+        """A single address, or with `resolve` every address in `resolved` (None: not resolved yet)."""
+        if self.resolve is None or resolved is None:
+            return [EndpointAddress(self.url, "", self.region, self.kv_events, self.kv_replay)]
+        found = []
+        for ip in resolved.get(self.host, ()):
+            events, replay = (
+                url and f"tcp://{fields.ListenAddress(ip, int(url.rpartition(':')[2]))}"
+                for url in (self.kv_events, self.kv_replay)
+            )
+            found.append(EndpointAddress(self.url, ip, self.region, events, replay))
+        return found
+
+
+class PriceSection(Section):
+    """USD per million tokens."""
+
+    input: float = Field(default=0.0, ge=0)
+    output: float = Field(default=0.0, ge=0)
+
+
+class KeepWarm(Section):
+    idle: Positive
+    """Send a one-token request after this time without requests."""
+
+
+class PoolSection(Section):
+    """Interchangeable endpoints that serve one model."""
+
+    backend: fields.BackendName
+    """Kind of server."""
+    model: str = ""
+    """Model name that the servers know."""
+    endpoints: tuple[EndpointSection, ...] = ()
+    """Servers: URLs, or {url, region, kv_events, kv_replay, profile, resolve}."""
+    base_url: fields.HttpUrl | None = None
+    """For an API, in place of endpoints; each API backend has a default."""
+    api_key: SecretStr = SecretStr("")
+    """Sent to the servers; write "${NAME}" and keep the key in the environment."""
+    headers: Mapping[fields.HeaderName, fields.HeaderValue] = {}
+    """Sent to the servers with every request."""
+    tokenizer: str = "o200k_base"
+    """o200k_base, cl100k_base, o200k_harmony, or the path of a tokenizer.json."""
+    context_window: int | None = Field(default=None, gt=0)
+    """Tokens of prompt and output together."""
+    capabilities: frozenset[Literal["tools", "images", "json_schema"]] | None = None
+    """Capabilities of the model; absent: unknown, no request is excluded."""
+    price: PriceSection = PriceSection()
+    block_size: int = Field(default=16, gt=0, le=4096)
+    """Tokens of a prefix cache block, until learned from the server."""
+    keep_warm: KeepWarm | None = None
+    priority_scheduling: bool = False
+    """The servers schedule by `priority`, smallest first: requests are sent with a priority from their deadline."""
+    profile: fields.ProfileName | None = None
+    """Simulation profile for `replay`: 8b-h100, 8b-a100, 8b-l4, 32b-2xh100, 70b-4xh100 or api."""
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _known_tokenizer(cls, value: str) -> str:
+        if value not in ENCODINGS and not Path(value).exists():
+            raise ValueError(f"'{value}' is neither an encoding nor a file{did_you_mean(value, ENCODINGS)}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.endpoints and self.base_url:
+            raise ValueError("endpoints and base_url exclude each other; keep one")
+        if not self.urls:
+            raise ValueError(f"a {self.backend} pool needs endpoints, the URLs of its servers")
+        if self.kind.needs_key and not self.api_key.get_secret_value() and "authorization" not in self.headers:
+            hint = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
+            raise ValueError(f"{self.backend} needs a key; {hint}")
+        if self.keep_warm and not self.model:
+            raise ValueError("keep_warm requires model: add model, or remove keep_warm")
+        if self.priority_scheduling and self.backend not in PRIORITY:
+            raise ValueError(f"{self.backend} servers have no priority scheduling; remove priority_scheduling")
+        seen: dict[str, int] = {}
+        for i, url in enumerate(self.urls):
+            first = seen.setdefault(authority(url), i)
+            if first != i:
+                raise ValueError(f"endpoints[{i}] and endpoints[{first}] are both {authority(url)}; keep one")
+        return self
+
+    @property
+    def kind(self) -> BackendKind:
+        return KINDS[self.backend]
+
+    @cached_property
+    def urls(self) -> tuple[str, ...]:
+        if self.endpoints:
+            return tuple(endpoint.url for endpoint in self.endpoints)
+        base = self.base_url or self.kind.base_url
+        return (base,) if base else ()
+
+    def addresses(self, name: str, resolved: Addresses | None) -> Mapping[str, EndpointAddress]:
+        """By endpoint id. `resolved`: the addresses of host names with `resolve`; None: not resolved yet."""
+        if self.endpoints:
+            found = [address for endpoint in self.endpoints for address in endpoint.addresses(resolved)]
+        else:
+            found = [EndpointAddress(url) for url in self.urls]
+        return {f"{name}/{address.authority}": address for address in found}
+
+    def to_pool(self, name: str, resolved: Addresses | None) -> facts.Pool:
+        """The pool as a value of the policies."""
+        addresses = self.addresses(name, resolved)
+        return facts.Pool(
+            name=name,
+            model=self.model,
+            endpoints=tuple(facts.Endpoint(id, name, address.region) for id, address in addresses.items()),
+            local=self.kind.local,
+            context_window=self.context_window,
+            capabilities=self.capabilities,
+            price=facts.Price(self.price.input, self.price.output),
+            block_size=self.block_size,
+        )
 
 
 class Drain(Section):
@@ -49,9 +214,9 @@ class Drain(Section):
 
 
 class ServerSection(Section):
-    listen: Listen = written("127.0.0.1:8080")
+    listen: fields.Listen = written("127.0.0.1:8080")
     """Data port, host:port."""
-    admin: Listen = written("127.0.0.1:9090")
+    admin: fields.Listen = written("127.0.0.1:9090")
     """Admin port: metrics, requests, explain. It requires no key: keep it private."""
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
     """Processes that share the listening port and their state of loads and caches."""
@@ -78,21 +243,21 @@ class Defaults(Section):
 
 
 class StateSection(Section):
-    redis: RedisUrl | None = None
+    redis: fields.RedisSetting | None = None
     """Redis that replicas share; absent: all state is kept in this process."""
-    cache_secret: CacheSecret | None = None
+    cache_secret: fields.CacheSecret | None = None
     """Secret from which cache names are derived, the same for all replicas. Absent: the digests of `keys`."""
     keys: Literal["config", "redis"] = "config"
     """redis: API keys are those of this file and those that `firsttoken keys` stores in Redis."""
-    namespace: Namespace = "firsttoken"
+    namespace: fields.Namespace = "firsttoken"
     """Replicas with the same namespace share their state; two fleets on one Redis need two."""
 
 
 class Key(Section):
     """An API key, stored as a digest only."""
 
-    name: Name
-    sha256: Sha256
+    name: fields.Name
+    sha256: fields.Sha256
     """printf %s "$KEY" | sha256sum"""
     routes: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Allowed routes; absent: all."""
@@ -104,7 +269,7 @@ class Key(Section):
     """Limit of requests in progress."""
     monthly_cost_usd: float | None = Field(default=None, gt=0, le=1e6)
     """Limit per calendar month (UTC), by the prices of the pools."""
-    cache_group: Name | None = None
+    cache_group: fields.Name | None = None
     """Keys of one group share prefix caches, and can detect each other's prompts by timing; absent: no sharing."""
 
     @property
@@ -121,13 +286,13 @@ class Key(Section):
 
 
 class TelemetrySection(Section):
-    otlp: HttpUrl | None = None
+    otlp: fields.HttpUrl | None = None
     """URL of an OpenTelemetry collector (OTLP over HTTP, usually port 4318): receives traces and GenAI metrics."""
     traces: Share = Field(default=0.05, ge=0, le=1)
     """Sampled share of the traces that begin here; requests that missed a budget, failed or were retried always are."""
     trace_apis: bool = False
     """Send trace context to external APIs too; engines always receive it."""
-    access_log: AccessLog = "stdout"
+    access_log: fields.AccessLog = "stdout"
     """stdout, stderr, off, or the path of a file: one JSON line per request."""
     prompts: Literal["never"] = "never"
     """Prompts and answers are never recorded."""
@@ -137,10 +302,10 @@ class Config(Section):
     """firsttoken: pools are the available models, routes the model names and budgets offered to callers."""
 
     server: ServerSection = ServerSection()
-    pools: Mapping[PoolName, PoolSection] = {}
+    pools: Mapping[fields.PoolName, PoolSection] = {}
     """By name: interchangeable endpoints that serve one model."""
     defaults: Defaults = Defaults()
-    routes: Mapping[Name, Route] = {}
+    routes: Mapping[fields.Name, Route] = {}
     """By the model name that callers request."""
     passthrough: str | None = None
     """A pool for requests whose model is no route; the model name is passed unchanged."""
@@ -179,7 +344,7 @@ class Config(Section):
 
     @property
     def keyed(self) -> bool:
-        """Callers need a key. There may be none yet where keys are kept in Redis."""
+        """Callers need a key. With keys in Redis, none may exist yet."""
         return bool(self.keys) or self.state.keys == "redis"
 
     def fleet(self) -> tuple[facts.Pool, ...]:
@@ -211,7 +376,7 @@ class Config(Section):
 
     @cached_property
     def passthrough_route(self) -> Route | None:
-        """Route of all other model names. Its name is fixed, so callers cannot create metric labels."""
+        """Route of all other model names. The fixed name keeps callers from creating metric labels."""
         if self.passthrough is None:
             return None
         raw = {"tiers": [self.passthrough]}
@@ -223,10 +388,15 @@ class Config(Section):
 
 
 def _completed(name: str, raw: Any, max_attempts: int) -> Any:
-    """The route as written, with its name, its workload's preset and the defaults filled in."""
+    """Fills in the name, the preset of the workload and the defaults."""
     if not isinstance(raw, Mapping):
         return raw
     workload = raw.get("workload", "chat")
     if workload in get_args(Workload):
         raw = with_preset(workload, dict(raw))
     return {"name": name, "max_attempts": max_attempts, **raw}
+
+
+def endpoint_id(pool: str, url: str) -> str:
+    """`small/10.0.0.11:8000`: unique in the fleet, stable across reloads."""
+    return f"{pool}/{authority(url)}"

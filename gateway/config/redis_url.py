@@ -20,7 +20,6 @@ OPTIONS = frozenset(
     "db client_name ssl_ca_certs ssl_ca_path ssl_certfile ssl_keyfile ssl_keyfile_password ssl_cert_reqs"
     " ssl_check_hostname sentinel_username sentinel_password".split()
 )
-PORT, SENTINEL_PORT = 6379, 26379
 
 
 class RedisTopology(Enum):
@@ -35,7 +34,7 @@ class RedisUrl:
     """`hosts`: Redis itself, its sentinels, or some of the cluster's nodes; none with a `path`."""
 
     kind: RedisTopology
-    hosts: Sequence[tuple[str, int]] = ()
+    hosts: Sequence[tuple[str, int]] = field(default_factory=list)
     tls: bool = False
     username: str = ""
     password: str = field(default="", repr=False)
@@ -57,64 +56,55 @@ class RedisUrl:
 def parse_redis_url(text: str) -> RedisUrl:
     """Raises ValueError, which says how to correct the URL."""
     parts = urlsplit(text)
-    kind, tls = _kind(parts.scheme)
+    try:
+        kind = RedisTopology(parts.scheme.replace("rediss", "redis", 1))
+    except ValueError:
+        raise ValueError("not a Redis URL; write it like redis://127.0.0.1:6379/0") from None
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(options.keys() - OPTIONS):
         raise ValueError(f"a Redis URL has no option '{unknown[0][:40]}'; known: {', '.join(sorted(OPTIONS))}")
-    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-    db = options.pop("db", "")
-    service, number = "", parts.path[1:]
-    hosts: Sequence[tuple[str, int]] = ()
-    if kind is RedisTopology.UNIX:
-        number = ""
-    else:
-        port = SENTINEL_PORT if kind is RedisTopology.SENTINEL else PORT
-        hosts = _hosts(parts.netloc.rpartition("@")[2], port)
-    if kind is RedisTopology.SENTINEL:
-        service, _, number = parts.path.strip("/").rpartition("/")
-        if not number.isdecimal():
-            service, number = parts.path.strip("/"), ""
-        if not service:
-            raise ValueError("a sentinel URL names the service: redis+sentinel://HOST,HOST/SERVICE/0")
-    if kind is RedisTopology.CLUSTER and (number or db) not in ("", "0"):
+    credentials, _, netloc = parts.netloc.rpartition("@")
+    user, _, password = credentials.partition(":")
+    port = 26379 if kind is RedisTopology.SENTINEL else 6379
+    hosts = [] if kind is RedisTopology.UNIX else _hosts(netloc, port)
+    service, number = _service(kind, parts.path)
+    db = options.pop("db", "") or number
+    if kind is RedisTopology.CLUSTER and db not in ("", "0"):
         raise ValueError("a Redis Cluster has database 0 alone; leave the number out")
     if kind is RedisTopology.SINGLE and len(hosts) > 1:
         raise ValueError(
             "several hosts are sentinels or a cluster: redis+sentinel://H,H/SERVICE or redis+cluster://H,H"
         )
+    if db and not db.isdecimal():
+        raise ValueError("the database of a Redis URL is a number: redis://127.0.0.1:6379/0")
     return RedisUrl(
         kind=kind,
         hosts=hosts,
-        tls=tls,
+        tls=parts.scheme.startswith("rediss"),
         username=unquote(user),
         password=unquote(password),
-        db=_db(db or number),
+        db=int(db or 0),
         service=unquote(service),
         path=unquote(parts.path) if kind is RedisTopology.UNIX else "",
         options=options,
     )
 
 
-def _kind(scheme: str) -> tuple[RedisTopology, bool]:
-    tls = scheme.startswith("rediss")
-    try:
-        return RedisTopology(scheme.replace("rediss", "redis", 1) if tls else scheme), tls
-    except ValueError:
-        raise ValueError("not a Redis URL; write it like redis://127.0.0.1:6379/0") from None
-
-
-def _db(text: str) -> int:
-    if text and not text.isdecimal():
-        raise ValueError("the database of a Redis URL is a number: redis://127.0.0.1:6379/0")
-    return int(text or 0)
+def _service(kind: RedisTopology, path: str) -> tuple[str, str]:
+    """The service of sentinels, and the number of the database."""
+    if kind is not RedisTopology.SENTINEL:
+        return "", "" if kind is RedisTopology.UNIX else path[1:]
+    service, _, number = path.strip("/").rpartition("/")
+    if not number.isdecimal():
+        service, number = path.strip("/"), ""
+    if not service:
+        raise ValueError("a sentinel URL names the service: redis+sentinel://HOST,HOST/SERVICE/0")
+    return service, number
 
 
 def _hosts(text: str, port: int) -> list[tuple[str, int]]:
-    hosts = []
-    for one in text.split(","):
-        try:
-            split = urlsplit(f"//{one}")
-            hosts.append((split.hostname or "127.0.0.1", split.port or port))
-        except ValueError:
-            raise ValueError("a host of a Redis URL is HOST or HOST:PORT; an IPv6 address stands in [ ]") from None
-    return hosts
+    try:
+        parts = [urlsplit(f"//{host}") for host in text.split(",")]
+        return [(part.hostname or "127.0.0.1", part.port or port) for part in parts]
+    except ValueError:
+        raise ValueError("a host of a Redis URL is HOST or HOST:PORT; an IPv6 address stands in [ ]") from None

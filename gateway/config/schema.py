@@ -27,7 +27,7 @@ class _AsWritten(GenerateJsonSchema):
         return False
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Omits defaults that are sections or null: pydantic shows them in validated form."""
+        """Omits section and null defaults, which pydantic shows in validated form."""
         generated = super().default_schema(schema)
         if not isinstance(generated.get("default"), (str, int, float)):
             generated.pop("default", None)

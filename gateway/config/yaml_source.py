@@ -128,15 +128,16 @@ class _Builder:
         self.problems: list[str] = []
         self._file = file
         self._environ = environ
-        self._open: set[int] = set()  # nodes in progress: an alias to one of them is a cycle
+        self._open: set[int] = set()  # nodes in progress: an alias to such a node is a cycle
 
     def root(self, node: yaml.Node) -> dict[str, Any]:
-        if not isinstance(node, yaml.MappingNode):
-            self._problem(node, (), "expected sections such as pools: and routes:")
-            return {}
         self.locations[()] = SourceLocation(self._file)
-        value = self._value(node, ())
-        return value if isinstance(value, dict) else {}
+        value = self._value(node, ()) if isinstance(node, yaml.MappingNode) else None
+        if isinstance(value, dict):
+            return value
+        if not self.problems:
+            self._problem(node, (), "expected sections such as pools: and routes:")
+        return {}
 
     def _problem(self, node: yaml.Node, path: Path, text: str) -> None:
         self.problems.append(Problem(path, text).at(self._location(node)))
@@ -147,23 +148,21 @@ class _Builder:
     def _value(self, node: yaml.Node, path: Path) -> Any:
         if id(node) in self._open:
             return self._problem(node, path, "an alias that contains itself")
+        if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
+            return self._scalar(node, path)
         self._open.add(id(node))
         try:
-            return self._build(node, path)
+            if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+                return [self._item(item, item, (*path, i)) for i, item in enumerate(node.value)]
+            return self._problem(node, path, f"unsupported tag {_shown(node.tag)}")
         finally:
             self._open.discard(id(node))
 
-    def _build(self, node: yaml.Node, path: Path) -> Any:
-        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-            return [self._item(item, (*path, i)) for i, item in enumerate(node.value)]
-        if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
-            return self._scalar(node, path)
-        return self._problem(node, path, f"unsupported tag {_shown(node.tag)}")
-
-    def _item(self, node: yaml.Node, path: Path) -> Any:
-        self.locations[path] = self._location(node)
+    def _item(self, place: yaml.Node, node: yaml.Node, path: Path) -> Any:
+        """A value of a list or mapping, with the location of `place`."""
+        self.locations[path] = self._location(place)
         return self._value(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
@@ -173,10 +172,15 @@ class _Builder:
                 data = self._merged(value, path) | data
         lines: dict[str, int] = {}
         for key, value in node.value:
-            if key.tag != _MERGE and self._is_new(key, path, lines):
-                at = (*path, key.value)
-                self.locations[at] = self._location(key)
-                data[key.value] = self._value(value, at)
+            if key.tag == _MERGE:
+                continue
+            if not isinstance(key, yaml.ScalarNode):
+                self._problem(key, path, "a key must be a name")
+            elif key.value in lines:
+                self._problem(key, (*path, key.value), f"duplicate key, first on line {lines[key.value]}")
+            else:
+                lines[key.value] = key.start_mark.line + 1
+                data[key.value] = self._item(key, value, (*path, key.value))
         return data
 
     def _merged(self, node: yaml.Node, path: Path) -> dict[str, Any]:
@@ -190,38 +194,24 @@ class _Builder:
                 self._problem(source, path, "<< takes a mapping, or a list of them")
         return data
 
-    def _is_new(self, key: yaml.Node, path: Path, lines: dict[str, int]) -> bool:
-        """Reports a key that is not a name, or that the mapping already has."""
-        if not isinstance(key, yaml.ScalarNode):
-            self._problem(key, path, "a key must be a name")
-            return False
-        if key.value in lines:
-            self._problem(key, (*path, key.value), f"duplicate key, first on line {lines[key.value]}")
-            return False
-        lines[key.value] = key.start_mark.line + 1
-        return True
-
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
-        if node.tag == _TAG + "str" and "$" in node.value:
-            return self._replaced(node, path)
+        if node.tag == _TAG + "str":
+            return _REFERENCE.sub(lambda match: self._variable(match, node, path), node.value)
         try:
             return _SCALARS[node.tag](node.value)
         except ValueError:
             return self._problem(node, path, f"{quoted(node.value)} does not match the tag {_shown(node.tag)}")
 
-    def _replaced(self, node: yaml.ScalarNode, path: Path) -> str:
-        def variable(match: re.Match[str]) -> str:
-            dollar, name, default, broken = match.groups()
-            if broken:
-                hint = "is not ${NAME} or ${NAME:-default}; write $$ for a dollar sign"
-                self._problem(node, path, f"{quoted(match[0])} {hint}")
-            if dollar or broken:
-                return "$"
-            self.raw[path] = node.value
-            value = self._environ.get(name)
-            if value is None and default is None:
-                text = f"the environment variable {name} is not set; set it, or write ${{{name}:-default}}"
-                self._problem(node, path, text)
-            return value or default or ""
-
-        return _REFERENCE.sub(variable, node.value)
+    def _variable(self, match: re.Match[str], node: yaml.ScalarNode, path: Path) -> str:
+        dollar, name, default, broken = match.groups()
+        if broken:
+            hint = "is not ${NAME} or ${NAME:-default}; write $$ for a dollar sign"
+            self._problem(node, path, f"{quoted(match[0])} {hint}")
+        if dollar or broken:
+            return "$"
+        self.raw[path] = node.value
+        value = self._environ.get(name)
+        if value is None and default is None:
+            text = f"the environment variable {name} is not set; set it, or write ${{{name}:-default}}"
+            self._problem(node, path, text)
+        return value or default or ""
