@@ -80,7 +80,7 @@ def busy_fleet(endpoints: int, random: Random) -> tuple[Fleet, Route, list[PoolE
     return fleet, route, seen
 
 
-def decision_times(endpoints: int, with_room: bool) -> list[float]:
+def decision_times(endpoints: int, with_queue: bool) -> list[float]:
     """Sorted, s."""
     random = Random(1)
     fleet, route, seen = busy_fleet(endpoints, random)
@@ -94,13 +94,13 @@ def decision_times(endpoints: int, with_room: bool) -> list[float]:
         if i % 200 == 0:
             fleet.on_progress([(key, int(40 * (now - 0.02 * key - 0.2)) + 1) for key in range(len(seen))], now)
         began = perf_counter()
-        if with_room:
+        if with_queue:
             room.enter(queued)
             gone = list(room.release(fleet, now))
         else:
             decide(queued, fleet.snapshot(now), fleet, now)
         took.append(perf_counter() - began)
-        if with_room:
+        if with_queue:
             for ticket, _ in gone:
                 room.on_dispatched(ticket)
             room.leave(i)
@@ -177,10 +177,10 @@ def bytes_per_block() -> float:
 
 def lines() -> Iterator[str]:
     for endpoints in (8, 64):
-        for with_room in (False, True):
-            took = decision_times(endpoints, with_room)
+        for with_queue in (False, True):
+            took = decision_times(endpoints, with_queue)
             p50, p99 = took[len(took) // 2] * 1e6, took[int(len(took) * 0.99)] * 1e6
-            what = "through the waiting room" if with_room else "decide"
+            what = "through the queue" if with_queue else "decide"
             yield f"{endpoints:3d} endpoints  {what:26s} p50 {p50:6.1f} us   p99 {p99:6.1f} us"
     *stages, total = SmallRequests().quietest()
     told = "  ".join(f"{stage} {s * 1e6:.1f}" for stage, s in zip(STAGES, stages, strict=True))

@@ -1,4 +1,4 @@
-"""Our routing beside the yardsticks and the clairvoyant reference, on four scenarios over a range of loads.
+"""Our routing beside the baselines and the clairvoyant reference, on four scenarios over a range of loads.
 
     python -m benchmarks.routing --traces DIR a --seeds 3      # one scenario, its results and the page
     python -m benchmarks.routing --traces DIR --find a         # look for the base load

@@ -1,6 +1,6 @@
 """benchmarks/ROUTING.md: results of `benchmarks.routing`, in a table per scenario.
 
-Per load: the best yardstick, ours and the reference, by the share of good requests (TTFT and TPOT within budget, of all
+Per load: the best baseline, ours and the reference, by the share of good requests (TTFT and TPOT within budget, of all
 offered), means over the seeds; and the cost.
 """
 
@@ -19,11 +19,11 @@ HEADING = """\
 
 What `python -m benchmarks.routing` found: replays of public traces through the gateway's own decision code, against
 simulated engines (`firsttoken replay` is the same workbench). A load of 1 is that at which round robin meets the
-TTFT of half of the requests. *good*: TTFT and TPOT within budget, of all offered. The best yardstick is chosen anew
+TTFT of half of the requests. *good*: TTFT and TPOT within budget, of all offered. The best baseline is chosen anew
 at every load, after the fact; *reference* is a clairvoyant scheduler with perfect caches
 (`gateway/replay/clairvoyant.py` says what it knows and why it bounds what is reachable). Means over {seeds}.
 """
-COLUMNS = ("load", "best yardstick", "ours", "reference", "ours/best", "ours/ref", "p99 best", "p99 ours", "p90 held")
+COLUMNS = ("load", "best baseline", "ours", "reference", "ours/best", "ours/ref", "p99 best", "p99 ours", "p90 held")
 TROUBLED = ("lost", "in trouble: best", "ours", "reference")  # lost: before the first token
 TIERED = ("tier 1 best", "tier 1 ours", "tier 1 ref", "USD ours/ref")
 

@@ -3,7 +3,7 @@
     python -m benchmarks.routing_plot [RESULTS]
 
 A panel per scenario; load to the right, 1 where round robin meets the TTFT of half of the requests; upwards the share
-of good requests, or the p90 of the TTFT. Lines: ours, the best yardstick at each load, the clairvoyant reference. The
+of good requests, or the p90 of the TTFT. Lines: ours, the best baseline at each load, the clairvoyant reference. The
 SVG has colours for light and dark pages.
 """
 
@@ -28,7 +28,7 @@ TITLES = {
     "d": "(d) agent sessions, cached prompts",
 }
 ACROSS = "load; at 1, round robin meets half of the deadlines"
-LINES = (("ours", "firsttoken"), ("best", "best of the yardsticks at that load"), ("ref", "clairvoyant reference"))
+LINES = (("ours", "firsttoken"), ("best", "best of the baselines at that load"), ("ref", "clairvoyant reference"))
 
 PANEL_W, PANEL_H, GAP_X, GAP_Y, LEFT, TOP = 330, 190, 70, 74, 52, 66  # px
 WIDTH, HEIGHT = LEFT + 2 * PANEL_W + GAP_X + 18, TOP + 2 * PANEL_H + GAP_Y + 48
@@ -91,12 +91,12 @@ def played(name: str, results: Sequence[Result]) -> dict[float, dict[str, Cell]]
 
 
 def points(name: str, results: Sequence[Result], value: Callable[[Cell], float]) -> Points:
-    """Of the loads at which ours, a yardstick and the reference were all played."""
+    """Of the loads at which ours, a baseline and the reference were all played."""
     found = Points(ours=[], best=[], ref=[])
     for load, at_load in played(name, results).items():
         if {OURS, REFERENCE} < at_load.keys():
-            yardsticks = (cell for scorer, cell in at_load.items() if scorer not in (OURS, REFERENCE))
-            best = max(yardsticks, key=lambda cell: cell.good)
+            baselines = (cell for scorer, cell in at_load.items() if scorer not in (OURS, REFERENCE))
+            best = max(baselines, key=lambda cell: cell.good)
             for line, cell in zip(found, (at_load[OURS], best, at_load[REFERENCE]), strict=True):
                 found[line].append((load, value(cell)))
     return found

@@ -18,7 +18,7 @@ from gateway.replay.traces import Agents, Arrival, agents, at_load, read_trace, 
 HERE = Path(__file__).parent / "scenarios"
 SECONDS = 400.0  # of virtual time per replay
 WARM_UP = 200.0  # s of synthetic sessions before: otherwise all would start at their first turn
-FIRST_TOKEN = 120.0  # s: yardsticks never shed
+FIRST_TOKEN = 120.0  # s: baselines never shed
 SLOW, DEAD = "main/h1:8000", "main/h2:8000"
 FAULTS = (
     Fault(120.0, SLOW, "slow", 5.0),
