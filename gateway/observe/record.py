@@ -18,12 +18,10 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any
 
 from gateway.observe.trace_context import Trace
-from policies.types import AttemptKind, AttemptOutcome, Decision, PrefixBlocks
+from policies.types import AttemptKind, AttemptOutcome, Decision
 
 if TYPE_CHECKING:
     from policies.quota.key_limits import Reservation
-
-LANDMARK = 512  # tokens
 
 
 class Stage(IntEnum):
@@ -223,12 +221,3 @@ class Record:
 def _ms(seconds: float | None) -> float | None:
     """Milliseconds, rounded to the microsecond: `round` takes three times as long, and a Record has twenty values."""
     return None if seconds is None else int(seconds * 1e6 + 0.5) / 1e3
-
-
-def prefix_sample(blocks: PrefixBlocks) -> Sequence[int]:
-    """Block hash at every LANDMARK tokens: enough for a replay to find prompts with a shared prefix.
-
-    Counted in the gateway's own tokens: an engine's count is learned, and learned counts change.
-    """
-    step = max(LANDMARK // blocks.size, 1)
-    return blocks.hashes[step - 1 :: step]

@@ -1,9 +1,9 @@
 """Fills the Record of one request in progress, and emits exactly one per request, on every path out, to all sinks.
 
 Rules:
-- Stages are closed in order and never overlap, so they sum to the TTFT by construction.
+- Stages are closed in order and never overlap, so their sum is the TTFT by construction.
 - The timeline only takes notes; `gateway.observe.record` derives results.
-- It is on the path of every request: closing a stage writes one number into a list.
+- A timeline is on the path of every request: closing a stage writes one number into a list.
 - Sinks never wait: metrics are numbers in memory, the access log is a bounded queue, recent Records are a ring. A
   failing sink loses its own Record only.
 """
@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import monotonic, time
-from types import TracebackType
 from typing import TypeVar
 
 from backends.interface import EngineTimes
@@ -34,7 +34,6 @@ from gateway.observe.record import (
     Record,
     RequestOutcome,
     Stage,
-    prefix_sample,
 )
 from gateway.observe.trace_context import Trace, parent
 from policies.fleet.fleet import AttemptReport
@@ -45,41 +44,40 @@ from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixB
 log = logging.getLogger("firsttoken")
 
 T = TypeVar("T")
+Sink = Callable[[Record], None]
 
+LANDMARK = 512  # tokens between two block hashes in a Record
+RECENT = 500  # Records kept for GET /requests: 1 MB, the size of a core's cache
 RATE_LIMITED = AttemptOutcome.RATE_LIMITED
 UNWATCHED = LoopLag()  # of an event loop without measurement
 
 
 class RequestTimeline:
-    """Fills one Record as a request moves forward. `end_stage` closes a stage and passes the value on.
+    """Fills one Record as a request moves forward. `mark`: end of the last closed stage, the start of the next."""
 
-    `mark`: end of the last closed stage, where the next one begins.
-    """
-
-    __slots__ = ("_lag", "_spent", "mark", "record")
+    __slots__ = ("_lag", "mark", "record")
 
     def __init__(self, record: Record, lag: LoopLag = UNWATCHED) -> None:
-        self.record, self._lag = record, lag
-        self.mark, self._spent = record.arrival, record.spent
+        self.record = record
+        self.mark = record.arrival
+        self._lag = lag
 
     def end_stage(self, stage: Stage, value: T) -> T:
-        """Close `stage` now."""
-        now = monotonic()
-        self._spent[stage] = (self._spent[stage] or 0.0) + now - self.mark
+        """Close `stage` now, and pass `value` on."""
+        now, spent = monotonic(), self.record.spent
+        spent[stage] = (spent[stage] or 0.0) + now - self.mark
         self.mark = now
         return value
 
-    def close(self, stage: Stage, at: float) -> None:
-        """Close `stage` at an earlier time; a time before `mark` counts as no time.
-
-        A stage closed again adds up.
-        """
-        mark, spent = self.mark, self._spent
-        if at > mark:
-            spent[stage] = (spent[stage] or 0.0) + at - mark
-            self.mark = at
-        elif spent[stage] is None:
-            spent[stage] = 0.0
+    def close(self, *ends: tuple[Stage, float]) -> None:
+        """Close stages at earlier times; a time before `mark` counts as no time. A stage closed again adds up."""
+        spent = self.record.spent
+        for stage, at in ends:
+            if at > self.mark:
+                spent[stage] = (spent[stage] or 0.0) + at - self.mark
+                self.mark = at
+            elif spent[stage] is None:
+                spent[stage] = 0.0
 
     def stalled(self, now: float) -> float:
         """Note the longest stall of the event loop that may have delayed the request so far."""
@@ -118,28 +116,31 @@ class RequestTimeline:
         """Note the decision, its deadline and the prediction for the first candidate; the queue stage ends."""
         self.held(decision.at, decision.rate_limited)
         record = self.record
-        record.decision, record.scorer = decision, decision.scorer
+        record.decision = decision
+        record.scorer = decision.scorer
         if record.ttft_budget is None and decision.deadline != FOREVER:
             record.ttft_budget = decision.deadline - record.arrival
         if (chosen := decision.chosen) is not None:
-            self._believed(chosen, decision.at)
+            self._predicted(chosen, decision.at)
         return decision
 
     def held(self, at: float, limited: float) -> None:
         """Close the queue stage at `at`; the last `limited` seconds were caused by a rate limit."""
-        self.close(QUEUE, at - limited)
+        self.close((QUEUE, at - limited))
         if limited:
-            self.close(RATE_LIMIT, at)
+            self.close((RATE_LIMIT, at))
 
-    def _believed(self, candidate: Candidate, at: float) -> None:
+    def _predicted(self, candidate: Candidate, at: float) -> None:
         """Note the predictions for the candidate of an attempt, counted from arrival."""
         record, endpoint, forecast = self.record, candidate.endpoint, candidate.forecast
         waited = at - record.arrival
         record.pool = endpoint.pool
         record.endpoint = endpoint.id
         record.region = endpoint.region
-        record.tier, record.chance = candidate.tier, candidate.probability
-        record.prompt_tokens_estimated, record.cached_tokens_predicted = candidate.prompt_tokens, candidate.hit
+        record.tier = candidate.tier
+        record.chance = candidate.probability
+        record.prompt_tokens_estimated = candidate.prompt_tokens
+        record.cached_tokens_predicted = candidate.hit
         record.ttft_predicted_p50 = waited + forecast.p50
         record.ttft_predicted_p90 = waited + forecast.p90
 
@@ -149,28 +150,24 @@ class RequestTimeline:
     def won(
         self, candidate: Candidate, model: str, opened: float, connected: float, sent: float, first_in: float
     ) -> None:
-        """Note the attempt that answered; the time before was lost to other attempts."""
-        self.record.model = model
-        if candidate.endpoint.id != self.record.endpoint:
-            self._believed(candidate, opened)
-        if self.record.attempts:
-            self._failed_over(candidate.endpoint.id, opened)
-        self.close(CONNECT, connected)
-        self.close(SEND, sent)
-        self.close(UPSTREAM, first_in)
+        """Note the attempt that answered; the time before was lost to other attempts.
 
-    def _failed_over(self, to: str, opened: float) -> None:
-        """Attribute lost time: repeated attempts at an endpoint after a refusal wait for the announced rate limit."""
-        record = self.record
-        lost = record.attempts[-1]
-        if lost.ending is RATE_LIMITED and lost.endpoint == to:
-            self.close(FAILOVER, record.arrival + lost.ended)
-            self.close(RATE_LIMIT, opened)
-        else:
-            self.close(FAILOVER, opened)
+        A further attempt at an endpoint that refused waits for the announced rate limit.
+        """
+        record, endpoint = self.record, candidate.endpoint.id
+        record.model = model
+        if endpoint != record.endpoint:
+            self._predicted(candidate, opened)
+        if record.attempts:
+            lost = record.attempts[-1]
+            if lost.ending is RATE_LIMITED and lost.endpoint == endpoint:
+                self.close((FAILOVER, record.arrival + lost.ended), (RATE_LIMIT, opened))
+            else:
+                self.close((FAILOVER, opened))
+        self.close((CONNECT, connected), (SEND, sent), (UPSTREAM, first_in))
 
     def first_token_out(self, at: float, status: int) -> None:
-        self.close(RELAY, at)
+        self.close((RELAY, at))
         self.stalled(at)
         self.record.status = status
         self.record.ttft = at - self.record.arrival
@@ -186,7 +183,11 @@ class RequestTimeline:
         price: Price,
         blocks: PrefixBlocks,
     ) -> None:
-        """Note tokens, engine times and cost of the attempt that won, at its end."""
+        """Note tokens, engine times and cost of the attempt that won, at its end.
+
+        Block hashes at every LANDMARK tokens are enough for a replay to find prompts with a shared prefix. The tokens
+        are the gateway's own: an engine's count is learned, and learned counts change.
+        """
         record = self.record
         record.attempts.append(attempt)
         record.prompt_tokens_reported = reported.prompt_tokens
@@ -198,7 +199,8 @@ class RequestTimeline:
         record.tpot = tpot
         prompt = reported.prompt_tokens if reported.prompt_tokens is not None else record.prompt_tokens_estimated or 0
         record.cost_usd = price.of(prompt, output_tokens)
-        record.prefix = prefix_sample(blocks)
+        step = max(LANDMARK // blocks.size, 1)
+        record.prefix = blocks.hashes[step - 1 :: step]
 
     def refused(self, status: int, error: str, end: RequestOutcome, at: float) -> None:
         """An error reply is about to be written."""
@@ -213,16 +215,13 @@ class RequestTimeline:
         """The last byte is out, or nothing more will be."""
         record = self.record
         if record.ttft is not None:
-            self.close(STREAM, at)
+            self.close((STREAM, at))
         else:
             self.stalled(at)
-        record.end, record.total = end, at - record.arrival
+        record.end = end
+        record.total = at - record.arrival
         if error:
             record.error = error
-
-
-Sink = Callable[[Record], None]
-RECENT = 500  # Records kept for GET /requests: 1 MB, the size of a core's cache
 
 
 class Recorder:
@@ -238,8 +237,25 @@ class Recorder:
     def live(self) -> int:
         return len(self.lives)
 
-    def timeline(self, arrival: float) -> _OpenTimeline:
-        return _OpenTimeline(self, arrival)
+    @contextmanager
+    def timeline(self, arrival: float) -> Iterator[RequestTimeline]:
+        """The block ends in one emitted Record, whatever it raises."""
+        timeline = RequestTimeline(Record(arrival=arrival, wall=time() - (monotonic() - arrival)), self.lag)
+        record = timeline.record
+        self.lives.add(timeline)
+        try:
+            yield timeline
+        except BaseException as error:
+            if record.total == 0.0:
+                gone = isinstance(error, asyncio.CancelledError | ConnectionError)
+                end = RequestOutcome.CLIENT_GONE if gone else RequestOutcome.INTERNAL
+                timeline.finished(end, monotonic(), "" if gone else type(error).__name__)
+            raise
+        finally:
+            self.lives.discard(timeline)
+            record.decision = None  # kept with the recent Records, the decision would be memory outside every cache
+            self.emit(record)
+            record.quota = None
 
     def emit(self, record: Record) -> None:
         for sink in self.sinks:
@@ -247,31 +263,3 @@ class Recorder:
                 sink(record)
             except Exception:  # a bug in a sink must not become the client's error
                 log.exception("record sink failed")
-
-
-class _OpenTimeline(RequestTimeline):
-    """Context manager: `with recorder.timeline(arrival) as timeline:` ends in one emitted Record."""
-
-    __slots__ = ("_recorder",)
-
-    def __init__(self, recorder: Recorder, arrival: float) -> None:
-        super().__init__(Record(arrival=arrival, wall=time() - (monotonic() - arrival)), recorder.lag)
-        self._recorder = recorder
-
-    def __enter__(self) -> RequestTimeline:
-        self._recorder.lives.add(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._recorder.lives.discard(self)
-        record = self.record
-        if kind is not None and record.total == 0.0:
-            if issubclass(kind, (asyncio.CancelledError, ConnectionError)):
-                self.finished(RequestOutcome.CLIENT_GONE, monotonic())
-            else:
-                self.finished(RequestOutcome.INTERNAL, monotonic(), kind.__name__)
-        record.decision = None  # among recent Records the decision would be memory outside every cache: 12 us a request
-        self._recorder.emit(record)
-        record.quota = None

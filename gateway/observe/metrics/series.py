@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -71,67 +72,52 @@ class HistogramCounts:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def copy(self) -> HistogramCounts:
-        made = HistogramCounts(self.bounds)
-        made.counts = self.counts.copy()
-        made.examples = self.examples.copy()
+    def with_bounds(self, bounds: Sequence[float]) -> HistogramCounts:
+        """A copy with these bounds, the present ones among them.
+
+        Earlier observations stay in the bucket of the next old bound.
+        """
+        made = HistogramCounts(bounds)
         made.sum = self.sum
+        for place, end in enumerate([*self.bounds, inf]):
+            moved = bisect_left(bounds, end)
+            made.counts[moved] = self.counts[place]
+            if place in self.examples:
+                made.examples[moved] = self.examples[place]
         return made
 
-    def refine(self, bounds: Sequence[float]) -> None:
-        """Adds bounds. Earlier observations stay in the bucket of the next old bound."""
-        counts, examples = [0] * (len(bounds) + 1), {}
-        ends = [*self.bounds, float("inf")]
-        for place, end in enumerate(ends):
-            now_at = bisect_left(bounds, end)
-            counts[now_at] = self.counts[place]
+    def buckets(self) -> Iterable[tuple[str, float] | tuple[str, float, Exemplar]]:
+        """Cumulative counts by upper bound, for prometheus-client."""
+        bounds = [*map(floatToGoString, self.bounds), "+Inf"]
+        for place, (bound, count) in enumerate(zip(bounds, accumulate(self.counts), strict=True)):
             if place in self.examples:
-                examples[now_at] = self.examples[place]
-        self.bounds = bounds
-        self.counts = counts
-        self.examples = examples
+                trace_id, value, at = self.examples[place]
+                yield bound, count, Exemplar({"trace_id": trace_id}, value, at)
+            else:
+                yield bound, count
 
 
 class CollectedFamily(Metric):
     """Copy of a family at collection time. Any thread may read the samples."""
 
     def __init__(self, name: str, doc: str, type: str, made: Callable[[], Metric]) -> None:
-        self._made = made
         super().__init__(name, doc, type)
-
-    @property
-    def samples(self) -> list[Sample]:
-        return self._samples
-
-    @samples.setter
-    def samples(self, _: object) -> None:
-        """The library's own constructor begins with none."""
+        del self.samples  # the empty list of the library's constructor
+        self._made = made
 
     @cached_property
-    def _samples(self) -> list[Sample]:
+    def samples(self) -> list[Sample]:  # type: ignore[override]
         return self._made().samples
 
 
-class Children(dict[Labels, Child]):
-    """`children[label values]`, made the first time and kept."""
-
-    def __init__(self, new: Callable[[], Child]) -> None:
-        super().__init__()
-        self._new = new
-
-    def __missing__(self, values: Labels) -> Child:
-        child = self[values] = self._new()
-        return child
-
-
 class Series(Collector, Generic[Child]):
-    """One metric. `of`: children by label values, in the order of `labels`."""
+    """One metric. `of`: children by label values, in the order of `labels`; made at the first access and kept."""
 
     def __init__(self, name: str, doc: str, labels: Sequence[str], new: Callable[[], Child]) -> None:
         self.name = name
         self.doc = doc
         self.labels = labels
-        self.of = Children(new)
+        self.of: dict[Labels, Child] = defaultdict(new)
 
 
 class Counter(Series[Count]):
@@ -160,47 +146,40 @@ class Histogram(Series[HistogramCounts]):
         self.bounds = bounds
 
     def refine(self, bounds: Sequence[float]) -> None:
-        """These as well, from now on."""
+        """Add bounds."""
         self.bounds = tuple(sorted({*self.bounds, *bounds}))
-        for tally in self.of.values():
-            tally.refine(self.bounds)
+        for values, child in self.of.items():
+            self.of[values] = child.with_bounds(self.bounds)
 
     def collect(self) -> Iterable[Metric]:
-        upper = self.bounds
-        tallies = [(values, child.copy()) for values, child in self.of.items() if any(child.counts)]
+        copies = [(values, child.with_bounds(child.bounds)) for values, child in self.of.items() if any(child.counts)]
 
         def made() -> Metric:
             family = HistogramMetricFamily(self.name, self.doc, labels=self.labels)
-            bounds = [*map(floatToGoString, upper), "+Inf"]
-            for values, tally in tallies:
-                family.add_metric(values, buckets=list(_buckets(bounds, tally)), sum_value=tally.sum)
+            for values, copy in copies:
+                family.add_metric(values, buckets=list(copy.buckets()), sum_value=copy.sum)
             return family
 
         yield CollectedFamily(self.name, self.doc, "histogram", made)
 
 
-def _buckets(
-    bounds: Sequence[str], tally: HistogramCounts
-) -> Iterable[tuple[str, float] | tuple[str, float, Exemplar]]:
-    for place, (bound, count) in enumerate(zip(bounds, accumulate(tally.counts), strict=True)):
-        if place in tally.examples:
-            trace_id, value, at = tally.examples[place]
-            yield bound, count, Exemplar({"trace_id": trace_id}, value, at)
-        else:
-            yield bound, count
+# -- of the table of metrics ---------------------------------------------------------------
 
 
-# -- of the catalogue ----------------------------------------------------------------------
+def _row(name: str, kind: MetricKind) -> Family:
+    row = CATALOG[name]
+    assert row.kind is kind, f"{name} is a {row.kind}"
+    return row
 
 
 def counter(name: str) -> Counter:
-    """`name` as in the catalogue: with `_total`."""
+    """`name` as in the table: with `_total`."""
     row = _row(name, MetricKind.COUNTER)
     return Counter(row.family, row.help, *row.labels)
 
 
 def histogram(name: str, bounds: Iterable[float] = ()) -> Histogram:
-    """`bounds`: more than the catalogue's."""
+    """`bounds`: more than the table's."""
     row = _row(name, MetricKind.HISTOGRAM)
     return Histogram(row.family, row.help, *row.labels, bounds=tuple(sorted({*row.bounds, *bounds})))
 
@@ -213,7 +192,7 @@ def total(name: str, value: float) -> Iterable[Metric]:
 
 
 def gauge(name: str, values: Iterable[tuple[Labels, float]]) -> GaugeMetricFamily:
-    """As of now."""
+    """Present values of a gauge."""
     row = _row(name, MetricKind.GAUGE)
     family = GaugeMetricFamily(row.family, row.help, labels=row.labels)
     for labels, value in values:
@@ -221,11 +200,7 @@ def gauge(name: str, values: Iterable[tuple[Labels, float]]) -> GaugeMetricFamil
     return family
 
 
-def _row(name: str, kind: MetricKind) -> Family:
-    row = CATALOG[name]
-    assert row.kind is kind, f"{name} is a {row.kind}"
-    return row
-
+# -- the event loop ------------------------------------------------------------------------
 
 PERIOD = 0.05  # s
 STALL = 0.005  # s of lateness from which a stall is counted
@@ -240,7 +215,7 @@ class LoopLag(Collector):
     def __init__(self) -> None:
         self.seconds = histogram("firsttoken_loop_lag_seconds")
         self.stalls = counter("firsttoken_loop_stalls_total")
-        self._tally, self._stalled = self.seconds.of[()], self.stalls.of[()]
+        self._stalled = self.stalls.of[()]  # shown from the start
         self._greatest = 0.0  # since the last scrape
         self._due = inf
         self._logged_at = -inf
@@ -265,16 +240,8 @@ class LoopLag(Collector):
 
     def saw(self, late: float, now: float) -> None:
         """Record a lateness of the timer, in seconds."""
-        self._tally.observe(late)
+        self.seconds.of[()].observe(late)
         self._greatest = max(self._greatest, late)
-        self._keep(late, now)
-        if late >= STALL:
-            self._stalled.value += 1
-            if now - self._logged_at >= LOG_INTERVAL:
-                self._logged_at = now
-                log.warning("event loop stalled for %.1f ms (stall %d)", late * 1e3, self._stalled.value)
-
-    def _keep(self, late: float, now: float) -> None:
         while self._late and self._late[-1] <= late:
             self._late.pop()
             self._ended.pop()
@@ -282,13 +249,17 @@ class LoopLag(Collector):
         self._ended.append(now)
         if self._ended[0] < now - KEPT:
             del self._late[0], self._ended[0]
+        if late >= STALL:
+            self._stalled.value += 1
+            if now - self._logged_at >= LOG_INTERVAL:
+                self._logged_at = now
+                log.warning("event loop stalled for %.1f ms (stall %d)", late * 1e3, self._stalled.value)
 
     def since(self, arrival: float, now: float) -> float:
         """Longest stall that may have delayed a request since `arrival`, a present one included."""
-        current = now - self._due
         first = bisect_left(self._ended, arrival - BEFORE)
         past = self._late[first] if first < len(self._late) else 0.0
-        return max(past, current, 0.0)
+        return max(past, now - self._due)
 
     def collect(self) -> Iterable[Metric]:
         yield from self.seconds.collect()
@@ -296,6 +267,8 @@ class LoopLag(Collector):
         yield gauge("firsttoken_loop_lag_max_seconds", [((), self._greatest)])
         self._greatest = 0.0
 
+
+# -- requests ------------------------------------------------------------------------------
 
 BATCH = 16  # Records
 STAGES_AND_PARTS = (*STAGE_NAMES, "engine_queue", "engine_prefill")  # the last two are parts of `upstream`
@@ -361,52 +334,45 @@ class RequestMetrics(Collector):
                 log.exception("record could not be counted")
 
     def _count(self, record: Record) -> None:
-        route, pool = record.route, record.pool
+        route, pool, ttft_met = record.route, record.pool, record.ttft_met
         self.requests.of[route, pool, record.end._value_].value += 1  # an enumeration's own hash is Python
-        for stage, spent in zip(
-            STAGES_AND_PARTS, (*record.spent, record.engine_queue, record.engine_prefill), strict=True
-        ):
+        times = (*record.spent, record.engine_queue, record.engine_prefill)
+        for stage, spent in zip(STAGES_AND_PARTS, times, strict=True):
             if spent is not None:
                 self.stage.of[route, stage].observe(spent)
-        for objective, met in (("ttft", record.ttft_met), ("tpot", record.tpot_met), ("total", record.total_met)):
+        for objective, met in (("ttft", ttft_met), ("tpot", record.tpot_met), ("total", record.total_met)):
             if met is not None:
                 self.slo.of[route, objective, "true" if met else "false"].value += 1
         for attempt in record.attempts:
             self.attempts.of[attempt.pool, attempt.kind._value_, attempt.ending._value_].value += 1
             if attempt.kind is AttemptKind.HEDGE:
                 self.hedges.of[route, _result(record, attempt)].value += 1
-        if record.ttft is not None:
-            self._answered(record, record.ttft, route, pool)
+        if (ttft := record.ttft) is not None:
+            tally = self.ttft.of[route, pool]
+            tally.observe(ttft)
+            if record.trace_id and ((trace := record.trace) is None or trace.sampled or ttft_met is False):
+                tally.examples[bisect_left(tally.bounds, ttft)] = record.trace_id, ttft, record.wall + ttft
+            self._count_answer(record, ttft, route, pool)
 
-    def _answered(self, record: Record, ttft: float, route: str, pool: str) -> None:
-        pair = route, pool
-        tally = self.ttft.of[pair]
-        tally.observe(ttft)
-        if record.trace_id and ((trace := record.trace) is None or trace.sampled or record.ttft_met is False):
-            tally.examples[bisect_left(tally.bounds, ttft)] = record.trace_id, ttft, record.wall + ttft
+    def _count_answer(self, record: Record, ttft: float, route: str, pool: str) -> None:
         if record.tpot is not None:
-            self.tpot.of[pair].observe(record.tpot)
+            self.tpot.of[route, pool].observe(record.tpot)
         estimated, reported = record.prompt_tokens_estimated or 0, record.prompt_tokens_reported
         prompt = estimated if reported is None else reported
         self.tokens.of[route, pool, "input"].value += prompt
         self.tokens.of[route, pool, "output"].value += record.output_tokens or 0
-        self.cost.of[pair].value += record.cost_usd
+        self.cost.of[route, pool].value += record.cost_usd
         if estimated and record.cached_tokens_predicted is not None:
             self.hit.of[pool, "predicted"].observe(record.cached_tokens_predicted / estimated)
         if reported and record.cached_tokens_reported is not None:
             self.hit.of[pool, "reported"].observe(record.cached_tokens_reported / reported)
-        if record.stream:
-            self.by_prompt.of[route, PROMPTS[bisect_right(SIZES, prompt)]].observe(ttft)
-            self._predicted(record, ttft, pool)
-
-    def _predicted(self, record: Record, ttft: float, pool: str) -> None:
-        """Compare TTFT with the prediction for the attempt that answered. For streams only: without streaming the
-        first byte comes with the last."""
+        if not record.stream:  # the first byte comes with the last: nothing to compare with a prediction
+            return
+        self.by_prompt.of[route, PROMPTS[bisect_right(SIZES, prompt)]].observe(ttft)
         p50, p90 = record.ttft_predicted_p50, record.ttft_predicted_p90
         if p50 is not None:
-            by_pool = (pool,)
-            self.predicted.of[by_pool].observe(p50)
-            self.error.of[by_pool].observe(ttft - p50)
+            self.predicted.of[(pool,)].observe(p50)
+            self.error.of[(pool,)].observe(ttft - p50)
             self.covered.of[pool, "p50", "true" if ttft <= p50 else "false"].value += 1
         if p90 is not None:
             self.covered.of[pool, "p90", "true" if ttft <= p90 else "false"].value += 1

@@ -37,7 +37,7 @@ def test_stages_sum_to_ttft_and_total(steps: list[tuple[Stage, float]], relay: f
     for stage, step in steps:
         at += step
         latest = max(latest, at)
-        life.close(stage, at)
+        life.close((stage, at))
     life.first_token_out(latest + max(relay, 0), 200)
     life.finished(RequestOutcome.COMPLETED, latest + max(relay, 0) + max(stream, 0))
     stages = life.record.stages
@@ -49,9 +49,9 @@ def test_stages_sum_to_ttft_and_total(steps: list[tuple[Stage, float]], relay: f
 def test_a_time_before_the_last_stage_counts_as_none() -> None:
     """A connection may have been opened before the decision was noted; time is never taken back."""
     life = RequestTimeline(Record(arrival=100.0))
-    life.close(Stage.READ, 100.5)
-    life.close(Stage.CONNECT, 100.2)
-    life.close(Stage.SEND, 100.6)
+    life.close((Stage.READ, 100.5))
+    life.close((Stage.CONNECT, 100.2))
+    life.close((Stage.SEND, 100.6))
     assert life.record.stages == {Stage.READ: 0.5, Stage.CONNECT: 0.0, Stage.SEND: pytest.approx(0.1)}
 
 
@@ -59,7 +59,7 @@ def test_a_stage_that_is_closed_twice_adds_up() -> None:
     """A request may wait, try and wait again."""
     life = RequestTimeline(Record(arrival=100.0))
     for stage, at in ((Stage.QUEUE, 101.0), (Stage.DECIDE, 101.5), (Stage.QUEUE, 103.0)):
-        life.close(stage, at)
+        life.close((stage, at))
     assert life.record.stages == {Stage.QUEUE: 2.5, Stage.DECIDE: 0.5}
 
 
@@ -74,7 +74,7 @@ def test_end_stage_closes_a_stage_now_and_returns_the_value() -> None:
 def test_a_request_without_a_first_token_has_no_stream_stage() -> None:
     """Time after the last stage is in the total alone."""
     life = RequestTimeline(Record(arrival=100.0))
-    life.close(Stage.READ, 100.1)
+    life.close((Stage.READ, 100.1))
     life.finished(RequestOutcome.SHED, 100.4, "too late")
     assert life.record.stages == {Stage.READ: pytest.approx(0.1)}
     assert (life.record.end, life.record.error) == (RequestOutcome.SHED, "too late")
@@ -96,7 +96,7 @@ def test_a_stall_of_the_loop_is_noted_and_is_part_of_the_stages() -> None:
     lag = LoopLag()
     life = RequestTimeline(Record(arrival=100.0), lag)
     lag.saw(0.02, 100.1)
-    life.close(Stage.UPSTREAM, 100.2)
+    life.close((Stage.UPSTREAM, 100.2))
     assert life.stalled(100.2) == life.record.loop_lag == 0.02
     lag.saw(0.04, 100.25)
     life.first_token_out(100.3, 200)
@@ -151,7 +151,7 @@ def test_the_attempt_that_won_owns_the_prediction() -> None:
     queue."""
     life = RequestTimeline(Record(arrival=100.0))
     life.decided(decided(candidate("small/a"), at=100.1))
-    life.close(Stage.DECIDE, 100.12)
+    life.close((Stage.DECIDE, 100.12))
     life.attempt_lost(AttemptRecord(1, AttemptKind.PRIMARY, "small/a", "small", 0.1, 0.5, AttemptOutcome.SILENT))
     other = candidate("large/c", 0.3, tier=1)
     life.won(other, "m", opened=100.5, connected=100.52, sent=100.53, first_in=100.9)

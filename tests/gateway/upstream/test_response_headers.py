@@ -97,7 +97,7 @@ def test_server_timing_sums_to_the_ttft(times: list[float], left_out: set[Stage]
     for stage, seconds in zip(ORDER, times, strict=False):
         if stage not in left_out:
             at += seconds
-            request.close(stage, at)
+            request.close((stage, at))
     now = at + times[-1]
     name, _, value = server_timing(request, now).partition(": ")
     said = dict(part.split(";dur=") for part in value.split(", "))
@@ -110,7 +110,7 @@ def test_a_stall_of_our_loop_is_said_beside_the_stages() -> None:
     """Below the stall threshold, no loop lag is reported."""
     lag = LoopLag()
     request = RequestTimeline(record(ttft=None), lag)
-    request.close(Stage.READ, 100.2)
+    request.close((Stage.READ, 100.2))
     lag.saw(STALL / 2, 100.1)
     assert server_timing(request, 100.25) == "server-timing: read;dur=200.00, relay;dur=50.00"
     lag.saw(STALL * 2, 100.15)
@@ -120,7 +120,7 @@ def test_a_stall_of_our_loop_is_said_beside_the_stages() -> None:
 def test_a_clock_read_too_early_does_not_make_time_negative() -> None:
     """`now` may have been taken before the last stage was closed."""
     request = life()
-    request.close(Stage.READ, 100.2)
+    request.close((Stage.READ, 100.2))
     assert server_timing(request, 100.1) == "server-timing: read;dur=200.00, relay;dur=0.00"
 
 
