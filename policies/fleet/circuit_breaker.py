@@ -108,7 +108,8 @@ class CircuitBreaker:
         """First token of `key`, or a response."""
         self._answered_at = self._alive_at = now
         self._refusals = 0
-        self._disprove_peers(now)
+        if self.peer_reported_down:
+            self._disprove_peers(now)
         if self.state is BreakerState.OPEN:
             self._on(BreakerEvent.ALIVE, now)
         elif self.state is BreakerState.HALF_OPEN and key == self._trial:
@@ -152,7 +153,8 @@ class CircuitBreaker:
         self._probe_failed = False
         self._refusals = 0
         self._alive_at = now
-        self._disprove_peers(now)
+        if self.peer_reported_down:
+            self._disprove_peers(now)
         if recovered:
             self._on(BreakerEvent.ALIVE, now)
 
@@ -165,9 +167,8 @@ class CircuitBreaker:
             self._on(BreakerEvent.PEER_REPORTED, now, "a peer process reports it down")
 
     def _disprove_peers(self, now: float) -> None:
-        if self.peer_reported_down:
-            self.peer_reported_down = False
-            self._ignore_peers_until = now + PEER_REPORTS_IGNORED
+        self.peer_reported_down = False
+        self._ignore_peers_until = now + PEER_REPORTS_IGNORED
 
     def _confirm_peers(self, now: float) -> None:
         if self.peer_reported_down:

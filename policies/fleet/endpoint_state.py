@@ -1,7 +1,4 @@
-"""Learned state of an endpoint, and the load which follows from it.
-
-An attempt between sending and end, and the samples for the endpoint's models.
-"""
+"""Learned state of an endpoint, the load which follows from it, and the attempts in flight there."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker, LearnedRateLimit
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
-from policies.latency.online_learning import Calibration, CalibrationStatistics
+from policies.latency.online_learning import Calibration
 from policies.latency.token_counts import InflightTokens, PrefillQueue, TokenScale
-from policies.latency.tpot import NO_DECODING, DecodeInterference, DecodingAnswer, TpotPredictor, reopens_in
+from policies.latency.tpot import DecodeInterference, DecodingAnswer, TpotPredictor, reopens_in
 from policies.latency.ttft_predictor import (
     CONTEXT_WEIGHT,
     MATURE_SAMPLES,
@@ -31,7 +28,6 @@ from policies.types import (
     Candidate,
     Endpoint,
     EngineLoad,
-    Forecast,
     Load,
     Pool,
     PoolEstimate,
@@ -58,7 +54,7 @@ class EndpointStatistics:
     why: str  # reason for not being closed
     until: float  # end of the ejection; NEVER, or in the past, where it is over
     openings: int  # in a row
-    calibration: CalibrationStatistics | None
+    calibration: Calibration | None
     samples: int
     prefill_rate: float  # tokens/s, of prompts without context
     error: tuple[float, float, float]  # actual / predicted TTFT: p10, p50, p90
@@ -106,12 +102,13 @@ class EndpointState:
     @property
     def queue(self) -> PrefillQueue:
         """Prefills of all processes."""
-        return self.peer_load.joined_with(self.inflight.queue, self.last_token_at)
+        own, peers = self.inflight.queue, self.peer_load
+        return peers.joined_with(own, self.last_token_at) if peers.prefilling else own
 
     @property
     def decoding(self) -> int:
         """Decoding answers of all processes."""
-        return len(self.inflight.decoding) + self.peer_load.running
+        return len(self.inflight.decoding) + self.peer_load.in_flight - self.peer_load.prefilling
 
     @property
     def decoding_context(self) -> int:
@@ -122,8 +119,7 @@ class EndpointState:
     def own_load(self) -> PeerLoad:
         """Load of this process alone, for its peers."""
         inflight, interference, breaker = self.inflight, self.interference, self.breaker
-        queue = inflight.queue
-        throughput = interference.throughput if interference.answers else NO_DECODING
+        queue, decoding = inflight.queue, bool(interference.answers)
         return PeerLoad(
             in_flight=inflight.in_flight,
             prefilling=len(inflight.prefilling),
@@ -138,9 +134,9 @@ class EndpointState:
             blocked_until=breaker.blocked_until,
             down_since=breaker.down_since,
             prefill_s=interference.prefill_s - self._peer_prefill_s,
-            decode_s=throughput.seconds,
-            decode_tokens=throughput.tokens,
-            tpot_budget=throughput.tpot_budget,
+            decode_s=interference.decode_s if decoding else 0.0,
+            decode_tokens=interference.decode_tokens if decoding else 0.0,
+            tpot_budget=interference.tpot_budget,
             expected_tpot_misses=interference.expected_tpot_misses,
         )
 
@@ -156,21 +152,24 @@ class EndpointState:
 
     def load(self, now: float) -> Load:
         queued_tokens, waiting, running = self._queue_at(now)
-        peers, interference, context = self.peer_load, self.interference, self.decoding_context
+        inflight, interference, peers = self.inflight, self.interference, self.peer_load
+        context = interference.context + peers.decoding_context
         blocked_until = max(self.breaker.blocked_until, peers.blocked_until)
         if self.rate_limit is not None:
             blocked_until = max(blocked_until, self.rate_limit.full_until(now))
         tpot = self.tpot_predictor.predict(running, context)
         single_tpot = tpot if running < 2 else self.tpot_predictor.predict(1, context / running)
-        others = NO_DECODING if peers is NO_LOAD else peers.throughput
-        pressure = interference.tpot_pressure(single_tpot, others)
+        pressure = interference.tpot_pressure(single_tpot, peers.decode_s, peers.decode_tokens, peers.tpot_budget)
         backlog_s = queued_tokens / self.prefill_rate
         utilization = interference.prefill_utilization(now)
+        misses = interference.expected_tpot_misses
+        if peers.expected_tpot_misses:
+            misses = add_misses(misses, peers.expected_tpot_misses)
         return Load(
             at=now,
             health=self.breaker.health(now),
-            in_flight=self.inflight.in_flight + peers.in_flight,
-            prefilling=len(self.inflight.prefilling) + peers.prefilling,
+            in_flight=len(inflight.prefilling) + len(inflight.decoding) + peers.in_flight,
+            prefilling=len(inflight.prefilling) + peers.prefilling,
             queued_tokens=queued_tokens,
             running=running,
             waiting=waiting,
@@ -178,7 +177,7 @@ class EndpointState:
             scraped_at=self.scraped_at,
             blocked_until=blocked_until,
             backlog_s=backlog_s,
-            expected_tpot_misses=add_misses(interference.expected_tpot_misses, peers.expected_tpot_misses),
+            expected_tpot_misses=misses,
             stalled=interference.unaccounted_s,
             tpot_pressure=pressure,
             reopens_in=reopens_in(pressure, backlog_s) if pressure else 0.0,
@@ -190,10 +189,12 @@ class EndpointState:
         )
 
     def _queue_at(self, now: float) -> tuple[float, int, int]:
-        """Tokens ahead of a new prompt, and waiting and decoding requests. Updates the rate at which it drains."""
-        if self.inflight.prefilling:
-            self.inflight.expire(now, self.prefill_rate)
-        waiting, running, tokens = len(self.inflight.prefilling) + self.peer_load.prefilling, self.decoding, 0.0
+        """Tokens ahead of a new prompt, and waiting and decoding requests. Updates the rate at which they drain."""
+        inflight, peers = self.inflight, self.peer_load
+        if inflight.prefilling:
+            inflight.expire(now, self.prefill_rate)
+        waiting, tokens = len(inflight.prefilling) + peers.prefilling, 0.0
+        running = len(inflight.decoding) + peers.in_flight - peers.prefilling
         if waiting:
             queue = self.queue
             self.context_per_token = queue.context_per_token
@@ -221,10 +222,6 @@ class EndpointState:
             running=running + self.decoding_context * CONTEXT_WEIGHT,
         )
 
-    def forecast(self, load: Load, tokens: int, hit: int, now: float) -> Forecast:
-        """Of a prompt sent now, `hit` of its tokens cached. `load`: the latest."""
-        return self.predictor.predict(load, self.context_per_token, self.prefill_rate, tokens, hit, now)
-
     def on_progress(self, now: float) -> None:
         self.interference.update(self.tpot_predictor.predict(self.decoding, self.decoding_context), now)
 
@@ -238,7 +235,7 @@ class EndpointState:
             why=self.breaker.why,
             until=self.breaker.until,
             openings=self.breaker.openings,
-            calibration=self.calibration.statistics(),
+            calibration=self.calibration.rounded(),
             samples=self.predictor.samples,
             prefill_rate=self.predictor.prefill_rate(0.0),
             error=(ratios[2], ratios[6], ratios[10]),
@@ -364,12 +361,6 @@ class InFlightAttempt:
     context: float = 0.0  # tokens of their prompts
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
 
-    def on_first_token(self, now: float) -> None:
-        self.first_at = now
-        self.running = self.state.decoding
-        self.context = self.state.decoding_context
-        self.prefill_s = self.state.interference.prefill_s
-
     def sample(self, ttft: float) -> TtftSample:
         """The attempt as a sample. How far the queue had drained at its sending is judged by the rate known now."""
         queue, work = self.queue, self.work
@@ -379,10 +370,6 @@ class InFlightAttempt:
             pairs = work.pairs + more * queue.context_per_token
             work = replace(work, queued_tokens=work.queued_tokens + more, pairs=pairs)
         return TtftSample(work, self.predicted_ttft, ttft)
-
-    def learn_at_least(self, now: float) -> None:
-        """The attempt ended without a token."""
-        self.state.predictor.observe_at_least(self.sample(now - self.sent_at), now)
 
     def learn_tpot(self, itl: float, tokens: int) -> None:
         """Teaches the inter-token latency without the prefills which stalled the answer."""
@@ -403,14 +390,13 @@ class InFlightAttempt:
                 rate_limit.on_rejected(now)
         breaker.on_ended(key, outcome, now, report.connected)
 
-    def confirmed_hit(self, cached: int) -> int | None:
-        """Confirmed tokens of the believed hit; None: unknown.
+    def confirm_hit(self, cached: int) -> None:
+        """Corrects the believed size of the cache by how many tokens of the believed hit were cached.
 
-        Blocks which an attempt ahead was still computing say nothing about the cache's size.
+        Blocks which an attempt ahead was still computing say nothing about the size.
         """
-        believed = self.candidate.hit
-        if not believed:
-            return None
+        believed, index = self.candidate.hit, self.state.cache.index
         if cached + self.state.block_size > believed:
-            return believed
-        return None if self.queue.tokens else cached
+            index.confirm(believed, believed)
+        elif not self.queue.tokens:
+            index.confirm(believed, cached)

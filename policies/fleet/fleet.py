@@ -96,12 +96,11 @@ class Fleet:
         """The fleet as of `now`; the same value until something changes."""
         if self.peers is not None:
             self.peers.merge(self, now)
-        if not self._changed and now < self._recheck_at:
-            return self._snapshot
         if now >= self._recheck_at:
-            moving = (self._states[name] for name, load in self._snapshot.loads.items() if _changes_with_time(load))
-            self._changed.update(dict.fromkeys(moving))
             self._recheck_at = now + REFRESH
+            for name, load in self._snapshot.loads.items():
+                if load.prefilling or load.health is not Health.UP or load.running + load.waiting > load.in_flight:
+                    self._changed[self._states[name]] = None
         if self._changed:
             loads = dict(self._snapshot.loads)
             for state in self._changed:
@@ -160,7 +159,8 @@ class Fleet:
 
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         """TTFT from a send at `now` to the first token, and TPOT."""
-        return self._states[endpoint.id].forecast(load, prompt_tokens, hit, now)
+        state = self._states[endpoint.id]
+        return state.predictor.predict(load, state.context_per_token, state.prefill_rate, prompt_tokens, hit, now)
 
     def token_scale(self, pool: str) -> TokenScale:
         """The prior's for a pool which a reload has just removed."""
@@ -207,8 +207,7 @@ class Fleet:
             prefill_rate=state.prefill_rate,
             answer=DecodingAnswer(tpot_budget, output, candidate.prompt_tokens),
         )
-        prefill_s = state.predictor.prefill_seconds(work.uncached, work.uncached * (hit + 0.5 * work.uncached))
-        state.interference.on_prefill(prefill_s, now)
+        state.interference.on_prefill(candidate.forecast.prefill, now)
         state.inflight.on_sent(key, work.uncached, now, hit, stream)
         state.last_used_at = now
         if state.rate_limit is not None:
@@ -226,7 +225,9 @@ class Fleet:
             return
         state = attempt.state
         state.last_token_at = now
-        attempt.on_first_token(now)
+        attempt.first_at = now
+        attempt.running, attempt.context = state.decoding, state.decoding_context
+        attempt.prefill_s = state.interference.prefill_s
         state.interference.on_first_token(key, attempt.answer, now)
         state.inflight.on_first_token(key, now)
         state.breaker.on_answer(key, now)
@@ -250,8 +251,12 @@ class Fleet:
         if state.breaker.server_gone:
             self._lose_cache(state)
         if attempt.first_at is None:
-            self._learn_without_token(attempt, outcome, now, report)
-        self._learn_from_report(key, attempt, outcome, report)
+            if outcome is AttemptOutcome.COMPLETED and report.engine_ttft is not None:
+                self._learn_ttft(attempt, report.engine_ttft, now)
+            elif attempt.stream and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
+                state.predictor.observe_at_least(attempt.sample(now - attempt.sent_at), now)
+        computed = attempt.first_at is not None or outcome is AttemptOutcome.COMPLETED
+        self._learn_from_report(key, attempt, computed, report)
         self._touch(state)
 
     def answering(self) -> list[Hashable]:
@@ -271,7 +276,9 @@ class Fleet:
 
     def observe_output(self, route: str, tokens: int) -> None:
         """An answer of this route completed with `tokens` tokens."""
-        self._output_lengths.setdefault(route, OutputLengths()).observe(tokens)
+        if route not in self._output_lengths:
+            self._output_lengths[route] = OutputLengths()
+        self._output_lengths[route].observe(tokens)
 
     # ----------------------------------------------------------------- events of endpoints
 
@@ -370,41 +377,18 @@ class Fleet:
             for learner in pool.teach(state, now):
                 self._touch(learner)
 
-    def _learn_without_token(
-        self, attempt: InFlightAttempt, outcome: AttemptOutcome, now: float, report: AttemptReport
-    ) -> None:
-        if outcome is AttemptOutcome.COMPLETED:
-            if report.engine_ttft is not None:
-                self._learn_ttft(attempt, report.engine_ttft, now)
-        elif attempt.stream and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
-            attempt.learn_at_least(now)
-
     def _learn_from_report(
-        self, key: Hashable, attempt: InFlightAttempt, outcome: AttemptOutcome, report: AttemptReport
+        self, key: Hashable, attempt: InFlightAttempt, computed: bool, report: AttemptReport
     ) -> None:
-        state, prompt = attempt.state, attempt.prompt
-        accounted = self._settle_prompt(key, attempt, outcome, report)
+        """`computed`: the engine has computed the prompt."""
+        state, prompt, pending, accounted = attempt.state, attempt.prompt, attempt.pending_prompt, False
+        if pending is not None and computed:
+            accounted = state.cache.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
+        elif pending is not None:
+            state.cache.on_unanswered(key, pending)
         if report.prompt_tokens is not None and prompt.text_tokens and (pool := self._pools.get(state.pool.name)):
             pool.scale.observe(prompt.text_tokens, prompt.messages, report.prompt_tokens)
         if report.mean_itl is not None:
             attempt.learn_tpot(report.mean_itl, report.completion_tokens or 0)
-        if report.cached_tokens is not None and state.local and not accounted and self._is_member(state):
-            confirmed = attempt.confirmed_hit(report.cached_tokens)
-            if confirmed is not None:
-                state.cache.index.confirm(attempt.candidate.hit, confirmed)
-
-    def _settle_prompt(
-        self, key: Hashable, attempt: InFlightAttempt, outcome: AttemptOutcome, report: AttemptReport
-    ) -> bool:
-        """Returns whether the engine's KV events account for the prompt."""
-        cache, pending = attempt.state.cache, attempt.pending_prompt
-        if pending is None:
-            return False
-        if attempt.first_at is not None or outcome is AttemptOutcome.COMPLETED:
-            return cache.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
-        cache.on_unanswered(key, pending)
-        return False
-
-
-def _changes_with_time(load: Load) -> bool:
-    return load.prefilling > 0 or load.health is not Health.UP or load.running + load.waiting > load.in_flight
+        if report.cached_tokens is not None and attempt.candidate.hit and state.local and not accounted:
+            attempt.confirm_hit(report.cached_tokens)

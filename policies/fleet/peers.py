@@ -24,7 +24,7 @@ from operator import add, attrgetter
 from typing import Any, Protocol
 
 from policies.latency.token_counts import PrefillQueue
-from policies.latency.tpot import NO_MISSES, DecodeThroughput, MissCurve
+from policies.latency.tpot import NO_MISSES, MissCurve
 from policies.types import FOREVER, NEVER
 
 
@@ -49,14 +49,6 @@ class PeerLoad:
     decode_tokens: float = 0.0  # written in that time
     tpot_budget: float = FOREVER  # s per token, the tightest
     expected_tpot_misses: MissCurve = NO_MISSES
-
-    @property
-    def running(self) -> int:
-        return self.in_flight - self.prefilling
-
-    @property
-    def throughput(self) -> DecodeThroughput:
-        return DecodeThroughput(self.decode_s, self.decode_tokens, self.tpot_budget)
 
     def numbers(self) -> tuple[float, ...]:
         """Every field but the miss curve, in order: PEER_LOAD_COUNTS integers, then floats."""
@@ -134,50 +126,42 @@ def combined(loads: Iterable[PeerLoad]) -> PeerLoad:
     return PeerLoad(**total)
 
 
+@dataclass(slots=True)
+class _LinkReader:
+    """Implements `PeerReader` for a single link: keeps the loads, passes prompts on."""
+
+    loads: dict[str, PeerLoad]  # latest, by endpoint
+    changed: dict[str, None]
+    reader: PeerReader
+
+    def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
+        self.loads[endpoint_id] = load
+        self.changed[endpoint_id] = None
+
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        self.reader.on_peer_prompt(endpoint_id, hashes)
+
+
 class CombinedPeers:
     """Several links, to different peers, with summed loads."""
 
     def __init__(self, *links: PeerLink) -> None:
-        self._buffers = [_LinkBuffer(link) for link in links]
+        self._links = links
+        self._loads: list[dict[str, PeerLoad]] = [{} for _ in links]
 
     def publish(self, endpoint_id: str, load: PeerLoad) -> None:
-        for buffer in self._buffers:
-            buffer.link.publish(endpoint_id, load)
+        for link in self._links:
+            link.publish(endpoint_id, load)
 
     def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
-        for buffer in self._buffers:
-            buffer.link.sent(endpoint_id, hashes)
+        for link in self._links:
+            link.sent(endpoint_id, hashes)
 
     def merge(self, reader: PeerReader, now: float) -> None:
         changed: dict[str, None] = {}
-        for buffer in self._buffers:
-            changed |= buffer.merge(reader, now)
+        for link, loads in zip(self._links, self._loads, strict=True):
+            link.merge(_LinkReader(loads, changed, reader), now)
         for endpoint_id in changed:
-            loads = [buffer.loads[endpoint_id] for buffer in self._buffers if endpoint_id in buffer.loads]
-            reader.on_peer_load(endpoint_id, combined(loads), now)
-
-
-class _LinkBuffer:
-    """Implements `PeerReader` for a single link: buffers latest loads and new prompts."""
-
-    def __init__(self, link: PeerLink) -> None:
-        self.link = link
-        self.loads: dict[str, PeerLoad] = {}
-        self._changed: dict[str, None] = {}
-        self._prompts: list[tuple[str, Sequence[int]]] = []
-
-    def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
-        self.loads[endpoint_id] = load
-        self._changed[endpoint_id] = None
-
-    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
-        self._prompts.append((endpoint_id, hashes))
-
-    def merge(self, reader: PeerReader, now: float) -> dict[str, None]:
-        """Passes prompts on. Returns the endpoints whose load has changed."""
-        self.link.merge(self, now)
-        for endpoint_id, hashes in self._prompts:
-            reader.on_peer_prompt(endpoint_id, hashes)
-        self._prompts.clear()
-        changed, self._changed = self._changed, {}
-        return changed
+            reader.on_peer_load(
+                endpoint_id, combined(one[endpoint_id] for one in self._loads if endpoint_id in one), now
+            )

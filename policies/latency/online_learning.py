@@ -2,16 +2,14 @@
 
 The regression is recursive least squares in Kalman filter form, with random-walk drift instead of a forgetting factor
 and Huber weights against outliers. Rules:
-- A feature is the term's contribution on a reference machine, in the unit of the result: every coefficient starts at
-  1 and reads "times the reference".
+- A feature is a term's contribution on a reference machine, in the unit of the result: every coefficient starts at 1
+  and reads "times the reference".
 - The error of a sample is relative to the prediction: 20 ms matter on 40 ms, not on 4 s.
 - A machine mostly differs from the reference by a common factor, less by proportions; both are in the prior, and the
   drift goes in the same two directions.
 - Variances are capped, so a term without samples for a week cannot wind up.
 - A coefficient below the floor is set to the floor, and the others take up the difference (the conditional mean): a
   prediction is a plain sum of non-negative terms.
-
-Of recent errors: quantiles, changes of regime, calibration.
 """
 
 from __future__ import annotations
@@ -25,14 +23,32 @@ from math import exp, log
 from operator import mul
 from statistics import NormalDist, median
 
-from policies.types import MEDIAN, NEVER, NINETIETH, QUANTILES, TINY, Forecast, Quantiles
+from policies.types import FOREVER, MEDIAN, NEVER, NINETIETH, QUANTILES, TINY, Forecast, Quantiles
 
 COMMON_VARIANCE = 9.0  # (times the reference) squared
 NOISE = 0.15  # a sample's relative error, standard deviation
 COMMON_DRIFT = 2e-4  # variance added per sample, relative: 1.4% a sample
 OWN_DRIFT = 5e-5
 HUBER = 1.0  # standard deviations of the error beyond which a sample's weight falls: medians are learned
-MIN_RESULT = 1e-6  # predictions stay above it, in the unit of the result
+MIN_RESULT = 1e-6  # least prediction, in the unit of the result
+
+WINDOW = 128  # samples
+PRIOR_SIGMA = 0.6  # of the ratio's logarithm, before any sample: nine of ten under 2.2 times the prediction
+PRIOR_WEIGHT = 6.0  # samples at which the prior counts as much as they do; at ten times as many, a hundredth
+HALF_LIFE = 1800.0  # s after which old samples count half
+REFRESH = 60.0  # s after which the age of samples is taken into account again
+MAX_LOG_RATIO = 6.0  # a factor of 400
+MIN_RATIO = 1e-9
+PRIOR: tuple[float, ...] = tuple(PRIOR_SIGMA * NormalDist().inv_cdf(q) for q in QUANTILES)
+
+OUTLIER = 4.0  # times the mean error
+MIN_OUTLIER = 0.5  # of the ratio's logarithm: a factor of 1.65
+CHANGE_SAMPLES = 3  # outliers in a row, with equal signs, for a new regime
+MEAN_ERROR_WEIGHT = 1 / 16  # of the latest error
+FIRST_ERROR = 1.0  # mean error before any sample: a factor of 2.7
+REGIME_ERROR = 0.3  # mean error at the start of a new regime
+
+CALIBRATION_SAMPLES = 200  # with full weight; beyond, old samples fade
 
 
 class Regression:
@@ -43,10 +59,10 @@ class Regression:
     ) -> None:
         """`own`: variance of each coefficient, beside the variance of their `common` factor."""
         self.coefficients = [1.0] * len(own)
-        self.covariance = [
-            [common + (value if i == j else 0.0) for j in range(len(own))] for i, value in enumerate(own)
-        ]
         self._max_variances = [common + value for value in own]
+        self.covariance = [[common] * len(own) for _ in own]
+        for i, variance in enumerate(self._max_variances):
+            self.covariance[i][i] = variance
         self._noise = noise * noise
         self._floor = floor
 
@@ -54,11 +70,11 @@ class Regression:
         total: float = sum(map(mul, self.coefficients, features))
         return max(total, MIN_RESULT)
 
-    def update(self, features: Sequence[float], actual: float, clip: float = float("inf")) -> None:
+    def update(self, features: Sequence[float], actual: float, clip: float = FOREVER) -> None:
         """Learns from a sample, with a relative error of at most `clip`."""
         predicted = self.predict(features)
-        x = [feature / predicted for feature in features]
         error = min(max(actual / predicted - 1.0, -clip), clip)
+        x = [feature / predicted for feature in features]
         sensitivity = [sum(map(mul, row, x)) for row in self.covariance]
         variance = sum(map(mul, sensitivity, x))
         deviations = abs(error) / (HUBER * (variance + self._noise) ** 0.5)
@@ -68,7 +84,7 @@ class Regression:
         if min(coefficients) < self._floor:
             coefficients = self._projected(coefficients, gains, sensitivity)
         self.coefficients = coefficients
-        terms = range(len(coefficients))
+        terms, exceeded = range(len(coefficients)), False
         for i in terms:
             row, gain, coefficient = self.covariance[i], gains[i], coefficients[i]
             drift = COMMON_DRIFT * coefficient
@@ -76,7 +92,9 @@ class Regression:
             for j in terms:  # indices: twice as fast as a comprehension over zip
                 row[j] = row[j] - gain * sensitivity[j] + drift * coefficients[j]
             row[i] = own
-        self._cap_variances()
+            exceeded = exceeded or own > self._max_variances[i]
+        if exceeded:
+            self._cap_variances()
 
     def inflate(self, common: float, own: float) -> None:
         """Trusts less in what was learned, by these variances relative to the squared coefficients."""
@@ -113,39 +131,19 @@ class Regression:
     def _cap_variances(self) -> None:
         """Scales rows and columns together, which keeps the matrix a covariance."""
         for i, row in enumerate(self.covariance):
-            limit = self._max_variances[i]
-            if row[i] > limit and row[i] > (limit := limit * max(self.coefficients[i], 1.0) ** 2):
+            limit = self._max_variances[i] * max(self.coefficients[i], 1.0) ** 2
+            if row[i] > limit:
                 factor = (limit / row[i]) ** 0.5
                 for j in range(len(row)):
                     row[j] *= factor
                     self.covariance[j][i] *= factor
 
 
-WINDOW = 128  # samples
-PRIOR_SIGMA = 0.6  # of the ratio's logarithm, before any sample: nine of ten under 2.2 times the prediction
-PRIOR_WEIGHT = 6.0  # samples at which the prior counts as much as they do; at ten times as many, a hundredth
-HALF_LIFE = 1800.0  # s after which old samples count half
-REFRESH = 60.0  # s after which the age of samples is taken into account again
-MAX_LOG_RATIO = 6.0  # a factor of 400
-MIN_RATIO = 1e-9
-PRIOR: tuple[float, ...] = tuple(PRIOR_SIGMA * NormalDist().inv_cdf(q) for q in QUANTILES)
-
-OUTLIER = 4.0  # times the mean error
-MIN_OUTLIER = 0.5  # of the ratio's logarithm: a factor of 1.65
-CHANGE_SAMPLES = 3  # outliers in a row, with equal signs, for a new regime
-MEAN_ERROR_WEIGHT = 1 / 16  # of the latest error
-FIRST_ERROR = 1.0  # mean error before any sample: a factor of 2.7
-REGIME_ERROR = 0.3  # mean error at the start of a new regime
-
-CALIBRATION_SAMPLES = 200  # with full weight; beyond, old samples fade
-
-
 class ErrorQuantiles:
     """Quantiles of actual / predicted over a sliding window.
 
     In the spirit of conformal prediction, the spread of the next forecast is the spread of the last errors, whatever
-    the
-    shape. While samples are few or old, a wide prior is mixed in. Works on logarithms: twice and half are equally
+    the shape. While samples are few or old, a wide prior is mixed in. Works on logarithms: twice and half are equally
     wrong.
     """
 
@@ -157,8 +155,7 @@ class ErrorQuantiles:
         self._quantiles: Quantiles = ()
 
     def observe(self, ratio: float, now: float) -> None:
-        log_ratio = log(ratio) if ratio > MIN_RATIO else -MAX_LOG_RATIO
-        log_ratio = min(max(log_ratio, -MAX_LOG_RATIO), MAX_LOG_RATIO)
+        log_ratio = min(max(log(max(ratio, MIN_RATIO)), -MAX_LOG_RATIO), MAX_LOG_RATIO)
         if len(self._recent) == WINDOW:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(log_ratio)
@@ -189,18 +186,18 @@ class ErrorQuantiles:
             return tuple(map(exp, self._prior))
         weight = len(samples) * 0.5 ** (max(now - self._latest_at, 0.0) / HALF_LIFE)
         share = weight**2 / (weight**2 + PRIOR_WEIGHT**2)
-        mixed = []
-        for (rank, part), prior in zip(_ranks(len(samples)), self._prior, strict=True):
-            low, high = samples[rank], samples[min(rank + 1, len(samples) - 1)]
-            mixed.append(exp(share * (low + (high - low) * part) + (1 - share) * prior))
+        last, mixed = len(samples) - 1, []
+        for rank, prior in zip(_ranks(len(samples)), self._prior, strict=True):
+            below = int(rank)
+            low, high = samples[below], samples[min(below + 1, last)]
+            mixed.append(exp(share * (low + (high - low) * (rank - below)) + (1 - share) * prior))
         return tuple(mixed)
 
 
 @cache
-def _ranks(count: int) -> tuple[tuple[int, float], ...]:
-    """Rank and fraction of QUANTILES among `count` samples: the (n+1)q-th of n, as in conformal prediction."""
-    ranks = [min(max(q * (count + 1) - 1, 0.0), float(count - 1)) for q in QUANTILES]
-    return tuple((int(rank), rank - int(rank)) for rank in ranks)
+def _ranks(count: int) -> list[float]:
+    """Ranks of QUANTILES among `count` samples: the (n+1)q-th of n, as in conformal prediction."""
+    return [min(max(q * (count + 1) - 1, 0.0), float(count - 1)) for q in QUANTILES]
 
 
 class ChangeDetector:
@@ -216,17 +213,13 @@ class ChangeDetector:
         self._samples = 0
 
     @property
-    def _limit(self) -> float:
-        return max(OUTLIER * self._mean_error, MIN_OUTLIER)
-
-    @property
     def clip(self) -> float:
         """Largest relative error for a single update."""
-        return exp(self._limit) - 1
+        return exp(max(OUTLIER * self._mean_error, MIN_OUTLIER)) - 1
 
     def observe(self, deviation: float) -> float:
         """Returns the factor by which the series has changed: 1 without a change, else the median outlier's."""
-        limit = self._limit
+        limit = max(OUTLIER * self._mean_error, MIN_OUTLIER)
         self._samples += 1
         weight = max(1 / (self._samples + 1), MEAN_ERROR_WEIGHT)
         self._mean_error += (min(abs(deviation), limit) - self._mean_error) * weight
@@ -245,30 +238,22 @@ class ChangeDetector:
         return factor
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationStatistics:
-    """Shares, 0 to 1, of the last few hundred first tokens; perfect is 0.5 and 0.9."""
-
-    under_p50: float
-    under_p90: float
-    samples: int  # at most CALIBRATION_SAMPLES
-
-
+@dataclass(slots=True)
 class Calibration:
-    """Shares of first tokens which came within the predicted p50 and p90."""
+    """Shares, 0 to 1, of the last few hundred first tokens within the predicted p50 and p90: ideally 0.5 and 0.9."""
 
-    def __init__(self) -> None:
-        self._samples = 0
-        self._under_p50 = self._under_p90 = 0.0
+    under_p50: float = 0.0
+    under_p90: float = 0.0
+    samples: int = 0  # at most CALIBRATION_SAMPLES
 
     def observe(self, ttft: float, forecast: Forecast) -> None:
-        self._samples = min(self._samples + 1, CALIBRATION_SAMPLES)
-        weight, ratio = 1 / self._samples, ttft / (forecast.point_estimate or TINY)
-        self._under_p50 += ((ratio <= forecast.ratios[MEDIAN]) - self._under_p50) * weight
-        self._under_p90 += ((ratio <= forecast.ratios[NINETIETH]) - self._under_p90) * weight
+        self.samples = min(self.samples + 1, CALIBRATION_SAMPLES)
+        weight, ratio = 1 / self.samples, ttft / (forecast.point_estimate or TINY)
+        self.under_p50 += ((ratio <= forecast.ratios[MEDIAN]) - self.under_p50) * weight
+        self.under_p90 += ((ratio <= forecast.ratios[NINETIETH]) - self.under_p90) * weight
 
-    def statistics(self) -> CalibrationStatistics | None:
-        """None before the first token."""
-        if not self._samples:
+    def rounded(self) -> Calibration | None:
+        """For GET /fleet; None before the first token."""
+        if not self.samples:
             return None
-        return CalibrationStatistics(round(self._under_p50, 4), round(self._under_p90, 4), self._samples)
+        return Calibration(round(self.under_p50, 4), round(self.under_p90, 4), self.samples)

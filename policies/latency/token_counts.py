@@ -1,16 +1,16 @@
-"""Prompt tokens in flight to an engine, without a first token yet: exact, and known at once.
+"""Token counts: in flight to an engine, of prompts by pool, and of answers by route.
 
-Rules:
+Prompt tokens in flight, without a first token yet, are exact, and known at once. Rules:
 - An attempt is charged its uncached prompt tokens when it is sent; its first token clears the charge, any end
   releases it. Counts are sizes of dictionaries: they cannot leak or go below zero, and an unknown or repeated key
   changes nothing.
 - Engines prefill first come, first served (vLLM's default): a first token proves that earlier attempts are almost
   done, and that the later ones begin now.
-- Time drains the queue at the learned prefill rate. A streamed attempt without a first token proves that some of its
-  prefill is left, and keeps a remainder. An attempt without streaming shows no first token: it counts as decoding
-  once its prefill time is over.
+- Time drains the queue at the learned prefill rate. A streamed attempt without a first token proves that some prefill
+  is left, and keeps a remainder. An attempt without streaming shows no first token: it counts as decoding once its
+  prefill time is over.
 
-Token counts learned from what engines report: of prompts, by pool, and of answers, by route.
+The counts of prompts and answers are learned from what engines report.
 """
 
 from __future__ import annotations
@@ -22,6 +22,18 @@ from policies.latency.online_learning import Regression
 from policies.types import NEVER
 
 REMAINDER = 0.1  # of the charge: about the share by which a prefill exceeds its predicted time
+
+PER_MESSAGE = 4.0  # tokens of a chat template (OpenAI's; ChatML and Llama 3 differ by about one)
+PER_PROMPT = 3.0  # tokens which open the answer
+CLIP = 0.5  # largest relative error a report may teach: an image is not a template
+SCALE_VARIANCE = 0.01
+VARIANCES = (0.02, 1.0, 100.0)  # of text (another tokenizer), messages (template), prompt (default system text)
+REPORT_NOISE = 0.03  # a report's relative error: texts of equal count here differ by this much at the engine
+MIN_SCALE = 0.05
+
+PRIOR_LENGTH = 256  # tokens of an answer, before any
+PRIOR_ANSWERS = 8  # answers which the prior counts for
+LENGTH_WEIGHT = 1 / 64  # of the latest answer in the mean
 
 
 @dataclass(slots=True)
@@ -82,7 +94,9 @@ class InflightTokens:
         if not self.prefilling:
             self._started_at = now
         pairs = tokens * (2 * context + tokens) // 2
-        self._add(key, PrefillCharge(tokens, pairs, int(tokens * REMAINDER) if stream else 0, stream))
+        charge = PrefillCharge(tokens, pairs, int(tokens * REMAINDER) if stream else 0, stream)
+        self.prefilling[key] = charge
+        self._add(charge, 1)
 
     def on_first_token(self, key: Hashable, now: float) -> None:
         if key not in self.prefilling:
@@ -107,48 +121,29 @@ class InflightTokens:
     def on_ended(self, key: Hashable, now: float) -> None:
         """Releases the attempt after any outcome."""
         self.decoding.discard(key)
-        if key not in self.prefilling:
-            return
-        if next(iter(self.prefilling)) == key:
-            self._started_at = now
-        self._subtract(self.prefilling.pop(key))
+        if key in self.prefilling:
+            if next(iter(self.prefilling)) == key:
+                self._started_at = now
+            self._add(self.prefilling.pop(key), -1)
 
     def _reduce_to_remainder(self, key: Hashable) -> None:
         charge = self.prefilling[key]
         if not charge.stream:
             self._start_decoding(key)
             return
-        pairs = charge.pairs * charge.remainder // max(charge.tokens, 1)
-        self._subtract(charge)
-        self._add(key, PrefillCharge(charge.remainder, pairs, charge.remainder, True))
+        self._add(charge, -1)
+        charge.pairs = charge.pairs * charge.remainder // max(charge.tokens, 1)
+        charge.tokens = charge.remainder
+        self._add(charge, 1)
 
     def _start_decoding(self, key: Hashable) -> None:
-        self._subtract(self.prefilling.pop(key))
+        self._add(self.prefilling.pop(key), -1)
         self.decoding.add(key)
 
-    def _add(self, key: Hashable, charge: PrefillCharge) -> None:
-        self.prefilling[key] = charge
-        self._tokens += charge.tokens
-        self._pairs += charge.pairs
-        self._remainder += charge.remainder
-
-    def _subtract(self, charge: PrefillCharge) -> None:
-        self._tokens -= charge.tokens
-        self._pairs -= charge.pairs
-        self._remainder -= charge.remainder
-
-
-PER_MESSAGE = 4.0  # tokens of a chat template (OpenAI's; ChatML and Llama 3 differ by about one)
-PER_PROMPT = 3.0  # tokens which open the answer
-CLIP = 0.5  # largest relative error a report may teach: an image is not a template
-SCALE_VARIANCE = 0.01
-VARIANCES = (0.02, 1.0, 100.0)  # of text (another tokenizer), messages (template), prompt (default system text)
-REPORT_NOISE = 0.03  # a report's relative error: texts of equal count here differ by this much at the engine
-MIN_SCALE = 0.05
-
-PRIOR_LENGTH = 256  # tokens of an answer, before any
-PRIOR_ANSWERS = 8  # answers which the prior counts for
-LENGTH_WEIGHT = 1 / 64  # of the latest answer in the mean
+    def _add(self, charge: PrefillCharge, times: int) -> None:
+        self._tokens += times * charge.tokens
+        self._pairs += times * charge.pairs
+        self._remainder += times * charge.remainder
 
 
 class TokenScale:

@@ -1,12 +1,12 @@
-"""TPOT of an endpoint, learned online: the time of an output token while no prefill stalls it.
+"""TPOT of an endpoint, learned online, and the price of a prefill for the answers that decode there.
 
-Price of a prefill: the expected number of answers, decoding on the same engine, that will miss their TPOT.
-
-While an engine prefills, every answer on it stalls. An answer has a TPOT budget of b seconds a token, on average.
-After k tokens and x seconds its credit is b k - x seconds. If a stall of S seconds puts it behind by d, it needs
-d / (b - p) more tokens to catch up, where p is the TPOT of an undisturbed engine; it gets them with probability
-exp(-that / m), for m expected remaining tokens (lengths are roughly geometric: the remainder does not depend on the
-tokens so far). The expected misses of S are the sum, over the answers, of the probability before minus after.
+`TpotPredictor` learns the time of an output token while no prefill stalls the answer. The price of a prefill is the
+expected number of answers, decoding on the same engine, that will miss their TPOT: while an engine prefills, every
+answer stalls. An answer has a TPOT budget of b seconds a token, on average. After k tokens and x seconds the credit is
+b k - x seconds. If a stall of S seconds puts an answer behind by d, catching up takes d / (b - p) more tokens, where p
+is the TPOT of an undisturbed engine; so many tokens come with probability exp(-tokens / m), for m expected remaining
+tokens (lengths are roughly geometric: the remainder does not depend on the tokens so far). The expected misses of S are
+the sum, over the answers, of the probability before minus after.
 Derivation and measurements: docs/decisions/0011-decode-interference.md.
 """
 
@@ -25,6 +25,18 @@ DECODE_RUNNING = 0.0002  # s per output token and decoding request
 DECODE_CONTEXT = 1e-7  # s per output token and token of context of all decoding requests
 MIN_TPOT = 1e-5  # s
 DECODE_VARIANCES = (4.0,) * 3
+
+TIME_CONSTANT = 10.0  # s of the exponential averages over decoding and over time spent on prefills
+TARGET_MISS_RATE = 0.04  # share of answers which may miss their TPOT: a fleet which misses none prefills too little
+SHARE_STEP = 0.01  # by which an answer moves the usable share of the TPOT budget
+MIN_SHARE, FIRST_SHARE, MAX_SHARE = 0.5, 0.85, 1.0  # of the TPOT budget
+COUNTED = 16  # tokens from which an answer tells how many tokens an event carries
+TOKENS_PER_EVENT_WEIGHT = 1 / 8  # of the latest answer
+STALL_GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which misses are computed
+MIN_SLACK = 0.1  # of a budget, that the undisturbed TPOT leaves: with less, nothing can be caught up
+
+MissCurve = tuple[float, ...]  # expected misses at STALL_GRID; empty: none anywhere
+NO_MISSES: MissCurve = ()
 
 
 class TpotPredictor:
@@ -51,35 +63,6 @@ class TpotPredictor:
         self._regression.warm_start_from(sibling._regression)
 
 
-TIME_CONSTANT = 10.0  # s of the exponential averages over decoding and over time spent on prefills
-TARGET_MISS_RATE = 0.04  # share of answers which may miss their TPOT: a fleet which misses none prefills too little
-SHARE_STEP = 0.01  # by which an answer moves the usable share of the TPOT budget
-MIN_SHARE, FIRST_SHARE, MAX_SHARE = 0.5, 0.85, 1.0  # of the TPOT budget
-COUNTED = 16  # tokens from which an answer tells how many tokens an event carries
-TOKENS_PER_EVENT_WEIGHT = 1 / 8  # of the latest answer
-STALL_GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which misses are computed
-MIN_SLACK = 0.1  # of a budget, that the undisturbed TPOT leaves: with less, nothing can be caught up
-
-MissCurve = tuple[float, ...]  # expected misses at STALL_GRID; empty: none anywhere
-NO_MISSES: MissCurve = ()
-
-
-@dataclass(slots=True)
-class DecodeThroughput:
-    """Recent decoding on one endpoint, by a process or by several."""
-
-    seconds: float = 0.0  # of all answers together
-    tokens: float = 0.0  # written in that time
-    tpot_budget: float = FOREVER  # s per token, the tightest
-
-    def plus(self, other: DecodeThroughput) -> DecodeThroughput:
-        budget = min(self.tpot_budget, other.tpot_budget)
-        return DecodeThroughput(self.seconds + other.seconds, self.tokens + other.tokens, budget)
-
-
-NO_DECODING = DecodeThroughput()
-
-
 @dataclass(slots=True)
 class DecodingAnswer:
     """An answer before and during decoding."""
@@ -101,22 +84,33 @@ class DecodeInterference:
         self.answers: dict[Hashable, DecodingAnswer] = {}
         self.expected_tpot_misses = NO_MISSES  # as of the last `update`
         self.tpot_share = FIRST_SHARE  # of the TPOT budget which decoding may use
-        self._accounted_s = 0.0  # `prefill_s` as of the last `update`
+        self.decode_s = 0.0  # of all answers together, exponential average
+        self.unaccounted_s = 0.0  # of `prefill_s`, sent since the last `update`
         self._recent_prefill_s = 0.0  # exponential average, as of `_prefill_at`
         self._prefill_at = self._updated_at = 0.0
         self._tokens_per_event = 1.0  # servers may send several tokens at once
-        self._decode_s = self._decode_events = 0.0  # exponential averages
+        self._decode_events = 0.0  # exponential average
         self._budgets: dict[float, int] = {}  # number of answers by TPOT budget
+
+    @property
+    def decode_tokens(self) -> float:
+        """Tokens written in `decode_s`."""
+        return self._decode_events * self._tokens_per_event
+
+    @property
+    def tpot_budget(self) -> float:
+        """Seconds per token, the tightest; FOREVER: none."""
+        return min(self._budgets, default=FOREVER)
 
     def on_prefill(self, seconds: float, now: float) -> None:
         self._recent_prefill_s = self._recent_prefill_s * exp((self._prefill_at - now) / TIME_CONSTANT) + seconds
         self._prefill_at = now
         self.prefill_s += seconds
+        self.unaccounted_s += seconds
 
     def prefill_utilization(self, now: float) -> float:
         """Recent share of time spent on prefills, 0 to 1."""
-        share = self._recent_prefill_s * exp((self._prefill_at - now) / TIME_CONSTANT) / TIME_CONSTANT
-        return share if share < 1.0 else 1.0
+        return min(self._recent_prefill_s * exp((self._prefill_at - now) / TIME_CONSTANT) / TIME_CONSTANT, 1.0)
 
     def on_first_token(self, key: Hashable, answer: DecodingAnswer, now: float) -> None:
         answer.first_at = now
@@ -135,20 +129,17 @@ class DecodeInterference:
             self._tokens_per_event += (reported - self._tokens_per_event) * TOKENS_PER_EVENT_WEIGHT
         if not self.answers:
             self.expected_tpot_misses = NO_MISSES
-        if answer.tpot_budget is not None:
-            self._release_budget(answer.tpot_budget)
+        if (budget := answer.tpot_budget) is not None:
+            self._budgets[budget] -= 1
+            if not self._budgets[budget]:
+                del self._budgets[budget]
             if tpot is not None:  # the share settles where TARGET_MISS_RATE of the answers miss
-                share = self.tpot_share + SHARE_STEP * (TARGET_MISS_RATE - (tpot > answer.tpot_budget))
+                share = self.tpot_share + SHARE_STEP * (TARGET_MISS_RATE - (tpot > budget))
                 self.tpot_share = min(max(share, MIN_SHARE), MAX_SHARE)
-
-    def _release_budget(self, budget: float) -> None:
-        self._budgets[budget] -= 1
-        if not self._budgets[budget]:
-            del self._budgets[budget]
 
     def update(self, undisturbed_tpot: float, now: float) -> None:
         """Computes the expected misses of stalls which begin now."""
-        self._accounted_s = self.prefill_s
+        self.unaccounted_s = 0.0
         self._update_throughput(now)
         total = [0.0] * len(STALL_GRID)
         for answer in self.answers.values():
@@ -167,37 +158,28 @@ class DecodeInterference:
 
     def _update_throughput(self, now: float) -> None:
         decay = exp((self._updated_at - now) / TIME_CONSTANT)
-        self._decode_s *= decay
+        self.decode_s *= decay
         self._decode_events *= decay
         for answer in self.answers.values():
-            self._decode_s += now - max(answer.first_at, self._updated_at)
+            self.decode_s += now - max(answer.first_at, self._updated_at)
             self._decode_events += answer.tokens - answer.counted
             answer.counted = answer.tokens
         self._updated_at = now
 
-    @property
-    def throughput(self) -> DecodeThroughput:
-        tokens = self._decode_events * self._tokens_per_event
-        return DecodeThroughput(self._decode_s, tokens, min(self._budgets, default=FOREVER))
-
-    def tpot_pressure(self, single_tpot: float, others: DecodeThroughput = NO_DECODING) -> float:
+    def tpot_pressure(
+        self, single_tpot: float, decode_s: float = 0.0, decode_tokens: float = 0.0, tpot_budget: float = FOREVER
+    ) -> float:
         """Recent TPOT as a share of what the answers can bear: from 1 on, no further prefill.
 
-        `single_tpot`: s per token of an answer which decodes alone. `others`: throughput of other processes. 0 where
-        no answer has a budget, and where the engine is too slow for it in any case: waiting would not help.
+        `single_tpot`: s per token of an answer which decodes alone. The others: of other processes. 0 where no answer
+        has a budget, and where the engine is too slow for the budget in any case: waiting would not help.
         """
-        if not self._budgets and others.tpot_budget == FOREVER:
+        if not self._budgets and tpot_budget == FOREVER:
             return 0.0
-        throughput = self.throughput.plus(others)
-        usable = self.tpot_share * throughput.tpot_budget
+        usable = self.tpot_share * min(self.tpot_budget, tpot_budget)
         if single_tpot >= usable:
             return 0.0
-        return throughput.seconds / max(throughput.tokens, 1.0) / usable
-
-    @property
-    def unaccounted_s(self) -> float:
-        """Seconds of prefill sent since the last `update`."""
-        return self.prefill_s - self._accounted_s
+        return (self.decode_s + decode_s) / max(self.decode_tokens + decode_tokens, 1.0) / usable
 
 
 def reopens_in(tpot_pressure: float, prefill_s: float) -> float:

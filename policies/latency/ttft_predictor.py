@@ -72,7 +72,7 @@ class TtftSample:
 
 
 class TtftPredictor(ABC):
-    """Learns the TTFT of an endpoint."""
+    """Learns the TTFT of an endpoint. What only engines have is that of an API here: no queue, no siblings' speed."""
 
     max_prefill_rate: float  # tokens/s, without context
 
@@ -95,23 +95,20 @@ class TtftPredictor(ABC):
         """
 
     @abstractmethod
-    def quantiles(self, queued_tokens: float, now: float) -> Quantiles: ...
-
-    @abstractmethod
-    def prefill_rate(self, context_per_token: float) -> float:
-        """Tokens/s at which the queue drains."""
-
-    @abstractmethod
-    def prefill_seconds(self, tokens: float, pairs: float) -> float:
-        """Engine time of a prefill, s; 0 for an API."""
+    def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
+        """Of actual / predicted."""
 
     @abstractmethod
     def warm_start_from(self, sibling: Self, now: float) -> None:
         """Begins with what another endpoint of the pool learned."""
 
-    @abstractmethod
+    def prefill_rate(self, context_per_token: float) -> float:
+        """Tokens/s at which the queue drains."""
+        return self.max_prefill_rate
+
     def distance(self, sibling: Self, now: float) -> float:
         """Absolute log ratio of both speeds, judged by own samples."""
+        return 0.0
 
     def observe(self, sample: TtftSample, now: float) -> None:
         self.samples += 1
@@ -168,34 +165,27 @@ class EnginePredictor(TtftPredictor):
     def predict(
         self, load: Load, context_per_token: float, prefill_rate: float, tokens: int, hit: int, now: float
     ) -> Forecast:
-        uncached = tokens - hit
+        uncached, queued = tokens - hit, 0.0
         pairs = uncached * (hit + 0.5 * uncached)
         prefill_s = self._token_s * uncached + self._pair_s * pairs
-        running_s = self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
-        base_s = self._base_s + self._length_s * tokens
         if load.queued_tokens:
-            queued, remainder = load.queued_tokens - prefill_rate * (now - load.at), load.queued_tokens * REMAINDER
-            if queued < remainder:
-                queued = remainder
+            queued = max(load.queued_tokens - prefill_rate * (now - load.at), load.queued_tokens * REMAINDER)
             pairs += queued * context_per_token
-            estimate = base_s + self._token_s * (uncached + queued) + self._pair_s * pairs + running_s
-            errors = self._queued_errors
-        else:
-            estimate = base_s + prefill_s + running_s
-            errors = self._idle_errors
-        wait = load.blocked_until - now
-        if wait < load.wait:
-            wait = load.wait
-        return Forecast(wait + estimate, errors.quantiles(now), load.tpot, self.samples, prefill_s)
+        estimate = (
+            self._base_s
+            + self._length_s * tokens
+            + self._token_s * (uncached + queued)
+            + self._pair_s * pairs
+            + self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
+        )
+        wait = max(load.wait, load.blocked_until - now)
+        return Forecast(wait + estimate, self.quantiles(queued, now), load.tpot, self.samples, prefill_s)
 
     def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
         return (self._queued_errors if queued_tokens else self._idle_errors).quantiles(now)
 
     def prefill_rate(self, context_per_token: float) -> float:
         return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)
-
-    def prefill_seconds(self, tokens: float, pairs: float) -> float:
-        return self._token_s * tokens + self._pair_s * pairs
 
     def warm_start_from(self, sibling: Self, now: float) -> None:
         own = tuple(islice(self._own_samples, 1, None))  # engines begin cold: the first sample does not show the speed
@@ -309,18 +299,9 @@ class ApiPredictor(TtftPredictor):
     def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
         return self._errors.quantiles(now)
 
-    def prefill_rate(self, context_per_token: float) -> float:
-        return self.max_prefill_rate
-
-    def prefill_seconds(self, tokens: float, pairs: float) -> float:
-        return 0.0
-
     def warm_start_from(self, sibling: Self, now: float) -> None:
         self._overall.add(sibling._overall.read(now, 0.0, 1.0), now)
         self._errors.warm_start_from(sibling._errors, now)
-
-    def distance(self, sibling: Self, now: float) -> float:
-        return 0.0
 
     def _learn(self, sample: TtftSample, ttft: float, error: float, now: float) -> None:
         self._errors.observe(error, now)
