@@ -16,7 +16,7 @@ import msgspec
 
 from backends import failures
 from backends.engine_metrics import LoadMetrics
-from backends.interface import Backend, BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap, header_lines
+from backends.interface import Backend, BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap
 from backends.stream.taps import BodyTap, StreamTap
 
 _LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old one
@@ -31,26 +31,26 @@ class OpenAI:
     salted: bool = False
     limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
     asks_usage: bool = True  # knows stream_options
+    names_sessions: bool = False  # cache events name a request by the session id of its header
 
     def __init__(self, config: BackendConfig) -> None:
         self.kind = config.kind
         self._secret, self.secret = config.api_key, config.api_key.encode()
-        headers = _headers(config)
-        self._headers = {
-            stream: header_lines({"accept": accept, **headers}.items())
-            for stream, accept in ((True, "text/event-stream"), (False, "application/json"))
-        }
+        self._headers = _headers(config)
 
     # ----------------------------------------------------------------------- the request
 
     def call(self, forward: BackendRequest) -> HttpCall:
-        own, fixed = tuple([field for field in self._own(forward) if field[1]]), self._headers[forward.stream]
-        return HttpCall("POST", forward.operation.value, own, _encode(self._body(forward)), fixed)
-
-    def _own(self, forward: BackendRequest) -> tuple[tuple[str, str], ...]:
-        """Header fields of this request alone; empty ones are left out."""
-        told = ("x-request-id", forward.request_id), ("traceparent", forward.traceparent)
-        return (*told, ("tracestate", forward.tracestate)) if forward.tracestate else told
+        headers = {"accept": "text/event-stream" if forward.stream else "application/json", **self._headers}
+        if forward.request_id:
+            headers["x-request-id"] = forward.request_id
+        if forward.traceparent:
+            headers["traceparent"] = forward.traceparent
+        if forward.tracestate:
+            headers["tracestate"] = forward.tracestate
+        if forward.session_id and self.names_sessions:
+            headers["x-session-id"] = forward.session_id
+        return HttpCall("POST", forward.operation.value, headers, _encode(self._body(forward)))
 
     def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = {**forward.body, "model": forward.model}
@@ -114,6 +114,8 @@ def _headers(config: BackendConfig) -> dict[str, str]:
     headers.update({name.lower(): value for name, value in config.headers.items()})
     if reserved := _RESERVED & headers.keys():
         raise ValueError(f"the header '{min(reserved)}' is the gateway's own to write; take it out of headers")
+    if any("\n" in value or "\r" in value for value in headers.values()):
+        raise ValueError("a header of this pool holds a line break")
     return headers
 
 
@@ -166,6 +168,7 @@ class Vllm(OpenAI):
 
     local = True
     salted = True
+    names_sessions = True
     reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache
     limit_name = "max_tokens"
     metrics = LoadMetrics(
@@ -176,9 +179,6 @@ class Vllm(OpenAI):
         prefix_hits=(b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total"),
         info=b"vllm:cache_config_info",
     )
-
-    def _own(self, forward: BackendRequest) -> tuple[tuple[str, str], ...]:
-        return (*super()._own(forward), ("x-session-id", forward.session_id))
 
     def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = super()._body(forward)

@@ -7,10 +7,10 @@ becomes a `Failure`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 
 class Operation(Enum):
@@ -20,7 +20,8 @@ class Operation(Enum):
     COMPLETION = "/v1/completions"
 
 
-class BackendRequest(NamedTuple):
+@dataclass(slots=True)
+class BackendRequest:
     """A request to be sent on. `body` is the parsed body and must not be changed in place. Values within arrays and
     objects may be `msgspec.Raw`: strict JSON, to be sent as written."""
 
@@ -37,23 +38,14 @@ class BackendRequest(NamedTuple):
     tracestate: str = ""
 
 
-class HttpCall(NamedTuple):
+@dataclass(slots=True)
+class HttpCall:
     """One HTTP/1.1 request. `headers` must not hold host or content-length: the connection pool writes them."""
 
     method: str
     path: str
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
-    fixed: str = ""  # header lines common to all calls, rendered by `header_lines`
-
-
-def header_lines(fields: Iterable[tuple[str, str]]) -> str:
-    """Fields as lines of a request head. Raises ValueError for a line break within a field (header injection)."""
-    lines = [f"{name}: {value}\r\n" for name, value in fields]
-    text = "".join(lines)
-    if text.count("\n") != len(lines) or text.count("\r") != len(lines):
-        raise ValueError("a header of this request holds a line break")
-    return text
 
 
 class FailureKind(Enum):

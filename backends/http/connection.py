@@ -145,11 +145,6 @@ class ConnectionOwner(Protocol):
         ...
 
 
-def readable(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Field values by lower-case name."""
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw.items()}
-
-
 class _InvalidReply(Exception):
     """Stops the parser from within its callbacks."""
 
@@ -164,14 +159,12 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._paused = False
         self._parser = HttpResponseParser(self)
-        self._raw_headers: dict[bytes, bytes] = {}
         self._body_parts: list[bytes] = []  # of one read
         self._expect_reply()
 
     def _expect_reply(self) -> None:
         self._status = 0
-        self._headers: Mapping[str, str] = {}
-        self._raw_headers.clear()
+        self._headers: dict[str, str] = {}  # of repeated fields the last counts; none in use may be repeated
         self._head_delivered = False
         self._complete = False
         self._keep_alive = False
@@ -223,10 +216,15 @@ class Connection(asyncio.Protocol):
             self.abandon()  # unsolicited: most often a proxy's 408 before it closes an idle connection
             return
         exchange.bytes_in += len(data)
-        if self._between_chunks and (start := _payload_start(data)):
-            exchange.sink.on_body(data[start:-2], data)
-        else:
-            self._parse(exchange, data)
+        if self._between_chunks and data.endswith(b"\r\n"):
+            # One chunk, plainly written? Its size must be in hexadecimal, with no leading zero and no extension (RFC
+            # 9112, 7.1). Comparing with the size that the read implies needs no parsing.
+            line_end = data.find(b"\r\n", 1, 10)
+            size = len(data) - line_end - 4
+            if line_end > 0 and size > 0 and data.startswith((b"%x\r\n" % size, b"%X\r\n" % size)):
+                exchange.sink.on_body(data[line_end + 2 : -2], data)
+                return
+        self._parse(exchange, data)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._transport is None:
@@ -250,16 +248,17 @@ class Connection(asyncio.Protocol):
             raise _InvalidReply  # a second reply to one request
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._raw_headers[name] = value
+        if not self._status:  # a trailer is ignored
+            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 100 or status == 101:
             raise _InvalidReply  # no upgrade is ever requested
         if status >= 200:
-            self._headers = readable(self._raw_headers)
             self._status = status
-        self._raw_headers.clear()
+        else:
+            self._headers.clear()
 
     def on_body(self, data: bytes) -> None:
         self._body_parts.append(data)
@@ -317,12 +316,14 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, exchange: Exchange) -> None:
         self._exchange = exchange.carrier = None
-        self.resume()
+        if self._paused:
+            self.resume()
         transport = self._transport
-        written = transport is not None and transport.get_write_buffer_size() == 0  # False: an early refusal
-        if self._keep_alive and written and not self._malformed and self.usable:
+        if not self._keep_alive or self._malformed or transport is None or transport.is_closing():
+            self.abandon()
+        elif transport.get_write_buffer_size() == 0:
             self._pool.release(self)
-        else:
+        else:  # the server refused early, the request is not written to its end
             self.abandon()
         exchange.sink.on_end()
 
@@ -330,18 +331,3 @@ class Connection(asyncio.Protocol):
         exchange.carrier = None
         self.abandon()
         exchange.sink.on_failure(failures.MALFORMED)
-
-
-def _payload_start(data: bytes) -> int:
-    """Offset of the payload if `data` is exactly one chunk, plainly written; else 0, and the parser has to read it.
-
-    The size must be written in hexadecimal, with no leading zero and no extension (RFC 9112, 7.1). Comparing it with
-    the size that the read implies needs no parsing.
-    """
-    line_end = data.find(b"\r\n", 1, 10)
-    size = len(data) - line_end - 4
-    if line_end < 0 or size <= 0 or not data.endswith(b"\r\n"):
-        return 0
-    if data.startswith(b"%x\r\n" % size):
-        return line_end + 2
-    return line_end + 2 if data.startswith(b"%X\r\n" % size) else 0

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from backends import failures
 from backends.failures import TransportError
 from backends.http.connection import Connection, Exchange, Sink, WriteCoalescer
-from backends.interface import Failure, HttpCall, header_lines
+from backends.interface import Failure, HttpCall
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -173,11 +173,18 @@ class ConnectionPool:
         await asyncio.sleep(0)  # one turn of the loop: the sockets are closed
 
     def _exchange(self, call: HttpCall, sink: Sink) -> Exchange:
-        target, authority = self.address.target(call.path), self.address.authority
-        length = f"content-length: {len(call.body)}\r\n" if call.body or call.method not in ("GET", "HEAD") else ""
-        fields = f"host: {authority}\r\n{call.fixed}{header_lines(call.headers)}{length}"
-        head = f"{call.method} {target} HTTP/1.1\r\n{fields}\r\n"
-        return Exchange(head.encode("utf-8", "surrogateescape") + call.body, sink, bodyless=call.method == "HEAD")
+        """Render a request. Raises ValueError for a line break within a header (header injection)."""
+        address = self.address
+        head = f"{call.method} {address.target(call.path)} HTTP/1.1\r\nhost: {address.authority}\r\n"
+        for name, value in call.headers.items():
+            field = f"{name}: {value}"
+            if "\n" in field or "\r" in field:
+                raise ValueError("a header of this request holds a line break")
+            head += field + "\r\n"
+        if call.body or call.method not in ("GET", "HEAD"):
+            head += f"content-length: {len(call.body)}\r\n"
+        request = f"{head}\r\n".encode("utf-8", "surrogateescape") + call.body
+        return Exchange(request, sink, bodyless=call.method == "HEAD")
 
     # ----------------------------------------------------------------------- connections
 

@@ -23,7 +23,7 @@ from aiohttp.streams import StreamReader
 from aiohttp.web import BaseRequest, Server, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
-from backends.http.connection import WriteCoalescer, readable
+from backends.http.connection import WriteCoalescer
 from gateway.api.api_error import REASONS, ApiError
 
 
@@ -281,7 +281,7 @@ class DownstreamConnection(RequestHandler):
         A pipelined request arrives when the answer before is complete. A chunked request is the last of a connection:
         aiohttp 3.14 adds the last trailer to the headers of the next request.
         """
-        headers = readable(dict(raw.raw_headers))
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw.raw_headers}
         request = self.request = HttpRequest(
             method=raw.method,
             path=raw.rel_url.raw_path,

@@ -18,7 +18,7 @@ from tests.support.upstream import (
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 
 
-POST = HttpCall("POST", "/v1/chat/completions", (("content-type", "application/json"),), b'{"model":"m"}')
+POST = HttpCall("POST", "/v1/chat/completions", {"content-type": "application/json"}, b'{"model":"m"}')
 
 
 GET = HttpCall("GET", "/health")

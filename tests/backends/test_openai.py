@@ -121,8 +121,7 @@ def test_without_a_cap_the_limit_is_left_alone() -> None:
 
 def fields(call: HttpCall) -> list[tuple[str, str]]:
     """All that it says in its head, in order."""
-    fixed = [line.partition(": ") for line in call.fixed.splitlines()]
-    return [*((name, value) for name, _, value in fixed), *call.headers]
+    return list(call.headers.items())
 
 
 def test_headers_are_the_gateways_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_only_backends_that_know_a_salt_are_given_one(kind: str) -> None:
     backend = build(BackendConfig(kind, "m", api_key="sk-backend"))
     forward = BackendRequest(Operation.CHAT, {"messages": [], "cache_salt": "the caller's"}, "m", stream=False)
     salts = [
-        json.loads(backend.call(one).body).get("cache_salt") for one in (forward, forward._replace(cache_salt="ab"))
+        json.loads(backend.call(one).body).get("cache_salt") for one in (forward, replace(forward, cache_salt="ab"))
     ]
     assert salts == (["the caller's", "ab"] if kind in ("vllm", "sglang", "simulated") else [None, None])
     assert backend.salted is (salts[1] is not None)
@@ -66,7 +67,7 @@ def test_a_caller_cannot_name_anothers_attempt_in_the_engines_events() -> None:
 def test_an_engine_is_told_by_which_name_its_events_are_read() -> None:
     """Where somebody reads them."""
     forward = BackendRequest(Operation.CHAT, {"messages": []}, "m", stream=False)
-    names = [dict(VLLM.call(one).headers).get("x-session-id") for one in (forward, forward._replace(session_id="r-2"))]
+    names = [dict(VLLM.call(one).headers).get("x-session-id") for one in (forward, replace(forward, session_id="r-2"))]
     assert names == [None, "r-2"]
 
 

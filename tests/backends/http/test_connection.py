@@ -46,9 +46,7 @@ async def test_a_request_is_written_as_http_has_it() -> None:
 async def test_header_values_go_out_as_the_bytes_that_came_in() -> None:
     """An id that a caller chose may hold what is no text in any encoding (aiohttp: surrogateescape)."""
     async with played([reply()]) as (origin, upstream):
-        await ask(
-            origin, HttpCall("GET", "/x", (("x-request-id", b"\xff\xc3\xa9".decode("utf-8", "surrogateescape")),))
-        )
+        await ask(origin, HttpCall("GET", "/x", {"x-request-id": b"\xff\xc3\xa9".decode("utf-8", "surrogateescape")}))
         assert upstream.requests[0].headers["x-request-id"].encode("latin-1") == b"\xff\xc3\xa9"
 
 
@@ -56,7 +54,7 @@ async def test_a_large_body_arrives_whole() -> None:
     """Two megabytes, of every byte value."""
     body = bytes(range(256)) * 8192
     async with played([reply()]) as (origin, upstream):
-        await ask(origin, HttpCall("POST", "/v1/x", (), body))
+        await ask(origin, HttpCall("POST", "/v1/x", {}, body))
         assert upstream.requests[0].body == body
 
 
@@ -65,7 +63,7 @@ async def test_a_header_with_a_line_break_is_never_sent(value: str) -> None:
     """It would be another header, or another request."""
     async with played([reply()]) as (origin, upstream):
         with pytest.raises(ValueError, match="line break"):
-            await origin.open(HttpCall("GET", "/x", (("x-request-id", value),)), Listener())
+            await origin.open(HttpCall("GET", "/x", {"x-request-id": value}), Listener())
         assert upstream.connections == 0
 
 
@@ -255,6 +253,6 @@ async def test_a_refusal_before_the_request_was_read_ends_the_connection() -> No
     async with Upstream(banner=[GATE, reply(b"", "413 Content Too Large"), HANG]) as upstream:
         origin = ConnectionPool(upstream.url, connect_timeout=2)
         listener = Listener()
-        await origin.open(HttpCall("POST", "/v1/x", (), b"x" * (64 << 20)), listener)
+        await origin.open(HttpCall("POST", "/v1/x", {}, b"x" * (64 << 20)), listener)
         upstream.proceed()
         assert (await listener.ended(), listener.status, origin.idle) == (None, 413, 0)
