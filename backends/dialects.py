@@ -31,6 +31,8 @@ class OpenAI:
     salted: bool = False
     limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
     asks_usage: bool = True  # knows stream_options
+    probe_path: str = ""  # of a cheap page that shows the server's health; empty: only real traffic shows the health
+    metrics: LoadMetrics | None = None  # series of the page /metrics
     names_sessions: bool = False  # cache events name a request by the session id of its header
 
     def __init__(self, config: BackendConfig) -> None:
@@ -93,13 +95,13 @@ class OpenAI:
     # ----------------------------------------------------------------------- upkeep
 
     def probe(self) -> HttpCall | None:
-        return None
+        return HttpCall("GET", self.probe_path) if self.probe_path else None
 
     def load(self) -> HttpCall | None:
-        return None
+        return HttpCall("GET", "/metrics") if self.metrics is not None else None
 
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
-        return {}
+        return self.metrics.read(body) if self.metrics is not None else {}
 
 
 def _headers(config: BackendConfig) -> dict[str, str]:
@@ -146,18 +148,14 @@ class LlamaCpp(Compatible):
     """llama.cpp's server. `/health` is 503 while the model loads; metrics exist only if enabled at start."""
 
     local = True
-
-    def probe(self) -> HttpCall | None:
-        return HttpCall("GET", "/health")
+    probe_path = "/health"
 
 
 class Ollama(Compatible):
     """Ollama: a local engine that does not report its load."""
 
     local = True
-
-    def probe(self) -> HttpCall | None:
-        return HttpCall("GET", "/api/version")
+    probe_path = "/api/version"
 
 
 # ------------------------------------------------------- engines whose load can be read
@@ -169,6 +167,7 @@ class Vllm(OpenAI):
     local = True
     salted = True
     names_sessions = True
+    probe_path = "/health"
     reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache
     limit_name = "max_tokens"
     metrics = LoadMetrics(
@@ -191,15 +190,6 @@ class Vllm(OpenAI):
         if forward.priority is not None:
             body["priority"] = forward.priority
         return body
-
-    def probe(self) -> HttpCall | None:
-        return HttpCall("GET", "/health")
-
-    def load(self) -> HttpCall | None:
-        return HttpCall("GET", "/metrics")
-
-    def read_load(self, body: bytes) -> Mapping[str, float | None]:
-        return self.metrics.read(body)
 
 
 class SGLang(Vllm):

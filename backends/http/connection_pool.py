@@ -78,13 +78,34 @@ MAX_AGE = 300.0  # s that a connection to a host name is reused
 _CLOCK_GRAIN = 1e-3  # s, of the event loop
 
 
-@dataclass(frozen=True, slots=True)
 class BufferedReply:
-    """A whole reply, for probes."""
+    """Sink that buffers a whole reply of at most `limit` bytes, for probes."""
 
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+    def __init__(self, limit: int) -> None:
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self.body = b""
+        self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._limit = limit
+        self._received = bytearray()
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status, self.headers = status, headers
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        if len(self._received) + len(data) <= self._limit:
+            self._received += data
+        else:
+            self.on_failure(failures.TOO_LARGE)
+
+    def on_end(self) -> None:
+        if not self.complete.done():
+            self.body = bytes(self._received)
+            self.complete.set_result(None)
+
+    def on_failure(self, failure: Failure) -> None:
+        if not self.complete.done():
+            self.complete.set_exception(TransportError(failure))
 
 
 class ConnectionPool:
@@ -152,12 +173,13 @@ class ConnectionPool:
 
     async def fetch(self, call: HttpCall, timeout: float, limit: int = 8 << 20) -> BufferedReply:
         """A whole reply of at most `limit` bytes within `timeout` seconds. Raises TransportError."""
-        collector = _Collector(limit)
+        reply = BufferedReply(limit)
         try:
             async with asyncio.timeout(timeout):
-                exchange = await self.open(call, collector)
+                exchange = await self.open(call, reply)
                 try:
-                    return await collector.reply
+                    await reply.complete
+                    return reply
                 finally:
                     exchange.cancel()
         except TimeoutError:
@@ -285,34 +307,6 @@ def _is_ip_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-class _Collector:
-    """Sink that buffers a whole reply."""
-
-    def __init__(self, limit: int) -> None:
-        self.reply: asyncio.Future[BufferedReply] = asyncio.get_running_loop().create_future()
-        self._limit = limit
-        self._status = 0
-        self._headers: Mapping[str, str] = {}
-        self._body = bytearray()
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        self._status, self._headers = status, headers
-
-    def on_body(self, data: bytes, framed: bytes = b"") -> None:
-        if len(self._body) + len(data) <= self._limit:
-            self._body += data
-        else:
-            self.on_failure(failures.TOO_LARGE)
-
-    def on_end(self) -> None:
-        if not self.reply.done():
-            self.reply.set_result(BufferedReply(self._status, self._headers, bytes(self._body)))
-
-    def on_failure(self, failure: Failure) -> None:
-        if not self.reply.done():
-            self.reply.set_exception(TransportError(failure))
 
 
 @cache

@@ -12,12 +12,11 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
 
-from backends.stream.taps import LINE_LIMIT, SseDecoder, StreamError
+from backends.stream.taps import BOM, LINE_LIMIT
 
 
 class Rewriter(Protocol):
@@ -60,14 +59,11 @@ class UsageStripper:
         self._overflowed = False  # an event too large to be held has passed: everything after it does
 
     def feed(self, data: bytes) -> bytes:
-        if self._overflowed:
-            return data
-        if not self._held and data.endswith(b"\n\n") and not _may_be_usage(data):
+        if (not self._held and b'"usage"' not in data and data.endswith(b"\n\n")) or self._overflowed:
             return data
         search_from = max(len(self._held) - 3, 0)  # a blank line may have begun in the held bytes
         data = self._held + data
-        ends = [blank.end() for blank in _BLANK_LINE.finditer(data, search_from)]
-        end = ends[-1] if ends else 0
+        end = max((blank.end() for blank in _BLANK_LINE.finditer(data, search_from)), default=0)
         if len(data) - end > LINE_LIMIT:
             self._overflowed = True
             end = len(data)
@@ -79,30 +75,25 @@ class UsageStripper:
         return _without_usage(rest)
 
 
-def _may_be_usage(data: bytes) -> bool:
-    return b'"usage"' in data and _NO_CHOICES.search(data) is not None
-
-
 def _without_usage(data: bytes) -> bytes:
-    if not _may_be_usage(data):
+    if b'"usage"' not in data or _NO_CHOICES.search(data) is None:
         return data
-    bounds = [0, *(blank.end() for blank in _BLANK_LINE.finditer(data)), len(data)]
-    return b"".join(_strip_event(data[start:end]) for start, end in pairwise(bounds))
-
-
-def _strip_event(event: bytes) -> bytes:
-    """Keep the blank lines before a usage event: which event they arrive with depends on where the bytes were torn."""
-    return event[: len(event) - len(event.lstrip(b"\r\n"))] if _is_usage(event) else event
+    kept, start = [], 0
+    for end in (*(blank.end() for blank in _BLANK_LINE.finditer(data)), len(data)):
+        event, start = data[start:end], end
+        if _is_usage(event):  # the blank lines before stay: the event that they arrive with depends on the reads
+            event = event[: len(event) - len(event.lstrip(b"\r\n"))]
+        kept.append(event)
+    return b"".join(kept)
 
 
 def _is_usage(event: bytes) -> bool:
-    if not _may_be_usage(event):
+    if b'"usage"' not in event:
         return False
-    decoder = SseDecoder()
+    lines = [line[5:] for line in event.lstrip(b"\r\n").removeprefix(BOM).splitlines() if line.startswith(b"data:")]
     try:
-        events = decoder.feed(event) + decoder.flush()
-        chunk = _decode_chunk(events[0].data)
-    except (StreamError, msgspec.DecodeError, IndexError):
+        chunk = _decode_chunk(b"\n".join(lines))
+    except (msgspec.DecodeError, RecursionError):
         return False
     return chunk.choices == [] and bool(chunk.usage)
 
