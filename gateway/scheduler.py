@@ -71,9 +71,8 @@ class Decider:
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread."""
-        pools = [tier.pool for tier in route.tiers]
         expected = self.fleet.expected_output(route.name, route.output_cap(request.max_tokens))
-        return await self.estimator.estimate(request.prompt, pools, tenant.cache_group, expected)
+        return await self.estimator.estimate(request.prompt, route.pools, tenant.cache_group, expected)
 
     def decide(
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, sequence: int

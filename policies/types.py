@@ -243,9 +243,10 @@ class Candidate:
     forecast: Forecast
     probability: float  # of making the TTFT deadline if sent now; 1 where the route has none
     price: float  # expected USD
-    score: float = 0.0  # of the scorer, smaller is better; its unit is the scorer's own
-    reason: str = ""  # of its rank
+    score: float = 0.0  # of the scorer, smaller is better, in the scorer's own unit
+    reason: str = ""  # of the rank
     load: Load = field(default_factory=Load)  # before this request
+    blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
 
     @property
     def uncached(self) -> int:
@@ -285,10 +286,10 @@ class Decision:
     retry_after: float = 0.0  # s, for SHED and UNAVAILABLE
     reason: str = ""
     rate_limited: float = 0.0  # s queued because of a provider's rate limit
+    chosen: Candidate | None = field(init=False)
 
-    @property
-    def chosen(self) -> Candidate | None:
-        return self.ranked[0] if self.outcome is _PLACE else None
+    def __post_init__(self) -> None:
+        self.chosen = self.ranked[0] if self.outcome is _PLACE and self.ranked else None
 
 
 # --------------------------------------------------------------------------- attempts

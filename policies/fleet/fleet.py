@@ -30,7 +30,6 @@ from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.latency.token_counts import OutputLengths, TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
-from policies.scorers.scorers import CandidateInput
 from policies.types import (
     NEVER,
     AttemptOutcome,
@@ -112,23 +111,35 @@ class Fleet:
 
     def candidates(
         self,
-        endpoints: Sequence[Endpoint],
-        loads: Sequence[Load],
+        loads: Mapping[str, Load],
         prompt: PoolEstimate,
         tier: int,
         price: float,
         now: float,
-    ) -> list[CandidateInput]:
+        left: float,
+    ) -> list[Candidate]:
         """Predictions for the prompt, sent at `now`, at each of these endpoints of one pool."""
-        inputs = []
-        for endpoint, load in zip(endpoints, loads, strict=True):
-            state = self._states[endpoint.id]
+        candidates = []
+        for name, load in loads.items():
+            state = self._states[name]
             hit = state.cache.hit(prompt, state.block_size)
             forecast = state.predictor.predict(
                 load, state.context_per_token, state.prefill_rate, prompt.tokens, hit, now
             )
-            inputs.append(CandidateInput(endpoint, tier, load, prompt, price, hit, forecast))
-        return inputs
+            candidates.append(
+                Candidate(
+                    endpoint=state.endpoint,
+                    tier=tier,
+                    prompt_tokens=prompt.tokens,
+                    hit=hit,
+                    forecast=forecast,
+                    probability=forecast.probability(left),
+                    price=price,
+                    load=load,
+                    blocks=prompt.blocks,
+                )
+            )
+        return candidates
 
     def pool(self, name: str) -> Pool:
         return self._pools[name].pool

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -211,7 +212,11 @@ class Route(Strict):
                 unconditional[tier.pool] = number
         return self
 
-    @property
+    @cached_property
+    def pools(self) -> tuple[str, ...]:
+        return tuple(tier.pool for tier in self.tiers)
+
+    @cached_property
     def target(self) -> float:
         """Probability of making the TTFT budget that a tier must offer."""
         return self.ttft.target if self.ttft else TARGET

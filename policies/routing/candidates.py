@@ -7,18 +7,18 @@ Rules:
 - Every endpoint of every tier is a candidate or rejected with a reason (those of an unfit pool, as one).
 - Unknown facts filter nothing: no declared capabilities, no declared context window.
 - The fleet view is asked once per tier, for all remaining endpoints.
-- A ranking holds every candidate, because failover never asks again, but is computed on demand: mostly the first one
-  answers, and sorting and describing all of them costs as much as the rest of the decision.
+- A ranking holds every candidate, because failover never asks again, but is described on demand: mostly the first one
+  answers, and to describe all of them costs as much as the rest of the decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, overload
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from policies.routes.route import Route, Tier
-from policies.scorers.scorers import CandidateInput, tie_break
+from policies.scorers.scorers import tie_break
 from policies.types import (
     FOREVER,
     NEVER,
@@ -34,6 +34,12 @@ from policies.types import (
     RequestView,
 )
 
+TierCandidates = list[Candidate]  # the usable endpoints of one tier, never empty
+
+_UNKNOWN = Load()
+_DOWN = Health.DOWN  # a member is slow to look up in its enumeration
+_FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
+
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
@@ -46,6 +52,7 @@ class QueuedRequest:
     sequence: int  # number of the request: turns round robin and breaks ties
     cache_group: str = ""  # the tenant, for fairness
     deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT budget
+    output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
 
     # while queued; written by policies.queue alone
     assigned: Endpoint | None = None
@@ -57,14 +64,10 @@ class QueuedRequest:
 
     def __post_init__(self) -> None:
         self.deadline = self.request.arrival + self.route.ttft_budget(self.request.ttft_budget)
+        self.output_cap = self.route.output_cap(self.request.max_tokens)
 
     def __lt__(self, other: QueuedRequest) -> bool:
         return (self.deadline, self.sequence) < (other.deadline, other.sequence)
-
-    @property
-    def output_cap(self) -> int | None:
-        """The caller's max_tokens under the route's limit."""
-        return self.route.output_cap(self.request.max_tokens)
 
     def set_rate_limited(self, now: float, limited: bool = False) -> None:
         """Closes the current rate-limited period at `now` and, if `limited`, begins another."""
@@ -73,11 +76,7 @@ class QueuedRequest:
         self.limited_since = now if limited else FOREVER
 
 
-TierCandidates = list[CandidateInput]  # the usable endpoints of one tier, never empty
-
-_UNKNOWN = Load()
-_DOWN = Health.DOWN  # a member is slow to look up in its enumeration
-_FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
+# --------------------------------------------------------------------------- filter and forecast
 
 
 class FleetView(Protocol):
@@ -85,14 +84,17 @@ class FleetView(Protocol):
 
     def candidates(
         self,
-        endpoints: Sequence[Endpoint],
-        loads: Sequence[Load],
+        loads: Mapping[str, Load],
         prompt: PoolEstimate,
         tier: int,
         price: float,
         now: float,
-    ) -> list[CandidateInput]:
-        """Cache hits and forecasts of a prompt sent at `now` to these endpoints of one pool, in their order."""
+        left: float,
+    ) -> list[Candidate]:
+        """Cache hits and forecasts of a prompt sent at `now` to these endpoints of one pool, in their order.
+
+        `loads`: by endpoint id; `left`: s of the TTFT budget.
+        """
         ...
 
 
@@ -119,23 +121,15 @@ class CandidateSet:
         elif reason := self._misfit(tier, pool, prompt.tokens):
             self._reject(tier.pool, number, reason)
             self.unfit += 1
-        elif (taken := self._tier_of(pool.name)) is not None:
-            self._reject(tier.pool, number, f"its pool is looked at in tier {taken + 1}")
-        else:
-            endpoints, loads = self._usable(number, pool)
-            if endpoints:
-                price = pool.price.of(prompt.tokens, self.expected_output)
-                self.tiers.append(self.view.candidates(endpoints, loads, prompt, number, price, self.now))
+        elif taken := [each[0].tier for each in self.tiers if each[0].endpoint.pool == pool.name]:
+            # of two tiers with one pool, the first whose `when` holds counts
+            self._reject(tier.pool, number, f"its pool is looked at in tier {taken[0] + 1}")
+        elif usable := self._usable(number, pool):
+            price = pool.price.of(prompt.tokens, self.expected_output)
+            self.tiers.append(self.view.candidates(usable, prompt, number, price, self.now, self.left))
 
     def _reject(self, pool: str, tier: int, reason: str, endpoint: str = "") -> None:
         self.rejected.append(Rejection(pool, endpoint, tier, reason))
-
-    def _tier_of(self, pool: str) -> int | None:
-        """The tier with this pool's endpoints: of two tiers with one pool, the first whose `when` holds counts."""
-        for candidates in self.tiers:
-            if candidates[0].endpoint.pool == pool:
-                return candidates[0].tier
-        return None
 
     def _misfit(self, tier: Tier, pool: Pool, tokens: int) -> str | None:
         """Reason why this tier can never take the request."""
@@ -150,33 +144,25 @@ class CandidateSet:
                     return f"it lacks {feature}"
         return None
 
-    def _usable(self, number: int, pool: Pool) -> tuple[list[Endpoint], list[Load]]:
-        endpoints, loads, warming = [], [], False
+    def _usable(self, number: int, pool: Pool) -> Mapping[str, Load]:
+        """Loads by endpoint. One in cache warm-up is usable where no other is."""
+        ready, warming = {}, {}
         for endpoint in pool.endpoints:
             load = self.fleet.loads.get(endpoint.id, _UNKNOWN)
             if load.health is _DOWN:
                 self._reject(pool.name, number, "down", endpoint.id)
             elif load.blocked_until > self.now:
-                self._reject(
-                    pool.name, number, f"rate limited for {load.blocked_until - self.now:.1f} s more", endpoint.id
-                )
+                reason = f"rate limited for {load.blocked_until - self.now:.1f} s more"
+                self._reject(pool.name, number, reason, endpoint.id)
+            elif load.warming:
+                warming[endpoint.id] = load
             else:
-                endpoints.append(endpoint)
-                loads.append(load)
-                warming = warming or load.warming
-        return self._without_warming(number, endpoints, loads) if warming else (endpoints, loads)
-
-    def _without_warming(
-        self, number: int, endpoints: list[Endpoint], loads: list[Load]
-    ) -> tuple[list[Endpoint], list[Load]]:
-        """All but those in cache warm-up; all of them where no other is left."""
-        ready = [i for i, load in enumerate(loads) if not load.warming]
+                ready[endpoint.id] = load
         if not ready:
-            return endpoints, loads
-        for endpoint, load in zip(endpoints, loads, strict=True):
-            if load.warming:
-                self._reject(endpoint.pool, number, "being warmed up: it is given its cache back", endpoint.id)
-        return [endpoints[i] for i in ready], [loads[i] for i in ready]
+            return warming
+        for name in warming:
+            self._reject(pool.name, number, "being warmed up: it is given its cache back", name)
+        return ready
 
 
 def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView, now: float) -> CandidateSet:
@@ -198,138 +184,76 @@ def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView
     return found
 
 
-EAGER = 2  # ranks found one at a time, the destination and its first fallback; the others are sorted together
+# --------------------------------------------------------------------------- order of preference
 
 
-@dataclass(slots=True)
-class RankedInput:
-    """A candidate with its score; `reason` has places for p50 (ms) and probability."""
-
-    input: CandidateInput
-    score: float
-    reason: str
+def ranked(candidate: Candidate, score: float, reason: str) -> Candidate:
+    """The candidate with its rank. `reason` has places for p50 (ms) and probability."""
+    return replace(candidate, score=score, reason=reason % (candidate.forecast.p50 * 1e3, candidate.probability))
 
 
-def p50_of(ranked: Sequence[Candidate], at: int) -> float:
-    """Median TTFT of the candidate at this rank, s."""
-    return ranked.p50(at) if isinstance(ranked, Ranking) else ranked[at].forecast.p50
+def p50_of(candidates: Sequence[Candidate], at: int) -> float:
+    """Median TTFT of the candidate at this rank, s, without its description."""
+    return candidates.p50(at) if isinstance(candidates, Ranking) else candidates[at].forecast.p50
 
 
 class Ranking(Sequence[Candidate]):
-    """The chosen tier's candidates by score, ties by sequence number; then all others, in the order of `fallbacks`."""
+    """A tier's candidates by score, ties by sequence number; then all others, in the order of `fallbacks`."""
 
     def __init__(
         self,
+        tier: TierCandidates,
+        scores: Sequence[float],
         sequence: int,
-        left: float,
-        tier: Sequence[CandidateInput] = (),
-        scores: Sequence[float] = (),
-        reason: str = "",
-        fallbacks: Callable[[], list[RankedInput]] = list,
+        reason: str,
+        fallbacks: Callable[[], Sequence[Candidate]] = tuple,
         fallback_count: int = 0,
     ) -> None:
-        """`left`: s of the TTFT budget; `fallbacks` is called at most once."""
-        self._sequence = sequence
-        self._left = left
+        """`reason` has places for p50 (ms) and probability; `fallbacks` is called at most once."""
+        order = range(len(tier))
+        if len(set(scores)) == len(scores):
+            self._order = sorted(order, key=scores.__getitem__)
+        else:
+            self._order = sorted(order, key=lambda i: (scores[i], tie_break(sequence, tier[i].endpoint.id)))
         self._tier = tier
-        self._tier_reason = reason
-        self._scores = list(scores)  # FOREVER once ranked
+        self._scores = scores
+        self._reason = reason
         self._fallbacks = fallbacks
         self._size = len(tier) + fallback_count
-        self._rows: list[RankedInput] = []
-        self._candidates: dict[int, Candidate] = {}
-
-    @classmethod
-    def of(cls, rows: list[RankedInput], left: float) -> Ranking:
-        """A ranking in this order."""
-        return cls(0, left, fallbacks=lambda: rows, fallback_count=len(rows))
-
-    def explained(self) -> list[RankedInput]:
-        """All rows, each with its reason for not being first."""
-        rows = self._all_rows()
-        explained = [RankedInput(row.input, row.score, self._reason(at)) for at, row in enumerate(rows[1:], 1)]
-        return [rows[0], *explained]
+        self._described: dict[int, Candidate] = {}
 
     def p50(self, at: int) -> float:
-        """Median TTFT, s, of the candidate at this rank, without constructing it."""
-        return self._row(at).input.forecast.p50
+        return (self._tier[self._order[at]] if at < len(self._tier) else self[at]).forecast.p50
 
-    def _all_rows(self) -> list[RankedInput]:
-        rows = self._rows
-        if len(rows) < self._size:
-            left = [(score, self._tie_break(i), i) for i, score in enumerate(self._scores) if score < FOREVER]
-            rows += [RankedInput(self._tier[i], score, self._tier_reason) for score, _, i in sorted(left)]
-            rows += self._fallbacks()
-        return rows
+    def _describe(self, at: int) -> Candidate:
+        if at < len(self._tier):
+            i = self._order[at]
+            return ranked(self._tier[i], self._scores[i], self._reason_of(at))
+        self._described.update(enumerate(self._fallbacks(), len(self._tier)))
+        return self._described[at]
 
-    def _row(self, at: int) -> RankedInput:
-        rows = self._rows
-        while len(rows) <= at and len(rows) < min(EAGER, len(self._tier)):
-            rows.append(self._next_of_tier())
-        return rows[at] if at < len(rows) else self._all_rows()[at]
-
-    def _next_of_tier(self) -> RankedInput:
-        scores = self._scores
-        least = min(scores)
-        at = scores.index(least)
-        if scores.count(least) > 1:
-            at = min((i for i, score in enumerate(scores) if score == least), key=self._tie_break)
-        scores[at] = FOREVER
-        return RankedInput(self._tier[at], least, self._tier_reason)
-
-    def _tie_break(self, at: int) -> int:
-        return tie_break(self._sequence, self._tier[at].endpoint.id)
-
-    def _reason(self, at: int) -> str:
-        """Reason of a row's rank; behind the first of the same tier, the difference between the two."""
-        row = self._row(at)
-        if not 0 < at < len(self._tier):
-            return row.reason
-        first = self._row(0)
-        if row.score == first.score:
-            return f"{row.reason}; as good as the first of its tier, which luck drew"
-        more = first.input.hit - row.input.hit
-        if (score := f"{row.score:.4g}") == (best := f"{first.score:.4g}") and more > 0:
-            return f"{row.reason}; as good as the first of its tier, which holds {more} more tokens of the prompt"
-        return f"{row.reason}; score {score}, the first of its tier has {best}"
-
-    def _candidate(self, at: int) -> Candidate:
-        row = self._row(at)
-        found, forecast = row.input, row.input.forecast
-        probability = forecast.probability(self._left)
-        return Candidate(
-            endpoint=found.endpoint,
-            tier=found.tier,
-            prompt_tokens=found.prompt.tokens,
-            hit=found.hit,
-            forecast=forecast,
-            probability=probability,
-            price=found.price,
-            score=row.score,
-            reason=self._reason(at) % (forecast.p50 * 1e3, probability),
-            load=found.load,
-        )
+    def _reason_of(self, at: int) -> str:
+        """Reason of a rank; behind the first of the tier, the difference between the two."""
+        if at == 0:
+            return self._reason
+        own, first = self._order[at], self._order[0]
+        if self._scores[own] == self._scores[first]:
+            return f"{self._reason}; as good as the first of its tier, which luck drew"
+        more = self._tier[first].hit - self._tier[own].hit
+        if (score := f"{self._scores[own]:.4g}") == (best := f"{self._scores[first]:.4g}") and more > 0:
+            return f"{self._reason}; as good as the first of its tier, which holds {more} more tokens of the prompt"
+        return f"{self._reason}; score {score}, the first of its tier has {best}"
 
     def __len__(self) -> int:
         return self._size
 
-    @overload
-    def __getitem__(self, at: int) -> Candidate: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Candidate]: ...
-
-    def __getitem__(self, at: int | slice) -> Candidate | Sequence[Candidate]:
-        if isinstance(at, slice):
-            return tuple(self[i] for i in range(*at.indices(self._size)))
+    def __getitem__(self, at: int) -> Candidate:  # type: ignore[override]  # no slices
         at = range(self._size)[at]
-        if at not in self._candidates:
-            self._candidates[at] = self._candidate(at)
-        return self._candidates[at]
+        if at not in self._described:
+            self._described[at] = self._describe(at)
+        return self._described[at]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]  # candidates are compared, not hashed
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))

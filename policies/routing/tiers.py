@@ -17,23 +17,22 @@ Rules:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 from policies.routing.candidates import (
     CandidateSet,
     FleetView,
     QueuedRequest,
-    RankedInput,
     Ranking,
     TierCandidates,
     find_candidates,
+    ranked,
 )
-from policies.scorers.scorers import SCORERS, CandidateInput, tie_break
+from policies.scorers.scorers import SCORERS, tie_break
 from policies.types import (
     FOREVER,
-    QUANTILES,
     TINY,
     Candidate,
     Decision,
@@ -62,19 +61,13 @@ def decide(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView, now: fl
 
 
 def _split(found: CandidateSet) -> tuple[list[TierCandidates], TierCandidates]:
-    """Candidates that reach the target, by tier; and all that do not.
-
-    Where the quantile at or above the target is within what is left, the probability itself is not needed.
-    """
-    left, target, at = found.left, found.target, bisect_left(QUANTILES, found.target)
+    """Candidates that reach the target, by tier; and all that do not."""
     qualifying: list[TierCandidates] = []
     others: TierCandidates = []
     for tier in found.tiers:
         able: TierCandidates = []
         for candidate in tier:
-            forecast = candidate.forecast
-            sure = at < len(QUANTILES) and left / (forecast.point_estimate or TINY) >= forecast.ratios[at]
-            (able if sure or forecast.probability(left) >= target else others).append(candidate)
+            (able if candidate.probability >= found.target else others).append(candidate)
         if able:
             qualifying.append(able)
     return qualifying, others
@@ -95,11 +88,10 @@ def _walk(found: CandidateSet, qualifying: list[TierCandidates], others: TierCan
         qualifying.sort(key=_PREFERENCES[found.queued.route.prefer])
         fallback_count += sum(map(len, qualifying[1:]))
     fallbacks = partial(_fallbacks, found, qualifying, others, numbers)
-    ranked = _by_score(found, qualifying[0], numbers, fallbacks, fallback_count)
+    ranking: Sequence[Candidate] = _by_score(found, qualifying[0], numbers, fallbacks, fallback_count)
     if not tie_break(found.queued.sequence, "probe") % PROBE_EVERY and (stale := _stale(found, qualifying[0])):
-        ranked = _with_probe(stale, ranked.explained(), found.left)
-    chosen = ranked[0]
-    return _decision(found, _PLACE, ranked, f"tier {chosen.tier + 1}: {chosen.reason}")
+        ranking = _with_probe(stale, ranking)
+    return _decision(found, _PLACE, ranking, f"tier {ranking[0].tier + 1}: {ranking[0].reason}")
 
 
 @cache
@@ -110,18 +102,17 @@ def _numbers(target: float, unbounded: bool) -> str:
 
 def _fallbacks(
     found: CandidateSet, qualifying: Sequence[TierCandidates], others: TierCandidates, numbers: str
-) -> list[RankedInput]:
+) -> list[Candidate]:
     """Candidates after the chosen tier."""
     chosen, prefer = qualifying[0][0].tier + 1, found.queued.route.prefer
     by = "" if prefer == "quality" else f" by {prefer}"
-    rows: list[RankedInput] = []
+    after: list[Candidate] = []
     for tier in qualifying[1:]:
-        reason = f"qualifies in tier {tier[0].tier + 1}; tier {chosen} preferred{by}: {numbers}"
-        rows += _by_score(found, tier, reason).explained()
-    return rows + _by_probability(found, others)
+        after += _by_score(found, tier, f"qualifies in tier {tier[0].tier + 1}; tier {chosen} preferred{by}: {numbers}")
+    return after + _by_probability(found, others)
 
 
-def _stale(found: CandidateSet, tier: TierCandidates) -> CandidateInput | None:
+def _stale(found: CandidateSet, tier: TierCandidates) -> Candidate | None:
     """The endpoint that this request should probe, because an untested prediction stays wrong; mostly none."""
     limit = found.now - PROBE_AFTER
     oldest = min(tier, key=lambda candidate: candidate.load.last_token_at)
@@ -129,47 +120,44 @@ def _stale(found: CandidateSet, tier: TierCandidates) -> CandidateInput | None:
     return oldest if stale and not oldest.load.prefilling else None
 
 
-def _with_probe(stale: CandidateInput, rows: list[RankedInput], left: float) -> Ranking:
-    first = rows[0]
-    rows.sort(key=lambda row: row.input is not stale)
-    rows[0] = RankedInput(stale, rows[0].score, f"probe, not heard of lately: {rows[0].reason}")
-    if first.input is not stale:
-        rows[1] = RankedInput(first.input, first.score, f"{first.reason}; the first but for a probe")
-    return Ranking.of(rows, left)
+def _with_probe(stale: Candidate, ranking: Sequence[Candidate]) -> list[Candidate]:
+    """The stale endpoint first, then all others in their order."""
+    first, probe = ranking[0], next(each for each in ranking if each.endpoint is stale.endpoint)
+    others = [each for each in ranking if each is not probe]
+    if probe is not first:
+        others[0] = replace(first, reason=f"{first.reason}; the first but for a probe")
+    return [replace(probe, reason=f"probe, not heard of lately: {probe.reason}"), *others]
 
 
 def _baseline(found: CandidateSet) -> Decision:
-    rows: list[RankedInput] = []
+    ranking: list[Candidate] = []
     for tier in found.tiers:
-        after = f", after tier {rows[0].input.tier + 1}" if rows else ""
+        after = f", after tier {ranking[0].tier + 1}" if ranking else ""
         name = f"{found.queued.route.scorer} in tier {tier[0].tier + 1}{after}"
-        rows += _by_score(found, tier, f"{name}; not weighed: p50 %.0f ms, chance %.3f").explained()
-    ranked = Ranking.of(rows, found.left)
-    return _decision(found, _PLACE, ranked, ranked[0].reason)
+        ranking += _by_score(found, tier, f"{name}; not weighed: p50 %.0f ms, chance %.3f")
+    return _decision(found, _PLACE, ranking, ranking[0].reason)
 
 
 def _by_score(
     found: CandidateSet,
     tier: TierCandidates,
     reason: str,
-    fallbacks: Callable[[], list[RankedInput]] = list,
+    fallbacks: Callable[[], Sequence[Candidate]] = tuple,
     fallback_count: int = 0,
 ) -> Ranking:
-    sequence = found.queued.sequence
-    scores = SCORERS[found.queued.route.scorer](tier, sequence)
-    return Ranking(sequence, found.left, tier, scores, reason, fallbacks, fallback_count)
+    queued = found.queued
+    scores = SCORERS[queued.route.scorer](tier, queued.sequence)
+    return Ranking(tier, scores, queued.sequence, reason, fallbacks, fallback_count)
 
 
-def _by_probability(found: CandidateSet, others: TierCandidates) -> list[RankedInput]:
+def _by_probability(found: CandidateSet, others: TierCandidates) -> list[Candidate]:
     """The highest probability first, then the least delay, then by sequence number."""
-    left, sequence = found.left, found.queued.sequence
-    reason = f"p50 %.0f ms, chance %.3f < {found.target:g} for {_ms(left)}"
+    reason, sequence = f"p50 %.0f ms, chance %.3f < {found.target:g} for {_ms(found.left)}", found.queued.sequence
 
-    def order(candidate: CandidateInput) -> tuple[float, float, int]:
-        forecast = candidate.forecast
-        return -forecast.probability(left), forecast.p50, tie_break(sequence, candidate.endpoint.id)
+    def order(candidate: Candidate) -> tuple[float, float, int]:
+        return -candidate.probability, candidate.forecast.p50, tie_break(sequence, candidate.endpoint.id)
 
-    return [RankedInput(candidate, candidate.forecast.p50, reason) for candidate in sorted(others, key=order)]
+    return [ranked(candidate, candidate.forecast.p50, reason) for candidate in sorted(others, key=order)]
 
 
 def _decision(
@@ -192,28 +180,28 @@ def _decision(
 
 def _miss(found: CandidateSet, others: TierCandidates) -> Decision:
     """No tier can make the deadline: the best one all the same, or a refusal, as `on_miss` says."""
-    ranked = Ranking.of(_by_probability(found, others), found.left)
-    best = f"the best chance is {ranked[0].probability:.3f} < {found.target:g} for {_ms(found.left)}"
+    ranking = _by_probability(found, others)
+    best = f"the best chance is {ranking[0].probability:.3f} < {found.target:g} for {_ms(found.left)}"
     match found.queued.route.on_miss:
         case "shed":
-            return _shed(found, others, ranked, best)
+            return _shed(found, others, ranking, best)
         case "queue":
-            return _decision(found, _PLACE, ranked, f"{best}; behind all that can still make theirs")
+            return _decision(found, _PLACE, ranking, f"{best}; behind all that can still make theirs")
         case "best_effort":
-            return _decision(found, _PLACE, ranked, f"{best}; best effort")
+            return _decision(found, _PLACE, ranking, f"{best}; best effort")
 
 
-def _shed(found: CandidateSet, others: TierCandidates, ranked: Ranking, best: str) -> Decision:
+def _shed(found: CandidateSet, others: TierCandidates, ranking: Sequence[Candidate], best: str) -> Decision:
     """A refusal with the time until another try, with its whole budget, is worth it."""
     budget = found.queued.deadline - found.queued.request.arrival
     if any(_probability_when_idle(found, candidate, budget) >= found.target for candidate in others):
         wait = min(_wait(candidate, found.target, budget) for candidate in others)
-        return _decision(found, Placement.SHED, ranked, best, _bounded(wait))
+        return _decision(found, Placement.SHED, ranking, best, _bounded(wait))
     reason = f"a prompt of this length cannot make {_ms(budget)} anywhere, even on an idle endpoint"
-    return _decision(found, Placement.SHED, ranked, reason, LONGEST_WAIT)
+    return _decision(found, Placement.SHED, ranking, reason, LONGEST_WAIT)
 
 
-def _wait(candidate: CandidateInput, target: float, budget: float) -> float:
+def _wait(candidate: Candidate, target: float, budget: float) -> float:
     """Seconds until the endpoint reaches `target` again.
 
     Waiting shortens the queue, and so the point estimate, by a second per second; the endpoint qualifies when its
@@ -223,12 +211,11 @@ def _wait(candidate: CandidateInput, target: float, budget: float) -> float:
     return forecast.point_estimate * (1 - budget / max(forecast.quantile(target), TINY))
 
 
-def _probability_when_idle(found: CandidateSet, candidate: CandidateInput, budget: float) -> float:
-    idle = Load(at=found.now, scraped_at=found.now)
-    [alone] = found.view.candidates(
-        (candidate.endpoint,), (idle,), candidate.prompt, candidate.tier, candidate.price, found.now
-    )
-    return alone.forecast.probability(budget)
+def _probability_when_idle(found: CandidateSet, candidate: Candidate, budget: float) -> float:
+    idle = {candidate.endpoint.id: Load(at=found.now, scraped_at=found.now)}
+    prompt = found.queued.estimate.pools[candidate.endpoint.pool]
+    [alone] = found.view.candidates(idle, prompt, candidate.tier, candidate.price, found.now, budget)
+    return alone.probability
 
 
 def _nowhere(found: CandidateSet) -> Decision:

@@ -13,38 +13,17 @@ other routers, as baselines.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from math import ceil
 from zlib import crc32
 
 from policies.latency.tpot import expected_tpot_misses
 from policies.routes.route import ScorerName
-from policies.types import FOREVER, MEDIAN, Endpoint, Forecast, Load, PoolEstimate, PrefixBlocks
+from policies.types import FOREVER, MEDIAN, Candidate, Load, PrefixBlocks
 
 _WORD = 0xFFFFFFFFFFFFFFFF
 
-
-@dataclass(slots=True)
-class CandidateInput:
-    """An endpoint able to take the request, before ranking."""
-
-    endpoint: Endpoint
-    tier: int  # 0 is the most wanted
-    load: Load
-    prompt: PoolEstimate
-    price: float  # expected USD
-    hit: int  # tokens, believed cached
-    forecast: Forecast
-
-
-# Arguments: the candidates of one tier, and the request's sequence number as the only source of variety.
-Scorer = Callable[[Sequence[CandidateInput], int], Sequence[float]]
-
-
-@lru_cache(maxsize=4096)
-def _digest(name: str) -> int:
-    return crc32(name.encode())
+# Arguments: candidates of one tier, and the sequence number of the request as the only source of variety.
+Scorer = Callable[[Sequence[Candidate], int], Sequence[float]]
 
 
 def tie_break(sequence: int, name: str) -> int:
@@ -53,7 +32,7 @@ def tie_break(sequence: int, name: str) -> int:
     `hash` of text differs between processes, and CRC-32 alone is linear: of three names, one would come first half of
     the time. Two odd multipliers (splitmix64's) spread it to within chance.
     """
-    mixed = (_digest(name) + sequence) * 0x9E3779B97F4A7C15 & _WORD
+    mixed = (crc32(name.encode()) + sequence) * 0x9E3779B97F4A7C15 & _WORD
     return (mixed ^ mixed >> 32) * 0xBF58476D1CE4E5B9 & _WORD
 
 
@@ -63,7 +42,7 @@ NEAR = 0.05  # of the least cost
 PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough to order equals
 
 
-def predicted(candidates: Sequence[CandidateInput], sequence: int) -> list[float]:
+def predicted(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     """Seconds: the least predicted TTFT, plus the price of what the prompt costs others.
 
     The median prediction holds everything that delays this request: queue, uncached tokens, the engine's pace. The cost
@@ -98,13 +77,13 @@ STICKY = 0.8  # cached share of the prompt, for token_load
 PATIENCE = 18.0  # s of predicted TTFT that affinity is worth to token_load
 
 
-def round_robin(candidates: Sequence[CandidateInput], sequence: int) -> list[float]:
+def round_robin(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     """Turns until the endpoint's own. Routes that share a pool interleave, as with one counter."""
     n = len(candidates)
     return [float((rank - sequence) % n) for rank in range(n)]
 
 
-def least_request(candidates: Sequence[CandidateInput], sequence: int) -> list[float]:
+def least_request(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     """Requests in flight, as Envoy's and nginx's least_conn; the engine's queue adds less than one, to break ties.
 
     All endpoints are compared, not two at random (power of two choices): with exact counts and one gateway the full
@@ -113,14 +92,14 @@ def least_request(candidates: Sequence[CandidateInput], sequence: int) -> list[f
     return [c.load.in_flight + c.load.waiting / (c.load.waiting + 1) for c in candidates]
 
 
-def argmin_ttft(candidates: Sequence[CandidateInput], sequence: int) -> list[float]:
+def argmin_ttft(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     """Median predicted TTFT, s: prediction without the price of interference."""
     return [c.forecast.p50 for c in candidates]
 
 
-def lmetric(candidates: Sequence[CandidateInput], sequence: int) -> list[float]:
+def lmetric(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     """New prefill tokens (this prompt's uncached ones and those queued there) times batch size: the LMETRIC rule."""
-    return [(c.prompt.tokens - c.hit + c.load.queued_tokens) * batch_size(c.load) for c in candidates]
+    return [(c.uncached + c.load.queued_tokens) * batch_size(c.load) for c in candidates]
 
 
 def batch_size(load: Load) -> int:
@@ -128,7 +107,7 @@ def batch_size(load: Load) -> int:
     return max(load.running + load.waiting, load.in_flight) + 1
 
 
-def prefix_hash(candidates: Sequence[CandidateInput], sequence: int) -> list[float]:
+def prefix_hash(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     """Rank by the hash of the prompt's beginning; endpoints at their load bound come last, as in SGLang's prefix_hash.
 
     Rendezvous hashing (Thaler and Ravishankar 1998): every endpoint draws a number from the hash of the prompt's first
@@ -136,7 +115,7 @@ def prefix_hash(candidates: Sequence[CandidateInput], sequence: int) -> list[flo
     (Mirrokni, Thorup and Zadimoghaddam 2016): at most LOAD_FACTOR times the mean.
     """
     n = len(candidates)
-    key = prefix_key(candidates[0].prompt.blocks, sequence)
+    key = prefix_key(candidates[0].blocks, sequence)
     bound = ceil(LOAD_FACTOR * (sum(c.load.in_flight for c in candidates) + 1) / n)
     order = sorted(range(n), key=lambda i: tie_break(key, candidates[i].endpoint.id), reverse=True)
     rank = {i: position for position, i in enumerate(order)}
@@ -149,21 +128,21 @@ def prefix_key(blocks: PrefixBlocks, default: int) -> int:
     return blocks.hashes[count - 1] if count else default
 
 
-def token_load(candidates: Sequence[CandidateInput], sequence: int) -> list[float]:
+def token_load(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     """Uncached prompt tokens in flight, this prompt's included: llm-d's token load with prefix affinity.
 
     Endpoints that hold at least STICKY of the prompt come before all others, unless the best of them is predicted to
     be more than PATIENCE slower than the best of the others.
     """
-    tokens = [c.load.queued_tokens + c.prompt.tokens - c.hit for c in candidates]
-    sticky = [c.hit >= STICKY * c.prompt.tokens for c in candidates]
+    tokens = [c.load.queued_tokens + c.uncached for c in candidates]
+    sticky = [c.hit >= STICKY * c.prompt_tokens for c in candidates]
     if not any(sticky) or all(sticky) or _affinity_too_slow(candidates, sticky):
         return tokens
     behind = max(tokens) + 1
     return [count if kept else count + behind for count, kept in zip(tokens, sticky, strict=True)]
 
 
-def _affinity_too_slow(candidates: Sequence[CandidateInput], sticky: Sequence[bool]) -> bool:
+def _affinity_too_slow(candidates: Sequence[Candidate], sticky: Sequence[bool]) -> bool:
     best = {True: FOREVER, False: FOREVER}
     for candidate, kept in zip(candidates, sticky, strict=True):
         best[kept] = min(best[kept], candidate.forecast.p50)

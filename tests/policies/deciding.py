@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from policies.routes.route import Route, with_preset
 from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
-from policies.scorers.scorers import CandidateInput
 from policies.types import (
     Candidate,
     Decision,
@@ -36,30 +35,38 @@ class GivenPredictions:
     """A fleet view: TTFT is the given one plus the queued tokens at RATE; hits are given."""
 
     ttft: Mapping[str, float]
+    pools: Mapping[str, str]  # by endpoint
     hits: Mapping[str, int] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
     def candidates(
         self,
-        endpoints: Sequence[Endpoint],
-        loads: Sequence[Load],
+        loads: Mapping[str, Load],
         prompt: PoolEstimate,
         tier: int,
         price: float,
         now: float,
-    ) -> list[CandidateInput]:
-        self.asked += [endpoint.id for endpoint in endpoints]
-        return [
-            self._candidate(endpoint, load, prompt, tier, price)
-            for endpoint, load in zip(endpoints, loads, strict=True)
-        ]
+        left: float,
+    ) -> list[Candidate]:
+        self.asked += loads
+        return [self._candidate(name, load, prompt, tier, price, left) for name, load in loads.items()]
 
     def _candidate(
-        self, endpoint: Endpoint, load: Load, prompt: PoolEstimate, tier: int, price: float
-    ) -> CandidateInput:
-        hit, ttft = self.hits.get(endpoint.id, 0), self.ttft[endpoint.id] + load.queued_tokens / RATE
+        self, name: str, load: Load, prompt: PoolEstimate, tier: int, price: float, left: float
+    ) -> Candidate:
+        hit, ttft = self.hits.get(name, 0), self.ttft[name] + load.queued_tokens / RATE
         forecast = Forecast(ttft, RATIOS, load.tpot, 100, (prompt.tokens - hit) / RATE)
-        return CandidateInput(endpoint, tier, load, prompt, price, hit, forecast)
+        return Candidate(
+            endpoint=Endpoint(name, self.pools[name]),
+            tier=tier,
+            prompt_tokens=prompt.tokens,
+            hit=hit,
+            forecast=forecast,
+            probability=forecast.probability(left),
+            price=price,
+            load=load,
+            blocks=prompt.blocks,
+        )
 
 
 @dataclass
@@ -74,7 +81,9 @@ class DecisionScenario:
     route: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.beliefs = GivenPredictions({id: s for pool in self.ttft.values() for id, s in pool.items()}, self.hits)
+        pools = {id: pool for pool, endpoints in self.ttft.items() for id in endpoints}
+        ttft = {id: s for pool in self.ttft.values() for id, s in pool.items()}
+        self.beliefs = GivenPredictions(ttft, pools, self.hits)
 
     def decide(self, request: RequestView | None = None, now: float = 0.0, sequence: int = 0) -> Decision:
         request = request or RequestView(0.0, stream=True)

@@ -18,7 +18,7 @@ def test_it_is_what_decisions_ask() -> None:
     """The Beliefs protocol."""
     to = fleet()
     beliefs: FleetView = to
-    assert [p.hit for p in beliefs.candidates([ONE], [load(to)], prompt(), 0, 0.0, 0.0)] == [0]
+    assert [p.hit for p in beliefs.candidates({ONE.id: load(to)}, prompt(), 0, 0.0, 0.0, 1.0)] == [0]
 
 
 def test_all_endpoints_at_once_are_answered_as_one_by_one() -> None:
@@ -26,12 +26,13 @@ def test_all_endpoints_at_once_are_answered_as_one_by_one() -> None:
     to, asked = fleet(), prompt(1000, blocks=62)
     answer(to, asked, ONE)
     send(to, prompt(20_000), TWO, now=2.0)
-    loads = [load(to, 2.1, endpoint) for endpoint in (ONE, TWO)]
-    found = to.candidates((ONE, TWO), loads, asked, 1, 0.25, 2.1)
+    loads = {endpoint.id: load(to, 2.1, endpoint) for endpoint in (ONE, TWO)}
+    found = to.candidates(loads, asked, 1, 0.25, 2.1, 0.3)
     assert [p.hit for p in found] == [to.hit(endpoint, asked) for endpoint in (ONE, TWO)] == [992, 0]
-    for p, seen in zip(found, loads, strict=True):
+    for p, (name, seen) in zip(found, loads.items(), strict=True):
         assert p.forecast == to.forecast(p.endpoint, seen, 1000, p.hit, 2.1)
-        assert (p.load, p.prompt, p.tier, p.price) == (seen, asked, 1, 0.25)
+        assert (p.endpoint.id, p.load, p.prompt_tokens, p.blocks) == (name, seen, asked.tokens, asked.blocks)
+        assert (p.tier, p.price, p.probability) == (1, 0.25, p.forecast.probability(0.3))
 
 
 # --------------------------------------------------------------------------- load

@@ -9,8 +9,8 @@ import pytest
 
 from policies.latency.tpot import STALL_GRID
 from policies.routes.route import ScorerName
-from policies.scorers.scorers import PATIENCE, SCORERS, CandidateInput, tie_break
-from policies.types import Endpoint, Forecast, Load, PoolEstimate, PrefixBlocks
+from policies.scorers.scorers import PATIENCE, SCORERS, tie_break
+from policies.types import Candidate, Endpoint, Forecast, Load, PrefixBlocks
 
 NAMES = "abcdefgh"
 NO_BLOCKS = PrefixBlocks()
@@ -23,24 +23,25 @@ def candidates(
     seconds: tuple[float, ...] = (),
     tokens: int = 1000,
     blocks: PrefixBlocks = NO_BLOCKS,
-) -> list[CandidateInput]:
+) -> list[Candidate]:
     """Endpoints a, b, c ... of one pool, with these loads, hits (tokens), median TTFTs and prefill times (s)."""
-    prompt = PoolEstimate(tokens, blocks)
     return [
-        CandidateInput(
+        Candidate(
             endpoint=Endpoint(NAMES[i], "pool"),
             tier=0,
-            load=load,
-            prompt=prompt,
-            price=0.0,
+            prompt_tokens=tokens,
             hit=hits[i] if hits else 0,
             forecast=Forecast(ttft[i] if ttft else 0.2, prefill=seconds[i] if seconds else 0.0),
+            probability=1.0,
+            price=0.0,
+            load=load,
+            blocks=blocks,
         )
         for i, load in enumerate(loads)
     ]
 
 
-def best(scorer: ScorerName, found: list[CandidateInput], seed: int = 0) -> str:
+def best(scorer: ScorerName, found: list[Candidate], seed: int = 0) -> str:
     """The endpoints with the least score."""
     scores = SCORERS[scorer](found, seed)
     return "".join(p.endpoint.id for p, score in zip(found, scores, strict=True) if score == min(scores))
