@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -53,13 +52,14 @@ class Cleared:
 
 Event = Stored | Removed | Cleared
 
-
 _Hash = int | bytes
 
 
-class _StoredMap(msgspec.Struct, tag="BlockStored"):
+class _Fields(msgspec.Struct):
+    """Fields in use, of any kind of event."""
+
     block_hashes: list[_Hash]
-    block_size: int
+    block_size: int | None = None
     parent_block_hash: _Hash | None = None
     medium: str | None = None
     group_idx: int | None = None
@@ -67,41 +67,15 @@ class _StoredMap(msgspec.Struct, tag="BlockStored"):
     session_id: str | None = None
 
 
-class _RemovedMap(msgspec.Struct, tag="BlockRemoved"):
-    block_hashes: list[_Hash]
-    medium: str | None = None
-    group_idx: int | None = None
-
-
-class _ClearedMap(msgspec.Struct, tag="AllBlocksCleared"):
-    pass
-
-
-class _StoredArray(msgspec.Struct, tag="BlockStored", array_like=True):
-    block_hashes: list[_Hash]
-    parent_block_hash: _Hash | None
-    token_ids: msgspec.Raw
-    block_size: int
-    lora_id: msgspec.Raw = msgspec.Raw(b"")
-    medium: str | None = None
-    lora_name: msgspec.Raw = msgspec.Raw(b"")
-    extra_keys: msgspec.Raw = msgspec.Raw(b"")
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: msgspec.Raw = msgspec.Raw(b"")
-    locality: msgspec.Raw = msgspec.Raw(b"")
-    ownership: msgspec.Raw = msgspec.Raw(b"")
-    session_id: str | None = None
-
-
-class _RemovedArray(msgspec.Struct, tag="BlockRemoved", array_like=True):
-    block_hashes: list[_Hash]
-    medium: str | None = None
-    group_idx: int | None = None
-
-
-class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True):
-    pass
+# Fields of an array after its kind, in order; empty: not in use.
+_ORDER = {
+    "BlockStored": (
+        *("block_hashes", "parent_block_hash", "", "block_size", "", "medium", "", "", "group_idx"),
+        *("kv_cache_spec_kind", "", "", "", "session_id"),
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -128,11 +102,8 @@ class KvEventBatch:
 
 
 _batch = msgspec.msgpack.Decoder(_Batch).decode
-_map = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _ClearedMap).decode
-_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray).decode
-_name_of_map = msgspec.msgpack.Decoder(dict[str, Any]).decode
-_name_of_array = msgspec.msgpack.Decoder(list[Any]).decode
-KNOWN = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+_raw_values = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw]).decode
+_value = msgspec.msgpack.Decoder().decode
 
 
 def sequence_of(frame: bytes) -> int:
@@ -156,29 +127,25 @@ def decode(frames: Sequence[bytes]) -> KvEventBatch:
 
 def _event(raw: msgspec.Raw) -> Event | None:
     """Decode one event; None for an unknown kind."""
-    tagged = _is_array(raw)
-    try:
-        said = _array(raw) if tagged else _map(raw)
-    except msgspec.ValidationError:
-        if _kind(raw, tagged) in KNOWN:
-            raise
+    values = _raw_values(raw)
+    tag = values.get("type") if isinstance(values, dict) else next(iter(values), None)
+    kind = None if tag is None else _value(tag)
+    if not isinstance(kind, str) or kind not in _ORDER:
         return None
-    match said:
-        case _StoredMap() | _StoredArray():
-            return _stored(said)
-        case _RemovedMap() | _RemovedArray():
-            return Removed(_names(said.block_hashes), said.medium or GPU, said.group_idx or 0)
-        case _:
-            return Cleared()
-
-
-def _stored(said: _StoredMap | _StoredArray) -> Stored:
-    if said.block_size <= 0:
+    if kind == "AllBlocksCleared":
+        return Cleared()
+    if isinstance(values, list):
+        values = dict(zip(_ORDER[kind], values[1:], strict=False))
+    fields = {name: _value(values[name]) for name in _Fields.__struct_fields__ if name in values}
+    said = msgspec.convert(fields, _Fields)
+    names = [_name(block) for block in said.block_hashes]
+    if kind == "BlockRemoved":
+        return Removed(names, said.medium or GPU, said.group_idx or 0)
+    if not said.block_size or said.block_size < 0:
         raise msgspec.ValidationError(f"a block of {said.block_size} tokens")
-    parent = said.parent_block_hash
     return Stored(
-        _names(said.block_hashes),
-        None if parent is None else _name(parent),
+        names,
+        None if said.parent_block_hash is None else _name(said.parent_block_hash),
         said.block_size,
         said.medium or GPU,
         said.group_idx or 0,
@@ -187,20 +154,5 @@ def _stored(said: _StoredMap | _StoredArray) -> Stored:
     )
 
 
-def _is_array(raw: msgspec.Raw) -> bool:
-    first = memoryview(raw)[0]
-    return first & 0xF0 == 0x90 or first in (0xDC, 0xDD)
-
-
-def _kind(raw: msgspec.Raw, tagged: bool) -> object:
-    if tagged:
-        return next(iter(_name_of_array(raw)), None)
-    return _name_of_map(raw).get("type")
-
-
 def _name(block: _Hash) -> int:
     return (int.from_bytes(block[-8:], "big") if isinstance(block, bytes) else block) & NAME_BITS or 1
-
-
-def _names(hashes: Sequence[_Hash]) -> list[int]:
-    return [_name(block) for block in hashes]

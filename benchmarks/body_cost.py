@@ -22,8 +22,8 @@ from time import perf_counter, process_time, thread_time
 
 import uvloop
 
-from backends.dialects import Vllm
 from backends.interface import BackendConfig, BackendRequest, Operation
+from backends.vllm import Vllm
 from gateway.admission.auth import ANYONE
 from gateway.api.inference_request import InferenceRequest, parse
 from gateway.process import tune_gc

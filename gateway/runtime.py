@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backends import dialects
+from backends import catalog
 from backends.http.connection import WriteCoalescer
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendConfig
@@ -107,7 +107,7 @@ def build_warm_runtime(config: Config, before: Runtime) -> Runtime:
 def _backend(pool: str, config: Config, before: Runtime | None) -> tuple[BackendConfig, Backend]:
     wanted = config.backend(pool)
     known = None if before is None else before.backends.get(pool)
-    return known if known is not None and known[0] == wanted else (wanted, dialects.build(wanted))
+    return known if known is not None and known[0] == wanted else (wanted, catalog.build(wanted))
 
 
 def _connections(address: UpstreamAddress, coalescer: WriteCoalescer) -> ConnectionPool:
@@ -132,7 +132,7 @@ def _upstreams(
             pool.model,
             kv_events=endpoint.id in publishing,
             priority=config.pools[pool.name].priority_scheduling,
-            traced=config.telemetry.trace_apis or not dialects.kind(config.pools[pool.name].backend).needs_key,
+            traced=config.telemetry.trace_apis or not catalog.kind(config.pools[pool.name].backend).needs_key,
         )
         for pool in config.fleet()
         for endpoint in pool.endpoints

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainValidator, SecretStr, WithJsonSchema
 
-from backends.dialects import KINDS
+from backends.catalog import KINDS
 from backends.http.connection_pool import BackendAddress
 from backends.simulated.profiles import PROFILES
 from gateway.config.config_errors import did_you_mean

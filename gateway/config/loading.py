@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from backends.dialects import KINDS
+from backends.catalog import KINDS
 from gateway.config import checks, error_messages
 from gateway.config.config_errors import ConfigError, Problem, SourceLocation, dotted
 from gateway.config.config_errors import Path as KeyPath

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
-from backends.dialects import KINDS, BackendKind
+from backends.catalog import KINDS, BackendKind
 from backends.http.connection_pool import BackendAddress
 from backends.interface import BackendConfig
 from gateway.config import field_types as fields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.dialects import KINDS, BackendKind, build
+from backends.catalog import KINDS, BackendKind, build
 from backends.http.connection_pool import BackendAddress
 from backends.interface import Backend, BackendConfig, HttpCall
 

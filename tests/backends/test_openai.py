@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from backends.dialects import Compatible, Mistral, OpenAI
 from backends.interface import BackendConfig, BackendRequest, FailureKind, HttpCall, Operation
+from backends.openai import Compatible, Mistral, OpenAI
 from backends.stream.taps import BodyTap, StreamTap
 
 MESSAGES = [{"role": "user", "content": "hé"}]

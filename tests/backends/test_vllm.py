@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.dialects import KINDS, SGLang, Vllm, build
+from backends.catalog import KINDS, build
 from backends.interface import BackendConfig, BackendRequest, HttpCall, Operation
+from backends.vllm import SGLang, Vllm
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 VLLM, SGLANG = Vllm(BackendConfig("vllm", "m")), SGLang(BackendConfig("sglang", "m"))

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
-from backends import dialects
+from backends import catalog
 from backends.http.connection import Exchange
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendConfig, BackendRequest, Failure, Operation
@@ -167,7 +167,7 @@ class RecordingExchange(Exchange):
 
 
 def backend(kind: str = "vllm") -> Backend:
-    return dialects.build(BackendConfig(kind, "served", "sk-backend"))
+    return catalog.build(BackendConfig(kind, "served", "sk-backend"))
 
 
 def forward(stream: bool = True, **body: Any) -> BackendRequest:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.dialects import Vllm
 from backends.interface import BackendConfig, BackendRequest, Operation
+from backends.vllm import Vllm
 from gateway.api import inference_request as body
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import ParsedBody, parse_full, read

@@ -1,7 +1,8 @@
-"""Reads the load of an engine from its Prometheus page.
+"""vLLM and SGLang: OpenAI's dialect, spoken by an engine that can be asked how it fares.
 
-The page may be 100 KB of histograms with eight lines of interest, so the text is searched, never parsed: series of
-one name lie together (text format 0.0.4). Engines and ranks of one server are added up.
+The load is read from the engine's Prometheus page. The page may be 100 KB of histograms with eight lines of interest,
+so the text is searched, never parsed: series of one name lie together (text format 0.0.4). Engines and ranks of one
+server are added up.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from backends.interface import BackendRequest, HttpCall
+from backends.openai import OpenAI
 
 EngineMetricNames = tuple[bytes, ...]  # names of one meaning over versions: the first found counts
 
@@ -100,3 +105,59 @@ def _label(labels: bytes, name: bytes) -> int:
     """Integer value of a label; 0 if absent."""
     match = re.search(rb"[{,]" + name + rb'="(\d+)"', labels)
     return int(match[1]) if match else 0
+
+
+class Vllm(OpenAI):
+    """vLLM's OpenAI server."""
+
+    local = True
+    salted = True
+    names_sessions = True
+    probe_path = "/health"
+    reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache
+    limit_name = "max_tokens"
+    metrics = LoadMetrics(
+        running=(b"vllm:num_requests_running",),
+        waiting=(b"vllm:num_requests_waiting",),
+        kv_usage=(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),  # renamed in 0.9
+        prefix_queries=(b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_queries_total"),
+        prefix_hits=(b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total"),
+        info=b"vllm:cache_config_info",
+    )
+
+    def _body(self, forward: BackendRequest) -> dict[str, Any]:
+        body = super()._body(forward)
+        if forward.cache_salt:
+            body["cache_salt"] = forward.cache_salt
+            for name in self.reaching:
+                body.pop(name, None)
+        if forward.session_id:
+            body.pop("session_id", None)  # it would go before the header, and events would name another's prompt
+        if forward.priority is not None:
+            body["priority"] = forward.priority
+        return body
+
+    def load(self) -> HttpCall | None:
+        return HttpCall("GET", "/metrics")
+
+    def read_load(self, body: bytes) -> Mapping[str, float | None]:
+        return self.metrics.read(body)
+
+
+class SGLang(Vllm):
+    """SGLang's OpenAI server (load needs --enable-metrics). It knows `priority` and `cache_salt` too; to the salt it
+    joins the caller's `extra_key`, which can only divide what is the caller's."""
+
+    reaching = ("session_params", "rid", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+    metrics = LoadMetrics(
+        running=(b"sglang:num_running_reqs",),
+        waiting=(b"sglang:num_queue_reqs",),
+        kv_usage=(b"sglang:token_usage",),
+        prefix_queries=(b"sglang:prompt_tokens_total",),
+        prefix_hits=(b"sglang:cached_tokens_total",),
+        info=b"sglang:cache_config_info",  # until 0.5.10; gauges from there on
+        block_size=b"page_size",
+        blocks=b"num_pages",
+        block_size_gauge=(b"sglang:page_size",),
+        tokens_gauge=(b"sglang:max_total_num_tokens",),
+    )

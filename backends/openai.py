@@ -1,4 +1,4 @@
-"""Dialects: chat completions and completions of OpenAI, of compatible servers and of engines.
+"""OpenAI's dialect: chat completions and completions of OpenAI and compatible servers.
 
 The parsed body is encoded anew; arrays and objects that are strict JSON keep their spelling. Changed are the model,
 the stream's usage (the gateway meters by usage), the cap on output and the cache salt; every other field, known or
@@ -8,15 +8,12 @@ not, passes through.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import msgspec
 
 from backends import failures
-from backends.engine_metrics import LoadMetrics
-from backends.interface import Backend, BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap
+from backends.interface import BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap
 from backends.stream.taps import BodyTap, StreamTap
 
 _LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old one
@@ -32,7 +29,6 @@ class OpenAI:
     limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
     asks_usage: bool = True  # knows stream_options
     probe_path: str = ""  # of a cheap page that shows the server's health; empty: only real traffic shows the health
-    metrics: LoadMetrics | None = None  # series of the page /metrics
     names_sessions: bool = False  # cache events name a request by the session id of its header
 
     def __init__(self, config: BackendConfig) -> None:
@@ -98,10 +94,10 @@ class OpenAI:
         return HttpCall("GET", self.probe_path) if self.probe_path else None
 
     def load(self) -> HttpCall | None:
-        return HttpCall("GET", "/metrics") if self.metrics is not None else None
+        return None
 
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
-        return self.metrics.read(body) if self.metrics is not None else {}
+        return {}
 
 
 def _headers(config: BackendConfig) -> dict[str, str]:
@@ -121,7 +117,7 @@ def _headers(config: BackendConfig) -> dict[str, str]:
     return headers
 
 
-# ------------------------------------------------------- servers that speak OpenAI's dialect with differences
+# ----------------------------------------------------------------------- servers with differences
 
 
 class Compatible(OpenAI):
@@ -156,118 +152,3 @@ class Ollama(Compatible):
 
     local = True
     probe_path = "/api/version"
-
-
-# ------------------------------------------------------- engines whose load can be read
-
-
-class Vllm(OpenAI):
-    """vLLM's OpenAI server."""
-
-    local = True
-    salted = True
-    names_sessions = True
-    probe_path = "/health"
-    reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache
-    limit_name = "max_tokens"
-    metrics = LoadMetrics(
-        running=(b"vllm:num_requests_running",),
-        waiting=(b"vllm:num_requests_waiting",),
-        kv_usage=(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),  # renamed in 0.9
-        prefix_queries=(b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_queries_total"),
-        prefix_hits=(b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total"),
-        info=b"vllm:cache_config_info",
-    )
-
-    def _body(self, forward: BackendRequest) -> dict[str, Any]:
-        body = super()._body(forward)
-        if forward.cache_salt:
-            body["cache_salt"] = forward.cache_salt
-            for name in self.reaching:
-                body.pop(name, None)
-        if forward.session_id:
-            body.pop("session_id", None)  # it would go before the header, and events would name another's prompt
-        if forward.priority is not None:
-            body["priority"] = forward.priority
-        return body
-
-
-class SGLang(Vllm):
-    """SGLang's OpenAI server (load needs --enable-metrics). It knows `priority` and `cache_salt` too; to the salt it
-    joins the caller's `extra_key`, which can only divide what is the caller's."""
-
-    reaching = ("session_params", "rid", "bootstrap_host", "bootstrap_port", "bootstrap_room")
-    metrics = LoadMetrics(
-        running=(b"sglang:num_running_reqs",),
-        waiting=(b"sglang:num_queue_reqs",),
-        kv_usage=(b"sglang:token_usage",),
-        prefix_queries=(b"sglang:prompt_tokens_total",),
-        prefix_hits=(b"sglang:cached_tokens_total",),
-        info=b"sglang:cache_config_info",  # until 0.5.10; gauges from there on
-        block_size=b"page_size",
-        blocks=b"num_pages",
-        block_size_gauge=(b"sglang:page_size",),
-        tokens_gauge=(b"sglang:max_total_num_tokens",),
-    )
-
-
-# ------------------------------------------------------- the catalog: a new kind is one line
-
-
-@dataclass(frozen=True, slots=True)
-class BackendKind:
-    """One value of a pool's `backend`."""
-
-    name: str
-    dialect: type[OpenAI]
-    doc: str
-    base_url: str | None = None  # None: the configuration has to say
-    needs_key: bool = False
-
-    @property
-    def local(self) -> bool:
-        """An engine whose queue and cache can be modelled, as opposed to an API."""
-        return self.dialect.local
-
-
-def _api(name: str, base_url: str, doc: str, dialect: type[OpenAI] = Compatible) -> BackendKind:
-    return BackendKind(name, dialect, doc, base_url, needs_key=True)
-
-
-_ALL = (
-    BackendKind("vllm", Vllm, "vLLM's OpenAI server"),
-    BackendKind("sglang", SGLang, "SGLang's OpenAI server, started with --enable-metrics"),
-    BackendKind("llamacpp", LlamaCpp, "llama.cpp's server"),
-    BackendKind("ollama", Ollama, "Ollama", "http://127.0.0.1:11434"),
-    BackendKind("simulated", Vllm, "a simulated engine that speaks as vLLM does"),
-    BackendKind("compatible", Compatible, "anything else that speaks OpenAI's dialect"),
-    BackendKind("openai-compatible", Compatible, "the same, in full"),
-    _api("openai", "https://api.openai.com/v1", "OpenAI", OpenAI),
-    _api("groq", "https://api.groq.com/openai/v1", "Groq", OpenAI),
-    _api("xai", "https://api.x.ai/v1", "xAI", OpenAI),
-    _api("gemini", "https://generativelanguage.googleapis.com/v1beta/openai", "Gemini's OpenAI-compatible API"),
-    _api("mistral", "https://api.mistral.ai/v1", "Mistral's La Plateforme", Mistral),
-    _api("together", "https://api.together.xyz/v1", "Together AI"),
-    _api("fireworks", "https://api.fireworks.ai/inference/v1", "Fireworks AI"),
-    _api("openrouter", "https://openrouter.ai/api/v1", "OpenRouter"),
-    _api("deepseek", "https://api.deepseek.com/v1", "DeepSeek"),
-)
-KINDS: Mapping[str, BackendKind] = {kind.name: kind for kind in _ALL}
-
-
-def kind(name: str) -> BackendKind:
-    """Look up a kind by name. Raises ValueError with a suggestion."""
-    found = KINDS.get(name)
-    if found is None:
-        close = get_close_matches(name, KINDS, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(KINDS)}"
-        raise ValueError(f"there is no backend '{name}'; {hint}")
-    return found
-
-
-def build(config: BackendConfig) -> Backend:
-    """The backend of a pool. Raises ValueError."""
-    found = kind(config.kind)
-    if found.needs_key and not config.api_key and "authorization" not in {name.lower() for name in config.headers}:
-        raise ValueError(f"backend '{config.kind}' needs an api_key")
-    return found.dialect(config)
