@@ -17,7 +17,7 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from gateway import wiring as optional
 from gateway.admin.admin_server import AdminServer
-from gateway.admin.gateway_admin import Beacons, GatewayAdmin
+from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.admission.local_quotas import LocalQuotas, Quotas
 from gateway.admission.quotas import Admission
 from gateway.cache_warming import CacheWarming
@@ -33,7 +33,7 @@ from gateway.observe.metrics.scrape_collectors import (
     ReplicasCollector,
     RouteCollector,
 )
-from gateway.observe.metrics.series import RequestMetrics, budgets
+from gateway.observe.metrics.series import RequestMetrics, budgets, histogram
 from gateway.observe.timeline import Recorder
 from gateway.observe.trace_context import Tracer
 from gateway.process import BACKLOG, HANDLER_GRACE, bind, url_of
@@ -91,7 +91,7 @@ class Gateway:
         self.recorder = Recorder([self.metrics, self.decider.learn], self.metrics.loop_lag)
         self.access_log = optional.access_log(config.telemetry.access_log, self.worker)
         self.telemetry = optional.telemetry(config, self.runtime.current.upstreams)
-        self.beacons = Beacons(self.recorder, budgets(self._routes()))
+        self.on_screen = histogram("firsttoken_ttft_on_screen_seconds", budgets(self._routes()))
         if self.access_log is not None:
             self.recorder.sinks.append(self.access_log)
         if self.telemetry is not None:
@@ -102,7 +102,7 @@ class Gateway:
         self.registry.register(RouteCollector(self._routes))
         self.registry.register(OwnCollector(lambda: self.recorder.live, lost))
         self.registry.register(QueueCollector(self._routes, self.line.depth))
-        self.registry.register(self.beacons)
+        self.registry.register(self.on_screen)
 
     def _build_shared_state(self, config: Config) -> None:
         """State shared with other workers through memory, and with other replicas through Redis."""
@@ -142,7 +142,7 @@ class Gateway:
             decider=self.decider,
             queue=self.line,
             runtime=self.runtime,
-            beacons=self.beacons,
+            on_screen=self.on_screen,
         )
         self.admin_app = AdminServer(self.admin).app()
         self.front: HttpServer | None = None
@@ -238,7 +238,7 @@ class Gateway:
         self.proxy.dispatcher.reload(routes)
         self.upkeep.reload()
         self.metrics.promise(routes)
-        self.beacons.seconds.refine(budgets(routes))
+        self.on_screen.refine(budgets(routes))
         self._watch_endpoints()
         self._watch_kv_events()
         if self.worker is not None:

@@ -35,7 +35,7 @@ async def _serve_in_one_process(config: Config, source: ConfigSource) -> int:
         loop.add_signal_handler(number, _on_stop_signal, stop, gateway)
     reloader = Reloader(config, source, gateway.apply_config)
     gateway.admin.registry.register(reloader.counts)
-    gateway.admin.reloading = reloader.on_post
+    gateway.admin.reload = reloader.on_post
     loop.add_signal_handler(signal.SIGHUP, reloader.reload_soon, "SIGHUP")
     try:
         await gateway.start(tune_gc)

@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 from backends.interface import Operation
 from gateway.admin.admin_views import RequestQuery, parse_query
 from gateway.api.api_error import ApiError
+from gateway.config.models import Config
 from gateway.downstream.http_server import framing_error
+from gateway.runtime import redacted_config
 from gateway.strict_json import encode
-from policies.routes.route import Route
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained
 MAX_BEACON = 4096  # bytes of a POST /ttft
@@ -40,17 +41,11 @@ class AdminData(Protocol):
     """Answers of one gateway, or of several workers merged. Every method may raise ApiError."""
 
     @property
-    def registry(self) -> CollectorRegistry: ...
+    def config(self) -> Config:
+        """The configuration in force."""
 
-    async def refresh(self) -> None:
-        """Bring the collectors of `registry` up to date before a scrape."""
-
-    def routes(self) -> Sequence[Route]: ...
-
-    def pools(self) -> Collection[str]: ...
-
-    def config(self) -> Mapping[str, Any]:
-        """The configuration without secrets."""
+    async def metrics(self) -> CollectorRegistry:
+        """Collectors, up to date."""
 
     async def requests(self, query: RequestQuery) -> bytes:
         """A JSON array of recent Records."""
@@ -67,7 +62,7 @@ class AdminData(Protocol):
     async def report_ttft(self, beacon: bytes) -> web.Response:
         """A caller's own TTFT measurement: see `gateway.admin.gateway_admin`."""
 
-    async def reload(self) -> web.Response:
+    def reload(self) -> Awaitable[web.Response]:
         """Read the configuration again; the reply names the changes, or the errors."""
 
 
@@ -94,17 +89,17 @@ class AdminServer:
 
     async def metrics(self, http: web.Request) -> web.StreamResponse:
         """Prometheus text, or OpenMetrics where accepted. Encoded in a thread: ten routes and five pools take 30 ms."""
-        await self.data.refresh()
+        metrics = list((await self.data.metrics()).collect())
         encoder, content_type = choose_encoder(http.headers.get("accept", ""))
-        collected = CollectedMetrics(self.data.registry)
-        body = await asyncio.get_running_loop().run_in_executor(None, encoder, collected)
+        body = await asyncio.to_thread(encoder, SimpleNamespace(collect=lambda: metrics))
         return web.Response(body=body, headers={"content-type": content_type})
 
     async def requests(self, http: web.Request) -> web.StreamResponse:
         filters = dict(http.query)
         if len(filters) != len(http.query):
             raise ApiError(400, "Give each filter once.")
-        query = parse_query(filters, [route.name for route in self.data.routes()], self.data.pools())
+        routes = [route.name for route in self.data.config.all_routes]
+        query = parse_query(filters, routes, self.data.config.pools)
         return json_response(200, await self.data.requests(query))
 
     async def routes(self, http: web.Request) -> web.StreamResponse:
@@ -114,7 +109,7 @@ class AdminServer:
         return json_response(200, encode(await self.data.fleet()))
 
     async def config(self, http: web.Request) -> web.StreamResponse:
-        return json_response(200, encode(self.data.config()))
+        return json_response(200, encode(redacted_config(self.data.config)))
 
     async def explain(self, http: web.Request) -> web.StreamResponse:
         """POST a request as to the data port. No key is required; a given key selects the cache group."""
@@ -141,15 +136,10 @@ async def json_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     try:
         return await handler(request)
     except ApiError as error:
-        return error_response(error)
-
-
-def error_response(error: ApiError) -> web.Response:
-    """Closes the connection where the error requires it."""
-    response = json_response(error.status, error.body(), error.headers)
-    if error.close:
-        response.force_close()
-    return response
+        response = json_response(error.status, error.body(), error.headers)
+        if error.close:
+            response.force_close()
+        return response
 
 
 def json_response(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -173,16 +163,6 @@ async def read_body(http: web.Request, limit: int) -> bytes:
         if len(body) > limit:
             raise ApiError(413, f"The body is larger than {limit} bytes.", close=True)
     return bytes(body)
-
-
-class CollectedMetrics:
-    """The metrics of a registry as of now, for an encoder in another thread."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._metrics = list(registry.collect())
-
-    def collect(self) -> list[Metric]:
-        return self._metrics
 
 
 # -- dashboard -----------------------------------------------------------------------------

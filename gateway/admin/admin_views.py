@@ -1,10 +1,15 @@
-"""JSON views of a Decision (POST /explain, `firsttoken explain`) and of one endpoint (GET /fleet)."""
+"""JSON views of a Decision, of an endpoint and of recent requests: POST /explain, GET /fleet, GET /requests.
+
+Rules for the query of GET /requests:
+- Unknown filters and values are refused with the known ones: an empty answer to a misspelt name would be misleading.
+- Of all matches the latest `last` remain; `slowest` keeps those streams with the longest wait for a first token.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -37,7 +42,6 @@ def explain(
     Each endpoint of each tier appears once: `candidates` in the order of attempts, the others under `rejected`.
     """
     left = None if decision.deadline == FOREVER else round((decision.deadline - decision.at) * 1e3, 2)
-    chosen = decision.chosen
     return {
         "outcome": decision.outcome.value,
         "reason": decision.reason,
@@ -47,16 +51,21 @@ def explain(
         "prompt_tokens": {pool: found.tokens for pool, found in estimate.pools.items()},
         "expected_output_tokens": estimate.output_tokens,
         "held_now": dict(held),
-        "candidates": [_candidate(rank, each, each is chosen) for rank, each in enumerate(decision.ranked, 1)],
-        "rejected": [entry for rejection in decision.rejected for entry in _rejected(rejection, pools)],
+        "candidates": [
+            {"rank": rank, "chosen": candidate is decision.chosen, **_candidate(candidate)}
+            for rank, candidate in enumerate(decision.ranked, 1)
+        ],
+        "rejected": [
+            {"pool": each.pool, "endpoint": endpoint, "tier": each.tier + 1, "reason": each.reason}
+            for each in decision.rejected
+            for endpoint in _rejected(each, pools)
+        ],
     }
 
 
-def _candidate(rank: int, candidate: Candidate, chosen: bool) -> dict[str, Any]:
+def _candidate(candidate: Candidate) -> dict[str, Any]:
     load, forecast = candidate.load, candidate.forecast
     return {
-        "rank": rank,
-        "chosen": chosen,
         "endpoint": candidate.endpoint.id,
         "pool": candidate.endpoint.pool,
         "tier": candidate.tier + 1,
@@ -76,18 +85,11 @@ def _candidate(rank: int, candidate: Candidate, chosen: bool) -> dict[str, Any]:
     }
 
 
-def _rejected(rejection: Rejection, pools: Mapping[str, Pool]) -> Iterator[dict[str, Any]]:
-    """An entry per endpoint, also for a pool rejected as a whole."""
-    endpoints: list[str | None] = [rejection.endpoint or None]
-    if not rejection.endpoint and rejection.pool in pools:
-        endpoints = [endpoint.id for endpoint in pools[rejection.pool].endpoints]
-    for endpoint in endpoints:
-        yield {
-            "pool": rejection.pool,
-            "endpoint": endpoint,
-            "tier": rejection.tier + 1,
-            "reason": rejection.reason,
-        }
+def _rejected(rejection: Rejection, pools: Mapping[str, Pool]) -> list[str] | list[None]:
+    """Ids of the endpoints: all of a pool rejected as a whole; None for a removed pool."""
+    if rejection.endpoint:
+        return [rejection.endpoint]
+    return [endpoint.id for endpoint in pools[rejection.pool].endpoints] if rejection.pool in pools else [None]
 
 
 def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
@@ -126,11 +128,10 @@ def _seconds_since(moment: float, now: float) -> float | None:
     return None if moment == NEVER else round(now - moment, 3)
 
 
-# The query of GET /requests: filters on recent Records.
+# -- query of GET /requests ----------------------------------------------------------------
 
 DEFAULT_LAST = 200  # Records
 UNKNOWN = "-"  # route and pool of requests refused before routing
-FILTERS = ("last", "slowest", "route", "pool", "outcome", "slow", "id")
 REQUEST_ID = re.compile(r"[0-9A-Za-z\-_.:]{1,128}")
 T = TypeVar("T")
 
@@ -164,8 +165,7 @@ class RequestQuery:
 
     def url(self) -> str:
         """The same query for another admin port."""
-        filters = {"last": self.last, "slowest": self.slowest, "route": self.route, "pool": self.pool}
-        filters |= {"outcome": self.outcome, "slow": int(self.slow) or None, "id": self.id}
+        filters = {**asdict(self), "slow": int(self.slow) or None}
         return "/requests?" + urlencode({name: value for name, value in filters.items() if value not in ("", None)})
 
     def _matches(self, record: Record) -> bool:
@@ -180,12 +180,15 @@ class RequestQuery:
 
 def parse_query(query: Mapping[str, str], routes: Collection[str], pools: Collection[str]) -> RequestQuery:
     """Raises ApiError. `routes`, `pools`: the configured names."""
+    filters = [field.name for field in fields(RequestQuery)]
     for name in query:
-        if name not in FILTERS:
-            hint = did_you_mean(name[:100], FILTERS)
+        if name not in filters:
+            hint = did_you_mean(name[:100], filters)
             raise bad_request(_sentence(f"There is no filter '{name[:100]}'{hint}"), param=name[:100])
-    slowest = _number(query, "slowest")
-    last = _number(query, "last")
+    slowest, last = _number(query, "slowest"), _number(query, "last")
+    request_id = query.get("id", "")
+    if "id" in query and not REQUEST_ID.fullmatch(request_id):
+        raise bad_request("id must be a request id: up to 128 letters, digits and -_.:", param="id")
     return RequestQuery(
         last=last if last is not None else DEFAULT_LAST if slowest is None else RECENT,
         slowest=slowest,
@@ -193,7 +196,7 @@ def parse_query(query: Mapping[str, str], routes: Collection[str], pools: Collec
         pool=_one_of(query, "pool", {*pools, UNKNOWN}),
         outcome=_one_of(query, "outcome", list(RequestOutcome)),
         slow=_one_of(query, "slow", ("1",)) == "1",
-        id=_id(query),
+        id=request_id,
     )
 
 
@@ -214,13 +217,6 @@ def _one_of(query: Mapping[str, str], name: str, known: Collection[str]) -> str:
     return text
 
 
-def _id(query: Mapping[str, str]) -> str:
-    text = query.get("id", "")
-    if "id" in query and not REQUEST_ID.fullmatch(text):
-        raise bad_request("id must be a request id: up to 128 letters, digits and -_.:", param="id")
-    return text
-
-
 def _last(items: list[T], count: int) -> list[T]:
     return items[max(0, len(items) - count) :]
 
@@ -230,9 +226,8 @@ def _waited(record: Record) -> float:
     return record.total if record.ttft is None else record.ttft
 
 
-def _waited_ms(record: Mapping[str, Any]) -> float:
-    waited: float = record["total_ms"] if record["ttft_ms"] is None else record["ttft_ms"]
-    return waited
+def _waited_ms(record: Mapping[str, Any]) -> Any:
+    return record["total_ms"] if record["ttft_ms"] is None else record["ttft_ms"]
 
 
 def _sentence(text: str) -> str:

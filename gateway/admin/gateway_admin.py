@@ -1,38 +1,42 @@
 """Admin data of one gateway process, read on the loop that serves callers.
 
-Long answers are built in parts, so the loop runs callers in between; `/routes` is built once for all viewers.
+Rules:
+- Long answers are built in parts, so the loop runs callers in between; `/routes` is built once for all viewers.
+- Callers report their own TTFT (on screen) by beacons, POST /ttft. A beacon refers to a request in progress or among
+  the recent Records, and each request is counted once, with the labels of the Record: nobody with access to the port
+  can count more requests than there were.
+- A reported TTFT is a claim: shown beside the gateway's own measurement, never used by predictions or decisions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from time import monotonic, time
 from typing import Any
 
 from aiohttp import web
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from backends.interface import Operation
 from gateway.admin.admin_server import json_response
 from gateway.admin.admin_views import RequestQuery, endpoint_view, explain
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request
+from gateway.config.models import Config
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
-from gateway.observe.metrics.series import histogram
-from gateway.observe.record import Record
+from gateway.observe.metrics.series import Histogram
 from gateway.observe.timeline import Recorder
-from gateway.runtime import RuntimeHolder, redacted_config
+from gateway.runtime import RuntimeHolder
 from gateway.scheduler import Decider, RequestQueue
 from gateway.strict_json import BadJson, decode, encode
-from policies.routes.route import Route
 
 BATCH = 20  # Records encoded between two turns of the loop: 0.5 ms
 FRESH = 0.5  # s for which one answer of /routes serves all viewers
+LONGEST_TTFT = 3_600_000.0  # ms, in a beacon
+LONGEST_ID = 128  # characters
 
 
 async def no_source() -> web.Response:
@@ -41,29 +45,24 @@ async def no_source() -> web.Response:
 
 @dataclass(slots=True, kw_only=True)
 class GatewayAdmin:
-    """`AdminData` of one process."""
+    """Implements `gateway.admin.admin_server.AdminData` for one process."""
 
     registry: Registry
     recorder: Recorder
     decider: Decider
     queue: RequestQueue
     runtime: RuntimeHolder
-    beacons: Beacons
-    reloading: Callable[[], Awaitable[web.Response]] = no_source
+    on_screen: Histogram  # TTFT reported by callers, by route
+    reload: Callable[[], Awaitable[web.Response]] = no_source
     stats: bytes = b""  # the last answer of /routes
     stats_at: float = 0.0  # monotonic time of `stats`
 
-    async def refresh(self) -> None:
-        """Nothing to do: counters are read in place."""
+    @property
+    def config(self) -> Config:
+        return self.runtime.current.config
 
-    def routes(self) -> Sequence[Route]:
-        return self.runtime.current.routes.all
-
-    def pools(self) -> Collection[str]:
-        return self.runtime.current.pools
-
-    def config(self) -> Mapping[str, Any]:
-        return redacted_config(self.runtime.current.config)
+    async def metrics(self) -> Registry:
+        return self.registry
 
     async def requests(self, query: RequestQuery) -> bytes:
         records, parts = query.select(self.recorder.recent), []
@@ -74,7 +73,8 @@ class GatewayAdmin:
 
     async def route_stats(self) -> bytes:
         if (now := monotonic()) - self.stats_at > FRESH:
-            self.stats = encode(route_stats(counts_in_place(self.registry.collectors), self.routes(), time()))
+            counts = counts_in_place(self.registry.collectors)
+            self.stats = encode(route_stats(counts, self.config.all_routes, time()))
             self.stats_at = now
         return self.stats
 
@@ -93,11 +93,18 @@ class GatewayAdmin:
         return json_response(200, encode(explain(decision, estimate, self.queue.depth(), runtime.pools)))
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
-        self.beacons.take(beacon)
+        request_id, seconds = parse_beacon(beacon)
+        records = chain((life.record for life in self.recorder.lives), reversed(self.recorder.recent))
+        record = next((record for record in records if record.request_id == request_id), None)
+        if record is None:
+            raise ApiError(404, "No recent request has this id.", param="request_id", code="unknown_request")
+        if record.ttft is None:
+            raise ApiError(409, "This request has no first token.", param="request_id", code="no_first_token")
+        if record.on_screen is not None:
+            raise ApiError(409, "The first token of this request was reported before.", code="reported_before")
+        record.on_screen = seconds
+        self.on_screen.of[(record.route,)].observe(seconds)
         return web.Response(status=204)
-
-    async def reload(self) -> web.Response:
-        return await self.reloading()
 
 
 def _array_members(records: list[dict[str, Any]]) -> bytes:
@@ -108,61 +115,17 @@ def _array_members(records: list[dict[str, Any]]) -> bytes:
         return json.dumps(records).encode()[1:-1]
 
 
-# First-token times measured by callers (on screen): POST /ttft.
-
-LONGEST = 3_600_000.0  # ms
-LONGEST_ID = 128  # characters
-
-
-class Beacons(Collector):
-    """firsttoken_ttft_on_screen_seconds. `bounds`: additional buckets."""
-
-    def __init__(self, recorder: Recorder, bounds: Iterable[float]) -> None:
-        self.recorder = recorder
-        self.seconds = histogram("firsttoken_ttft_on_screen_seconds", bounds)
-
-    def collect(self) -> Iterable[Metric]:
-        yield from self.seconds.collect()
-
-    def take(self, raw: bytes) -> None:
-        """Count a beacon. Raises ApiError."""
-        request_id, seconds = read(raw)
-        record = self._record(request_id)
-        if record is None:
-            raise ApiError(404, "No recent request has this id.", param="request_id", code="unknown_request")
-        if record.ttft is None:
-            raise ApiError(409, "This request has no first token.", param="request_id", code="no_first_token")
-        if record.on_screen is not None:
-            raise ApiError(409, "The first token of this request was reported before.", code="reported_before")
-        record.on_screen = seconds
-        self.seconds.of[(record.route,)].observe(seconds)
-
-    def _record(self, request_id: str) -> Record | None:
-        """The latest request with the id: callers may use an id twice."""
-        for life in self.recorder.lives:
-            if life.record.request_id == request_id:
-                return life.record
-        for record in reversed(self.recorder.recent):
-            if record.request_id == request_id:
-                return record
-        return None
-
-
-def read(raw: bytes) -> tuple[str, float]:
+def parse_beacon(raw: bytes) -> tuple[str, float]:
     """The id of a request, and seconds. Raises ApiError."""
     try:
-        said: Any = decode(raw)
+        beacon: Any = decode(raw)
     except BadJson as error:
         raise bad_request(f"The body is not valid JSON: {error}.") from None
-    if not isinstance(said, dict):
+    if not isinstance(beacon, dict):
         raise bad_request("The body must be a JSON object with request_id and ttft_ms.")
-    request_id, ttft = said.get("request_id"), said.get("ttft_ms")
+    request_id, ttft = beacon.get("request_id"), beacon.get("ttft_ms")
     if not (isinstance(request_id, str) and 0 < len(request_id) <= LONGEST_ID):
         raise bad_request(f"request_id must be a string of up to {LONGEST_ID} characters.", param="request_id")
-    if (
-        isinstance(ttft, bool)
-        or not isinstance(ttft, int | float)
-        or not (math.isfinite(ttft) and 0 <= ttft <= LONGEST)
-    ):
-        raise bad_request(f"ttft_ms must be a number from 0 to {LONGEST:.0f}.", param="ttft_ms")
+    if type(ttft) not in (int, float) or not 0 <= ttft <= LONGEST_TTFT:
+        raise bad_request(f"ttft_ms must be a number from 0 to {LONGEST_TTFT:.0f}.", param="ttft_ms")
     return request_id, ttft / 1e3

@@ -382,6 +382,11 @@ class Config(Section):
         raw = {"tiers": [self.passthrough]}
         return Route.model_validate(_completed(PASSTHROUGH, raw, self.defaults.max_attempts))
 
+    @property
+    def all_routes(self) -> tuple[Route, ...]:
+        """Every route, `passthrough_route` last."""
+        return (*self.routes.values(), *([self.passthrough_route] if self.passthrough_route else []))
+
     def without_effect(self) -> list[str]:
         """Settings accepted but not implemented in this version."""
         return [f"routes.{name}.rescue: on" for name, route in self.routes.items() if route.rescue == "on"]

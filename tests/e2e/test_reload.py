@@ -132,7 +132,7 @@ async def test_routes_keys_and_budgets_change_with_the_next_request() -> None:
         assert last(gateway).ttft_budget == pytest.approx(0.777)
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
         assert 'firsttoken_ttft_seconds_bucket{le="0.777",pool="only",route="chat"} 2.0' in page
-        assert pytest.approx(0.777) in gateway.admin.beacons.seconds.bounds
+        assert pytest.approx(0.777) in gateway.admin.on_screen.bounds
         assert json.loads((await get(gateway.admin_url, "/config"))[2])["routes"]["chat"]["ttft"]["budget"] == 0.777
 
 

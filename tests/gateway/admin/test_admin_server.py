@@ -153,7 +153,7 @@ async def beaconed(gateway: Gateway, body: Any, *headers: str) -> tuple[int, str
 
 async def on_screen(gateway: Gateway) -> float:
     """Number of counted beacons."""
-    return sum(s.value for m in gateway.admin.beacons.collect() for s in m.samples if s.name.endswith("_count"))
+    return sum(s.value for m in gateway.admin.on_screen.collect() for s in m.samples if s.name.endswith("_count"))
 
 
 async def test_a_beacon_is_joined_to_its_request(served: tuple[Gateway, Upstream]) -> None:
