@@ -111,9 +111,9 @@ class Gateway:
         self.shared_quotas = optional.redis_quotas(config, self.redis)
         self.keyring = optional.keyring(config, self.redis, self._swap_keys)
         self.replicas = optional.replicas(config, self.redis, self.fleet, worker)
-        self.fleet.peers = None if worker is None else worker.siblings
+        self.fleet.peers = None if worker is None else worker.peers
         if self.replicas is not None:
-            self.fleet.peers = self.replicas if worker is None else CombinedPeers(worker.siblings, self.replicas)
+            self.fleet.peers = self.replicas if worker is None else CombinedPeers(worker.peers, self.replicas)
         if self.fleet.peers is not None:
             self.fleet.request_publish = self.monitor.publish_soon
         self.registry.register(ReplicasCollector(self.replicas.count if self.replicas is not None else lambda: 1))
@@ -242,7 +242,7 @@ class Gateway:
         self._watch_endpoints()
         self._watch_kv_events()
         if self.worker is not None:
-            self.worker.siblings.share(new.upstreams)
+            self.worker.peers.share(new.upstreams)
         if self.telemetry is not None:
             self.telemetry.reload(optional.served(new.upstreams))
 

@@ -46,7 +46,7 @@ class WorkerContext:
     number: int
     data: socket.socket
     admin: socket.socket
-    siblings: SlotSharing
+    peers: SlotSharing
     group: bytes
     log_lock: Path
     quotas: LocalQuotas

@@ -126,6 +126,6 @@ def parse_beacon(raw: bytes) -> tuple[str, float]:
     request_id, ttft = beacon.get("request_id"), beacon.get("ttft_ms")
     if not (isinstance(request_id, str) and 0 < len(request_id) <= LONGEST_ID):
         raise bad_request(f"request_id must be a string of up to {LONGEST_ID} characters.", param="request_id")
-    if type(ttft) not in (int, float) or not 0 <= ttft <= LONGEST_TTFT:
+    if isinstance(ttft, bool) or not isinstance(ttft, int | float) or not 0 <= ttft <= LONGEST_TTFT:
         raise bad_request(f"ttft_ms must be a number from 0 to {LONGEST_TTFT:.0f}.", param="ttft_ms")
     return request_id, ttft / 1e3

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import socket
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from shutil import rmtree
 from time import time
@@ -34,12 +35,10 @@ from gateway.observe.metrics.scrape_collectors import counts_of, route_stats
 from gateway.observe.metrics.series import counter, gauge
 from gateway.process import BACKLOG, HANDLER_GRACE, loop_factory
 from gateway.reload import ReloadCounts, invalid_config
-from gateway.runtime import redacted_config
 from gateway.strict_json import encode
-from gateway.workers.merged_stats import COUNTS, Families, add_retired, keep_maxima, merge_endpoints, merge_families
-from gateway.workers.shared_memory import Entry, SharedValue, WorkerRegister, WorkerState
+from gateway.workers.merged_stats import COUNTS, add_retired, keep_maxima, merge_endpoints, merge_metrics
+from gateway.workers.shared_memory import SharedState, WorkerState
 from gateway.workers.worker import ASK_RELOAD, ControlChannel, first_of
-from policies.routes.route import Route
 
 log = logging.getLogger("firsttoken")
 
@@ -50,59 +49,51 @@ ACCEPTED, UNKNOWN = 204, 404  # status of POST /ttft from the worker with the re
 HOP_BY_HOP = ("host", "connection", "content-length", "transfer-encoding")
 
 
-def serve_aggregator(aggregator: AdminAggregator, admin: socket.socket, channel: socket.socket) -> int:
+def serve_aggregator(
+    config: Config, paths: Sequence[str], shared: SharedState, admin: socket.socket, channel: socket.socket
+) -> int:
     """Returns the exit code."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(aggregator, admin, channel))
+        runner.run(_serve(config, paths, shared, admin, channel))
     return 0
 
 
-async def _serve(aggregator: AdminAggregator, admin: socket.socket, channel: socket.socket) -> None:
+async def _serve(
+    config: Config, paths: Sequence[str], shared: SharedState, admin: socket.socket, channel: socket.socket
+) -> None:
     asyncio.get_running_loop().set_exception_handler(unhandled)
-    control = aggregator.control = await ControlChannel.open(channel)
+    control = await ControlChannel.open(channel)
+    aggregator = AdminAggregator(config, paths, shared, control)
     runner = web.AppRunner(aggregator.app(), access_log=None, shutdown_timeout=HANDLER_GRACE, auto_decompress=False)
     await runner.setup()
     await web.SockSite(runner, admin, backlog=BACKLOG).start()
-    tasks = [asyncio.create_task(aggregator.collect_forever()), asyncio.create_task(aggregator.follow_reloads(control))]
+    tasks = [asyncio.create_task(aggregator.collect_forever()), asyncio.create_task(aggregator.follow_reloads())]
     await first_of(control.drain, control.force_stop)
     for task in tasks:
         task.cancel()
     await runner.cleanup()
     await aggregator.close()
     if not control.force_stop.is_set():  # the supervisor died and left its directory behind
-        rmtree(aggregator.home, ignore_errors=True)
+        rmtree(Path(paths[0]).parent, ignore_errors=True)
 
 
 class AdminAggregator(Collector):
     """Implements `gateway.admin.admin_server.AdminData`. `paths`: the workers' private sockets, in one directory."""
 
-    def __init__(
-        self,
-        config: Config,
-        paths: Sequence[str],
-        register: WorkerRegister,
-        retired: SharedValue,
-        *,
-        configs: SharedValue,
-        answers: SharedValue,
-    ) -> None:
-        self.home = Path(paths[0]).parent
-        self.control: ControlChannel | None = None
-        self._config = config
+    def __init__(self, config: Config, paths: Sequence[str], shared: SharedState, control: ControlChannel) -> None:
+        self.config = config
+        self.control = control
         self._paths = paths
-        self._register = register
-        self._configs = configs
-        self._answers = answers
+        self._shared = shared
         self._reloading = asyncio.Lock()
-        self._lives: dict[int, str] = {}  # process that answered last, by worker number
-        self._last: dict[int | None, Families] = {}  # and its counters
+        self._processes: dict[int, bytes] = {}  # id of the process that answered last, by worker number
+        self._last: dict[int | None, list[Metric]] = {}  # and the counters of that process
         self._exposed = False  # since the last collection
-        self._retired_value = retired
-        self._retired: Families = retired.get() or []
+        self._retired: list[Metric] = shared.retired.get() or []
         self._sessions: dict[int, ClientSession] = {}
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        self.registry.register(ReloadCounts(register.reloads))
+        self.registry.register(ReloadCounts(shared.reloads))
 
     def app(self) -> web.Application:
         app = AdminServer(self).app()
@@ -111,19 +102,10 @@ class AdminAggregator(Collector):
 
     # -- AdminData --------------------------------------------------------------------------
 
-    async def refresh(self) -> None:
+    async def metrics(self) -> CollectorRegistry:
         await self.collect_counters()
         self._exposed = True
-
-    def routes(self) -> Sequence[Route]:
-        passthrough = self._config.passthrough_route
-        return [*self._config.routes.values(), *([passthrough] if passthrough else [])]
-
-    def pools(self) -> Collection[str]:
-        return self._config.pools
-
-    def config(self) -> Mapping[str, Any]:
-        return redacted_config(self._config)
+        return self.registry
 
     async def requests(self, query: RequestQuery) -> bytes:
         """Asks every worker for the full number, and merges as one gateway would answer."""
@@ -131,7 +113,7 @@ class AdminAggregator(Collector):
 
     async def route_stats(self) -> bytes:
         await self.collect_counters()
-        return encode(route_stats(counts_of(self.collect()), self.routes(), time()))
+        return encode(route_stats(counts_of(self.collect()), self.config.all_routes, time()))
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         return merge_endpoints(await self._get_all("/fleet"))
@@ -140,8 +122,8 @@ class AdminAggregator(Collector):
         """Asks the first serving worker: workers see the load of all."""
         forwarded = {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
         url = f"http://worker/explain?path={operation.value}"
-        for worker, entry in enumerate(self._register.all()):
-            if entry.state is WorkerState.SERVING:
+        for worker, status in enumerate(self._shared.workers()):
+            if status.state is WorkerState.SERVING:
                 async with self._session(worker).post(url, data=body, headers=forwarded) as reply:
                     return json_response(reply.status, await reply.read())
         raise no_worker()
@@ -156,7 +138,6 @@ class AdminAggregator(Collector):
 
     async def reload(self) -> web.Response:
         """The supervisor reads the configuration; the reply comes after every worker has applied the result."""
-        assert self.control is not None
         async with self._reloading:
             self.control.reply.clear()
             self.control.report(ASK_RELOAD)
@@ -166,7 +147,7 @@ class AdminAggregator(Collector):
             except TimeoutError:
                 message = f"Not every worker has applied the configuration within {RELOAD_TIMEOUT:g} s."
                 raise ApiError(504, message, type="server_error") from None
-            answer = self._answers.get()
+            answer = self._shared.answer.get()
         if isinstance(answer, str):
             raise invalid_config(answer)
         return json_response(200, encode(answer))
@@ -175,28 +156,26 @@ class AdminAggregator(Collector):
 
     async def ready(self, http: web.Request) -> web.StreamResponse:
         """200 when all workers serve."""
-        entries = self._register.all()
-        status = readiness(entries)
-        body = {"status": status, "workers": [entry.state.name.lower() for entry in entries]}
+        states = [worker.state for worker in self._shared.workers()]
+        status = readiness(states)
+        body = {"status": status, "workers": [state.name.lower() for state in states]}
         return json_response(200 if status == "ready" else 503, encode(body))
 
-    async def follow_reloads(self, control: ControlChannel) -> None:
-        """Keeps the configuration in force, for views."""
+    async def follow_reloads(self) -> None:
         while True:
-            await control.reload.wait()
-            control.reload.clear()
-            self._config = self._configs.get()
+            await self.control.reload.wait()
+            self.control.reload.clear()
+            self.config = self._shared.config.get()
 
     def collect(self) -> Iterable[Metric]:
         """As of the last collection."""
-        entries = self._register.all()
-        serving = sum(entry.state is WorkerState.SERVING for entry in entries)
-        yield gauge("firsttoken_workers", [((), serving)])
+        workers = self._shared.workers()
+        yield gauge("firsttoken_workers", [((), sum(worker.state is WorkerState.SERVING for worker in workers))])
         starts = counter("firsttoken_worker_starts_total")
-        for number, entry in enumerate(entries, 1):
-            starts.of[(str(number),)].value = entry.starts
+        for number, worker in enumerate(workers, 1):
+            starts.of[(str(number),)].value = worker.starts
         yield from starts.collect()
-        yield from merge_families({None: self._retired, **self._last})
+        yield from merge_metrics({None: self._retired, **self._last})
 
     async def collect_forever(self) -> None:
         while True:
@@ -204,21 +183,21 @@ class AdminAggregator(Collector):
             await asyncio.sleep(COLLECT_INTERVAL)
 
     async def collect_counters(self) -> None:
-        for number, counts in (await self._get_all(COUNTS)).items():
-            life = counts["life"]
-            if self._lives.get(number, life) != life:
+        for number, (process, metrics) in (await self._get_all(COUNTS, pickle.loads)).items():
+            if self._processes.get(number, process) != process:
                 self._retired = add_retired(self._retired, self._last[number])
-                self._retired_value.put(self._retired)
+                self._shared.retired.put(self._retired)
             before = [] if self._exposed else self._last.get(number, [])
-            self._lives[number], self._last[number] = life, keep_maxima(before, counts["families"])
+            self._processes[number] = process
+            self._last[number] = keep_maxima(before, metrics)
         self._exposed = False
 
     # -- requests to workers ----------------------------------------------------------------
 
-    async def _get_all(self, path: str) -> Mapping[int, Any]:
-        """The JSON replies with status 200, by worker number from 1."""
+    async def _get_all(self, path: str, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Mapping[int, Any]:
+        """The replies with status 200, by worker number from 1."""
         replies = await self._ask_all("GET", path)
-        return {number: msgspec.json.decode(body) for number, (status, body) in replies.items() if status == 200}
+        return {number: decode(body) for number, (status, body) in replies.items() if status == 200}
 
     async def _ask_all(self, method: str, path: str, body: bytes | None = None) -> Mapping[int, tuple[int, bytes]]:
         """Status and body of the replies, by worker number from 1."""
@@ -234,12 +213,10 @@ class AdminAggregator(Collector):
             return None
 
     def _session(self, worker: int) -> ClientSession:
-        session = self._sessions.get(worker)
-        if session is None:
+        if worker not in self._sessions:
             connector, timeout = UnixConnector(self._paths[worker]), ClientTimeout(WORKER_TIMEOUT)
-            session = ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
-            self._sessions[worker] = session
-        return session
+            self._sessions[worker] = ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        return self._sessions[worker]
 
     async def close(self) -> None:
         for session in self._sessions.values():
@@ -250,8 +227,7 @@ def no_worker() -> ApiError:
     return ApiError(503, "No worker serves now.", type="server_error", code="unavailable")
 
 
-def readiness(entries: Sequence[Entry]) -> str:
-    states = {entry.state for entry in entries}
+def readiness(states: Collection[WorkerState]) -> str:
     if WorkerState.DRAINING in states:
         return "draining"
-    return "ready" if states == {WorkerState.SERVING} else "starting"
+    return "ready" if {*states} == {WorkerState.SERVING} else "starting"

@@ -3,15 +3,15 @@
 Rules for metrics:
 - Counters and histograms are added up, over running and exited workers: a total never decreases. The latest exemplar
   of a bucket stays.
-- A gauge is merged as the metric table says. Queue depths add up: every worker has its own queue. Every worker
-  reports
-  the load of all endpoints, with different delays: the largest value stands. Of endpoint states the worst stands:
-  workers detect failures at different times.
+- A gauge is merged as the metric table says. Queue depths add up: every worker has a queue. Every worker reports the
+  load of all endpoints, with different delays: the largest value stands. Of endpoint states the worst stands: workers
+  detect failures at different times.
 - Metrics of a process (`process_*`, `python_*`) stay apart, by worker.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
 from typing import Any
@@ -21,93 +21,68 @@ from prometheus_client.samples import Sample
 
 from gateway.observe.metrics.metric_table import BY_FAMILY, Merge
 
-COUNTS = "/counts"  # path on a worker's private port: its metrics as `families`
+COUNTS = "/counts"  # path on a worker's private port: all metrics
 ADDED = ("counter", "histogram")
 OF_PROCESS = ("process_", "python_")
 MERGE: Mapping[Merge, Callable[[float, float], float]] = {Merge.SUM: add, Merge.MAX: max, Merge.MIN: min}
 
-Labels = tuple[tuple[str, str], ...]
-Families = list[dict[str, Any]]
+
+def copied(metric: Metric, samples: Iterable[Sample]) -> Metric:
+    """The same metric with other samples."""
+    made = Metric(metric.name, metric.documentation, metric.type)
+    made.samples = list(samples)
+    return made
 
 
-def families(metrics: Iterable[Metric]) -> Families:
-    """Metrics as JSON values."""
-    return [
-        {
-            "name": metric.name,
-            "help": metric.documentation,
-            "type": metric.type,
-            "samples": [_sample(sample) for sample in metric.samples],
-        }
-        for metric in metrics
-    ]
-
-
-def _sample(sample: Sample) -> list[Any]:
-    values = [sample.name, dict(sample.labels), sample.value]
-    if (exemplar := sample.exemplar) is not None:
-        values.append([dict(exemplar.labels), exemplar.value, exemplar.timestamp])
-    return values
-
-
-class MergedFamily:
-    """One metric family over all workers."""
-
-    def __init__(self, name: str, help: str, type: str) -> None:
-        self.name = name
-        self.help = help
-        self.type = type
-        self._values: dict[tuple[str, Labels], float] = {}  # by name of the sample and labels
-        self._exemplars: dict[tuple[str, Labels], Exemplar] = {}
-        row = BY_FAMILY.get(name)
-        self._merge = MERGE[Merge.SUM if type in ADDED else Merge.MAX if row is None else row.merge]
-
-    def add(self, samples: Iterable[Sequence[Any]], worker: int | None) -> None:
-        for name, labelled, value, *exemplar in samples:
-            labels = tuple(labelled.items())
-            if self.name.startswith(OF_PROCESS):
-                labels = (*labels, ("worker", str(worker)))
-            key = name, labels
-            self._values[key] = value if key not in self._values else self._merge(self._values[key], value)
-            if exemplar:
-                found = Exemplar(*exemplar[0])
-                known = self._exemplars.get(key, found)
-                self._exemplars[key] = max(known, found, key=lambda each: float(each.timestamp or 0.0))
-
-    def metric(self) -> Metric:
-        made = Metric(self.name, self.help, self.type)
-        for key, value in self._values.items():
-            made.add_sample(key[0], dict(key[1]), value, exemplar=self._exemplars.get(key))
-        return made
-
-
-def merge_families(by_worker: Mapping[int | None, Families]) -> list[Metric]:
+def merge_metrics(by_worker: Mapping[int | None, Iterable[Metric]]) -> list[Metric]:
     """`by_worker`: by worker number; None: all exited workers. Names and labels keep their first order."""
-    merged: dict[str, MergedFamily] = {}
+    metrics: dict[str, Metric] = {}
+    merged = defaultdict[str, dict[tuple[object, ...], Sample]](dict)
     for worker, found in by_worker.items():
-        for family in found:
-            name = family["name"]
-            if name not in merged:
-                merged[name] = MergedFamily(name, family["help"], family["type"])
-            merged[name].add(family["samples"], worker)
-    return [family.metric() for family in merged.values()]
+        for metric in found:
+            metrics.setdefault(metric.name, metric)
+            combine, samples = _merge_of(metric), merged[metric.name]
+            for sample in _labelled(metric, worker):
+                key = sample.name, *sample.labels.items()
+                samples[key] = _merged(samples[key], sample, combine) if key in samples else sample
+    return [copied(metric, merged[name].values()) for name, metric in metrics.items()]
 
 
-def add_retired(retired: Families, last: Families) -> Families:
+def _merge_of(metric: Metric) -> Callable[[float, float], float]:
+    if metric.type in ADDED:
+        return add
+    row = BY_FAMILY.get(metric.name)
+    return max if row is None else MERGE[row.merge]
+
+
+def _labelled(metric: Metric, worker: int | None) -> Iterable[Sample]:
+    if not metric.name.startswith(OF_PROCESS):
+        return metric.samples
+    return [sample._replace(labels={**sample.labels, "worker": str(worker)}) for sample in metric.samples]
+
+
+def _merged(one: Sample, other: Sample, combine: Callable[[float, float], float]) -> Sample:
+    exemplars = [exemplar for exemplar in (one.exemplar, other.exemplar) if exemplar is not None]
+    latest = max(exemplars, key=_exemplar_time, default=None)
+    return one._replace(value=combine(one.value, other.value), exemplar=latest)
+
+
+def _exemplar_time(exemplar: Exemplar) -> float:
+    return float(exemplar.timestamp or 0.0)
+
+
+def add_retired(retired: Iterable[Metric], last: Iterable[Metric]) -> list[Metric]:
     """Totals of exited workers, with the last counters of one more."""
     counters = [
-        family for family in (*retired, *last) if family["type"] in ADDED and not family["name"].startswith(OF_PROCESS)
+        metric for metric in (*retired, *last) if metric.type in ADDED and not metric.name.startswith(OF_PROCESS)
     ]
-    return families(merge_families({None: counters}))
+    return merge_metrics({None: counters})
 
 
-def keep_maxima(before: Families, now: Families) -> Families:
+def keep_maxima(before: Iterable[Metric], now: Iterable[Metric]) -> list[Metric]:
     """`now`, with each `*_max_*` gauge at least as in `before`: workers reset such gauges at each read."""
-    maxima = {family["name"]: family for family in before if family["type"] == "gauge" and "_max_" in family["name"]}
-    return [
-        families(merge_families({1: [maxima[family["name"]], family]}))[0] if family["name"] in maxima else family
-        for family in now
-    ]
+    maxima = {metric.name: metric for metric in before if metric.type == "gauge" and "_max_" in metric.name}
+    return [merge_metrics({1: [maxima[metric.name], metric]})[0] if metric.name in maxima else metric for metric in now]
 
 
 def merge_endpoints(by_worker: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

@@ -294,9 +294,7 @@ class _PeerPart:
         return replace(load, prefill_s=load.prefill_s - before)
 
 
-# Small values that forked processes share: created before the fork, written by one process, read by others.
-
-FIELDS = 2  # of an Entry, 8 bytes each and aligned: no reader sees half of one
+# -- state of the supervisor ---------------------------------------------------------------
 
 
 class SharedValue:
@@ -327,25 +325,32 @@ class WorkerState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One worker's state. `starts` counts its processes."""
+class WorkerStatus:
+    """`starts`: number of processes so far."""
 
     state: WorkerState
     starts: int
 
 
-class WorkerRegister:
-    """State of every worker and counts of reloads: the supervisor writes, the admin aggregator reads."""
+class SharedState:
+    """State of the workers and of reloads, to be created before the fork: the supervisor writes, others read.
+
+    `reloads`: as `gateway.reload.ReloadCounts` counts. `config`: the last reloaded configuration. `answer`: to a POST
+    /reload. `retired`: counters of exited workers, written by the admin aggregator for a successor.
+    """
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._cells = memoryview(mmap.mmap(-1, workers * FIELDS * 8)).cast("q")
-        self.reloads = memoryview(mmap.mmap(-1, 24)).cast("d")  # as `gateway.reload.ReloadCounts` counts
+        # 8 bytes per field, aligned: no reader sees half a field.
+        self._workers = memoryview(mmap.mmap(-1, workers * 16)).cast("q")
+        self.reloads = memoryview(mmap.mmap(-1, 24)).cast("d")
+        self.config = SharedValue()
+        self.answer = SharedValue()
+        self.retired = SharedValue()
 
-    def set(self, worker: int, entry: Entry) -> None:
-        self._cells[worker * FIELDS] = entry.state.value
-        self._cells[worker * FIELDS + 1] = entry.starts
+    def set_worker(self, worker: int, status: WorkerStatus) -> None:
+        self._workers[2 * worker] = status.state.value
+        self._workers[2 * worker + 1] = status.starts
 
-    def all(self) -> list[Entry]:
-        cells = self._cells
-        return [Entry(WorkerState(cells[at]), cells[at + 1]) for at in range(0, self._workers * FIELDS, FIELDS)]
+    def workers(self) -> list[WorkerStatus]:
+        fields = iter(self._workers.tolist())
+        return [WorkerStatus(WorkerState(state), starts) for state, starts in zip(fields, fields, strict=True)]

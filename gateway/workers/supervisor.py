@@ -1,16 +1,16 @@
 """Keeps N workers serving one port, and an admin aggregator to answer for all.
 
 Rules:
-- The supervisor serves nothing itself: without threads and without an event loop a fork is possible at any time. So a
-  worker is replaced in milliseconds, reads nothing from disk, and shares the memory of everything loaded before.
-- Every worker has a listening socket of its own on the shared port; the kernel spreads connections over all. The
-  supervisor holds each socket too: connections not accepted by a dead worker wait for its successor.
+- The supervisor serves nothing: without threads and without an event loop a fork is possible at any time. So a worker
+  is replaced in milliseconds, reads nothing from disk, and shares the memory of everything loaded before.
+- Every worker has a listening socket on the shared port; the kernel spreads connections over all. The supervisor holds
+  each socket too: connections not accepted by a dead worker wait for the successor.
 - Callers are let in when all workers are prepared, not before.
-- After an exit a worker is restarted at once; after two early exits in a row with growing delays. Meanwhile its
-  socket
-  is closed, so the other workers get its connections.
+- After an exit a worker is restarted at once; after two early exits in a row with growing delays. Meanwhile the socket
+  is closed, so the other workers get the connections.
 - The first signal drains, the second ends the draining. Processes still running after the grace are killed.
-- A reloaded configuration is read and checked here, once, and passed to workers only if valid.
+- A configuration is read and checked here, once, and passed to workers only if valid. An exited worker counts as done
+  with a reload: the successor starts with the new configuration. The reply comes after the last worker's report.
 - Each of these events is one log line.
 """
 
@@ -22,9 +22,9 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Iterable
 from contextlib import ExitStack
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -38,8 +38,8 @@ from gateway.process import BACKLOG, bind, drain_message, listen_unix, reserve_p
 from gateway.reload import CHECK_INTERVAL, ConfigSource, ReloadCounts, reload_result
 from gateway.tokenize.tokenizers import encoder
 from gateway.wiring import WorkerContext
-from gateway.workers.admin_aggregator import AdminAggregator, serve_aggregator
-from gateway.workers.shared_memory import Entry, Memory, SharedValue, WorkerRegister, WorkerState
+from gateway.workers.admin_aggregator import serve_aggregator
+from gateway.workers.shared_memory import Memory, SharedState, WorkerState, WorkerStatus
 from gateway.workers.worker import (
     ASK_RELOAD,
     DRAIN,
@@ -50,7 +50,6 @@ from gateway.workers.worker import (
     RELOADED,
     REPLY,
     SERVING,
-    Work,
     WorkerSlot,
     exit_reason,
     fork,
@@ -62,6 +61,7 @@ log = logging.getLogger("firsttoken")
 
 SPARE_SLOTS = 64  # endpoints beyond those at the start, so a reload can replace endpoints
 KILL_AFTER = 5.0  # s beyond its grace for a process to exit
+POSTED = "POST /reload"
 
 
 class Phase(Enum):
@@ -93,18 +93,16 @@ class Supervisor:
         self, config: Config, source: ConfigSource, reserved: socket.socket, admin: socket.socket, home: Path
     ) -> None:
         count = config.server.workers
-        self.config = config
         self.reserved, self.admin = reserved, admin
-        self.listening: list[socket.socket | None] = [None] * count
         self.private = [listen_unix(home / f"{number}.sock") for number in range(count)]
         self.log_lock, self.group = home / "lines.lock", new_group()
         self.memory = Memory(config.urls(), count, len(config.urls()) + SPARE_SLOTS)
         self.quotas = SharedQuotaMemory((key.name for key in config.keys), count)
-        self.register, self.retired = WorkerRegister(count), SharedValue()
-        self.workers = [WorkerSlot(f"worker {number + 1}", self._work_of(number)) for number in range(count)]
+        self.shared = SharedState(count)
+        self.workers = [WorkerSlot(f"worker {n + 1}", partial(self._run_worker, n)) for n in range(count)]
         self.aggregator = WorkerSlot("the admin port", self._run_aggregator)
         self.slots = (*self.workers, self.aggregator)
-        self.reload = CoordinatedReload(config, source, ReloadCounts(self.register.reloads), self.aggregator)
+        self.reload = CoordinatedReload(config, source, self.shared, self.workers, self.aggregator)
         self.phase = Phase.STARTING
         self.announced = False
         self.exit_code = 0
@@ -132,69 +130,61 @@ class Supervisor:
                 self._start(slot)
         if self.kill_at is not None and self.kill_at <= now:
             self._kill()
-        if self.phase is not Phase.ENDING and self.reload.files_changed(now):
+        if self.reload.files_changed(now):
             self._reload("a file changed")
 
     def _reload(self, reason: str) -> None:
         if self.phase is not Phase.ENDING:
-            self.reload.begin(reason, self.workers)
-            self.config = self.reload.config
+            self.reload.request(reason)
 
-    def _on_applied(self, slot: WorkerSlot) -> None:
-        self.reload.on_applied(slot)
-        if (reason := self.reload.next_reason()) is not None:
-            self._reload(reason)
+    def _set_state(self, slot: WorkerSlot, state: WorkerState) -> None:
+        if slot is not self.aggregator:
+            self.shared.set_worker(self.workers.index(slot), WorkerStatus(state, slot.starts))
 
     # -- start ------------------------------------------------------------------------------
 
     def _start(self, slot: WorkerSlot) -> None:
-        if slot in self.workers:
-            number = self.workers.index(slot)
-            self.listening[number] = self.listening[number] or self._bind_shared()
-            self.register.set(number, Entry(WorkerState.STARTING, slot.starts + 1))
+        if slot is not self.aggregator and slot.listening is None:
+            slot.listening = self._bind_shared()
         child = fork(slot.work)
         slot.on_started(child)
+        self._set_state(slot, WorkerState.STARTING)
         self.selector.register(child.channel, selectors.EVENT_READ, lambda: self._on_report(slot))
 
     def _bind_shared(self) -> socket.socket:
         """A socket on the shared port, which listens once callers are let in."""
-        made = bind(ListenAddress(self.config.server.listen.host, self.reserved.getsockname()[1]), shared=True)
+        server = self.reload.config.server
+        made = bind(ListenAddress(server.listen.host, self.reserved.getsockname()[1]), shared=True)
         if self.phase is Phase.OPEN:
             made.listen(BACKLOG)
         return made
 
-    def _work_of(self, number: int) -> Work:
-        def work(channel: socket.socket) -> int:
-            data = self.listening[number]
-            assert data is not None
-            self._close_inherited(data, self.private[number])
-            context = WorkerContext(
-                number=number,
-                data=data,
-                admin=self.private[number],
-                siblings=self.memory.member(number),
-                group=self.group,
-                log_lock=self.log_lock,
-                quotas=self.quotas.member(number),
-            )
-            return serve_worker(self.config, context, self.reload.configs, channel)
-
-        return work
+    def _run_worker(self, number: int, channel: socket.socket) -> int:
+        data = self.workers[number].listening
+        assert data is not None
+        self._close_inherited(data, self.private[number])
+        context = WorkerContext(
+            number=number,
+            data=data,
+            admin=self.private[number],
+            peers=self.memory.member(number),
+            group=self.group,
+            log_lock=self.log_lock,
+            quotas=self.quotas.member(number),
+        )
+        return serve_worker(self.reload.config, context, self.shared.config, channel)
 
     def _run_aggregator(self, channel: socket.socket) -> int:
         paths = [sock.getsockname() for sock in self.private]
         self._close_inherited(self.admin)
-        reload = self.reload
-        aggregator = AdminAggregator(
-            self.config, paths, self.register, self.retired, configs=reload.configs, answers=reload.answers
-        )
-        return serve_aggregator(aggregator, self.admin, channel)
+        return serve_aggregator(self.reload.config, paths, self.shared, self.admin, channel)
 
     def _close_inherited(self, *kept: socket.socket) -> None:
         """In a child: a socket listens, and a channel is open, as long as any process holds it."""
         self.selector.close()
         channels = (slot.child.channel for slot in self.slots if slot.child is not None)
-        for each in (self.reserved, self.admin, *channels, *self.private, *self.listening):
+        listening = (worker.listening for worker in self.workers)
+        for each in (self.reserved, self.admin, *channels, *self.private, *listening):
             if each is not None and each not in kept:
                 each.close()
 
@@ -216,25 +206,26 @@ class Supervisor:
         if ASK_RELOAD in report and slot is self.aggregator:
             self._reload(POSTED)
         if RELOADED in report:
-            self._on_applied(slot)
+            self.reload.on_applied(slot)
 
     def _open(self, slot: WorkerSlot) -> None:
         if self.phase is Phase.STARTING and all(worker.prepared for worker in self.workers):
             self.phase = Phase.OPEN
-            for listening in filter(None, self.listening):
-                listening.listen(BACKLOG)
+            for worker in self.workers:
+                if worker.listening is not None:
+                    worker.listening.listen(BACKLOG)
             for worker in self.workers:
                 worker.send(GO)
         elif self.phase is Phase.OPEN:
             slot.send(GO)
 
     def _on_serving(self, slot: WorkerSlot) -> None:
-        self.register.set(self.workers.index(slot), Entry(WorkerState.SERVING, slot.starts))
+        self._set_state(slot, WorkerState.SERVING)
         if self.announced:
             log.info("%s is serving again", slot.name)
         elif all(worker.serving for worker in self.workers):
             self.announced = True
-            server = self.config.server
+            server = self.reload.config.server
             data, admin = url_of(self.reserved, server.listen.host), url_of(self.admin, server.admin.host)
             print(f"firsttoken: serving {data}/v1, admin {admin}, {len(self.workers)} workers", file=sys.stderr)
 
@@ -247,7 +238,7 @@ class Supervisor:
             elif number == signal.SIGHUP:
                 self._reload("SIGHUP")
             elif self.phase is not Phase.ENDING:
-                drain = self.config.server.drain
+                drain = self.reload.config.server.drain
                 print(drain_message(drain), file=sys.stderr, flush=True)
                 self._end(DRAIN, drain.wait + drain.grace + KILL_AFTER)
             else:
@@ -257,14 +248,13 @@ class Supervisor:
         """`within`: s after which processes are killed."""
         self.phase = Phase.ENDING
         self.kill_at = monotonic() + within
-        self.reload.check_at = None
+        self.reload.begin_no_more()
+        self.reserved.close()
         for slot in self.slots:
             slot.restart_at = None
-        for listening in (self.reserved, *self.listening):
-            if listening is not None:
-                listening.close()
-        for number, worker in enumerate(self.workers):
-            self.register.set(number, Entry(WorkerState.DRAINING if worker.child else WorkerState.ENDED, worker.starts))
+            slot.close_listening()
+        for worker in self.workers:
+            self._set_state(worker, WorkerState.DRAINING if worker.child else WorkerState.ENDED)
             worker.send(order)
         self._stop_aggregator()
 
@@ -285,11 +275,10 @@ class Supervisor:
         if slot.child.channel in self.selector.get_map():
             self.selector.unregister(slot.child.channel)
         wait = slot.on_exit(monotonic())
-        self._on_applied(slot)
-        if slot in self.workers:
-            number = self.workers.index(slot)
-            self.register.set(number, Entry(WorkerState.ENDED, slot.starts))
-            self.memory.wipe(number)
+        self.reload.on_applied(slot)
+        if slot is not self.aggregator:
+            self._set_state(slot, WorkerState.ENDED)
+            self.memory.wipe(self.workers.index(slot))
         if self.phase is Phase.ENDING:
             self._stop_aggregator()
         elif self.phase is Phase.STARTING:
@@ -297,19 +286,11 @@ class Supervisor:
             self.exit_code = 1
             self._end(FORCE_STOP, KILL_AFTER)
         else:
-            self._restart(slot, wait, f"{slot.name} (pid {pid}) {reason}")
-
-    def _restart(self, slot: WorkerSlot, wait: float, exited: str) -> None:
-        slot.restart_at = monotonic() + wait
-        if not wait:
-            log.error("%s; restarting it", exited)
-            return
-        if slot in self.workers:
-            number = self.workers.index(slot)
-            if (listening := self.listening[number]) is not None:
-                listening.close()
-            self.listening[number] = None
-        log.error("%s, repeatedly; restarting it in %g s", exited, wait)
+            slot.restart_at = monotonic() + wait
+            if wait:
+                slot.close_listening()
+            restarting = f", repeatedly; restarting it in {wait:g} s" if wait else "; restarting it"
+            log.error("%s (pid %d) %s%s", slot.name, pid, reason, restarting)
 
     def _kill(self) -> None:
         self.kill_at = None
@@ -319,24 +300,26 @@ class Supervisor:
                 os.kill(slot.child.pid, signal.SIGKILL)
 
 
-# All-or-nothing reload of several workers: read and checked once, by the supervisor.
-
-POSTED = "POST /reload"
-
-
 class CoordinatedReload:
-    """One reload at a time; requests for more are queued."""
+    """All-or-nothing reload of the workers, one at a time; `config` is in force. Blocks on nothing."""
 
-    def __init__(self, config: Config, source: ConfigSource, counts: ReloadCounts, aggregator: WorkerSlot) -> None:
+    def __init__(
+        self,
+        config: Config,
+        source: ConfigSource,
+        shared: SharedState,
+        workers: list[WorkerSlot],
+        aggregator: WorkerSlot,
+    ) -> None:
         self.config = config
-        self.configs, self.answers = SharedValue(), SharedValue()
         self.check_at = monotonic() + CHECK_INTERVAL if source.files else None
         self._source = source
-        self._counts = counts
-        self._aggregator = aggregator
+        self._shared = shared
+        self._counts = ReloadCounts(shared.reloads)
+        self._workers, self._aggregator = workers, aggregator
         self._applying: set[WorkerSlot] = set()  # workers without a report yet
-        self._answer: object = None  # for the aggregator, after the last report
-        self._pending: dict[str, None] = {}
+        self._answer: object = None  # to POST /reload, after the last report
+        self._requested: dict[str, None] = {}  # reasons, in order
 
     def files_changed(self, now: float) -> bool:
         if self.check_at is None or now < self.check_at:
@@ -344,15 +327,35 @@ class CoordinatedReload:
         self.check_at = now + CHECK_INTERVAL
         return self._source.files_changed()
 
-    def begin(self, reason: str, workers: Iterable[WorkerSlot]) -> None:
-        if self._applying:
-            self._pending[reason] = None
-            return
-        answer = self._apply(reason, {worker for worker in workers if worker.child is not None})
-        self._answer = answer if reason == POSTED else None
-        self._send_answer()
+    def request(self, reason: str) -> None:
+        self._requested[reason] = None
+        self._advance()
 
-    def _apply(self, reason: str, running: set[WorkerSlot]) -> object:
+    def on_applied(self, slot: WorkerSlot) -> None:
+        """This worker has applied the configuration, or has exited."""
+        if slot in self._applying:
+            self._applying.discard(slot)
+            self._advance()
+
+    def begin_no_more(self) -> None:
+        self.check_at = None
+        self._requested.clear()
+
+    def _advance(self) -> None:
+        """Answers the finished reload, then begins the next."""
+        while not self._applying:
+            if self._answer is not None:
+                self._shared.answer.put(self._answer)
+                self._aggregator.send(REPLY)
+            self._answer = None
+            if not self._requested:
+                return
+            reason = next(iter(self._requested))
+            del self._requested[reason]
+            answer = self._begin(reason)
+            self._answer = answer if reason == POSTED else None
+
+    def _begin(self, reason: str) -> object:
         """The answer to POST /reload: a result, or the errors as text."""
         try:
             change = self._source.next(self.config)
@@ -362,28 +365,8 @@ class CoordinatedReload:
         self._counts.applied(change, reason)
         self.config = change.config
         if change.changed:
-            self.configs.put(self.config)
-            self._applying = running
-            for slot in (*running, self._aggregator):
+            self._shared.config.put(self.config)
+            self._applying = {worker for worker in self._workers if worker.child is not None}
+            for slot in (*self._applying, self._aggregator):
                 slot.send(RELOAD)
         return reload_result(change)
-
-    def on_applied(self, slot: WorkerSlot) -> None:
-        """This worker has applied the configuration, or has exited."""
-        if slot in self._applying:
-            self._applying.discard(slot)
-            self._send_answer()
-
-    def next_reason(self) -> str | None:
-        """Reason of the next queued reload, if it can begin."""
-        if self._applying or not self._pending:
-            return None
-        reason = next(iter(self._pending))
-        del self._pending[reason]
-        return reason
-
-    def _send_answer(self) -> None:
-        if self._answer is not None and not self._applying:
-            self.answers.put(self._answer)
-            self._answer = None
-            self._aggregator.send(REPLY)

@@ -1,103 +1,36 @@
-"""One worker: a gateway in a process of its own, controlled by the supervisor."""
+"""A worker: a gateway in a forked process with a control channel, restarted in a slot.
+
+Rules:
+- The parent has no threads and no event loop when forking: no half-done state is copied.
+- A child takes orders from the channel alone and ignores SIGINT, SIGTERM and SIGHUP. Terminals, containers and systemd
+  send those to all processes of a service, and a second one means "do not wait": the supervisor alone counts.
+- The end of the channel is an order too: without a supervisor a process drains and exits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
 from aiohttp import web
 from prometheus_client.core import Metric
 
-from gateway.admin.admin_server import json_response
-from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.logs import to_stderr, unhandled
 from gateway.process import loop_factory, tune_gc
-from gateway.strict_json import encode
 from gateway.wiring import WorkerContext
-from gateway.workers.merged_stats import COUNTS, families
+from gateway.workers.merged_stats import COUNTS, copied
 from gateway.workers.shared_memory import SharedValue
-
-log = logging.getLogger("firsttoken")
-
-
-def serve_worker(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> int:
-    """Returns the exit code. `configs`: where the supervisor puts a reloaded configuration."""
-    to_stderr(f"worker {context.number + 1}: ")
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(config, context, configs, channel))
-
-
-async def _serve(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> int:
-    asyncio.get_running_loop().set_exception_handler(unhandled)
-    control = await ControlChannel.open(channel)
-    gateway = Gateway(config, context)
-    gateway.admin_app.router.add_get(COUNTS, _Counts(gateway.admin).answer)
-    await gateway.prepare(context.admin)
-    tune_gc()
-    control.report(PREPARED)
-    reloading = asyncio.create_task(_reload_forever(gateway, control, configs))
-    await first_of(control.go, control.drain, control.force_stop)
-    if control.go.is_set():
-        await gateway.open(context.data)
-        control.report(SERVING)
-        await first_of(control.drain, control.force_stop)
-    reloading.cancel()
-    await _stop(gateway, control)
-    return 0
-
-
-async def _reload_forever(gateway: Gateway, control: ControlChannel, configs: SharedValue) -> None:
-    """Applies configurations checked by the supervisor. After a failure the worker drains and is replaced by a
-    process with
-    the new configuration: after a reload no two workers run different configurations."""
-    while True:
-        await control.reload.wait()
-        control.reload.clear()
-        try:
-            await gateway.apply_config(configs.get())
-        except Exception:
-            log.exception("could not apply the reloaded configuration; restarting this worker")
-            control.drain.set()
-        control.report(RELOADED)
-
-
-async def _stop(gateway: Gateway, control: ControlChannel) -> None:
-    async def watch_force_stop() -> None:
-        await control.force_stop.wait()
-        gateway.force_stop = True
-
-    watching = asyncio.create_task(watch_force_stop())
-    drain = gateway.config.server.drain
-    await gateway.stop(drain.grace, drain.wait)
-    watching.cancel()
-
-
-class _Counts:
-    """GET /counts of the worker's private port. `life` tells a process from its successor, which counts from 0."""
-
-    def __init__(self, admin: GatewayAdmin) -> None:
-        self.admin = admin
-        self.life = os.urandom(8).hex()
-
-    async def answer(self, http: web.Request) -> web.StreamResponse:
-        metrics = list(self.admin.registry.collect())  # on the counting loop; encoded in a thread
-        return json_response(200, await asyncio.get_running_loop().run_in_executor(None, self._encode, metrics))
-
-    def _encode(self, metrics: list[Metric]) -> bytes:
-        return encode({"life": self.life, "families": families(metrics)})
-
-
-# A forked process, its control channel, and the slot in which the process is restarted.
 
 log = logging.getLogger("firsttoken")
 
@@ -113,20 +46,16 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # s between restarts
 Work = Callable[[socket.socket], int]  # given the child's end of the channel; returns the exit code
 
 
+# -- the parent's side ---------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class Child:
-    """A forked process, for its parent."""
+    """A forked process."""
 
     pid: int
     channel: socket.socket
     started_at: float = field(default_factory=monotonic)
-
-    def send(self, order: bytes) -> None:
-        """Drops the order if the process has exited; SIGCHLD reports the exit."""
-        try:
-            self.channel.send(order)
-        except OSError:
-            log.debug("process %d has exited", self.pid)
 
 
 def fork(work: Work) -> Child:
@@ -164,20 +93,17 @@ def _run_child(work: Work, ours: socket.socket, theirs: socket.socket) -> None:
 
 
 def exit_reason(status: int) -> str:
-    """`status`: of `os.waitpid`."""
     code = os.waitstatus_to_exitcode(status)
     return f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exited with code {code}"
 
 
 @contextmanager
 def signal_socket() -> Iterator[socket.socket]:
-    """A socket with one byte, the number, per signal. Signal handlers do nothing and so interrupt nothing: the
-    selector
-    handles each signal in turn."""
+    """A socket with one byte, the number, per signal: handlers do nothing and interrupt nothing, the selector does."""
     read, write = socket.socketpair()
     with read, write:
-        for end in (read, write):
-            end.setblocking(False)
+        read.setblocking(False)
+        write.setblocking(False)
         before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
         fd = signal.set_wakeup_fd(write.fileno())
         try:
@@ -188,17 +114,19 @@ def signal_socket() -> Iterator[socket.socket]:
                 signal.signal(number, handler)
 
 
+@dataclass(slots=True, eq=False)
 class WorkerSlot:
-    """A process to keep running: counts its starts and decides when to restart."""
+    """A process to keep running, and the time of the next start. `listening`: a worker's socket on the shared port."""
 
-    def __init__(self, name: str, work: Work) -> None:
-        self.name, self.work = name, work
-        self.child: Child | None = None
-        self.prepared = False
-        self.serving = False
-        self.starts = 0  # processes so far
-        self.restart_at: float | None = None
-        self._early_exits = 0  # in a row
+    name: str
+    work: Work
+    child: Child | None = None
+    listening: socket.socket | None = None
+    prepared: bool = False
+    serving: bool = False
+    starts: int = 0  # processes so far
+    restart_at: float | None = None
+    early_exits: int = 0  # in a row
 
     def on_started(self, child: Child) -> None:
         self.child = child
@@ -207,20 +135,29 @@ class WorkerSlot:
 
     def send(self, order: bytes) -> None:
         if self.child is not None:
-            self.child.send(order)
+            with suppress(OSError):  # exited; SIGCHLD reports the exit
+                self.child.channel.send(order)
 
     def on_exit(self, now: float) -> float:
         """Seconds until the next process should start."""
         assert self.child is not None
-        self._early_exits = self._early_exits + 1 if now - self.child.started_at < MIN_UPTIME else 0
+        self.early_exits = self.early_exits + 1 if now - self.child.started_at < MIN_UPTIME else 0
         self.child.channel.close()
         self.child = None
         self.prepared = self.serving = False
-        return 0.0 if self._early_exits < 2 else min(FIRST_WAIT * 2.0 ** (self._early_exits - 2), LONGEST_WAIT)
+        return 0.0 if self.early_exits < 2 else min(FIRST_WAIT * 2.0 ** (self.early_exits - 2), LONGEST_WAIT)
+
+    def close_listening(self) -> None:
+        if self.listening is not None:
+            self.listening.close()
+        self.listening = None
+
+
+# -- the child's side ----------------------------------------------------------------------
 
 
 class ControlChannel(asyncio.Protocol):
-    """The child's end of the channel: one event per order of the supervisor."""
+    """One event per order of the supervisor."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -241,13 +178,7 @@ class ControlChannel(asyncio.Protocol):
         self._transport.write(what)
 
     def data_received(self, data: bytes) -> None:
-        events = {
-            GO: self.go,
-            DRAIN: self.drain,
-            FORCE_STOP: self.force_stop,
-            RELOAD: self.reload,
-            REPLY: self.reply,
-        }
+        events = {GO: self.go, DRAIN: self.drain, FORCE_STOP: self.force_stop, RELOAD: self.reload, REPLY: self.reply}
         for order, event in events.items():
             if order in data:
                 event.set()
@@ -262,3 +193,70 @@ async def first_of(*events: asyncio.Event) -> None:
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()
+
+
+def serve_worker(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> int:
+    """Returns the exit code. `configs`: where the supervisor puts a reloaded configuration."""
+    to_stderr(f"worker {context.number + 1}: ")
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(config, context, configs, channel))
+    return 0
+
+
+async def _serve(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> None:
+    asyncio.get_running_loop().set_exception_handler(unhandled)
+    control = await ControlChannel.open(channel)
+    gateway = Gateway(config, context)
+    gateway.admin_app.router.add_get(COUNTS, _counts_handler(gateway))
+    await gateway.prepare(context.admin)
+    tune_gc()
+    control.report(PREPARED)
+    tasks = [
+        asyncio.create_task(_reload_forever(gateway, control, configs)),
+        asyncio.create_task(_follow_force_stop(gateway, control)),
+    ]
+    await first_of(control.go, control.drain, control.force_stop)
+    if control.go.is_set():
+        await gateway.open(context.data)
+        control.report(SERVING)
+        await first_of(control.drain, control.force_stop)
+    tasks[0].cancel()
+    drain = gateway.config.server.drain
+    await gateway.stop(drain.grace, drain.wait)
+    tasks[1].cancel()
+
+
+async def _reload_forever(gateway: Gateway, control: ControlChannel, configs: SharedValue) -> None:
+    """Applies configurations checked by the supervisor.
+
+    After a failure the worker drains, and the successor starts with the new configuration: after a reload no two
+    workers run different configurations.
+    """
+    while True:
+        await control.reload.wait()
+        control.reload.clear()
+        try:
+            await gateway.apply_config(configs.get())
+        except Exception:
+            log.exception("could not apply the reloaded configuration; restarting this worker")
+            control.drain.set()
+        control.report(RELOADED)
+
+
+async def _follow_force_stop(gateway: Gateway, control: ControlChannel) -> None:
+    await control.force_stop.wait()
+    gateway.force_stop = True
+
+
+def _counts_handler(gateway: Gateway) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Answers GET COUNTS with a pickled pair: an id of the process, whose successor counts from 0, and the metrics."""
+    process = os.urandom(8)
+
+    def encode(metrics: list[Metric]) -> bytes:
+        return pickle.dumps((process, [copied(metric, metric.samples) for metric in metrics]))
+
+    async def answer(http: web.Request) -> web.Response:
+        metrics = list(gateway.registry.collect())  # on the counting loop; encoded in a thread
+        return web.Response(body=await asyncio.to_thread(encode, metrics))
+
+    return answer

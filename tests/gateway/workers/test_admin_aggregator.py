@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,8 +15,9 @@ from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetri
 from gateway.config.models import Config
 from gateway.workers import admin_aggregator
 from gateway.workers.admin_aggregator import AdminAggregator, readiness
-from gateway.workers.merged_stats import COUNTS, families
-from gateway.workers.shared_memory import Entry, SharedValue, WorkerRegister, WorkerState
+from gateway.workers.merged_stats import COUNTS
+from gateway.workers.shared_memory import SharedState, WorkerState, WorkerStatus
+from gateway.workers.worker import ControlChannel
 from tests.support.gateways import document, pool
 
 CONFIG = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))
@@ -33,7 +35,7 @@ class Worker:
         if self.silent:
             raise web.HTTPServiceUnavailable
         family = CounterMetricFamily("firsttoken_requests", "Requests", value=self.requests)
-        return web.json_response({"life": self.life, "families": families([family, *self.timed()])})
+        return web.Response(body=pickle.dumps((self.life, [family, *self.timed()])))
 
     def timed(self) -> Iterator[Metric]:
         if self.trace:
@@ -45,7 +47,7 @@ class Worker:
 
 @asynccontextmanager
 async def asking(
-    tmp_path: Path, retired: SharedValue | None = None
+    tmp_path: Path, shared: SharedState | None = None
 ) -> AsyncIterator[tuple[AdminAggregator, list[Worker]]]:
     workers, runners = [Worker(tmp_path / f"{number}.sock") for number in range(2)], []
     for worker in workers:
@@ -55,14 +57,8 @@ async def asking(
         await runner.setup()
         await web.UnixSite(runner, str(worker.path)).start()
         runners.append(runner)
-    aggregator = AdminAggregator(
-        CONFIG,
-        [str(worker.path) for worker in workers],
-        WorkerRegister(2),
-        retired or SharedValue(),
-        configs=SharedValue(),
-        answers=SharedValue(),
-    )
+    paths = [str(worker.path) for worker in workers]
+    aggregator = AdminAggregator(CONFIG, paths, shared or SharedState(2), ControlChannel())
     try:
         yield aggregator, workers
     finally:
@@ -95,15 +91,13 @@ async def test_a_total_never_goes_back(tmp_path: Path) -> None:
 
 async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path: Path) -> None:
     """Counters do not depend on one process."""
-    retired = SharedValue()
-    async with asking(tmp_path, retired) as (aggregator, (one, _)):
+    shared = SharedState(2)
+    async with asking(tmp_path, shared) as (aggregator, (one, _)):
         one.requests = 3
         await aggregator.collect_counters()
         one.life, one.requests = "second", 1
         assert await total(aggregator) == 4
-        successor = AdminAggregator(
-            CONFIG, [str(one.path)], WorkerRegister(1), retired, configs=SharedValue(), answers=SharedValue()
-        )
+        successor = AdminAggregator(CONFIG, [str(one.path)], shared, ControlChannel())
         assert await total(successor) == 4
         await successor.close()
 
@@ -142,8 +136,8 @@ async def test_a_worker_that_is_not_there_is_left_out(tmp_path: Path, monkeypatc
 )
 def test_it_is_ready_when_all_workers_serve(states: tuple[WorkerState, ...], expected: str) -> None:
     """One that is missing is worth an operator's look."""
-    register = WorkerRegister(2)
+    shared = SharedState(2)
     for place, state in enumerate(states):
-        register.set(place, Entry(state, place + 1))
-    assert readiness(register.all()) == expected
-    assert [entry.starts for entry in register.all()] == [1, 2]
+        shared.set_worker(place, WorkerStatus(state, place + 1))
+    assert readiness([worker.state for worker in shared.workers()]) == expected
+    assert [worker.starts for worker in shared.workers()] == [1, 2]

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Iterable
 
-import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from gateway.workers.merged_stats import (
-    Families,
     add_retired,
-    families,
     keep_maxima,
     merge_endpoints,
-    merge_families,
+    merge_metrics,
 )
 from gateway.workers.shared_memory import SharedValue
 
 
-def counted(chat: float, batch: float | None = None) -> Families:
+def counted(chat: float, batch: float | None = None) -> list[Metric]:
     """A worker's counter, by route."""
     family = CounterMetricFamily("firsttoken_requests", "Requests", labels=["route"])
     family.add_metric(["chat"], chat)
     if batch is not None:
         family.add_metric(["batch"], batch)
-    return families([family])
+    return [family]
 
 
-def gauge(name: str, value: float) -> Families:
-    return families([GaugeMetricFamily(name, "a gauge", value)])
+def gauge(name: str, value: float) -> list[Metric]:
+    return [GaugeMetricFamily(name, "a gauge", value)]
 
 
 def values(metrics: Iterable[Metric]) -> dict[tuple[str, ...], float]:
@@ -42,18 +40,18 @@ def values(metrics: Iterable[Metric]) -> dict[tuple[str, ...], float]:
 
 def test_counters_are_added_up() -> None:
     """Label by label, also those that only one has."""
-    found = values(merge_families({1: counted(3), 2: counted(4, 5)}))
+    found = values(merge_metrics({1: counted(3), 2: counted(4, 5)}))
     assert found == {("firsttoken_requests_total", "chat"): 7, ("firsttoken_requests_total", "batch"): 5}
 
 
 def test_histograms_are_added_up_bucket_by_bucket() -> None:
     """Sum and count with them."""
-    told = []
+    told: list[list[Metric]] = []
     for low, total in ((1, 0.5), (2, 4.0)):
         family = HistogramMetricFamily("firsttoken_ttft_seconds", "TTFT", labels=["route"])
         family.add_metric(["chat"], [("0.1", low), ("+Inf", low + 1)], total)
-        told.append(families([family]))
-    found = values(merge_families(dict(enumerate(told, 1))))
+        told.append([family])
+    found = values(merge_metrics(dict(enumerate(told, 1))))
     assert found["firsttoken_ttft_seconds_bucket", "chat", "0.1"] == 3
     assert (
         found["firsttoken_ttft_seconds_bucket", "chat", "+Inf"] == found["firsttoken_ttft_seconds_count", "chat"] == 5
@@ -61,25 +59,25 @@ def test_histograms_are_added_up_bucket_by_bucket() -> None:
     assert found["firsttoken_ttft_seconds_sum", "chat"] == 4.5
 
 
-def exemplified(count: float, *told: tuple[str, str, float]) -> Families:
+def exemplified(count: float, *told: tuple[str, str, float]) -> list[Metric]:
     """A worker's histogram of one bucket; `told`: bucket, trace id and time of an exemplar each."""
     shown = {le: Exemplar({"trace_id": trace}, 0.05, at) for le, trace, at in told}
     family = HistogramMetricFamily("firsttoken_ttft_seconds", "TTFT", labels=["route"])
     buckets = [(le, count, shown[le]) if le in shown else (le, count) for le in ("0.1", "+Inf")]
     family.add_metric(["chat"], buckets, 0.5)
-    return families([family])
+    return [family]
 
 
 def test_of_a_buckets_exemplars_the_latest_stays() -> None:
-    """Whichever worker had it, also one that is no more; through JSON and back, as they are told."""
+    """Whichever worker had it, also one that is no more; through bytes and back, as they are told."""
     told = [
         exemplified(1, ("0.1", "b" * 32, 200.0)),
         exemplified(2, ("0.1", "a" * 32, 100.0), ("+Inf", "c" * 32, 50.0)),
         add_retired(exemplified(3), exemplified(4, ("+Inf", "d" * 32, 60.5))),
     ]
-    told = msgspec.json.decode(msgspec.json.encode(told), type=list[Families])
+    told = pickle.loads(pickle.dumps(told))
     registry = CollectorRegistry()
-    registry.register(Fixed(merge_families({1: told[0], 2: told[1], None: told[2]})))
+    registry.register(Fixed(merge_metrics({1: told[0], 2: told[1], None: told[2]})))
     page = openmetrics.generate_latest(registry).decode()
     assert re.findall(r'le="([^"]+)",route="chat"} ([\d.]+) # {trace_id="(.)\3*"} 0.05 ([\d.]+)', page) == [
         ("0.1", "10.0", "b", "200.0"),
@@ -108,12 +106,12 @@ def test_each_gauge_is_merged_by_what_it_means() -> None:
         "firsttoken_not_in_the_table": 3.0,
     }
     for name, expected in cases.items():
-        assert values(merge_families({1: gauge(name, 2.0), 2: gauge(name, 3.0)})) == {(name,): expected}
+        assert values(merge_metrics({1: gauge(name, 2.0), 2: gauge(name, 3.0)})) == {(name,): expected}
 
 
 def test_processes_stay_apart() -> None:
     """Their memory shares pages, and their CPU is each one's."""
-    found = values(merge_families({1: gauge("process_open_fds", 7), 2: gauge("process_open_fds", 9)}))
+    found = values(merge_metrics({1: gauge("process_open_fds", 7), 2: gauge("process_open_fds", 9)}))
     assert found == {("process_open_fds", "1"): 7, ("process_open_fds", "2"): 9}
 
 
@@ -121,7 +119,7 @@ def test_counters_of_exited_workers_stay_and_their_gauges_do_not() -> None:
     """Any number of workers may have exited; their load and their memory are gone."""
     last = counted(3) + gauge("firsttoken_endpoint_in_flight", 9) + gauge("process_open_fds", 7)
     dead = add_retired(add_retired([], last), counted(2, 1))
-    found = values(merge_families({None: dead, 1: counted(1)}))
+    found = values(merge_metrics({None: dead, 1: counted(1)}))
     assert found == {("firsttoken_requests_total", "chat"): 6, ("firsttoken_requests_total", "batch"): 1}
 
 
@@ -129,7 +127,7 @@ def test_what_was_largest_is_kept_until_it_is_shown() -> None:
     """The aggregator reads more often than Prometheus, and each read resets it at the worker."""
     name = "firsttoken_loop_lag_max_seconds"
     looked = keep_maxima(gauge(name, 3.0) + counted(1), gauge(name, 2.0) + counted(4))
-    assert values(merge_families({1: looked})) == {(name,): 3.0, ("firsttoken_requests_total", "chat"): 4}
+    assert values(merge_metrics({1: looked})) == {(name,): 3.0, ("firsttoken_requests_total", "chat"): 4}
     assert keep_maxima([], gauge(name, 2.0)) == gauge(name, 2.0)
 
 
