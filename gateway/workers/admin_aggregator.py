@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from gateway.observe.metrics.series import counter, gauge
 from gateway.process import BACKLOG, HANDLER_GRACE, loop_factory
 from gateway.reload import ReloadCounts, invalid_config
 from gateway.strict_json import encode
-from gateway.workers.merged_stats import COUNTS, add_retired, keep_maxima, merge_endpoints, merge_metrics
+from gateway.workers.merged_stats import COUNTS, add_retired, decode_counts, keep_maxima, merge_endpoints, merge_metrics
 from gateway.workers.shared_memory import SharedState, WorkerState
 from gateway.workers.worker import ASK_RELOAD, ControlChannel, first_of
 
@@ -183,7 +182,7 @@ class AdminAggregator(Collector):
             await asyncio.sleep(COLLECT_INTERVAL)
 
     async def collect_counters(self) -> None:
-        for number, (process, metrics) in (await self._get_all(COUNTS, pickle.loads)).items():
+        for number, (process, metrics) in (await self._get_all(COUNTS, decode_counts)).items():
             if self._processes.get(number, process) != process:
                 self._retired = add_retired(self._retired, self._last[number])
                 self._shared.retired.put(self._retired)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
 from typing import Any
 
+import msgspec
 from prometheus_client.core import Exemplar, Metric
 from prometheus_client.samples import Sample
 
@@ -27,11 +28,20 @@ OF_PROCESS = ("process_", "python_")
 MERGE: Mapping[Merge, Callable[[float, float], float]] = {Merge.SUM: add, Merge.MAX: max, Merge.MIN: min}
 
 
-def copied(metric: Metric, samples: Iterable[Sample]) -> Metric:
-    """The same metric with other samples."""
-    made = Metric(metric.name, metric.documentation, metric.type)
-    made.samples = list(samples)
-    return made
+def encode_counts(process: bytes, metrics: Iterable[Metric]) -> bytes:
+    """Body of the answer to COUNTS. `process`: an id, because the successor of a process counts from 0."""
+    fields = [(metric.name, metric.documentation, metric.type, metric.samples) for metric in metrics]
+    return msgspec.msgpack.encode((process, fields))
+
+
+def decode_counts(encoded: bytes) -> tuple[bytes, list[Metric]]:
+    process, fields = msgspec.msgpack.decode(encoded)
+    metrics = []
+    for name, documentation, type, samples in fields:
+        metrics.append(metric := Metric(name, documentation, type))
+        for sample_name, labels, value, _, exemplar, *_ in samples:
+            metric.add_sample(sample_name, labels, value, exemplar=exemplar and Exemplar(*exemplar))
+    return process, metrics
 
 
 def merge_metrics(by_worker: Mapping[int | None, Iterable[Metric]]) -> list[Metric]:
@@ -40,12 +50,15 @@ def merge_metrics(by_worker: Mapping[int | None, Iterable[Metric]]) -> list[Metr
     merged = defaultdict[str, dict[tuple[object, ...], Sample]](dict)
     for worker, found in by_worker.items():
         for metric in found:
-            metrics.setdefault(metric.name, metric)
+            if metric.name not in metrics:
+                metrics[metric.name] = Metric(metric.name, metric.documentation, metric.type)
             combine, samples = _merge_of(metric), merged[metric.name]
             for sample in _labelled(metric, worker):
                 key = sample.name, *sample.labels.items()
                 samples[key] = _merged(samples[key], sample, combine) if key in samples else sample
-    return [copied(metric, merged[name].values()) for name, metric in metrics.items()]
+    for name, metric in metrics.items():
+        metric.samples = [*merged[name].values()]
+    return [*metrics.values()]
 
 
 def _merge_of(metric: Metric) -> Callable[[float, float], float]:
@@ -62,13 +75,10 @@ def _labelled(metric: Metric, worker: int | None) -> Iterable[Sample]:
 
 
 def _merged(one: Sample, other: Sample, combine: Callable[[float, float], float]) -> Sample:
-    exemplars = [exemplar for exemplar in (one.exemplar, other.exemplar) if exemplar is not None]
-    latest = max(exemplars, key=_exemplar_time, default=None)
-    return one._replace(value=combine(one.value, other.value), exemplar=latest)
-
-
-def _exemplar_time(exemplar: Exemplar) -> float:
-    return float(exemplar.timestamp or 0.0)
+    latest = one.exemplar or other.exemplar
+    if one.exemplar and other.exemplar:
+        latest = max(one.exemplar, other.exemplar, key=lambda exemplar: float(exemplar.timestamp or 0.0))
+    return Sample(one.name, one.labels, combine(one.value, other.value), exemplar=latest)
 
 
 def add_retired(retired: Iterable[Metric], last: Iterable[Metric]) -> list[Metric]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -22,14 +21,13 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from aiohttp import web
-from prometheus_client.core import Metric
 
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.logs import to_stderr, unhandled
 from gateway.process import loop_factory, tune_gc
 from gateway.wiring import WorkerContext
-from gateway.workers.merged_stats import COUNTS, copied
+from gateway.workers.merged_stats import COUNTS, encode_counts
 from gateway.workers.shared_memory import SharedValue
 
 log = logging.getLogger("firsttoken")
@@ -249,14 +247,10 @@ async def _follow_force_stop(gateway: Gateway, control: ControlChannel) -> None:
 
 
 def _counts_handler(gateway: Gateway) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Answers GET COUNTS with a pickled pair: an id of the process, whose successor counts from 0, and the metrics."""
     process = os.urandom(8)
-
-    def encode(metrics: list[Metric]) -> bytes:
-        return pickle.dumps((process, [copied(metric, metric.samples) for metric in metrics]))
 
     async def answer(http: web.Request) -> web.Response:
         metrics = list(gateway.registry.collect())  # on the counting loop; encoded in a thread
-        return web.Response(body=await asyncio.to_thread(encode, metrics))
+        return web.Response(body=await asyncio.to_thread(encode_counts, process, metrics))
 
     return answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetri
 from gateway.config.models import Config
 from gateway.workers import admin_aggregator
 from gateway.workers.admin_aggregator import AdminAggregator, readiness
-from gateway.workers.merged_stats import COUNTS
+from gateway.workers.merged_stats import COUNTS, encode_counts
 from gateway.workers.shared_memory import SharedState, WorkerState, WorkerStatus
 from gateway.workers.worker import ControlChannel
 from tests.support.gateways import document, pool
@@ -27,7 +26,7 @@ class Worker:
     """What a worker says of its counts: `life`, and how many requests it has had."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.life, self.requests = path, "first", 0
+        self.path, self.life, self.requests = path, b"first", 0
         self.silent = False
         self.trace = ""  # of an exemplar; its time is its first letter
 
@@ -35,7 +34,7 @@ class Worker:
         if self.silent:
             raise web.HTTPServiceUnavailable
         family = CounterMetricFamily("firsttoken_requests", "Requests", value=self.requests)
-        return web.Response(body=pickle.dumps((self.life, [family, *self.timed()])))
+        return web.Response(body=encode_counts(self.life, [family, *self.timed()]))
 
     def timed(self) -> Iterator[Metric]:
         if self.trace:
@@ -82,11 +81,11 @@ async def test_a_total_never_goes_back(tmp_path: Path) -> None:
         one.silent = True
         other.requests = 5
         assert await total(aggregator) == 8
-        for life in ("second", "third"):
+        for life in (b"second", b"third"):
             one.silent, one.life, one.requests = False, life, 0
-            assert await total(aggregator) == {"second": 8, "third": 10}[life]
+            assert await total(aggregator) == {b"second": 8, b"third": 10}[life]
             one.requests = 2
-            assert await total(aggregator) == {"second": 10, "third": 12}[life]
+            assert await total(aggregator) == {b"second": 10, b"third": 12}[life]
 
 
 async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path:
     async with asking(tmp_path, shared) as (aggregator, (one, _)):
         one.requests = 3
         await aggregator.collect_counters()
-        one.life, one.requests = "second", 1
+        one.life, one.requests = b"second", 1
         assert await total(aggregator) == 4
         successor = AdminAggregator(CONFIG, [str(one.path)], shared, ControlChannel())
         assert await total(successor) == 4
