@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gateway.config.loading import load
 from gateway.config.models import Config
@@ -52,10 +52,17 @@ def duration(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows of a text table, all columns left-aligned."""
+def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None) -> list[str]:
+    """Rows of a text table. `left`: columns that stand left, None: all; the other columns stand right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if left is None or at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _count(number: int, noun: str) -> str:

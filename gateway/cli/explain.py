@@ -1,8 +1,6 @@
-"""`firsttoken explain`: the candidates of a request and the reasons for their ranks, as a table. Sends nothing to the
-fleet.
+"""`firsttoken explain`: the candidates of a request and the reasons for their ranks, as a table. No engine is asked.
 
-With a configuration alone the decision is made on an untrained fleet; with the admin port of a running gateway, on
-the
+With a configuration alone the decision is made on an untrained fleet; with the admin port of a running gateway, on the
 fleet state of the gateway.
 """
 
@@ -12,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from time import monotonic
@@ -24,6 +23,7 @@ from gateway.admin.admin_views import explain as in_words
 from gateway.admission.auth import ANYONE, Routes
 from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError
+from gateway.cli.check import aligned
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
@@ -41,38 +41,23 @@ HEADING = ("", "endpoint", "tier", "p50", "p90", "chance", "hit", "ahead", "run+
 
 def explain(args: argparse.Namespace) -> int:
     """Exit code 0; raises ConfigError where the request or the configuration is wrong."""
-    path, files = _request_file(args)
+    files = list(args.files)
+    if args.request is None and not files:
+        raise ConfigError(["firsttoken: name the file of the request (see firsttoken explain --help)"])
+    path = args.request or files.pop()  # `--config` also captures the request, as the last file
     body = _read(path, args.route)
     operation = Operation.COMPLETION if "prompt" in body and "messages" not in body else Operation.CHAT
     try:
-        said = (
-            _asked(args.admin, operation, encode(body), _key(args.key_env))
-            if args.admin
-            else asyncio.run(_decided(load(files, os.environ), operation, encode(body)))
-        )
+        if args.admin:
+            reply = _asked(args.admin, operation, encode(body), args.key_env)
+        else:
+            reply = asyncio.run(_decided(load(files, os.environ), operation, encode(body)))
     except ApiError as refusal:
         raise ConfigError([f"{path}: {refusal.message}"]) from None
     except EncoderError as error:
         raise ConfigError([str(error)]) from None
-    print(json.dumps(said, indent=2) if args.json else decision_table(said))
+    print(json.dumps(reply, indent=2) if args.json else decision_table(reply))
     return 0
-
-
-def _request_file(args: argparse.Namespace) -> tuple[Path, list[Path]]:
-    """`--config` also captures the request: the last file is the request."""
-    files = list(args.files)
-    if args.request is not None:
-        return args.request, files
-    if not files:
-        raise ConfigError(["firsttoken: name the file of the request (see firsttoken explain --help)"])
-    return files.pop(), files
-
-
-def _key(variable: str | None) -> str | None:
-    """Reads the key from the environment: arguments are visible to every user of the machine."""
-    if variable is not None and not os.environ.get(variable):
-        raise ConfigError([f"firsttoken: the environment variable {variable}, which --key-env names, is not set"])
-    return None if variable is None else os.environ[variable]
 
 
 def _read(path: Path, route: str | None) -> dict[str, Any]:
@@ -107,13 +92,20 @@ async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str
         estimator.close()
 
 
-def _asked(admin: str, operation: Operation, raw: bytes, key: str | None) -> dict[str, Any]:
+def _asked(admin: str, operation: Operation, raw: bytes, key_variable: str | None) -> dict[str, Any]:
+    """Asks a running gateway. The key is in the environment: arguments are visible to every user of the machine."""
+    headers = {"content-type": "application/json"}
+    if key_variable is not None:
+        if not (key := os.environ.get(key_variable)):
+            raise ConfigError(
+                [f"firsttoken: the environment variable {key_variable}, which --key-env names, is not set"]
+            )
+        headers["authorization"] = f"Bearer {key}"
     url = f"{admin.rstrip('/')}/explain?path={operation.value}"
-    headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
     try:
-        with urlopen(Request(url, raw, headers), timeout=PATIENCE) as reply:
-            said: dict[str, Any] = json.load(reply)
-            return said
+        with urlopen(Request(url, raw, headers), timeout=PATIENCE) as response:
+            reply: dict[str, Any] = json.load(response)
+            return reply
     except HTTPError as error:
         raise ConfigError([f"{admin}: {_reason(error)}"]) from None
     except (URLError, OSError, ValueError) as error:
@@ -132,43 +124,48 @@ def _reason(error: HTTPError) -> str:
 # -- for people -----------------------------------------------------------------------------
 
 
-def decision_table(said: dict[str, Any]) -> str:
+def decision_table(reply: Mapping[str, Any]) -> str:
     """The reply of POST /explain as text: a line of numbers and a line of words per endpoint."""
-    lines = [line for text in (f"{said['outcome']}: {said['reason']}", *_known(said)) for line in _wrapped(text, "")]
-    if said["candidates"]:
-        lines += ["", *_ranked(said["candidates"])]
-    if said["rejected"]:
-        lines += ["", "rejected", *(line for found in said["rejected"] for line in _rejected(found))]
+    lines = [line for text in (f"{reply['outcome']}: {reply['reason']}", *_known(reply)) for line in _wrapped(text, "")]
+    if reply["candidates"]:
+        lines += ["", *_ranked(reply["candidates"])]
+    if reply["rejected"]:
+        lines += ["", "rejected"]
+    for found in reply["rejected"]:
+        lines += _wrapped(f"{found['endpoint'] or found['pool']} (tier {found['tier']}): {found['reason']}", "   ")
     return "\n".join(lines)
 
 
-def _known(said: dict[str, Any]) -> list[str]:
+def _known(reply: Mapping[str, Any]) -> list[str]:
     """The request, and the remaining budget."""
     pools: dict[int, list[str]] = {}
-    for pool, tokens in said["prompt_tokens"].items():
+    for pool, tokens in reply["prompt_tokens"].items():
         pools.setdefault(tokens, []).append(pool)
     prompts = ", ".join(f"{tokens} tokens ({', '.join(names)})" for tokens, names in pools.items())
-    left = said["budget_left_ms"]
+    left = reply["budget_left_ms"]
     budget = "no TTFT budget" if left is None else f"{left:.0f} ms left for the first token"
-    held = sum(said["held_now"].values())
+    held = sum(reply["held_now"].values())
     waiting = f"; {held} requests are held back" if held else ""
     return [
-        f"prompt: {prompts}; {said['expected_output_tokens']} tokens of answer expected",
+        f"prompt: {prompts}; {reply['expected_output_tokens']} tokens of answer expected",
         f"budget: {budget}{waiting}",
     ]
 
 
-def _ranked(candidates: list[dict[str, Any]]) -> list[str]:
+def _ranked(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names stand left, numbers right; a name gives way where a line would be too long."""
     rows = [HEADING, *map(_row, candidates)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[1] = min(widths[1], WIDTH - sum(widths) + widths[1] - 2 * (len(widths) - 1))
-    lines = [_line(row, widths) for row in rows]
-    said = [[], *(_wrapped(_verdict(found), " " * (widths[0] + 2)) for found in candidates)]
-    return [line for first, more in zip(lines, said, strict=True) for line in (first, *more)]
+    room = WIDTH - sum(widths) + widths[1] - 2 * (len(widths) - 1)
+    heading, *lines = aligned([(rank, _shortened(name, room), *rest) for rank, name, *rest in rows], left={1})
+    found = [heading]
+    for line, candidate in zip(lines, candidates, strict=True):
+        verdict = f"{'chosen: ' if candidate['chosen'] else ''}{candidate['reason']}"
+        found += [line, *_wrapped(verdict, " " * (widths[0] + 2))]
+    return found
 
 
-def _row(found: dict[str, Any]) -> tuple[str, ...]:
+def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         str(found["rank"]),
         found["endpoint"],
@@ -183,29 +180,12 @@ def _row(found: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    cells = [_shortened(cell, widths[at]) if at == 1 else cell for at, cell in enumerate(row)]
-    aligned = [
-        cell.ljust(width) if at == 1 else cell.rjust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(aligned).rstrip()
-
-
 def _shortened(name: str, width: int) -> str:
     """Shortens in the middle: both ends distinguish endpoints."""
     if len(name) <= width:
         return name
     front = (width - 1) // 2
     return f"{name[:front]}…{name[len(name) - (width - 1 - front) :]}"
-
-
-def _verdict(found: dict[str, Any]) -> str:
-    return f"{'chosen: ' if found['chosen'] else ''}{found['reason']}"
-
-
-def _rejected(found: dict[str, Any]) -> list[str]:
-    return _wrapped(f"{found['endpoint'] or found['pool']} (tier {found['tier']}): {found['reason']}", "   ")
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
+from gateway.admission import key_store
 from gateway.cli.check import aligned
+from gateway.cluster.redis_client import create_client, error_text
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
 from gateway.config.models import PASSTHROUGH, Config, Key
+from gateway.config.redis_url import parse_redis_url
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -29,66 +32,39 @@ T = TypeVar("T")
 KIND = "ft-"  # prefix of every key, so secret scanners recognise leaked keys
 PATIENCE = 5.0  # s
 COLUMNS = ("name", "routes", "requests/min", "tokens/min", "at a time", "USD/month", "cache group")
+LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "monthly_cost_usd", "cache_group")
 
 
 def keys(args: argparse.Namespace) -> int:
-    """Raises ConfigError for whatever the operator can mend."""
+    """Raises ConfigError for every mistake of the operator."""
     config = load(args.files, os.environ)
     if config.state.redis is None or config.state.keys != "redis":
         raise ConfigError(
             ["state.keys is not 'redis': a gateway would not look there; write state: {redis: ..., keys: redis}"]
         )
     if args.action == "add":
-        return _add(config, args)
-    if args.action == "revoke":
-        return _revoke(config, args.name)
-    return _list(config)
-
-
-def _add(config: Config, args: argparse.Namespace) -> int:
-    from gateway.admission import key_store as keyring
-
-    text = KIND + secrets.token_urlsafe(32)
-    key = _key(config, args, text)
-    if not _asked(config, lambda redis: keyring.add(redis, key)):
-        raise ConfigError([f"there is a key '{key.name}' already; revoke it first"])
-    print(text)
-    print("firsttoken: this is the only time that the key is shown", file=sys.stderr)
+        text = KIND + secrets.token_urlsafe(32)
+        key = _key(config, args, text)
+        if not _asked(config, lambda redis: key_store.add(redis, key)):
+            raise ConfigError([f"there is a key '{key.name}' already; revoke it first"])
+        print(text)
+        print("firsttoken: this is the only time that the key is shown", file=sys.stderr)
+    elif args.action == "revoke":
+        if any(key.name == args.name for key in config.keys):
+            raise ConfigError([f"the key '{args.name}' is in the configuration file, not in Redis: delete it there"])
+        if not _asked(config, lambda redis: key_store.revoke(redis, args.name)):
+            names = [key.name for key in _asked(config, key_store.all_keys)]
+            raise ConfigError([f"there is no key '{args.name}'{did_you_mean(args.name, names)}"])
+        print(f"revoked {args.name}")
+    else:
+        print("\n".join(aligned([COLUMNS, *map(_row, _asked(config, key_store.all_keys))])))
     return 0
 
 
-def _revoke(config: Config, name: str) -> int:
-    from gateway.admission import key_store as keyring
-
-    if any(key.name == name for key in config.keys):
-        raise ConfigError([f"the key '{name}' is in the configuration file, not in Redis: delete it there"])
-    if not _asked(config, lambda redis: keyring.revoke(redis, name)):
-        names = [key.name for key in _asked(config, keyring.all_keys)]
-        raise ConfigError([f"there is no key '{name}'{did_you_mean(name, names)}"])
-    print(f"revoked {name}")
-    return 0
-
-
-def _list(config: Config) -> int:
-    from gateway.admission import key_store as keyring
-
-    rows = [
-        tuple(
-            "-" if cell is None else str(cell)
-            for cell in (
-                key.name,
-                None if key.routes is None else ",".join(key.routes),
-                key.requests_per_minute,
-                key.tokens_per_minute,
-                key.concurrent_requests,
-                key.monthly_cost_usd,
-                key.cache_group,
-            )
-        )
-        for key in _asked(config, keyring.all_keys)
-    ]
-    print("\n".join(aligned([COLUMNS, *rows])))
-    return 0
+def _row(key: Key) -> tuple[str, ...]:
+    routes = None if key.routes is None else ",".join(key.routes)
+    cells = (key.name, routes, *(getattr(key, name) for name in LIMITS))
+    return tuple("-" if cell is None else str(cell) for cell in cells)
 
 
 def _key(config: Config, args: argparse.Namespace, text: str) -> Key:
@@ -99,11 +75,10 @@ def _key(config: Config, args: argparse.Namespace, text: str) -> Key:
             raise ConfigError([f"--routes: no route '{route}'{did_you_mean(route, known)}"])
     if any(key.name == args.name for key in config.keys):
         raise ConfigError([f"there is a key '{args.name}' in the configuration file; take another name"])
-    limits = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "monthly_cost_usd", "cache_group")
-    said = {name: getattr(args, name) for name in limits if getattr(args, name) is not None}
+    limits = {name: getattr(args, name) for name in LIMITS}
     digest = sha256(text.encode()).hexdigest()
     try:
-        return Key.model_validate({"name": args.name, "sha256": digest, "routes": routes, **said})
+        return Key.model_validate({"name": args.name, "sha256": digest, "routes": routes, **limits})
     except ValidationError as error:
         raise ConfigError(
             [f"--{'-'.join(map(str, one['loc'])).replace('_', '-')}: {one['msg']}" for one in error.errors()]
@@ -112,9 +87,6 @@ def _key(config: Config, args: argparse.Namespace, text: str) -> Key:
 
 def _asked(config: Config, ask: Callable[[Redis], Awaitable[T]]) -> T:
     """Raises ConfigError, without the password."""
-    from gateway.cluster.redis_client import create_client, error_text
-    from gateway.config.redis_url import parse_redis_url
-
     assert config.state.redis is not None
     url = parse_redis_url(config.state.redis.get_secret_value())
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gateway.config.config_errors import ConfigError, did_you_mean
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 256
 COMMANDS = ("serve", "check", "schema", "explain", "keys", "replay", "top", "demo", "simulate")
+FILES: dict[str, Any] = {"metavar": "FILE", "type": Path, "nargs": "+", "action": "extend", "default": []}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -42,19 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except Exception as error:
-        return _our_fault(error)
-
-
-def _our_fault(error: Exception) -> int:
-    if os.environ.get("FIRSTTOKEN_DEBUG") == "1":
-        raise error
-    text = f"{type(error).__name__}: {error}".replace("\n", " ")
-    print(f"firsttoken: internal error: {text} (our fault; please report)", file=sys.stderr)
-    return 1
+        if os.environ.get("FIRSTTOKEN_DEBUG") == "1":
+            raise
+        text = f"{type(error).__name__}: {error}".replace("\n", " ")
+        print(f"firsttoken: internal error: {text} (our fault; please report)", file=sys.stderr)
+        return 1
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = _parser()
+    parser = _Parser("firsttoken", description="A latency-aware LLM routing gateway.")
+    parser.set_defaults(run=None)
+    parser.add_argument("--version", dest="run", action="store_const", const=_version, help="print the version")
+    _add_commands(parser)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         parser.error(f"no command '{arguments[0]}'{did_you_mean(arguments[0], COMMANDS)}")
     args = parser.parse_args(arguments)
@@ -63,142 +63,103 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return args
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser("firsttoken", description="A latency-aware LLM routing gateway.")
-    parser.set_defaults(run=None)
-    parser.add_argument("--version", dest="run", action="store_const", const=_version, help="print the version")
+def _add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def command(name: str, text: str, module: str = "") -> argparse.ArgumentParser:
+        """The function of the command is the attribute `name` of `module`, by default gateway.cli.NAME."""
         added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run)
+        added.set_defaults(run=lambda args: getattr(import_module(module or f"gateway.cli.{name}"), name)(args))
         return added
 
-    serve = command("serve", _serve, "run the gateway; without a file, from the API keys in the environment")
-    serve.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
+    serve = command("serve", "run the gateway; without a file, from the API keys in the environment", __name__)
+    serve.add_argument("--config", dest="files", **FILES)
     serve.add_argument("--workers", type=_workers, metavar="N", help="processes that share the port; server.workers")
-    check = command("check", _lazy("gateway.cli.check", "check"), "validate a configuration without starting anything")
+    check = command("check", "validate a configuration without starting anything")
     check.add_argument("files", metavar="FILE", type=Path, nargs="*")
-    explain = command(
-        "explain", _lazy("gateway.cli.explain", "explain"), "where a request would go, and why; nothing is sent"
-    )
+    explain = command("explain", "where a request would go, and why; nothing is sent")
     explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
-    explain.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
+    explain.add_argument("--config", dest="files", **FILES)
     explain.add_argument("--route", metavar="NAME", help="route, in place of the model in the request")
     explain.add_argument("--admin", metavar="URL", help="ask a running gateway, by its admin port")
     explain.add_argument("--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as")
     explain.add_argument("--json", action="store_true", help="print the reply of POST /explain")
-    _add_keys(
-        command("keys", _lazy("gateway.cli.keys", "keys"), "callers' keys that are kept in Redis: add, revoke, list")
+    _add_keys(command("keys", "callers' keys that are kept in Redis: add, revoke, list"))
+    replay = command(
+        "replay", "try a configuration on recorded traffic, in virtual time", "gateway.replay.replay_command"
     )
-    _add_replay(
-        command(
-            "replay",
-            _lazy("gateway.replay.replay_command", "replay"),
-            "try a configuration on recorded traffic, in virtual time",
-        )
-    )
-    top = command(
-        "top", _lazy("gateway.cli.top", "top"), "live view of a running gateway: routes, endpoints, slowest requests"
-    )
+    _add_replay(replay)
+    top = command("top", "live view of a running gateway: routes, endpoints, slowest requests")
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
     top.add_argument("--interval", type=_positive, default=2.0, metavar="S", help="seconds between two polls")
     top.add_argument("--once", action="store_true", help="print one frame, over one interval")
-    command("schema", _schema, "print the JSON Schema of the configuration")
-    demo = command(
-        "demo",
-        _lazy("gateway.cli.demo.demo", "demo"),
-        "simulated engines, gateway, traffic and a live table: no GPU, no key",
-    )
+    command("schema", "print the JSON Schema of the configuration", __name__)
+    demo_text = "simulated engines, gateway, traffic and a live table: no GPU, no key"
+    demo = command("demo", demo_text, "gateway.cli.demo.demo")
     demo.add_argument("--port", type=_port, default=8080)
     demo.add_argument("--admin-port", type=_port, default=9090)
     demo.add_argument("--seconds", type=_positive, help="end after this time")
-    simulate = command(
-        "simulate", _lazy("gateway.cli.simulate", "simulate"), "run a simulated engine with the API of vLLM"
-    )
+    simulate = command("simulate", "run a simulated engine with the API of vLLM")
     simulate.add_argument("--profile", required=True, help="what it simulates, such as 8b-h100")
     simulate.add_argument("--port", type=_port, required=True, help="0 takes any free one")
     simulate.add_argument("--host", default="127.0.0.1")
     simulate.add_argument("--model", help="the name of the model it serves; the profile's name, if absent")
     simulate.add_argument("--speed", type=_positive, default=1.0, help="2 is twice as fast as the real engine")
-    return parser
 
 
 def _add_keys(keys: argparse.ArgumentParser) -> None:
-    acts = keys.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=_Parser)
-    for name, text in (
-        ("add", "make a key and print it, once"),
-        ("revoke", "revoke a key"),
-        ("list", "list all keys"),
-    ):
-        act = acts.add_parser(name, help=text, description=text)
+    actions = keys.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=_Parser)
+    texts = {"add": "make a key and print it, once", "revoke": "revoke a key", "list": "list all keys"}
+    for name, text in texts.items():
+        action = actions.add_parser(name, help=text, description=text)
         if name != "list":
-            act.add_argument("name", metavar="NAME")
+            action.add_argument("name", metavar="NAME")
         if name == "add":
-            act.add_argument("--routes", metavar="ROUTE,...", help="allowed routes; all, if absent")
+            action.add_argument("--routes", metavar="ROUTE,...", help="allowed routes; all, if absent")
             for option in ("requests-per-minute", "tokens-per-minute", "concurrent-requests"):
-                act.add_argument(f"--{option}", type=_count, metavar="N")
-            act.add_argument("--monthly-cost-usd", type=_positive, metavar="USD")
-            act.add_argument("--cache-group", metavar="NAME", help="keys of one group share prefix caches")
-        act.add_argument("--config", metavar="FILE", type=Path, nargs="+", action="extend", default=[], dest="files")
+                action.add_argument(f"--{option}", type=_count, metavar="N")
+            action.add_argument("--monthly-cost-usd", type=_positive, metavar="USD")
+            action.add_argument("--cache-group", metavar="NAME", help="keys of one group share prefix caches")
+        action.add_argument("--config", dest="files", **FILES)
 
 
 def _add_replay(replay: argparse.ArgumentParser) -> None:
-    replay.add_argument(
-        "traces",
-        metavar="[ROUTE=]TRACE",
-        nargs="+",
-        help="Mooncake JSON lines, an Azure CSV, our own access log, or synthetic:agents",
-    )
-    for option, dest, text in (("--config", "files", "the policy to try"), ("--config-b", "files_b", "another one")):
-        replay.add_argument(
-            option,
-            metavar="FILE",
-            type=Path,
-            nargs="+",
-            action="extend",
-            default=[],
-            dest=dest,
-            help=text,
-            required=option == "--config",
-        )
-    replay.add_argument("--load", default="1", help="multiple of the rate of the trace: 1, 0.6,1,1.4 or 0.6..1.4")
-    replay.add_argument("--seed", type=_count, default=0, help="seed of the first replay")
-    replay.add_argument("--seeds", type=_count, default=1, metavar="K", help="number of seeds, from --seed on")
-    replay.add_argument("--limit", type=_count, metavar="N", help="only the first requests of each trace")
-    replay.add_argument("--seconds", type=_positive, metavar="S", help="only the first seconds of the replay")
-    replay.add_argument("--scorers", default="all", help="baselines, separated by commas; all, or none")
-    replay.add_argument("--no-reference", action="store_true", help="without the clairvoyant reference")
-    replay.add_argument("--workers", type=_workers, metavar="N", help="processes of the gateway; server.workers")
-    replay.add_argument("--replicas", type=_workers, metavar="N", help="gateways that share state over Redis")
-    replay.add_argument("--news", default="2ms", metavar="TIME", help="delay of updates between replicas, or off")
-    replay.add_argument("--worst", type=_count, default=0, metavar="N", help="show the decisions with the most regret")
-    replay.add_argument(
-        "--fault",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="ENDPOINT@TIME=WHAT",
-        help="slow:FACTOR, kill or restart, such as main/h1:8000@90s=slow:5",
-    )
-    replay.add_argument("--json", action="store_true", help="print every replay as JSON")
+    add = replay.add_argument
+    formats = "Mooncake JSON lines, an Azure CSV, our own access log, or synthetic:agents"
+    add("traces", metavar="[ROUTE=]TRACE", nargs="+", help=formats)
+    add("--config", dest="files", help="the policy to try", required=True, **FILES)
+    add("--config-b", dest="files_b", help="another one", **FILES)
+    add("--load", default="1", help="multiple of the rate of the trace: 1, 0.6,1,1.4 or 0.6..1.4")
+    add("--seed", type=_count, default=0, help="seed of the first replay")
+    add("--seeds", type=_count, default=1, metavar="K", help="number of seeds, from --seed on")
+    add("--limit", type=_count, metavar="N", help="only the first requests of each trace")
+    add("--seconds", type=_positive, metavar="S", help="only the first seconds of the replay")
+    add("--scorers", default="all", help="baselines, separated by commas; all, or none")
+    add("--no-reference", action="store_true", help="without the clairvoyant reference")
+    add("--workers", type=_workers, metavar="N", help="processes of the gateway; server.workers")
+    add("--replicas", type=_workers, metavar="N", help="gateways that share state over Redis")
+    add("--news", default="2ms", metavar="TIME", help="delay of updates between replicas, or off")
+    add("--worst", type=_count, default=0, metavar="N", help="show the decisions with the most regret")
+    faults = "slow:FACTOR, kill or restart, such as main/h1:8000@90s=slow:5"
+    add("--fault", nargs="+", action="extend", default=[], metavar="ENDPOINT@TIME=WHAT", help=faults)
+    add("--json", action="store_true", help="print every replay as JSON")
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
-    return int(text)
+    return _number(text, 0, None, "a whole number")
 
 
 def _workers(text: str) -> int:
-    if not (text.isdecimal() and 1 <= int(text) <= MAX_WORKERS):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of workers, 1 to {MAX_WORKERS}")
-    return int(text)
+    return _number(text, 1, MAX_WORKERS, f"a number of workers, 1 to {MAX_WORKERS}")
 
 
 def _port(text: str) -> int:
-    if not (text.isdecimal() and int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a port, 0 to 65535")
+    return _number(text, 0, 65535, "a port, 0 to 65535")
+
+
+def _number(text: str, low: int, high: int | None, expected: str) -> int:
+    if not (text.isdecimal() and low <= int(text) and (high is None or int(text) <= high)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
     return int(text)
 
 
@@ -222,11 +183,11 @@ def _version(args: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(args: argparse.Namespace) -> int:
+def serve(args: argparse.Namespace) -> int:
+    from gateway import serve as server
     from gateway.cli.check import notes
     from gateway.config.loading import load
     from gateway.reload import ConfigSource
-    from gateway.serve import serve
     from gateway.tokenize.tokenizers import EncoderError
 
     def read() -> Config:
@@ -238,24 +199,15 @@ def _serve(args: argparse.Namespace) -> int:
     for note in notes(config):
         print(f"firsttoken: {note}", file=sys.stderr)
     try:
-        return serve(config, source)
+        return server.serve(config, source)
     except EncoderError as error:
         raise ConfigError([str(error)]) from None
 
 
-def _schema(args: argparse.Namespace) -> int:
+def schema(args: argparse.Namespace) -> int:
     import json
 
     from gateway.config.schema import schema
 
     print(json.dumps(schema(), indent=2))
     return 0
-
-
-def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
-    """A command whose module is imported when the command runs."""
-    return lambda args: int(getattr(import_module(module), function)(args))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

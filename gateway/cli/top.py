@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import accumulate
@@ -24,7 +24,7 @@ from urllib.request import urlopen
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from gateway.config.config_errors import ConfigError
@@ -32,8 +32,6 @@ from gateway.config.config_errors import ConfigError
 PATIENCE = 5.0  # s to wait for an answer of the gateway
 WIDTH = 130  # columns, for an output without a width
 SHOWN = 8  # slowest requests
-
-
 STATES = {"up": "green", "probing": "yellow", "down": "red"}
 ROUTES = ("route", "req/s", "p50", "p95", "p99", "budget", "met", "held", "shed/s", "failed/s", "answered by")
 ENDPOINTS = ("endpoint", "state", "in flight", "ahead", "running", "waiting", "KV", "actual/predicted", "< p90", "seen")
@@ -235,11 +233,11 @@ def frame(
     now: float,
 ) -> RenderableType:
     """`now`: Unix time."""
-    parts: list[RenderableType] = [Text(f"{title}   {said_of(whole)}"), _table(ROUTES, map(_route, routes))]
-    parts.append(_table(ENDPOINTS, map(_endpoint, fleet)))
+    parts: list[RenderableType] = [Text(f"{title}   {said_of(whole)}"), text_table(ROUTES, map(_route, routes))]
+    parts.append(text_table(ENDPOINTS, map(_endpoint, fleet)))
     parts += [Text(f"{entry['endpoint']['id']}: {entry['why']}", style="yellow") for entry in fleet if entry["why"]]
     if slowest:
-        parts.append(_table(SLOWEST, (_slow(record, now) for record in slowest)))
+        parts.append(text_table(SLOWEST, (_slow(record, now) for record in slowest)))
     return Group(*parts)
 
 
@@ -256,10 +254,18 @@ def said_of(whole: GatewayView) -> str:
     return " · ".join(parts)
 
 
-def _table(names: Sequence[str], rows: Any) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", collapse_padding=True, pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True, overflow="ellipsis")
+def text_table(
+    names: Sequence[str], rows: Iterable[Iterable[RenderableType]], *, title: str | None = None, wrapped: str = ""
+) -> Table:
+    """`wrapped`: the column that may take several lines; any other is shortened where space is scarce."""
+    columns = [
+        Column(name, justify="left" if name in LEFT else "right", no_wrap=name != wrapped, overflow="ellipsis")
+        for name in names
+    ]
+    table = Table(
+        *columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+    )
+    table.header_style = "bold"
     for row in rows:
         table.add_row(*row)
     return table

@@ -1,8 +1,7 @@
 """`firsttoken demo`: engines, gateway, callers and a live table in one command, without further programs.
 
 The gateway runs in this process; engines and callers run in one child process each, outside the gateway's event loop.
-A
-child ends with its standard input, so no process is left behind.
+A child ends with its standard input, so no process is left behind.
 """
 
 from __future__ import annotations
@@ -16,22 +15,23 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from gateway.app import Gateway
 from gateway.cli.demo.scene import CALLERS, document
+from gateway.cli.top import text_table
 from gateway.config.models import Config
 from gateway.observe.record import Record, RequestOutcome
 from gateway.process import SWITCH_INTERVAL, loop_factory, tune_gc
 
 WINDOW = 30.0  # s of the table
+WIDTH = 110  # columns, for an output without a width
 
 HELLO = """[bold]firsttoken demo[/bold]: two small engines, one large, one external API, all simulated.
 
@@ -59,7 +59,9 @@ def demo(args: argparse.Namespace) -> int:
 
 
 async def _demo(port: int, admin_port: int, seconds: float | None) -> int:
-    console, stop = _console(), asyncio.Event()
+    console, stop = Console(), asyncio.Event()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     engines = await _child("engines")
@@ -86,42 +88,25 @@ async def _demo(port: int, admin_port: int, seconds: float | None) -> int:
         await _end(engines)
 
 
-def _console() -> Console:
-    """A pipe has no width; the table needs this much."""
-    console = Console()
-    return console if console.is_terminal else Console(width=110)
-
-
 async def _watch(gateway: Gateway, console: Console, stop: asyncio.Event, seconds: float | None) -> None:
     """On a terminal a table in place; elsewhere a table now and then."""
+    if not console.is_terminal:
+        await _repeat(gateway, console.print, stop, 10.0, seconds)
+        return
+    with Live(console=console, auto_refresh=False) as screen:
+        await _repeat(gateway, lambda table: screen.update(table, refresh=True), stop, 0.5, seconds)
+
+
+async def _repeat(
+    gateway: Gateway, show: Callable[[Table], None], stop: asyncio.Event, interval: float, seconds: float | None
+) -> None:
     start = monotonic()
-    ends = start + seconds if seconds is not None else float("inf")
-    live = console.is_terminal
-    every = 0.5 if live else 10.0
-    with Live(console=console, auto_refresh=False) if live else _Plain(console) as screen:
-        while not stop.is_set() and monotonic() < ends:
-            pause = min(every, max(ends - monotonic(), 0.01))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause)
-            now = monotonic()
-            found = rows(gateway.recorder.recent, [c.route for c in CALLERS], now, start)
-            screen.update(render(found, f"last {WINDOW:.0f} s"), refresh=True)
-
-
-class _Plain:
-    """Stands in for a live display where the output is not a terminal."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-
-    def __enter__(self) -> _Plain:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def update(self, renderable: object, *, refresh: bool) -> None:
-        self.console.print(renderable)
+    end = float("inf") if seconds is None else start + seconds
+    while not stop.is_set() and monotonic() < end:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), min(interval, max(end - monotonic(), 0.01)))
+        found = rows(gateway.recorder.recent, [callers.route for callers in CALLERS], monotonic(), start)
+        show(render(found, f"last {WINDOW:.0f} s"))
 
 
 async def _child(*role: str) -> Process:
@@ -200,14 +185,7 @@ COLUMNS = ("route", "req/s", "budget", "TTFT p50", "p99", "met", "answered by", 
 
 
 def render(found: list[RouteRow], title: str) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
-    for name in COLUMNS:
-        table.add_column(
-            name, justify="left" if name in ("route", "answered by") else "right", no_wrap=name != "answered by"
-        )
-    for row in found:
-        table.add_row(*_cells(row))
-    return table
+    return text_table(COLUMNS, map(_cells, found), title=title, wrapped="answered by")
 
 
 def _cells(row: RouteRow) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import random
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -31,16 +32,18 @@ def words(count: int, rng: random.Random) -> str:
     return " ".join(rng.choices(WORDS, k=count))
 
 
+@dataclass
 class LoadGenerator:
     """All callers of a route."""
 
-    def __init__(self, base_url: str, callers: TrafficSpec, session: aiohttp.ClientSession, rng: random.Random) -> None:
-        self.url = f"{base_url}/chat/completions"
-        self.callers = callers
-        self.session = session
-        self.rng = rng
-        self.system = words(callers.system_words, rng)
-        self.tasks: set[asyncio.Task[None]] = set()
+    base_url: str
+    callers: TrafficSpec
+    session: aiohttp.ClientSession
+    rng: random.Random
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.system = words(self.callers.system_words, self.rng)
 
     async def arrive_forever(self) -> None:
         """Poisson arrivals, with bursts."""
@@ -67,16 +70,12 @@ class LoadGenerator:
             await asyncio.sleep(self.rng.expovariate(1.0) * self.callers.pause)
 
     async def ask(self, messages: list[dict[str, Any]]) -> str | None:
-        body = {
-            "model": self.callers.route,
-            "messages": messages,
-            "stream": True,
-            "max_tokens": self.callers.max_tokens,
-        }
+        callers = self.callers
+        body = {"model": callers.route, "messages": messages, "stream": True, "max_tokens": callers.max_tokens}
         try:
-            async with self.session.post(self.url, json=body) as reply:
+            async with self.session.post(f"{self.base_url}/chat/completions", json=body) as reply:
                 text = await reply.text()
-                return words(self.callers.max_tokens // 2, self.rng) if reply.status == 200 and text else None
+                return words(callers.max_tokens // 2, self.rng) if reply.status == 200 and text else None
         except aiohttp.ClientError:
             return None
 

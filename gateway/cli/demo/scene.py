@@ -15,6 +15,8 @@ class EngineSpec:
     profile: str
     model: str
     count: int
+    input: float  # USD per million tokens
+    output: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,9 @@ class TrafficSpec:
 
 
 CAST = (
-    EngineSpec("small", "8b-h100", "qwen3-8b", 2),
-    EngineSpec("large", "70b-4xh100", "llama-3.3-70b", 1),
-    EngineSpec("api", "api", "gpt-4.1-mini", 1),
+    EngineSpec("small", "8b-h100", "qwen3-8b", 2, 0.05, 0.2),
+    EngineSpec("large", "70b-4xh100", "llama-3.3-70b", 1, 0.6, 0.8),
+    EngineSpec("api", "api", "gpt-4.1-mini", 1, 0.4, 1.6),
 )
 
 CALLERS = (
@@ -75,18 +77,15 @@ ROUTES: dict[str, Any] = {
 
 def document(urls: Mapping[str, list[str]], port: int, admin_port: int) -> dict[str, Any]:
     """The demo's configuration as plain data. `urls`: by pool."""
-    prices = {"small": (0.05, 0.2), "large": (0.6, 0.8), "api": (0.4, 1.6)}
     pools: dict[str, Any] = {}
     for cast in CAST:
-        price = dict(zip(("input", "output"), prices[cast.pool], strict=True))
-        api = cast.profile == "api"
         pools[cast.pool] = {
-            "backend": "compatible" if api else "simulated",
+            "backend": "simulated",
             "model": cast.model,
             "endpoints": urls[cast.pool],
-            "price": price,
-            **({"api_key": "demo"} if api else {}),
+            "price": {"input": cast.input, "output": cast.output},
         }
+    pools["api"] |= {"backend": "compatible", "api_key": "demo"}
     return {
         "server": {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin_port}"},
         "pools": pools,
