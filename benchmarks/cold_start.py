@@ -127,7 +127,7 @@ async def compare(gateway: Gateway, servers: list[SimulatedServer], users: Users
     for number, (route, warmed_up) in enumerate((("routed", True), ("shared", True), ("shared", False))):
         users.route = route
         if not warmed_up:
-            await gateway.upkeep.close()
+            await gateway.cache_warming.close()
         found = p90(await restart(servers[number], records))
         kind = f"{'warmed up' if warmed_up else 'cold'}, {ROUTES[route]}"
         print(

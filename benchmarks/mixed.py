@@ -179,12 +179,12 @@ async def wait_until_settled(gateway: Gateway, servers: Sequence[SimulatedServer
 
 
 def unfinished_work(gateway: Gateway, servers: Sequence[SimulatedServer]) -> list[str]:
-    assert gateway.front is not None
+    assert gateway.http_server is not None
     dispatcher = gateway.proxy.dispatcher
     counts = {
         "lives": gateway.recorder.live,
-        "callers' connections": len(gateway.front.connections),
-        "requests held back": sum(gateway.line.depth().values()),
+        "callers' connections": len(gateway.http_server.connections),
+        "requests held back": sum(gateway.queue.depth().values()),
         "connections being made": len(dispatcher.connecting),
         "requests that may still be retried": dispatcher.retries.active,
         "retries not given back": dispatcher.retries.retrying,

@@ -55,8 +55,7 @@ class Gateway:
     """One gateway: `start`, then `url` and `admin_url` are served until `stop`.
 
     `worker`: set in one of several processes behind one port; the leader runs singleton jobs. `force_stop` ends the
-    waits
-    of `stop`.
+    waits of `stop`.
     """
 
     def __init__(self, config: Config, worker: WorkerContext | None = None) -> None:
@@ -69,7 +68,7 @@ class Gateway:
         self._build_shared_state(config)
         self._build_servers(config)
         self.kv_events = optional.kv_events(config, self.fleet)
-        self.names = DnsDiscovery()
+        self.dns = DnsDiscovery()
         self._reloading = asyncio.Lock()
         self._following_names: asyncio.Task[None] | None = None
 
@@ -80,7 +79,7 @@ class Gateway:
         self.estimator = Estimator(tokenizers(self.config), self.fleet.token_scale)
         self.monitor = Monitor(self.fleet, on_block_size=self.estimator.set_block_size)
         self.decider = Decider(self.estimator, self.fleet)
-        self.line = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
+        self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
 
     def _build_observers(self, config: Config) -> None:
         """Every Record goes to all sinks of the recorder; Prometheus reads the registry."""
@@ -101,7 +100,7 @@ class Gateway:
         self.registry.register(EndpointCollector(self.monitor.loads, self.monitor.engine_loads))
         self.registry.register(RouteCollector(self._routes))
         self.registry.register(OwnCollector(lambda: self.recorder.live, lost))
-        self.registry.register(QueueCollector(self._routes, self.line.depth))
+        self.registry.register(QueueCollector(self._routes, self.queue.depth))
         self.registry.register(self.on_screen)
 
     def _build_shared_state(self, config: Config) -> None:
@@ -120,19 +119,19 @@ class Gateway:
 
     def _build_servers(self, config: Config) -> None:
         quotas: Quotas = self.shared_quotas or (LocalQuotas() if self.worker is None else self.worker.quotas)
-        self.upkeep = CacheWarming(self.fleet, self.estimator, self.runtime)
+        self.cache_warming = CacheWarming(self.fleet, self.estimator, self.runtime)
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
-            queue=self.line,
+            queue=self.queue,
             dispatcher=Dispatcher(
                 self.fleet,
                 RetryBudget(),
-                on_departed=self.line.on_dispatched,
-                saturated=lambda: self.line.saturated,
+                on_departed=self.queue.on_dispatched,
+                saturated=lambda: self.queue.saturated,
             ),
             recorder=self.recorder,
-            cache_warming=self.upkeep,
+            cache_warming=self.cache_warming,
             admission=Admission(quotas, self.recorder, self.registry),
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
         )
@@ -140,12 +139,12 @@ class Gateway:
             registry=self.registry,
             recorder=self.recorder,
             decider=self.decider,
-            queue=self.line,
+            queue=self.queue,
             runtime=self.runtime,
             on_screen=self.on_screen,
         )
         self.admin_app = AdminServer(self.admin).app()
-        self.front: HttpServer | None = None
+        self.http_server: HttpServer | None = None
         self._server: asyncio.Server | None = None
         self._admin_runner: web.AppRunner | None = None
 
@@ -161,8 +160,7 @@ class Gateway:
 
     async def start(self, before_open: Callable[[], None] = lambda: None) -> None:
         """Listens on new sockets; calls `before_open` when everything is loaded, before the first caller. Raises
-        OSError if a
-        port is taken."""
+        OSError if a port is taken."""
         server = self.config.server
         with ExitStack() as stack:
             data, admin = (stack.enter_context(bind(address)) for address in (server.listen, server.admin))
@@ -180,7 +178,7 @@ class Gateway:
         await web.SockSite(self._admin_runner, admin, backlog=BACKLOG).start()
         self._watch_endpoints()
         if self.worker is None or self.worker.is_leader:
-            self.upkeep.start()
+            self.cache_warming.start()
         for component in (self.kv_events, self.telemetry, self.redis, self.shared_quotas, self.keyring, self.replicas):
             if component is not None:
                 component.start()
@@ -192,23 +190,23 @@ class Gateway:
         """Opens the data port."""
         loop = asyncio.get_running_loop()
         self.metrics.loop_lag.start(loop)
-        self.front = HttpServer(
-            self.proxy.handle, max_body=lambda: self.config.defaults.max_body, precheck=self.proxy.precheck
+        self.http_server = HttpServer(
+            self.proxy.handle, max_body=self.config.defaults.max_body, precheck=self.proxy.precheck
         )
-        self._server = await loop.create_server(self.front, sock=data, backlog=BACKLOG)
+        self._server = await loop.create_server(self.http_server, sock=data, backlog=BACKLOG)
 
     # -- reload -----------------------------------------------------------------------------
 
     async def apply_config(self, config: Config) -> None:
         """Brings another configuration into force."""
         async with self._reloading:
-            await self.names.follow(config.resolved_hosts())
+            await self.dns.follow(config.resolved_hosts())
             await self._reload(config)
 
     async def _follow_names(self) -> None:
         """Reloads the configuration in force after a change of DNS addresses."""
         while True:
-            await self.names.changed()
+            await self.dns.changed()
             try:
                 async with self._reloading:
                     await self._reload(self.config)
@@ -218,9 +216,9 @@ class Gateway:
     async def _reload(self, wanted: Config) -> None:
         """Builds the new Runtime in a thread, then swaps it in within one turn of the loop."""
         new = await asyncio.to_thread(
-            build_warm_runtime, wanted.with_addresses(self.names.addresses), self.runtime.current
+            build_warm_runtime, wanted.with_addresses(self.dns.addresses), self.runtime.current
         )
-        while self.line.dispatch_pending:  # noqa: ASYNC110 - its decision names endpoints of the fleet before the swap
+        while self.queue.dispatch_pending:  # noqa: ASYNC110 - its decision names endpoints of the fleet before the swap
             await asyncio.sleep(0)
         unused = {*self.runtime.current.connections.values()} - {*new.connections.values()}
         self._swap(new)
@@ -236,7 +234,9 @@ class Gateway:
         self.fleet.reload(new.pools.values())
         self.estimator.reload(tokenizers(new.config))
         self.proxy.dispatcher.reload(routes)
-        self.upkeep.reload()
+        if self.http_server is not None:
+            self.http_server.max_body = new.config.defaults.max_body
+        self.cache_warming.reload()
         self.metrics.promise(routes)
         self.on_screen.refine(budgets(routes))
         self._watch_endpoints()
@@ -274,15 +274,15 @@ class Gateway:
         if self._server is not None:
             self._server.close()
         await self._until(lambda: not self.recorder.live, grace)
-        self.line.close()
+        self.queue.close()
         self.metrics.loop_lag.close()
-        if self.front is not None:
-            await self._abort_requests(self.front)
+        if self.http_server is not None:
+            await self._abort_requests(self.http_server)
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         if self._following_names is not None:
             self._following_names.cancel()
-        for component in (self.names, self.upkeep, self.monitor):
+        for component in (self.dns, self.cache_warming, self.monitor):
             await component.close()
         for optional_component in (self.kv_events, self.replicas, self.keyring, self.shared_quotas, self.redis):
             if optional_component is not None:
@@ -300,10 +300,10 @@ class Gateway:
         while not over() and monotonic() < ends and not self.force_stop:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
-    async def _abort_requests(self, front: HttpServer) -> None:
+    async def _abort_requests(self, http_server: HttpServer) -> None:
         """Requests without an answer yet get an error reply; streams end unfinished."""
         await asyncio.sleep(0)  # requests that waited in the queue are about to answer
         if self.recorder.live:
             log.warning("shutdown grace expired: aborting %d running requests", self.recorder.live)
         self.proxy.stopping = True
-        await front.shutdown(HANDLER_GRACE)
+        await http_server.shutdown(HANDLER_GRACE)

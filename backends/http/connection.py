@@ -35,7 +35,7 @@ class WriteCoalescer:
     - A write that does not closely follow another one is made at once: a lone request never waits.
     - Other writes wait for the end of the event loop's turn and are then made one right after the other.
     - Writes to one socket keep their order and are joined.
-    - A token in the middle of a stream does not wait (`write_on`): its reader is seldom asleep; waiting costs 3 us.
+    - A token in mid-stream does not wait (`write_through`): the reader is seldom asleep, and waiting costs 3 us.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class WriteCoalescer:
             self._pending[transport] = [data]
         self._last_write = now
 
-    def write_on(self, transport: asyncio.WriteTransport, data: bytes) -> None:
+    def write_through(self, transport: asyncio.WriteTransport, data: bytes) -> None:
         """Write now, after what is pending for this socket."""
         if self._pending:
             self.flush_to(transport)

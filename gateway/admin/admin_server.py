@@ -155,7 +155,7 @@ def lowercase_headers(http: web.Request) -> dict[str, str]:
 
 async def read_body(http: web.Request, limit: int) -> bytes:
     """The body, of `limit` bytes at most. Raises ApiError."""
-    if (error := framing_error(lowercase_headers(http), True, http.content_length or 0, limit)) is not None:
+    if (error := framing_error(lowercase_headers(http), True, limit)) is not None:
         raise error
     body = bytearray()
     async for part in http.content.iter_any():

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from socket import SO_SNDBUF, SOL_SOCKET
 from time import monotonic
 from typing import Protocol, cast
@@ -25,6 +26,29 @@ from aiohttp.web_protocol import RequestHandler
 
 from backends.http.connection import WriteCoalescer
 from gateway.api.api_error import REASONS, ApiError
+
+log = logging.getLogger("firsttoken")
+
+MAX_BODY = 32 * 1024 * 1024  # bytes, by default
+MAX_LINE = 16 * 1024  # bytes of a request line or a header
+MAX_HEADERS = 128
+SEND_BUFFER = 64 * 1024  # bytes in the kernel for one reader (Linux doubles the value); the default grows to 4 MB
+HIGH_WATER = 16 * 1024  # bytes buffered for one reader before the upstream is paused
+SWEEP = 1.0  # s between checks of all connections; a timer per connection would cost more
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits for a caller, in seconds."""
+
+    head: float = 15.0  # first to last byte of a head
+    body: float = 60.0  # end of the head to end of the body
+    idle: float = 75.0  # between requests; longer than idle timeouts of common load balancers (60 s)
+    unread: float = 60.0  # to read the rest of the last answer
+    linger: float = 2.0  # to stop sending after a refusal; closing at once resets the connection and loses the reply
+
+
+# -- a request and its reply -------------------------------------------------------------------
 
 
 class WriteFlowControl(Protocol):
@@ -45,18 +69,9 @@ class ResponseWriter:
         self.transport = transport
         self.flow_control: WriteFlowControl | None = None
         self.paused = False
-        self._coalescer = coalescer
-
-    def write(self, data: bytes) -> None:
-        """Write now, or with the data of other sockets at the end of this loop iteration."""
-        self._coalescer.write(self.transport, data)
-
-    def write_on(self, data: bytes) -> None:
-        """Write now, after all earlier data."""
-        self._coalescer.write_on(self.transport, data)
-
-    def flush(self) -> None:
-        self._coalescer.flush_to(self.transport)
+        self.write = partial(coalescer.write, transport)  # now, or with other sockets' data in this turn of the loop
+        self.write_through = partial(coalescer.write_through, transport)  # now, after all earlier data
+        self.flush = partial(coalescer.flush_to, transport)
 
     def on_write_paused(self) -> None:
         self.paused = True
@@ -97,7 +112,7 @@ class HttpRequest:
         """Write an error reply. The error may require the connection to close."""
         if refusal.close:
             self.keep_alive = False
-        own = (f"{name}: {value}" for name, value in refusal.headers.items())
+        own = [f"{name}: {value}" for name, value in refusal.headers.items()]
         self.respond(refusal.status, refusal.body(), (*own, *lines))
 
 
@@ -114,43 +129,21 @@ def rendered(status: int, body: bytes, lines: Iterable[str], method: str, keep_a
     return ("\r\n".join(head) + "\r\n").encode("latin-1") + (b"" if method == "HEAD" else body)
 
 
+def framing_error(headers: Mapping[str, str], http11: bool, max_body: int) -> ApiError | None:
+    """The reason to refuse a body by the head alone."""
+    if "transfer-encoding" in headers and not http11:  # RFC 9112, section 6.1
+        return ApiError(400, "Transfer-Encoding is not part of HTTP/1.0.", close=True)
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        message = "Compressed request bodies are not accepted; send it without Content-Encoding."
+        return ApiError(415, message, close=True)
+    return too_large(max_body) if int(headers.get("content-length", 0)) > max_body else None
+
+
 def too_large(max_body: int) -> ApiError:
     return ApiError(413, f"The body is larger than {max_body} bytes.", code="request_too_large", close=True)
 
 
-def framing_error(headers: Mapping[str, str], http11: bool, size: int, max_body: int) -> ApiError | None:
-    """The reason to refuse a body by headers and size. `size`: declared or actual bytes."""
-    if "transfer-encoding" in headers and not http11:  # RFC 9112, section 6.1
-        return ApiError(400, "Transfer-Encoding is not part of HTTP/1.0.", close=True)
-    if headers.get("content-encoding", "identity").lower() != "identity":
-        return ApiError(
-            415, "Compressed request bodies are not accepted; send it without Content-Encoding.", close=True
-        )
-    return too_large(max_body) if size > max_body else None
-
-
-log = logging.getLogger("firsttoken")
-
-MAX_BODY = 32 * 1024 * 1024  # bytes, by default
-MAX_LINE = 16 * 1024  # bytes of a request line or a header
-MAX_HEADERS = 128
-SEND_BUFFER = 64 * 1024  # bytes in the kernel for one reader (Linux doubles the value); the default grows to 4 MB
-HIGH_WATER = 16 * 1024  # bytes buffered for one reader before the upstream is paused
-SWEEP = 1.0  # s between checks of all connections; a timer per connection would cost more
-
-Handler = Callable[[HttpRequest], Awaitable[None]]
-Precheck = Callable[[HttpRequest], ApiError | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Limits for a caller, in seconds."""
-
-    head: float = 15.0  # first to last byte of a head
-    body: float = 60.0  # end of the head to end of the body
-    idle: float = 75.0  # between requests; longer than idle timeouts of common load balancers (60 s)
-    unread: float = 60.0  # to read the rest of the last answer
-    linger: float = 2.0  # to stop sending after a refusal; closing at once resets the connection and loses the reply
+# -- the server --------------------------------------------------------------------------------
 
 
 class _Written(StreamResponse):
@@ -171,16 +164,19 @@ class _Written(StreamResponse):
 
 KEEP_ALIVE, CLOSE = _Written(keep_alive=True), _Written()
 
+Handler = Callable[[HttpRequest], Awaitable[None]]
+Precheck = Callable[[HttpRequest], ApiError | None]
+
 
 class HttpServer(Server):
     """Makes connections for `loop.create_server`. A disconnect cancels `handler`. `precheck` may refuse a request by
-    the head alone, before the body has arrived."""
+    the head alone, before the body has arrived. `max_body`, in bytes, may be set at any time."""
 
     def __init__(
         self,
         handler: Handler,
         *,
-        max_body: Callable[[], int] = lambda: MAX_BODY,
+        max_body: int = MAX_BODY,
         precheck: Precheck = lambda request: None,
         timeouts: Timeouts = Timeouts(),
     ) -> None:
@@ -305,11 +301,10 @@ class DownstreamConnection(RequestHandler):
 
     async def _read_body(self, request: HttpRequest, content: StreamReader) -> bytes:
         """Raises ApiError for a body to be refused, before reading if possible."""
-        max_body = self.server.max_body()
+        max_body = self.server.max_body
         if request.method == "CONNECT":  # a 200 would promise a tunnel (RFC 9110, section 9.3.6)
             raise ApiError(405, "CONNECT is not supported.", close=True)
-        declared = int(request.headers.get("content-length", 0))
-        if (fault := framing_error(request.headers, request.http11, declared, max_body)) is not None:
+        if (fault := framing_error(request.headers, request.http11, max_body)) is not None:
             raise fault
         if content.is_eof():
             body = content.read_nowait()

@@ -151,9 +151,9 @@ class Relay:
         rewritten = self._rewrite(data)
         if framed and self.chunked and rewritten == data:
             self.between_events = data.endswith(b"\n\n")
-            self.writer.write_on(framed)
+            self.writer.write_through(framed)
         elif rewritten:
-            self.writer.write_on(self._frame(rewritten))
+            self.writer.write_through(self._frame(rewritten))
 
     def end(self) -> None:
         """The body is complete; the tap knows if the answer is."""

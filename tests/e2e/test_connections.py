@@ -20,8 +20,8 @@ REQUEST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {le
 
 def set_timeouts(gateway: Gateway, **timeouts: float) -> None:
     """Sets time limits for callers that connect from now on."""
-    assert gateway.front is not None
-    gateway.front.timeouts = Timeouts(**timeouts)
+    assert gateway.http_server is not None
+    gateway.http_server.timeouts = Timeouts(**timeouts)
 
 
 def port(gateway: Gateway) -> int:
@@ -126,6 +126,6 @@ async def test_a_disconnect_within_the_body_leaves_no_record() -> None:
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         async with calling(gateway.url) as caller:
             caller.writer.write(post(CHAT)[:-5])
-            await eventually(lambda: gateway.front and gateway.front.connections)
-        await eventually(lambda: gateway.front and not gateway.front.connections)
+            await eventually(lambda: gateway.http_server and gateway.http_server.connections)
+        await eventually(lambda: gateway.http_server and not gateway.http_server.connections)
         assert (gateway.recorder.live, len(gateway.recorder.recent)) == (0, 0)

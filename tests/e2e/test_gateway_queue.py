@@ -45,9 +45,9 @@ class Callers:
 
     async def send(self, name: str, route: str = "loose", text: str = LARGE, key: str = "none") -> None:
         """Sends one more request and waits until it has been decided or queued."""
-        before = self.gateway.line.sequence
+        before = self.gateway.queue.sequence
         self.asking[name] = asyncio.create_task(self._ask(name, route, text, key))
-        await eventually(lambda: self.gateway.line.sequence > before)
+        await eventually(lambda: self.gateway.queue.sequence > before)
 
     async def answers(self) -> dict[str, int]:
         """Statuses by name."""
@@ -67,7 +67,7 @@ class Callers:
 
     @property
     def queued(self) -> int:
-        return sum(self.gateway.line.depth().values())
+        return sum(self.gateway.queue.depth().values())
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def test_queueing_time_counts_against_the_deadline() -> None:
     async with small_fleet() as (callers, _):
         for name in ("first", "second", "third"):
             await callers.send(name)
-        assert callers.gateway.line.depth() == {"loose": 2}
+        assert callers.gateway.queue.depth() == {"loose": 2}
         assert await callers.answers() == {"first": 200, "second": 200, "third": 200}
         records, headers = callers.records, callers.asking["third"].result()[1]
     assert records["first"].stages[Stage.QUEUE] < 0.05

@@ -105,7 +105,7 @@ async def test_a_request_queued_for_a_removed_pool_is_answered_503_at_once() -> 
             running_one = asyncio.create_task(one.ask(post({**STREAM, "messages": long})))
             await busy.until(lambda seen: any(request.method == "POST" for request in seen.requests))
             asking = asyncio.create_task(two.whole(post(STREAM)))
-            await eventually(lambda: gateway.line.depth() == {"chat": 1})
+            await eventually(lambda: gateway.queue.depth() == {"chat": 1})
             await gateway.apply_config(configured({"b": engines["b"]}, {"other": routes["other"]}))
             assert (await asking)[0] == 503
             assert last(gateway).end is RequestOutcome.UNAVAILABLE
@@ -146,7 +146,7 @@ async def test_a_queued_passthrough_request_keeps_its_model_over_a_reload() -> N
             asking = [asyncio.create_task(one.ask(post(long)))]
             await upstream.until(lambda seen: any(request.method == "POST" for request in seen.requests))
             asking.append(asyncio.create_task(two.ask(post({**STREAM, "model": "second"}))))
-            await eventually(lambda: gateway.line.depth() == {"passthrough": 1})
+            await eventually(lambda: gateway.queue.depth() == {"passthrough": 1})
             await gateway.apply_config(configured(pools, **config, defaults={"stream_idle": "31s"}))
             for _ in range(10):
                 upstream.proceed()

@@ -63,7 +63,7 @@ async def test_queueing_due_to_an_apis_rate_limit_is_the_stage_rate_limit() -> N
     ):
         assert await ask(gateway, "x", "api") == 429
         first = asyncio.create_task(ask(gateway, "first " + LARGE))
-        await eventually(lambda: gateway.line.sequence == 2)
+        await eventually(lambda: gateway.queue.sequence == 2)
         assert await ask(gateway, "second " + LARGE) == 200
         assert await first == 200
         await eventually(lambda: len(gateway.recorder.recent) == 3)

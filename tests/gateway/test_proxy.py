@@ -198,12 +198,12 @@ async def test_without_a_key_nothing_is_served_but_health(path: str) -> None:
 async def test_a_bug_before_the_first_token_is_a_500_and_a_record(caplog: pytest.LogCaptureFixture) -> None:
     """The reply names no internals; the next request is served."""
     async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
-        decide, gateway.line.decide = gateway.line.decide, None  # type: ignore[assignment, method-assign]
+        decide, gateway.queue.decide = gateway.queue.decide, None  # type: ignore[assignment, method-assign]
         with caplog.at_level(logging.ERROR, "firsttoken"):
             async with calling(gateway.url) as caller:
                 status, headers, body = await caller.whole(post(STREAM, "x-request-id: mine-1"))
                 assert await caller.rest() == b""
-        gateway.line.decide = decide  # type: ignore[method-assign]
+        gateway.queue.decide = decide  # type: ignore[method-assign]
         assert (status, headers["x-request-id"], headers["connection"]) == (500, "mine-1", "close")
         assert "NoneType" not in body.decode()
         assert "the fault is ours" in body.decode()

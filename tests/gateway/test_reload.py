@@ -75,10 +75,10 @@ async def test_reloads_come_one_after_the_other() -> None:
 async def test_who_was_let_go_is_sent_before_the_fleet_changes() -> None:
     """Its decision names endpoints of the fleet of now."""
     async with Upstream([]) as upstream, running({"only": pool(upstream.url)}) as gateway:
-        before, gateway.line.dispatch_pending = gateway.runtime.current, True
+        before, gateway.queue.dispatch_pending = gateway.runtime.current, True
         taking = asyncio.create_task(gateway.apply_config(OTHER))
         await asyncio.sleep(0.05)
         assert gateway.runtime.current is before
-        gateway.line.dispatch_pending = False
+        gateway.queue.dispatch_pending = False
         await taking
         assert [*gateway.decider.fleet.snapshot(0.0).pools] == ["other"]

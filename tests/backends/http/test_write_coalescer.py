@@ -83,7 +83,7 @@ async def test_a_socket_gets_nothing_before_what_waits_for_it(clock: Clock, writ
         box.write(wire, b"1")
     clock.now += 2 * BURST_GAP
     box.write(one, b"2")
-    box.write_on(one, b"3")
+    box.write_through(one, b"3")
     assert written == [("one", b"1"), ("one", b"12"), ("one", b"3")]
     await turn()
     assert written[3:] == [("two", b"1")]

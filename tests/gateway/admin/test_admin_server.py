@@ -280,9 +280,9 @@ async def test_explain_names_candidates_and_reasons_and_sends_nothing(served: tu
 async def test_explaining_takes_nobodys_turn(served: tuple[Gateway, Upstream]) -> None:
     """After any number of explanations, the next request is decided as if there had been none."""
     gateway, _ = served
-    before = gateway.line.sequence
+    before = gateway.queue.sequence
     said = [(await explained(gateway, CHAT))[1] for _ in range(3)]
-    assert (gateway.line.sequence, gateway.line.depth()) == (before, {})
+    assert (gateway.queue.sequence, gateway.queue.depth()) == (before, {})
     assert said[0]["held_now"] == {}
 
 

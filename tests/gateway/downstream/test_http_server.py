@@ -37,7 +37,7 @@ async def serving(
     handler: Callable[[HttpRequest], Awaitable[None]], precheck: Precheck = lambda _: None, **timeouts: float
 ) -> AsyncIterator[Caller]:
     """A connection to a server of one handler."""
-    server = HttpServer(handler, max_body=lambda: SMALL, precheck=precheck, timeouts=Timeouts(**timeouts))
+    server = HttpServer(handler, max_body=SMALL, precheck=precheck, timeouts=Timeouts(**timeouts))
     listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
     async with calling(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}") as caller:
         yield caller

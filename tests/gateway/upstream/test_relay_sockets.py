@@ -71,7 +71,7 @@ async def test_a_reader_that_catches_up_gets_every_byte(monkeypatch: pytest.Monk
     monkeypatch.setattr(relay, "STALL", 5.0)
     event = TOKEN.replace(b"hi", b"x" * 60_000)
     async with stalled(*[chunk(event)] * 100, chunk(ANSWER), LAST_CHUNK) as (gateway, caller, _):
-        await eventually(lambda: any(c.writer.paused for c in gateway.front.connections))
+        await eventually(lambda: any(c.writer.paused for c in gateway.http_server.connections))
         caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
         body = b"".join(await caller.chunks())
     assert body == event * 100 + ANSWER
@@ -101,7 +101,7 @@ async def test_a_kept_connection_serves_answer_after_answer() -> None:
             upstream.proceed()
             assert b"".join(await caller.chunks()) == ANSWER
             assert (await caller.whole(post(CHAT)))[2] == WHOLE
-        assert len(gateway.front.connections) == 1
+        assert len(gateway.http_server.connections) == 1
     assert [found.end for found in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 4
 
 
