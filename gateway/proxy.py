@@ -98,22 +98,26 @@ class Proxy:
     async def serve(self, http: HttpRequest, operation: Operation, timeline: RequestTimeline) -> None:
         """HttpRequest -> InferenceRequest -> RoutedRequest -> answer. Raises ApiError before the first token."""
         runtime = self.runtime.current  # kept to the end of the request, whatever is reloaded meanwhile
+        defaults = runtime.config.defaults
         tenant = runtime.keys.tenant(http.headers.get("authorization"))
-        body = timeline.end_stage(Stage.READ, body_of(http))
+        if http.fault is not None:
+            raise http.fault
+        timeline.end_stage(Stage.READ)
         request_id = timeline.record.request_id
         request = await self.decider.parse(
-            operation, body, http.headers, http.arrival, request_id, runtime.wanted_headers
+            operation, http.body, http.headers, http.arrival, request_id, runtime.wanted_headers
         )
-        timeline.end_stage(Stage.PARSE, request)
+        timeline.end_stage(Stage.PARSE)
         route = runtime.routes.match(request.model)
         timeline.routed(request, route, tenant.name)
-        estimate = timeline.end_stage(Stage.ESTIMATE, await self.decider.estimate(request, route, tenant))
+        estimate = await self.decider.estimate(request, route, tenant)
+        timeline.end_stage(Stage.ESTIMATE)
         admit(tenant, route, request.model)
         if tenant.limits is not None:
             await self.admission.reserve(tenant, tenant.limits, estimate, runtime.pools, timeline)
-        timeline.end_stage(Stage.ADMIT, route)
+        timeline.end_stage(Stage.ADMIT)
         decision = timeline.decided(await self.queue.decide(request, route, estimate, tenant))
-        timeline.end_stage(Stage.DECIDE, decision)
+        timeline.end_stage(Stage.DECIDE)
         reject_unplaced(decision)
         routed = RoutedRequest(
             request=request,
@@ -122,19 +126,19 @@ class Proxy:
             decision=decision,
             timeline=timeline,
             upstreams=self.runtime.current.upstreams,  # of the fleet that the decision, just made, has chosen from
-            first_token_limit=runtime.config.defaults.first_token,
+            first_token_limit=defaults.first_token,
             passthrough=route is runtime.routes.passthrough,
             cache_group=tenant.cache_group,
         )
-        idle = runtime.config.defaults.stream_idle
-        private = bool(tenant.cache_group)
-        relay = Relay(http, timeline, strip_usage=hide_usage(request), idle=idle, private=private)
+        strip, idle, private = hide_usage(request), defaults.stream_idle, bool(tenant.cache_group)
+        relay = Relay(http, timeline, strip_usage=strip, idle=idle, private=private)
         try:
             await self.dispatcher.execute(routed, relay)
         finally:
             if relay.begun:
-                record_winner(relay.run, routed, runtime.price(relay.run.attempt.candidate.endpoint))
-                self.cache_warming.answered(relay.run, routed, body)
+                pool = runtime.pools[relay.run.attempt.candidate.endpoint.pool]
+                record_winner(relay.run, routed, pool.price)
+                self.cache_warming.answered(relay.run, routed, http.body)
 
     def refuse(
         self, http: HttpRequest, refusal: ApiError, timeline: RequestTimeline, end: RequestOutcome | None = None
@@ -179,15 +183,10 @@ class Proxy:
 GETS = {"/v1/models": Proxy.models, "/health": Proxy.health, "/ready": Proxy.ready}
 
 
-def body_of(http: HttpRequest) -> bytes:
-    """Raises ApiError where the body was refused: too large, late or compressed."""
-    if http.fault is not None:
-        raise http.fault
-    return http.body
-
-
 def reject_unplaced(decision: Decision) -> None:
     """Raises ApiError where the decision has placed the request nowhere."""
+    if decision.outcome is Placement.PLACE:
+        return
     later = retry_later(decision.retry_after)
     if decision.outcome is Placement.SHED:
         message = f"No tier can meet the time-to-first-token budget now: {decision.reason}."
@@ -195,9 +194,8 @@ def reject_unplaced(decision: Decision) -> None:
     if decision.outcome is Placement.UNAVAILABLE:
         message = f"No endpoint is usable now: {decision.reason}."
         raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
-    if decision.outcome is Placement.UNFIT:
-        code = "context_length_exceeded" if "context window" in decision.reason else "no_suitable_tier"
-        raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
+    code = "context_length_exceeded" if "context window" in decision.reason else "no_suitable_tier"
+    raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
 
 
 def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:

@@ -23,7 +23,7 @@ from gateway.config.models import Config, Key
 from gateway.tokenize.estimator import TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.upstream_request import Upstream
-from policies.types import Endpoint, Pool, Price
+from policies.types import Pool
 
 IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
 RECEIVE_BUFFER = 16 * 1024  # unread bytes of one upstream in the kernel
@@ -54,9 +54,6 @@ class Runtime:
     backends: Mapping[str, tuple[BackendConfig, Backend]]
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
-
-    def price(self, endpoint: Endpoint) -> Price:
-        return self.pools[endpoint.pool].price
 
     def with_stored_keys(self, stored: Iterable[Key]) -> Runtime:
         """Returns the same Runtime with keys of Redis beside those of the file."""

@@ -1,7 +1,7 @@
 """An inference request, parsed from body and headers; other members of the body are passed through untouched.
 
 Two ways with the same result:
-- `parse_cached` decodes only new text. Messages sent before with the same key are recognised by a digest of their JSON,
+- `_parse_chat` decodes only new text. Messages sent before with the same key are recognised by a digest of their JSON,
   and so is the set of all other fields; the rest is decoded strictly. The next turn of a conversation costs only new
   messages. All forwarded text was accepted by `gateway.strict_json`, now or earlier.
 - `parse_full` decodes the whole of an unusual body, and reports errors.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Raw
 
 from backends.interface import Operation
-from gateway.api.api_error import bad_request
+from gateway.api.api_error import ApiError, bad_request
 from gateway.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
 from gateway.tokenize.estimator import GenerationalCache
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
@@ -85,6 +85,7 @@ class Parameters:
     max_tokens: int | None
     tools: bool
     json_schema: bool
+    definitions: tuple[int, ...] = field(default=(), compare=False)  # digests of fields rendered before the messages
 
 
 @dataclass(slots=True)
@@ -98,16 +99,8 @@ class ParsedBody:
     images: bool = False
 
 
-@dataclass(slots=True)
-class _KnownFields:
-    """Parameters from all fields but the prompt, and digests of the fields rendered before the messages."""
-
-    parameters: Parameters
-    definitions: tuple[int, ...]
-
-
 _messages: GenerationalCache[int] = GenerationalCache(KNOWN_MESSAGES)  # flags by digest
-_parameters: GenerationalCache[_KnownFields] = GenerationalCache(KNOWN_PARAMETERS)
+_parameters: GenerationalCache[Parameters] = GenerationalCache(KNOWN_PARAMETERS)
 _SHAPES: Mapping[Operation, type[_Chat | _Completion]] = {Operation.CHAT: _Chat, Operation.COMPLETION: _Completion}
 _PLACEHOLDERS: Mapping[str, tuple[type[_Chat | _Completion], Any]] = {  # a prompt, to validate the other fields alone
     "messages": (_Chat, [{"role": "user"}]),
@@ -118,7 +111,7 @@ _PLACEHOLDERS: Mapping[str, tuple[type[_Chat | _Completion], Any]] = {  # a prom
 def read(operation: Operation, raw: bytes, key: str | None) -> ParsedBody:
     """Raises ApiError (400) with the name of the field. Callers with different `key` share nothing known."""
     try:
-        return (parse_cached if operation is Operation.CHAT else _parse_text)(raw, hash(key))
+        return (_parse_chat if operation is Operation.CHAT else _parse_text)(raw, hash(key))
     except UNREADABLE:
         return parse_full(operation, raw)
 
@@ -126,22 +119,22 @@ def read(operation: Operation, raw: bytes, key: str | None) -> ParsedBody:
 # -- cached: anything unusual raises UNREADABLE --------------------------------------------------
 
 
-def parse_cached(raw: bytes, key: int) -> ParsedBody:
+def _parse_chat(raw: bytes, key: int) -> ParsedBody:
     body = members(raw)
     rest = body.copy()
     messages = rest.pop("messages", None)
     if type(messages) is not list or not messages:
         raise ValueError("no messages")
-    known = _known_fields("messages", rest, key)
+    parameters = _known_parameters("messages", rest, key)
     digests = [hash(bytes(message)) for message in messages]
     keys = [digest ^ key for digest in digests]
     flags = _messages.get_all(keys)
     decoded = _decode_new(messages, keys, flags) if None in flags else {}
-    sources = [*(body[name] for name in definitions(body)), *messages]
+    sources = [*map(body.__getitem__, definitions(body)), *messages] if parameters.definitions else messages
     return ParsedBody(
         members=body,
-        prompt=Prompt(sources, [*known.definitions, *digests], len(messages), len(raw), decoded),
-        parameters=known.parameters,
+        prompt=Prompt(sources, [*parameters.definitions, *digests], len(messages), len(raw), decoded),
+        parameters=parameters,
         user_turns=flags.count(_USER) + flags.count(_USER | _IMAGES) or 1,
         images=_IMAGES in flags or _USER | _IMAGES in flags,
     )
@@ -153,11 +146,11 @@ def _parse_text(raw: bytes, key: int) -> ParsedBody:
     prompt = rest.pop("prompt", None)
     if type(prompt) is not str:
         raise ValueError("the prompt is not one text")
-    known = _known_fields("prompt", rest, key)
-    return ParsedBody(body, Prompt((prompt,), (digest_of("prompt", prompt),), 0, len(raw)), known.parameters)
+    parameters = _known_parameters("prompt", rest, key)
+    return ParsedBody(body, Prompt((prompt,), (digest_of("prompt", prompt),), 0, len(raw)), parameters)
 
 
-def _known_fields(prompt_field: str, rest: dict[str, Any], key: int) -> _KnownFields:
+def _known_parameters(prompt_field: str, rest: dict[str, Any], key: int) -> Parameters:
     """Look up all fields beside the prompt, or decode and validate them."""
     written = encode(rest)
     digest = hash((prompt_field, written)) ^ key
@@ -165,10 +158,9 @@ def _known_fields(prompt_field: str, rest: dict[str, Any], key: int) -> _KnownFi
     if known is None:
         fields = decode(written)
         shape, placeholder = _PLACEHOLDERS[prompt_field]
-        valid = msgspec.convert({**fields, prompt_field: placeholder}, shape)
-        digests = tuple(digest_of(name, rest[name]) for name in definitions(rest))
-        known = _KnownFields(_parameters_of(valid, fields), digests)
-        if len(valid.model) <= _MAX_NAME:
+        known = _parameters_of(msgspec.convert({**fields, prompt_field: placeholder}, shape), fields)
+        known.definitions = tuple(digest_of(name, rest[name]) for name in definitions(rest))
+        if len(known.model) <= _MAX_NAME:
             _parameters.put(digest, known)
     return known
 
@@ -199,7 +191,10 @@ def parse_full(operation: Operation, raw: bytes) -> ParsedBody:
         raise bad_request(f"The body is not valid JSON: {error}.", logged="the body is not valid JSON") from None
     if type(body) is not dict:
         raise bad_request("The body must be a JSON object.")
-    valid = _validated(operation, body)
+    try:
+        valid = msgspec.convert(body, _SHAPES[operation])
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
     flags = [_message_flags(message) for message in valid.messages] if isinstance(valid, _Chat) else []
     return ParsedBody(
         members=body,
@@ -210,22 +205,15 @@ def parse_full(operation: Operation, raw: bytes) -> ParsedBody:
     )
 
 
-def _validated(operation: Operation, body: dict[str, Any]) -> _Chat | _Completion:
-    try:
-        return msgspec.convert(body, _SHAPES[operation])
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `$.")
-        param = place.rstrip("`") or None
-        if message.startswith("Object missing required field") and param is None:
-            param = message.split("`")[1]
-        where = f"'{param}': " if param else ""
-        raise bad_request(f"{where}{_in_json_terms(message)}.", param) from None
-
-
-def _in_json_terms(message: str) -> str:
-    """A message of msgspec with JSON's names of types."""
+def _invalid(error: str) -> ApiError:
+    """The reply for an error of msgspec, with JSON's names of types."""
+    message, _, place = error.partition(" - at `$.")
+    param = place.rstrip("`") or None
+    if message.startswith("Object missing required field") and param is None:
+        param = message.split("`")[1]
     named = _PYTHON_TYPE.sub(lambda found: _JSON_TYPES[found[0]], message)
-    return named.replace("`", "'").replace("Expected", "expected", 1)
+    named = named.replace("`", "'").replace("Expected", "expected", 1)
+    return bad_request(f"'{param}': {named}." if param else f"{named}.", param)
 
 
 # -- parameters --------------------------------------------------------------------------------

@@ -34,14 +34,28 @@ from gateway.tokenize.tokenizers import ID_BYTES, Encoder, encoder
 from policies.latency.token_counts import PER_MESSAGE, TokenScale
 from policies.types import PoolEstimate, PrefixBlocks, PromptEstimate
 
+OFFLOAD = 10_000  # bytes of text to be encoded: 0.4 ms
+OPEN = 200_000  # bytes of JSON to be decoded: 0.6 ms
+PART_EFFORT = 500  # bytes of JSON decoded in the time which a part takes besides
+CACHE = 64_000_000  # bytes
+WORKERS = 2  # threads
+PIECE_EFFORT = 100  # bytes encoded in the time which a piece takes besides
+PREFIX_OVERHEAD = 300  # bytes of a cache entry besides hashes and tail (tracemalloc)
+IDS_OVERHEAD = 150  # bytes of a cache entry besides ids (tracemalloc)
+_KEY = 0x66697273_74746F6B  # "firsttok"
+
 Value = TypeVar("Value")
+
+
+# -- known parts -------------------------------------------------------------------------------
 
 
 class GenerationalCache(Generic[Value]):
     """Holds values of at most `limit` in total, measured by `size` (default: the number of entries).
 
-    Safe for several threads without a lock: of two changes at once one may be lost or miscounted until the next
-    generation, and is then computed again.
+    A full young generation becomes the old one, and a hit in the old generation moves the entry to the young: a hit
+    costs one dict lookup. Safe for several threads without a lock: of two changes at once one may be lost or miscounted
+    until the next generation, and is then computed again.
     """
 
     def __init__(self, limit: int, size: Callable[[Value], int] = lambda value: 1) -> None:
@@ -92,9 +106,6 @@ class GenerationalCache(Generic[Value]):
         self._young_size += size
 
 
-_KEY = 0x66697273_74746F6B  # "firsttok"
-
-
 @dataclass(slots=True)
 class Prefix:
     """A prompt up to the end of a piece or part."""
@@ -125,11 +136,6 @@ def extend(prefix: Prefix, template: bytes, ids: bytes, block_size: int) -> Pref
     )
 
 
-PIECE_EFFORT = 100  # bytes encoded in the time which a piece takes besides
-PREFIX_OVERHEAD = 300  # bytes of a cache entry besides hashes and tail (tracemalloc)
-IDS_OVERHEAD = 150  # bytes of a cache entry besides ids (tracemalloc)
-
-
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
     """Settings of a pool. Pools with equal settings see a prompt alike."""
@@ -147,10 +153,6 @@ class Position:
     digest: int  # of the chain of parts
     blocks: list[bytes]  # block hashes by part
     prefix: Prefix
-
-    @property
-    def parts(self) -> int:
-        return len(self.blocks)
 
 
 @dataclass(slots=True)
@@ -193,7 +195,8 @@ class IncrementalTokenizer:
 
     def recognise(self, config: TokenizerConfig, prompt: Prompt, cache_group: str) -> Position:
         """The end of the longest run of known parts."""
-        digest, prefix = hash((config, cache_group)), start(cache_group)
+        digest = hash((config, cache_group))
+        prefix: Prefix | None = None
         blocks: list[bytes] = []
         for part in prompt.digests:
             key = hash((digest, part))
@@ -202,14 +205,14 @@ class IncrementalTokenizer:
                 break
             digest, prefix = key, found
             blocks.append(found.blocks)
-        return Position(config, digest, blocks, prefix)
+        return Position(config, digest, blocks, prefix or start(cache_group))
 
     def open(self, position: Position, prompt: Prompt, cache_group: str) -> Tail:
         """Split the unknown parts into pieces, and recognise those at the beginning of the first."""
         digest, prefix = position.digest, position.prefix
         blocks: list[bytes] = []
         steps: list[TokenizeStep] = []
-        for part in range(position.parts, len(prompt.digests)):
+        for part in range(len(position.blocks), len(prompt.digests)):
             chain, digest = digest, hash((digest, prompt.digests[part]))
             *pieces, last = prompt.pieces(part)
             for piece in pieces:
@@ -229,9 +232,8 @@ class IncrementalTokenizer:
         if not tail.steps:
             return tail.position
         encoder = self._encoders(config.tokenizer)
-        packed = [
-            self._encoded(step, encoder) for step in tail.steps
-        ]  # first: encoding evicts our data from CPU caches
+        # all of the tail first: encoding evicts our data from CPU caches
+        packed = [self._encoded(step, encoder) for step in tail.steps]
         parts, pieces = tail.position.blocks.copy(), tail.blocks.copy()
         for step, ids in zip(tail.steps, packed, strict=True):
             role = step.piece.role
@@ -255,9 +257,7 @@ class IncrementalTokenizer:
         return TokenizeStep(piece, self._ids.get(key), key, digest, ends_part)
 
     def _encoded(self, step: TokenizeStep, encoder: Encoder) -> bytes:
-        ids = (
-            self._ids.get(step.ids_key) if step.ids is None else step.ids
-        )  # an equal piece may have been encoded since
+        ids = self._ids.get(step.ids_key) if step.ids is None else step.ids  # encoded since, in an equal piece
         if ids is None:
             assert isinstance(step.piece.span, str)
             ids = encoder.pack(step.piece.span)
@@ -277,13 +277,6 @@ def _prefix_bytes(prefix: Prefix) -> int:
 
 def _ids_bytes(ids: bytes) -> int:
     return IDS_OVERHEAD + len(ids)
-
-
-OFFLOAD = 10_000  # bytes of text to be encoded: 0.4 ms
-OPEN = 200_000  # bytes of JSON to be decoded: 0.6 ms
-PART_EFFORT = 500  # bytes of JSON decoded in the time which a part takes besides
-CACHE = 64_000_000  # bytes
-WORKERS = 2  # threads
 
 
 class Estimator:
@@ -341,13 +334,17 @@ class Estimator:
         for pool in pools:
             names.setdefault(self._configs[pool], []).append(pool)
         ends = [self._tokenizer.recognise(config, prompt, cache_group) for config in names]
-        if any(position.parts < len(prompt.digests) for position in ends):
+        if min([len(end.blocks) for end in ends]) < len(prompt.digests):
             ends = await self._read_rest(ends, prompt, cache_group)
-        prompt.drop_decoded()
-        estimates = {}
+        prompt.decoded = {}  # a request outlives the estimate, and holds the text in the body
+        estimates: dict[str, PoolEstimate] = {}
         for end, alike in zip(ends, names.values(), strict=True):
-            hashes = array("Q", b"".join(end.blocks))
-            estimates.update({pool: self._pool_estimate(pool, end, hashes, prompt.messages) for pool in alike})
+            counted, text, hashes = end.prefix.tokens, end.prefix.text, array("Q", b"".join(end.blocks))
+            for pool in alike:
+                tokens = self._scale(pool).correct(text, prompt.messages)
+                scale = tokens / counted if counted else 1.0
+                blocks = PrefixBlocks(hashes, end.config.block_size, scale)
+                estimates[pool] = PoolEstimate(tokens, blocks, text, prompt.messages)
         return PromptEstimate(estimates, output_tokens)
 
     async def _read_rest(self, positions: list[Position], prompt: Prompt, cache_group: str) -> list[Position]:
@@ -360,21 +357,13 @@ class Estimator:
             return [self._tokenizer.read(tail) for tail in tails]
 
         loop = asyncio.get_running_loop()
-        if not self._is_small_to_open(prompt, min(position.parts for position in positions)):
+        known, parts = min(len(position.blocks) for position in positions), len(prompt.digests)
+        effort = prompt.size + PART_EFFORT * parts  # an upper bound, nearly always low enough
+        if effort > self._open_bytes:
+            effort = prompt.size_from(known) + PART_EFFORT * (parts - known)
+        if effort > self._open_bytes:
             return await loop.run_in_executor(self.executor, lambda: read_all(open_all()))
         tails = open_all()
         if sum(tail.effort() for tail in tails) > self._offload_bytes:
             return await loop.run_in_executor(self.executor, read_all, tails)
         return read_all(tails)
-
-    def _is_small_to_open(self, prompt: Prompt, known: int) -> bool:
-        parts = len(prompt.digests)
-        if prompt.size + PART_EFFORT * parts <= self._open_bytes:  # cheap to tell, and nearly always so
-            return True
-        return prompt.size_from(known) + PART_EFFORT * (parts - known) <= self._open_bytes
-
-    def _pool_estimate(self, pool: str, end: Position, hashes: array[int], messages: int) -> PoolEstimate:
-        counted, text = end.prefix.tokens, end.prefix.text
-        tokens = self._scale(pool).correct(text, messages)
-        scale = tokens / counted if counted else 1.0
-        return PoolEstimate(tokens, PrefixBlocks(hashes, end.config.block_size, scale), text, messages)

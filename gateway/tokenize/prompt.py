@@ -54,7 +54,9 @@ class Prompt:
     digests: Sequence[int]
     messages: int  # the last so many parts are messages
     size: int  # bytes
-    decoded: Mapping[int, Any] = field(default_factory=dict)  # by number, messages which were decoded already
+    decoded: Mapping[int, Any] = field(
+        default_factory=dict
+    )  # by number, messages which were decoded already; droppable
 
     def pieces(self, part: int) -> list[Piece]:
         """The pieces of a part, never none."""
@@ -71,10 +73,6 @@ class Prompt:
         left = self.sources[part:]
         written = [memoryview(source).nbytes for source in left if isinstance(source, Raw)]
         return sum(written) if len(written) == len(left) else self.size
-
-    def drop_decoded(self) -> None:
-        """Free memory: a request outlives the estimate, and holds the text in the body."""
-        self.decoded = {}
 
 
 def prompt_of(operation: Operation, body: Mapping[str, Any]) -> Prompt:

@@ -124,10 +124,7 @@ async def test_an_engine_that_restarts_repeatedly_is_warmed_up_once(caplog: pyte
         await restart(gateway, mortal)
         endpoint = f"both/{mortal.url.removeprefix('http://')}"
         await eventually(
-            lambda: (
-                load_of(gateway, mortal).health.value != "down"
-                and endpoint not in gateway.fleet.cache_lost
-            )
+            lambda: load_of(gateway, mortal).health.value != "down" and endpoint not in gateway.fleet.cache_lost
         )
         await ask(gateway, "hello")
         assert not load_of(gateway, mortal).warming

@@ -14,8 +14,8 @@ def test_the_price_is_that_of_the_pool_that_answered() -> None:
     """Not that of the first choice."""
     pools = {"small": pool("http://127.0.0.1:9", price=PRICE), "large": pool("http://127.0.0.1:9")}
     runtime = build_runtime(Config.model_validate(document(pools)))
-    assert runtime.price(Endpoint("small/b", "small")) == Price(1.0, 2.0)
-    assert runtime.price(Endpoint("large/c", "large")) == Price()
+    assert runtime.pools["small"].price == Price(1.0, 2.0)
+    assert runtime.pools["large"].price == Price()
 
 
 def test_what_has_not_changed_is_the_same_object_in_the_next_runtime() -> None:

