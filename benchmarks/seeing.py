@@ -84,15 +84,16 @@ def live(recorder: Recorder, lived: Lived) -> None:
     with recorder.timeline(arrival) as life:
         record = life.record
         record.request_id, record.operation = f"req_0123456789abcdef{lived.number:08x}", "chat"
-        life.end_stage(READ, None)
-        life.end_stage(PARSE, None)
+        life.end_stage(READ)
+        life.end_stage(PARSE)
         record.route, record.workload, record.tenant, record.stream = lived.route, "chat", "web-app", True
         record.ttft_budget, record.tpot_budget, record.total_budget = 0.8, 0.05, 30.0
         record.trace_id = "0af7651916cd43dd8448eb211c80319c"
-        life.end_stage(ESTIMATE, None)
-        life.end_stage(ADMIT, None)
+        life.end_stage(ESTIMATE)
+        life.end_stage(ADMIT)
         lived.decision.at = monotonic()  # type: ignore[misc]
-        life.end_stage(DECIDE, life.decided(lived.decision))
+        life.decided(lived.decision)
+        life.end_stage(DECIDE)
         if lived.lost is not None:
             life.attempt_lost(lived.lost)
         first_in = arrival + lived.ttft

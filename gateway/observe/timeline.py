@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import monotonic, time
-from typing import TypeVar
 
 from backends.interface import EngineTimes
 from gateway.api.inference_request import InferenceRequest
@@ -43,7 +42,6 @@ from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixB
 
 log = logging.getLogger("firsttoken")
 
-T = TypeVar("T")
 Sink = Callable[[Record], None]
 
 LANDMARK = 512  # tokens between two block hashes in a Record
@@ -62,12 +60,11 @@ class RequestTimeline:
         self.mark = record.arrival
         self._lag = lag
 
-    def end_stage(self, stage: Stage, value: T) -> T:
-        """Close `stage` now, and pass `value` on."""
+    def end_stage(self, stage: Stage) -> None:
+        """Close `stage` now."""
         now, spent = monotonic(), self.record.spent
         spent[stage] = (spent[stage] or 0.0) + now - self.mark
         self.mark = now
-        return value
 
     def close(self, *ends: tuple[Stage, float]) -> None:
         """Close stages at earlier times; a time before `mark` counts as no time. A stage closed again adds up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.config.models import Config
 from gateway.runtime import build_runtime
-from policies.types import Endpoint, Price
+from policies.types import Price
 from tests.support.gateways import document, pool
 
 PRICE = {"input": 1.0, "output": 2.0}
