@@ -226,7 +226,7 @@ class EndpointState:
         self.interference.update(self.tpot_predictor.predict(self.decoding, self.decoding_context), now)
 
     def statistics(self, now: float) -> EndpointStatistics:
-        load, prefix = self.load(now), self.cache.index.statistics()
+        load, residency = self.load(now), self.cache.residency
         ratios = self.predictor.quantiles(load.queued_tokens, now)
         return EndpointStatistics(
             endpoint=self.endpoint,
@@ -241,9 +241,9 @@ class EndpointState:
             error=(ratios[2], ratios[6], ratios[10]),
             tpot=load.tpot,
             block_size=self.block_size,
-            prefix_blocks=prefix.blocks,
-            prefix_capacity=prefix.capacity,
-            resident=self.cache.residency_statistics(),
+            prefix_blocks=len(self.cache.index),
+            prefix_capacity=self.cache.index.capacity,
+            resident=None if residency is None else residency.statistics(),
         )
 
     def observe_block_size(self, tokens: float) -> None:

@@ -141,9 +141,6 @@ class Fleet:
             )
         return candidates
 
-    def pool(self, name: str) -> Pool:
-        return self._pools[name].pool
-
     def knows(self, endpoint_id: str) -> bool:
         return endpoint_id in self._states
 

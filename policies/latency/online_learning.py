@@ -75,16 +75,27 @@ class Regression:
         predicted = self.predict(features)
         error = min(max(actual / predicted - 1.0, -clip), clip)
         x = [feature / predicted for feature in features]
-        sensitivity = [sum(map(mul, row, x)) for row in self.covariance]
-        variance = sum(map(mul, sensitivity, x))
+        sensitivity, variance = [], 0.0
+        for row, feature in zip(self.covariance, x, strict=True):
+            value = sum(map(mul, row, x))
+            sensitivity.append(value)
+            variance += value * feature
         deviations = abs(error) / (HUBER * (variance + self._noise) ** 0.5)
         total = variance + self._noise * max(deviations, 1.0)
-        gains = [value / total for value in sensitivity]
-        coefficients = [value + gain * error for value, gain in zip(self.coefficients, gains, strict=True)]
+        gains, coefficients = [], []
+        for value, coefficient in zip(sensitivity, self.coefficients, strict=True):
+            gain = value / total
+            gains.append(gain)
+            coefficients.append(coefficient + gain * error)
         if min(coefficients) < self._floor:
             coefficients = self._projected(coefficients, gains, sensitivity)
         self.coefficients = coefficients
-        terms, exceeded = range(len(coefficients)), False
+        self._update_covariance(gains, sensitivity)
+
+    def _update_covariance(self, gains: list[float], sensitivity: list[float]) -> None:
+        """What the sample taught is taken off, and the drift added."""
+        coefficients, exceeded = self.coefficients, False
+        terms = range(len(coefficients))
         for i in terms:
             row, gain, coefficient = self.covariance[i], gains[i], coefficients[i]
             drift = COMMON_DRIFT * coefficient

@@ -1,6 +1,6 @@
 """Prefix cache of an endpoint as believed here: a radix tree of the blocks sent there, corrected by KV events.
 
-Rules:
+Rules of the tree:
 - A block is named by a chained hash (unsigned 64 bits): equal hash, equal prefix up to and including the block. So a
   run is found by the first hash alone, and the divergence from a run by binary search.
 - All blocks of a run were last used by the same prompt; a prompt through only a part splits the run.
@@ -9,14 +9,12 @@ Rules:
 - The bound is the engine's capacity, scaled by the share which reports confirm: outputs, pinned blocks and other
   traffic take a part.
 - A run may have a binding: the engine's own chain for a prompt through the run's end.
-
-A block takes 8 bytes and a share of a run.
+- A block takes 8 bytes and a share of a run.
 
 Blocks which a prompt shares with earlier prompts are, by the last prompt through them:
 - pending: the prompt has not ended. The blocks count, whatever the events say: the engine computes them first;
-- bound: the prompt is bound to the engine's chain. The blocks count as far as the chain is held; blocks of ours
-  beyond the
-  chain's prompt count all or none;
+- bound: the prompt is bound to the engine's chain. The blocks count as far as the chain is held; blocks of ours beyond
+  the chain's prompt count all or none;
 - neither (no events, or no chain was found): the blocks count, within the capacity of `PrefixIndex`.
 
 Tokens reported as cached were held, whatever the events say. A gap in the events drops every binding; a restart or a
@@ -31,23 +29,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from policies.prefix_cache.block_tree import Chain
-from policies.prefix_cache.residency import AnswerReuse, ChainBinding, Residency, ResidencyStatistics
+from policies.prefix_cache.residency import AnswerReuse, ChainBinding, Residency
 from policies.types import PoolEstimate
 
 SHRINK = 0.2  # of the capacity, when no token of the believed hit was cached
 GROW = 0.005  # of the capacity, when all of it was
 MIN_SHARE_OF_CAPACITY = 1 / 256  # enough to be proved wrong
 DEFAULT_BLOCKS = 25_000
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixStatistics:
-    """Of an endpoint, in blocks."""
-
-    blocks: int  # held
-    runs: int
-    capacity: int  # bound in use
-    nominal: int  # capacity of the engine
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +53,8 @@ class PrefixIndex:
     """The blocks believed cached at an endpoint."""
 
     def __init__(self, capacity: int = DEFAULT_BLOCKS) -> None:
-        self._nominal = self._capacity = capacity
+        self.capacity = capacity  # bound in use
+        self._nominal = capacity  # of the engine
         self._share = 1.0  # of the nominal capacity, that reports confirm
         self._stamp = 0
         self.clear()
@@ -77,17 +66,14 @@ class PrefixIndex:
         self._size = 0
         self._fit(self._nominal, 1.0)
 
+    def __len__(self) -> int:
+        """Blocks held."""
+        return self._size
+
     def find(self, hashes: Sequence[int]) -> tuple[int, IndexRun | None]:
-        """Number of leading blocks held, and the run of the last of them. Called for each endpoint of each decision."""
-        runs, size = self._runs, len(hashes)
-        depth, last = 0, None
-        while depth < size and (run := runs.get(hashes[depth])) is not None:
-            last = run
-            end = depth + len(run.blocks)
-            if end > size or run.blocks[-1] != hashes[end - 1]:
-                return depth + _shared(run.blocks, hashes, depth), run
-            depth = end
-        return depth, last
+        """Number of leading blocks held, and the run of the last of them."""
+        path, depth, _ = self._path(hashes)
+        return depth, path[-1] if path else None
 
     def record(self, hashes: Sequence[int]) -> int:
         """The endpoint is sent this prompt. Returns the stamp of this record."""
@@ -135,13 +121,10 @@ class PrefixIndex:
         """`blocks`: capacity of the engine."""
         self._fit(blocks, self._share)
 
-    def statistics(self) -> PrefixStatistics:
-        return PrefixStatistics(self._size, len(self._order), self._capacity, self._nominal)
-
     def _path(self, hashes: Sequence[int]) -> tuple[list[IndexRun], int, int]:
         """Runs on the path of the prompt, number of shared blocks, and surplus blocks of the last run."""
-        path, at, size = [], 0, len(hashes)
-        while at < size and (run := self._runs.get(hashes[at])) is not None:
+        path, at, size, runs = [], 0, len(hashes), self._runs
+        while at < size and (run := runs.get(hashes[at])) is not None:
             path.append(run)
             end = at + len(run.blocks)
             if end > size or run.blocks[-1] != hashes[end - 1]:
@@ -161,9 +144,7 @@ class PrefixIndex:
 
     def _append(self, path: list[IndexRun], hashes: Sequence[int], depth: int) -> None:
         parent = path[-1] if path else None
-        fresh = hashes[depth:]
-        if not isinstance(fresh, array):
-            fresh = array("Q", fresh)
+        fresh = array("Q", hashes[depth:])
         self._size += len(fresh)
         if parent is not None and not parent.children:
             parent.blocks.extend(fresh)
@@ -178,11 +159,11 @@ class PrefixIndex:
     def _fit(self, nominal: int, share: float) -> None:
         self._nominal = nominal
         self._share = min(max(share, MIN_SHARE_OF_CAPACITY), 1.0)
-        self._capacity = max(1, round(nominal * self._share))
+        self.capacity = max(1, round(nominal * self._share))
         self._evict()
 
     def _evict(self) -> None:
-        while (excess := self._size - self._capacity) > 0:
+        while (excess := self._size - self.capacity) > 0:
             oldest = next(iter(self._order))
             self._shorten(oldest, max(0, len(oldest.blocks) - excess))
 
@@ -255,9 +236,6 @@ class EndpointCache:
         if held >= prompt.tokens:
             held = prompt.tokens - 1
         return int(held) // block_size * block_size
-
-    def residency_statistics(self) -> ResidencyStatistics | None:
-        return None if self.residency is None else self.residency.statistics()
 
     # ----------------------------------------------------------------- prompts of ours
 
