@@ -25,14 +25,7 @@ from gateway.config.models import Config
 from gateway.downstream.http_server import HttpServer
 from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.monitor import Monitor
-from gateway.observe.metrics.scrape_collectors import (
-    EndpointCollector,
-    OwnCollector,
-    QueueCollector,
-    Registry,
-    ReplicasCollector,
-    RouteCollector,
-)
+from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
 from gateway.observe.metrics.series import RequestMetrics, budgets, histogram
 from gateway.observe.timeline import Recorder
 from gateway.observe.trace_context import Tracer
@@ -98,9 +91,15 @@ class Gateway:
             self.registry.register(self.telemetry)
         lost = None if (access_log := self.access_log) is None else lambda: access_log.lost
         self.registry.register(EndpointCollector(self.monitor.loads, self.monitor.engine_loads))
-        self.registry.register(RouteCollector(self._routes))
-        self.registry.register(OwnCollector(lambda: self.recorder.live, lost))
-        self.registry.register(QueueCollector(self._routes, self.queue.depth))
+        self.registry.register(
+            GatewayCollector(
+                self._routes,
+                depth=self.queue.depth,
+                live=lambda: self.recorder.live,
+                replicas=lambda: 1 if self.replicas is None else self.replicas.count(),
+                lost=lost,
+            )
+        )
         self.registry.register(self.on_screen)
 
     def _build_shared_state(self, config: Config) -> None:
@@ -115,7 +114,6 @@ class Gateway:
             self.fleet.peers = self.replicas if worker is None else CombinedPeers(worker.peers, self.replicas)
         if self.fleet.peers is not None:
             self.fleet.request_publish = self.monitor.publish_soon
-        self.registry.register(ReplicasCollector(self.replicas.count if self.replicas is not None else lambda: 1))
 
     def _build_servers(self, config: Config) -> None:
         quotas: Quotas = self.shared_quotas or (LocalQuotas() if self.worker is None else self.worker.quotas)

@@ -2,18 +2,20 @@
 
 Rules:
 - No series here is updated per request.
-- Numbers count since the start, as metrics do; a viewer takes differences. So no state is kept per viewer.
+- Counts by route are read from the metrics, since the start; a viewer takes differences. So no state is kept per
+  viewer.
 - Names are those of /metrics. Of several workers the collected metrics are summed; of this process, with callers on
   its loop, counters are read directly, in a tenth of the time. Missing metrics are left out.
-- Times are in milliseconds, as in all JSON of the admin port.
+- Times in counts by route are milliseconds, as in all JSON of the admin port.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from operator import add
+from itertools import accumulate
+from math import inf
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -43,27 +45,48 @@ class Registry(CollectorRegistry):
         self.collectors.remove(collector)
 
 
-class RouteCollector(Collector):
-    """Time-to-first-token budget and target of each route."""
+class GatewayCollector(Collector):
+    """Values of this process: version, routes, queues, requests in progress, gateways that share state.
 
-    def __init__(self, routes: Callable[[], Iterable[Route]]) -> None:
+    `depth`: queued requests by route; `lost`: access log lines, with an access log.
+    """
+
+    def __init__(
+        self,
+        routes: Callable[[], Iterable[Route]],
+        *,
+        depth: Callable[[], Mapping[str, int]] = dict,
+        live: Callable[[], int] = lambda: 0,
+        replicas: Callable[[], int] | None = None,
+        lost: Callable[[], int] | None = None,
+    ) -> None:
         self.routes = routes
+        self.depth = depth
+        self.live = live
+        self.replicas = replicas
+        self.lost = lost
+        self.version = running_version()
 
     def collect(self) -> Iterable[Metric]:
-        promised = [(route.name, route.ttft) for route in self.routes() if route.ttft is not None]
-        yield gauge("firsttoken_route_ttft_budget_seconds", [((name,), ttft.budget) for name, ttft in promised])
-        yield gauge("firsttoken_route_ttft_target_ratio", [((name,), ttft.target) for name, ttft in promised])
+        routes, depth = list(self.routes()), self.depth()
+        promised = [((route.name,), route.ttft) for route in routes if route.ttft is not None]
+        yield gauge("firsttoken_build_info", [((self.version,), 1)])
+        yield gauge("firsttoken_requests_in_progress", [((), self.live())])
+        yield gauge("firsttoken_queue_depth", [((route.name,), depth.get(route.name, 0)) for route in routes])
+        yield gauge("firsttoken_route_ttft_budget_seconds", [(labels, ttft.budget) for labels, ttft in promised])
+        yield gauge("firsttoken_route_ttft_target_ratio", [(labels, ttft.target) for labels, ttft in promised])
+        if self.replicas is not None:
+            yield gauge("firsttoken_replicas", [((), self.replicas())])
+        if self.lost is not None:
+            yield from total("firsttoken_access_log_lines_lost_total", self.lost())
 
 
-class QueueCollector(Collector):
-    """firsttoken_queue_depth."""
-
-    def __init__(self, routes: Callable[[], Iterable[Route]], depth: Callable[[], Mapping[str, int]]) -> None:
-        self.routes, self.depth = routes, depth
-
-    def collect(self) -> Iterable[Metric]:
-        depth = self.depth()
-        yield gauge("firsttoken_queue_depth", [((route.name,), depth.get(route.name, 0)) for route in self.routes()])
+def running_version() -> str:
+    """Version of the installed distribution, or `unknown` in a source tree."""
+    try:
+        return version("firsttoken")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 class EndpointCollector(Collector):
@@ -72,7 +95,8 @@ class EndpointCollector(Collector):
     def __init__(
         self, loads: Callable[[], Mapping[str, Load]], reported: Callable[[], Mapping[str, EngineLoad]] = dict
     ) -> None:
-        self.loads, self.reported = loads, reported
+        self.loads = loads
+        self.reported = reported
 
     def collect(self) -> Iterable[Metric]:
         loads, reported = self.loads(), self.reported()
@@ -90,38 +114,7 @@ def _by_endpoint(metric: str, values: Mapping[str, float | None]) -> Metric:
     return gauge(f"firsttoken_endpoint_{metric}", known)
 
 
-class OwnCollector(Collector):
-    """Version, requests in progress and lost access log lines of this process."""
-
-    def __init__(self, live: Callable[[], int], lost: Callable[[], int] | None) -> None:
-        self.live = live
-        self.lost = lost
-        self.version = running_version()
-
-    def collect(self) -> Iterable[Metric]:
-        yield gauge("firsttoken_build_info", [((self.version,), 1)])
-        yield gauge("firsttoken_requests_in_progress", [((), self.live())])
-        if self.lost is not None:
-            yield from total("firsttoken_access_log_lines_lost_total", self.lost())
-
-
-class ReplicasCollector(Collector):
-    """Number of gateways that share state; 1 without shared state."""
-
-    def __init__(self, count: Callable[[], int]) -> None:
-        self.count = count
-
-    def collect(self) -> Iterable[Metric]:
-        yield gauge("firsttoken_replicas", [((), self.count())])
-
-
-def running_version() -> str:
-    """Version of the installed distribution, or `unknown` in a source tree."""
-    try:
-        return version("firsttoken")
-    except PackageNotFoundError:
-        return "unknown"
-
+# -- counts by route -----------------------------------------------------------------------
 
 Key = tuple[str, str]  # family, route
 
@@ -129,7 +122,7 @@ TTFT, SLO, STAGE = "firsttoken_ttft_seconds", "firsttoken_slo", "firsttoken_stag
 REQUESTS, QUEUE, ON_SCREEN = "firsttoken_requests", "firsttoken_queue_depth", "firsttoken_ttft_on_screen_seconds"
 LAG, STALLS, BUILD = "firsttoken_loop_lag_seconds", "firsttoken_loop_stalls", "firsttoken_build_info"
 OBJECTIVES = ("ttft", "tpot", "total")
-# Of the gateway as a whole, where there is such a thing: shown name, family.
+# Of the gateway as a whole, where there is such a metric: shown name, family.
 GAUGES = (
     ("in_progress", "firsttoken_requests_in_progress"),
     ("workers", "firsttoken_workers"),
@@ -144,14 +137,13 @@ class RouteCounts:
     """Counts by family and route; the route is "" for metrics without that label.
 
     `samples`: labels and values of counters and gauges, and sums of histograms. `totals`: cumulative buckets of
-    histograms by upper bound; or `tallies`: buckets with separate counts.
+    histograms by upper bound.
     """
 
     def __init__(self) -> None:
         self.families: set[str] = set()
         self.samples: dict[Key, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
-        self.totals: dict[Key, dict[float, float]] = defaultdict(dict)
-        self.tallies: dict[Key, HistogramCounts] = {}
+        self.totals: dict[Key, dict[float, float]] = defaultdict(lambda: defaultdict(float))
 
     def add(self, metric: Metric) -> None:
         """Add a collected metric."""
@@ -160,8 +152,7 @@ class RouteCounts:
         for sample in metric.samples:
             key, end = (name, sample.labels.get("route", "")), sample.name[len(name) :]
             if end == "_bucket":
-                totals, bound = self.totals[key], float(sample.labels["le"])
-                totals[bound] = totals.get(bound, 0.0) + sample.value
+                self.totals[key][float(sample.labels["le"])] += sample.value
             elif end in ("", "_total", "_sum"):
                 self.samples[key].append((sample.labels, sample.value))
 
@@ -169,14 +160,14 @@ class RouteCounts:
         """Add a series directly, without collecting."""
         self.families.add(series.name)
         for values, child in series.of.items():
-            if isinstance(child, HistogramCounts) and not any(child.counts):
-                continue
             labels = dict(zip(series.labels, values, strict=True))
             key = series.name, labels.get("route", "")
-            if isinstance(child, HistogramCounts):
-                tally = self.tallies.setdefault(key, HistogramCounts(child.bounds))
-                tally.counts = list(map(add, tally.counts, child.counts))
-            self.samples[key].append((labels, child.sum if isinstance(child, HistogramCounts) else child.value))
+            if not isinstance(child, HistogramCounts):
+                self.samples[key].append((labels, child.value))
+            elif any(child.counts):
+                self.samples[key].append((labels, child.sum))
+                for bound, count in zip((*child.bounds, inf), accumulate(child.counts), strict=True):
+                    self.totals[key][bound] += count
 
     def total(self, family: str, route: str = "") -> float:
         """Of a gauge, or a counter."""
@@ -192,59 +183,49 @@ class RouteCounts:
 
     def histogram(self, family: str, route: str = "") -> dict[str, list[float]]:
         """Upper bounds and separate counts of the buckets; the last bucket has no bound."""
-        if (tally := self.tallies.get((family, route))) is not None:
-            return {"le": [round(bound * 1e3, 6) for bound in tally.bounds], "counts": list(map(float, tally.counts))}
         totals = sorted(self.totals.get((family, route), {}).items())
         before = [0.0, *(total for _, total in totals)]
         counts = [total - less for (_, total), less in zip(totals, before, strict=False)]
         return {"le": [round(bound * 1e3, 6) for bound, _ in totals[:-1]], "counts": counts}
 
 
-def counts_of(metrics: Iterable[Metric]) -> RouteCounts:
-    """Reads the metrics that a registry collects."""
+def counts_of(metrics: Iterable[Metric | Series[Any]]) -> RouteCounts:
+    """Reads the metrics that a registry collects, or series."""
     known = RouteCounts()
     for metric in metrics:
         if metric.name in SHOWN:
-            known.add(metric)
+            known.add(metric) if isinstance(metric, Metric) else known.read(metric)
     return known
 
 
 def counts_in_place(collectors: Iterable[Collector]) -> RouteCounts:
     """Reads the gateway's own collectors in place, series directly. Resets nothing."""
-    known = RouteCounts()
-    for collector in collectors:
-        if not type(collector).__module__.startswith("gateway."):
-            continue
-        if isinstance(collector, RequestMetrics):
-            collector.count()
-        if series := _series(collector):
-            for one in series:
-                if one.name in SHOWN:
-                    known.read(one)
-        else:
-            for metric in collector.collect():
-                if metric.name in SHOWN:
-                    known.add(metric)
-    return known
+    return counts_of(
+        metric
+        for collector in collectors
+        if type(collector).__module__.startswith("gateway.")
+        for metric in list(_series(collector)) or collector.collect()
+    )
 
 
-def _series(collector: object) -> list[Series[Any]]:
+def _series(collector: Collector) -> Iterator[Series[Any]]:
     """Series of a collector and of the collectors inside."""
-    if isinstance(collector, Series):
-        return [collector]
-    parts = vars(collector).values()
-    return [one for part in parts if isinstance(part, Series | LoopLag) for one in _series(part)]
+    if isinstance(collector, RequestMetrics):
+        collector.count()
+    for part in vars(collector).values():
+        if isinstance(part, Series):
+            yield part
+        elif isinstance(part, LoopLag):
+            yield from _series(part)
 
 
 def route_stats(known: RouteCounts, routes: Sequence[Route], wall: float) -> dict[str, Any]:
     """Ready for JSON. `wall`: now, as Unix time."""
-    return {"at": wall, "gateway": _gateway(known), "routes": [_route(route, known) for route in routes]}
-
-
-def _gateway(known: RouteCounts) -> dict[str, Any]:
-    said: dict[str, Any] = {name: known.total(family) for name, family in GAUGES if family in known.families}
-    said["version"] = next(iter(known.by(BUILD, "version")), None)
-    return {**said, "loop_stalls": known.total(STALLS), "loop_lag_ms": known.histogram(LAG)}
+    gateway: dict[str, Any] = {name: known.total(family) for name, family in GAUGES if family in known.families}
+    gateway["version"] = next(iter(known.by(BUILD, "version")), None)
+    gateway["loop_stalls"] = known.total(STALLS)
+    gateway["loop_lag_ms"] = known.histogram(LAG)
+    return {"at": wall, "gateway": gateway, "routes": [_route(route, known) for route in routes]}
 
 
 def _route(route: Route, known: RouteCounts) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from prometheus_client.samples import Sample
 
 from gateway.app import Gateway
 from gateway.observe.metrics.metric_table import CATALOG, TTFT_BOUNDS
-from gateway.observe.metrics.scrape_collectors import EndpointCollector, OwnCollector, QueueCollector, RouteCollector
+from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector
 from gateway.observe.metrics.series import BATCH, PROMPTS, Counter, Histogram, RequestMetrics
 from gateway.observe.record import AttemptRecord, RequestOutcome, Stage
 from gateway.observe.trace_context import Trace
@@ -518,7 +518,7 @@ async def test_the_trace_is_the_callers_where_it_names_one(traceparent: str, kno
 def test_the_queue_is_read_when_prometheus_asks() -> None:
     """Every route has a series, also with an empty queue."""
     registry = CollectorRegistry()
-    registry.register(QueueCollector(lambda: [ROUTE, route("agent")], lambda: {"chat": 3}))
+    registry.register(GatewayCollector(lambda: [ROUTE, route("agent")], depth=lambda: {"chat": 3}))
     depth = [registry.get_sample_value("firsttoken_queue_depth", {"route": name}) for name in ("chat", "agent")]
     assert depth == [3, 0]
 
@@ -526,9 +526,9 @@ def test_the_queue_is_read_when_prometheus_asks() -> None:
 def test_routes_expose_budget_and_target() -> None:
     """The line in a dashboard; routes without a budget have none."""
     registry = CollectorRegistry()
-    registry.register(RouteCollector(lambda: [route("agent"), route(ttft={"budget": "800ms", "target": 0.9})]))
-    found = {s.name: (s.labels, s.value) for family in registry.collect() for s in family.samples}
-    assert found == {
+    registry.register(GatewayCollector(lambda: [route("agent"), route(ttft={"budget": "800ms", "target": 0.9})]))
+    samples = [s for family in registry.collect() for s in family.samples if s.name.startswith("firsttoken_route_")]
+    assert {s.name: (s.labels, s.value) for s in samples} == {
         "firsttoken_route_ttft_budget_seconds": ({"route": "chat"}, 0.8),
         "firsttoken_route_ttft_target_ratio": ({"route": "chat"}, 0.9),
     }
@@ -551,7 +551,7 @@ def test_version_and_requests_in_progress_are_exposed() -> None:
     """Version, requests in progress, and lost lines of an access log."""
     for lost, lines in ((None, None), (lambda: 3, 3.0)):
         registry = CollectorRegistry()
-        registry.register(OwnCollector(lambda: 7, lost))
+        registry.register(GatewayCollector(list, live=lambda: 7, lost=lost))
         assert registry.get_sample_value("firsttoken_requests_in_progress") == 7
         assert registry.get_sample_value("firsttoken_access_log_lines_lost_total") == lines
         (info,) = [s for family in registry.collect() for s in family.samples if s.name == "firsttoken_build_info"]

@@ -6,7 +6,13 @@ from prometheus_client import CollectorRegistry, PlatformCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.observe.metrics.scrape_collectors import QueueCollector, Registry, counts_in_place, counts_of, route_stats
+from gateway.observe.metrics.scrape_collectors import (
+    GatewayCollector,
+    Registry,
+    counts_in_place,
+    counts_of,
+    route_stats,
+)
 from gateway.observe.metrics.series import RequestMetrics
 from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import record, route
@@ -30,7 +36,7 @@ Few.__module__ = "gateway.few"
 def observed() -> tuple[Registry, RequestMetrics]:
     registry = Registry()
     metrics = RequestMetrics(registry, ROUTES)
-    registry.register(QueueCollector(lambda: ROUTES, lambda: {"chat": 3}))
+    registry.register(GatewayCollector(lambda: ROUTES, depth=lambda: {"chat": 3}))
     registry.register(Few())
     PlatformCollector(registry)
     for known in (
