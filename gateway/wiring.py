@@ -73,8 +73,7 @@ def telemetry(config: Config, upstreams: Mapping[str, Upstream]) -> Telemetry | 
 
 def served(upstreams: Mapping[str, Upstream]) -> dict[str, ServedEndpoint]:
     """Span attributes of each endpoint."""
-    from gateway.observe.otel.semconv import PROVIDERS
-    from gateway.observe.otel.spans import ServedEndpoint
+    from gateway.observe.otel.spans import PROVIDERS, ServedEndpoint
 
     found = {}
     for endpoint, upstream in upstreams.items():

@@ -1,9 +1,12 @@
 """Counts the GenAI metrics of OpenTelemetry from Records, and exports them as sums since the start.
 
-`gen_ai.server.*` is what callers saw, once per request; `gen_ai.client.*` is what endpoints did, once per attempt.
+`gen_ai.server.*` is the callers' view, once per request; `gen_ai.client.*` is the endpoints' work, once per attempt.
+The conventions are in development and renamed the client metrics once: the operator selects the set by OpenTelemetry's
+own variable, and the default is the older set, which dashboards know.
+
 Attribute values come from the configuration only: a model that a caller named (passthrough) is left out. Nothing is
-measured per chunk: the mean of an answer stands for each of its gaps. Counting here instead of in the SDK's instruments
-costs a tenth of their 13 us per value; the exporter and its values are the SDK's.
+measured per chunk: the mean of an answer stands for each gap, which the SDK's instruments cannot record at once.
+Counting here costs a tenth of their 13 us per value; the exporter and its values are the SDK's.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import logging
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from time import time_ns
 
 from opentelemetry.sdk.metrics.export import (
@@ -30,17 +34,29 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.util.types import AttributeValue
 
-from gateway.observe.otel import semconv as names
-from gateway.observe.otel.spans import NO_ENGINE_ERROR, ServedEndpoint, error_type
+from gateway.observe.otel.spans import UNKNOWN, ServedEndpoint, attempt_attributes, known, request_attributes
 from gateway.observe.record import UPSTREAM, AttemptRecord, Record
 
 log = logging.getLogger("firsttoken")
 
+OPT_IN, LATEST = "OTEL_SEMCONV_STABILITY_OPT_IN", "gen_ai_latest_experimental"
 CUMULATIVE = AggregationTemporality.CUMULATIVE
 INTERVAL = 60_000  # ms between two exports, unless OTEL_METRIC_EXPORT_INTERVAL is set
 
-Attributes = tuple[tuple[str, str | int], ...]
+# Bucket bounds of the conventions: s, s, s, tokens.
+DURATION_BUCKETS = tuple(0.01 * 2**n for n in range(14))
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+TOKEN_BUCKETS = tuple(float(4**n) for n in range(14))
+
+Attributes = tuple[tuple[str, AttributeValue], ...]
+
+
+def latest_names(environ: Mapping[str, str]) -> bool:
+    """True if the operator selects the newer names by OTEL_SEMCONV_STABILITY_OPT_IN, a list."""
+    return LATEST in {name.strip() for name in environ.get(OPT_IN, "").split(",")}
 
 
 @dataclass(slots=True)
@@ -49,8 +65,8 @@ class ValueCounts:
 
     counts: list[int]
     sum: float = 0.0
-    least: float = float("inf")
-    most: float = float("-inf")
+    least: float = inf
+    most: float = -inf
 
 
 @dataclass(slots=True)
@@ -58,8 +74,8 @@ class CumulativeHistogram:
     """A histogram of OpenTelemetry: one ValueCounts per set of attributes."""
 
     name: str
-    unit: str
     bounds: tuple[float, ...]
+    unit: str = "s"
     series: dict[Attributes, ValueCounts] = field(default_factory=dict)
 
     def observe(self, attributes: Attributes, value: float, times: int = 1) -> None:
@@ -91,10 +107,9 @@ class CumulativeHistogram:
 
 @dataclass(slots=True)
 class CumulativeCounter:
-    """A monotonic sum of OpenTelemetry, by attributes."""
+    """A monotonic sum of tokens, by attributes."""
 
     name: str
-    unit: str
     series: dict[Attributes, int] = field(default_factory=dict)
 
     def add(self, attributes: Attributes, amount: int) -> None:
@@ -105,40 +120,44 @@ class CumulativeCounter:
             NumberDataPoint(attributes=dict(attributes), start_time_unix_nano=start, time_unix_nano=now, value=value)
             for attributes, value in list(self.series.items())
         ]
-        return Metric(self.name, "", self.unit, Sum(points, CUMULATIVE, is_monotonic=True))
+        return Metric(self.name, "", "{token}", Sum(points, CUMULATIVE, is_monotonic=True))
 
 
 class GenAiMetrics:
-    """`count` each Record; `metrics` returns everything since the start. `endpoints` may grow at a reload."""
+    """`count` each Record; `metrics` returns everything since the start. `endpoints` may grow at a reload.
 
-    def __init__(self, called: names.MetricNames, endpoints: Mapping[str, ServedEndpoint]) -> None:
+    Tokens are counted by type in one histogram by the older names, in a counter and a histogram per type by the
+    `latest`.
+    """
+
+    def __init__(self, endpoints: Mapping[str, ServedEndpoint], *, latest: bool = False) -> None:
         self._endpoints = endpoints
+        self._latest = latest
         self._start = time_ns()
-        self.server_duration = CumulativeHistogram(names.SERVER_DURATION, "s", names.DURATION_BUCKETS)
-        self.server_ttft = CumulativeHistogram(names.SERVER_TTFT, "s", names.SERVER_TTFT_BUCKETS)
-        self.server_tpot = CumulativeHistogram(names.SERVER_TPOT, "s", names.TPOT_BUCKETS)
-        self.duration = CumulativeHistogram(called.duration, "s", names.DURATION_BUCKETS)
-        self.first_chunk = CumulativeHistogram(called.first_chunk, "s", names.DURATION_BUCKETS)
-        self.per_chunk = CumulativeHistogram(called.per_chunk, "s", names.DURATION_BUCKETS)
-        self.usage = CumulativeHistogram(called.usage, "{token}", names.TOKEN_BUCKETS) if called.usage else None
-        self.counts = {kind: CumulativeCounter(name, "{token}") for kind, name in called.counts.items()}
+        client = "gen_ai.client.inference" if latest else "gen_ai.client.operation"
+        self.server_duration = CumulativeHistogram("gen_ai.server.request.duration", DURATION_BUCKETS)
+        self.server_ttft = CumulativeHistogram("gen_ai.server.time_to_first_token", TTFT_BUCKETS)
+        self.server_tpot = CumulativeHistogram("gen_ai.server.time_per_output_token", TPOT_BUCKETS)
+        self.duration = CumulativeHistogram(f"{client}.duration", DURATION_BUCKETS)
+        self.first_chunk = CumulativeHistogram(f"{client}.time_to_first_chunk", DURATION_BUCKETS)
+        self.per_chunk = CumulativeHistogram(f"{client}.time_per_output_chunk", DURATION_BUCKETS)
+        self.usage = CumulativeHistogram("gen_ai.client.token.usage", TOKEN_BUCKETS, "{token}")
+        kinds = {"input": "input_tokens", "output": "output_tokens", "cache_read": "cache_read.input_tokens"}
+        self.counts = {kind: CumulativeCounter(f"{client}.usage.{name}") for kind, name in kinds.items()}
         self.sizes = {
-            kind: CumulativeHistogram(name, "{token}", names.TOKEN_BUCKETS) for kind, name in called.sizes.items()
+            kind: CumulativeHistogram(f"{client}.operation.{kinds[kind]}", TOKEN_BUCKETS, "{token}")
+            for kind in ("input", "output")
         }
         self._attributes: dict[tuple[object, ...], Attributes] = {}
 
     def metrics(self) -> list[Metric]:
         """All metrics that have a value."""
+        every: list[CumulativeHistogram | CumulativeCounter] = [
+            *(self.server_duration, self.server_ttft, self.server_tpot, self.duration, self.first_chunk),
+            *(self.per_chunk, self.usage, *self.counts.values(), *self.sizes.values()),
+        ]
         now = time_ns()
-        return [each.metric(self._start, now) for each in self._every() if each.series]
-
-    def _every(self) -> Iterator[CumulativeHistogram | CumulativeCounter]:
-        yield from (self.server_duration, self.server_ttft, self.server_tpot)
-        yield from (self.duration, self.first_chunk, self.per_chunk)
-        if self.usage is not None:
-            yield self.usage
-        yield from self.counts.values()
-        yield from self.sizes.values()
+        return [each.metric(self._start, now) for each in every if each.series]
 
     def count(self, record: Record) -> None:
         of_request = self._of_request(record)
@@ -165,54 +184,30 @@ class GenAiMetrics:
             "cache_read": record.cached_tokens_reported,
         }
         for kind, tokens in used.items():
-            if tokens is not None:
-                self._count_tokens(attributes, kind, tokens)
-
-    def _count_tokens(self, attributes: Attributes, kind: str, tokens: int) -> None:
-        if self.usage is not None and kind != "cache_read":  # a type that this histogram does not have
-            self.usage.observe((*attributes, (names.TOKEN_TYPE, kind)), tokens)
-        if kind in self.counts:
-            self.counts[kind].add(attributes, tokens)
-        if kind in self.sizes:
-            self.sizes[kind].observe(attributes, tokens)
+            if tokens is None:
+                continue
+            if self._latest:
+                self.counts[kind].add(attributes, tokens)
+            if kind in self.sizes:
+                histogram = self.sizes[kind] if self._latest else self.usage
+                typed = attributes if self._latest else (*attributes, ("gen_ai.token.type", kind))
+                histogram.observe(typed, tokens)
 
     def _of_request(self, record: Record) -> Attributes:
         key = record.operation, record.route, record.endpoint, record.end, record.status
-        found = self._attributes.get(key)
-        if found is None:
+        if (found := self._attributes.get(key)) is None:
             endpoint = self._endpoints.get(record.endpoint)
-            found = self._attributes[key] = _known(
-                {
-                    names.OPERATION: names.OPERATIONS.get(record.operation, record.operation),
-                    names.PROVIDER: "firsttoken" if endpoint is None else endpoint.provider,
-                    names.REQUEST_MODEL: record.route,
-                    names.RESPONSE_MODEL: "" if endpoint is None else endpoint.model,
-                    names.ERROR_TYPE: error_type(record),
-                }
-            )
+            model = known({"gen_ai.response.model": None if endpoint is None else endpoint.model})
+            found = self._attributes[key] = (*request_attributes(record, endpoint).items(), *model.items())
         return found
 
     def _of_attempt(self, record: Record, attempt: AttemptRecord) -> Attributes:
         key = record.operation, attempt.endpoint, attempt.ending
-        found = self._attributes.get(key)
-        if found is None:
-            endpoint = self._endpoints.get(attempt.endpoint) or ServedEndpoint("", "", "", 0)
-            found = self._attributes[key] = _known(
-                {
-                    names.OPERATION: names.OPERATIONS.get(record.operation, record.operation),
-                    names.PROVIDER: endpoint.provider,
-                    names.REQUEST_MODEL: endpoint.model,
-                    names.RESPONSE_MODEL: endpoint.model,
-                    names.SERVER_ADDRESS: endpoint.address,
-                    names.SERVER_PORT: endpoint.port or None,
-                    names.ERROR_TYPE: None if attempt.ending in NO_ENGINE_ERROR else attempt.ending.value,
-                }
-            )
+        if (found := self._attributes.get(key)) is None:
+            endpoint = self._endpoints.get(attempt.endpoint, UNKNOWN)
+            model = known({"gen_ai.response.model": endpoint.model})
+            found = self._attributes[key] = (*attempt_attributes(record, attempt, endpoint).items(), *model.items())
         return found
-
-
-def _known(attributes: Mapping[str, str | int | None]) -> Attributes:
-    return tuple((name, value) for name, value in attributes.items() if value is not None and value not in ("", "-"))
 
 
 class GenAiReader:

@@ -3,9 +3,9 @@
 Rules:
 - Spans are made after the answer, from the Record alone; during a request only ids exist.
 - One SERVER span for the request; an INTERNAL child for each stage, end to end as in the Record; a CLIENT child for
-  each attempt, lost ones included. Only the attempt that answered carries the usage, so sums count it once.
+  each attempt, lost attempts included. Only the attempt that answered carries the usage, so sums count tokens once.
 - Attribute values come from the configuration, the engine's figures and the caller's ids: never text of a prompt, an
-  answer or an error.
+  answer or an error. `gen_ai.*` are OpenTelemetry's GenAI semantic conventions, in development; times are seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from gateway.observe.otel import semconv as names
 from gateway.observe.record import STAGE_NAMES, UPSTREAM, AttemptRecord, Record, RequestOutcome
 from gateway.observe.trace_context import ATTEMPT, SAMPLED, STAGE, Trace, trace_state
 from policies.types import AttemptOutcome
@@ -29,6 +28,8 @@ from policies.types import AttemptOutcome
 NO_SERVER_ERROR = (RequestOutcome.COMPLETED, RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE)
 NO_ENGINE_ERROR = (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED)
 UNSET, ERROR = Status(), Status(StatusCode.ERROR)
+OPERATIONS = {"completion": "text_completion"}  # by operation, where the conventions' name differs
+PROVIDERS = {"gemini": "gcp.gemini", "mistral": "mistral_ai", "xai": "x_ai"}  # by kind of backend, likewise
 
 Attributes = dict[str, AttributeValue]
 
@@ -43,6 +44,9 @@ class ServedEndpoint:
     port: int
 
 
+UNKNOWN = ServedEndpoint("", "", "", 0)
+
+
 @dataclass(slots=True)
 class SpanFactory:
     """Makes the spans of Records. `endpoints` may grow at a reload."""
@@ -54,15 +58,15 @@ class SpanFactory:
     def spans(self, record: Record, trace: Trace) -> Iterator[ReadableSpan]:
         """Yields the request's span first. All of them are marked as sampled: the exporter drops others."""
         start = int(record.wall * 1e9)
-        operation = names.OPERATIONS.get(record.operation, record.operation)
         own = _context(trace, trace.span)
+        attributes = request_attributes(record, self.endpoints.get(record.endpoint)) | _outcome_attributes(record)
         yield self._span(
-            f"{operation} {record.route}" if record.route != "-" else operation,
+            _name(record, attributes),
             SpanKind.SERVER,
             own,
             _context(trace, int(trace.parent, 16), is_remote=True) if trace.parent else None,
             (start, start + int(record.total * 1e9)),
-            _request_attributes(record, self.endpoints.get(record.endpoint), operation),
+            attributes,
             UNSET if record.end in NO_SERVER_ERROR else ERROR,
         )
         passed = first_token_in = 0.0
@@ -75,14 +79,12 @@ class SpanFactory:
             if place == UPSTREAM:
                 first_token_in = passed
         for attempt in record.attempts:
-            answered = record.ttft is not None and attempt is record.attempts[-1]
-            endpoint = self.endpoints.get(attempt.endpoint)
-            attributes = _attempt_attributes(record, attempt, endpoint, operation)
-            if answered:
+            attributes = attempt_attributes(record, attempt, self.endpoints.get(attempt.endpoint, UNKNOWN))
+            attributes |= _placement_attributes(record, attempt)
+            if record.ttft is not None and attempt is record.attempts[-1]:
                 attributes |= _answer_attributes(record, first_token_in - attempt.opened)
-            model = attributes.get(names.REQUEST_MODEL)
             yield self._span(
-                f"{operation} {model}" if model else operation,
+                _name(record, attributes),
                 SpanKind.CLIENT,
                 _context(trace, trace.span + ATTEMPT - 1 + attempt.number),
                 own,
@@ -119,92 +121,104 @@ def _context(trace: Trace, span: int, *, is_remote: bool = False) -> SpanContext
     return SpanContext(int(trace.id, 16), span, is_remote, TraceFlags(trace.flags | SAMPLED), trace_state(trace.state))
 
 
-def _known(attributes: Mapping[str, AttributeValue | None]) -> Attributes:
+def _name(record: Record, attributes: Attributes) -> str:
+    """Operation and requested model."""
+    operation, model = OPERATIONS.get(record.operation, record.operation), attributes.get("gen_ai.request.model")
+    return f"{operation} {model}" if model else operation
+
+
+def known(attributes: Mapping[str, AttributeValue | None]) -> Attributes:
     """Without the values that never became known."""
     return {name: value for name, value in attributes.items() if value is not None and value not in ("", "-")}
 
 
-def _request_attributes(record: Record, endpoint: ServedEndpoint | None, operation: str) -> Attributes:
-    return _known(
+def request_attributes(record: Record, endpoint: ServedEndpoint | None) -> Attributes:
+    """Attributes of a request that spans and metrics share. `error.type`: the status for a caller's own fault."""
+    error = str(record.status) if record.end is RequestOutcome.REFUSED else record.end.value
+    return known(
         {
-            names.REQUEST_ID: record.request_id,
-            names.OPERATION: operation,
-            names.PROVIDER: "firsttoken" if endpoint is None else endpoint.provider,
-            names.REQUEST_MODEL: record.route,
-            names.REQUEST_STREAM: record.stream,
-            names.REQUEST_MAX_TOKENS: record.max_tokens,
-            names.RESPONSE_MODEL: record.model,
-            names.HTTP_METHOD: "POST",
-            names.HTTP_STATUS: record.status or None,
-            names.ERROR_TYPE: error_type(record),
-            names.ROUTE: record.route,
-            names.WORKLOAD: record.workload,
-            names.TENANT: record.tenant,
-            names.OUTCOME: record.end.value,
-            names.ATTEMPTS: len(record.attempts),
-            names.TIER: None if record.tier is None else record.tier + 1,
-            names.POOL: record.pool,
-            names.ENDPOINT: record.endpoint,
-            names.REGION: record.region,
-            names.SCORER: record.scorer,
-            names.TTFT: record.ttft,
-            names.TTFT_BUDGET: record.ttft_budget,
-            names.TTFT_P50: record.ttft_predicted_p50,
-            names.TTFT_P90: record.ttft_predicted_p90,
-            names.TTFT_MET: record.ttft_met,
-            names.TPOT: record.tpot,
-            names.TPOT_BUDGET: record.tpot_budget,
-            names.TPOT_MET: record.tpot_met,
-            names.TOTAL_BUDGET: record.total_budget,
-            names.TOTAL_MET: record.total_met,
-            names.PROBABILITY: record.chance,
-            names.PROMPT_ESTIMATED: record.prompt_tokens_estimated,
-            names.CACHED_PREDICTED: record.cached_tokens_predicted,
-            names.LOOP_LAG: record.loop_lag,
-            names.COST: record.cost_usd,
+            "gen_ai.operation.name": OPERATIONS.get(record.operation, record.operation),
+            "gen_ai.provider.name": "firsttoken" if endpoint is None else endpoint.provider,
+            "gen_ai.request.model": record.route,
+            "error.type": None if record.end is RequestOutcome.COMPLETED else error,
         }
     )
 
 
-def _attempt_attributes(
-    record: Record, attempt: AttemptRecord, endpoint: ServedEndpoint | None, operation: str
-) -> Attributes:
-    return _known(
+def attempt_attributes(record: Record, attempt: AttemptRecord, endpoint: ServedEndpoint) -> Attributes:
+    """Attributes of an attempt that spans and metrics share."""
+    return known(
         {
-            names.OPERATION: operation,
-            names.PROVIDER: None if endpoint is None else endpoint.provider,
-            names.REQUEST_MODEL: None if endpoint is None else endpoint.model,
-            names.REQUEST_STREAM: record.stream,
-            names.SERVER_ADDRESS: None if endpoint is None else endpoint.address,
-            names.SERVER_PORT: None if endpoint is None else endpoint.port,
-            names.ERROR_TYPE: None if attempt.ending in NO_ENGINE_ERROR else attempt.ending.value,
-            names.POOL: attempt.pool,
-            names.ENDPOINT: attempt.endpoint,
-            names.ATTEMPT_NUMBER: attempt.number,
-            names.ATTEMPT_KIND: attempt.kind.value,
-            names.ATTEMPT_ENDING: attempt.ending.value,
+            "gen_ai.operation.name": OPERATIONS.get(record.operation, record.operation),
+            "gen_ai.provider.name": endpoint.provider,
+            "gen_ai.request.model": endpoint.model,
+            "server.address": endpoint.address,
+            "server.port": endpoint.port or None,
+            "error.type": None if attempt.ending in NO_ENGINE_ERROR else attempt.ending.value,
         }
     )
+
+
+def _outcome_attributes(record: Record) -> Attributes:
+    return known(
+        {
+            "gen_ai.request.stream": record.stream,
+            "gen_ai.request.max_tokens": record.max_tokens,
+            "gen_ai.response.model": record.model,
+            "http.request.method": "POST",
+            "http.response.status_code": record.status or None,
+            "firsttoken.request.id": record.request_id,
+            "firsttoken.route": record.route,
+            "firsttoken.workload": record.workload,
+            "firsttoken.tenant": record.tenant,
+            "firsttoken.outcome": record.end.value,
+            "firsttoken.attempts": len(record.attempts),
+            "firsttoken.tier": None if record.tier is None else record.tier + 1,
+            "firsttoken.pool": record.pool,
+            "firsttoken.endpoint": record.endpoint,
+            "firsttoken.region": record.region,
+            "firsttoken.scorer": record.scorer,
+            "firsttoken.ttft": record.ttft,
+            "firsttoken.ttft.budget": record.ttft_budget,
+            "firsttoken.ttft.predicted.p50": record.ttft_predicted_p50,
+            "firsttoken.ttft.predicted.p90": record.ttft_predicted_p90,
+            "firsttoken.ttft.met": record.ttft_met,
+            "firsttoken.tpot": record.tpot,
+            "firsttoken.tpot.budget": record.tpot_budget,
+            "firsttoken.tpot.met": record.tpot_met,
+            "firsttoken.total.budget": record.total_budget,
+            "firsttoken.total.met": record.total_met,
+            "firsttoken.chance": record.chance,
+            "firsttoken.prompt_tokens.estimated": record.prompt_tokens_estimated,
+            "firsttoken.cached_tokens.predicted": record.cached_tokens_predicted,
+            "firsttoken.loop_lag": record.loop_lag,
+            "firsttoken.cost_usd": record.cost_usd,
+        }
+    )
+
+
+def _placement_attributes(record: Record, attempt: AttemptRecord) -> Attributes:
+    return {
+        "gen_ai.request.stream": record.stream,
+        "firsttoken.pool": attempt.pool,
+        "firsttoken.endpoint": attempt.endpoint,
+        "firsttoken.attempt.number": attempt.number,
+        "firsttoken.attempt.kind": attempt.kind.value,
+        "firsttoken.attempt.ending": attempt.ending.value,
+    }
 
 
 def _answer_attributes(record: Record, first_chunk: float) -> Attributes:
     """`first_chunk`: seconds from the attempt's start to its first token."""
-    return _known(
+    return known(
         {
-            names.REQUEST_MODEL: record.model,
-            names.RESPONSE_MODEL: record.model,
-            names.TIME_TO_FIRST_CHUNK: first_chunk if record.stream else None,
-            names.INPUT_TOKENS: record.prompt_tokens_reported,
-            names.CACHE_READ_TOKENS: record.cached_tokens_reported,
-            names.OUTPUT_TOKENS: record.output_tokens,
-            names.ENGINE_QUEUE: record.engine_queue,
-            names.ENGINE_TTFT: record.engine_ttft,
+            "gen_ai.request.model": record.model,
+            "gen_ai.response.model": record.model,
+            "gen_ai.response.time_to_first_chunk": first_chunk if record.stream else None,
+            "gen_ai.usage.input_tokens": record.prompt_tokens_reported,
+            "gen_ai.usage.cache_read.input_tokens": record.cached_tokens_reported,
+            "gen_ai.usage.output_tokens": record.output_tokens,
+            "firsttoken.engine.queue": record.engine_queue,
+            "firsttoken.engine.ttft": record.engine_ttft,
         }
     )
-
-
-def error_type(record: Record) -> str | None:
-    """The value of `error.type`: the status for a caller's own fault, else the outcome; None for success."""
-    if record.end is RequestOutcome.COMPLETED:
-        return None
-    return str(record.status) if record.end is RequestOutcome.REFUSED else record.end.value

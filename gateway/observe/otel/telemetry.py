@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from typing import Any
 from uuid import uuid4
 
@@ -29,13 +29,14 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.config.config_errors import ConfigError
+from gateway.observe.metrics.scrape_collectors import running_version
 from gateway.observe.metrics.series import total
-from gateway.observe.otel.genai_metrics import GenAiMetrics, GenAiReader
-from gateway.observe.otel.semconv import metric_names
+from gateway.observe.otel.genai_metrics import GenAiMetrics, GenAiReader, latest_names
 from gateway.observe.otel.spans import ServedEndpoint, SpanFactory
 from gateway.observe.record import Record, RequestOutcome
 
 log = logging.getLogger("firsttoken")
+SDK_LOG = logging.getLogger("opentelemetry.exporter")
 
 NAME = "firsttoken"
 QUEUE = 16_384  # spans that may wait, unless OTEL_BSP_MAX_QUEUE_SIZE is set: about 25 MB
@@ -62,7 +63,10 @@ def notable(record: Record) -> bool:
 
 
 class CountingExporter(SpanExporter):
-    """Counts the spans of another exporter, and logs when exports start to fail and when they succeed again."""
+    """Counts the spans of another exporter, and logs when exports start to fail and when they succeed again.
+
+    Meanwhile the log lines of the SDK's exporters, one per failed batch, are left out.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         self.exporter = exporter
@@ -82,12 +86,15 @@ class CountingExporter(SpanExporter):
             self.exported += len(spans)
         if failed and not self.failing:
             log.warning("span export fails: spans are lost until the collector accepts them again")
+            SDK_LOG.setLevel(logging.CRITICAL)
         elif self.failing and not failed:
             log.warning("span export works again")
+            SDK_LOG.setLevel(logging.NOTSET)
         self.failing = failed
         return result
 
     def shutdown(self) -> None:
+        SDK_LOG.setLevel(logging.NOTSET)
         self.exporter.shutdown()
 
 
@@ -103,7 +110,7 @@ class Telemetry(Collector):
         self.url = url
         self.environ = environ
         self.endpoints = {**endpoints}
-        self.metrics = GenAiMetrics(metric_names(environ), self.endpoints)
+        self.metrics = GenAiMetrics(self.endpoints, latest=latest_names(environ))
         self.exporter: CountingExporter | None = None
         self._processor: BatchSpanProcessor | None = None
         self._reader: GenAiReader | None = None
@@ -119,13 +126,16 @@ class Telemetry(Collector):
 
     def start(self) -> None:
         """Starts the SDK's threads, so call it after a fork. Raises ConfigError for an exporter that cannot be made."""
-        resource, scope = resource_of(self.environ), InstrumentationScope(NAME, release())
+        resource, scope = resource_of(self.environ), InstrumentationScope(NAME, running_version())
         self._factory = SpanFactory(resource, scope, self.endpoints)
         if (exporter := make_exporter("traces", self.url, self.environ)) is not None:
             self.exporter = CountingExporter(exporter)
             capacity = self.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
             self._capacity = int(capacity) if capacity.isdecimal() else QUEUE
-            self._processor = BatchSpanProcessor(self.exporter, max_queue_size=self._capacity)
+            try:
+                self._processor = BatchSpanProcessor(self.exporter, max_queue_size=self._capacity)
+            except ValueError as error:
+                raise ConfigError([f"OTEL_BSP_*: {error}"]) from None
         if (metric_exporter := make_exporter("metrics", self.url, self.environ)) is not None:
             self._reader = GenAiReader(metric_exporter, self.metrics, resource, scope)
 
@@ -176,17 +186,10 @@ class Telemetry(Collector):
         yield from total("firsttoken_spans_lost_total", self._dropped + lost)
 
 
-def release() -> str:
-    try:
-        return version(NAME)
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def resource_of(environ: Mapping[str, str]) -> Resource:
     """The SDK's resource, detectors included; each process is an instance of its own unless the operator names it."""
     named = {part.partition("=")[0].strip() for part in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")}
-    own = {SERVICE_VERSION: release(), SERVICE_INSTANCE_ID: str(uuid4())}
+    own = {SERVICE_VERSION: running_version(), SERVICE_INSTANCE_ID: str(uuid4())}
     if not environ.get("OTEL_SERVICE_NAME"):
         own[SERVICE_NAME] = NAME
     return Resource.create({name: value for name, value in own.items() if name not in named})

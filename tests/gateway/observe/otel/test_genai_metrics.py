@@ -11,8 +11,7 @@ from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, Scope
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from gateway.observe.otel import semconv
-from gateway.observe.otel.genai_metrics import GenAiMetrics
+from gateway.observe.otel.genai_metrics import GenAiMetrics, latest_names
 from gateway.observe.otel.spans import ServedEndpoint
 from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome
 from policies.types import AttemptKind, AttemptOutcome
@@ -37,8 +36,8 @@ def answered(**more: Any) -> Record:
     return record(**{**given, **more})
 
 
-def told(*records: Record, called: semconv.MetricNames = semconv.OLDER) -> dict[str, Metric]:
-    metrics = GenAiMetrics(called, SERVED)
+def told(*records: Record, latest: bool = False) -> dict[str, Metric]:
+    metrics = GenAiMetrics(SERVED, latest=latest)
     for each in records:
         metrics.count(each)
     of_scope = ScopeMetrics(InstrumentationScope("us"), metrics.metrics(), "")
@@ -144,7 +143,7 @@ def test_no_caller_can_make_a_series() -> None:
 
 def test_the_newer_names_count_tokens_by_type() -> None:
     """Counters and histograms of their own in place of one histogram with types."""
-    found = told(answered(cached_tokens_reported=64), answered(), called=semconv.NEWER)
+    found = told(answered(cached_tokens_reported=64), answered(), latest=True)
     sums = {name: m.sum.data_points[0].as_int for name, m in found.items() if m.WhichOneof("data") == "sum"}
     assert sums == {
         "gen_ai.client.inference.usage.input_tokens": 200,
@@ -161,4 +160,4 @@ def test_the_newer_names_count_tokens_by_type() -> None:
 )
 def test_the_operator_chooses_the_names(asked: str, newer: bool) -> None:
     """By OpenTelemetry's own variable, which is a list."""
-    assert semconv.metric_names({"OTEL_SEMCONV_STABILITY_OPT_IN": asked}) is (semconv.NEWER if newer else semconv.OLDER)
+    assert latest_names({"OTEL_SEMCONV_STABILITY_OPT_IN": asked}) is newer

@@ -22,8 +22,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from gateway.app import Gateway
 from gateway.config.config_errors import ConfigError
+from gateway.observe.metrics.scrape_collectors import running_version
 from gateway.observe.otel import telemetry as module
-from gateway.observe.otel.telemetry import FAULTS, Telemetry, make_exporter, notable, release, resource_of
+from gateway.observe.otel.telemetry import FAULTS, Telemetry, make_exporter, notable, resource_of
 from gateway.observe.record import AttemptRecord, RequestOutcome
 from gateway.observe.trace_context import Tracer
 from policies.types import AttemptKind, AttemptOutcome
@@ -196,6 +197,30 @@ async def test_exports_resume_and_the_log_says_so_once_each(caplog: pytest.LogCa
     assert [line.partition(":")[0] for line in lines] == ["span export fails", "span export works again"] * 2
 
 
+async def test_the_sdk_logs_one_failed_batch_per_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """Further batches are counted, and not logged one by one."""
+    async with Collector() as collector, exporting(collector.url) as telemetry:
+        seen = []
+        for outage in range(1, 3):
+            await collector.stop()
+            for batch in range(1, 4):
+                export(telemetry)
+                await eventually(lambda lost=3 * (outage - 1) + batch: counts(telemetry)[1] == lost)
+                seen.append(sum(entry.name.startswith("opentelemetry.exporter") for entry in caplog.records))
+            await collector.start()
+            export(telemetry)
+            await eventually(lambda outage=outage: counts(telemetry)[0] == outage)
+        assert 0 < seen[0] == seen[1] == seen[2] < seen[3] == seen[4] == seen[5]
+
+
+@pytest.mark.parametrize("size", ["100", "0"])
+def test_a_queue_below_the_size_of_a_batch_is_an_error_at_the_start(size: str) -> None:
+    """With the variable's prefix and the SDK's reason."""
+    environ = {"OTEL_BSP_MAX_QUEUE_SIZE": size, "OTEL_METRICS_EXPORTER": "none"}
+    with pytest.raises(ConfigError, match=r"OTEL_BSP_\*: max_"):
+        Telemetry("http://127.0.0.1:9", {}, environ).start()
+
+
 async def test_prometheus_has_the_counts() -> None:
     """On the admin port, where traces are configured and nowhere else."""
     async with Collector() as collector, serving(collector.url) as gateway:
@@ -232,7 +257,7 @@ def test_the_service_is_firsttoken_unless_the_operator_names_it(monkeypatch: pyt
     """Each process is an instance of its own; a given name is kept."""
     one, other = resource(monkeypatch), resource(monkeypatch)
     assert one["service.name"] == other["service.name"] == "firsttoken"
-    assert one["service.version"] == release()
+    assert one["service.version"] == running_version()
     assert one["service.instance.id"] != other["service.instance.id"]
     given = "service.name=edge,service.instance.id=pod-7,k8s.pod.name=pod%207"
     found = resource(monkeypatch, OTEL_RESOURCE_ATTRIBUTES=given)
