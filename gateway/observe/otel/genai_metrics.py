@@ -152,12 +152,11 @@ class GenAiMetrics:
 
     def metrics(self) -> list[Metric]:
         """All metrics that have a value."""
-        every: list[CumulativeHistogram | CumulativeCounter] = [
-            *(self.server_duration, self.server_ttft, self.server_tpot, self.duration, self.first_chunk),
-            *(self.per_chunk, self.usage, *self.counts.values(), *self.sizes.values()),
-        ]
+        of_requests = (self.server_duration, self.server_ttft, self.server_tpot)
+        of_attempts = (self.duration, self.first_chunk, self.per_chunk, self.usage, *self.sizes.values())
         now = time_ns()
-        return [each.metric(self._start, now) for each in every if each.series]
+        metrics = [each.metric(self._start, now) for each in (*of_requests, *of_attempts) if each.series]
+        return metrics + [each.metric(self._start, now) for each in self.counts.values() if each.series]
 
     def count(self, record: Record) -> None:
         of_request = self._of_request(record)
