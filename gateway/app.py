@@ -125,7 +125,7 @@ class Gateway:
             dispatcher=Dispatcher(
                 self.fleet,
                 RetryBudget(),
-                on_departed=self.queue.on_dispatched,
+                on_dispatched=self.queue.on_dispatched,
                 saturated=lambda: self.queue.saturated,
             ),
             recorder=self.recorder,

@@ -128,7 +128,7 @@ class _DiscardBody:
         self.over = asyncio.get_running_loop().create_future()
 
     def first_token(self, run: UpstreamRequest) -> None:
-        run.attach(self)
+        run.body_sink = self
 
     def failed(self, run: UpstreamRequest, failure: Failure) -> None:
         self.end()

@@ -136,9 +136,9 @@ class Proxy:
             await self.dispatcher.execute(routed, relay)
         finally:
             if relay.begun:
-                pool = runtime.pools[relay.run.attempt.candidate.endpoint.pool]
-                record_winner(relay.run, routed, pool.price)
-                self.cache_warming.answered(relay.run, routed, http.body)
+                pool = runtime.pools[relay.winner.attempt.candidate.endpoint.pool]
+                record_winner(relay.winner, routed, pool.price)
+                self.cache_warming.answered(relay.winner, routed, http.body)
 
     def refuse(
         self, http: HttpRequest, refusal: ApiError, timeline: RequestTimeline, end: RequestOutcome | None = None

@@ -59,13 +59,13 @@ class RoutedRequest:
         return self.request.model if self.passthrough else upstream.model
 
 
-def priority_of(job: RoutedRequest) -> int:
+def priority_of(routed: RoutedRequest) -> int:
     """Deadline as Unix time in ms, which orders the requests of several gateways: vLLM takes the smallest first, and
     any 64-bit integer."""
-    if job.decision.deadline == FOREVER:
+    if routed.decision.deadline == FOREVER:
         return NO_DEADLINE
-    record = job.timeline.record
-    return int((record.wall + job.decision.deadline - record.arrival) * 1e3)
+    record = routed.timeline.record
+    return int((record.wall + routed.decision.deadline - record.arrival) * 1e3)
 
 
 def header_safe(model: str) -> str:
@@ -122,12 +122,12 @@ class Dispatcher:
         fleet: Fleet,
         retries: RetryBudget,
         *,
-        on_departed: Callable[[InferenceRequest], None] = lambda request: None,
+        on_dispatched: Callable[[InferenceRequest], None] = lambda request: None,
         saturated: Callable[[], bool] = lambda: False,
     ) -> None:
         self.fleet = fleet
         self.retries = retries
-        self.on_departed = on_departed  # called once the fleet knows of an attempt, or that there was none
+        self.on_dispatched = on_dispatched  # called once the fleet knows of an attempt, or that there was none
         self.saturated = saturated  # True: a hedge would take another request's place
         self.hedges: dict[str, HedgeBudget] = {}
         self.connecting: set[asyncio.Task[None]] = set()
@@ -137,9 +137,9 @@ class Dispatcher:
         shares = {route.name: _hedge_share(route) for route in routes}
         self.hedges = {name: budget for name, budget in self.hedges.items() if shares.get(name) == budget.share}
 
-    async def execute(self, job: RoutedRequest, relay: Relay) -> None:
+    async def execute(self, routed: RoutedRequest, relay: Relay) -> None:
         """Run the attempts of one request. Raises ApiError if every attempt failed before its first token."""
-        runner = AttemptRunner(self, job, relay)
+        runner = AttemptRunner(self, routed, relay)
         try:
             runner.begin()
             await relay.done
@@ -147,8 +147,7 @@ class Dispatcher:
             runner.abandon()
             raise
         finally:
-            runner.finish()
-            runner.detach()
+            runner.close()
             relay.release()
 
     def hedges_of(self, route: Route) -> HedgeBudget:
@@ -166,22 +165,22 @@ def _hedge_share(route: Route) -> float:
 class AttemptRunner:
     """The attempts of one request."""
 
-    def __init__(self, dispatcher: Dispatcher, job: RoutedRequest, relay: Relay) -> None:
+    def __init__(self, dispatcher: Dispatcher, routed: RoutedRequest, relay: Relay) -> None:
         self.dispatcher = dispatcher
-        self.job = job
+        self.routed = routed
         self.relay = relay
-        self.hedges = dispatcher.hedges_of(job.route)
+        self.hedges = dispatcher.hedges_of(routed.route)
         self.retries_taken = 0  # from the shared budget
         self.finished = False
         self.attempts: dict[int, UpstreamRequest] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.failure: Failure | None = None  # the last one
         self.machine = AttemptMachine(
-            job.decision,
-            max_attempts=job.route.max_attempts,
-            stream=job.request.stream,
-            hedge=job.route.hedge != "off",
-            first_token_limit=job.first_token_limit if job.request.stream else WHOLE_ANSWER,
+            routed.decision,
+            max_attempts=routed.route.max_attempts,
+            stream=routed.request.stream,
+            hedge=routed.route.hedge != "off",
+            first_token_limit=routed.first_token_limit if routed.request.stream else WHOLE_ANSWER,
             now=monotonic(),
         )
 
@@ -196,21 +195,20 @@ class AttemptRunner:
         for upstream_request in self.attempts.values():  # the machine has forgotten the one that had won
             upstream_request.cancel()
 
-    def finish(self) -> None:
-        """Return what is shared with other requests, once."""
-        if self.finished:
-            return
+    def _finish(self) -> None:
+        """Return shares of budgets; called once, at the first token or without one."""
         self.finished = True
         self._cancel_timer()
-        self.dispatcher.on_departed(self.job.request)
+        self.dispatcher.on_dispatched(self.routed.request)
         self.dispatcher.retries.ended()
         for _ in range(self.retries_taken):
             self.dispatcher.retries.give_back()
 
-    def detach(self) -> None:
+    def close(self) -> None:
         """Break the reference cycles between runner, attempts and listeners. Left to the garbage collector they cost a
         tenth of a request, and a pause of 18 ms for all requests now and then."""
-        self.timer = None
+        if not self.finished:
+            self._finish()
         for upstream_request in self.attempts.values():
             upstream_request.detach()
         self.attempts.clear()
@@ -228,8 +226,10 @@ class AttemptRunner:
                 self._cancel(self.attempts[action.number], action.outcome)
             else:
                 self._give_up(action.reason)
+        if self.finished:
+            return
         self._cancel_timer()
-        if step.wake_at is not None and not self.finished:
+        if step.wake_at is not None:
             delay = max(step.wake_at - monotonic(), 0.0)
             self.timer = self.relay.loop.call_later(delay, self._on_timer, step.wake_at)
 
@@ -258,29 +258,29 @@ class AttemptRunner:
     # -- actions of the machine -------------------------------------------------------------
 
     def _open(self, attempt: Attempt) -> None:
-        job, endpoint, fleet = self.job, attempt.candidate.endpoint, self.dispatcher.fleet
-        upstream = job.upstreams[endpoint.id]
+        routed, endpoint, fleet = self.routed, attempt.candidate.endpoint, self.dispatcher.fleet
+        upstream = routed.upstreams[endpoint.id]
         request = self._backend_request(upstream, attempt)
         upstream_request = UpstreamRequest(attempt, upstream, request, listener=self, fleet=fleet)
         self.attempts[attempt.number] = upstream_request
         fleet.on_sent(
             upstream_request,
             attempt.candidate,
-            job.estimate.pools[endpoint.pool],
+            routed.estimate.pools[endpoint.pool],
             upstream_request.opened,
-            job.request.stream,
+            routed.request.stream,
             session=request.session_id,
-            tpot_budget=job.route.tpot_budget(job.request.tpot_budget),
-            output=job.estimate.output_tokens,
+            tpot_budget=routed.route.tpot_budget(routed.request.tpot_budget),
+            output=routed.estimate.output_tokens,
         )
-        self.dispatcher.on_departed(job.request)
+        self.dispatcher.on_dispatched(routed.request)
         if not upstream_request.start():
             task = self.relay.loop.create_task(upstream_request.connect())
             self.dispatcher.connecting.add(task)
             task.add_done_callback(self.dispatcher.connecting.discard)
 
     def _backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
-        job, request = self.job, self.job.request
+        routed, request = self.routed, self.routed.request
         request_id = request.request_id
         if attempt.number > 1:
             request_id = f"{request_id}-{attempt.number}"  # an engine may refuse an id that it still knows
@@ -288,22 +288,22 @@ class AttemptRunner:
         return BackendRequest(
             operation=request.operation,
             body=request.body,
-            model=job.model_at(upstream),
+            model=routed.model_at(upstream),
             stream=request.stream,
-            max_tokens=job.route.limits.output_tokens,
+            max_tokens=routed.route.limits.output_tokens,
             request_id=request_id,
             traceparent=traceparent,
             tracestate=tracestate,
-            cache_salt=job.cache_group,
-            priority=priority_of(job) if upstream.priority else None,
+            cache_salt=routed.cache_group,
+            priority=priority_of(routed) if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",
         )
 
     def _trace_context(self, upstream: Upstream, attempt: Attempt) -> tuple[str, str]:
         """Trace context of the attempt's own span; with tracing off, the caller's."""
-        trace = self.job.timeline.record.trace
+        trace = self.routed.timeline.record.trace
         if trace is None:
-            return self.job.request.traceparent, ""
+            return self.routed.request.traceparent, ""
         return (trace.sent_by(attempt.number), trace.state) if upstream.traced else ("", "")
 
     def _cancel(self, upstream_request: UpstreamRequest, ending: AttemptOutcome) -> None:
@@ -313,11 +313,11 @@ class AttemptRunner:
     def _commit(self, winner: UpstreamRequest) -> None:
         if self.finished:
             return
-        self.finish()
-        model = self.job.model_at(winner.upstream)
-        self.job.timeline.won(
+        self._finish()
+        model = self.routed.model_at(winner.upstream)
+        self.routed.timeline.won(
             winner.attempt.candidate,
-            header_safe(model) if self.job.passthrough else model,
+            header_safe(model) if self.routed.passthrough else model,
             opened=winner.opened,
             connected=winner.connected,
             sent=winner.sent,
@@ -330,7 +330,7 @@ class AttemptRunner:
 
     def _give_up(self, reason: str) -> None:
         if not self.finished:
-            self.finish()
+            self._finish()
             self.relay.done.set_exception(refusal_of(self.failure, reason))
 
     # -- AttemptListener ----------------------------------------------------------------------
@@ -357,5 +357,5 @@ class AttemptRunner:
         return taken
 
     def _record_lost(self, upstream_request: UpstreamRequest) -> None:
-        timeline = self.job.timeline
+        timeline = self.routed.timeline
         timeline.attempt_lost(attempt_record(upstream_request, timeline.record.arrival))

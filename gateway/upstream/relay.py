@@ -24,8 +24,198 @@ from gateway.strict_json import encode
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import AttemptOutcome
 
+STALL = 60.0  # s that a client may leave a full buffer unread
+TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
+SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
+STOPPED = Failure(FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.")
+
 # A backend may tell a caller nothing else besides the body: no key, cookie, server name or rate limit.
 ALLOWED = ("content-type", "content-encoding")
+
+
+class Relay:
+    """One answer on its way to one client. `done` is resolved at its end, or gets the error if there is no answer.
+
+    `idle`: seconds without a byte after which the answer is given up. `private`: there are several tenants, and only a
+    backend that separates their caches may report how much of a prompt was cached.
+    """
+
+    def __init__(
+        self, http: HttpRequest, timeline: RequestTimeline, *, strip_usage: bool, idle: float, private: bool = False
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.http = http
+        self.timeline = timeline
+        self.writer = http.writer
+        self.transport = http.writer.transport
+        self.strip_usage = strip_usage
+        self.private = private
+        self.idle = idle
+        self.begun = False
+        self.winner: UpstreamRequest  # the attempt that has won, once it has begun
+        self.rewriter: Rewriter | None = None
+        self.chunked = http.http11
+        self.last_body = b"\n\n"  # of the body, the latest bytes written
+        self.idle_timer: asyncio.TimerHandle | None = None
+        self.stall_timer: asyncio.TimerHandle | None = None
+
+    def begin(self, winner: UpstreamRequest) -> None:
+        """Relay the attempt that has won: its head and all buffered, in one write."""
+        http, self.winner, self.begun = self.http, winner, True
+        self.rewriter = self._rewriter()
+        whole = not winner.stream and not self.strip_usage
+        length = winner.headers.get("content-length") if whole else None
+        self.chunked = http.http11 and length is None
+        if not http.http11:
+            http.keep_alive = False
+        self.writer.flow_control = self
+        buffered = winner.take_buffered()
+        if self.rewriter is not None:
+            buffered = self.rewriter.feed(buffered)
+        first = self._head(length) + self._frame(buffered)
+        http.begun = True
+        if not self.transport.is_closing():
+            self.writer.write(first)
+        self.timeline.first_token_out(monotonic(), winner.status)
+        winner.body_sink = self
+        if not winner.over:
+            self.idle_timer = self.loop.call_later(self.idle, self._check_idle)
+        if self.writer.paused:
+            self.on_write_paused()
+
+    def _rewriter(self) -> Rewriter | None:
+        backend = self.winner.upstream.backend
+        rewriter: Rewriter | None = UsageStripper() if self.strip_usage else None
+        if not self.winner.stream and backend.secret:
+            rewriter = SecretMasker(backend.secret)
+        return CachedCountMasker(rewriter) if self.private and not backend.salted else rewriter
+
+    def release(self) -> None:
+        """Detach from the connection, which may serve another request next."""
+        self.writer.flow_control = None
+        for timer in (self.idle_timer, self.stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self.idle_timer = self.stall_timer = None  # a timer references its relay
+
+    # -- BodySink ---------------------------------------------------------------------
+
+    def body(self, data: bytes, framed: bytes = b"") -> None:
+        """Write one read of the upstream at once, unless the client is gone."""
+        if self.transport.is_closing():
+            return
+        rewritten = data if self.rewriter is None else self.rewriter.feed(data)
+        if framed and self.chunked and rewritten == data:
+            self.last_body = data
+            self.writer.write_through(framed)
+        elif rewritten:
+            self.writer.write_through(self._frame(rewritten))
+
+    def end(self) -> None:
+        """The body is complete; the tap knows if the answer is."""
+        tail = self.rewriter.close() if self.rewriter is not None else b""
+        if self.winner.answered:
+            self._finish(self._last(tail), RequestOutcome.COMPLETED)
+        elif self.winner.stream:
+            self.on_broken(TRUNCATED)
+        else:  # status 200 with an error in the body: complete, and the caller's to read
+            error = _recorded(self.winner.tap.failure or TRUNCATED)
+            self._finish(self._last(tail), RequestOutcome.UPSTREAM_BROKE, error)
+
+    def on_error_event(self, data: bytes, failure: Failure) -> None:
+        """The backend's own error event is the explicit end."""
+        self.http.keep_alive = False
+        rewritten = data if self.rewriter is None else self.rewriter.feed(data)
+        self._finish(self._last(rewritten), RequestOutcome.UPSTREAM_BROKE, _recorded(failure))
+
+    def on_broken(self, failure: Failure, ending: RequestOutcome = RequestOutcome.UPSTREAM_BROKE) -> None:
+        """The upstream broke after its first token: write an error event at once."""
+        self.http.keep_alive = False
+        if self.winner.stream:
+            event = b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
+            event = event if self.last_body.endswith(b"\n\n") else b"\n\n" + event
+            self._finish(self._last(event), ending, failure.message)
+        else:  # JSON leaves no sign but an incomplete body
+            self._finish(b"", ending, failure.message)
+            self.writer.flush()
+            self.transport.abort()
+
+    def _finish(self, last: bytes, end: RequestOutcome, error: str = "") -> None:
+        if self.done.done():
+            return
+        if last and not self.transport.is_closing():
+            self.writer.write(last)
+        self.timeline.finished(end, monotonic(), error)
+        self.done.set_result(None)
+
+    # -- WriteFlowControl ----------------------------------------------------------------
+
+    def on_shutdown(self) -> None:
+        """End the answer explicitly, like any stream that breaks."""
+        self.winner.cancel()
+        self.on_broken(STOPPED, RequestOutcome.CUT)
+
+    def on_write_paused(self) -> None:
+        self.winner.pause()
+        if self.stall_timer is None:
+            self.stall_timer = self.loop.call_later(STALL, self._disconnect)
+
+    def on_write_resumed(self) -> None:
+        if self.stall_timer is not None:
+            self.stall_timer.cancel()
+            self.stall_timer = None
+        self.winner.resume()
+
+    def _disconnect(self) -> None:
+        """The loss of the connection cancels the handler, which ends the upstream in turn."""
+        self.timeline.note_error(f"the client read nothing for {STALL:g} s")
+        self.transport.abort()
+
+    # -- idle timeout --------------------------------------------------------------------
+
+    def _check_idle(self) -> None:
+        """One timer per stream, which is moved on rather than reset for every chunk."""
+        quiet = monotonic() - self.winner.last_byte
+        if quiet < self.idle or self.stall_timer is not None:
+            self.idle_timer = self.loop.call_later(max(self.idle - quiet, 0.05), self._check_idle)
+        elif self.winner.stream and self.winner.answered:  # after [DONE], an open connection is no failure
+            self.winner.stop(AttemptOutcome.COMPLETED)
+            self.end()
+        else:
+            self.winner.cancel()
+            self.on_broken(SILENT)
+
+    # -- framing -------------------------------------------------------------------------
+
+    def _frame(self, data: bytes) -> bytes:
+        if not data:
+            return b""
+        self.last_body = data
+        return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
+
+    def _last(self, data: bytes) -> bytes:
+        return self._frame(data) + (b"0\r\n\r\n" if self.chunked else b"")
+
+    def _head(self, length: str | None) -> bytes:
+        status = self.winner.status
+        headers = response_headers(self.winner.headers, self.timeline, streams=self.winner.stream)
+        lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", *headers]
+        if length is not None:
+            lines.append(f"content-length: {length}")
+        elif self.chunked:
+            lines.append("transfer-encoding: chunked")
+        if not self.http.keep_alive:
+            lines.append("connection: close")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _recorded(failure: Failure) -> str:
+    """Error text for the Record. A backend's own words may quote the prompt, and are left out."""
+    return f"the backend's own error: {failure.kind.value}"
+
+
+# --------------------------------------------------------------------------- header lines
 
 
 def response_headers(backend: Mapping[str, str], timeline: RequestTimeline, *, streams: bool) -> list[str]:
@@ -69,192 +259,3 @@ def server_timing(timeline: RequestTimeline, now: float) -> str:
     if lag >= LOOP_STALL:
         timing.append(f"loop_lag;dur={lag * 1e3:.2f}")
     return "server-timing: " + ", ".join(timing)
-
-
-STALL = 60.0  # s that a client may leave a full buffer unread
-TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
-SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
-STOPPED = Failure(FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.")
-
-
-class Relay:
-    """One answer on its way to one client. `done` is resolved at its end, or gets the error if there is no answer.
-
-    `idle`: seconds without a byte after which the answer is given up. `private`: there are several tenants, and only a
-    backend that separates their caches may report how much of a prompt was cached.
-    """
-
-    def __init__(
-        self, http: HttpRequest, timeline: RequestTimeline, *, strip_usage: bool, idle: float, private: bool = False
-    ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[None] = self.loop.create_future()
-        self.http = http
-        self.timeline = timeline
-        self.writer = http.writer
-        self.transport = http.writer.transport
-        self.strip_usage = strip_usage
-        self.private = private
-        self.idle = idle
-        self.begun = False
-        self.run: UpstreamRequest  # the attempt that has won, once it has begun
-        self.rewriter: Rewriter | None = None
-        self.length: str | None = None
-        self.chunked = http.http11
-        self.between_events = True  # the bytes sent so far end between two events
-        self.idle_timer: asyncio.TimerHandle | None = None
-        self.stall_timer: asyncio.TimerHandle | None = None
-
-    def begin(self, run: UpstreamRequest) -> None:
-        """Relay the attempt that has won: its head and all buffered, in one write."""
-        self.run = run
-        self.begun = True
-        self.rewriter = self._rewriter()
-        if not run.stream and not self.strip_usage:
-            self.length = run.headers.get("content-length")
-        self.chunked = self.http.http11 and self.length is None
-        if not self.http.http11:
-            self.http.keep_alive = False
-        self.writer.flow_control = self
-        first = self._head() + self._frame(self._rewrite(run.take_held()))
-        self.http.begun = True
-        if not self.transport.is_closing():
-            self.writer.write(first)
-        self.timeline.first_token_out(monotonic(), run.status)
-        run.attach(self)
-        if not run.over:
-            self.idle_timer = self.loop.call_later(self.idle, self._check_idle)
-        if self.writer.paused:
-            self.on_write_paused()
-
-    def _rewriter(self) -> Rewriter | None:
-        backend = self.run.upstream.backend
-        rewriter: Rewriter | None = UsageStripper() if self.strip_usage else None
-        if not self.run.stream and backend.secret:
-            rewriter = SecretMasker(backend.secret)
-        return CachedCountMasker(rewriter) if self.private and not backend.salted else rewriter
-
-    def release(self) -> None:
-        """Detach from the connection, which may serve another request next."""
-        self.writer.flow_control = None
-        for timer in (self.idle_timer, self.stall_timer):
-            if timer is not None:
-                timer.cancel()
-        self.idle_timer = self.stall_timer = None  # a timer references its relay
-
-    # -- BodySink ---------------------------------------------------------------------
-
-    def body(self, data: bytes, framed: bytes = b"") -> None:
-        """Write one read of the upstream at once, unless the client is gone."""
-        if self.transport.is_closing():
-            return
-        rewritten = self._rewrite(data)
-        if framed and self.chunked and rewritten == data:
-            self.between_events = data.endswith(b"\n\n")
-            self.writer.write_through(framed)
-        elif rewritten:
-            self.writer.write_through(self._frame(rewritten))
-
-    def end(self) -> None:
-        """The body is complete; the tap knows if the answer is."""
-        tail = self.rewriter.close() if self.rewriter is not None else b""
-        if self.run.answered:
-            self._finish(self._last(tail), RequestOutcome.COMPLETED)
-        elif self.run.stream:
-            self.on_broken(TRUNCATED)
-        else:  # status 200 with an error in the body: complete, and the caller's to read
-            error = _recorded(self.run.tap.failure or TRUNCATED)
-            self._finish(self._last(tail), RequestOutcome.UPSTREAM_BROKE, error)
-
-    def on_error_event(self, data: bytes, failure: Failure) -> None:
-        """The backend's own error event is the explicit end."""
-        self.http.keep_alive = False
-        self._finish(self._last(self._rewrite(data)), RequestOutcome.UPSTREAM_BROKE, _recorded(failure))
-
-    def on_broken(self, failure: Failure, ending: RequestOutcome = RequestOutcome.UPSTREAM_BROKE) -> None:
-        """The upstream broke after its first token: write an error event at once."""
-        self.http.keep_alive = False
-        if self.run.stream:
-            event = b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
-            event = event if self.between_events else b"\n\n" + event
-            self._finish(self._last(event), ending, failure.message)
-        else:  # JSON leaves no sign but an incomplete body
-            self._finish(b"", ending, failure.message)
-            self.writer.flush()
-            self.transport.abort()
-
-    def _finish(self, last: bytes, end: RequestOutcome, error: str = "") -> None:
-        if self.done.done():
-            return
-        if last and not self.transport.is_closing():
-            self.writer.write(last)
-        self.timeline.finished(end, monotonic(), error)
-        self.done.set_result(None)
-
-    # -- WriteFlowControl ----------------------------------------------------------------
-
-    def on_shutdown(self) -> None:
-        """End the answer explicitly, like any stream that breaks."""
-        self.run.cancel()
-        self.on_broken(STOPPED, RequestOutcome.CUT)
-
-    def on_write_paused(self) -> None:
-        self.run.pause()
-        if self.stall_timer is None:
-            self.stall_timer = self.loop.call_later(STALL, self._disconnect)
-
-    def on_write_resumed(self) -> None:
-        if self.stall_timer is not None:
-            self.stall_timer.cancel()
-            self.stall_timer = None
-        self.run.resume()
-
-    def _disconnect(self) -> None:
-        """The loss of the connection cancels the handler, which ends the upstream in turn."""
-        self.timeline.note_error(f"the client read nothing for {STALL:g} s")
-        self.transport.abort()
-
-    # -- idle timeout --------------------------------------------------------------------
-
-    def _check_idle(self) -> None:
-        """One timer per stream, which is moved on rather than reset for every chunk."""
-        quiet = monotonic() - self.run.last_byte
-        if quiet < self.idle or self.stall_timer is not None:
-            self.idle_timer = self.loop.call_later(max(self.idle - quiet, 0.05), self._check_idle)
-        elif self.run.stream and self.run.answered:  # after [DONE], an open connection is no failure
-            self.run.stop(AttemptOutcome.COMPLETED)
-            self.end()
-        else:
-            self.run.cancel()
-            self.on_broken(SILENT)
-
-    # -- framing -------------------------------------------------------------------------
-
-    def _rewrite(self, data: bytes) -> bytes:
-        return self.rewriter.feed(data) if self.rewriter is not None else data
-
-    def _frame(self, data: bytes) -> bytes:
-        if not data:
-            return b""
-        self.between_events = data.endswith(b"\n\n")
-        return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
-
-    def _last(self, data: bytes) -> bytes:
-        return self._frame(data) + (b"0\r\n\r\n" if self.chunked else b"")
-
-    def _head(self) -> bytes:
-        status = self.run.status
-        headers = response_headers(self.run.headers, self.timeline, streams=self.run.stream)
-        lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", *headers]
-        if self.length is not None:
-            lines.append(f"content-length: {self.length}")
-        elif self.chunked:
-            lines.append("transfer-encoding: chunked")
-        if not self.http.keep_alive:
-            lines.append("connection: close")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-def _recorded(failure: Failure) -> str:
-    """Error text for the Record. A backend's own words may quote the prompt, and are left out."""
-    return f"the backend's own error: {failure.kind.value}"

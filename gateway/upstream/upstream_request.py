@@ -90,8 +90,9 @@ class UpstreamRequest:
         self.call = upstream.backend.call(request)
         self.listener: AttemptListener | None = listener
         self.exchange: Exchange | None = None
-        self.body_sink: BodySink | None = None  # set by the commit
+        self.body_sink: BodySink | None = None  # receiver of every read after the commit, set once all buffered is out
         self.status = 0
+        self.is_success = False
         self.headers: Mapping[str, str] = {}
         self.buffered: list[bytes] = []
         self.buffered_bytes = 0
@@ -138,28 +139,23 @@ class UpstreamRequest:
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         self.status, self.headers = status, headers
+        self.is_success = 200 <= status < 300
 
     def on_body(self, data: bytes, framed: bytes = b"") -> None:
         self.last_byte = now = monotonic()
-        if not self._is_success:
-            if self.buffered_bytes < MAX_ERROR:
-                self._buffer(data)
-            return
-        content = self.tap.feed(data)
-        failed = self.tap.failure is not None
         if self.body_sink is None:
-            self._read_before_commit(data, content, failed)
+            self._read_before_commit(data)
             return
-        if content:
+        if self.tap.feed(data):
             self.last_token = now
-        if failed:
-            self._end_in_error_event(data)
-        else:
+        if self.tap.failure is None:
             self.body_sink.body(data, framed)
+        else:
+            self._end_in_error_event(data)
 
     def on_end(self) -> None:
         self.over = True
-        if not self._is_success:
+        if not self.is_success:
             return self._fail(self.upstream.backend.failure(self.status, self.headers, b"".join(self.buffered)))
         self.tap.close()
         if self.first_in is None:  # an answer without visible output is an answer if it is complete
@@ -179,24 +175,21 @@ class UpstreamRequest:
             if self.body_sink is not None:
                 self.body_sink.on_broken(failure)
 
-    @property
-    def _is_success(self) -> bool:
-        return 200 <= self.status < 300
-
-    def _read_before_commit(self, data: bytes, content: bool, failed: bool) -> None:
-        self._buffer(data)
-        if failed and not content:
-            self._fail(self.tap.failure or EMPTY)
-        elif failed:  # an error after a token in the same read: the answer has begun, and ended
+    def _read_before_commit(self, data: bytes) -> None:
+        if self.is_success or self.buffered_bytes < MAX_ERROR:
+            self.buffered.append(data)
+            self.buffered_bytes += len(data)
+        if not self.is_success:
+            return
+        content, failure = self.tap.feed(data), self.tap.failure
+        if failure is not None and not content:
+            self._fail(failure)
+        elif failure is not None:  # an error after a token in the same read: the answer has begun, and ended
             self._commit(self.last_byte)
             self.stop(AttemptOutcome.BROKEN)
             self._deliver_error(b"", data)  # the commit has written `data` up to and including its error
         elif content or self.buffered_bytes > MAX_HELD:
             self._commit(self.last_byte)
-
-    def _buffer(self, data: bytes) -> None:
-        self.buffered.append(data)
-        self.buffered_bytes += len(data)
 
     def _commit(self, now: float) -> None:
         self.first_in = self.last_token = now
@@ -251,15 +244,11 @@ class UpstreamRequest:
         """The answer is complete: a stream has ended; a whole body is there and is no error."""
         return self.tap.ended if self.stream else self.tap.failure is None
 
-    def take_held(self) -> bytes:
+    def take_buffered(self) -> bytes:
         """Return the buffered body bytes, once."""
         data = b"".join(self.buffered)
         self.buffered = []
         return self._until_done(data) if self.stream and self.tap.failure is not None else data
-
-    def attach(self, body_sink: BodySink) -> None:
-        """Send every further read to `body_sink`, which has written all buffered."""
-        self.body_sink = body_sink
 
     def pause(self) -> None:
         if self.exchange is not None and not self.over:
@@ -277,7 +266,8 @@ class UpstreamRequest:
 
     def detach(self) -> None:
         """Report nothing more, and break the reference cycles. An attempt without an end (a bug) frees the engine."""
-        self.stop_if_open()
+        if self.ending is None:
+            self.cancel()
         self.body_sink = self.exchange = self.listener = None
 
     def stop_if_open(self) -> None:
@@ -320,6 +310,7 @@ class UpstreamRequest:
 
     def tpot(self) -> float | None:
         """Seconds per output token after the first; None under two tokens or if the answer came whole."""
-        if self.first_in is None or not self.stream or self.output_tokens < 2:
+        tokens = self.output_tokens
+        if self.first_in is None or not self.stream or tokens < 2:
             return None
-        return (self.last_token - self.first_in) / (self.output_tokens - 1)
+        return (self.last_token - self.first_in) / (tokens - 1)

@@ -190,21 +190,23 @@ class AttemptMachine:
 
     def on(self, event: Event, now: float, may_retry: bool = True) -> AttemptStep:
         """`may_retry`: a budget allows another copy, should this event call for one."""
-        if type(event) not in TRANSITIONS[self.state]:
-            return AttemptStep((), self._wake_at())
-        match event:
-            case FirstToken(number):
-                self._first_token(number)
-            case Begin():
-                self._begin(now)
-            case TimerFired():
-                self._timer_fired(now, may_retry)
-            case Failed():
-                self._failed(event, now, may_retry)
-            case ClientGone():
-                self._end(AttemptState.GONE)
+        if type(event) in TRANSITIONS[self.state]:
+            match event:
+                case FirstToken(number):
+                    self._first_token(number)
+                case Begin():
+                    self._begin(now)
+                case TimerFired():
+                    self._timer_fired(now, may_retry)
+                case Failed():
+                    self._failed(event, now, may_retry)
+                case ClientGone():
+                    self._end(AttemptState.GONE)
         actions, self._actions = tuple(self._actions), []
-        return AttemptStep(actions, self._wake_at())
+        wake_at = FOREVER if self._retry is None else self._retry_at
+        for pending in self.pending.values():
+            wake_at = min(wake_at, pending.recheck_at)
+        return AttemptStep(actions, None if wake_at == FOREVER else wake_at)
 
     # -- events -------------------------------------------------------------------------------
 
@@ -352,16 +354,11 @@ class AttemptMachine:
         self._end(AttemptState.GAVE_UP)
 
     def _end(self, state: AttemptState) -> None:
-        self._actions += [Cancel(number, AttemptOutcome.CANCELLED) for number in self.pending]
+        for number in self.pending:
+            self._actions.append(Cancel(number, AttemptOutcome.CANCELLED))
         self.pending.clear()
         self._retry = None
         self.state = state
-
-    def _wake_at(self) -> float | None:
-        times = [pending.recheck_at for pending in self.pending.values()]
-        if self._retry is not None:
-            times.append(self._retry_at)
-        return min(times, default=None)
 
 
 # --------------------------------------------------------------------------- budgets

@@ -112,6 +112,7 @@ class CandidateSet:
     expected_output: int  # tokens
     tiers: list[TierCandidates] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
+    taken: dict[str, int] = field(default_factory=dict)  # number of the tier by pool
     unfit: int = 0  # tiers that can never take this request
 
     def add_tier(self, number: int, tier: Tier) -> None:
@@ -121,11 +122,11 @@ class CandidateSet:
         elif reason := self._misfit(tier, pool, prompt.tokens):
             self._reject(tier.pool, number, reason)
             self.unfit += 1
-        elif taken := [each[0].tier for each in self.tiers if each[0].endpoint.pool == pool.name]:
-            # of two tiers with one pool, the first whose `when` holds counts
-            self._reject(tier.pool, number, f"its pool is looked at in tier {taken[0] + 1}")
+        elif pool.name in self.taken:  # of two tiers with one pool, the first whose `when` holds counts
+            self._reject(tier.pool, number, f"its pool is looked at in tier {self.taken[pool.name] + 1}")
         elif usable := self._usable(number, pool):
             price = pool.price.of(prompt.tokens, self.expected_output)
+            self.taken[pool.name] = number
             self.tiers.append(self.view.candidates(usable, prompt, number, price, self.now, self.left))
 
     def _reject(self, pool: str, tier: int, reason: str, endpoint: str = "") -> None:

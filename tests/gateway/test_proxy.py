@@ -18,7 +18,6 @@ from gateway.observe.timeline import RequestTimeline
 from gateway.proxy import hide_usage, outcome_of, record_winner, reject_unplaced
 from gateway.upstream import relay
 from gateway.upstream.dispatcher import RoutedRequest
-from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import FOREVER, AttemptOutcome, Decision, Placement, PoolEstimate, Price, PromptEstimate
 from tests.gateway.builders import (
     ANSWER,
@@ -240,7 +239,7 @@ async def test_a_bug_after_the_first_token_leaves_the_answer_unfinished(monkeypa
         Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream,
         running({"only": pool(upstream.url)}) as gateway,
     ):
-        monkeypatch.setattr(UpstreamRequest, "attach", _bug)
+        monkeypatch.setattr(RequestTimeline, "first_token_out", _bug)
         rest = b""
         async with calling(gateway.url) as caller:
             status, _ = await caller.ask(post(STREAM))

@@ -34,7 +34,7 @@ async def test_the_first_candidate_is_asked_and_its_first_token_returned() -> No
     async with Fleet(OK, OK) as fleet:
         run = await fleet.open()
         assert (run.attempt.candidate.endpoint.id, run.attempt.kind) == ("small/0", AttemptKind.PRIMARY)
-        assert run.take_held() == ANSWER
+        assert run.take_buffered() == ANSWER
         assert (fleet.asked, fleet.lost) == ([1, 0], [])
         assert (fleet.record.endpoint, fleet.record.model) == ("small/0", "served")
         assert set(fleet.record.stages) == {Stage.CONNECT, Stage.SEND, Stage.UPSTREAM}
@@ -110,7 +110,7 @@ async def test_the_line_hears_when_the_fleet_counts_the_request(how: Script) -> 
     """Before its own caller does, and again when it is over, whatever came of it."""
     async with Fleet([GATE, *how]) as fleet:
         heard: list[int] = []
-        fleet.dispatcher.on_departed = lambda request: heard.append(fleet.fleet.loads()["small/0"].in_flight)
+        fleet.dispatcher.on_dispatched = lambda request: heard.append(fleet.fleet.loads()["small/0"].in_flight)
         task = asyncio.create_task(fleet.open())
         await asyncio.sleep(0)
         assert heard == [1]

@@ -45,8 +45,8 @@ class Attaches(RecordingListener):
 
     def first_token(self, run: UpstreamRequest) -> None:
         super().first_token(run)
-        self.reader.reads.append(run.take_held())
-        run.attach(self.reader)
+        self.reader.reads.append(run.take_buffered())
+        run.body_sink = self.reader
 
 
 class Stage:
@@ -87,7 +87,7 @@ def test_what_is_no_token_is_held() -> None:
     """A role, an empty delta, a comment, a usage event: nothing that anybody could see has come."""
     stage = Stage().reads(PREAMBLE, COMMENT, EMPTY_DELTA, USAGE)
     assert (stage.owner.firsts, stage.run.first_in, stage.load) == ([], None, (1, 1))
-    assert stage.run.take_held() == PREAMBLE + COMMENT + EMPTY_DELTA + USAGE
+    assert stage.run.take_buffered() == PREAMBLE + COMMENT + EMPTY_DELTA + USAGE
 
 
 def test_the_first_visible_output_commits_once() -> None:
@@ -112,7 +112,7 @@ def test_what_was_held_goes_first_and_every_later_read_in_its_own_call() -> None
     """As they came: a chunk is never put together with another, nor cut."""
     stage = Stage().reads(PREAMBLE, TOKEN, TOKEN[:20], TOKEN[20:], FINISH)
     assert stage.reader.reads == [PREAMBLE + TOKEN, TOKEN[:20], TOKEN[20:], FINISH]
-    assert stage.run.take_held() == b""
+    assert stage.run.take_buffered() == b""
 
 
 def test_an_error_event_before_the_first_token_fails_over() -> None:
