@@ -21,26 +21,18 @@ from policies.latency.ttft_predictor import (
 )
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
 from policies.prefix_cache.residency import ResidencyStatistics
-from policies.types import (
-    FOREVER,
-    NEVER,
-    AttemptOutcome,
-    Candidate,
-    Endpoint,
-    EngineLoad,
-    Load,
-    Pool,
-    PoolEstimate,
-)
+from policies.types import FOREVER, NEVER, AttemptOutcome, Candidate, Endpoint, EngineLoad, Load, Pool, PoolEstimate
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
-DEFAULT_PROMPT = 1_000.0  # uncached tokens of other traffic's prompts, before any of ours
+DEFAULT_PROMPT = 1_000.0  # uncached tokens, before any prompt
 EWMA_WEIGHT = 1 / 32  # of the latest prompt
 MAX_API_EJECTION = 10.0  # s: no probe tells when an API is back, so try again soon
 BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little from prompt to prompt
 MIN_DECODE_SHARE = 0.1  # of an engine's time, left for decoding however many prefills there are
 TEACHER_SAMPLES = 2  # times the learner's samples, needed by a teacher
 TEACH_AGAIN = 1.25  # times the samples of the last lesson, needed for another
+OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
+MIN_OVERDUE = 0.5  # s
 RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be another start
 
 
@@ -71,7 +63,6 @@ class EndpointState:
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
         self.endpoint = endpoint
         self.pool = pool
-        self.local = pool.local
         self.inflight = InflightTokens()
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
         self.calibration = Calibration()
@@ -88,10 +79,8 @@ class EndpointState:
         self.teacher_samples = 0  # of the most experienced sibling at the last warm start
         self.warming = False
         self.peer_load = NO_LOAD
-        self.context_per_token = 0.0  # attention pairs per queued token, as of the last `load`
-        self.prefill_rate = self.predictor.max_prefill_rate  # tokens/s, as of the last `load`
         self._other_running = self._other_waiting = self._excess = 0  # requests of other traffic
-        self._typical_prompt = DEFAULT_PROMPT
+        self.typical_prompt = DEFAULT_PROMPT  # uncached tokens, assumed for other traffic
         self._peer_prefill_s = 0.0  # seconds in `interference.prefill_s` which peers sent
 
     @property
@@ -160,7 +149,7 @@ class EndpointState:
         tpot = self.tpot_predictor.predict(running, context)
         single_tpot = tpot if running < 2 else self.tpot_predictor.predict(1, context / running)
         pressure = interference.tpot_pressure(single_tpot, peers.decode_s, peers.decode_tokens, peers.tpot_budget)
-        backlog_s = queued_tokens / self.prefill_rate
+        backlog_s = queued_tokens / self.predictor.drain_rate
         utilization = interference.prefill_utilization(now)
         misses = interference.expected_tpot_misses
         if peers.expected_tpot_misses:
@@ -190,22 +179,21 @@ class EndpointState:
 
     def _queue_at(self, now: float) -> tuple[float, int, int]:
         """Tokens ahead of a new prompt, and waiting and decoding requests. Updates the rate at which they drain."""
-        inflight, peers = self.inflight, self.peer_load
+        inflight, peers, predictor = self.inflight, self.peer_load, self.predictor
         if inflight.prefilling:
-            inflight.expire(now, self.prefill_rate)
+            inflight.expire(now, predictor.drain_rate)
         waiting, tokens = len(inflight.prefilling) + peers.prefilling, 0.0
         running = len(inflight.decoding) + peers.in_flight - peers.prefilling
         if waiting:
             queue = self.queue
-            self.context_per_token = queue.context_per_token
-            self.prefill_rate = self.predictor.prefill_rate(self.context_per_token)
-            tokens = queue.tokens_left(now, self.prefill_rate)
+            predictor.context_per_token = queue.context_per_token
+            predictor.drain_rate = predictor.prefill_rate(queue.context_per_token)
+            tokens = queue.tokens_left(now, predictor.drain_rate)
         else:
-            self.context_per_token = 0.0
-            self.prefill_rate = self.predictor.max_prefill_rate
+            predictor.context_per_token, predictor.drain_rate = 0.0, predictor.max_prefill_rate
         age = now - self.scraped_at
         if (self._other_waiting or self._other_running) and age <= STALE:
-            tokens += max(self._other_waiting * self._typical_prompt - self.prefill_rate * age, 0.0)
+            tokens += max(self._other_waiting * self.typical_prompt - predictor.drain_rate * age, 0.0)
             waiting += self._other_waiting
             running += self._other_running
         return tokens, waiting, running
@@ -218,12 +206,9 @@ class EndpointState:
             prompt_tokens=tokens,
             uncached=uncached,
             queued_tokens=queued,
-            pairs=uncached * (hit + 0.5 * uncached) + queued * self.context_per_token,
+            pairs=uncached * (hit + 0.5 * uncached) + queued * self.predictor.context_per_token,
             running=running + self.decoding_context * CONTEXT_WEIGHT,
         )
-
-    def on_progress(self, now: float) -> None:
-        self.interference.update(self.tpot_predictor.predict(self.decoding, self.decoding_context), now)
 
     def statistics(self, now: float) -> EndpointStatistics:
         load, residency = self.load(now), self.cache.residency
@@ -253,10 +238,6 @@ class EndpointState:
             self.block_tokens = self._mean_block_tokens
             self.cache.index.resize(self.blocks)
 
-    def observe_prompt(self, uncached: int) -> None:
-        """Learns the prompt size assumed for other traffic."""
-        self._typical_prompt += (uncached - self._typical_prompt) * EWMA_WEIGHT
-
     def on_scrape(self, engine: EngineLoad, now: float) -> bool:
         """Returns whether the engine has restarted since the last scrape."""
         restarted = _restarted(self.engine, engine)
@@ -277,11 +258,6 @@ class EndpointState:
         self._excess = excess
         self._other_waiting = min(max(0, waiting - prefilling), others)
         self._other_running = others - self._other_waiting
-
-    def warm_start_from(self, sibling: EndpointState, now: float) -> None:
-        """Takes over the predictions for a sibling."""
-        self.predictor.warm_start_from(sibling.predictor, now)
-        self.tpot_predictor.warm_start_from(sibling.tpot_predictor)
 
 
 def _restarted(before: EngineLoad, after: EngineLoad) -> bool:
@@ -313,7 +289,8 @@ class PoolState:
         if not teachers:
             return False
         nearest = min(teachers, key=lambda one: learner.predictor.distance(one.predictor, now))
-        learner.warm_start_from(nearest, now)
+        learner.predictor.warm_start_from(nearest.predictor, now)
+        learner.tpot_predictor.warm_start_from(nearest.tpot_predictor)
         learner.teacher_samples = max(one.predictor.samples for one in teachers)
         return True
 
@@ -322,10 +299,6 @@ class PoolState:
 
     def mostly_down(self) -> bool:
         return 2 * sum(one.breaker.down_since > NEVER for one in self.members) > len(self.members)
-
-
-OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
-MIN_OVERDUE = 0.5  # s
 
 
 @dataclass(slots=True)

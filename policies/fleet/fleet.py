@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from policies.fleet.endpoint_state import (
+    EWMA_WEIGHT,
     STALE,
     AttemptReport,
     EndpointState,
@@ -84,7 +85,7 @@ class Fleet:
         self._snapshot = FleetSnapshot(NEVER, {name: state.pool for name, state in self._pools.items()}, {})
 
     def _keep_or_create(self, known: EndpointState | None, endpoint: Endpoint, pool: Pool) -> EndpointState:
-        if known is not None and (known.pool.model, known.local) == (pool.model, pool.local):
+        if known is not None and (known.pool.model, known.pool.local) == (pool.model, pool.local):
             known.endpoint, known.pool = endpoint, pool
             return known
         return EndpointState(endpoint, pool)
@@ -110,22 +111,14 @@ class Fleet:
         return self._snapshot
 
     def candidates(
-        self,
-        loads: Mapping[str, Load],
-        prompt: PoolEstimate,
-        tier: int,
-        price: float,
-        now: float,
-        left: float,
+        self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
     ) -> list[Candidate]:
         """Predictions for the prompt, sent at `now`, at each of these endpoints of one pool."""
         candidates = []
         for name, load in loads.items():
             state = self._states[name]
             hit = state.cache.hit(prompt, state.block_size)
-            forecast = state.predictor.predict(
-                load, state.context_per_token, state.prefill_rate, prompt.tokens, hit, now
-            )
+            forecast = state.predictor.predict(load, prompt.tokens, hit, now)
             candidates.append(
                 Candidate(
                     endpoint=state.endpoint,
@@ -150,7 +143,7 @@ class Fleet:
         return None if state is None else state.cache
 
     def is_local(self, endpoint_id: str) -> bool:
-        return self._states[endpoint_id].local
+        return self._states[endpoint_id].pool.local
 
     def last_used_at(self, endpoint_id: str) -> float:
         """Time of the latest attempt."""
@@ -167,8 +160,7 @@ class Fleet:
 
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         """TTFT from a send at `now` to the first token, and TPOT."""
-        state = self._states[endpoint.id]
-        return state.predictor.predict(load, state.context_per_token, state.prefill_rate, prompt_tokens, hit, now)
+        return self._states[endpoint.id].predictor.predict(load, prompt_tokens, hit, now)
 
     def token_scale(self, pool: str) -> TokenScale:
         """The prior's for a pool which a reload has just removed."""
@@ -212,7 +204,7 @@ class Fleet:
             stream=stream,
             pending_prompt=self._record_prompt(key, state, prompt, session),
             queue=state.queue,
-            prefill_rate=state.prefill_rate,
+            prefill_rate=state.predictor.drain_rate,
             answer=DecodingAnswer(tpot_budget, output, candidate.prompt_tokens),
         )
         state.interference.on_prefill(candidate.forecast.prefill, now)
@@ -221,7 +213,7 @@ class Fleet:
         if state.rate_limit is not None:
             state.rate_limit.on_sent(now)
         state.breaker.on_sent(key, now)
-        state.observe_prompt(work.uncached)
+        state.typical_prompt += (work.uncached - state.typical_prompt) * EWMA_WEIGHT
         self._touch(state)
 
     def on_first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
@@ -279,7 +271,8 @@ class Fleet:
                 attempt.answer.tokens = count
                 touched[attempt.state] = None
         for state in touched:
-            state.on_progress(now)
+            undisturbed_tpot = state.tpot_predictor.predict(state.decoding, state.decoding_context)
+            state.interference.update(undisturbed_tpot, now)
             self._touch(state)
 
     def observe_output(self, route: str, tokens: int) -> None:
@@ -332,7 +325,7 @@ class Fleet:
             self._changed[state] = None
 
     def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
-        if (state := self._states.get(endpoint_id)) is not None and state.local:
+        if (state := self._states.get(endpoint_id)) is not None and state.pool.local:
             state.cache.index.record(hashes)
 
     def publish(self) -> None:
@@ -370,7 +363,7 @@ class Fleet:
     ) -> PendingPrompt | None:
         """Assumes that the endpoint will have cached this prompt."""
         blocks = prompt.blocks
-        if not state.local or not blocks.hashes:
+        if not state.pool.local or not blocks.hashes:
             return None
         state.observe_block_size(blocks.size * blocks.scale)
         if self.peers is not None:
@@ -398,5 +391,5 @@ class Fleet:
             pool.scale.observe(prompt.text_tokens, prompt.messages, report.prompt_tokens)
         if report.mean_itl is not None:
             attempt.learn_tpot(report.mean_itl, report.completion_tokens or 0)
-        if report.cached_tokens is not None and attempt.candidate.hit and state.local and not accounted:
+        if report.cached_tokens is not None and attempt.candidate.hit and state.pool.local and not accounted:
             attempt.confirm_hit(report.cached_tokens)

@@ -75,9 +75,11 @@ class TtftPredictor(ABC):
     """Learns the TTFT of an endpoint. What only engines have is that of an API here: no queue, no siblings' speed."""
 
     max_prefill_rate: float  # tokens/s, without context
+    drain_rate: float  # tokens/s, of the present queue
 
     def __init__(self) -> None:
         self.samples = 0
+        self.context_per_token = 0.0  # attention pairs per token of the present queue
         self._changes = ChangeDetector()
         self._regime_since = NEVER  # when the present regime was noticed
 
@@ -86,13 +88,8 @@ class TtftPredictor(ABC):
         """Predicted seconds, before the spread."""
 
     @abstractmethod
-    def predict(
-        self, load: Load, context_per_token: float, prefill_rate: float, tokens: int, hit: int, now: float
-    ) -> Forecast:
-        """TTFT and TPOT of a prompt sent now with `hit` of its tokens cached.
-
-        `load` drains at `prefill_rate` tokens/s; each of its queued tokens attends to `context_per_token` others.
-        """
+    def predict(self, load: Load, tokens: int, hit: int, now: float) -> Forecast:
+        """TTFT and TPOT of a prompt sent now with `hit` of `tokens` cached, at an endpoint with the latest `load`."""
 
     @abstractmethod
     def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
@@ -152,6 +149,7 @@ class EnginePredictor(TtftPredictor):
         self._own_samples: deque[TtftSample] = deque()  # while a sibling may still teach
         self._idle_errors, self._queued_errors = ErrorQuantiles(), ErrorQuantiles()
         self._update_costs()
+        self.drain_rate = self.max_prefill_rate
 
     def point_estimate(self, work: PrefillWork, now: float) -> float:
         return (
@@ -162,15 +160,13 @@ class EnginePredictor(TtftPredictor):
             + self._running_s * work.running
         )
 
-    def predict(
-        self, load: Load, context_per_token: float, prefill_rate: float, tokens: int, hit: int, now: float
-    ) -> Forecast:
+    def predict(self, load: Load, tokens: int, hit: int, now: float) -> Forecast:
         uncached, queued = tokens - hit, 0.0
         pairs = uncached * (hit + 0.5 * uncached)
         prefill_s = self._token_s * uncached + self._pair_s * pairs
         if load.queued_tokens:
-            queued = max(load.queued_tokens - prefill_rate * (now - load.at), load.queued_tokens * REMAINDER)
-            pairs += queued * context_per_token
+            queued = max(load.queued_tokens - self.drain_rate * (now - load.at), load.queued_tokens * REMAINDER)
+            pairs += queued * self.context_per_token
         estimate = (
             self._base_s
             + self._length_s * tokens
@@ -277,7 +273,7 @@ class ApiPredictor(TtftPredictor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.max_prefill_rate = 1 / API_TOKEN
+        self.max_prefill_rate = self.drain_rate = 1 / API_TOKEN
         self._overall = _DecayedMean()
         self._by_length: dict[int, _DecayedMean] = {}
         self._errors = ErrorQuantiles()
@@ -290,9 +286,7 @@ class ApiPredictor(TtftPredictor):
         mean = self._by_length.get(tokens.bit_length())
         return _api_reference(tokens) * exp(overall if mean is None else mean.read(now, overall, API_SHRINK))
 
-    def predict(
-        self, load: Load, context_per_token: float, prefill_rate: float, tokens: int, hit: int, now: float
-    ) -> Forecast:
+    def predict(self, load: Load, tokens: int, hit: int, now: float) -> Forecast:
         wait = max(load.wait, load.blocked_until - now)
         return Forecast(wait + self._estimate(tokens, now), self._errors.quantiles(now), load.tpot, self.samples)
 
