@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -74,7 +74,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
 
     serve = command("serve", "run the gateway; without a file, from the API keys in the environment", __name__)
     serve.add_argument("--config", dest="files", **FILES)
-    serve.add_argument("--workers", type=_workers, metavar="N", help="processes that share the port; server.workers")
+    serve.add_argument("--workers", type=WORKERS, metavar="N", help="processes that share the port; server.workers")
     check = command("check", "validate a configuration without starting anything")
     check.add_argument("files", metavar="FILE", type=Path, nargs="*")
     explain = command("explain", "where a request would go, and why; nothing is sent")
@@ -96,12 +96,12 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     command("schema", "print the JSON Schema of the configuration", __name__)
     demo_text = "simulated engines, gateway, traffic and a live table: no GPU, no key"
     demo = command("demo", demo_text, "gateway.cli.demo.demo")
-    demo.add_argument("--port", type=_port, default=8080)
-    demo.add_argument("--admin-port", type=_port, default=9090)
+    demo.add_argument("--port", type=PORT, default=8080)
+    demo.add_argument("--admin-port", type=PORT, default=9090)
     demo.add_argument("--seconds", type=_positive, help="end after this time")
     simulate = command("simulate", "run a simulated engine with the API of vLLM")
     simulate.add_argument("--profile", required=True, help="what it simulates, such as 8b-h100")
-    simulate.add_argument("--port", type=_port, required=True, help="0 takes any free one")
+    simulate.add_argument("--port", type=PORT, required=True, help="0 takes any free one")
     simulate.add_argument("--host", default="127.0.0.1")
     simulate.add_argument("--model", help="the name of the model it serves; the profile's name, if absent")
     simulate.add_argument("--speed", type=_positive, default=1.0, help="2 is twice as fast as the real engine")
@@ -117,7 +117,7 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
         if name == "add":
             action.add_argument("--routes", metavar="ROUTE,...", help="allowed routes; all, if absent")
             for option in ("requests-per-minute", "tokens-per-minute", "concurrent-requests"):
-                action.add_argument(f"--{option}", type=_count, metavar="N")
+                action.add_argument(f"--{option}", type=COUNT, metavar="N")
             action.add_argument("--monthly-cost-usd", type=_positive, metavar="USD")
             action.add_argument("--cache-group", metavar="NAME", help="keys of one group share prefix caches")
         action.add_argument("--config", dest="files", **FILES)
@@ -130,37 +130,33 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     add("--config", dest="files", help="the policy to try", required=True, **FILES)
     add("--config-b", dest="files_b", help="another one", **FILES)
     add("--load", default="1", help="multiple of the rate of the trace: 1, 0.6,1,1.4 or 0.6..1.4")
-    add("--seed", type=_count, default=0, help="seed of the first replay")
-    add("--seeds", type=_count, default=1, metavar="K", help="number of seeds, from --seed on")
-    add("--limit", type=_count, metavar="N", help="only the first requests of each trace")
+    add("--seed", type=COUNT, default=0, help="seed of the first replay")
+    add("--seeds", type=COUNT, default=1, metavar="K", help="number of seeds, from --seed on")
+    add("--limit", type=COUNT, metavar="N", help="only the first requests of each trace")
     add("--seconds", type=_positive, metavar="S", help="only the first seconds of the replay")
     add("--scorers", default="all", help="baselines, separated by commas; all, or none")
     add("--no-reference", action="store_true", help="without the clairvoyant reference")
-    add("--workers", type=_workers, metavar="N", help="processes of the gateway; server.workers")
-    add("--replicas", type=_workers, metavar="N", help="gateways that share state over Redis")
+    add("--workers", type=WORKERS, metavar="N", help="processes of the gateway; server.workers")
+    add("--replicas", type=WORKERS, metavar="N", help="gateways that share state over Redis")
     add("--news", default="2ms", metavar="TIME", help="delay of updates between replicas, or off")
-    add("--worst", type=_count, default=0, metavar="N", help="show the decisions with the most regret")
+    add("--worst", type=COUNT, default=0, metavar="N", help="show the decisions with the most regret")
     faults = "slow:FACTOR, kill or restart, such as main/h1:8000@90s=slow:5"
     add("--fault", nargs="+", action="extend", default=[], metavar="ENDPOINT@TIME=WHAT", help=faults)
     add("--json", action="store_true", help="print every replay as JSON")
 
 
-def _count(text: str) -> int:
-    return _number(text, 0, None, "a whole number")
+def _integer(low: int, high: float, expected: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isdecimal() and low <= int(text) <= high):
+            raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
+        return int(text)
+
+    return parse
 
 
-def _workers(text: str) -> int:
-    return _number(text, 1, MAX_WORKERS, f"a number of workers, 1 to {MAX_WORKERS}")
-
-
-def _port(text: str) -> int:
-    return _number(text, 0, 65535, "a port, 0 to 65535")
-
-
-def _number(text: str, low: int, high: int | None, expected: str) -> int:
-    if not (text.isdecimal() and low <= int(text) and (high is None or int(text) <= high)):
-        raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
-    return int(text)
+COUNT = _integer(0, float("inf"), "a whole number")
+WORKERS = _integer(1, MAX_WORKERS, f"a number of workers, 1 to {MAX_WORKERS}")
+PORT = _integer(0, 65535, "a port, 0 to 65535")
 
 
 def _positive(text: str) -> float:

@@ -13,23 +13,25 @@ Differences are reported by path, without values, which may be secrets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from backends.catalog import KINDS
-from gateway.config import checks, error_messages
-from gateway.config.config_errors import ConfigError, Problem, SourceLocation, dotted
+from gateway.config.config_errors import ConfigError, Problem, SourceLocation, did_you_mean, dotted
 from gateway.config.config_errors import Path as KeyPath
-from gateway.config.models import Config
+from gateway.config.models import PASSTHROUGH, Config
+from gateway.config.schema import messages
 from gateway.config.yaml_source import Document, merge, parse
 
 FIXED_AT_START = ("server", "state", "telemetry")
 COMBINED = SourceLocation("config, with server, state and telemetry as at start-up")
+PUBLISHERS = ("vllm", "sglang")  # backends with KV cache events
 _ABSENT = object()
 
 
@@ -43,9 +45,9 @@ def validated(document: Document) -> Config:
     try:
         config = Config.model_validate({k: value for k, value in document.data.items() if not k.startswith("x-")})
     except ValidationError as error:
-        raise _error(error_messages.messages(error.errors(), document), document) from None
-    if problems := checks.problems(config):
-        raise _error(problems, document)
+        raise _error(messages(error.errors(), document), document) from None
+    if found := problems(config):
+        raise _error(found, document)
     return config
 
 
@@ -111,8 +113,8 @@ class Change:
 def change(before: Config, wanted: Config) -> Change:
     """Raises ConfigError if the effective configuration would be invalid."""
     config = wanted.model_copy(update={name: getattr(before, name) for name in FIXED_AT_START})
-    if config != wanted and (problems := checks.problems(config)):
-        raise ConfigError([problem.at(COMBINED) for problem in problems])
+    if config != wanted and (found := problems(config)):
+        raise ConfigError([problem.at(COMBINED) for problem in found])
     paths = list(_differences(before.model_dump(), wanted.model_dump(), ()))
     return Change(
         config,
@@ -129,3 +131,107 @@ def _differences(before: object, after: object, path: KeyPath) -> Iterator[KeyPa
         return
     for name in dict.fromkeys([*before, *after]):
         yield from _differences(before.get(name, _ABSENT), after.get(name, _ABSENT), (*path, name))
+
+
+# ---------------------------------------------------------------- checks between sections
+
+
+def problems(config: Config) -> list[Problem]:
+    """All problems of a configuration with valid sections."""
+    return [problem for check in CHECKS for problem in check(config)]
+
+
+def something_to_serve(config: Config) -> Iterator[Problem]:
+    if not config.pools:
+        yield Problem((), "no pools: add pools:, or one more --config that has them")
+    if not config.routes and config.passthrough is None:
+        yield Problem((), "no routes: add routes: (policies/presets has one for each workload) or passthrough: POOL")
+
+
+def routes(config: Config) -> Iterator[Problem]:
+    """Names, pools and models of routes. Only a passthrough pool needs no model name."""
+    for name, route in config.routes.items():
+        if route.name != name:
+            yield Problem(("routes", name, "name"), "the key is the route's name; remove this")
+        for i, tier in enumerate(route.tiers):
+            yield from _known_pool(config, tier.pool, ("routes", name, "tiers", i))
+    in_tiers = {tier.pool for route in config.routes.values() for tier in route.tiers}
+    for name, pool in config.pools.items():
+        if name in in_tiers and not pool.model:
+            yield Problem(("pools", name), "'model' is missing: the name its servers know")
+    if config.passthrough is not None:
+        yield from _known_pool(config, config.passthrough, ("passthrough",))
+
+
+def keys(config: Config) -> Iterator[Problem]:
+    known = [*config.routes, *([PASSTHROUGH] if config.passthrough else [])]
+    seen: dict[tuple[str, str], int] = {}
+    for i, key in enumerate(config.keys):
+        for j, route in enumerate(key.routes or ()):
+            if route not in known:
+                yield Problem(("keys", i, "routes", j), f"no route '{route}'{did_you_mean(route, known)}")
+        for field in ("name", "sha256"):
+            first = seen.setdefault((field, getattr(key, field)), i)
+            if first != i:
+                yield Problem(("keys", i, field), f"duplicate of keys[{first}]; names and digests must be unique")
+
+
+def listening(config: Config) -> Iterator[Problem]:
+    server = config.server
+    if not (server.listen.loopback or config.keyed or server.open):
+        hint = "add keys:, or listen on 127.0.0.1 (or set server.open: true behind your own authentication)"
+        yield Problem(("server", "listen"), f"{server.listen}: open mode is for loopback only: {hint}")
+    if server.listen == server.admin and server.listen.port:
+        yield Problem(("server", "admin"), f"{server.admin} is the same as server.listen; use another port")
+
+
+def kv_events(config: Config) -> Iterator[Problem]:
+    for name, pool in config.pools.items():
+        for i, endpoint in enumerate(pool.endpoints):
+            path = ("pools", name, "endpoints", i, "kv_events")
+            if endpoint.kv_events is not None and pool.backend not in PUBLISHERS:
+                yield Problem(path, f"{pool.backend} servers publish no KV events; remove this")
+            elif endpoint.kv_events is not None:
+                yield from _installed(path, "kvevents", "zmq")
+
+
+def telemetry(config: Config) -> Iterator[Problem]:
+    path, otlp = ("telemetry", "otlp"), config.telemetry.otlp
+    if otlp is None:
+        return
+    if otlp.endswith(("/v1/traces", "/v1/metrics")):
+        yield Problem(path, f"the gateway appends the path of each signal; write {otlp.rpartition('/v1/')[0]}")
+    yield from _installed(path, "otel", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+def state(config: Config) -> Iterator[Problem]:
+    if config.state.redis is not None:
+        yield from _installed(("state", "redis"), "redis", "redis")
+    elif config.state.keys == "redis":
+        yield Problem(("state", "keys"), "requires Redis: add state.redis, or remove this")
+
+
+CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
+    something_to_serve,
+    routes,
+    kv_events,
+    state,
+    keys,
+    listening,
+    telemetry,
+)
+
+
+def _installed(path: KeyPath, extra: str, *modules: str) -> Iterator[Problem]:
+    try:
+        missing = not all(find_spec(module) for module in modules)
+    except ModuleNotFoundError:  # the package around a module
+        missing = True
+    if missing:
+        what = "a package that is" if len(modules) == 1 else "packages that are"
+        yield Problem(path, f"requires {what} not installed: pip install 'firsttoken[{extra}]'")
+
+
+def _known_pool(config: Config, name: str, path: KeyPath) -> Iterator[Problem]:
+    if name not in config.pools:
+        yield Problem(path, f"no pool '{name}'{did_you_mean(name, config.pools)}")

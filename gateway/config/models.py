@@ -2,7 +2,7 @@
 
 Rules:
 - Every section is a frozen model that rejects unknown keys.
-- A model validates its own values; `gateway.config.checks` validates across sections.
+- A model validates its own values; `gateway.config.loading` checks across sections.
 - Secrets appear in no repr and in no dump.
 """
 

@@ -1,19 +1,46 @@
-"""JSON Schema of the configuration file, in its written form: durations as text, tiers as names.
+"""The configuration in its written form: durations as text, tiers as names.
 
-Generated from the models; forms that input validators accept beyond the fields are added here.
+`schema`: the JSON Schema, generated from the models; forms that input validators accept beyond the fields are added.
+`messages`: pydantic errors as path, expected value, actual value.
+
+Rules of messages:
+- Paths are those of the file: names of models and of union branches do not appear.
+- Actual values are quoted as written in the file, so secrets from the environment stay hidden.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic_core import ErrorDetails, core_schema
 
-from gateway.config.config_errors import Path
+from gateway.config.config_errors import SECRET_LENGTH, Path, Problem, did_you_mean, nearest
 from gateway.config.models import Config
+from gateway.config.yaml_source import Document
 
+_SECRETS = frozenset({"api_key", "headers", "sha256", "redis", "cache_secret"})
+_HOLDING = frozenset({"keys", "state", "pools"})  # text in place of a mapping there is probably a secret
+_TYPES = {
+    "an integer": "int_type int_parsing int_from_float",
+    "a number": "float_type float_parsing finite_number",
+    "true or false": "bool_type bool_parsing",
+    "text (in quotes)": "string_type",
+    "a list": "tuple_type list_type frozen_set_type",
+    "a mapping": "mapping_type dict_type model_type model_attributes_type",
+}
+_EXPECTED = {kind: expected for expected, kinds in _TYPES.items() for kind in kinds.split()}
+_MISFITS = frozenset({*_EXPECTED, "literal_error"})  # the value has the wrong type
+_BOUNDS = {
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+}
 _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${NAME:-default}, from the environment"}
 # Models with a plain text form.
 BARE = {
@@ -61,7 +88,13 @@ def words_at(document: dict[str, Any], path: Path) -> list[str]:
 def _nodes_at(document: dict[str, Any], path: Path) -> list[dict[str, Any]]:
     nodes = _alternatives(document, document)
     for part in path:
-        nodes = [alternative for node in nodes for alternative in _alternatives(_step(node, part), document)]
+        inner = [
+            node.get("items")
+            if isinstance(part, int)
+            else node.get("properties", {}).get(part, node.get("additionalProperties"))
+            for node in nodes
+        ]
+        nodes = [alternative for node in inner for alternative in _alternatives(node, document)]
     return nodes
 
 
@@ -71,18 +104,12 @@ def _with_variables(node: Any) -> Any:
         return [_with_variables(item) for item in node]
     if not isinstance(node, dict):
         return node
-    if _constrained(node):
+    kind, narrowed = node.get("type"), not node.keys().isdisjoint({"pattern", "enum", "const"})
+    if kind in ("integer", "number", "boolean") or (kind == "string" and narrowed):
         outer = {key: node[key] for key in ("description", "default") if key in node}
         inner = {key: value for key, value in node.items() if key not in outer}
         return {"anyOf": [inner, {"$ref": "#/$defs/Variable"}], **outer}
     return {key: _with_variables(value) for key, value in node.items()}
-
-
-def _constrained(node: dict[str, Any]) -> bool:
-    kind = node.get("type")
-    return kind in ("integer", "number", "boolean") or (
-        kind == "string" and not node.keys().isdisjoint({"pattern", "enum", "const"})
-    )
 
 
 def _alternatives(node: Any, document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -95,7 +122,118 @@ def _alternatives(node: Any, document: dict[str, Any]) -> list[dict[str, Any]]:
     return [node]
 
 
-def _step(node: dict[str, Any], part: str | int) -> Any:
-    if isinstance(part, int):
-        return node.get("items")
-    return node.get("properties", {}).get(part, node.get("additionalProperties"))
+# ---------------------------------------------------------------- error messages
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """A pydantic error with a path in the file. `union`: path of the union with the failed branch, if any."""
+
+    error: ErrorDetails
+    path: Path
+    union: Path | None
+
+
+def messages(errors: Sequence[ErrorDetails], document: Document) -> list[Problem]:
+    """The problems of `document`, without duplicates. The faults of a union's branches follow all others."""
+    faults = [_located(error, document.data) for error in errors]
+    faults = [fault for fault in faults if not _is_consequence(fault, document)]
+    found = [_problem(fault, document) for fault in faults if fault.union is None]
+    for union in dict.fromkeys(fault.union for fault in faults if fault.union is not None):
+        found += _branches(union, [fault for fault in faults if fault.union == union], document)
+    return list(dict.fromkeys(found))
+
+
+def _located(error: ErrorDetails, data: Any) -> _Fault:
+    """Removes the parts of the location that pydantic adds: the name of a union branch, `[key]`."""
+    path: Path = ()
+    union: Path | None = None
+    for i, part in enumerate(error["loc"]):
+        if isinstance(data, Mapping) and i and (header := f"{error['loc'][i - 1]}.{part}") in data:
+            path, data, union = (*path, header), data[header], None  # a single key in the file is two in the model
+        elif part in (data if isinstance(data, Mapping) else range(len(data)) if isinstance(data, list) else ()):
+            path, data = (*path, part), data[part]
+        elif error["type"] != "missing" or i < len(error["loc"]) - 1:
+            union = path if union is None and part != "[key]" else union
+    return _Fault(error, path, union)
+
+
+def _is_consequence(fault: _Fault, document: Document) -> bool:
+    """pydantic also reports a list with invalid items as too short."""
+    value = _at(document.data, fault.path)
+    return fault.error["type"] == "too_short" and isinstance(value, list) and len(value) > 0
+
+
+def _branches(union: Path, faults: list[_Fault], document: Document) -> list[Problem]:
+    """A mapping is compared with the branch that is a model; any other value with all branches."""
+    inner = [fault for fault in faults if fault.path != union or fault.error["type"] not in _MISFITS]
+    if inner:
+        return [_problem(fault, document) for fault in inner]
+    expected = " or ".join(dict.fromkeys(_expected(fault) for fault in faults))
+    return [Problem(union, f"expected {expected}, got {_got(union, document, faults[0].error['input'])}")]
+
+
+def _problem(fault: _Fault, document: Document) -> Problem:
+    """Values from the environment are replaced by `${NAME}`."""
+    text = _text(fault, document)
+    for path, written in document.raw.items():
+        value = _at(document.data, path)
+        if path[: len(fault.path)] == fault.path and value:
+            quote = "" if len(value) >= SECRET_LENGTH else "'"  # a short value could occur inside a word
+            text = text.replace(f"{quote}{value}{quote}", f"{quote}{written}{quote}")
+    return Problem(fault.path, text)
+
+
+def _text(fault: _Fault, document: Document) -> str:
+    error, kind, context = fault.error, fault.error["type"], fault.error.get("ctx", {})
+    if kind == "missing":
+        return f"'{error['loc'][-1]}' is missing"
+    if kind == "extra_forbidden":
+        return f"unknown key{did_you_mean(str(fault.path[-1]), keys_at(schema(), fault.path[:-1]))}"
+    if kind == "too_short":
+        return "is empty; at least one is required"
+    if kind == "value_error":
+        return str(context["error"])
+    got = _got(fault.path, document, error["input"])
+    if kind in _BOUNDS:
+        return f"{_BOUNDS[kind].format(**context)}, got {got}"
+    if kind in _MISFITS:
+        literals = re.findall(r"'([^']*)'", context.get("expected", ""))
+        return f"expected {_expected(fault)}, got {got}{nearest(str(error['input']), literals)}"
+    return error["msg"]
+
+
+def _expected(fault: _Fault) -> str:
+    """The literals, the type, or for a mapping the allowed keys and the alternatives."""
+    kind, context = fault.error["type"], fault.error.get("ctx", {})
+    if kind == "literal_error":
+        return str(context["expected"]).replace("'", "")
+    keys = keys_at(schema(), fault.path)
+    if _EXPECTED[kind] != "a mapping" or not keys:
+        return _EXPECTED[kind]
+    bare = BARE.get(context.get("class_name", ""))
+    words = [] if fault.union else words_at(schema(), fault.path)  # branches of a union are listed separately
+    return " or ".join([*([bare["description"]] if bare else []), f"{{{', '.join(keys)}}}", *words])
+
+
+def _got(path: Path, document: Document, seen: Any) -> str:
+    """The value as written."""
+    if not _SECRETS.isdisjoint(path):
+        return "another value"
+    value = _at(document.data, path)
+    value = seen if value is None else value
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if len(path) <= 2 and path[0] in _HOLDING:
+        return "another value"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _at(data: Any, path: Path) -> Any:
+    for part in path:
+        data = data[part]
+    return data

@@ -1,10 +1,28 @@
-"""The demo's scene: which engines, which policy, which callers. Numbers to play with live here."""
+"""The demo's scene: which engines, which policy, which callers. Numbers to play with live here.
+
+As a program, one of the demo's child processes, which end with standard input, however the parent ended. `engines`:
+prints the addresses of all simulated servers as one JSON line, then serves. `callers URL`: conversations on every
+route.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import random
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
+
+import aiohttp
+
+from backends.simulated.profiles import profile_named
+from backends.simulated.simulated_server import SimulatedServer
+from gateway.process import loop_factory
+from gateway.tokenize.tokenizers import encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +92,11 @@ ROUTES: dict[str, Any] = {
     },
 }
 
+WORDS = """
+    latency budget route token prefix engine queue prompt stream cache model answer tier window batch step
+    the a of to in and is for with that it on as by from at this have can will when more less first last
+""".split()
+
 
 def document(urls: Mapping[str, list[str]], port: int, admin_port: int) -> dict[str, Any]:
     """The demo's configuration as plain data. `urls`: by pool."""
@@ -92,3 +115,68 @@ def document(urls: Mapping[str, list[str]], port: int, admin_port: int) -> dict[
         "routes": ROUTES,
         "telemetry": {"access_log": "off"},
     }
+
+
+# ---------------------------------------------------------------- child processes
+
+
+async def engines() -> None:
+    encode = encoder("o200k_base").encode
+    servers: dict[str, list[SimulatedServer]] = {}
+    for cast in CAST:
+        for seed in range(cast.count):
+            server = SimulatedServer(profile_named(cast.profile), model=cast.model, encode=encode, seed=seed)
+            await server.start()
+            servers.setdefault(cast.pool, []).append(server)
+    urls = {pool: [server.url for server in group] for pool, group in servers.items()}
+    print(json.dumps(urls), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    for group in servers.values():
+        for server in group:
+            await server.stop()
+
+
+async def callers(base_url: str) -> None:
+    options: dict[str, Any] = {"connector": aiohttp.TCPConnector(limit=0), "timeout": aiohttp.ClientTimeout(total=None)}
+    async with aiohttp.ClientSession(base_url, **options) as session:
+        traffic = asyncio.gather(*(_arrive(session, spec, random.Random(i)) for i, spec in enumerate(CALLERS)))
+        await asyncio.to_thread(sys.stdin.read)
+        traffic.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await traffic
+
+
+async def _arrive(session: aiohttp.ClientSession, spec: TrafficSpec, rng: random.Random) -> None:
+    """Poisson arrivals of conversations, with bursts."""
+    system, start = _words(spec.system_words, rng), monotonic()
+    async with asyncio.TaskGroup() as conversations:
+        while True:
+            in_burst = (monotonic() - start) % spec.burst_every > spec.burst_every - spec.burst_for
+            await asyncio.sleep(rng.expovariate(spec.rate * (spec.burst if in_burst else 1.0)))
+            conversations.create_task(_converse(session, spec, system, rng))
+
+
+async def _converse(session: aiohttp.ClientSession, spec: TrafficSpec, system: str, rng: random.Random) -> None:
+    """Ends after a refusal. The answer in the history is made up: as long as the real one may be."""
+    messages = [{"role": "system", "content": system}]
+    for turn in range(spec.turns):
+        count = spec.new_words + (spec.opening_words if turn == 0 else 0)
+        messages.append({"role": "user", "content": _words(count, rng)})
+        body = {"model": spec.route, "messages": messages, "stream": True, "max_tokens": spec.max_tokens}
+        try:
+            async with session.post("/v1/chat/completions", json=body) as reply:
+                if not await reply.text() or reply.status != 200:
+                    return
+        except aiohttp.ClientError:
+            return
+        messages.append({"role": "assistant", "content": _words(spec.max_tokens // 2, rng)})
+        await asyncio.sleep(rng.expovariate(1.0) * spec.pause)
+
+
+def _words(count: int, rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=count))
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=loop_factory()) as runner, contextlib.suppress(KeyboardInterrupt):
+        runner.run(engines() if sys.argv[1] == "engines" else callers(sys.argv[2]))

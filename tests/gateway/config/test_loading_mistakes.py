@@ -170,7 +170,7 @@ def test_kv_events_need_a_backend_that_publishes_them() -> None:
 
 def test_events_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused at load time."""
-    monkeypatch.setattr("gateway.config.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("gateway.config.loading.find_spec", lambda name: None)
     assert refusal(pool(endpoints=EVENTS) + "routes: {r: {tiers: [p]}}") == [
         "f.yaml:1: pools.p.endpoints[0].kv_events: requires a package that is not installed: "
         "pip install 'firsttoken[kvevents]'"
@@ -191,13 +191,13 @@ ROUTED = pool() + "routes: {r: {tiers: [p]}}\n"
 def test_a_collector_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused at load time with the pip command, if all of OpenTelemetry or a part is missing."""
     expected = ["f.yaml:3: telemetry.otlp: requires packages that are not installed: pip install 'firsttoken[otel]'"]
-    monkeypatch.setattr("gateway.config.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("gateway.config.loading.find_spec", lambda name: None)
     assert refusal(ROUTED + "telemetry: {otlp: http://c:4318}") == expected
 
     def absent(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr("gateway.config.checks.find_spec", absent)
+    monkeypatch.setattr("gateway.config.loading.find_spec", absent)
     assert refusal(ROUTED + "telemetry: {otlp: http://c:4318}") == expected
 
 

@@ -117,10 +117,10 @@ async def test_a_port_that_is_taken_is_exit_code_2() -> None:
     assert err.startswith(f"firsttoken: cannot listen on port {port}")
 
 
-@pytest.mark.parametrize("role", [("engines",), ("callers", "http://127.0.0.1:9/v1")])
+@pytest.mark.parametrize("role", [("engines",), ("callers", "http://127.0.0.1:9")])
 async def test_a_child_ends_with_its_parents_pipe(role: tuple[str, ...]) -> None:
     """The end of the parent, SIGKILL included, closes the pipe."""
-    async with running("gateway.cli.demo.demo_children", *role) as child:
+    async with running("gateway.cli.demo.scene", *role) as child:
         if role == ("engines",):
             assert child.process.stdout is not None
             urls = json.loads(await child.process.stdout.readline())

@@ -6,7 +6,7 @@ import pytest
 
 from backends.simulated.profiles import PROFILES
 from gateway.cli.demo.scene import CALLERS, CAST, ROUTES, document
-from gateway.config import checks
+from gateway.config.loading import problems
 from gateway.config.models import Config
 
 URLS = {cast.pool: [f"http://127.0.0.1:{9000 + i}" for i in range(cast.count)] for cast in CAST}
@@ -19,7 +19,7 @@ def config() -> Config:
 
 def test_the_scene_is_a_configuration_without_problems(config: Config) -> None:
     """No problem under `firsttoken check`, and no key without effect in this version."""
-    assert checks.problems(config) == []
+    assert problems(config) == []
     assert config.without_effect() == []
 
 
