@@ -98,11 +98,7 @@ class EngineTimes:
     queue: float | None = None  # until scheduled
     prefill: float | None = None  # from scheduling to the first token
     mean_itl: float | None = None
-
-    @property
-    def ttft(self) -> float | None:
-        """From the engine's queue to its first token."""
-        return None if self.prefill is None else self.prefill + (self.queue or 0.0)
+    ttft: float | None = None  # from the engine's queue to the first token
 
 
 class Tap(Protocol):

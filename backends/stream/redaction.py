@@ -59,8 +59,10 @@ class UsageStripper:
         self._overflowed = False  # an event too large to be held has passed: everything after it does
 
     def feed(self, data: bytes) -> bytes:
-        if (not self._held and b'"usage"' not in data and data.endswith(b"\n\n")) or self._overflowed:
+        if self._overflowed:
             return data
+        if not self._held and data.endswith(b"\n\n"):  # whole events
+            return _without_usage(data) if b'"usage"' in data else data
         search_from = max(len(self._held) - 3, 0)  # a blank line may have begun in the held bytes
         data = self._held + data
         end = max((blank.end() for blank in _BLANK_LINE.finditer(data, search_from)), default=0)
@@ -78,18 +80,18 @@ class UsageStripper:
 def _without_usage(data: bytes) -> bytes:
     if b'"usage"' not in data or _NO_CHOICES.search(data) is None:
         return data
+    ends = [blank.end() for blank in _BLANK_LINE.finditer(data)]
     kept, start = [], 0
-    for end in (*(blank.end() for blank in _BLANK_LINE.finditer(data)), len(data)):
+    for end in (*ends, len(data)):
         event, start = data[start:end], end
-        if _is_usage(event):  # the blank lines before stay: the event that they arrive with depends on the reads
+        if b'"usage"' in event and _is_usage(event):
+            # The blank lines before stay: the event that they arrive with depends on the reads.
             event = event[: len(event) - len(event.lstrip(b"\r\n"))]
         kept.append(event)
     return b"".join(kept)
 
 
 def _is_usage(event: bytes) -> bool:
-    if b'"usage"' not in event:
-        return False
     lines = [line[5:] for line in event.lstrip(b"\r\n").removeprefix(BOM).splitlines() if line.startswith(b"data:")]
     try:
         chunk = _decode_chunk(b"\n".join(lines))

@@ -353,6 +353,8 @@ def read_times(times: EngineTimes, reported: Any) -> None:
     if isinstance(reported, dict):
         times.queue = _seconds(reported.get("queue_time_ms"), times.queue)
         times.prefill = _seconds(reported.get("time_to_first_token_ms"), times.prefill)
+        if times.prefill is not None:
+            times.ttft = times.prefill + (times.queue or 0.0)
         times.mean_itl = _seconds(reported.get("mean_itl_ms"), times.mean_itl)
 
 

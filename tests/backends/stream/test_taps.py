@@ -62,7 +62,8 @@ def test_a_real_stream_tells_its_tokens_usage_and_times() -> None:
     tap = read([transcript("vllm_chat_stream.sse")])
     assert (tap.tokens, tap.ended, tap.failure) == (6, True, None)
     assert tap.usage == Usage(prompt=20, completion=6, cached=0)
-    assert tap.times == EngineTimes(2.5777999780984828e-05, 0.009018358000048465, 0.006448477200046909)
+    queue, prefill = 2.5777999780984828e-05, 0.009018358000048465
+    assert tap.times == EngineTimes(queue, prefill, 0.006448477200046909, ttft=prefill + queue)
 
 
 @pytest.mark.parametrize(
