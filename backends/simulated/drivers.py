@@ -130,10 +130,10 @@ class AnswerWriter:
         self.tokens += 1
         self._last_at = at
         fault = self._fault if self._fault is not None and index == self._fault.after else None
-        if fault is not None:
+        garbage = fault is not None and fault.kind == "garbage"
+        if fault is not None and not garbage:
             self._apply(fault)
         if self._writer is not None:
-            garbage = fault is not None and fault.kind == "garbage"
             self._write(GARBAGE if garbage else self._writer.token(index))
 
     def finish(self) -> None:
@@ -156,15 +156,11 @@ class AnswerWriter:
             self._buffered = []
             if fault.seconds is not None:
                 asyncio.get_running_loop().call_later(fault.seconds, self._resume)
-        elif fault.kind == "error":
+            return
+        if fault.kind == "error":
             self._write(error_event("the engine failed (simulated)") + DONE)
-            self._break()
-        elif fault.kind == "cut":
-            if self._transport is not None:
-                self._transport.abort()
-            self._break()
-
-    def _break(self) -> None:
+        elif self._transport is not None:
+            self._transport.abort()
         self.broken = True
         self.done.set()
 
@@ -176,20 +172,23 @@ class AnswerWriter:
             self.done.set()
 
 
-class EngineClock:
-    def __init__(self, speed: float) -> None:
+class _RealTime:
+    """The engine's clock: the loop's, times `speed`."""
+
+    def __init__(self, faults: Faults, speed: float) -> None:
+        self._faults = faults
+        self._speed = speed
         self._loop = asyncio.get_running_loop()
         self._zero = self._loop.time()
-        self._speed = speed
 
     def now(self) -> float:
         return (self._loop.time() - self._zero) * self._speed
 
-    async def sleep_until(self, at: float) -> None:
+    async def _sleep_until(self, at: float) -> None:
         await asyncio.sleep(max(0.0, (at - self.now()) / self._speed))
 
 
-class EngineDriver:
+class EngineDriver(_RealTime):
     """Steps an `Engine`, in one task.
 
     Lateness does not accumulate: the next step starts at the planned end of the last, unless the machine fell behind by
@@ -197,14 +196,12 @@ class EngineDriver:
     """
 
     def __init__(self, engine: Engine, faults: Faults, speed: float, max_lateness: float = MAX_LATENESS) -> None:
+        super().__init__(faults, speed)
         self._engine = engine
-        self._faults = faults
-        self._clock = EngineClock(speed)
         self._max_lateness = max_lateness * speed
         self._answers: dict[RequestId, AnswerWriter] = {}
         self._submitted = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="simulated engine")
-        self.now = self._clock.now
 
     def submit(self, request: EngineRequest, answer: AnswerWriter) -> None:
         """Raises Refused."""
@@ -226,21 +223,15 @@ class EngineDriver:
             now = self.now()
             self._engine.slowness = self._faults.slow
             step = self._engine.step(ended if now - ended <= self._max_lateness else now)
-            if step is None:
-                await self._wait_for_work()
-                ended = -inf
-            else:
-                await self._clock.sleep_until(step.ends_at)
+            ended = -inf if step is None else step.ends_at
+            if step is not None:
+                await self._sleep_until(step.ends_at)
                 self._deliver(step)
-                ended = step.ends_at
-
-    async def _wait_for_work(self) -> None:
-        wakes_at = self._engine.wakes_at(self.now())
-        if wakes_at is not None:
-            await self._clock.sleep_until(wakes_at)
-        else:
-            self._submitted.clear()
-            await self._submitted.wait()
+            elif (wakes_at := self._engine.wakes_at(self.now())) is not None:
+                await self._sleep_until(wakes_at)
+            else:
+                self._submitted.clear()
+                await self._submitted.wait()
 
     def _deliver(self, step: StepResult) -> None:
         answers, at = self._answers, step.ends_at
@@ -255,15 +246,13 @@ class EngineDriver:
                 answers.pop(finished.id).finish()
 
 
-class HostedDriver:
+class HostedDriver(_RealTime):
     """Runs the answers of a `HostedApi`, one task each."""
 
     def __init__(self, api: HostedApi, faults: Faults, speed: float) -> None:
+        super().__init__(faults, speed)
         self._api = api
-        self._faults = faults
-        self._clock = EngineClock(speed)
         self._tasks: dict[RequestId, asyncio.Task[None]] = {}
-        self.now = self._clock.now
 
     def submit(self, request: EngineRequest, answer: AnswerWriter) -> None:
         """Raises Refused."""
@@ -283,7 +272,7 @@ class HostedDriver:
     async def _write(self, request_id: RequestId, answer: AnswerWriter, timing: ApiTiming) -> None:
         for index in range(timing.tokens):
             at = timing.first_at + timing.gap * index
-            await self._clock.sleep_until(at)
+            await self._sleep_until(at)
             if index == 0:
                 answer.begin(at, 0.0, 0)
             answer.token(at)

@@ -60,14 +60,6 @@ class LiveRequest:
     queue_time: float = 0.0
     preemptions: int = 0
 
-    @classmethod
-    def arriving(cls, request: EngineRequest, ready_at: float, block_size: int) -> LiveRequest:
-        whole = request.prompt_tokens // block_size
-        chain = list(request.block_hashes[:whole])
-        if len(chain) == whole:
-            chain.extend(request.output_hashes)
-        return cls(request, ready_at, request.prompt_tokens, chain)
-
     @property
     def last_tick(self) -> int:
         """The tick with the last token of a decoding request."""
@@ -90,10 +82,6 @@ class DecodeBatch:
 
     def __len__(self) -> int:
         return len(self.requests)
-
-    @property
-    def newest(self) -> LiveRequest:
-        return next(reversed(self.requests.values()))
 
     @property
     def blocks_needed(self) -> int:
@@ -204,7 +192,11 @@ class Engine:
             raise ValueError(f"request {request.id} is already here")
         if request.prompt_tokens + request.output_tokens > self.cache.capacity * self.profile.block_size:
             raise ValueError(f"request {request.id} is larger than the KV cache of {self.profile.kv_tokens} tokens")
-        live = LiveRequest.arriving(request, now + self.profile.overhead, self.profile.block_size)
+        whole = request.prompt_tokens // self.profile.block_size
+        chain = list(request.block_hashes[:whole])
+        if len(chain) == whole:
+            chain.extend(request.output_hashes)
+        live = LiveRequest(request, now + self.profile.overhead, request.prompt_tokens, chain)
         self._live[request.id] = live
         self._arriving.append(live)
 
@@ -312,16 +304,14 @@ class Engine:
         chunks: list[tuple[LiveRequest, int]] = []
         for live in self._prefilling:
             if budget > 0:
-                chunks.append((live, self._compute(live, budget)))
+                chunks.append(self._compute(live, budget))
                 budget -= chunks[-1][1]
         self._stuck = False
         while budget > 0 and self._waiting:
-            live = self._waiting[0]
-            if not self._admit(live, now):
+            if not self._admit(self._waiting[0], now):
                 self._stuck = True
                 break
-            self._waiting.popleft()
-            chunks.append((live, self._compute(live, budget)))
+            chunks.append(self._compute(self._waiting.popleft(), budget))
             budget -= chunks[-1][1]
         return chunks
 
@@ -343,11 +333,11 @@ class Engine:
         self._prefilling.append(live)
         return True
 
-    def _compute(self, live: LiveRequest, budget: int) -> int:
-        chunk = min(budget, live.target - live.computed)
-        live.computed += chunk
+    def _compute(self, live: LiveRequest, budget: int) -> tuple[LiveRequest, int]:
+        size = min(budget, live.target - live.computed)
+        live.computed += size
         self._commit(live)
-        return chunk
+        return live, size
 
     def _decodes(self, live: LiveRequest) -> bool:
         """Give a prefilled request its next token; False if this was the last."""
@@ -364,7 +354,7 @@ class Engine:
     def _reserve_decode_blocks(self) -> None:
         """Allocate blocks for the decodes of this step, from the newest requests if none are free."""
         while self._decoding.blocks_needed > self.cache.free:
-            self._preempt(self._prefilling[-1] if self._prefilling else self._decoding.newest)
+            self._preempt(next(reversed(self._prefilling or self._decoding.requests.values())))
         self.cache.allocate(self._decoding.blocks_needed)
 
     def _preempt(self, live: LiveRequest) -> None:

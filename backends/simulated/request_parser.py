@@ -122,11 +122,9 @@ class PromptEncoder:
             tokens += self._message(message.role, self._content(message))
         tokens += (_START, _ROLES["assistant"], _NEWLINE)
         seed = hash(tuple(tokens))
-        return (
-            SimulatedPrompt(tokens + self._content(last), seed, last.text)
-            if continued
-            else SimulatedPrompt(tokens, seed)
-        )
+        if continued:
+            return SimulatedPrompt(tokens + self._content(last), seed, last.text)
+        return SimulatedPrompt(tokens, seed)
 
     def _message(self, role: str, content: Sequence[int]) -> tuple[int, ...]:
         return (_START, _ROLES.get(role, _ROLES["user"]), _NEWLINE, *content, _END)

@@ -137,11 +137,11 @@ class SimulatedServer:
         """Listen, with a fresh engine. Port 0 becomes a free port, which is kept over restarts."""
         self.engine = self._new_engine()
         self._metrics = VllmMetrics(self.model, time.time())
-        self._driver: Driver
-        if isinstance(self.engine, Engine):
-            self._driver = EngineDriver(self.engine, self.faults, self._speed)
-        else:
-            self._driver = HostedDriver(self.engine, self.faults, self._speed)
+        self._driver: Driver = (
+            EngineDriver(self.engine, self.faults, self._speed)
+            if isinstance(self.engine, Engine)
+            else HostedDriver(self.engine, self.faults, self._speed)
+        )
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._errors])
         app.add_routes(self._routes())
         self._runner = web.AppRunner(
@@ -178,8 +178,8 @@ class SimulatedServer:
             web.post("/v1/chat/completions", partial(self._answer, kind=ChatBody)),
             web.post("/v1/completions", partial(self._answer, kind=CompletionBody)),
             web.get("/v1/models", self._models),
-            web.get("/simulate/faults", self._get_faults),
-            web.post("/simulate/faults", self._set_faults),
+            web.get("/simulate/faults", self._faults),
+            web.post("/simulate/faults", self._faults),
         ]
         vllm_only = [
             web.get("/health", self._health),
@@ -265,14 +265,12 @@ class SimulatedServer:
         tokens = self._parser.tokens(msgspec.convert(body, kind))
         return _json({"count": len(tokens), "max_model_len": self.profile.max_model_len, "tokens": tokens})
 
-    async def _get_faults(self, http: web.Request) -> web.Response:
+    async def _faults(self, http: web.Request) -> web.Response:
+        if http.method == "POST":
+            wanted = msgspec.json.decode(await http.read(), type=Faults)
+            for name in Faults.__struct_fields__:
+                setattr(self.faults, name, getattr(wanted, name))
         return _json(self.faults)
-
-    async def _set_faults(self, http: web.Request) -> web.Response:
-        wanted = msgspec.json.decode(await http.read(), type=Faults)
-        for name in Faults.__struct_fields__:
-            setattr(self.faults, name, getattr(wanted, name))
-        return await self._get_faults(http)
 
     # -- requests and errors -----------------------------------------------------------------
 

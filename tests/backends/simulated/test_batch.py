@@ -8,7 +8,7 @@ SIZE = 4
 
 
 def prefilled(id: int, prompt: int, output: int) -> LiveRequest:
-    live = LiveRequest.arriving(ask(id, prompt, output, size=SIZE), 0.0, SIZE)
+    live = LiveRequest(ask(id, prompt, output, size=SIZE), 0.0, prompt, [])
     live.computed, live.generated = prompt, 1
     return live
 
