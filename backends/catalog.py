@@ -13,7 +13,7 @@ from backends.vllm import SGLang, Vllm
 
 @dataclass(frozen=True, slots=True)
 class BackendKind:
-    """One value of a pool's `backend`."""
+    """Value of a pool's `backend`."""
 
     name: str
     dialect: type[OpenAI]

@@ -46,7 +46,7 @@ LINE_TOO_LONG = Failure(FailureKind.PROTOCOL, "The backend sent an event larger 
 _UNANSWERED = Failure(FailureKind.RESET, "The backend closed the connection without an answer.")
 _CUT_SHORT = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
 
-_CONNECT: tuple[tuple[type[Exception], str], ...] = (  # the first that fits; all but the last are OSErrors
+_CONNECT: tuple[tuple[type[Exception], str], ...] = (  # the first match counts; all but the last are OSErrors
     (TimeoutError, "The backend did not accept a connection in time."),
     (socket.gaierror, "The backend's name could not be resolved."),
     (ssl.SSLCertVerificationError, "The backend's certificate could not be verified."),
@@ -63,7 +63,7 @@ def of_connect(error: Exception) -> Failure:
 
 
 def of_loss(answered: bool) -> Failure:
-    """Of a connection that died under a request."""
+    """Of a connection lost under a request."""
     return _CUT_SHORT if answered else _UNANSWERED
 
 
@@ -81,19 +81,19 @@ class ErrorBody:
 
 
 def of_reply(status: int, headers: Mapping[str, str], body: bytes, secret: str = "") -> Failure:
-    """Failure for a reply that is not a success. `secret` is the API key, which is never shown."""
+    """Failure for an error status. `secret` is the API key, never shown."""
     return _of_complaint(status, headers, complaint(_loads(body)), secret)
 
 
 def of_event(error: Any, secret: str = "") -> Failure:
-    """Failure for an error object inside a 200 stream: its code is the only status."""
+    """Failure for an error object inside a 200 stream: the code of the object is the only status."""
     said = complaint({"error": error})
     return _of_complaint(_status_in(said), {}, said, secret)
 
 
 def complaint(reply: Any) -> ErrorBody:
     """Read a decoded error body in any of the known shapes."""
-    if isinstance(reply, list):  # Gemini wraps its errors in a list
+    if isinstance(reply, list):  # Gemini wraps errors in a list
         reply = reply[0] if reply else None
     if not isinstance(reply, Mapping):
         return ErrorBody()
@@ -140,7 +140,7 @@ def _of_complaint(status: int, headers: Mapping[str, str], said: ErrorBody, secr
 
 
 def _refusal(status: int, said: ErrorBody, secret: str) -> Failure:
-    """Failure for a 4xx that is the request's own fault, in the server's words."""
+    """Failure for a 4xx by the request's own fault, in the server's words."""
     code = said.code if isinstance(said.code, str) else None  # vLLM repeats the status as an int
     if status == 404:
         code = code or "model_not_found"
@@ -229,7 +229,7 @@ def _timestamp(date: str | None) -> float | None:
 
 _SNAKE = re.compile(r"[a-z][a-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\ud800-\udfff]+")
-_START = r"(?<![\w.-])"  # of a name: else each of its letters is tried, in square time
+_START = r"(?<![\w.-])"  # of a name: else each letter is tried, in square time
 _SCRUBS = (
     (re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{1,20}://[^\s'\"`<>)\]}]+"), "[url]"),
     (re.compile(r"(?i)\bbearer\s+\S+"), "[key]"),
@@ -247,7 +247,7 @@ _SCRUBS = (
 
 
 def scrub(text: str, secret: str = "") -> str:
-    """Remove everything from `text` that looks like a URL, a host, an address or a key; return one line."""
+    """Remove URLs, hosts, addresses and keys from `text`; return a single line."""
     text = _CONTROL.sub(" ", text[:_MESSAGE_LIMIT])
     if secret:
         text = text.replace(secret, "[key]")

@@ -1,6 +1,6 @@
 """Interface of backends: values in, bytes and events out.
 
-A backend speaks one dialect and does no I/O: `call` turns a request into bytes to send, a `Tap` reads the reply,
+A backend speaks a dialect and does no I/O: `call` turns a request into bytes to send, a `Tap` reads the reply,
 `failure` gives an error reply its meaning. Sockets are in `backends.http` alone, where every foreign exception
 becomes a `Failure`.
 """
@@ -27,7 +27,7 @@ class BackendRequest:
 
     operation: Operation
     body: Mapping[str, Any]
-    model: str  # the name that this backend's servers know
+    model: str  # the model's name at the servers of this backend
     stream: bool
     max_tokens: int | None = None  # the route's cap or default, to be set where the caller's is absent or larger
     request_id: str = ""
@@ -40,7 +40,7 @@ class BackendRequest:
 
 @dataclass(slots=True)
 class HttpCall:
-    """One HTTP/1.1 request. `headers` must not hold host or content-length: the connection pool writes them."""
+    """An HTTP/1.1 request. `headers` must not hold host or content-length: the connection pool writes both."""
 
     method: str
     path: str
@@ -93,7 +93,7 @@ class Usage:
 
 @dataclass(slots=True)
 class EngineTimes:
-    """Times that the engine reports for the request (vLLM --enable-per-request-metrics), seconds."""
+    """Times of the request as reported by the engine (vLLM --enable-per-request-metrics), seconds."""
 
     queue: float | None = None  # until scheduled
     prefill: float | None = None  # from scheduling to the first token
@@ -102,7 +102,7 @@ class EngineTimes:
 
 
 class Tap(Protocol):
-    """Reads one response body as it passes, and never changes or delays a byte."""
+    """Reads a response body in passing, and never changes or delays a byte."""
 
     tokens: int  # visible output events so far: the token count until usage says better
     usage: Usage
@@ -111,7 +111,7 @@ class Tap(Protocol):
     failure: Failure | None  # an error event
 
     def feed(self, data: bytes) -> bool:
-        """Read bytes of the body. True: visible output is among them (content, reasoning or a tool call)."""
+        """Read bytes of the body. True: visible output among the bytes (content, reasoning or a tool call)."""
         ...
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class Tap(Protocol):
 
 
 class Backend(Protocol):
-    """One dialect, configured for one pool."""
+    """A dialect, configured for a pool."""
 
     kind: str
     local: bool  # an engine whose queue and cache can be modelled, as opposed to an API
@@ -140,7 +140,7 @@ class Backend(Protocol):
         ...
 
     def load(self) -> HttpCall | None:
-        """Request for the page that `read_load` understands."""
+        """Request for the page read by `read_load`."""
         ...
 
     def read_load(self, body: bytes) -> Mapping[str, float | None]:

@@ -2,10 +2,10 @@
 
 A message is three frames: topic, sequence number (8 bytes, big-endian), and a msgpack batch `[ts, events, rank]`.
 Rules:
-- An event is a map with a `type`, or an array that begins with its name, as vLLM wrote until 0.11. Unknown fields and
-  kinds of events of newer engines are skipped.
+- An event is a map with a `type`, or (vLLM until 0.11) an array beginning with the type. Unknown fields and kinds of
+  events of newer engines are skipped.
 - Token ids are prompts: skipped, not decoded.
-- A block's name is the low 64 bits of its hash, sent as a number or as bytes; never 0.
+- A block's name is the low 64 bits of the hash, sent as a number or as bytes; never 0.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import msgspec
 
 NAME_BITS = (1 << 64) - 1
-GPU = "GPU"  # the medium whose hits need no transfer; the default of engines that name no medium
-END = -1  # the sequence number that ends a replay
+GPU = "GPU"  # medium of hits without a transfer; the default of engines without names for media
+END = -1  # sequence number at the end of a replay
 _SEQUENCE_BYTES = 8
 
 
@@ -33,9 +33,9 @@ class Stored:
     parent: int | None
     block_size: int  # tokens
     medium: str = GPU
-    group: int = 0  # of layers, in models that mix kinds of attention
+    group: int = 0  # of layers, in models with several kinds of attention
     kind: str | None = None  # of attention
-    session: str = ""  # named by the request that stored the blocks
+    session: str = ""  # named by the request, where known
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Batch(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class KvEventBatch:
-    """Cache changes of one engine step. `at`: the engine's wall clock, s."""
+    """Cache changes of an engine step. `at`: the engine's wall clock, s."""
 
     sequence: int
     at: float
@@ -114,7 +114,7 @@ def sequence_of(frame: bytes) -> int:
 
 
 def decode(frames: Sequence[bytes]) -> KvEventBatch:
-    """Decode one message. Raises MalformedKvEvents."""
+    """Decode a message. Raises MalformedKvEvents."""
     if len(frames) != 3:
         raise MalformedKvEvents(f"{len(frames)} frames instead of topic, sequence number and events")
     sequence = sequence_of(frames[1])
@@ -126,7 +126,7 @@ def decode(frames: Sequence[bytes]) -> KvEventBatch:
 
 
 def _event(raw: msgspec.Raw) -> Event | None:
-    """Decode one event; None for an unknown kind."""
+    """Decode an event; None for an unknown kind."""
     values = _raw_values(raw)
     tag = values.get("type") if isinstance(values, dict) else next(iter(values), None)
     kind = None if tag is None else _value(tag)

@@ -16,7 +16,7 @@ from backends import failures
 from backends.interface import BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap
 from backends.stream.taps import BodyTap, StreamTap
 
-_LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old one
+_LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
 
@@ -28,8 +28,8 @@ class OpenAI:
     salted: bool = False
     limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
     asks_usage: bool = True  # knows stream_options
-    probe_path: str = ""  # of a cheap page that shows the server's health; empty: only real traffic shows the health
-    names_sessions: bool = False  # cache events name a request by the session id of its header
+    probe_path: str = ""  # of a cheap page for the server's health; empty: only real traffic shows the health
+    names_sessions: bool = False  # cache events name a request by the session id in the header
 
     def __init__(self, config: BackendConfig) -> None:
         self.kind = config.kind
@@ -104,8 +104,8 @@ def _headers(config: BackendConfig) -> dict[str, str]:
     """Header fields common to all calls of a pool; configured headers override."""
     headers = {
         "content-type": "application/json",
-        "accept-encoding": "identity",  # bytes are relayed as they come, and read in passing
-        "user-agent": "firsttoken",  # some providers' edges refuse requests without one
+        "accept-encoding": "identity",  # bytes are relayed unchanged, and read in passing
+        "user-agent": "firsttoken",  # some providers' edges refuse requests without a user agent
     }
     if config.api_key:
         headers["authorization"] = f"Bearer {config.api_key}"
@@ -121,7 +121,7 @@ def _headers(config: BackendConfig) -> dict[str, str]:
 
 
 class Compatible(OpenAI):
-    """Knows `max_tokens` alone, as nearly all did before OpenAI renamed it."""
+    """Knows `max_tokens` alone, the name before OpenAI's change."""
 
     limit_name = "max_tokens"
 
@@ -148,7 +148,7 @@ class LlamaCpp(Compatible):
 
 
 class Ollama(Compatible):
-    """Ollama: a local engine that does not report its load."""
+    """Ollama: a local engine without a report of the load."""
 
     local = True
     probe_path = "/api/version"

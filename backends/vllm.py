@@ -1,8 +1,8 @@
-"""vLLM and SGLang: OpenAI's dialect, spoken by an engine that can be asked how it fares.
+"""vLLM and SGLang: OpenAI's dialect, spoken by an engine with a report of the load.
 
 The load is read from the engine's Prometheus page. The page may be 100 KB of histograms with eight lines of interest,
-so the text is searched, never parsed: series of one name lie together (text format 0.0.4). Engines and ranks of one
-server are added up.
+so the text is searched, never parsed: series of the same name lie together (text format 0.0.4). Engines and ranks of
+a server are added up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from backends.interface import BackendRequest, HttpCall
 from backends.openai import OpenAI
 
-EngineMetricNames = tuple[bytes, ...]  # names of one meaning over versions: the first found counts
+EngineMetricNames = tuple[bytes, ...]  # names of the same meaning over versions: the first found counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LoadMetrics:
     prefix_queries: EngineMetricNames = ()
     prefix_hits: EngineMetricNames = ()
     started_at: EngineMetricNames = (b"process_start_time_seconds",)
-    info: bytes = b""  # an info series that has block size and count in labels
+    info: bytes = b""  # an info series with block size and count in labels
     block_size: bytes = b"block_size"  # its label
     blocks: bytes = b"num_gpu_blocks"  # its label
     block_size_gauge: EngineMetricNames = ()  # or a gauge each
@@ -62,7 +62,7 @@ class LoadMetrics:
 
 
 def samples(page: bytes, name: bytes) -> list[tuple[bytes, float]]:
-    """Labels and finite value of each series of that name. `page` begins and ends with a line feed."""
+    """Labels and finite value of each series with the name. `page` begins and ends with a line feed."""
     found: list[tuple[bytes, float]] = []
     prefix = b"\n" + name
     start = page.find(prefix)
@@ -132,7 +132,7 @@ class Vllm(OpenAI):
             for name in self.reaching:
                 body.pop(name, None)
         if forward.session_id:
-            body.pop("session_id", None)  # it would go before the header, and events would name another's prompt
+            body.pop("session_id", None)  # would go before the header, and events would name another's prompt
         if forward.priority is not None:
             body["priority"] = forward.priority
         return body
@@ -145,8 +145,8 @@ class Vllm(OpenAI):
 
 
 class SGLang(Vllm):
-    """SGLang's OpenAI server (load needs --enable-metrics). It knows `priority` and `cache_salt` too; to the salt it
-    joins the caller's `extra_key`, which can only divide what is the caller's."""
+    """SGLang's OpenAI server (load needs --enable-metrics). Knows `priority` and `cache_salt` too; the salt is joined
+    with the caller's `extra_key`, which can only divide the caller's own."""
 
     reaching = ("session_params", "rid", "bootstrap_host", "bootstrap_port", "bootstrap_room")
     metrics = LoadMetrics(

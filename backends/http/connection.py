@@ -1,13 +1,13 @@
-"""One HTTP/1.1 connection to a backend, and the exchange that it carries.
+"""An HTTP/1.1 connection to a backend, and the exchange on the wire.
 
 Rules:
-- Bytes go from `data_received` to the sink in one call: nothing is awaited, queued or scheduled per chunk.
-- A connection carries one exchange at a time. It returns to its pool only if the reply was complete, the server keeps
-  the connection alive, nothing followed the reply, and the request was written to its end.
-- A read that is exactly one chunk is passed on with its framing, so a relay can write it unchanged. Every token
-  of a stream but the first arrives like that.
-- RFC 9112, 6.3 defines where a reply ends. The C parser applies it, except to replies that end with the connection
-  and to replies without a body.
+- Bytes go from `data_received` to the sink in a single call: nothing is awaited, queued or scheduled per chunk.
+- A connection carries a single exchange at a time. The pool gets the connection back only after a complete reply and
+  a completely written request, if the server keeps the connection alive and nothing followed the reply.
+- A read of exactly one chunk is passed on with the framing, so a relay can write the read unchanged. Every token of a
+  stream but the first arrives in this way.
+- RFC 9112, 6.3 defines the end of a reply. The C parser applies the rule, except to replies without a body and to
+  replies ended by the connection.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from httptools import HttpParserError, HttpResponseParser
 from backends import failures
 from backends.interface import Failure
 
-BURST_GAP = 0.0002  # s; about the work for one request, so a loop without a pause coalesces
+BURST_GAP = 0.0002  # s; about the work for a request, so a loop without a pause coalesces
 
 
 class WriteCoalescer:
-    """Pending writes of the sockets of one event loop, coalesced under load.
+    """Pending writes of the sockets of an event loop, coalesced under load.
 
-    A write wakes the process at the other end; on the same host the wake-up is most of the cost of a write (15 of 20 us
-    on a virtual machine), and a process that is awake already need not be woken. Rules:
-    - A write that does not closely follow another one is made at once: a lone request never waits.
-    - Other writes wait for the end of the event loop's turn and are then made one right after the other.
-    - Writes to one socket keep their order and are joined.
+    A write wakes the process at the other end; on the same host the wake-up is most of the cost of a write (15 of 20
+    us on a virtual machine), and a process already awake need not be woken. Rules:
+    - A write after a pause is made at once: a lone request never waits.
+    - Other writes wait for the end of the event loop's turn and are then made in a row.
+    - Writes to a socket keep their order and are joined.
     - A token in mid-stream does not wait (`write_through`): the reader is seldom asleep, and waiting costs 3 us.
     """
 
@@ -57,18 +57,18 @@ class WriteCoalescer:
         self._last_write = now
 
     def write_through(self, transport: asyncio.WriteTransport, data: bytes) -> None:
-        """Write now, after what is pending for this socket."""
+        """Write now, after all pending bytes of this socket."""
         if self._pending:
             self.flush_to(transport)
         transport.write(data)
 
     def flush(self) -> None:
-        """Write all that is pending."""
+        """Write all pending bytes."""
         for transport in list(self._pending):
             self.flush_to(transport)
 
     def flush_to(self, transport: asyncio.WriteTransport) -> None:
-        """Write what is pending for one socket; required before any other operation on that socket."""
+        """Write the pending bytes of a socket; required before any other operation on the socket."""
         pending = self._pending.pop(transport, None)
         if pending is not None and not transport.is_closing():
             transport.write(b"".join(pending))
@@ -78,15 +78,15 @@ HEAD_LIMIT = 64 * 1024  # bytes of headers, of trailers, of anything but body
 
 
 class Sink(Protocol):
-    """Receiver of a reply: `on_head`, then any number of `on_body`, then exactly one of `on_end` and
-    `on_failure`; nothing after these, and nothing after `Exchange.cancel`."""
+    """Receiver of a reply: `on_head`, any number of `on_body`, then exactly one of `on_end` and `on_failure`; nothing
+    after the end and nothing after `Exchange.cancel`."""
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Header names are lower case. Interim (1xx) replies are not reported."""
         ...
 
     def on_body(self, data: bytes, framed: bytes = b"") -> None:
-        """Body bytes of one read of the socket. `framed`: that read, chunk size and line ends included, if it was
+        """Body bytes of a read of the socket. `framed`: the same read with chunk size and line ends, if the read was
         exactly one chunk; else empty."""
         ...
 
@@ -97,12 +97,12 @@ class Sink(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """Handle of one request and its reply. The carrier is a connection, or the task that makes a new one."""
+    """Handle of a request and its reply. The carrier is a connection, or the task to make a new connection."""
 
     request: bytes  # head and body, kept until the reply's head: until then the request may be sent again
     sink: Sink
-    bodyless: bool = False  # a reply to HEAD has no body, whatever its headers say
-    reused: bool = False  # sent on a connection that had carried other exchanges
+    bodyless: bool = False  # a reply to HEAD has no body, whatever the headers say
+    reused: bool = False  # sent on a connection with earlier exchanges
     connect_seconds: float = 0.0
     sent_at: float = 0.0  # time.monotonic() after the request was written
     bytes_in: int = 0  # head and framing included
@@ -128,7 +128,7 @@ class Exchange:
 
 
 class ConnectionOwner(Protocol):
-    """Events that a connection reports to its pool."""
+    """Events of a connection, reported to the pool."""
 
     coalescer: WriteCoalescer
 
@@ -146,7 +146,7 @@ class ConnectionOwner(Protocol):
 
 
 class _InvalidReply(Exception):
-    """Stops the parser from within its callbacks."""
+    """Stops the parser from within a callback."""
 
 
 class Connection(asyncio.Protocol):
@@ -169,8 +169,8 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._keep_alive = False
         self._malformed = False
-        self._overhead = 0  # bytes since the last ones that were head or body
-        self._between_chunks = False  # the parser has read a chunk to its end, and nothing after it
+        self._overhead = 0  # bytes since the last head or body bytes
+        self._between_chunks = False  # the parser has read a chunk to the end, and nothing after the chunk
 
     # ----------------------------------------------------------------------- requests
 
@@ -213,7 +213,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
-            self.abandon()  # unsolicited: most often a proxy's 408 before it closes an idle connection
+            self.abandon()  # unsolicited: most often a proxy's 408 before closing an idle connection
             return
         exchange.bytes_in += len(data)
         if self._between_chunks and data.endswith(b"\r\n"):
@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise _InvalidReply  # a second reply to one request
+            raise _InvalidReply  # a second reply to a request
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._status:  # a trailer is ignored
@@ -278,7 +278,7 @@ class Connection(asyncio.Protocol):
     # ----------------------------------------------------------------------- reading
 
     def _parse(self, exchange: Exchange, data: bytes) -> None:
-        """Parse one read and report what it brought: the head, body bytes, the end, or a malformed reply."""
+        """Parse a read and report the result: the head, body bytes, the end, or a malformed reply."""
         self._between_chunks = False
         try:
             self._parser.feed_data(data)
@@ -323,7 +323,7 @@ class Connection(asyncio.Protocol):
             self.abandon()
         elif transport.get_write_buffer_size() == 0:
             self._pool.release(self)
-        else:  # the server refused early, the request is not written to its end
+        else:  # an early refusal: the request is not written to its end
             self.abandon()
         exchange.sink.on_end()
 

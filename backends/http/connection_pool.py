@@ -1,12 +1,12 @@
-"""Pool of HTTP/1.1 connections to one backend. Foreign exceptions become a `Failure` here, once.
+"""Pool of HTTP/1.1 connections to a backend. Foreign exceptions become a `Failure` here, once.
 
 Rules:
 - `start` is synchronous where an idle connection exists; only connecting awaits.
 - The most recently used idle connection is taken first, so the others age and are closed.
-- Idle connections are closed before the server does it (vLLM: after 5 s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE). Where the
-  server was quicker, and a reused connection dies soon after the request and before any byte of a reply, the request
-  is sent once more on a new connection.
-- TCP_NODELAY is on, as both event loops have it: else a small write on a reused connection waits 40 ms for an ACK.
+- Idle connections are closed before the server's own timeout (vLLM: 5 s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE). If the server
+  was quicker, and a reused connection dies soon after the request and before any byte of a reply, the request is sent
+  again on a new connection.
+- TCP_NODELAY is on, by default in both event loops: else a small write on a reused connection waits 40 ms for an ACK.
 - A host name is resolved anew for every connection, and connections to a name have a maximum age: traffic follows a
   change of DNS.
 - Redirects are never followed. The URL comes from configuration alone.
@@ -37,15 +37,16 @@ _PORTS = {"http": 80, "https": 443}
 class BackendAddress:
     """A parsed base URL.
 
-    **A URL with a path names the API, one without a path means `/v1`.** `http://10.0.0.11:8000` and
-    `http://10.0.0.11:8000/v1` are the same server; `https://api.groq.com/openai/v1` is complete, as for OpenAI's SDKs.
+    **A URL with a path names the API, a URL without a path means `/v1`.** `http://10.0.0.11:8000` and
+    `http://10.0.0.11:8000/v1` are the same server; `https://api.groq.com/openai/v1` is complete, as for OpenAI's
+    SDKs.
     """
 
     host: str
     port: int
     tls: bool
     authority: str  # for the Host header
-    api: str  # path that replaces /v1
+    api: str  # path in place of /v1
     root: str  # path prefix of the server's own pages
 
     @classmethod
@@ -74,12 +75,12 @@ class BackendAddress:
 # A lost race with the server's idle timeout shows within a round trip. A connection that dies later died at work:
 # the request may have been billed, and another endpoint is the better choice.
 RESEND_WINDOW = 1.0  # s
-MAX_AGE = 300.0  # s that a connection to a host name is reused
+MAX_AGE = 300.0  # s, of a reused connection to a host name
 _CLOCK_GRAIN = 1e-3  # s, of the event loop
 
 
 class BufferedReply:
-    """Sink that buffers a whole reply of at most `limit` bytes, for probes."""
+    """Sink for a whole reply of at most `limit` bytes, for probes."""
 
     def __init__(self, limit: int) -> None:
         self.status = 0
@@ -109,7 +110,7 @@ class BufferedReply:
 
 
 class ConnectionPool:
-    """The connections to one endpoint's URL.
+    """The connections to an endpoint's URL.
 
     `connect_to`: IP address to use instead of resolving the URL's host; Host header and TLS name stay the URL's.
     `receive_buffer`: bytes; None: the kernel's choice. `coalescer`: may be shared by several pools.
@@ -149,12 +150,12 @@ class ConnectionPool:
 
     @property
     def idle(self) -> int:
-        """Connections that wait for a request."""
+        """Connections without a request."""
         return len(self._idle)
 
     @property
     def active(self) -> int:
-        """Connections that carry a request, or are about to close."""
+        """Connections with a request, or about to close."""
         return self._open - len(self._idle)
 
     # ----------------------------------------------------------------------- requests
@@ -165,7 +166,7 @@ class ConnectionPool:
         return exchange if self._send_on_idle(exchange) else None
 
     async def open(self, call: HttpCall, sink: Sink) -> Exchange:
-        """Send, connecting if need be. Raises TransportError if that fails; later failures go to the sink."""
+        """Send, connecting if need be. Raises TransportError if connecting fails; later failures go to the sink."""
         exchange = self._exchange(call, sink)
         if not self._send_on_idle(exchange):
             await self._send_on_new(exchange)
@@ -186,13 +187,13 @@ class ConnectionPool:
             raise TransportError(failures.TIMED_OUT) from None
 
     async def close(self) -> None:
-        """Close idle connections now, and busy ones as they finish: a reload breaks no stream."""
+        """Close idle connections now, and busy connections at their end: a reload breaks no stream."""
         self._closed = True
         if self._expiry is not None:
             self._expiry.cancel()
         while self._idle:
             self._idle.popitem()[0].abandon()
-        await asyncio.sleep(0)  # one turn of the loop: the sockets are closed
+        await asyncio.sleep(0)  # a turn of the loop: the sockets are closed
 
     def _exchange(self, call: HttpCall, sink: Sink) -> Exchange:
         """Render a request. Raises ValueError for a line break within a header (header injection)."""
@@ -211,7 +212,7 @@ class ConnectionPool:
     # ----------------------------------------------------------------------- connections
 
     def _send_on_idle(self, exchange: Exchange) -> bool:
-        """Send on the most recently used idle connection. If that one is too old, all are."""
+        """Send on the most recently used idle connection. If too old, all are."""
         while self._idle:
             connection, since = self._idle.popitem()
             if connection.usable and monotonic() - since < self._idle_timeout:
@@ -240,11 +241,13 @@ class ConnectionPool:
                     server_hostname=address.host if address.tls else None,
                 )
             if not connection.usable:
-                raise ConnectionAbortedError  # the server closed it, or sent something, before the request
+                raise ConnectionAbortedError  # closed by the server, or bytes arrived, before the request
         except (OSError, UnicodeError) as error:
             connection.connection_lost(error)
             raise TransportError(failures.of_connect(error)) from error
-        except asyncio.CancelledError:  # uvloop may have connected in this moment, and then ends it without a callback
+        except (
+            asyncio.CancelledError
+        ):  # uvloop may have connected in this moment, and then ends the connection without a callback
             connection.connection_lost(None)
             raise
         if self._receive_buffer is not None:
@@ -252,7 +255,7 @@ class ConnectionPool:
         return connection
 
     def _expire(self) -> None:
-        """Close connections idle too long. One timer per pool."""
+        """Close connections idle too long. A single timer per pool."""
         self._expiry = None
         now = monotonic()
         while self._idle:

@@ -21,7 +21,7 @@ from backends.simulated.virtual_engine import ApiTiming, HostedApi
 
 
 class StreamFault(msgspec.Struct, frozen=True):
-    """A fault of one answer, when its token number `after` (from 0) is due."""
+    """A fault of an answer, due with token number `after` (from 0)."""
 
     kind: str  # cut | garbage | error | stall
     after: int
@@ -36,7 +36,7 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     silent: bool = False  # accept, and never answer
-    headers_then_silence: bool = False  # 200 and its headers, and never a token
+    headers_then_silence: bool = False  # 200 and headers, and never a token
     status: int | None = None  # answer with this error ...
     status_share: float = 1.0  # ... this share of the requests
     retry_after: float | None = None  # s, sent with this error
@@ -46,7 +46,7 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
     stall_seconds: float | None = None  # ... for this long; None: for ever
     cut_after_tokens: int | None = None  # reset the connection in mid-stream
     error_after_tokens: int | None = None  # an error event in place of a token; the stream ends
-    garbage_after_tokens: int | None = None  # one event of invalid JSON in place of a token
+    garbage_after_tokens: int | None = None  # an event of invalid JSON in place of a token
     omit_done: bool = False  # no [DONE] at the end
 
     def error_status(self, random: Random) -> int | None:
@@ -69,7 +69,7 @@ MAX_LATENESS = 0.020  # s
 
 
 class AnswerWriter:
-    """Counts the tokens of one answer and keeps its times (of the engine's clock). `done` is set at the end."""
+    """Counts the tokens of an answer and keeps the times (of the engine's clock). `done` is set at the end."""
 
     def __init__(self, prompt_tokens: int, submitted_at: float, fault: StreamFault | None = None) -> None:
         self.prompt_tokens = prompt_tokens
@@ -86,7 +86,7 @@ class AnswerWriter:
         self._writer: ReplyWriter | None = None
 
     def stream_to(self, transport: asyncio.Transport, writer: ReplyWriter) -> None:
-        """Write tokens as they come; without this call the answer is only timed."""
+        """Write tokens as soon as generated; without this call the answer is only timed."""
         self._transport = transport
         self._writer = writer
 
@@ -100,7 +100,7 @@ class AnswerWriter:
         return self._last_at - self._first_at
 
     def metrics(self) -> dict[str, float]:
-        """vLLM's `metrics`, in milliseconds; its time to the first token excludes the queue."""
+        """vLLM's `metrics`, in milliseconds; the time to the first token excludes the queue."""
         gaps = max(self.tokens - 1, 1)
         return {
             "time_to_first_token_ms": (self.ttft - self._queue_time) * 1e3,
@@ -189,10 +189,10 @@ class _RealTime:
 
 
 class EngineDriver(_RealTime):
-    """Steps an `Engine`, in one task.
+    """Steps an `Engine`, in a single task.
 
-    Lateness does not accumulate: the next step starts at the planned end of the last, unless the machine fell behind by
-    more than `max_lateness`; then the engine is slowed down rather than made to catch up in a burst.
+    Lateness does not accumulate: the next step starts at the planned end of the last, unless the machine fell behind
+    by more than `max_lateness`; then the engine is slowed down rather than made to catch up in a burst.
     """
 
     def __init__(self, engine: Engine, faults: Faults, speed: float, max_lateness: float = MAX_LATENESS) -> None:
@@ -247,7 +247,7 @@ class EngineDriver(_RealTime):
 
 
 class HostedDriver(_RealTime):
-    """Runs the answers of a `HostedApi`, one task each."""
+    """Runs the answers of a `HostedApi`, a task each."""
 
     def __init__(self, api: HostedApi, faults: Faults, speed: float) -> None:
         super().__init__(faults, speed)

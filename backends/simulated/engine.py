@@ -1,15 +1,15 @@
 """A vLLM-like continuous-batching scheduler. Pure: no clock, no sockets, no tasks; seeded noise.
 
 Rules, as in vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py):
-- A step first gives one token to every decoding request, then fills the rest of `max_num_batched_tokens` with prefill
+- A step first gives a token to every decoding request, then fills the rest of `max_num_batched_tokens` with prefill
   chunks, first come first served.
-- A waiting request is admitted when its whole prompt fits into free blocks (`scheduler_reserve_full_isl`) and fewer
-  than `max_num_seqs` run. Cached blocks of its prefix are hits, but never the whole prompt: the last token is always
-  computed. Blocks which an earlier request is scheduled to compute are hits already, within the same step too.
-- When decoding needs a block and none is free, the request admitted last is preempted: it loses its blocks and goes to
-  the head of the queue, to be recomputed with its generated tokens. (vLLM also admits nothing in such a step. Here this
-  follows: the preempted request is first in the queue, and never fits at once.)
-- The blocks of an answer enter the prefix cache when the request ends.
+- A waiting request is admitted when the whole prompt fits into free blocks (`scheduler_reserve_full_isl`) and fewer
+  than `max_num_seqs` run. Cached blocks of the prefix are hits, but never the whole prompt: the last token is always
+  computed. Blocks in an earlier request's planned chunks are hits already, within the same step too.
+- When decoding needs a block and none is free, the request admitted last is preempted: all blocks are taken, and the
+  request goes to the head of the queue, to be recomputed with the generated tokens. (vLLM also admits nothing in such
+  a step. Here too: the preempted request is first in the queue, and never fits at once.)
+- The blocks of an answer enter the prefix cache at the end of the request.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class RequestState(Enum):
     WAITING = 1
     PREFILLING = 2
     DECODING = 3
-    ENDING = 4  # last token planned; its blocks are freed when the next step is planned
+    ENDING = 4  # last token planned; the blocks are freed when the next step is planned
 
 
 @dataclass(eq=False, slots=True)
 class LiveRequest:
-    """A request inside the engine. While it decodes, `computed` and `generated` are as of tick `joined`."""
+    """A request inside the engine. During decoding, `computed` and `generated` are as of tick `joined`."""
 
     request: EngineRequest
     ready_at: float  # time of arrival in the scheduler
@@ -67,17 +67,17 @@ class LiveRequest:
 
 
 class DecodeBatch:
-    """The decoding requests, in the order in which they joined, at O(1) per step for any number of requests.
+    """The decoding requests, in the order of joining, at O(1) per step for any number of requests.
 
     Between two events the batch is static: every request gets one token per step. So a step does not touch the
-    requests: the batch counts steps (`tick`), and each request remembers the tick at which it joined.
+    requests: the batch counts steps (`tick`), and each request remembers the tick of joining.
     """
 
     def __init__(self, block_size: int) -> None:
         self.requests: dict[RequestId, LiveRequest] = {}
         self.tick = 0  # number of the next step
         self.context = 0  # tokens of all requests in the KV cache
-        self.due: dict[int, list[LiveRequest]] = {}  # requests by the tick of their last token
+        self.due: dict[int, list[LiveRequest]] = {}  # requests by the tick of the last token
         self.growing = [0] * block_size  # number of requests which need a block, by tick modulo block size
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class DecodeBatch:
         return self.growing[self.tick % len(self.growing)]
 
     def join(self, live: LiveRequest) -> None:
-        """Decode a prefilled request, which has one token, from the next step on."""
+        """Decode a prefilled request, with its first token, from the next step on."""
         live.joined = self.tick
         self.requests[live.request.id] = live
         self.context += live.computed
@@ -109,7 +109,7 @@ class DecodeBatch:
         self.context -= live.computed
 
     def decode(self, steps: int) -> list[LiveRequest]:
-        """Give every request `steps` tokens. Returns those which got their last token, and have left the batch."""
+        """Give every request `steps` tokens. Returns the requests with their last token, removed from the batch."""
         if not self.requests:
             return []
         self.context += steps * len(self.requests)
@@ -121,7 +121,7 @@ class DecodeBatch:
 
 
 class Engine:
-    """`step` plans the next batch and returns its end and events."""
+    """`step` plans the next batch and returns the end and the events."""
 
     def __init__(self, profile: EngineProfile, seed: int = 0) -> None:
         self.profile = profile
@@ -169,7 +169,7 @@ class Engine:
         return self.cache.usage
 
     def progress(self) -> list[tuple[RequestId, int]]:
-        """Tokens of every decoding request, those of the planned step included."""
+        """Tokens of every decoding request, the planned step included."""
         tick = self._decoding.tick
         return [(key, live.generated + tick - live.joined) for key, live in self._decoding.requests.items()]
 

@@ -1,12 +1,12 @@
-"""The KV cache of a simulated engine: blocks with reference counts, found by their chained hash.
+"""The KV cache of a simulated engine: blocks with reference counts, found by chained hashes.
 
 Rules, as in vLLM's block pool (vllm/v1/core/block_pool.py, kv_cache_manager.py):
-- A block is *private* (being filled; counted, not named) or *cached* (full, named by its hash).
-- A cached block which no request uses is *idle*: still a hit, and free to be allocated.
+- A block is *private* (being filled; counted, not named) or *cached* (full, named by hash).
+- A cached block without a user is *idle*: still a hit, and free to be allocated.
 - Blocks without content are allocated first, then idle blocks, least recently used first.
-- A request frees its blocks tail first, so the end of a prefix is evicted before the start.
-- Two requests which computed the same block at once share one afterwards. (vLLM keeps both copies until one is freed;
-  the difference is a few blocks for the time of one request.)
+- A request frees blocks tail first, so the end of a prefix is evicted before the start.
+- Two requests with the same computed block share the block afterwards. (vLLM keeps both copies until a copy is freed;
+  the difference is a few blocks for the time of a request.)
 Invariant: capacity = spare + idle + used + private.
 """
 
@@ -18,7 +18,7 @@ from itertools import islice
 
 
 class PrefixCache:
-    """`capacity` blocks, shared by the running requests of one engine."""
+    """`capacity` blocks, shared by the running requests of an engine."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -68,7 +68,7 @@ class PrefixCache:
             self._idle.popitem(last=False)
 
     def commit(self, blocks: Sequence[Hashable]) -> None:
-        """Name private blocks of a request, which are full now, so other requests may hit them."""
+        """Name full private blocks of a request, for hits of other requests."""
         used, idle = self._used, self._idle
         for block in blocks:
             if block in used or block in idle:  # the second copy becomes spare

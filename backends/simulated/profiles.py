@@ -26,7 +26,7 @@ _JOIN = 1.3  # exponent of the smooth maximum
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """A vLLM engine. Constants named `_ms`, `_ns`, `_us` are in that unit; all else in seconds and tokens."""
+    """A vLLM engine. Constants named `_ms`, `_ns`, `_us` are in the named unit; all others in seconds and tokens."""
 
     name: str
     model: str  # default name of the served model
@@ -166,7 +166,7 @@ Event = EngineFirstToken | Finished
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step of the engine, or several decode steps of which only the last ends a request.
+    """A step of the engine, or several decode steps of which only the last ends a request.
 
     All events happen at `ends_at`. `tokens` names every request with a token in this step, first and last tokens
     included; empty for several steps at once.

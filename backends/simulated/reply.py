@@ -23,7 +23,7 @@ import msgspec
 
 from backends.simulated.profiles import Refused
 
-# Each is one token in the common byte-pair vocabularies, after a space too.
+# single tokens in the common byte-pair vocabularies, after a space too
 _COMMON = """
     the of to and in is it you that for on are with as they be at one have this from by hot word but what some
     out other were all there when up use your how said an each she which do their time if will way about many then
@@ -58,7 +58,7 @@ class Function(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedReply:
-    """`pieces` are the tokens. A tool call has its function's name and then fragments of its arguments."""
+    """`pieces` are the tokens. A tool call has the function's name and then fragments of the arguments."""
 
     pieces: tuple[str, ...]
     finish: str  # stop | length | tool_calls
@@ -66,7 +66,7 @@ class SimulatedReply:
 
     @property
     def text(self) -> str:
-        """The whole answer; of a tool call, its text in the next turn's prompt."""
+        """The whole answer; for a tool call, the text in the next turn's prompt."""
         return (self.tool or "") + self.content
 
     @property
@@ -96,7 +96,7 @@ def write_text(seed: int, spec: OutputSpec, begun: str = "") -> SimulatedReply:
 
 
 def call_tool(function: Function, spec: OutputSpec) -> SimulatedReply:
-    """A call of `function` with arguments according to its schema. The function's name is the first token."""
+    """A call of `function` with arguments after the schema. The function's name is the first token."""
     arguments = _encode(_example(function.parameters or {"type": "object"})).decode()
     fragments = [arguments[i : i + _FRAGMENT] for i in range(0, len(arguments), _FRAGMENT)]
     pieces = ("", *fragments)[: spec.limit]
@@ -134,7 +134,7 @@ def error_event(message: str) -> bytes:
 
 
 class ReplyWriter:
-    """Writes one reply, as events or whole. `usage`: add a usage chunk; `done`: end the stream with [DONE]."""
+    """Writes a reply, as events or whole. `usage`: add a usage chunk; `done`: end the stream with [DONE]."""
 
     def __init__(
         self,

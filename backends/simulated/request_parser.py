@@ -1,9 +1,9 @@
-"""From a request body to an engine request and its reply. Raises Refused for a body which vLLM or an API would refuse.
+"""From a request body to an engine request and a reply. Raises Refused for a body refused by vLLM or by an API.
 
-The chat template is ChatML-like. A message is `<start> role newline content <end>`: its content and 4 tokens; the
-prompt ends with the header of the answer: 3 tokens. Messages are encoded one by one, and encodings are cached: the cost
-of a conversation grows with its new text. Tools are one more message, in front. A part other than text (an image)
-counts as 256 tokens.
+The chat template is ChatML-like. A message is `<start> role newline content <end>`: the content and 4 tokens; the
+prompt ends with the header of the answer: 3 tokens. Messages are encoded separately, and encodings are cached: the
+cost of a conversation grows with new text. Tools are a message in front. A part other than text (an image) counts as
+256 tokens.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class ParsedRequest:
 
 
 class RequestParser:
-    """Parses requests to one model on one machine."""
+    """Parses requests to a model on a machine."""
 
     def __init__(self, profile: Profile, model: str, encode: Encode) -> None:
         self._profile = profile
@@ -211,7 +211,7 @@ class RequestParser:
     def _request(
         self, request_id: RequestId, prompt: SimulatedPrompt, reply: SimulatedReply, salt: str
     ) -> EngineRequest:
-        """With hashes through the answer, encoded as the next turn of the conversation will encode it."""
+        """With hashes through the answer, encoded as in the next turn of the conversation."""
         tokens, length = prompt.tokens, len(reply.pieces)
         if not self._vllm:
             return EngineRequest(request_id, len(tokens), length)
@@ -223,7 +223,7 @@ class RequestParser:
 
 
 def _forced_tool(body: ChatBody) -> Function | None:
-    """The function which `tool_choice` forces the model to call: a named one, or the first if one is required."""
+    """The function forced by `tool_choice`: a named function, or the first if any is required."""
     functions, choice = [tool.function for tool in body.tools or ()], body.tool_choice
     if isinstance(choice, str) or choice is None:
         return functions[0] if choice == "required" and functions else None

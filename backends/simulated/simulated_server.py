@@ -1,7 +1,7 @@
-"""An HTTP server which looks like vLLM (or like an external API) on the wire, around a simulated engine.
+"""An HTTP server with the wire format of vLLM (or of an external API), around a simulated engine.
 
-As vLLM under uvicorn: the 200 of a stream is sent before the prompt is computed; a connection which is idle for 5 s is
-closed; a disconnected caller aborts its request in the engine at once.
+As vLLM under uvicorn: the 200 of a stream is sent before the prompt is computed; a connection idle for 5 s is closed;
+a disconnected caller aborts the request in the engine at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class VllmMetrics:
         self._generation_tokens = 0
 
     def observe(self, ttft: float, prompt_tokens: int, generation_tokens: int) -> None:
-        """Count one answer. `ttft` in seconds."""
+        """Count an answer. `ttft` in seconds."""
         self._ttft_counts[bisect_left(_TTFT_BUCKETS, ttft)] += 1
         self._ttft_sum += ttft
         self._prompt_tokens += prompt_tokens
@@ -120,7 +120,7 @@ class SimulatedServer:
         self.port = port
         self.faults = Faults()
         self.requests: deque[ReceivedRequest] = deque(maxlen=RECORDED_REQUESTS)
-        self.aborts = 0  # answers whose caller disconnected
+        self.aborts = 0  # answers to disconnected callers
         self._speed = speed
         self._seed = seed
         self._random = Random(seed)

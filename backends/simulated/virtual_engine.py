@@ -1,8 +1,8 @@
 """Simulated backends in virtual time, as fast as the arithmetic goes.
 
-`run_until(t)` returns the events up to `t`. A step under way at `t` was planned without requests after `t`, exactly as
-in a real engine; a later call returns its events. A request needs `profile.overhead` to reach the scheduler, so an
-engine may run so far ahead of the next `submit`, and the outcome is still exact.
+`run_until(t)` returns the events up to `t`. A step under way at `t` was planned without requests after `t`, as in a
+real engine; a later call returns the events of the step. A request needs `profile.overhead` to reach the scheduler,
+so an engine may run ahead of the next `submit` by this time, and the outcome is still exact.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from backends.simulated.profiles import (
 
 
 class VirtualEngine:
-    """Drives one `Engine`. All times are the caller's, and must not go back."""
+    """Drives an `Engine`. All times are the caller's, and must not go back."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.steps = 0
         self._clock = 0.0  # end of the last finished step
         self._under_way: StepResult | None = None
-        self._aborted: set[RequestId] = set()  # during the step under way, which may serve them
+        self._aborted: set[RequestId] = set()  # during the step under way, still in its events
 
     @property
     def alive(self) -> bool:

@@ -1,8 +1,8 @@
-"""Removes data from an answer that its reader must not see: unrequested usage, counts of cached tokens, the API key.
+"""Removes hidden data from an answer: unrequested usage, counts of cached tokens, the API key.
 
 - The gateway asks every backend for usage. A caller who did not ask must not get the usage event.
-- A backend without separate caches per tenant would tell one tenant what another has asked. Every number under a key
-  with `cache` in its name becomes 0, padded with blanks. Within text the quotes of such a key are escaped, and do not
+- A backend without separate caches per tenant would reveal the prompts of other tenants. Every number under a key
+  with `cache` in the name becomes 0, padded with blanks. Within text the quotes of such a key are escaped, and do not
   match.
 - Some backends quote the gateway's API key in an error with status 200. The key becomes asterisks.
 - Masking keeps the length, so content-length and framing stay right.
@@ -20,14 +20,14 @@ from backends.stream.taps import BOM, LINE_LIMIT
 
 
 class Rewriter(Protocol):
-    """Rewrites the body of one answer as it passes."""
+    """Rewrites the body of an answer in passing."""
 
     def feed(self, data: bytes) -> bytes:
-        """Return what may be sent on now."""
+        """Return the bytes ready to be sent."""
         ...
 
     def close(self) -> bytes:
-        """End the body; return what was held back."""
+        """End the body; return the held bytes."""
         ...
 
 
@@ -51,12 +51,12 @@ _decode_chunk = msgspec.json.Decoder(_MaskedChunk).decode
 class UsageStripper:
     """Removes events with empty `choices` and a `usage`; the rest passes verbatim.
 
-    Only an incomplete event at the end of a read is held back, since no client can use it yet.
+    Only an incomplete event at the end of a read is held back, of no use to any client yet.
     """
 
     def __init__(self) -> None:
         self._held = b""
-        self._overflowed = False  # an event too large to be held has passed: everything after it does
+        self._overflowed = False  # an event too large to be held has passed: all later bytes pass too
 
     def feed(self, data: bytes) -> bytes:
         if self._overflowed:
@@ -85,7 +85,7 @@ def _without_usage(data: bytes) -> bytes:
     for end in (*ends, len(data)):
         event, start = data[start:end], end
         if b'"usage"' in event and _is_usage(event):
-            # The blank lines before stay: the event that they arrive with depends on the reads.
+            # The blank lines before stay: different reads attach blank lines to different events.
             event = event[: len(event) - len(event.lstrip(b"\r\n"))]
         kept.append(event)
     return b"".join(kept)
@@ -104,7 +104,7 @@ def _is_usage(event: bytes) -> bool:
 
 
 class SecretMasker:
-    """Masks the API key in an answer that is not streamed."""
+    """Masks the API key in an answer without a stream."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -132,14 +132,14 @@ def mask_secret(data: bytes, secret: bytes) -> bytes:
 
 # --------------------------------------------------------------------------- counts of cached tokens
 
-_COUNT_LIMIT = 256  # bytes from a key's opening quote to the end of its number
+_COUNT_LIMIT = 256  # bytes from a key's opening quote to the end of the number
 _NUMBER = rb"[-+.\dEe]"
 _CACHE_COUNT = re.compile(rb'("\w*[Cc]ache\w*"\s*:\s*)(-?\d' + _NUMBER + rb"*)", re.ASCII)
 _PARTIAL_COUNT = re.compile(rb'"\w*(?:"\s*(?::\s*' + _NUMBER + rb"*)?)?\Z", re.ASCII)
 
 
 class CachedCountMasker:
-    """Masks the counts of cached tokens in one answer. `inner` rewrites the answer first."""
+    """Masks the counts of cached tokens in an answer. `inner` rewrites the answer first."""
 
     def __init__(self, inner: Rewriter | None = None) -> None:
         self._held = b""

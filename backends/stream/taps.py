@@ -1,13 +1,13 @@
-"""Taps: read an OpenAI reply as it passes, for its tokens, usage, end and failure.
+"""Taps: read an OpenAI reply in passing, for tokens, usage, end and failure.
 
 Rules:
 - A tap never changes or delays a byte.
-- Content is visible output: a non-empty delta of content, reasoning or refusal, a tool call with a name or arguments, a
-  completion's text. A role preamble, an empty delta, a comment and a usage event are not.
-- After `ended` nothing turns success into failure; after `failure` nothing turns it into success.
-- Events are decoded, by C and into the few fields that matter: JSON has many spellings, which no byte pattern covers.
-  An event that equals the last decoded one, byte for byte, except within the quotes of its content is known without
-  decoding: servers write all tokens of an answer in one form. That saves half of the work for a chunk.
+- Content is visible output: a non-empty delta of content, reasoning or refusal, a tool call with a name or arguments,
+  a completion's text. A role preamble, an empty delta, a comment and a usage event are not.
+- After `ended` nothing turns success into failure; after `failure` nothing turns failure into success.
+- Events are decoded, by C and into the few fields in use: JSON has many spellings, beyond any byte pattern. An event
+  equal to the last decoded event, byte for byte, except within the quotes of the content, is known without decoding:
+  servers write all tokens of an answer in the same form. This saves half of the work for a chunk.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from backends.interface import EngineTimes, Failure, FailureKind, Usage
 
 # ------------------------------------------------------- event streams (HTML specification, 9.2.6)
 
-LINE_LIMIT = 1 << 20  # bytes of one line, and of one event: bounds what a hostile server can make the gateway hold
+LINE_LIMIT = 1 << 20  # bytes of a line, and of an event: bounds the memory for a hostile server
 BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(slots=True)
 class ServerSentEvent:
-    """One event. An empty name stands for the default, `message`."""
+    """An event. An empty name stands for the default, `message`."""
 
     name: bytes
     data: bytes
@@ -39,10 +39,10 @@ class StreamError(ValueError):
 
 
 class SseDecoder:
-    """Turns bytes, torn anywhere, into events. An event is complete at its blank line, whatever ends the lines."""
+    """Turns bytes, torn anywhere, into events. An event is complete at the blank line, whatever ends the lines."""
 
     def __init__(self) -> None:
-        self.pending = False  # holding bytes that the next ones continue
+        self.pending = False  # holds the beginning of an event
         self._partial_line = bytearray()
         self._data_lines: list[bytes] = []  # of the incomplete event
         self._event_size = 0  # bytes of all lines of the incomplete event
@@ -55,10 +55,10 @@ class SseDecoder:
         return len(self._partial_line) + self._event_size
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
-        """Return the events that `data` completes. Raises StreamError, after which the stream is lost."""
+        """Return the events completed by `data`. Raises StreamError; the stream is then lost."""
         if not self.pending and data.startswith(b"data: ") and data.endswith(b"\n\n") and b"\r" not in data:
             blocks = data[6:-2].split(b"\n\ndata: ")
-            if data.count(b"\n") == 2 * len(blocks):  # one data line each, as most servers write: a third of the work
+            if data.count(b"\n") == 2 * len(blocks):  # a data line each, as from most servers: a third of the work
                 self._started, self._after_cr = True, False
                 return [ServerSentEvent(b"", block) for block in blocks]
         if self._after_cr and data:
@@ -71,7 +71,7 @@ class SseDecoder:
         return events
 
     def flush(self) -> list[ServerSentEvent]:
-        """End the body: an event without its blank line is dropped by the specification, but read by OpenAI's SDKs."""
+        """End the body: an event without a blank line is dropped by the specification, but read by OpenAI's SDKs."""
         return self.feed(b"\n\n") if self.pending else []
 
     def _split_lines(self, data: bytes) -> list[ServerSentEvent]:
@@ -112,7 +112,7 @@ class SseDecoder:
         self._name = b""
 
 
-# ------------------------------------------------------- the fields that matter
+# ------------------------------------------------------- the fields in use
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -158,7 +158,7 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 # ------------------------------------------------------- taps
 
-BODY_LIMIT = 4 << 20  # bytes of a whole reply that are kept to find its usage
+BODY_LIMIT = 4 << 20  # bytes of a whole reply, kept to find the usage
 _CONTENT_KEY = b'"content":"'
 
 
@@ -181,20 +181,20 @@ class StreamTap(_ReplyTap):
         super().__init__(secret)
         self._open_choices = choices
         self._decoder = SseDecoder()
-        self._prefix = b""  # bytes of a token event before its content, once known
-        self._suffix = b"\0"  # bytes after it; no event ends with this one
+        self._prefix = b""  # bytes of a token event before the content, once known
+        self._suffix = b"\0"  # bytes after the content; no event ends with a NUL
 
     @property
     def held_bytes(self) -> int:
         return self._decoder.held_bytes
 
     def feed(self, data: bytes) -> bool:
-        """Read bytes of the body. True: visible output is among them."""
+        """Read bytes of the body. True: visible output among the bytes."""
         prefix, suffix = self._prefix, self._suffix
         if (
             data.endswith(suffix)
             and data.startswith(prefix)
-            # The content ends at its first quote: if the known form continues there, nothing else differs.
+            # The content ends at the first quote: if the known form continues there, nothing else differs.
             and data.find(b'"', len(prefix)) == len(data) - len(suffix) > len(prefix)
             and not self._decoder.pending
         ):
@@ -216,7 +216,7 @@ class StreamTap(_ReplyTap):
         self._read_events(self._decoder.flush())
 
     def _learn_form(self, data: bytes) -> None:
-        """Keep the form of an event with one plain content that ends nothing."""
+        """Keep the form of an event with a plain content and no end."""
         start = data.find(_CONTENT_KEY) + len(_CONTENT_KEY)
         end = data.find(b'"', start)
         whole = data.startswith(b"data: ") and data.endswith(b"\n\n") and b"\\" not in data
@@ -277,7 +277,7 @@ class StreamTap(_ReplyTap):
 
 
 class BodyTap(_ReplyTap):
-    """Tap of a whole reply: its first byte is its content, its usage is read at the end."""
+    """Tap of a whole reply: the first byte is the content, the usage is read at the end."""
 
     def __init__(self, secret: str = "") -> None:
         super().__init__(secret)
@@ -289,7 +289,7 @@ class BodyTap(_ReplyTap):
         return len(self._body)
 
     def feed(self, data: bytes) -> bool:
-        """Read bytes of the body. True: its first byte is among them."""
+        """Read bytes of the body. True: the first byte among the bytes."""
         first = self.tokens == 0 and bool(data)
         if first:
             self.tokens = 1
@@ -301,7 +301,7 @@ class BodyTap(_ReplyTap):
         return first
 
     def close(self) -> None:
-        """The body is complete. One that is too large to be read counts as a success."""
+        """The body is complete. A body too large to be read counts as a success."""
         if self._too_large:
             self.ended = True
             return
@@ -347,8 +347,8 @@ def read_usage(usage: Usage, reported: Any) -> None:
 def read_times(times: EngineTimes, reported: Any) -> None:
     """Take over vLLM's `metrics` (--enable-per-request-metrics), in milliseconds.
 
-    Its time to first token begins where the queue ends (vllm/entrypoints/generate/base/serving.py: first_token_ts -
-    scheduled_ts).
+    The time to first token begins at the end of the queue (vllm/entrypoints/generate/base/serving.py: first_token_ts
+    - scheduled_ts).
     """
     if isinstance(reported, dict):
         times.queue = _seconds(reported.get("queue_time_ms"), times.queue)
