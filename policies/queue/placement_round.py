@@ -31,14 +31,6 @@ from policies.routing.tiers import decide
 from policies.types import FOREVER, NEVER, Candidate, Decision, Endpoint, FleetSnapshot, Health, Load, Placement
 
 
-@dataclass(frozen=True, slots=True)
-class PendingDispatch:
-    """A released request: its endpoint and the engine time of its prefill, s."""
-
-    endpoint: str
-    prefill_s: float
-
-
 @dataclass(slots=True)
 class EndpointQueues:
     """All requests that wait in the gateway."""
@@ -46,14 +38,11 @@ class EndpointQueues:
     new: list[QueuedRequest] = field(default_factory=list)
     assigned: dict[str, list[QueuedRequest]] = field(default_factory=dict)  # by endpoint, earliest deadline first
     best_effort: list[QueuedRequest] = field(default_factory=list)  # in order of arrival
-    in_dispatch: dict[Hashable, PendingDispatch] = field(default_factory=dict)  # by request key
+    in_dispatch: dict[Hashable, Candidate] = field(default_factory=dict)  # destinations of released requests, by key
 
     def __len__(self) -> int:
         """Requests held, those in dispatch not counted."""
         return len(self.new) + len(self.best_effort) + sum(map(len, self.assigned.values()))
-
-    def of(self, endpoint: str) -> list[QueuedRequest]:
-        return self.assigned.get(endpoint, [])
 
     def assign(self, queued: QueuedRequest, endpoint: Endpoint, prefill_s: float, spill_at: float = FOREVER) -> None:
         queued.assigned = endpoint
@@ -73,21 +62,17 @@ class EndpointQueues:
     def add_best_effort(self, queued: QueuedRequest) -> None:
         insort(self.best_effort, queued, key=lambda other: other.sequence)
 
-    def begin_dispatch(self, request_key: Hashable, endpoint: Endpoint, prefill_s: float) -> None:
-        self.in_dispatch[request_key] = PendingDispatch(endpoint.id, prefill_s)
-
-    def is_dispatching_to(self, endpoint: str) -> bool:
-        return any(pending.endpoint == endpoint for pending in self.in_dispatch.values())
-
     def remove(self, request_key: Hashable) -> QueuedRequest | None:
         """Takes a request out of all queues; None: it is in none."""
         self.in_dispatch.pop(request_key, None)
         for queued in chain(self.new, self.settled()):
             if queued.request_key == request_key:
-                if queued.assigned is not None:
-                    self.unassign(queued)
+                if queued in self.new:
+                    self.new.remove(queued)
+                elif queued in self.best_effort:
+                    self.best_effort.remove(queued)
                 else:
-                    (self.new if queued in self.new else self.best_effort).remove(queued)
+                    self.unassign(queued)
                 return queued
         return None
 
@@ -105,8 +90,8 @@ class EndpointQueues:
         for endpoint, queue in self.assigned.items():
             due = takewhile(lambda other: other.deadline <= queued.deadline, queue)
             ahead[endpoint] = sum(other.prefill_s for other in due if other is not queued)
-        for pending in self.in_dispatch.values():
-            ahead[pending.endpoint] = ahead.get(pending.endpoint, 0.0) + pending.prefill_s
+        for chosen in self.in_dispatch.values():
+            ahead[chosen.endpoint.id] = ahead.get(chosen.endpoint.id, 0.0) + chosen.forecast.prefill
         return ahead
 
     def latest_of_largest_tenant(self) -> QueuedRequest:
@@ -138,20 +123,19 @@ class PlacementRound:
 
     def decide(self, queued: QueuedRequest, ignore_interference: bool = False) -> Decision:
         """A decision with the queues ahead. `ignore_interference`: as if no engine's answers had to catch up."""
-        snapshot = self.fleet.snapshot(self.now)
+        snapshot, queues = self.fleet.snapshot(self.now), self.queues
         if queued.route.scorer == "predicted":
-            snapshot = self._with_waits(snapshot, queued, ignore_interference)
+            ahead = queues.prefill_ahead(queued) if queues.in_dispatch or queues.assigned else {}
+            delayed: dict[str, Load] = {}
+            for name, load in snapshot.loads.items():
+                wait = ahead.get(name, 0.0)
+                if load.reopens_in and not ignore_interference:
+                    wait += max(load.reopens_in - load.backlog_s, 0.0)
+                if wait:
+                    delayed[name] = replace(load, wait=wait)
+            if delayed:
+                snapshot = FleetSnapshot(snapshot.at, snapshot.pools, {**snapshot.loads, **delayed})
         return decide(queued, snapshot, self.fleet, self.now)
-
-    def _with_waits(self, snapshot: FleetSnapshot, queued: QueuedRequest, ignore_interference: bool) -> FleetSnapshot:
-        """The snapshot with the wait of this request before each endpoint."""
-        loads, queues = snapshot.loads, self.queues
-        nothing_ahead = not queues.in_dispatch and not queues.assigned
-        if nothing_ahead and (ignore_interference or not any(load.reopens_in for load in loads.values())):
-            return snapshot
-        ahead = {} if nothing_ahead else queues.prefill_ahead(queued)
-        shown = {name: _with_wait(load, ahead.get(name, 0.0), ignore_interference) for name, load in loads.items()}
-        return FleetSnapshot(snapshot.at, snapshot.pools, shown)
 
     def place(self, queued: QueuedRequest) -> Decision | None:
         """The decision of a request dispatched now; None: it is queued."""
@@ -171,7 +155,7 @@ class PlacementRound:
     def _assign_or_dispatch(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> bool:
         """True: the endpoint has room and no queue, and the request is dispatched now. Else it is assigned."""
         endpoint = chosen.endpoint
-        if endpoint.id not in self.queues.assigned and self.has_room(endpoint.id):
+        if endpoint.id not in self.queues.assigned and self.has_room(endpoint.id, chosen.load):
             return True
         queued.checked_at = self.now
         spill_at = self._or_next_check(self._spill_at(queued, decision, endpoint.pool))
@@ -267,8 +251,7 @@ class PlacementRound:
         return sorted(by_pool.values(), key=lambda c: (self.is_rate_limited(c.endpoint.id), c.forecast.p50))
 
     def first_idle(self, candidates: list[Candidate]) -> Candidate | None:
-        idle = (c for c in candidates if self.is_idle(c.endpoint.id, c.forecast.prefill))
-        return next(idle, None)
+        return next((c for c in candidates if self.is_idle(c.endpoint.id, c.forecast.prefill)), None)
 
     def waits_for_rate_limit(self, queued: QueuedRequest, decision: Decision, preferred: list[Candidate]) -> bool:
         """An API would take this best-effort request, but for its rate limit."""
@@ -293,10 +276,9 @@ class PlacementRound:
     def can_advance(self, endpoint: str) -> bool:
         """The endpoint has room, or it is gone and its queue must move elsewhere."""
         load = self.fleet.snapshot(self.now).loads.get(endpoint)
-        return load is None or load.health is Health.DOWN or self.has_room(endpoint)
+        return load is None or load.health is Health.DOWN or self.has_room(endpoint, load)
 
-    def has_room(self, endpoint: str) -> bool:
-        load = self.fleet.snapshot(self.now).loads[endpoint]
+    def has_room(self, endpoint: str, load: Load) -> bool:
         return (load.backlog_s <= ROOM and not load.reopens_in) or not self.fleet.is_local(endpoint)
 
     def is_rate_limited(self, endpoint: str) -> bool:
@@ -316,7 +298,9 @@ class PlacementRound:
             return False
         if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1:
             return False
-        if self.queues.of(endpoint) or self.queues.is_dispatching_to(endpoint):
+        if endpoint in self.queues.assigned:
+            return False
+        if any(chosen.endpoint.id == endpoint for chosen in self.queues.in_dispatch.values()):
             return False
         return expected_tpot_misses(load, prefill_s) <= HARMLESS
 
@@ -325,9 +309,3 @@ def with_first(decision: Decision, candidate: Candidate) -> Decision:
     """The same decision, with this candidate chosen."""
     others = (other for other in decision.ranked if other is not candidate)
     return replace(decision, ranked=(candidate, *others), outcome=Placement.PLACE)
-
-
-def _with_wait(load: Load, ahead: float, ignore_interference: bool) -> Load:
-    """The load as seen by a request behind `ahead` seconds of others' prefill."""
-    wait = ahead if ignore_interference else ahead + max(load.reopens_in - load.backlog_s, 0.0)
-    return replace(load, wait=wait) if wait else load

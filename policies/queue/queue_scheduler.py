@@ -51,11 +51,11 @@ class QueueScheduler:
 
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
         """`enter` and `release` in one, where no other request is held. None: this one is held now."""
-        decision = self._round(fleet, now).place(queued)
+        decision = PlacementRound(self.queues, fleet, now, self._rate_limited_until).place(queued)
         if decision is None:
             self.wake_at = now + TICK
-        else:
-            self._begin_dispatch(queued, decision)
+        elif decision.chosen is not None:
+            self.queues.in_dispatch[queued.request_key] = decision.chosen
         return decision
 
     def on_dispatched(self, request_key: Hashable) -> None:
@@ -74,7 +74,7 @@ class QueueScheduler:
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Released]:
         """Requests that leave the queue now, one at a time: the caller dispatches each before it takes the next."""
-        turn, queues = self._round(fleet, now), self.queues
+        turn, queues = PlacementRound(self.queues, fleet, now, self._rate_limited_until), self.queues
         while queues.new:
             queued = queues.new.pop(0)
             yield from self._released(queued, turn.place(queued))
@@ -84,14 +84,11 @@ class QueueScheduler:
             yield from self._advance(turn)
         self.wake_at = now + TICK if self.held else FOREVER
 
-    def _round(self, fleet: Fleet, now: float) -> PlacementRound:
-        return PlacementRound(self.queues, fleet, now, self._rate_limited_until)
-
     def _advance(self, turn: PlacementRound) -> Iterator[Released]:
         """Every endpoint with room takes from its queue, then from the best-effort queue."""
         queues = self.queues
         for endpoint in tuple(queues.assigned):
-            while (queue := queues.of(endpoint)) and turn.can_advance(endpoint):
+            while (queue := queues.assigned.get(endpoint)) and turn.can_advance(endpoint):
                 queued = queue[0]
                 queues.unassign(queued)
                 yield from self._released(queued, turn.revalidate(queued, endpoint))
@@ -127,7 +124,8 @@ class QueueScheduler:
         preferred = turn.best_effort_order(queued, decision)
         if (idle := turn.first_idle(preferred)) is not None:
             return with_first(decision, idle)
-        if _is_forced(queued, turn.now):
+        overdue = turn.now - queued.request.arrival > FORCED_AFTER and queued.deadline < FOREVER
+        if overdue and queued.route.on_miss == "best_effort":
             return with_first(decision, preferred[0])
         queued.set_rate_limited(turn.now, turn.waits_for_rate_limit(queued, decision, preferred))
         return None
@@ -135,12 +133,9 @@ class QueueScheduler:
     def _released(self, queued: QueuedRequest, decision: Decision | None) -> Iterator[Released]:
         """None: the request stays in the queue."""
         if decision is not None:
-            self._begin_dispatch(queued, decision)
+            if decision.chosen is not None:
+                self.queues.in_dispatch[queued.request_key] = decision.chosen
             yield _with_rate_limited(queued, decision)
-
-    def _begin_dispatch(self, queued: QueuedRequest, decision: Decision) -> None:
-        if (chosen := decision.chosen) is not None:
-            self.queues.begin_dispatch(queued.request_key, chosen.endpoint, chosen.forecast.prefill)
 
     def _refuse(self, turn: PlacementRound) -> Released:
         queued = self.queues.latest_of_largest_tenant()
@@ -158,8 +153,3 @@ def _with_rate_limited(queued: QueuedRequest, decision: Decision) -> Released:
     queued.set_rate_limited(decision.at)
     seconds = queued.rate_limited_s
     return queued.request_key, replace(decision, rate_limited=seconds) if seconds else decision
-
-
-def _is_forced(queued: QueuedRequest, now: float) -> bool:
-    late = now - queued.request.arrival > FORCED_AFTER
-    return late and queued.deadline < FOREVER and queued.route.on_miss == "best_effort"

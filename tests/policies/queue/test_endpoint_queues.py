@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.queue.placement_round import EndpointQueues
 from policies.routing.candidates import QueuedRequest
-from policies.types import FOREVER, Endpoint, PromptEstimate, RequestView
+from policies.types import FOREVER, Candidate, Endpoint, Forecast, PromptEstimate, RequestView
 from tests.policies.queue.waiting_room import ONE, TWO, route
 
 ROUTE = route()
@@ -20,6 +20,10 @@ def held(ticket: str, deadline: float = 1.0, tenant: str = "", seed: int = 0) ->
     return queued
 
 
+def sent_to(endpoint: Endpoint, prefill_s: float) -> Candidate:
+    return Candidate(endpoint, 0, 1000, 0, Forecast(0.1, prefill=prefill_s), 1.0, 0.0)
+
+
 def names(lane: list[QueuedRequest]) -> list[str]:
     return [str(one.request_key) for one in lane]
 
@@ -29,8 +33,8 @@ def test_a_lane_is_in_the_order_of_deadlines() -> None:
     queues = EndpointQueues()
     for one in (held("d", FOREVER, seed=1), held("c", 2.0, seed=2), held("b", 1.0, seed=4), held("a", 1.0, seed=3)):
         queues.assign(one, ONE, 0.1)
-    assert names(queues.of(ONE.id)) == ["a", "b", "c", "d"]
-    assert queues.of(TWO.id) == []
+    assert names(queues.assigned.get(ONE.id, [])) == ["a", "b", "c", "d"]
+    assert TWO.id not in queues.assigned
 
 
 def test_the_last_lane_is_in_the_order_of_arrival() -> None:
@@ -54,7 +58,7 @@ def test_what_is_due_no_later_goes_ahead() -> None:
 def test_what_is_on_its_way_goes_ahead_of_all() -> None:
     """However late it is due: it is not here any more."""
     queues = EndpointQueues()
-    queues.begin_dispatch("a", ONE, 0.25)
+    queues.in_dispatch["a"] = sent_to(ONE, 0.25)
     queues.assign(held("b", 1.0), ONE, 0.5)
     assert queues.prefill_ahead(held("c", 2.0)) == {ONE.id: 0.75}
     assert queues.prefill_ahead(held("d", 0.5)) == {ONE.id: 0.25}
@@ -89,7 +93,7 @@ def test_a_request_can_be_dropped_wherever_it_is(where: str) -> None:
         case "bound":
             queues.assign(one, ONE, 0.1)
         case "leaving":
-            queues.begin_dispatch("a", ONE, 0.1)
+            queues.in_dispatch["a"] = sent_to(ONE, 0.1)
     queues.remove("a")
     assert (len(queues), queues.assigned, queues.in_dispatch) == (0, {}, {})
 
@@ -100,7 +104,7 @@ def test_a_lane_that_has_emptied_is_not_there() -> None:
     queues.assign(one, ONE, 0.1)
     queues.assign(two, ONE, 0.1)
     queues.unassign(one)
-    assert names(queues.of(ONE.id)) == ["b"]
+    assert names(queues.assigned.get(ONE.id, [])) == ["b"]
     queues.unassign(two)
     assert queues.assigned == {}
 
@@ -140,14 +144,14 @@ def test_a_request_is_in_one_place(steps: list[tuple[str, int, Endpoint]]) -> No
             case "last":
                 queues.add_best_effort(one)
             case "send":
-                queues.begin_dispatch(ticket, endpoint, 0.1)
+                queues.in_dispatch[ticket] = sent_to(endpoint, 0.1)
         if move != "drop":
             where[ticket] = move
     found = [
         *names(queues.new),
         *names(queues.best_effort),
-        *names(queues.of(ONE.id)),
-        *names(queues.of(TWO.id)),
+        *names(queues.assigned.get(ONE.id, [])),
+        *names(queues.assigned.get(TWO.id, [])),
         *queues.in_dispatch,
     ]
     assert sorted(map(str, found)) == sorted(where)

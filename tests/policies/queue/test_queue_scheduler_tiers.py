@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from policies.fleet.fleet import AttemptReport
 from policies.queue.placement_round import RECHECK_TIERS, TICK
 from policies.routing.candidates import QueuedRequest
-from policies.types import FOREVER, AttemptOutcome, Endpoint, PoolEstimate, PromptEstimate, RequestView
+from policies.types import (
+    FOREVER,
+    AttemptOutcome,
+    Candidate,
+    Endpoint,
+    Forecast,
+    PoolEstimate,
+    PromptEstimate,
+    RequestView,
+)
 from tests.policies.queue.waiting_room import API, LARGE, ONE, PROMPT, START, TWO, Scene, route
 
 MIXED: dict[str, Any] = {"budget": 3.0, "tiers": ["small", "api"]}
@@ -229,7 +238,7 @@ def test_to_pass_through_is_to_enter_and_be_released(
         if strained:
             scene.write(TWO)
         if on_the_way:
-            scene.room.queues.begin_dispatch("other", ONE, 0.2)
+            scene.room.queues.in_dispatch["other"] = Candidate(ONE, 0, 1000, 0, Forecast(0.1, prefill=0.2), 1.0, 0.0)
         estimate = PromptEstimate({name: PoolEstimate(tokens) for name in tiers})
         promised = route(budget, tiers=tiers, on_miss=on_miss, scorer=scorer)
         queued = QueuedRequest("r", RequestView(scene.now, stream=True), estimate, promised, 7)

@@ -138,7 +138,7 @@ class Scene:
         return sum(self.gone[name].ranked[0].forecast.prefill for name in names)
 
     def assigned(self, endpoint: Endpoint = ONE) -> list[str]:
-        return _names(self.room.queues.of(endpoint.id))
+        return _names(self.room.queues.assigned.get(endpoint.id, []))
 
     @property
     def best_effort(self) -> list[str]:
