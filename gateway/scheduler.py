@@ -79,7 +79,8 @@ class Decider:
     ) -> Decision:
         """The decision at this moment without the queue. Changes nothing."""
         queued = QueuedRequest(id(request), request, estimate, route, sequence, tenant.cache_group)
-        return decide_now(queued, self.fleet, monotonic())
+        now = monotonic()
+        return decide(queued, self.fleet.snapshot(now), self.fleet, now)
 
     def learn(self, record: Record) -> None:
         """Record sink: learns the length of the route's answers."""
@@ -88,10 +89,6 @@ class Decider:
 
     def any_usable(self, now: float) -> bool:
         return any(load.health is not Health.DOWN for load in self.fleet.snapshot(now).loads.values())
-
-
-def decide_now(queued: QueuedRequest, fleet: Fleet, now: float) -> Decision:
-    return decide(queued, fleet.snapshot(now), fleet, now)
 
 
 def estimated_messages(raw: bytes) -> float:
@@ -118,14 +115,8 @@ class Waiter:
     queued: QueuedRequest
     entered_at: float
     expires_at: float
-    outcome: Decision | Exception | None = None
-    wakeup: asyncio.Future[None] | None = None  # once the caller waits
-
-    def result(self) -> Decision | None:
-        """None: undecided. Raises the error that ended the request."""
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return self.outcome
+    decided: asyncio.Future[Decision]
+    awaited: bool = False  # the task of the caller is suspended
 
 
 class RequestQueue:
@@ -163,9 +154,24 @@ class RequestQueue:
     ) -> Decision:
         """The placement of a request, once it has one; `on_dispatched` must follow. Raises QueueTimeout."""
         self.sequence += 1
+        now = monotonic()
         queued = QueuedRequest(id(request), request, estimate, route, self.sequence, tenant.cache_group)
-        decision = self._enter(queued, monotonic())
-        return await self._wait(queued.request_key) if decision is None else decision
+        if self._waiters or self.dispatch_pending:
+            self.scheduler.enter(queued)
+            waiter = self._hold(queued, now)
+            self._check(now)
+            return await self._wait(waiter)
+        try:
+            decision = self.scheduler.pass_through(queued, self.fleet, now)
+        except Exception:
+            waiter = self._hold(queued, now)
+            self._restart(now)
+            return await self._wait(waiter)
+        if decision is None:
+            waiter = self._hold(queued, now)
+            self._schedule_check(now)
+            return await self._wait(waiter)
+        return decision
 
     def on_dispatched(self, request: InferenceRequest) -> None:
         """The fleet counts the request's first attempt, or there will be none."""
@@ -180,52 +186,34 @@ class RequestQueue:
 
     # -- one request ------------------------------------------------------------------------
 
-    def _enter(self, queued: QueuedRequest, now: float) -> Decision | None:
-        """The decision, if it is placed at once. None: it is held."""
-        if self._waiters or self.dispatch_pending:
-            self.scheduler.enter(queued)
-            waiter = self._hold(queued, now)
-            self._check(now)
-            return waiter.result()
-        try:
-            decision = self.scheduler.pass_through(queued, self.fleet, now)
-        except Exception:
-            waiter = self._hold(queued, now)
-            self._restart(now)
-            return waiter.result()
-        if decision is None:
-            self._hold(queued, now)
-            self._schedule_check(now)
-        return decision
-
     def _hold(self, queued: QueuedRequest, now: float) -> Waiter:
         patience = self.patience() if queued.route.ttft else max(self.patience(), NO_DEADLINE_PATIENCE)
-        waiter = self._waiters[queued.request_key] = Waiter(queued, now, now + patience)
+        decided = asyncio.get_running_loop().create_future()
+        waiter = self._waiters[queued.request_key] = Waiter(queued, now, now + patience, decided)
         self._next_expiry = min(self._next_expiry, waiter.expires_at)
         return waiter
 
-    async def _wait(self, key: Hashable) -> Decision:
-        waiter = self._waiters[key]
-        waiter.wakeup = asyncio.get_running_loop().create_future()
+    async def _wait(self, waiter: Waiter) -> Decision:
+        waiter.awaited = True
         try:
-            await waiter.wakeup
+            return await waiter.decided
         except asyncio.CancelledError:
+            key = waiter.queued.request_key
             self._waiters.pop(key, None)
             self.scheduler.leave(key)
             self._check_soon()
             raise
-        decision = waiter.result()
-        assert decision is not None
-        return decision
 
     def _finish(self, key: Hashable, outcome: Decision | Exception) -> bool:
         """True: the caller's task is woken, and runs in a later turn of the loop."""
         waiter = self._waiters.pop(key)
-        waiter.outcome = outcome
-        if waiter.wakeup is None or waiter.wakeup.done():
+        if waiter.decided.done():  # cancelled
             return False
-        waiter.wakeup.set_result(None)
-        return True
+        if isinstance(outcome, Exception):
+            waiter.decided.set_exception(outcome)
+        else:
+            waiter.decided.set_result(outcome)
+        return waiter.awaited
 
     def _reject(self, key: Hashable, message: str, retry_after: float, now: float) -> None:
         self._finish(key, QueueTimeout(message, retry_after, self.scheduler.leave(key, now)))
@@ -280,7 +268,7 @@ class RequestQueue:
         decisions: dict[Hashable, Decision] = {}
         for key, waiter in tuple(self._waiters.items()):
             try:
-                decisions[key] = decide_now(waiter.queued, self.fleet, now)
+                decisions[key] = decide(waiter.queued, self.fleet.snapshot(now), self.fleet, now)
             except Exception as error:
                 self._finish(key, error)
         return decisions

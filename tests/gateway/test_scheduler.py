@@ -364,7 +364,7 @@ async def test_a_bug_befalls_the_request_that_it_is_about(
     assert [(await task).at > now for task in (first, second)] == [True, True]
 
 
-def test_a_bug_of_an_empty_room_is_nobodys_error() -> None:
+async def test_a_bug_of_an_empty_room_is_nobodys_error() -> None:
     """Who met it goes where it would go without a room."""
     stage = Stage()
     stage.room.bug = KeyError("a bug of ours")
