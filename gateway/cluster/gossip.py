@@ -3,8 +3,7 @@
 Rules:
 - A message holds loads by endpoint id and prompts as hashes of their blocks: never text.
 - Times travel as ages, because clocks of two machines have nothing in common. The fastest message of each sender
-  counts
-  as immediate, and the extra delay of any other is added to its ages.
+  counts as immediate, and the extra delay of any other message is added to the ages in it.
 - A message is decoded whole or not at all: checksum, exact lengths, plausible numbers.
 - A `full` message holds every load of its sender: one per FULL_INTERVAL makes up for lost messages.
 - A peer silent for PEER_TIMEOUT has no load. Repeated messages, and messages as late as this, are dropped.
@@ -20,8 +19,10 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from math import isfinite, isnan
-from struct import Struct, error
+from struct import Struct
+from typing import Any
 from zlib import crc32
 
 from policies.fleet.peers import NO_LOAD, PEER_LOAD_COUNTS, PEER_LOAD_FLOATS, PeerLoad, PeerReader, combined
@@ -70,8 +71,7 @@ def new_group() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PeerUpdate:
-    """One message. `clock`: the sender's. Times in `loads` are of that clock before encoding, and ages after
-    decoding.
+    """One message. Times in `loads` are of the sender's `clock` before encoding, and ages after decoding.
 
     `full`: `loads` is complete. `last`: the sender is stopping.
     """
@@ -103,14 +103,15 @@ class PeerUpdate:
         _, checksum, group, sender, clock, flags, names, loads, prompts = HEAD.unpack_from(raw)
         if checksum != crc32(memoryview(raw)[CHECKED_FROM:]) or not isfinite(clock) or loads > names:
             raise MalformedUpdate
-        decoder = _Decoder(raw)
+        stream = BytesIO(raw)
+        stream.seek(HEAD.size)
         try:
-            known = [decoder.name() for _ in range(names)]
-            by_name = {name: decoder.load() for name in known[:loads]}
-            sent = [decoder.prompt(known) for _ in range(prompts)]
-        except (error, ValueError, IndexError):
+            known = [_read(stream, *_unpack(stream, NAME)).decode() for _ in range(names)]
+            by_name = {name: _read_load(stream) for name in known[:loads]}
+            sent = [_read_prompt(stream, known) for _ in range(prompts)]
+        except (ValueError, IndexError):
             raise MalformedUpdate from None
-        if decoder.at != len(raw) or len(by_name) != loads:
+        if stream.tell() != len(raw) or len(by_name) != loads:
             raise MalformedUpdate
         return cls(group, sender, clock, by_name, sent, full=bool(flags & FULL), last=bool(flags & LAST))
 
@@ -129,35 +130,29 @@ def _encode_load(load: PeerLoad, now: float) -> bytes:
     return encoded + MISSES.pack(*misses) if misses else encoded
 
 
-class _Decoder:
-    def __init__(self, raw: bytes) -> None:
-        self.raw, self.at = raw, HEAD.size
+def _read(stream: BytesIO, size: int) -> bytes:
+    read = stream.read(size)
+    if len(read) != size:
+        raise MalformedUpdate
+    return read
 
-    def _take(self, size: int) -> bytes:
-        taken = self.raw[self.at : self.at + size]
-        if len(taken) != size:
-            raise MalformedUpdate
-        self.at += size
-        return taken
 
-    def name(self) -> str:
-        (size,) = NAME.unpack(self._take(NAME.size))
-        return self._take(size).decode()
+def _unpack(stream: BytesIO, layout: Struct) -> tuple[Any, ...]:
+    return layout.unpack(_read(stream, layout.size))
 
-    def load(self) -> PeerLoad:
-        fields = LOAD.unpack(self._take(LOAD.size))
-        counts, has_misses, floats = fields[:PEER_LOAD_COUNTS], fields[PEER_LOAD_COUNTS], fields[PEER_LOAD_COUNTS + 1 :]
-        misses = MISSES.unpack(self._take(MISSES.size)) if has_misses else NO_MISSES
-        load = PeerLoad.from_numbers((*counts, *floats), misses)
-        if not _is_plausible(load):
-            raise MalformedUpdate
-        return load
 
-    def prompt(self, names: Sequence[str]) -> tuple[str, array[int]]:
-        index, blocks = PROMPT.unpack(self._take(PROMPT.size))
-        hashes = array("Q")
-        hashes.frombytes(self._take(8 * blocks))
-        return names[index], hashes
+def _read_load(stream: BytesIO) -> PeerLoad:
+    fields = _unpack(stream, LOAD)
+    counts, has_misses, floats = fields[:PEER_LOAD_COUNTS], fields[PEER_LOAD_COUNTS], fields[PEER_LOAD_COUNTS + 1 :]
+    load = PeerLoad.from_numbers((*counts, *floats), _unpack(stream, MISSES) if has_misses else NO_MISSES)
+    if not _is_plausible(load):
+        raise MalformedUpdate
+    return load
+
+
+def _read_prompt(stream: BytesIO, names: Sequence[str]) -> tuple[str, array[int]]:
+    index, blocks = _unpack(stream, PROMPT)
+    return names[index], array("Q", _read(stream, 8 * blocks))
 
 
 def _is_plausible(load: PeerLoad) -> bool:
@@ -189,9 +184,10 @@ def ages_to_times(load: PeerLoad, sent_at: float) -> PeerLoad:
 
 
 class PendingUpdates:
-    """Updates to send. Of each endpoint the latest load is sent; prompts are sent once, and cut beyond MESSAGE_BLOCKS
-    or
-    BLOCK_RATE. `group`: name of the processes with shared memory."""
+    """Updates to send: of each endpoint the latest load; prompts once, cut beyond MESSAGE_BLOCKS or BLOCK_RATE.
+
+    `group`: name of the processes with shared memory.
+    """
 
     def __init__(self, group: bytes, sender: bytes | None = None) -> None:
         self._group, self._sender = group, sender or os.urandom(8)
@@ -206,7 +202,7 @@ class PendingUpdates:
         self._loads[endpoint_id] = load
         self._changed[endpoint_id] = None
 
-    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def publish_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         if self._room:
             taken = hashes[: self._room]
             self._prompts.append((endpoint_id, taken if isinstance(taken, array) else array("Q", taken)))
@@ -310,12 +306,8 @@ class Peers:
         for name, load in loads.items():
             if (before := peer.loads.get(name)) is not None:
                 self._prefill_s[name] += max(load.prefill_s - before.prefill_s, 0.0)
-        if update.full:
-            self._changed |= dict.fromkeys(peer.loads)
-            peer.loads = loads
-        else:
-            peer.loads.update(loads)
-        self._changed |= dict.fromkeys(loads)
+        self._changed |= dict.fromkeys([*(peer.loads if update.full else ()), *loads])
+        peer.loads = loads if update.full else peer.loads | loads
         for name, hashes in update.prompts:
             if hashes and self._knows(name):
                 self._prompts.append((name, hashes))

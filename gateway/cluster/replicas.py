@@ -79,8 +79,8 @@ class Replicas:
         self.pending.publish(endpoint_id, load)
         self._changed.set()
 
-    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
-        self.pending.sent(endpoint_id, hashes)
+    def publish_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        self.pending.publish_prompt(endpoint_id, hashes)
         self._changed.set()
 
     def merge(self, reader: PeerReader, now: float) -> None:

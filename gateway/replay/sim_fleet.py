@@ -180,8 +180,8 @@ class Node:
         self.outbox.publish(endpoint_id, burden)
         self._schedule()
 
-    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
-        self.outbox.sent(endpoint_id, hashes)
+    def publish_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        self.outbox.publish_prompt(endpoint_id, hashes)
         self._schedule()
 
     def merge(self, reader: PeerReader, now: float) -> None:

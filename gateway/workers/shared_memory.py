@@ -223,7 +223,7 @@ class WorkerMemory:
         if (at := self._slots.get(endpoint_id)) is not None:
             self._own.write(at, load)
 
-    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def publish_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         if (at := self._slots.get(endpoint_id)) is not None:
             self._own.append(slot_tag(at, endpoint_id), hashes)
 

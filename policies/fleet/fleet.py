@@ -367,7 +367,7 @@ class Fleet:
             return None
         state.observe_block_size(blocks.size * blocks.scale)
         if self.peers is not None:
-            self.peers.sent(state.endpoint.id, blocks.hashes)
+            self.peers.publish_prompt(state.endpoint.id, blocks.hashes)
         return state.cache.on_sent(key, prompt, session)
 
     def _learn_ttft(self, attempt: InFlightAttempt, ttft: float, now: float) -> None:

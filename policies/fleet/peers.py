@@ -95,7 +95,7 @@ class PeerLink(Protocol):
     def publish(self, endpoint_id: str, load: PeerLoad) -> None:
         """Publishes all of our load at the endpoint."""
 
-    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def publish_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         """Publishes that a prompt of these blocks was sent there."""
 
     def merge(self, reader: PeerReader, now: float) -> None:
@@ -153,9 +153,9 @@ class CombinedPeers:
         for link in self._links:
             link.publish(endpoint_id, load)
 
-    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def publish_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         for link in self._links:
-            link.sent(endpoint_id, hashes)
+            link.publish_prompt(endpoint_id, hashes)
 
     def merge(self, reader: PeerReader, now: float) -> None:
         changed: dict[str, None] = {}

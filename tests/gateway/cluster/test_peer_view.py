@@ -85,7 +85,7 @@ def test_what_others_have_under_way_adds_up() -> None:
 def test_ones_own_group_is_not_heard() -> None:
     """Its workers know of each other through memory; and everybody hears himself."""
     listening, sibling = Listening(), PendingUpdates(OURS)
-    sibling.sent(NAMES[0], [1, 2])
+    sibling.publish_prompt(NAMES[0], [1, 2])
     listening.hear(told(sibling, a=BUSY), 1.0)
     assert (listening.burdens, listening.hints, listening.peers.replicas(1.0)) == ({}, [], 1)
 
@@ -130,7 +130,7 @@ def test_an_endpoint_that_is_not_ours_is_nobodys() -> None:
     """Another fleet, or another version of this one."""
     listening, theirs = Listening(), PendingUpdates(THEIRS)
     theirs.publish("large/x", BUSY)
-    theirs.sent("large/x", [1])
+    theirs.publish_prompt("large/x", [1])
     listening.hear(told(theirs, b=BUSY), 1.0)
     assert (list(listening.burdens), listening.hints) == ([NAMES[1]], [])
 
@@ -157,13 +157,13 @@ def test_two_ways_add_up_and_pass_prompts_on() -> None:
     near, far, reader = Far(OURS), Far(OURS), Heard()
     both = CombinedPeers(near, far)
     both.publish(NAMES[0], BUSY)
-    both.sent(NAMES[0], [7])
+    both.publish_prompt(NAMES[0], [7])
     assert [way.pending.message(1.0) is not None for way in (near, far)] == [True, True]
     near.peers.on_message(told(PendingUpdates(THEIRS), a=BUSY), 1.0)
     both.merge(reader, 1.0)
     assert reader.burdens[NAMES[0]].in_flight == 2
     thirds = PendingUpdates(THIRDS)
-    thirds.sent(NAMES[1], [8])
+    thirds.publish_prompt(NAMES[1], [8])
     far.peers.on_message(told(thirds, 1.1, a=BUSY), 1.1)
     both.merge(reader, 1.1)
     assert (reader.burdens[NAMES[0]].in_flight, reader.hints) == (4, [(NAMES[1], [8])])
@@ -174,7 +174,7 @@ class Far:
 
     def __init__(self, group: bytes) -> None:
         self.pending, self.peers = PendingUpdates(group), Peers(group, NAMES.__contains__)
-        self.publish, self.sent, self.merge = self.pending.publish, self.pending.sent, self.peers.merge
+        self.publish, self.publish_prompt, self.merge = self.pending.publish, self.pending.publish_prompt, self.peers.merge
 
 
 # --------------------------------------------------------------------------- time
@@ -236,7 +236,7 @@ def test_prompts_arrive_in_order_and_once() -> None:
     listening, theirs = Listening(), PendingUpdates(THEIRS)
     prompts = [(NAMES[0], [1, 2, 3]), (NAMES[1], [1]), (NAMES[0], [2**64 - 1])]
     for name, hashes in prompts:
-        theirs.sent(name, hashes)
+        theirs.publish_prompt(name, hashes)
     listening.hear(told(theirs), 1.0)
     assert listening.hints == prompts
     listening.hear(told(theirs, 1.0 + FULL_INTERVAL), 2.0)
@@ -246,14 +246,14 @@ def test_prompts_arrive_in_order_and_once() -> None:
 def test_prompts_are_bounded_in_a_message_and_in_a_second() -> None:
     """The beginning of a prompt is a prompt: the end is left out."""
     theirs, listening = PendingUpdates(THEIRS), Listening()
-    theirs.sent(NAMES[0], range(MESSAGE_BLOCKS - 5))
-    theirs.sent(NAMES[1], range(10))
-    theirs.sent(NAMES[1], range(10))
+    theirs.publish_prompt(NAMES[0], range(MESSAGE_BLOCKS - 5))
+    theirs.publish_prompt(NAMES[1], range(10))
+    theirs.publish_prompt(NAMES[1], range(10))
     listening.hear(told(theirs), 1.0)
     assert [len(hashes) for _, hashes in listening.hints] == [MESSAGE_BLOCKS - 5, 5]
     blocks = 0
     for i in range(1000):
-        theirs.sent(NAMES[0], range(MESSAGE_BLOCKS))
+        theirs.publish_prompt(NAMES[0], range(MESSAGE_BLOCKS))
         now = 1.0 + i / 1000
         listening.hear(told(theirs, now, a=BUSY), now)
         blocks += sum(len(hashes) for _, hashes in listening.hints)
@@ -266,7 +266,7 @@ def test_what_nobody_takes_in_is_bounded() -> None:
     listening, theirs = Listening(), PendingUpdates(THEIRS)
     for i in range(3 * MAX_PENDING_BLOCKS // MESSAGE_BLOCKS):
         now = 1.0 + i
-        theirs.sent(NAMES[0], array("Q", [i]) * MESSAGE_BLOCKS)
+        theirs.publish_prompt(NAMES[0], array("Q", [i]) * MESSAGE_BLOCKS)
         listening.peers.on_message(told(theirs, now), now)
     listening.look(now)
     assert sum(len(hashes) for _, hashes in listening.hints) == MAX_PENDING_BLOCKS
@@ -277,7 +277,7 @@ def test_while_nobody_can_be_told_prompts_are_forgotten_and_load_is_not() -> Non
     """The first message afterwards says all that is under way."""
     theirs, listening = PendingUpdates(THEIRS), Listening()
     told(theirs, 1.0, a=BUSY)
-    theirs.sent(NAMES[0], [1])
+    theirs.publish_prompt(NAMES[0], [1])
     theirs.forget()
     listening.hear(told(theirs, 1.1, b=BUSY), 1.1)
     assert (sorted(listening.burdens), listening.hints) == (sorted(NAMES), [])

@@ -128,7 +128,7 @@ def test_endpoints_come_and_go_while_it_is_shared() -> None:
     heard = [Heard(member).look() for member in members]
     for name in NAMES:
         members[0].publish(name, BUSY)
-        members[0].sent(name, [1, 2, 3])
+        members[0].publish_prompt(name, [1, 2, 3])
     heard[1].look()
     for turn in range(5):
         names = [NAMES[0], f"small/{turn}", f"small/{turn}-too"]
@@ -137,7 +137,7 @@ def test_endpoints_come_and_go_while_it_is_shared() -> None:
         busy = {name for name, load in heard[1].look().loads.items() if load.in_flight}
         assert (busy, heard[1].hints) == ({NAMES[0]}, [])
         members[0].publish(names[1], BUSY)
-        members[0].sent(names[1], [turn])
+        members[0].publish_prompt(names[1], [turn])
         assert heard[1].look().loads == {names[1]: BUSY}
         assert heard[1].hints == [(names[1], [turn])]
 
@@ -146,7 +146,7 @@ def test_an_endpoint_that_is_not_shared_is_kept_to_oneself() -> None:
     """Nothing to tell, nothing to fail."""
     _, members, heard = sharing()
     members[0].publish("other/a", BUSY)
-    members[0].sent("other/a", [1])
+    members[0].publish_prompt("other/a", [1])
     assert (heard[1].look().loads, heard[1].hints) == ({}, [])
 
 
@@ -168,7 +168,7 @@ def test_prompts_arrive_in_order(prompts: list[tuple[str, list[int]]]) -> None:
     """Each once, to every other one."""
     _, members, heard = sharing(3)
     for name, hashes in prompts:
-        members[0].sent(name, hashes)
+        members[0].publish_prompt(name, hashes)
     for each in heard[1:]:
         assert each.look().hints == prompts
         assert each.look().hints == []
@@ -181,7 +181,7 @@ def test_the_ring_goes_round() -> None:
     size = 3001
     for number in range(4 * RING // (HEAD.size + 8 * size)):
         sent = list(range(number, number + size))
-        members[0].sent(NAMES[0], array("Q", sent))
+        members[0].publish_prompt(NAMES[0], array("Q", sent))
         assert heard[1].look().hints == [(NAMES[0], sent)]
 
 
@@ -189,16 +189,16 @@ def test_who_comes_too_late_has_missed_some() -> None:
     """No more than that: what comes next is heard."""
     _, members, heard = sharing()
     for number in range(2 * RING // (8 * 5000)):
-        members[0].sent(NAMES[0], array("Q", [number] * 5000))
+        members[0].publish_prompt(NAMES[0], array("Q", [number] * 5000))
     heard[1].look()
-    members[0].sent(NAMES[1], [7])
+    members[0].publish_prompt(NAMES[1], [7])
     assert heard[1].look().hints == [(NAMES[1], [7])]
 
 
 def test_the_end_of_a_prompt_that_is_too_long_is_not_told() -> None:
     """It would take the ring from all others."""
     _, members, heard = sharing()
-    members[0].sent(NAMES[0], array("Q", range(MAX_BLOCKS + 5)))
+    members[0].publish_prompt(NAMES[0], array("Q", range(MAX_BLOCKS + 5)))
     assert heard[1].look().hints == [(NAMES[0], list(range(MAX_BLOCKS)))]
 
 
@@ -206,5 +206,5 @@ def test_the_end_of_a_prompt_that_is_too_long_is_not_told() -> None:
 def test_a_successor_hears_what_was_sent_before_it(successor: int) -> None:
     """By others and by the one whose place it takes: engines still hold it."""
     memory, members, _ = sharing()
-    members[0].sent(NAMES[0], [1, 2])
+    members[0].publish_prompt(NAMES[0], [1, 2])
     assert Heard(memory.member(successor)).look().hints == [(NAMES[0], [1, 2])]

@@ -49,7 +49,7 @@ class LosslessLink:
         for other in self.others:
             other.news.add(endpoint_id)
 
-    def sent(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+    def publish_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         for other in self.others:
             other.hints.append((endpoint_id, hashes))
 
