@@ -34,7 +34,7 @@ from time import monotonic, time
 from urllib.parse import quote
 
 from gateway.admission.local_quotas import LocalQuotas, month, requests_left, tokens_left
-from gateway.cluster.redis_client import PREFIX, RedisClient, Script, ScriptPipeline, Unavailable
+from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Unavailable
 from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.quota.sliding_window import WINDOW_S
 
@@ -185,10 +185,10 @@ return redis.call('ZCARD', KEYS[1])
 )
 
 
-def script(text: str, clock: str = CLOCK) -> Script:
+def script(text: str, clock: str = CLOCK) -> str:
     for name, number in (("SPAN", WINDOW_S), ("LEASE", LEASE), ("MEMBER", MEMBER), ("MONTHS", MONTHS)):
         text = text.replace(name, str(number))
-    return Script(text.replace("CLOCK", clock))
+    return text.replace("CLOCK", clock)
 
 
 @lru_cache(maxsize=4096)

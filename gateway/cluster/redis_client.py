@@ -7,6 +7,9 @@ Rules:
   close the breaker. So Redis may be absent at the start, hang, be slow, be read-only, or have no name in DNS.
 - A time-out noticed too late by our own loop is not counted as a failure.
 - One log line per change of state. Never the password, and no traceback.
+- All calls of Lua scripts within one turn of the loop share one round trip. A script is called by digest; a script
+  unknown to Redis has not run, and is sent whole. A failure is `Unavailable` for all unanswered calls of a round trip.
+- A cancelled caller cancels no round trip, which belongs to no single caller.
 
 redis-py is an optional dependency (`firsttoken[redis]`), imported with the first client.
 """
@@ -15,7 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha1
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,15 +31,6 @@ from prometheus_client.registry import Collector
 
 from gateway.config.redis_url import RedisTopology, RedisUrl, parse_redis_url
 from gateway.observe.metrics.series import gauge, total
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from hashlib import sha1
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -50,6 +48,7 @@ FLAPPING = 10.0  # s: after a shorter time closed, the first pause is the longes
 LATE = 0.02  # s of lateness of a time-out; beyond, our own loop had stalled
 CONNECTIONS = 64
 PREFIX = "firsttoken:"  # of every Redis key written
+BATCH = 500  # scripts in one round trip
 
 
 class Unavailable(Exception):
@@ -67,7 +66,7 @@ class RedisClient(Collector):
         self.errors = 0
         self._failures = 0.0  # recent
         self._logged: bool | None = None  # last state in the log
-        self._reason = ""
+        self._reason = "not connected yet"
         self._up_since = 0.0
         self._on_up: list[Callable[[], None]] = []
         self._opened = asyncio.Event()
@@ -99,7 +98,7 @@ class RedisClient(Collector):
     async def call(self, ask: Callable[[Redis], Awaitable[T]], timeout: float | None = None) -> T:
         """Result of `ask(client)`. Raises Unavailable: at once while the breaker is open, else after `timeout`."""
         if not self.up:
-            raise Unavailable(self._reason or "not connected yet")
+            raise Unavailable(self._reason)
         began, timeout = monotonic(), timeout or self.timeout
         try:
             async with asyncio.timeout(timeout):
@@ -122,22 +121,20 @@ class RedisClient(Collector):
         self._reason = error_text(error, self.url)
         self._failures += counts
         if self.up and self._failures > MAX_FAILURES:
-            self._set_up(False)
-
-    def _set_up(self, up: bool) -> None:
-        self.up = up
-        self._failures = 0.0
-        if up:
-            self._up_since = monotonic()
-            self._opened.clear()
-            for callback in self._on_up:
-                callback()
-        else:
+            self.up = False
             self._opened.set()
+            self._log_state()
+
+    def _close_breaker(self) -> None:
+        self.up = True
+        self._failures = 0.0
+        self._up_since = monotonic()
+        self._opened.clear()
+        for callback in self._on_up:
+            callback()
         self._log_state()
 
     def _log_state(self) -> None:
-        """One line per change."""
         if self._logged == self.up:
             return
         first, self._logged = self._logged is None, self.up
@@ -160,7 +157,7 @@ class RedisClient(Collector):
                 await asyncio.sleep(pause)
             if await self._takes_writes():
                 if not self._closed:
-                    self._set_up(True)
+                    self._close_breaker()
             else:
                 self._log_state()
                 await asyncio.sleep(pause)
@@ -169,19 +166,15 @@ class RedisClient(Collector):
     async def _check(self) -> None:
         """Finds an outage without calls: repeats a failed probe until success or an open breaker."""
         while self.up:
-            try:
+            with suppress(Unavailable):
                 await self.call(probe)
-            except Unavailable:
-                continue
-            return
+                return
 
     async def _takes_writes(self) -> bool:
         """True after two writes in time; connecting may take longer."""
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                await probe(self.client)
-            for _ in range(2):
-                async with asyncio.timeout(self.timeout / 2):
+            for limit in (CONNECT_TIMEOUT, self.timeout / 2, self.timeout / 2):
+                async with asyncio.timeout(limit):
                     await probe(self.client)
         except Exception as error:
             self._on_failure(error)
@@ -207,11 +200,12 @@ def error_text(error: BaseException, url: RedisUrl) -> str:
 
 def create_client(url: RedisUrl) -> Redis:
     """Opens connections on demand, without retries, which are up to the breaker."""
-    from redis.asyncio import Redis, RedisCluster, Sentinel
+    from redis import asyncio as typed
     from redis.asyncio.cluster import ClusterNode
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
+    redis: Any = typed  # the types of redis-py do not know all options
     once = Retry(NoBackoff(), 0)
     transport: dict[str, Any] = {
         "socket_timeout": CONNECT_TIMEOUT,
@@ -228,48 +222,40 @@ def create_client(url: RedisUrl) -> Redis:
     }
     if "ssl_check_hostname" in options:
         options["ssl_check_hostname"] = options["ssl_check_hostname"].lower() not in ("false", "no", "0")
-    classes: dict[str, Any] = {"single": Redis, "cluster": RedisCluster, "sentinel": Sentinel}  # untyped on purpose
-    client: Redis
     if url.kind is RedisTopology.CLUSTER:
         nodes = [ClusterNode(host, port) for host, port in url.hosts]
-        client = classes["cluster"](startup_nodes=nodes, retry=Retry(NoBackoff(), 1), **options)
+        client: Redis = redis.RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), 1), **options)
     elif url.kind is RedisTopology.SENTINEL:
         sentinel_options = {name: value for name, value in options.items() if name.startswith("ssl_")} | transport
         sentinel_options |= {name: url.options.get(f"sentinel_{name}") for name in ("username", "password")}
-        sentinel = classes["sentinel"](list(url.hosts), sentinel_kwargs={**sentinel_options, "retry": once})
+        sentinel = redis.Sentinel(list(url.hosts), sentinel_kwargs={**sentinel_options, "retry": once})
         client = sentinel.master_for(url.service, db=url.db, retry=once, **options)
     else:
         single = url.kind is RedisTopology.SINGLE
         address = {"host": url.hosts[0][0], "port": url.hosts[0][1]} if single else {"unix_socket_path": url.path}
-        client = classes["single"](**address, db=url.db, retry=once, **options)
+        client = redis.Redis(**address, db=url.db, retry=once, **options)
     return client
 
 
-# Lua scripts on Redis: all calls within one turn of the loop share one round trip.
-
-BATCH = 500  # scripts in one round trip
+# -- Lua scripts ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A Lua script and its digest in Redis."""
-
-    text: str
-    sha: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sha", sha1(self.text.encode(), usedforsecurity=False).hexdigest())
+@cache
+def digest(script: str) -> str:
+    """The name of a script in Redis."""
+    return sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 @dataclass(slots=True, eq=False)
 class ScriptCall:
-    script: Script
+    script: str
     keys: Sequence[str]
     args: Sequence[str | int]
     answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def command(self) -> Iterable[Any]:
-        return (self.script.sha, len(self.keys), *self.keys, *self.args)
+    def command(self, by_digest: bool) -> Iterable[Any]:
+        script = ("EVALSHA", digest(self.script)) if by_digest else ("EVAL", self.script)
+        return (*script, len(self.keys), *self.keys, *self.args)
 
 
 class ScriptPipeline:
@@ -280,7 +266,7 @@ class ScriptPipeline:
         self._waiting: list[ScriptCall] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def call(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> asyncio.Future[Any]:
+    def call(self, script: str, keys: Sequence[str], args: Sequence[str | int]) -> asyncio.Future[Any]:
         """The future answer; fails with Unavailable, at once while Redis is unavailable."""
         call = ScriptCall(script, keys, args)
         if not self._redis.up:
@@ -322,32 +308,30 @@ async def _run(redis: Redis, batch: list[ScriptCall]) -> None:
     """Raises the first error, when all other calls have their answers."""
     from redis.exceptions import NoScriptError
 
-    failed = await _send(redis, batch)
-    unknown = [call for call, error in failed if isinstance(error, NoScriptError)]
-    if unknown:
-        for script in {call.script for call in unknown}:
-            await redis.script_load(script.text)
-        failed = [*(pair for pair in failed if pair[0] not in unknown), *await _send(redis, unknown)]
-    if failed:
-        raise failed[0][1]
+    errors = await _send(redis, batch, by_digest=True)
+    if unknown := [call for call, error in errors.items() if isinstance(error, NoScriptError)]:
+        resent = await _send(redis, unknown, by_digest=False)
+        errors = {call: error for call, error in errors.items() if call not in unknown} | resent
+    for error in errors.values():
+        raise error
 
 
-async def _send(redis: Redis, batch: list[ScriptCall]) -> list[tuple[ScriptCall, Exception]]:
-    """The calls that failed."""
+async def _send(redis: Any, batch: list[ScriptCall], by_digest: bool) -> dict[ScriptCall, Exception]:
+    """Answers calls. Returns the errors of the others."""
     if len(batch) == 1:  # without a pipeline: half the time
         try:
-            answers = [await redis.evalsha(*batch[0].command())]
+            answers = [await redis.execute_command(*batch[0].command(by_digest))]
         except Exception as error:
-            return [(batch[0], error)]
+            return {batch[0]: error}
     else:
         async with redis.pipeline(transaction=False) as pipeline:
             for call in batch:
-                pipeline.evalsha(*call.command())
+                pipeline.execute_command(*call.command(by_digest))
             answers = await pipeline.execute(raise_on_error=False)
-    failed = []
+    errors = {}
     for call, answer in zip(batch, answers, strict=True):
         if isinstance(answer, Exception):
-            failed.append((call, answer))
+            errors[call] = answer
         elif not call.answer.done():
             call.answer.set_result(answer)
-    return failed
+    return errors
