@@ -4,8 +4,7 @@ Rules:
 - No request waits: updates are kept until the next message, and `merge` applies received ones.
 - One task sends: SEND_INTERVAL after a change, or each FULL_INTERVAL in full. The task pauses while Redis is
   unavailable, and follows a lost message by a full one.
-- One task receives on a connection of its own, our messages too. Without those for PEER_TIMEOUT after sending, the
-  task
+- One task receives on a separate connection, our messages too. Without those for PEER_TIMEOUT after sending, the task
   reconnects.
 - Without Redis each replica is alone: loads of the others end after PEER_TIMEOUT.
 - The log has a line when Redis denies the channel, and when Redis allows the channel again. `RedisClient` logs
@@ -39,9 +38,10 @@ CHANNEL = "{namespace}:replicas:1"  # 1: version of the message format
 
 
 class Replicas:
-    """Implements `policies.fleet.peers.PeerLink`. `group`: name of the processes with shared memory; `knows`: True
-    for an
-    endpoint of this gateway."""
+    """Implements `policies.fleet.peers.PeerLink`.
+
+    `group`: name of the processes with shared memory; `knows`: True for an endpoint of this gateway.
+    """
 
     def __init__(self, redis: RedisClient, namespace: str, group: bytes, knows: Callable[[str], bool]) -> None:
         self.redis = redis
@@ -51,7 +51,7 @@ class Replicas:
         self.received_at = 0.0
         self._sent_at = 0.0
         self._changed = asyncio.Event()
-        self._denials: dict[str, str] = {}  # reason, by operation
+        self._denied: set[str] = set()  # operations
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False  # before 3.12, `wait_for` in redis-py may lose a cancellation (python/cpython#86296)
 
@@ -67,7 +67,7 @@ class Replicas:
         if self._tasks:
             await asyncio.wait(self._tasks)
         with suppress(Unavailable):
-            await self._publish_message(self.pending.farewell(monotonic()))
+            await self._send(self.pending.farewell(monotonic()))
 
     def count(self) -> int:
         """Number of live gateways, including this gateway."""
@@ -99,23 +99,21 @@ class Replicas:
                     await self._changed.wait()
                 await asyncio.sleep(SEND_INTERVAL)
             self._changed.clear()
-            if (message := self.pending.message(monotonic())) is not None:
-                await self._send(message)
+            if (message := self.pending.message(monotonic())) is None:
+                continue
+            try:
+                denial = await self._send(message)
+            except Unavailable:
+                self.pending.forget()
+                continue
+            self._log_access("publish to", denial)
+            if denial is None:
+                self._sent_at = monotonic()
+            else:
+                self.pending.forget()
+                await asyncio.sleep(DENIED_PAUSE)
 
-    async def _send(self, message: bytes) -> None:
-        try:
-            denial = await self._publish_message(message)
-        except Unavailable:
-            self.pending.forget()
-            return
-        self._log_access("publish to", denial)
-        if denial is None:
-            self._sent_at = monotonic()
-        else:
-            self.pending.forget()
-            await asyncio.sleep(DENIED_PAUSE)
-
-    async def _publish_message(self, message: bytes) -> Exception | None:
+    async def _send(self, message: bytes) -> Exception | None:
         """Returns the error if Redis denies publishing. Raises Unavailable."""
         from redis.exceptions import ResponseError
 
@@ -160,12 +158,11 @@ class Replicas:
                 await subscription.aclose()
 
     def _log_access(self, operation: str, denial: Exception | None) -> None:
-        """One line per change."""
-        known = self._denials.get(operation)
-        if denial is None and known is not None:
-            del self._denials[operation]
+        if denial is None and operation in self._denied:
+            self._denied.remove(operation)
             log.info("replicas: allowed to %s channel %s again", operation, self.channel)
-        elif denial is not None and known is None:
-            self._denials[operation] = reason = error_text(denial, self.redis.url)
+        elif denial is not None and operation not in self._denied:
+            self._denied.add(operation)
+            reason = error_text(denial, self.redis.url)
             text = "replicas: Redis denies to %s channel %s: %s; this gateway does not share load with replicas"
             log.error(text, operation, self.channel, reason)

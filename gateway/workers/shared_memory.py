@@ -45,8 +45,7 @@ class SlotTable:
     """Gives each endpoint a slot, the same for workers with different versions of the configuration.
 
     Workers hold slots under a digest of the endpoint's id (64 bits: no collisions); a slot without a holder is free.
-    The
-    slot free for the longest time is taken first, so leftovers are old.
+    The slot free for the longest time is taken first, so leftovers are old.
     """
 
     def __init__(self, slots: int, workers: int) -> None:
@@ -64,7 +63,7 @@ class SlotTable:
             cells[first : first + slots] = memoryview(bytes(8 * slots)).cast("Q")
             known = {cells[at]: at for at in range(slots) if cells[at] in wanted}
             taken = {*known.values()}
-            free = [at for at in range(slots) if at not in taken and not self._is_held(at)]
+            free = [at for at in range(slots) if at not in taken and not any(cells[2 * slots + at : -1 : slots])]
             free.sort(key=lambda at: cells[slots + at])
             new = [digest for digest in wanted if digest not in known]
             for at, digest in zip(free, new, strict=False):
@@ -76,9 +75,6 @@ class SlotTable:
         finally:
             fcntl.lockf(self._lock, fcntl.LOCK_UN)
         return {wanted[digest]: at for digest, at in known.items()}
-
-    def _is_held(self, at: int) -> bool:
-        return any(self._cells[(2 + worker) * self._slots + at] for worker in range(self._workers))
 
 
 def _digest(name: str) -> int:
@@ -115,7 +111,7 @@ class Memory:
 
 
 class MemoryPart:
-    """One worker's part. `words` is public because every decision reads it."""
+    """One worker's part. `words` is public because every decision reads the changes."""
 
     def __init__(self, memory: Memory, number: int) -> None:
         begin = number * memory.part_size
@@ -125,9 +121,6 @@ class MemoryPart:
 
     # -- loads ------------------------------------------------------------------------------
 
-    def versions(self) -> list[int]:
-        return self.words[VERSIONS:].tolist()
-
     def write(self, at: int, load: PeerLoad) -> None:
         words, version = self.words, self.words[VERSIONS + at] | 1
         words[VERSIONS + at] = version
@@ -136,14 +129,14 @@ class MemoryPart:
         words[VERSIONS + at] = version + 1
         words[CHANGES] += 1
 
-    def read(self, at: int) -> tuple[int, PeerLoad] | None:
-        """Version and load; None during a write."""
+    def read(self, at: int) -> PeerLoad | None:
+        """None during a write."""
         version = self.words[VERSIONS + at]
         fields = LOAD.unpack_from(self._bytes, self._loads_at + LOAD.size * at)
         if version & 1 or self.words[VERSIONS + at] != version:
             return None
         numbers, misses = fields[: -len(STALL_GRID)], fields[-len(STALL_GRID) :]
-        return version, PeerLoad.from_numbers(numbers, NO_MISSES if misses == ZERO_MISSES else misses)
+        return PeerLoad.from_numbers(numbers, NO_MISSES if misses == ZERO_MISSES else misses)
 
     # -- prompts ----------------------------------------------------------------------------
 
@@ -154,8 +147,7 @@ class MemoryPart:
 
     def append(self, tag: int, hashes: Sequence[int]) -> None:
         """Skips to the next lap if the prompt would cross the end of the ring."""
-        blocks = hashes[:MAX_BLOCKS]
-        packed = (blocks if isinstance(blocks, array) else array("Q", blocks)).tobytes()
+        packed = array("Q", hashes[:MAX_BLOCKS]).tobytes()
         size, head = HEAD.size + len(packed), self.head
         if head % RING + size > RING:
             head += RING - head % RING
@@ -169,16 +161,15 @@ class MemoryPart:
         """The new position of the reader, and tag and blocks of each prompt since position `seen`."""
         head = self.head
         found: list[tuple[int, array[int]]] = []
-        if head - seen > RING:
-            return head, found
-        while seen < head:
+        while head - RING <= seen < head:
             prompt = self._read_prompt(seen)
             if prompt is None:
                 seen += RING - seen % RING  # end of the lap, or overwritten
-                continue
-            found.append(prompt)
-            seen += HEAD.size + 8 * len(prompt[1])
-        return (head, found) if self.head - seen <= RING else (self.head, [])
+            else:
+                found.append(prompt)
+                seen += HEAD.size + 8 * len(prompt[1])
+        overtaken = self.head - seen > RING
+        return (self.head, []) if overtaken else (head, found)
 
     def _read_prompt(self, seen: int) -> tuple[int, array[int]] | None:
         begin, room = self._ring_at + seen % RING, RING - seen % RING
@@ -187,9 +178,53 @@ class MemoryPart:
         position, tag, blocks = HEAD.unpack_from(self._bytes, begin)
         if position != seen or HEAD.size + 8 * blocks > room:
             return None
-        hashes = array("Q")
-        hashes.frombytes(self._bytes[begin + HEAD.size : begin + HEAD.size + 8 * blocks])
-        return tag, hashes
+        return tag, array("Q", self._bytes[begin + HEAD.size : begin + HEAD.size + 8 * blocks])
+
+
+class PeerPart(MemoryPart):
+    """The part of another worker, or of the predecessor, and the state last read.
+
+    Earlier prefill seconds are subtracted: all at once would look like an engine busy with nothing but prefill.
+    """
+
+    def __init__(self, memory: Memory, number: int) -> None:
+        super().__init__(memory, number)
+        self.seen_changes = -1
+        self.loads: dict[int, PeerLoad] = {}
+        self._versions = [0] * memory.slots
+        self._position = self.head // RING * RING  # a prompt begins here
+        first = {at: self.read(at) for at in range(memory.slots)}
+        self._prefill_before = {at: load.prefill_s for at, load in first.items() if load and load.prefill_s}
+
+    def forget(self) -> None:
+        self.seen_changes = -1
+        self.loads = {}
+        self._versions = [0] * len(self._versions)
+
+    def read_changed(self) -> list[int]:
+        """Slots with changed loads. Loads during a write are read next time."""
+        changes, changed = self.words[CHANGES], list[int]()
+        for at, version in enumerate(self.words[VERSIONS:].tolist()):
+            if version != self._versions[at]:
+                if (load := self.read(at)) is None:
+                    changes = -1
+                else:
+                    self._versions[at] = version
+                    self.loads[at] = self._since_first_read(at, load)
+                    changed.append(at)
+        self.seen_changes = changes
+        return changed
+
+    def _since_first_read(self, at: int, load: PeerLoad) -> PeerLoad:
+        before = self._prefill_before.get(at, 0.0)
+        if load.prefill_s < before:  # another process has this part now
+            before = self._prefill_before[at] = 0.0
+        return replace(load, prefill_s=load.prefill_s - before) if before else load
+
+    def new_prompts(self) -> list[tuple[int, array[int]]]:
+        """Tag and blocks."""
+        self._position, prompts = self.read_prompts(self._position)
+        return prompts
 
 
 class WorkerMemory:
@@ -201,8 +236,8 @@ class WorkerMemory:
         self._names: dict[int, str] = {}  # by slot
         self._tags: dict[int, str] = {}  # by tag of a prompt
         self._own = MemoryPart(memory, number)
-        self._peers = [_PeerPart(MemoryPart(memory, peer)) for peer in range(memory.workers) if peer != number]
-        self._predecessor: _PeerPart | None = _PeerPart(self._own)
+        self._peers = [PeerPart(memory, peer) for peer in range(memory.workers) if peer != number]
+        self._predecessor: PeerPart | None = PeerPart(memory, number)
         self._merge_at = NEVER
         memory.wipe(number)
 
@@ -232,66 +267,20 @@ class WorkerMemory:
             return
         self._merge_at = now + MERGE_INTERVAL
         changed = set[int]()
+        prompts: list[tuple[int, array[int]]] = []
         for peer in self._peers:
             if peer.words[CHANGES] != peer.seen_changes:
                 changed.update(peer.read_changed())
-                self._pass_prompts(peer, reader)
+                prompts += peer.new_prompts()
         for at in changed & self._names.keys():
             loads = [peer.loads[at] for peer in self._peers if at in peer.loads]
             reader.on_peer_load(self._names[at], combined(loads), now)
         if self._predecessor is not None:
-            self._pass_prompts(self._predecessor, reader)
+            prompts += self._predecessor.new_prompts()
             self._predecessor = None
-
-    def _pass_prompts(self, peer: _PeerPart, reader: PeerReader) -> None:
-        peer.position, prompts = peer.part.read_prompts(peer.position)
         for tag, hashes in prompts:
             if (name := self._tags.get(tag)) is not None:
                 reader.on_peer_prompt(name, hashes)
-
-
-class _PeerPart:
-    """Last read state of another worker's part.
-
-    Earlier prefill seconds are subtracted: all at once would look like an engine busy with nothing but prefill.
-    """
-
-    def __init__(self, part: MemoryPart) -> None:
-        self.part, self.words = part, part.words
-        self.seen_changes = -1
-        self.loads: dict[int, PeerLoad] = {}
-        self.position = part.head // RING * RING  # a prompt begins here
-        self._versions = [0] * len(part.versions())
-        first = {at: part.read(at) for at in range(len(self._versions))}
-        self._prefill_before = {at: found[1].prefill_s for at, found in first.items() if found and found[1].prefill_s}
-
-    def forget(self) -> None:
-        self.seen_changes = -1
-        self.loads = {}
-        self._versions = [0] * len(self._versions)
-
-    def read_changed(self) -> list[int]:
-        """Slots with changed loads. Loads during a write are read next time."""
-        changes, changed = self.words[CHANGES], list[int]()
-        for at, version in enumerate(self.part.versions()):
-            if version != self._versions[at]:
-                if (found := self.part.read(at)) is None:
-                    changes = -1
-                else:
-                    self._versions[at], load = found
-                    self.loads[at] = self._since_first_read(at, load)
-                    changed.append(at)
-        self.seen_changes = changes
-        return changed
-
-    def _since_first_read(self, at: int, load: PeerLoad) -> PeerLoad:
-        before = self._prefill_before.get(at)
-        if before is None:
-            return load
-        if load.prefill_s < before:  # another process has this part now
-            del self._prefill_before[at]
-            return load
-        return replace(load, prefill_s=load.prefill_s - before)
 
 
 # -- state of the supervisor ---------------------------------------------------------------
