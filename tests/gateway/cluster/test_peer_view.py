@@ -174,7 +174,11 @@ class Far:
 
     def __init__(self, group: bytes) -> None:
         self.pending, self.peers = PendingUpdates(group), Peers(group, NAMES.__contains__)
-        self.publish, self.publish_prompt, self.merge = self.pending.publish, self.pending.publish_prompt, self.peers.merge
+        self.publish, self.publish_prompt, self.merge = (
+            self.pending.publish,
+            self.pending.publish_prompt,
+            self.peers.merge,
+        )
 
 
 # --------------------------------------------------------------------------- time
