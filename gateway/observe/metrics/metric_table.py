@@ -61,17 +61,15 @@ ERROR_BOUNDS = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1
 RATIO_BOUNDS = tuple(i / 10 for i in range(11))
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
-TOKENS, REQUESTS, ATTEMPTS = "tokens", "requests", "attempts"
 UNITS = {"_seconds": "s", "_ratio": "0 to 1", "_usd_total": "USD"}  # by the end of a name
 
 
 def _family(kind: MetricKind, series: str, **columns: Any) -> Family:
-    """`series`: name and labels as in PromQL, `name{label,label}`."""
-    name, _, labels = series.removesuffix("}").partition("{")
-    unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
-    return Family(
-        **{"name": name, "kind": kind, "labels": tuple(filter(None, labels.split(","))), "unit": unit, **columns}
-    )
+    """`series`: name and labels as in PromQL, and the unit where the name does not end in one."""
+    named, _, unit = series.partition(" ")
+    name, _, labels = named.removesuffix("}").partition("{")
+    unit = unit or next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+    return Family(name=name, kind=kind, labels=tuple(filter(None, labels.split(","))), unit=unit, **columns)
 
 
 def counter(series: str, **columns: Any) -> Family:
@@ -88,24 +86,19 @@ def histogram(series: str, bounds: tuple[float, ...], **columns: Any) -> Family:
 
 PROMISED = (
     counter(
-        "firsttoken_requests_total{route,pool,outcome}",
-        unit=REQUESTS,
+        "firsttoken_requests_total{route,pool,outcome} requests",
         help="Requests by outcome",
         more="Counted once each, at their end.",
         moves="Traffic. `pool` is the last chosen pool, `-` if none was chosen.",
-        act=(
-            "`failed`, `unavailable` and `upstream_broke`: check the engines' attempts. `shed`: the fleet is too "
-            "small for its objectives. `internal`: a bug of the gateway."
-        ),
+        act="`failed`, `unavailable`, `upstream_broke`: the attempts. `shed`: add engines. `internal`: our bug.",
     ),
     histogram(
         "firsttoken_ttft_seconds{route,pool}",
         TTFT_BOUNDS,
         help="Arrival to first token written (streams: content; otherwise: first byte)",
         more=(
-            "Each route's budget is a bucket, so that on a route of streams the share within it is exact; the share "
-            "for other routes is in `firsttoken_ttft_by_prompt_seconds` alone. Its buckets carry a trace id "
-            "(OpenMetrics)."
+            "Each route's budget is a bucket, so that on a route of streams the share within it is exact; elsewhere "
+            "`firsttoken_ttft_by_prompt_seconds` has the share. Buckets carry a trace id (OpenMetrics)."
         ),
         moves="All work before the first token: queues and prefills of engines, long prompts, a lost cache.",
         act="`firsttoken_stage_seconds` shows the stage, `firsttoken_ttft_by_prompt_seconds` shows growing prompts.",
@@ -122,15 +115,9 @@ PROMISED = (
         "firsttoken_ttft_by_prompt_seconds{route,prompt}",
         TTFT_BOUNDS,
         help="TTFT of streams by prompt size",
-        more=(
-            "`prompt` is the size in tokens, reported by the engine or else estimated; thousands, lower bound "
-            "inclusive. Each route's budget is a bucket."
-        ),
+        more="`prompt`: tokens, by the engine or estimated; lower bound inclusive. Each route's budget is a bucket.",
         moves="One class alone: its prefill. All at once: queues.",
-        act=(
-            "Long prompts that miss a budget which short ones meet need a tier of their own (`when: {prompt_tokens: "
-            "...}`), or another budget."
-        ),
+        act="Only long prompts miss the budget: a tier for them (`when: {prompt_tokens: ...}`), or another budget.",
     ),
     histogram(
         "firsttoken_tpot_seconds{route,pool}",
@@ -144,23 +131,19 @@ PROMISED = (
         "firsttoken_stage_seconds{route,stage}",
         STAGE_BOUNDS,
         help="Time of a request by stage",
-        more=(
-            "All but `stream`, `engine_queue` and `engine_prefill` sum to TTFT; these two are parts of `upstream`, as"
-            " reported by the engine."
-        ),
+        more="All but `stream` sum to TTFT; `engine_queue` and `engine_prefill` are the engine's parts of `upstream`.",
         moves=(
             "`queue`: engines without capacity. `rate_limit`: a provider's rate limit. `failover`: lost attempts. "
             "`upstream`: the engine. `estimate`, `parse`: long new prompts. `relay`, `decide`: a gateway short of "
             "CPU."
         ),
         act=(
-            "Mostly `queue` and `upstream`: add engines. `rate_limit`: a higher limit, or another tier. The gateway's"
-            " own stages: check `firsttoken_loop_lag_seconds`."
+            "Mostly `queue` and `upstream`: add engines. `rate_limit`: a higher limit, or another tier. Stages of the "
+            "gateway: check `firsttoken_loop_lag_seconds`."
         ),
     ),
     counter(
-        "firsttoken_slo_total{route,objective,met}",
-        unit=REQUESTS,
+        "firsttoken_slo_total{route,objective,met} requests",
         help="Objectives met and missed",
         more="`objective` is `ttft`, `tpot` or `total`; the rules are below.",
         moves="Missed budgets, shed or failed requests.",
@@ -181,8 +164,7 @@ PROMISED = (
         act="No action: 1 - target is the error budget.",
     ),
     gauge(
-        "firsttoken_requests_in_progress",
-        unit=REQUESTS,
+        "firsttoken_requests_in_progress requests",
         help="Requests that have arrived and not ended",
         more="Queued, sent, or streaming.",
         moves="Traffic times the duration of answers.",
@@ -190,8 +172,7 @@ PROMISED = (
         merge=Merge.SUM,
     ),
     counter(
-        "firsttoken_tokens_total{route,pool,direction}",
-        unit=TOKENS,
+        "firsttoken_tokens_total{route,pool,direction} tokens",
         help="Tokens of answered requests",
         more="`input` and `output`, reported by the engine or else estimated and counted.",
         moves="Traffic, longer prompts, longer answers.",
@@ -220,21 +201,14 @@ PREDICTED = (
         help="Actual minus predicted p50 TTFT",
         more="Streams only.",
         moves="An engine that became slower or faster; other clients of the engine that its metrics do not show.",
-        act=(
-            "Above 0 for long: budgets that seemed safe are missed. Check `/fleet`, and the scrapes of the engine's "
-            "`/metrics`."
-        ),
+        act="Above 0 for long: safe budgets are missed. Check `/fleet`, and the scrapes of the engine's `/metrics`.",
     ),
     counter(
-        "firsttoken_ttft_prediction_covered_total{pool,quantile,covered}",
-        unit=REQUESTS,
+        "firsttoken_ttft_prediction_covered_total{pool,quantile,covered} requests",
         help="Requests with a TTFT within the predicted quantile, or not",
         more="Streams only; `true` / all of a quantile is its calibration.",
         moves="`p50` should cover half, `p90` nine in ten.",
-        act=(
-            "p90 below 0.85: the spread is underestimated, and routes run closer to their budgets than intended. "
-            "Raise `target` until it recovers."
-        ),
+        act="p90 below 0.85: routes run closer to their budgets than intended. Raise `target` until it recovers.",
     ),
     histogram(
         "firsttoken_prefix_hit_ratio{pool,source}",
@@ -242,54 +216,40 @@ PREDICTED = (
         help="Share of prompt tokens cached, by source",
         more="`predicted` by the gateway and `reported` by the engine.",
         moves="Shared prompts, conversations that return to their engine; a restart or too small a cache lowers it.",
-        act=(
-            "`reported` far below `predicted`: the engine evicts blocks that the index still has; enable its cache "
-            "events."
-        ),
+        act="`reported` far below `predicted`: the engine evicts blocks of the index; enable cache events.",
     ),
 )
 
 SENT = (
     counter(
-        "firsttoken_attempts_total{pool,kind,outcome}",
-        unit=ATTEMPTS,
+        "firsttoken_attempts_total{pool,kind,outcome} attempts",
         help="Attempts by kind and outcome",
         more="Counted once each, at their end.",
         moves="More than one per request: failures, rate limits, silence.",
-        act=(
-            "`failed`, `broken`: the engine's log. `rate_limited`: the provider's limit. `silent`: too slow for the "
-            "budget."
-        ),
+        act="`failed`, `broken`: the engine's log. `rate_limited`: the provider's limit. `silent`: too slow.",
     ),
     counter(
-        "firsttoken_hedges_total{route,result}",
-        unit=ATTEMPTS,
+        "firsttoken_hedges_total{route,result} attempts",
         help="Hedges by result",
-        more=(
-            "`won` (its first token came first), `lost` (the other attempt was first, or the caller disconnected), "
-            "`failed`."
-        ),
+        more="`won` (had the first token), `lost` (the other attempt had, or the caller disconnected), `failed`.",
         moves="First tokens later than predicted, on routes with `hedge`.",
         act="Mostly `lost`: hedges cost and do not help. Lower `max_extra`.",
     ),
     gauge(
-        "firsttoken_queue_depth{route}",
-        unit=REQUESTS,
+        "firsttoken_queue_depth{route} requests",
         help="Requests queued in the gateway",
         moves="More requests than the engines have capacity for.",
         act="With TTFT met the queue works as intended; with misses, add engines. See [routing](routing.md).",
         merge=Merge.SUM,
     ),
     gauge(
-        "firsttoken_endpoint_in_flight{pool,endpoint}",
-        unit=ATTEMPTS,
+        "firsttoken_endpoint_in_flight{pool,endpoint} attempts",
         help="Attempts in flight to the endpoint",
         moves="Traffic, and the duration of answers.",
         act="One endpoint far above the rest of its pool answers slowly: check `/fleet`.",
     ),
     gauge(
-        "firsttoken_endpoint_uncached_tokens_ahead{pool,endpoint}",
-        unit=TOKENS,
+        "firsttoken_endpoint_uncached_tokens_ahead{pool,endpoint} tokens",
         help="Uncached prompt tokens in flight without a first token",
         more="Counted by the gateway, ahead of the engine's own metrics.",
         moves="Long prompts without a cached prefix.",
@@ -303,23 +263,18 @@ SENT = (
         merge=Merge.MIN,
     ),
     gauge(
-        "firsttoken_endpoint_running{pool,endpoint}",
-        unit=REQUESTS,
+        "firsttoken_endpoint_running{pool,endpoint} requests",
         help="Requests running on the engine, as reported by the engine",
         more="Only for engines that report it, from a scrape of the last 5 s.",
         moves="Traffic of the gateway and of other clients.",
         act="Above `firsttoken_endpoint_in_flight` for long: the engine has other clients.",
     ),
     gauge(
-        "firsttoken_endpoint_waiting{pool,endpoint}",
-        unit=REQUESTS,
+        "firsttoken_endpoint_waiting{pool,endpoint} requests",
         help="Requests waiting in the engine's queue",
         more="Only for engines that report it, from a scrape of the last 5 s.",
         moves="More requests than it runs at a time; exhausted KV-cache memory.",
-        act=(
-            "Above 0 for long the engine's own queue decides which requests are late: add engines, or remove their "
-            "other clients."
-        ),
+        act="Above 0 for long the engine's queue decides which requests are late: add engines, or remove clients.",
     ),
     gauge(
         "firsttoken_endpoint_kv_usage_ratio{pool,endpoint}",
@@ -332,8 +287,7 @@ SENT = (
 
 SHARED = (
     counter(
-        "firsttoken_quota_refused_total{key,limit}",
-        unit=REQUESTS,
+        "firsttoken_quota_refused_total{key,limit} requests",
         help="Requests refused because a key's quota was used up",
         more="`limit` is `requests`, `tokens`, `concurrent` or `cost`; `key` is the name in the configuration.",
         moves="A key that exceeds its quota.",
@@ -371,10 +325,7 @@ OURSELVES = (
         "firsttoken_loop_lag_seconds",
         LAG_BOUNDS,
         help="Lateness of a timer of the event loop",
-        more=(
-            "Measured 20 times a second: the delay of any event at that moment. Below a millisecond it is the "
-            "resolution of the timer."
-        ),
+        more="20 times a second: the delay of any event then. Below a millisecond: the resolution of the timer.",
         moves="A gateway short of CPU; blocking code in it.",
         act="Add workers, or dedicate cores. Below 60% of a core and still late: a bug of the gateway.",
     ),
@@ -435,8 +386,7 @@ OURSELVES = (
         act="`refused`: the old configuration stays in force; the log states the reason.",
     ),
     gauge(
-        "firsttoken_config_loaded_timestamp_seconds",
-        unit="s since 1970",
+        "firsttoken_config_loaded_timestamp_seconds s since 1970",
         help="Time at which the configuration in force was read",
         moves="A start or a reload.",
         act="Earlier than the last change of the file: the change was refused, or not seen.",
