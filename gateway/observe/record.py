@@ -15,6 +15,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gateway.observe.trace_context import Trace
@@ -170,52 +171,34 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """For the access log and GET /requests: flat, milliseconds, no text of prompt or answer."""
-        return {
-            "request_id": self.request_id,
-            "wall": self.wall,
-            "route": self.route,
-            "workload": self.workload,
-            "tenant": self.tenant,
-            "operation": self.operation,
-            "stream": self.stream,
-            "end": self.end,
-            "status": self.status,
-            "error": self.error,
-            "max_tokens": self.max_tokens,
-            "prompt_tokens_estimated": self.prompt_tokens_estimated,
-            "prompt_tokens_reported": self.prompt_tokens_reported,
-            "cached_tokens_predicted": self.cached_tokens_predicted,
-            "cached_tokens_reported": self.cached_tokens_reported,
-            "output_tokens": self.output_tokens,
-            "chance": self.chance,
-            "tier": self.tier,
-            "pool": self.pool,
-            "model": self.model,
-            "endpoint": self.endpoint,
-            "region": self.region,
-            "scorer": self.scorer,
-            "cost_usd": self.cost_usd,
-            "ttft_ms": _ms(self.ttft),
-            "ttft_budget_ms": _ms(self.ttft_budget),
-            "on_screen_ms": _ms(self.on_screen),
-            "total_ms": _ms(self.total),
-            "tpot_ms": _ms(self.tpot),
-            "loop_lag_ms": _ms(self.loop_lag),
-            "engine_queue_ms": _ms(self.engine_queue),
-            "engine_prefill_ms": _ms(self.engine_prefill),
-            "engine_ttft_ms": _ms(self.engine_ttft),
-            "ttft_predicted_p50_ms": _ms(self.ttft_predicted_p50),
-            "ttft_predicted_p90_ms": _ms(self.ttft_predicted_p90),
-            "stages_ms": {
-                name: int(s * 1e6 + 0.5) / 1e3 for name, s in zip(STAGE_NAMES, self.spent, strict=True) if s is not None
-            },
-            "ttft_met": self.ttft_met,
-            "tpot_met": self.tpot_met,
-            "total_met": self.total_met,
-            "attempts": [attempt.as_json() for attempt in self.attempts],
-            "prefix": b64encode(array("Q", self.prefix)).decode() if self.prefix else None,
-            "trace_id": self.trace_id,
+        shown = dict(zip(SHOWN, _shown(self), strict=True))
+        for name, seconds in zip(TIMES_MS, _times(self), strict=True):
+            shown[name] = _ms(seconds)
+        shown["stages_ms"] = {
+            name: int(s * 1e6 + 0.5) / 1e3 for name, s in zip(STAGE_NAMES, self.spent, strict=True) if s is not None
         }
+        shown["ttft_met"] = self.ttft_met
+        shown["tpot_met"] = self.tpot_met
+        shown["total_met"] = self.total_met
+        shown["attempts"] = [attempt.as_json() for attempt in self.attempts]
+        shown["prefix"] = b64encode(array("Q", self.prefix)).decode() if self.prefix else None
+        shown["trace_id"] = self.trace_id
+        return shown
+
+
+# Members of a Record's JSON: as they are, and in milliseconds.
+SHOWN = (
+    *("request_id", "wall", "route", "workload", "tenant", "operation", "stream", "end", "status", "error"),
+    *("max_tokens", "prompt_tokens_estimated", "prompt_tokens_reported", "cached_tokens_predicted"),
+    *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
+    "cost_usd",
+)
+TIMES = (
+    *("ttft", "ttft_budget", "on_screen", "total", "tpot", "loop_lag", "engine_queue", "engine_prefill"),
+    *("engine_ttft", "ttft_predicted_p50", "ttft_predicted_p90"),
+)
+TIMES_MS = tuple(f"{name}_ms" for name in TIMES)
+_shown, _times = attrgetter(*SHOWN), attrgetter(*TIMES)
 
 
 def _ms(seconds: float | None) -> float | None:
