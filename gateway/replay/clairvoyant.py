@@ -6,7 +6,7 @@ its favour, beyond the knowledge and means of any gateway:
   steps (5 %) is unknown.
 - Caches are perfect: a prefix computed by one engine of a pool is cached on all of them.
 - Output lengths are known, and so is the exact slack of each answer before it misses its TPOT.
-- Arrivals of the next seconds are known (`clairvoyant_plan.Demand`).
+- Arrivals of the next seconds are known (`clairvoyant_plan.EngineGroup`).
 - Dead engines are known at once, no request hangs, and requests lost before the first token start again.
 
 Rules:
@@ -29,20 +29,18 @@ from bisect import insort
 from collections.abc import Hashable, Iterator, Sequence
 
 from backends.simulated.virtual_engine import HostedApi, VirtualEngine
-from gateway.replay.clairvoyant_plan import HORIZON, EngineGroup, ExactAnswer, ExactEngine, PlannedRequest
+from gateway.replay.clairvoyant_plan import EngineGroup, ExactAnswer, ExactEngine, PlannedRequest
 from gateway.replay.sim_fleet import Scenario, SimFleet
 from gateway.replay.traces import Arrival
 from policies.fleet.fleet import Fleet
-from policies.routes.route import Route, Tier
+from policies.routes.route import Tier
 from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Endpoint, Forecast, Placement, RequestView
 
 TICK = 0.015  # s between two decisions while requests with a deadline wait
 IDLE_TICK = 0.25  # s, while only late requests or those without a deadline wait
-SAFE, LUCKY = (
-    1.6,
-    0.5,
-)  # multiples of an API's median TTFT: nine of ten requests meet the former, one of forty the latter
+# Multiples of an API's median TTFT: nine of ten requests meet the former, one of forty the latter.
+SAFE, LUCKY = 1.6, 0.5
 
 Placed = tuple[Hashable, Decision]
 
@@ -73,19 +71,14 @@ class Clairvoyant:
         """The sequence number is that of the arrival, from 1."""
         number, route = queued.sequence, queued.route
         arrival = self._arrivals[number - 1]
-        tiers = self._tiers(queued.request, route, arrival)
-        request = PlannedRequest(number, arrival, route, queued.deadline, tiers)
+        tiers = [i for i, tier in enumerate(route.tiers) if self._fits(queued.request, tier, arrival)]
+        if route.prefer == "cost":
+            tiers.sort(key=lambda i: self._pools[route.tiers[i].pool].price.of(1000, 300))
+        request = PlannedRequest(number, arrival, route, queued.deadline, tuple(tiers))
         if queued.deadline == FOREVER and tiers:
             insort(self._spare, request)
         else:
             self._new.append(request)
-
-    def _tiers(self, view: RequestView, route: Route, arrival: Arrival) -> tuple[int, ...]:
-        """Tiers that can take the request at all, in order of preference."""
-        fit = [i for i, tier in enumerate(route.tiers) if self._fits(view, tier, arrival)]
-        if route.prefer == "cost":
-            fit.sort(key=lambda i: self._pools[route.tiers[i].pool].price.of(1000, 300))
-        return tuple(fit)
 
     def _fits(self, view: RequestView, tier: Tier, arrival: Arrival) -> bool:
         window = self._pools[tier.pool].context_window or FOREVER
@@ -105,7 +98,7 @@ class Clairvoyant:
             (request, engine), tokens = sent, self._arrivals[number - 1].output_tokens
             due = now + request.tpot * max(tokens - 1, 1)
             engine.answers[key] = ExactAnswer(tokens, request.arrival.prompt_tokens, due)
-            engine.invalidate()
+            engine.stale = True
             self._answers[number] = engine, key
 
     def on_ended(self, number: int) -> None:
@@ -114,7 +107,7 @@ class Clairvoyant:
         if (found := self._answers.pop(number, None)) is not None:
             engine, key = found
             del engine.answers[key]
-            engine.invalidate()
+            engine.stale = True
 
     # ---------------------------------------------------------------- decisions
 
@@ -158,10 +151,10 @@ class Clairvoyant:
     def _fill(self, now: float) -> Iterator[Placed]:
         """Sends late requests, and those without a deadline, to engines that are not about to be needed."""
         for group in self._groups.values():
-            if group.queue or not self._spare or group.demand.limit(now) < FOREVER:
+            if group.queue or not self._spare or group.limit(now) < FOREVER:
                 continue
             ready = [engine for engine in group.engines if engine.accepts_prompt(now)]
-            reserved = max(len(group.engines) // 2, 1) if group.demand.upcoming(now, now + HORIZON) else 0
+            reserved = max(len(group.engines) // 2, 1) if group.upcoming(now) else 0
             for engine in sorted(ready, key=lambda engine: engine.context)[: max(len(ready) - reserved, 0)]:
                 if (request := self._filling(group, engine, now)) is not None:
                     self._spare.remove(request)

@@ -135,7 +135,7 @@ def test_a_first_token_comes_when_it_was_said_to() -> None:
     for event in servers.run_until(1.0):
         if isinstance(event, EngineFirstToken):
             engine.answers[event.id] = ExactAnswer(400, 3_000, 100.0)
-    engine.invalidate()
+    engine.stale = True
     engine.refresh()
     predicted = engine.first_token(request(1.0, 20_000), 0, 0.05, 1.0)
     servers.submit("main/0", EngineRequest(9, 20_000, 2), 1.0)
