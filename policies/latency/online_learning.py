@@ -75,35 +75,26 @@ class Regression:
         predicted = self.predict(features)
         error = min(max(actual / predicted - 1.0, -clip), clip)
         x = [feature / predicted for feature in features]
-        sensitivity, variance = [], 0.0
-        for row, feature in zip(self.covariance, x, strict=True):
-            value = sum(map(mul, row, x))
-            sensitivity.append(value)
-            variance += value * feature
-        deviations = abs(error) / (HUBER * (variance + self._noise) ** 0.5)
-        total = variance + self._noise * max(deviations, 1.0)
-        gains, coefficients = [], []
-        for value, coefficient in zip(sensitivity, self.coefficients, strict=True):
-            gain = value / total
-            gains.append(gain)
-            coefficients.append(coefficient + gain * error)
+        sensitivity = [sum(map(mul, row, x)) for row in self.covariance]
+        variance = sum(map(mul, sensitivity, x))
+        noise = self._noise * max(abs(error) / (HUBER * (variance + self._noise) ** 0.5), 1.0)
+        gains = [value / (variance + noise) for value in sensitivity]
+        coefficients = [value + gain * error for value, gain in zip(self.coefficients, gains, strict=True)]
         if min(coefficients) < self._floor:
             coefficients = self._projected(coefficients, gains, sensitivity)
         self.coefficients = coefficients
         self._update_covariance(gains, sensitivity)
 
     def _update_covariance(self, gains: list[float], sensitivity: list[float]) -> None:
-        """What the sample taught is taken off, and the drift added."""
-        coefficients, exceeded = self.coefficients, False
-        terms = range(len(coefficients))
-        for i in terms:
-            row, gain, coefficient = self.covariance[i], gains[i], coefficients[i]
-            drift = COMMON_DRIFT * coefficient
-            own = row[i] - gain * sensitivity[i] + OWN_DRIFT * max(coefficient, 1.0) ** 2 + drift * coefficient
-            for j in terms:  # indices: twice as fast as a comprehension over zip
-                row[j] = row[j] - gain * sensitivity[j] + drift * coefficients[j]
-            row[i] = own
-            exceeded = exceeded or own > self._max_variances[i]
+        """Subtracts what the sample has taught, and adds the drift."""
+        covariance, coefficients, exceeded = self.covariance, self.coefficients, False
+        for i, row in enumerate(covariance):
+            gain, coefficient = gains[i], coefficients[i]
+            drift, square = COMMON_DRIFT * coefficient, max(coefficient, 1.0) ** 2
+            for j in range(i):
+                row[j] = covariance[j][i] = row[j] - gain * sensitivity[j] + drift * coefficients[j]
+            row[i] += OWN_DRIFT * square + drift * coefficient - gain * sensitivity[i]
+            exceeded = exceeded or row[i] > self._max_variances[i] * square
         if exceeded:
             self._cap_variances()
 

@@ -81,6 +81,7 @@ class TtftPredictor(ABC):
         self.samples = 0
         self.context_per_token = 0.0  # attention pairs per token of the present queue
         self._changes = ChangeDetector()
+        self._idle_errors = self._queued_errors = ErrorQuantiles()
         self._regime_since = NEVER  # when the present regime was noticed
 
     @abstractmethod
@@ -90,10 +91,6 @@ class TtftPredictor(ABC):
     @abstractmethod
     def predict(self, load: Load, tokens: int, hit: int, now: float) -> Forecast:
         """TTFT and TPOT of a prompt sent now with `hit` of `tokens` cached, at an endpoint with the latest `load`."""
-
-    @abstractmethod
-    def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
-        """Of actual / predicted."""
 
     @abstractmethod
     def warm_start_from(self, sibling: Self, now: float) -> None:
@@ -113,11 +110,13 @@ class TtftPredictor(ABC):
         predicted = self.point_estimate(sample.work, now)
         factor = self._changes.observe(log(ttft / predicted))
         if factor != 1.0:
-            self._start_regime(factor, now)
+            self._start_regime(factor)
+            self._clear_errors(now)
             return
         # A prompt sent before the present regime is compared with what is predicted now.
         reference = predicted if now - sample.ttft < self._regime_since else sample.predicted
-        self._learn(sample, ttft, sample.ttft / reference, now)
+        self._errors_of(sample.work.queued_tokens).observe(sample.ttft / reference, now)
+        self._learn(sample, ttft, now)
 
     def observe_at_least(self, sample: TtftSample, now: float) -> None:
         """Learns a right-censored sample: no token came within its `ttft`.
@@ -131,12 +130,23 @@ class TtftPredictor(ABC):
         beyond = forecast.quantile((1 + forecast.probability(sample.ttft)) / 2)
         self.observe(replace(sample, ttft=max(beyond, sample.ttft)), now)
 
-    @abstractmethod
-    def _learn(self, sample: TtftSample, ttft: float, error: float, now: float) -> None:
-        """`error`: actual / predicted."""
+    def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
+        """Of actual / predicted."""
+        return self._errors_of(queued_tokens).quantiles(now)
+
+    def _errors_of(self, queued_tokens: float) -> ErrorQuantiles:
+        return self._queued_errors if queued_tokens else self._idle_errors
+
+    def _clear_errors(self, now: float) -> None:
+        self._idle_errors.clear()
+        self._queued_errors.clear()
+        self._regime_since = now
 
     @abstractmethod
-    def _start_regime(self, factor: float, now: float) -> None:
+    def _learn(self, sample: TtftSample, ttft: float, now: float) -> None: ...
+
+    @abstractmethod
+    def _start_regime(self, factor: float) -> None:
         """Everything takes `factor` times as long since a moment ago."""
 
 
@@ -147,7 +157,7 @@ class EnginePredictor(TtftPredictor):
         super().__init__()
         self._regression = Regression(ENGINE_VARIANCES)
         self._own_samples: deque[TtftSample] = deque()  # while a sibling may still teach
-        self._idle_errors, self._queued_errors = ErrorQuantiles(), ErrorQuantiles()
+        self._queued_errors = ErrorQuantiles()
         self._update_costs()
         self.drain_rate = self.max_prefill_rate
 
@@ -177,9 +187,6 @@ class EnginePredictor(TtftPredictor):
         wait = max(load.wait, load.blocked_until - now)
         return Forecast(wait + estimate, self.quantiles(queued, now), load.tpot, self.samples, prefill_s)
 
-    def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
-        return (self._queued_errors if queued_tokens else self._idle_errors).quantiles(now)
-
     def prefill_rate(self, context_per_token: float) -> float:
         return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)
 
@@ -193,7 +200,9 @@ class EnginePredictor(TtftPredictor):
         self._queued_errors.warm_start_from(sibling._queued_errors, now)
         self._clear_errors(now)
         for sample in own:
-            self._fit(sample.work, sample.ttft, sample.ttft / self.point_estimate(sample.work, now), now)
+            error = sample.ttft / self.point_estimate(sample.work, now)
+            self._errors_of(sample.work.queued_tokens).observe(error, now)
+            self._fit(sample.work, sample.ttft)
 
     def distance(self, sibling: Self, now: float) -> float:
         return abs(log(sibling._relative_time(self._own_samples, now)))
@@ -205,32 +214,25 @@ class EnginePredictor(TtftPredictor):
         middle = median(log(max(one.ttft, MIN_TTFT) / self.point_estimate(one.work, now)) for one in samples)
         return exp(middle * len(samples) / (len(samples) + SPEED_SHRINK))
 
-    def _learn(self, sample: TtftSample, ttft: float, error: float, now: float) -> None:
+    def _learn(self, sample: TtftSample, ttft: float, now: float) -> None:
         if self.samples <= MATURE_SAMPLES:
             self._own_samples.append(sample)
         else:
             self._own_samples.clear()
         if self.samples == 1 and ttft > (predicted := self.point_estimate(sample.work, now)):
             self._regression.scale(ttft / predicted)
-        self._fit(sample.work, ttft, error, now)
+        self._fit(sample.work, ttft)
 
-    def _fit(self, work: PrefillWork, ttft: float, error: float, now: float) -> None:
-        (self._queued_errors if work.queued_tokens else self._idle_errors).observe(error, now)
+    def _fit(self, work: PrefillWork, ttft: float) -> None:
         tokens = work.uncached + work.queued_tokens
         terms = (BASE, work.prompt_tokens * LENGTH, tokens * TOKEN, work.pairs * PAIR, work.running * RUNNING)
         self._regression.update(terms, ttft, self._changes.clip)
         self._update_costs()
 
-    def _start_regime(self, factor: float, now: float) -> None:
+    def _start_regime(self, factor: float) -> None:
         self._own_samples.clear()
         self._regression.scale(factor)
         self._update_costs()
-        self._clear_errors(now)
-
-    def _clear_errors(self, now: float) -> None:
-        self._idle_errors.clear()
-        self._queued_errors.clear()
-        self._regime_since = now
 
     def _update_costs(self) -> None:
         """Seconds per unit of each term."""
@@ -276,7 +278,6 @@ class ApiPredictor(TtftPredictor):
         self.max_prefill_rate = self.drain_rate = 1 / API_TOKEN
         self._overall = _DecayedMean()
         self._by_length: dict[int, _DecayedMean] = {}
-        self._errors = ErrorQuantiles()
 
     def point_estimate(self, work: PrefillWork, now: float) -> float:
         return self._estimate(work.prompt_tokens, now)
@@ -288,27 +289,21 @@ class ApiPredictor(TtftPredictor):
 
     def predict(self, load: Load, tokens: int, hit: int, now: float) -> Forecast:
         wait = max(load.wait, load.blocked_until - now)
-        return Forecast(wait + self._estimate(tokens, now), self._errors.quantiles(now), load.tpot, self.samples)
-
-    def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
-        return self._errors.quantiles(now)
+        return Forecast(wait + self._estimate(tokens, now), self._idle_errors.quantiles(now), load.tpot, self.samples)
 
     def warm_start_from(self, sibling: Self, now: float) -> None:
         self._overall.add(sibling._overall.read(now, 0.0, 1.0), now)
-        self._errors.warm_start_from(sibling._errors, now)
+        self._idle_errors.warm_start_from(sibling._idle_errors, now)
 
-    def _learn(self, sample: TtftSample, ttft: float, error: float, now: float) -> None:
-        self._errors.observe(error, now)
+    def _learn(self, sample: TtftSample, ttft: float, now: float) -> None:
         tokens = sample.work.prompt_tokens
         log_ratio = log(ttft / _api_reference(tokens))
         self._overall.add(log_ratio, now)
         self._by_length.setdefault(tokens.bit_length(), _DecayedMean()).add(log_ratio, now)
 
-    def _start_regime(self, factor: float, now: float) -> None:
+    def _start_regime(self, factor: float) -> None:
         for mean in (self._overall, *self._by_length.values()):
             mean.shift(log(factor))
-        self._errors.clear()
-        self._regime_since = now
 
 
 def _api_reference(tokens: int) -> float:
