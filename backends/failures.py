@@ -17,6 +17,7 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -43,8 +44,8 @@ MALFORMED = Failure(FailureKind.PROTOCOL, "The backend sent something that is no
 TOO_LARGE = Failure(FailureKind.PROTOCOL, "The backend's reply is larger than the gateway accepts.")
 NOT_JSON = Failure(FailureKind.PROTOCOL, "The backend sent something that is not JSON.")
 LINE_TOO_LONG = Failure(FailureKind.PROTOCOL, "The backend sent an event larger than the gateway accepts.")
-_UNANSWERED = Failure(FailureKind.RESET, "The backend closed the connection without an answer.")
-_CUT_SHORT = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
+UNANSWERED = Failure(FailureKind.RESET, "The backend closed the connection without an answer.")
+CUT_SHORT = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
 
 _CONNECT: tuple[tuple[type[Exception], str], ...] = (  # the first match counts; all but the last are OSErrors
     (TimeoutError, "The backend did not accept a connection in time."),
@@ -62,11 +63,6 @@ def of_connect(error: Exception) -> Failure:
     return Failure(FailureKind.CONNECT, next(text for kind, text in _CONNECT if isinstance(error, kind)))
 
 
-def of_loss(answered: bool) -> Failure:
-    """Of a connection lost under a request."""
-    return _CUT_SHORT if answered else _UNANSWERED
-
-
 # --------------------------------------------------------------------------- error replies
 
 
@@ -82,7 +78,11 @@ class ErrorBody:
 
 def of_reply(status: int, headers: Mapping[str, str], body: bytes, secret: str = "") -> Failure:
     """Failure for an error status. `secret` is the API key, never shown."""
-    return _of_complaint(status, headers, complaint(_loads(body)), secret)
+    try:
+        said = complaint(msgspec.json.decode(body))
+    except (msgspec.DecodeError, RecursionError):
+        said = ErrorBody()  # a proxy's HTML page, say: the status tells all there is to know
+    return _of_complaint(status, headers, said, secret)
 
 
 def of_event(error: Any, secret: str = "") -> Failure:
@@ -122,10 +122,8 @@ def _of_complaint(status: int, headers: Mapping[str, str], said: ErrorBody, secr
         return Failure(FailureKind.AUTH, "The backend refused the gateway's credentials.")
     if status == 429:
         code = said.code if said.code == "insufficient_quota" else "rate_limit_exceeded"
-        wait = retry_after(headers)
-        return Failure(
-            FailureKind.RATE_LIMITED, "The backend's rate limit is reached.", 429, code, code, retry_after=wait
-        )
+        message = "The backend's rate limit is reached."
+        return Failure(FailureKind.RATE_LIMITED, message, 429, code, code, retry_after=retry_after(headers))
     if status in (503, 529):
         return Failure(FailureKind.OVERLOADED, "The backend is overloaded.", 503, retry_after=retry_after(headers))
     if status in (408, 504):
@@ -166,13 +164,6 @@ def _status_in(said: ErrorBody) -> int:
     return 429 if said.code == "rate_limit_exceeded" else 400 if said.type == "invalid_request_error" else 500
 
 
-def _loads(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None  # a proxy's HTML page, say: the status tells all there is to know
-
-
 def decode_leniently(data: bytes) -> Any:
     """Decode JSON with the additions of Python servers (NaN, Infinity, lone surrogates). Raises ValueError."""
     try:
@@ -193,27 +184,18 @@ def _code(value: Any) -> str | int | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait as the server asks (RFC 9110, 10.2.3, and OpenAI's `retry-after-ms`); None if malformed."""
-    wait = _seconds(headers.get("retry-after-ms"), 1e-3)
-    if wait is None:
-        wait = _seconds(headers.get("retry-after"), 1.0)
-    return _until(headers) if wait is None else wait
+    """Seconds to wait as the server asks (RFC 9110, 10.2.3, and OpenAI's `retry-after-ms`); None if malformed.
 
-
-def _seconds(value: str | None, unit: float) -> float | None:
-    try:
-        seconds = float(value or "") * unit
-    except ValueError:
-        return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
-
-
-def _until(headers: Mapping[str, str]) -> float | None:
-    """Seconds until an HTTP-date, measured from the reply's own Date if present, so clocks need not agree."""
-    then = _timestamp(headers.get("retry-after"))
+    A date is measured from the reply's own Date if present, so clocks need not agree.
+    """
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        with suppress(ValueError):
+            wait = float(headers.get(name) or "") * unit
+            if math.isfinite(wait) and wait >= 0:
+                return wait
+    then, now = _timestamp(headers.get("retry-after")), _timestamp(headers.get("date"))
     if then is None:
         return None
-    now = _timestamp(headers.get("date"))
     wait = then - (time.time() if now is None else now)
     return wait if wait >= 0 else None
 

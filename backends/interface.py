@@ -112,11 +112,9 @@ class Tap(Protocol):
 
     def feed(self, data: bytes) -> bool:
         """Read bytes of the body. True: visible output among the bytes (content, reasoning or a tool call)."""
-        ...
 
     def close(self) -> None:
         """The body is complete."""
-        ...
 
 
 class Backend(Protocol):
@@ -133,19 +131,15 @@ class Backend(Protocol):
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         """The meaning of a non-2xx reply. Header names are lower case."""
-        ...
 
     def probe(self) -> HttpCall | None:
         """Cheap health request; None: only real traffic shows the server's health."""
-        ...
 
     def load(self) -> HttpCall | None:
         """Request for the page read by `read_load`."""
-        ...
 
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
         """Fields of policies.types.EngineLoad by name (the packages do not know each other)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

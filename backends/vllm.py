@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,19 +71,13 @@ def samples(page: bytes, name: bytes) -> list[tuple[bytes, float]]:
         end = page.find(b"\n", start + 1)
         line = page[start + len(prefix) : end]
         if line.startswith((b"{", b" ")):  # not a longer name
-            labels, _, value = line.rpartition(b"}")
-            found += [(labels, number) for number in _number(value)]
+            labels, _, rest = line.rpartition(b"}")
+            with suppress(ValueError, IndexError):  # `value [timestamp]`
+                value = float(rest.split()[0])
+                if math.isfinite(value):
+                    found.append((labels, value))
         start = -1 if found and not page.startswith(prefix, end) else page.find(prefix, end)
     return found
-
-
-def _number(text: bytes) -> tuple[float, ...]:
-    """Parse `value [timestamp]`; empty if the value is not finite."""
-    try:
-        value = float(text.split()[0])
-    except (ValueError, IndexError):
-        return ()
-    return (value,) if math.isfinite(value) else ()
 
 
 def _values(page: bytes, names: EngineMetricNames) -> list[float]:

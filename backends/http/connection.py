@@ -83,12 +83,10 @@ class Sink(Protocol):
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Header names are lower case. Interim (1xx) replies are not reported."""
-        ...
 
     def on_body(self, data: bytes, framed: bytes = b"") -> None:
         """Body bytes of a read of the socket. `framed`: the same read with chunk size and line ends, if the read was
         exactly one chunk; else empty."""
-        ...
 
     def on_end(self) -> None: ...
 
@@ -136,13 +134,11 @@ class ConnectionOwner(Protocol):
 
     def release(self, connection: Connection) -> None:
         """The connection can carry another exchange."""
-        ...
 
     def lost(self, connection: Connection) -> None: ...
 
     def resend(self, exchange: Exchange) -> bool:
         """The connection died before any reply. False: the exchange must not be sent again."""
-        ...
 
 
 class _InvalidReply(Exception):
@@ -239,7 +235,7 @@ class Connection(asyncio.Protocol):
         if self._status and self._ends_with_connection() and error is None:
             exchange.sink.on_end()
         elif exchange.bytes_in or not self._pool.resend(exchange):
-            exchange.sink.on_failure(failures.of_loss(answered=exchange.bytes_in > 0))
+            exchange.sink.on_failure(failures.CUT_SHORT if exchange.bytes_in else failures.UNANSWERED)
 
     # ----------------------------------------------------------------------- parser callbacks
 

@@ -24,11 +24,9 @@ class Rewriter(Protocol):
 
     def feed(self, data: bytes) -> bytes:
         """Return the bytes ready to be sent."""
-        ...
 
     def close(self) -> bytes:
         """End the body; return the held bytes."""
-        ...
 
 
 # --------------------------------------------------------------------------- the usage event
