@@ -37,8 +37,6 @@ class TransportError(Exception):
         self.failure = failure
 
 
-# --------------------------------------------------------------------------- exceptions
-
 TIMED_OUT = Failure(FailureKind.TIMEOUT, "The backend did not answer in time.", status=504)
 MALFORMED = Failure(FailureKind.PROTOCOL, "The backend sent something that is not HTTP/1.1.")
 TOO_LARGE = Failure(FailureKind.PROTOCOL, "The backend's reply is larger than the gateway accepts.")
@@ -61,9 +59,6 @@ _CONNECT: tuple[tuple[type[Exception], str], ...] = (  # the first match counts;
 def of_connect(error: Exception) -> Failure:
     """Of an exception raised before anything was sent."""
     return Failure(FailureKind.CONNECT, next(text for kind, text in _CONNECT if isinstance(error, kind)))
-
-
-# --------------------------------------------------------------------------- error replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +175,6 @@ def _code(value: Any) -> str | int | None:
     return value if isinstance(value, (str, int)) else None
 
 
-# --------------------------------------------------------------------------- retry-after
-
-
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds to wait as the server asks (RFC 9110, 10.2.3, and OpenAI's `retry-after-ms`); None if malformed.
 
@@ -206,8 +198,6 @@ def _timestamp(date: str | None) -> float | None:
     except (ValueError, TypeError, OverflowError):
         return None
 
-
-# --------------------------------------------------------------------------- scrubbing
 
 _SNAKE = re.compile(r"[a-z][a-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\ud800-\udfff]+")

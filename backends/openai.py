@@ -36,8 +36,6 @@ class OpenAI:
         self._secret, self.secret = config.api_key, config.api_key.encode()
         self._headers = _headers(config)
 
-    # ----------------------------------------------------------------------- the request
-
     def call(self, forward: BackendRequest) -> HttpCall:
         headers = {"accept": "text/event-stream" if forward.stream else "application/json", **self._headers}
         if forward.request_id:
@@ -77,8 +75,6 @@ class OpenAI:
         if not asked:
             body[self.limit_name if operation is Operation.CHAT else "max_tokens"] = cap
 
-    # ----------------------------------------------------------------------- the reply
-
     def tap(self, forward: BackendRequest) -> Tap:
         if not forward.stream:
             return BodyTap(self._secret)
@@ -87,8 +83,6 @@ class OpenAI:
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         return failures.of_reply(status, headers, body, self._secret)
-
-    # ----------------------------------------------------------------------- upkeep
 
     def probe(self) -> HttpCall | None:
         return HttpCall("GET", self.probe_path) if self.probe_path else None
@@ -115,9 +109,6 @@ def _headers(config: BackendConfig) -> dict[str, str]:
     if any("\n" in value or "\r" in value for value in headers.values()):
         raise ValueError("a header of this pool holds a line break")
     return headers
-
-
-# ----------------------------------------------------------------------- servers with differences
 
 
 class Compatible(OpenAI):

@@ -168,8 +168,6 @@ class Connection(asyncio.Protocol):
         self._overhead = 0  # bytes since the last head or body bytes
         self._between_chunks = False  # the parser has read a chunk to the end, and nothing after the chunk
 
-    # ----------------------------------------------------------------------- requests
-
     @property
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
@@ -199,8 +197,6 @@ class Connection(asyncio.Protocol):
         self._exchange = None
         if self._transport is not None:
             self._transport.abort()
-
-    # ----------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -237,8 +233,6 @@ class Connection(asyncio.Protocol):
         elif exchange.bytes_in or not self._pool.resend(exchange):
             exchange.sink.on_failure(failures.CUT_SHORT if exchange.bytes_in else failures.UNANSWERED)
 
-    # ----------------------------------------------------------------------- parser callbacks
-
     def on_message_begin(self) -> None:
         if self._complete:
             raise _InvalidReply  # a second reply to a request
@@ -270,8 +264,6 @@ class Connection(asyncio.Protocol):
         if self._status:
             self._complete = True
             self._keep_alive = self._parser.should_keep_alive()
-
-    # ----------------------------------------------------------------------- reading
 
     def _parse(self, exchange: Exchange, data: bytes) -> None:
         """Parse a read and report the result: the head, body bytes, the end, or a malformed reply."""

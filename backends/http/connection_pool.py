@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import ip_address
@@ -158,8 +159,6 @@ class ConnectionPool:
         """Connections with a request, or about to close."""
         return self._open - len(self._idle)
 
-    # ----------------------------------------------------------------------- requests
-
     def start(self, call: HttpCall, sink: Sink) -> Exchange | None:
         """Send on an idle connection, at once; None if there is none."""
         exchange = self._exchange(call, sink)
@@ -209,8 +208,6 @@ class ConnectionPool:
         request = f"{head}\r\n".encode("utf-8", "surrogateescape") + call.body
         return Exchange(request, sink, bodyless=call.method == "HEAD")
 
-    # ----------------------------------------------------------------------- connections
-
     def _send_on_idle(self, exchange: Exchange) -> bool:
         """Send on the most recently used idle connection. If too old, all are."""
         while self._idle:
@@ -245,10 +242,8 @@ class ConnectionPool:
         except (OSError, UnicodeError) as error:
             connection.connection_lost(error)
             raise TransportError(failures.of_connect(error)) from error
-        except (
-            asyncio.CancelledError
-        ):  # uvloop may have connected in this moment, and then ends the connection without a callback
-            connection.connection_lost(None)
+        except asyncio.CancelledError:
+            connection.connection_lost(None)  # uvloop may have connected just now, and ends this without a callback
             raise
         if self._receive_buffer is not None:
             transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, self._receive_buffer)
@@ -261,15 +256,11 @@ class ConnectionPool:
         while self._idle:
             oldest, since = next(iter(self._idle.items()))
             if since + self._idle_timeout > now + _CLOCK_GRAIN:
-                self._schedule_expiry(since + self._idle_timeout - now)
+                delay = since + self._idle_timeout - now
+                self._expiry = asyncio.get_running_loop().call_later(delay, self._expire)
                 return
             del self._idle[oldest]
             oldest.abandon()
-
-    def _schedule_expiry(self, delay: float) -> None:
-        self._expiry = asyncio.get_running_loop().call_later(delay, self._expire)
-
-    # ----------------------------------------------------------------------- ConnectionOwner
 
     def opened(self) -> None:
         self._open += 1
@@ -281,7 +272,7 @@ class ConnectionPool:
             return
         self._idle[connection] = now
         if self._expiry is None:
-            self._schedule_expiry(self._idle_timeout)
+            self._expiry = asyncio.get_running_loop().call_later(self._idle_timeout, self._expire)
 
     def lost(self, connection: Connection) -> None:
         self._open -= 1
@@ -305,11 +296,10 @@ class ConnectionPool:
 
 
 def _is_ip_address(host: str) -> bool:
-    try:
+    with suppress(ValueError):
         ip_address(host)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 @cache

@@ -49,10 +49,6 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
     garbage_after_tokens: int | None = None  # an event of invalid JSON in place of a token
     omit_done: bool = False  # no [DONE] at the end
 
-    def error_status(self, random: Random) -> int | None:
-        """The status of an error reply to this request, if any."""
-        return self.status if self.status is not None and random.random() < self.status_share else None
-
     def of_stream(self, random: Random) -> StreamFault | None:
         if self.headers_then_silence:
             return StreamFault("stall", 0)

@@ -143,8 +143,6 @@ class Engine:
         self._ending: list[LiveRequest] = []
         self._stuck = False  # the head of the queue was not admitted, and no block has been freed since
 
-    # -- state -------------------------------------------------------------------------------
-
     @property
     def running(self) -> int:
         return len(self._prefilling) + len(self._decoding) + len(self._ending)
@@ -178,8 +176,6 @@ class Engine:
         if self.running or self._waiting:
             return now
         return max(now, self._arriving[0].ready_at) if self._arriving else None
-
-    # -- commands ----------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest, now: float) -> None:
         """Accept a request; the scheduler sees it `profile.overhead` later. Raises Refused, or ValueError."""
@@ -244,8 +240,6 @@ class Engine:
         coasted = self._coast(now, until) if static and until is not None else None
         return coasted or self._plan(now)
 
-    # -- a step ------------------------------------------------------------------------------
-
     def _plan(self, now: float) -> StepResult | None:
         self._reserve_decode_blocks()
         decoding, context = tuple(self._decoding.requests), self._decoding.context
@@ -297,8 +291,6 @@ class Engine:
             self._ending.append(live)
         return tuple(Finished(live.request.id, at, live.request.output_tokens, live.preemptions) for live in ended)
 
-    # -- prefill -----------------------------------------------------------------------------
-
     def _schedule(self, budget: int, now: float) -> list[tuple[LiveRequest, int]]:
         """The prefill chunks of this step, (request, tokens); `computed` includes them on return."""
         chunks: list[tuple[LiveRequest, int]] = []
@@ -348,8 +340,6 @@ class Engine:
         live.state = RequestState.DECODING
         self._decoding.join(live)
         return True
-
-    # -- blocks ------------------------------------------------------------------------------
 
     def _reserve_decode_blocks(self) -> None:
         """Allocate blocks for the decodes of this step, from the newest requests if none are free."""

@@ -114,9 +114,6 @@ def _example(schema: Mapping[str, Any]) -> Any:
     return {"integer": 7, "number": 1.5, "boolean": True, "null": None}.get(kind, "water")
 
 
-# -- bytes -------------------------------------------------------------------------------------
-
-
 def error_body(error: Refused, vllm: bool) -> dict[str, Any]:
     """The error envelope. An error without a status is 500."""
     status = error.status or 500
@@ -133,82 +130,80 @@ def error_event(message: str) -> bytes:
     return _event(error_body(Refused(500, message), vllm=True))
 
 
+@dataclass(kw_only=True)
 class ReplyWriter:
-    """Writes a reply, as events or whole. `usage`: add a usage chunk; `done`: end the stream with [DONE]."""
+    """Writes a reply, as events or whole."""
 
-    def __init__(
-        self,
-        reply: SimulatedReply,
-        *,
-        id: str,
-        model: str,
-        created: int,
-        chat: bool,
-        vllm: bool,
-        usage: bool = False,
-        done: bool = True,
-    ) -> None:
-        self._reply = reply
-        self._chat = chat
-        self._vllm = vllm
-        self._usage = usage
-        self._done = done
-        self._call_id = ("chatcmpl-tool-" if vllm else "call_") + id.rpartition("-")[2]
-        kind = "chat.completion.chunk" if chat else "text_completion"
-        self._envelope: dict[str, Any] = {"id": id, "object": kind, "created": created, "model": model}
-        if not vllm:
-            self._envelope["system_fingerprint"] = "fp_simulated"
+    reply: SimulatedReply
+    id: str
+    model: str
+    created: int  # s, wall clock
+    chat: bool
+    vllm: bool
+    usage: bool = False  # add a usage chunk
+    done: bool = True  # end the stream with [DONE]
+
+    def __post_init__(self) -> None:
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        self._envelope: dict[str, Any] = {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            **({} if self.vllm else {"system_fingerprint": "fp_simulated"}),
+        }
 
     def token(self, index: int) -> bytes:
         """The event of token `index`; with the role chunk before the first token, the finish reason after the last."""
-        finish = self._reply.finish if index == len(self._reply.pieces) - 1 else None
-        role = self._chunk({"role": "assistant", "content": ""}) if self._chat and index == 0 else b""
-        if finish is None or self._vllm:
+        finish = self.reply.finish if index == len(self.reply.pieces) - 1 else None
+        role = self._chunk({"role": "assistant", "content": ""}) if self.chat and index == 0 else b""
+        if finish is None or self.vllm:
             return role + self._chunk(self._delta(index), finish)
-        return role + self._chunk(self._delta(index)) + self._chunk({} if self._chat else "", finish)
+        return role + self._chunk(self._delta(index)) + self._chunk({} if self.chat else "", finish)
 
     def ending(self, usage: Mapping[str, Any], metrics: Mapping[str, float]) -> bytes:
         """The end of the stream: the usage chunk, which has no choices, and [DONE]."""
         body = {**self._envelope, "choices": [], "usage": usage}
-        if self._vllm:
+        if self.vllm:
             body["metrics"] = metrics
-        return (_event(body) if self._usage else b"") + (DONE if self._done else b"")
+        return (_event(body) if self.usage else b"") + (DONE if self.done else b"")
 
     def whole(self, usage: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
         """The whole reply."""
-        reply = self._reply
+        reply = self.reply
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reply.finish}
-        if not self._chat:
+        if not self.chat:
             choice["text"] = reply.text
         elif reply.tool is None:
             choice["message"] = {"role": "assistant", "content": reply.text}
         else:
             choice["message"] = {"role": "assistant", "content": None, "tool_calls": [self._call(reply.content)]}
         body = {**self._envelope, "choices": [choice], "usage": usage}
-        if self._chat:
+        if self.chat:
             body["object"] = "chat.completion"
-        return {**body, "metrics": metrics} if self._vllm else body
+        return {**body, "metrics": metrics} if self.vllm else body
 
     def _delta(self, index: int) -> dict[str, Any] | str:
-        piece = self._reply.pieces[index]
-        if not self._chat:
+        piece = self.reply.pieces[index]
+        if not self.chat:
             return piece
-        if self._reply.tool is None:
+        if self.reply.tool is None:
             return {"content": piece}
         if index == 0:
             return {"tool_calls": [{"index": 0, **self._call("")}]}
         return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
 
     def _chunk(self, delta: dict[str, Any] | str, finish: str | None = None) -> bytes:
-        content = {"delta" if self._chat else "text": delta}
+        content = {"delta" if self.chat else "text": delta}
         body = {**self._envelope, "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": finish}]}
-        if self._usage and not self._vllm:
+        if self.usage and not self.vllm:
             body["usage"] = None
         return _event(body)
 
     def _call(self, arguments: str) -> dict[str, Any]:
-        function = {"name": self._reply.tool, "arguments": arguments}
-        return {"id": self._call_id, "type": "function", "function": function}
+        function = {"name": self.reply.tool, "arguments": arguments}
+        call_id = ("chatcmpl-tool-" if self.vllm else "call_") + self.id.rpartition("-")[2]
+        return {"id": call_id, "type": "function", "function": function}
 
 
 def _event(body: Mapping[str, Any]) -> bytes:

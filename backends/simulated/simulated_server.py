@@ -189,8 +189,6 @@ class SimulatedServer:
         ]
         return common + vllm_only if self._vllm else common
 
-    # -- answers -----------------------------------------------------------------------------
-
     async def _answer(self, http: web.Request, kind: type[ChatBody | CompletionBody]) -> web.StreamResponse:
         body = await self._read(http)
         await self._apply_request_faults()
@@ -230,7 +228,7 @@ class SimulatedServer:
     def _writer(self, http: web.Request, parsed: ParsedRequest, *, chat: bool) -> ReplyWriter:
         suffix = http.headers.get("x-request-id") or uuid4().hex
         return ReplyWriter(
-            parsed.reply,
+            reply=parsed.reply,
             id=("chatcmpl-" if chat else "cmpl-") + suffix,
             model=self.model,
             created=int(time.time()),
@@ -239,8 +237,6 @@ class SimulatedServer:
             usage=parsed.usage,
             done=not self.faults.omit_done,
         )
-
-    # -- other paths -------------------------------------------------------------------------
 
     async def _models(self, http: web.Request) -> web.Response:
         model = {"id": self.model, "object": "model", "created": int(time.time()), "owned_by": "simulated"}
@@ -272,8 +268,6 @@ class SimulatedServer:
                 setattr(self.faults, name, getattr(wanted, name))
         return _json(self.faults)
 
-    # -- requests and errors -----------------------------------------------------------------
-
     async def _read(self, http: web.Request) -> dict[str, Any]:
         raw = await http.read()
         if not self._vllm and not http.headers.get("authorization", "").startswith("Bearer "):
@@ -289,8 +283,8 @@ class SimulatedServer:
                 await asyncio.Event().wait()
             finally:
                 self.aborts += 1
-        status = self.faults.error_status(self._random)
-        if status is not None:
+        status = self.faults.status
+        if status is not None and self._random.random() < self.faults.status_share:
             raise Refused(status, "refused (simulated)", retry_after=self.faults.retry_after)
 
     def _rate_limit_headers(self) -> dict[str, str]:
