@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any
 
 from backends.interface import BackendRequest, Failure, Operation
-from gateway.api import inference_request as ingress
+from gateway.api.inference_request import request_id_of
 from gateway.runtime import RuntimeHolder
 from gateway.strict_json import decode
 from gateway.tokenize.estimator import Estimator
@@ -147,51 +147,21 @@ class _DiscardBody:
         self.end()
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticRequest:
-    """A prompt to be computed for a single token of output."""
-
-    operation: Operation
-    body: Mapping[str, Any]
-    model: str
-    estimate: PoolEstimate
-    cache_group: str = ""  # tenant whose caches hold the prompt
-
-    async def run(self, fleet: Fleet, upstream: Upstream, endpoint: Endpoint, patience: float) -> UpstreamRequest:
-        """Return the attempt at its end. `patience`: maximum duration, s."""
-        request = self._backend_request(upstream)
-        discard = _DiscardBody()
-        attempt = Attempt(1, AttemptKind.PRIMARY, self._candidate(fleet, endpoint))
-        run = UpstreamRequest(attempt, upstream, request, listener=discard, fleet=fleet)
-        fleet.on_sent(run, attempt.candidate, self.estimate, run.opened, stream=True, session=request.session_id)
-        try:
-            async with asyncio.timeout(patience):
-                if not run.start():
-                    await run.connect()
-                await discard.over
-        except TimeoutError:
-            run.stop(AttemptOutcome.SILENT)
-        finally:
-            run.stop_if_open()
-        return run
-
-    def _backend_request(self, upstream: Upstream) -> BackendRequest:
-        name = ingress.request_id_of({})
-        return BackendRequest(
-            self.operation,
-            self.body,
-            self.model,
-            stream=True,
-            max_tokens=1,
-            request_id=name,
-            cache_salt=self.cache_group,
-            session_id=name if upstream.kv_events else "",
-        )
-
-    def _candidate(self, fleet: Fleet, endpoint: Endpoint) -> Candidate:
-        now, tokens = monotonic(), self.estimate.tokens
-        load, hit = fleet.snapshot(now).loads[endpoint.id], fleet.hit(endpoint, self.estimate)
-        return Candidate(endpoint, 0, tokens, hit, fleet.forecast(endpoint, load, tokens, hit, now), 1.0, 0.0)
+def synthetic(
+    upstream: Upstream, operation: Operation, body: Mapping[str, Any], model: str, cache_group: str = ""
+) -> BackendRequest:
+    """A request for a single token of output. `cache_group`: tenant whose caches hold the prompt."""
+    request_id = request_id_of({})
+    return BackendRequest(
+        operation,
+        body,
+        model,
+        stream=True,
+        max_tokens=1,
+        request_id=request_id,
+        cache_salt=cache_group,
+        session_id=request_id if upstream.kv_events else "",
+    )
 
 
 Prefixes = Sequence[HotPrefix[SavedPrompt]]
@@ -200,12 +170,7 @@ Prefixes = Sequence[HotPrefix[SavedPrompt]]
 class CacheWarming:
     """Runs in one of several processes between `start` and `close`; keeps no prompts unless started."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        estimator: Estimator,
-        runtime: RuntimeHolder,
-    ) -> None:
+    def __init__(self, fleet: Fleet, estimator: Estimator, runtime: RuntimeHolder) -> None:
         self.fleet = fleet
         self.estimator = estimator
         self.runtime = runtime
@@ -281,7 +246,7 @@ class CacheWarming:
         try:
             await work
         except Exception:
-            log.exception("upkeep of endpoint %s failed", endpoint.id)
+            log.exception("cache warming of endpoint %s failed", endpoint.id)
         finally:
             self.fleet.set_warming(endpoint.id, False)
 
@@ -296,8 +261,8 @@ class CacheWarming:
     async def _ping(self, endpoint: Endpoint) -> None:
         upstream = self.runtime.current.upstreams[endpoint.id]
         found = await self.estimator.estimate(prompt_of(Operation.CHAT, PING), [endpoint.pool], "", 1)
-        errand = SyntheticRequest(Operation.CHAT, PING, upstream.model, found.pools[endpoint.pool])
-        await errand.run(self.fleet, upstream, endpoint, self.runtime.current.config.defaults.first_token)
+        request = synthetic(upstream, Operation.CHAT, PING, upstream.model)
+        await self._run(endpoint, upstream, request, found.pools[endpoint.pool])
 
     # ----------------------------------------------------------------- warming up
 
@@ -346,9 +311,32 @@ class CacheWarming:
                 return
             prompt = prefix.text
             body, estimate = await prompt.prefix(prefix.blocks, self.estimator)
-            errand = SyntheticRequest(prompt.operation, body, prompt.model, estimate, prompt.cache_group)
-            run = await errand.run(self.fleet, upstream, endpoint, self.runtime.current.config.defaults.first_token)
+            request = synthetic(upstream, prompt.operation, body, prompt.model, prompt.cache_group)
+            run = await self._run(endpoint, upstream, request, estimate)
             plan.on_ended(run.ending is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)
+
+    async def _run(
+        self, endpoint: Endpoint, upstream: Upstream, request: BackendRequest, estimate: PoolEstimate
+    ) -> UpstreamRequest:
+        """Send a synthetic request. Returns the attempt at its end."""
+        now, tokens = monotonic(), estimate.tokens
+        load, hit = self.fleet.snapshot(now).loads[endpoint.id], self.fleet.hit(endpoint, estimate)
+        forecast = self.fleet.forecast(endpoint, load, tokens, hit, now)
+        candidate = Candidate(endpoint, 0, tokens, hit, forecast, probability=1.0, price=0.0)
+        discard = _DiscardBody()
+        attempt = Attempt(1, AttemptKind.PRIMARY, candidate)
+        run = UpstreamRequest(attempt, upstream, request, listener=discard, fleet=self.fleet)
+        self.fleet.on_sent(run, candidate, estimate, run.opened, stream=True, session=request.session_id)
+        try:
+            async with asyncio.timeout(self.runtime.current.config.defaults.first_token):
+                if not run.start():
+                    await run.connect()
+                await discard.over
+        except TimeoutError:
+            run.stop(AttemptOutcome.SILENT)
+        finally:
+            run.stop_if_open()
+        return run
 
 
 def _serves(load: Load) -> bool:

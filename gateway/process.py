@@ -51,9 +51,8 @@ def drain_message(drain: Drain) -> str:
 def bind(address: ListenAddress, *, shared: bool = False) -> socket.socket:
     """Binds a TCP socket without listening. Raises OSError.
 
-    `shared`: SO_REUSEPORT; the kernel spreads connections over all listening sockets of the port. Of several
-    addresses of
-    a host name, the first IPv4 address is taken, as clients do.
+    `shared`: SO_REUSEPORT; the kernel spreads connections over all listening sockets of the port. Of several addresses
+    of a host name, the first IPv4 address is taken, as clients do.
     """
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, target = min(found, key=lambda one: one[0] != socket.AF_INET)

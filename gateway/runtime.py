@@ -4,8 +4,7 @@ Rules:
 - A Runtime is frozen. A reload builds another one in a thread and replaces `RuntimeHolder.current` in one assignment.
 - A request reads `current` once and keeps the same Runtime to its end.
 - Two Runtimes share the connections and backends common to both configurations.
-- Components with learned state (fleet, estimator, queue, metrics) are not part of a Runtime: `gateway.app` tells
-  them.
+- Components with learned state (fleet, estimator, queue, metrics) are not part of a Runtime: `gateway.app` tells them.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ class SlotSharing(PeerLink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Resources of a worker, from the supervisor. `data`: socket for callers; `admin`: Unix socket for the
-    aggregator;
+    """Resources of a worker, from the supervisor. `data`: socket for callers; `admin`: Unix socket for the aggregator;
     `group`: name of this gateway among replicas; `log_lock`: file to lock while writing the access log."""
 
     number: int

@@ -2,16 +2,13 @@
 
 Rules:
 - Keys are kept as SHA-256 digests, from the configuration or from Redis, and compared in constant time.
-- Without configured keys the port is open, which the configuration allows on loopback only. With keys in Redis the
-  port
+- Without configured keys the port is open, which the configuration allows on loopback only. With keys in Redis the port
   is never open.
-- A cache salt names the caches of a key, for engines (`cache_salt`, mixed into block hashes) and for our prefix
-  index.
-  Keys with one salt share prefixes. A key has a salt of its own unless a `cache_group` is configured; a group with
-  the
+- A cache salt names the caches of a key, for engines (`cache_salt`, mixed into block hashes) and for our prefix index.
+  Keys with one salt share prefixes. A key has a salt of its own unless a `cache_group` is configured; a group with the
   name of a key is a different one.
-- A salt is an HMAC-SHA256, so no caller can guess another's: 128 bits in hex, which every engine takes (vLLM
-  refuses `@ / \\ NUL` and more than 128 characters) and `backends.failures.scrub` recognizes as a secret.
+- A salt is an HMAC-SHA256, so no caller can guess another's: 128 bits in hex, which every engine takes (vLLM refuses
+  `@ / \\ NUL` and more than 128 characters) and `backends.failures.scrub` recognizes as a secret.
 - Without `state.cache_secret` the secret is made of the digests of the group's keys: gateways with one configuration
   agree, also after a restart, and a new or revoked key empties the caches of its own group alone.
 """

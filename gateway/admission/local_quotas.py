@@ -1,8 +1,7 @@
 """Quotas in memory: of one process, or of all workers of one gateway.
 
 Rules:
-- Each worker writes only its own row of a key and reads the others'. Nothing is locked: of requests to several
-  workers
+- Each worker writes only its own row of a key and reads the others'. Nothing is locked: of requests to several workers
   in the same microsecond, one per worker may be admitted beyond a limit.
 - Running requests of a dead worker are wiped when its successor starts. Past usage still counts.
 - A key newer than the memory is kept by each worker alone, and each admits its share of the limit.
@@ -178,8 +177,12 @@ class LocalQuotas:
         else:
             self._admit(key, limits, claim, second)
             reset = second + WINDOW_S + 1 - now
-            left = tokens_left(limits, tokens + claim.tokens)
-            verdict = Verdict(None, None, requests_left(limits, requests + 1), left, reset, reset)
+            verdict = Verdict(
+                requests_left=remaining(limits.requests, requests + 1),
+                tokens_left=remaining(limits.tokens, tokens + claim.tokens),
+                requests_reset=reset,
+                tokens_reset=reset,
+            )
         return Reservation(name, limits, claim, verdict, second, now)
 
     def settle(self, reservation: Reservation, tokens: int, cost: int) -> None:
@@ -249,16 +252,12 @@ class LocalQuotas:
         return Verdict(
             limit=limit,
             wait=waits[limit],
-            requests_left=requests_left(limits, usage.requests),
-            tokens_left=tokens_left(limits, usage.tokens),
+            requests_left=remaining(limits.requests, usage.requests),
+            tokens_left=remaining(limits.tokens, usage.tokens),
             requests_reset=max(requests_reset - now, 0.0),
             tokens_reset=max(tokens_reset - now, 0.0),
         )
 
 
-def requests_left(limits: KeyLimits, requests: int) -> int:
-    return max((limits.requests or 0) - requests, 0)
-
-
-def tokens_left(limits: KeyLimits, tokens: int) -> int:
-    return max((limits.tokens or 0) - tokens, 0)
+def remaining(limit: int | None, used: int) -> int:
+    return max((limit or 0) - used, 0)

@@ -2,8 +2,7 @@
 
 Rules:
 - Only keys with limits come here; other requests pay one comparison.
-- A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller),
-  and
+- A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller), and
   the largest cost of both. The Record settles the claim.
 - Every request counts. Tokens count after an answer; prompt tokens also if the caller left before.
 - A refusal has the outcome `refused`, which no objective counts.

@@ -2,11 +2,9 @@
 
 Rules:
 - One round trip per reservation. Settlements are sent with the next reservation, or after SETTLE_DELAY.
-- Admissions by Redis count locally too. While Redis is unavailable each process admits its share: the limit divided
-  by
+- Admissions by Redis count locally too. While Redis is unavailable each process admits its share: the limit divided by
   the last known number of processes, at least one request; of the monthly cost a share of the last known rest.
-- Local admissions and settlements are sent when Redis is back: the last MAX_PENDING settlements, and every cost.
-  Calls
+- Local admissions and settlements are sent when Redis is back: the last MAX_PENDING settlements, and every cost. Calls
   under way during an outage may be lost, and never count twice.
 - An unsettled reservation is renewed, however long its stream, and expires a minute after the end of this process.
 - The Lua scripts are atomic, on Redis' own clock. Their rules are those of `policies.quota.key_limits` and
@@ -33,7 +31,7 @@ from os import urandom
 from time import monotonic, time
 from urllib.parse import quote
 
-from gateway.admission.local_quotas import LocalQuotas, month, requests_left, tokens_left
+from gateway.admission.local_quotas import LocalQuotas, month, remaining
 from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Unavailable
 from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.quota.sliding_window import WINDOW_S
@@ -54,9 +52,7 @@ local now = second * 1000 + math.floor(tonumber(time[2]) / 1000)
 
 # Returns: the limit that refuses (0: none), ms to wait (-1: waiting does not help), requests and tokens that count, ms
 # until each resets, the second, the cost of the month.
-RESERVE = (
-    _NOW
-    + """
+RESERVE = """
 local lease, month = ARGV[1], ARGV[2]
 local tokens, cost = tonumber(ARGV[3]), tonumber(ARGV[4])
 local most_requests, most_tokens = tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -123,13 +119,10 @@ if longest == 1e15 then longest = -1 end
 local function reset(kind) if last[kind] == 0 then return 0 end return (last[kind] + SPAN + 1) * 1000 - now end
 return {refused, longest, sum.r, sum.t, reset('r'), reset('t'), second, string.format('%.0f', spent)}
 """
-)
 
 # `let_in` 0: a process admitted it alone, `ago` s before; unless the script did too, and its answer came too late.
 # `again`: sent before and may have arrived; then its lease is gone.
-SETTLE = (
-    _NOW
-    + """
+SETTLE = """
 local lease, month, let_in, ago = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local reserved, tokens, cost, again = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8] == '1'
 local counted = redis.call('ZREM', KEYS[2], lease)
@@ -155,12 +148,9 @@ if cost ~= '0' then
 end
 return 1
 """
-)
 
 # Takes pairs of a lease and the cost it holds. An unknown lease is marked by `~`: it has not been counted here.
-RENEW = (
-    _NOW
-    + """
+RENEW = """
 for i = 1, #ARGV, 2 do
   local lease = ARGV[i]
   if not redis.call('ZSCORE', KEYS[2], lease) then lease = lease .. '~' end
@@ -171,24 +161,21 @@ redis.call('PEXPIRE', KEYS[2], 2 * LEASE)
 redis.call('PEXPIRE', KEYS[3], 2 * LEASE)
 return 1
 """
-)
 
 # Returns the number of members. ARGV[2] 1: this one leaves.
-MEMBERS = (
-    _NOW
-    + """
+MEMBERS = """
 if ARGV[2] == '1' then redis.call('ZREM', KEYS[1], ARGV[1]) else redis.call('ZADD', KEYS[1], now + MEMBER, ARGV[1]) end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 redis.call('PEXPIRE', KEYS[1], MEMBER)
 return redis.call('ZCARD', KEYS[1])
 """
-)
 
 
 def script(text: str, clock: str = CLOCK) -> str:
-    for name, number in (("SPAN", WINDOW_S), ("LEASE", LEASE), ("MEMBER", MEMBER), ("MONTHS", MONTHS)):
-        text = text.replace(name, str(number))
-    return text.replace("CLOCK", clock)
+    text = _NOW + text
+    for name, value in (("SPAN", WINDOW_S), ("LEASE", LEASE), ("MEMBER", MEMBER), ("MONTHS", MONTHS), ("CLOCK", clock)):
+        text = text.replace(name, str(value))
+    return text
 
 
 @lru_cache(maxsize=4096)
@@ -308,8 +295,8 @@ class RedisQuotas:
         verdict = Verdict(
             limit=LIMITS[refused],
             wait=wait_ms / 1e3 if refused and wait_ms >= 0 else None,
-            requests_left=requests_left(limits, requests),
-            tokens_left=tokens_left(limits, tokens),
+            requests_left=remaining(limits.requests, requests),
+            tokens_left=remaining(limits.tokens, tokens),
             requests_reset=requests_reset_ms / 1e3,
             tokens_reset=tokens_reset_ms / 1e3,
         )

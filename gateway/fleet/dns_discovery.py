@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 log = logging.getLogger("firsttoken")
 
-FIRST = 2.0  # s to wait for the first answer of a new name
-SLOW = 5.0  # s without an answer until a warning
+FIRST_ANSWER = 2.0  # s to wait for the first answer of a new name
+SLOW_ANSWER = 5.0  # s without an answer until a warning
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
@@ -37,30 +37,32 @@ class DnsDiscovery:
         self.resolve = resolve
         self.addresses: Mapping[str, tuple[str, ...]] = {}
         self._followed: dict[str, tuple[float, asyncio.Task[None]]] = {}
-        self._asked: dict[str, asyncio.Event] = {}  # once
-        self._ill: set[str] = set()
+        self._answered: dict[str, asyncio.Event] = {}  # set by the first answer, also by a failed one
+        self._failing: set[str] = set()
         self._changed = asyncio.Event()
 
     async def follow(self, names: Mapping[str, float]) -> None:
-        """These from now on, each asked for every so many seconds. Waits for the first answers, but not for long."""
-        for name, (every, task) in [*self._followed.items()]:
-            if names.get(name) != every:
+        """Resolve these names from now on, each every so many seconds, and wait FIRST_ANSWER for the first answers."""
+        for name, (interval, task) in [*self._followed.items()]:
+            if names.get(name) != interval:
                 task.cancel()
                 del self._followed[name]
-        for name, every in names.items():
+        for name, interval in names.items():
             if name not in self._followed:
-                self._asked.setdefault(name, asyncio.Event())
-                self._followed[name] = every, asyncio.create_task(self._ask_forever(name, every))
-        answers = [asyncio.create_task(self._asked[name].wait()) for name in names]
+                self._answered.setdefault(name, asyncio.Event())
+                self._followed[name] = interval, asyncio.create_task(self._resolve_forever(name, interval))
+        answers = [asyncio.create_task(self._answered[name].wait()) for name in names]
         if answers:
-            _, late = await asyncio.wait(answers, timeout=FIRST)
+            _, late = await asyncio.wait(answers, timeout=FIRST_ANSWER)
             for answer in late:
                 answer.cancel()
         self._changed.clear()  # the caller reads the current addresses next
-        self._forget(names)
+        self.addresses = {name: known for name, known in self.addresses.items() if name in names}
+        self._answered = {name: event for name, event in self._answered.items() if name in names}
+        self._failing &= names.keys()
 
     async def changed(self) -> None:
-        """Until some name has other addresses."""
+        """Wait until some name has other addresses."""
         await self._changed.wait()
         self._changed.clear()
 
@@ -70,51 +72,45 @@ class DnsDiscovery:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _forget(self, names: Mapping[str, float]) -> None:
-        self.addresses = {name: known for name, known in self.addresses.items() if name in names}
-        self._asked = {name: event for name, event in self._asked.items() if name in names}
-        self._ill &= names.keys()
-
-    async def _ask_forever(self, name: str, every: float) -> None:
+    async def _resolve_forever(self, name: str, interval: float) -> None:
         while True:
-            self._heard(name, await self._ask(name))
-            await asyncio.sleep(every)
+            try:
+                self._on_addresses(name, await self._resolve_once(name))
+            except Exception as error:
+                self._log_failure(name, str(error) or type(error).__name__)
+            self._answered[name].set()
+            await asyncio.sleep(interval)
 
-    async def _ask(self, name: str) -> Sequence[str] | Exception:
-        """Resolve once, without a time limit."""
-        question = asyncio.ensure_future(self.resolve(name))
+    async def _resolve_once(self, name: str) -> Sequence[str]:
+        """Resolve without a time limit."""
+        query = asyncio.ensure_future(self.resolve(name))
         try:
-            if not (await asyncio.wait([question], timeout=SLOW))[0]:
-                self._say_ill(name, "no answer")
-            return await question
-        except Exception as error:
-            return error
+            if not (await asyncio.wait([query], timeout=SLOW_ANSWER))[0]:
+                self._log_failure(name, "no answer")
+            return await query
         finally:
-            question.cancel()
+            query.cancel()
 
-    def _heard(self, name: str, answer: Sequence[str] | Exception) -> None:
-        self._asked[name].set()
-        if isinstance(answer, Exception) or not answer:
-            self._say_ill(
-                name, str(answer) or type(answer).__name__ if isinstance(answer, Exception) else "it has none"
-            )
+    def _on_addresses(self, name: str, answer: Sequence[str]) -> None:
+        if not answer:
+            self._log_failure(name, "it has none")
             return
         known, found = self.addresses.get(name, ()), tuple(sorted({*answer}))
-        if name in self._ill:
-            self._ill.discard(name)
+        if name in self._failing:
+            self._failing.discard(name)
             log.info("the addresses of %s can be had again", name)
         if found != known:
-            log.info("%s has %d addresses: %s", name, len(found), _news(known, found))
+            log.info("%s has %d addresses: %s", name, len(found), _difference(known, found))
             self.addresses = {**self.addresses, name: found}
             self._changed.set()
 
-    def _say_ill(self, name: str, why: str) -> None:
-        if name not in self._ill:
-            self._ill.add(name)
+    def _log_failure(self, name: str, reason: str) -> None:
+        if name not in self._failing:
+            self._failing.add(name)
             kept = len(self.addresses.get(name, ()))
-            log.warning("the addresses of %s cannot be had (%s); the %d known ones stay", name, why, kept)
+            log.warning("the addresses of %s cannot be had (%s); the %d known ones stay", name, reason, kept)
 
 
-def _news(known: Sequence[str], found: Sequence[str]) -> str:
+def _difference(known: Sequence[str], found: Sequence[str]) -> str:
     came, gone = sorted({*found} - {*known}), sorted({*known} - {*found})
     return ", ".join([*(f"+{address}" for address in came), *(f"-{address}" for address in gone)])

@@ -25,18 +25,23 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from backends import kv_events as kvevents
-from backends.kv_events import GPU, Cleared, KvEventBatch, MalformedKvEvents, Removed, Stored
+from backends.kv_events import GPU, Cleared, KvEventBatch, MalformedKvEvents, Stored
 from policies.fleet.fleet import Fleet
-from policies.prefix_cache.residency import Residency
 
 log = logging.getLogger("firsttoken")
 
-TURN = 0.002  # s
-LOOK = 32  # events between two looks at the clock: some 0.1 ms
-WAITING = 100_000  # messages waiting to be read: vLLM's own high-water mark for unsent messages
-REPLAY_WITHIN = 2.0  # s between two messages of a replay
-RECONNECT, RECONNECT_MOST = 100, 2_000  # ms
-HEARTBEAT, DEAD = 2_000, 6_000  # ms between heartbeats; ms without a heartbeat until the engine counts as gone
+TIME_SLICE = 0.002  # s
+CLOCK_EVERY = 32  # events between two looks at the clock: some 0.1 ms
+REPLAY_TIMEOUT = 2.0  # s between two messages of a replay
+SOCKET_OPTIONS: Mapping[int, int | bytes] = {
+    zmq.RCVHWM: 100_000,  # messages waiting to be read: vLLM's own high-water mark for unsent messages
+    zmq.RECONNECT_IVL: 100,  # ms
+    zmq.RECONNECT_IVL_MAX: 2_000,  # ms
+    zmq.HEARTBEAT_IVL: 2_000,  # ms
+    zmq.HEARTBEAT_TIMEOUT: 6_000,  # ms without a heartbeat until the engine counts as gone
+    zmq.SUBSCRIBE: b"",
+    zmq.LINGER: 0,
+}
 STATES: Mapping[int, bool] = {zmq.EVENT_HANDSHAKE_SUCCEEDED: True, zmq.EVENT_DISCONNECTED: False}
 
 
@@ -71,8 +76,7 @@ class KvEvents:
                 del known[listener.endpoint]
         for endpoint, source in sources.items():
             if endpoint not in known:
-                known[endpoint] = listener = Listener(self._context, self._fleet, endpoint, source, self._turn)
-                listener.begin()
+                known[endpoint] = Listener(self._context, self._fleet, endpoint, source, self._turn)
         self._sources, self.listeners = sources, [*known.values()]
 
     async def close(self) -> None:
@@ -96,28 +100,17 @@ class Listener:
         self.connected = False
         self.expected: int | None = None  # the next sequence number; None: nothing has come yet
         self._at = 0.0  # of the last batch, the engine's clock
-        self._ill = False  # the last message was malformed
+        self._malformed = False  # the last message
         self._context = context
         self._turn = turn
-        self.tasks: tuple[asyncio.Task[None], ...] = ()
         if (cache := fleet.cache(endpoint)) is None:
             raise KeyError(endpoint)
         self.cache = cache
         cache.enable_events()
         self._socket = context.socket(zmq.SUB)
-        for option, value in (
-            (zmq.RCVHWM, WAITING),
-            (zmq.RECONNECT_IVL, RECONNECT),
-            (zmq.RECONNECT_IVL_MAX, RECONNECT_MOST),
-            (zmq.HEARTBEAT_IVL, HEARTBEAT),
-            (zmq.HEARTBEAT_TIMEOUT, DEAD),
-            (zmq.SUBSCRIBE, b""),
-            (zmq.LINGER, 0),
-        ):
+        for option, value in SOCKET_OPTIONS.items():
             self._socket.setsockopt(option, value)
         self._states = self._socket.get_monitor_socket(sum(STATES))
-
-    def begin(self) -> None:
         self.tasks = asyncio.create_task(self.listen()), asyncio.create_task(self.watch())
 
     def hears(self, source: KvEventSource | None) -> bool:
@@ -129,7 +122,9 @@ class Listener:
         """Stop listening and void the known contents, if the endpoint still exists."""
         for task in self.tasks:
             task.cancel()
-        self.close()
+        self._socket.disable_monitor()
+        self._states.close(linger=0)
+        self._socket.close(linger=0)
         self.cache.disable_events()
 
     async def listen(self) -> None:
@@ -143,7 +138,7 @@ class Listener:
             await self.hear(frames)
 
     async def watch(self) -> None:
-        """Says when the engine comes and goes."""
+        """Log when the engine comes and goes."""
         while True:
             event = parse_monitor_message(await self._states.recv_multipart())["event"]
             connected = STATES.get(event, self.connected)
@@ -151,22 +146,16 @@ class Listener:
                 self.connected = connected
                 log.info("cache events of %s: %s", self.endpoint, "connected" if connected else "the engine is gone")
 
-    def close(self) -> None:
-        self._socket.disable_monitor()
-        self._states.close(linger=0)
-        self._socket.close(linger=0)
-
     async def hear(self, frames: list[bytes]) -> None:
         """Apply one message, in or out of order."""
         try:
-            batch = kvevents.decode(frames)
-            await self._in_order(batch)
-            self._ill = False
+            await self._in_order(kvevents.decode(frames))
+            self._malformed = False
         except MalformedKvEvents as error:
             self.cache.on_event_gap()
-            if not self._ill:
+            if not self._malformed:
                 log.warning("cache events of %s: what came is none: %s", self.endpoint, error)
-            self._ill = True
+            self._malformed = True
 
     async def _in_order(self, batch: KvEventBatch) -> None:
         if self.expected is not None and batch.sequence < self.expected:
@@ -182,8 +171,8 @@ class Listener:
     async def _replay(self) -> None:
         """Request all missing batches that the engine still has."""
         begun = self.expected is not None
-        async with self._asking(self.expected or 0) as socket:
-            while await socket.poll(REPLAY_WITHIN * 1e3):
+        async with self._replay_socket(self.expected or 0) as socket:
+            while await socket.poll(REPLAY_TIMEOUT * 1e3):
                 frames = await socket.recv_multipart()
                 if len(frames) < 3:
                     raise MalformedKvEvents(f"{len(frames)} frames in a replay")
@@ -203,8 +192,8 @@ class Listener:
         await self._apply(batch)
 
     @asynccontextmanager
-    async def _asking(self, since: int) -> AsyncIterator[zmq.asyncio.Socket]:
-        """As a REQ socket would, which may be answered once only."""
+    async def _replay_socket(self, since: int) -> AsyncIterator[zmq.asyncio.Socket]:
+        """Request batches like a REQ socket, but take several replies."""
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         try:
@@ -218,12 +207,18 @@ class Listener:
         self.expected, self._at = batch.sequence + 1, batch.at
         async with self._turn as turn:
             for number, event in enumerate(batch.events()):
-                if number % LOOK == 0:
+                if number % CLOCK_EVERY == 0:
                     await turn.share()
                 if isinstance(event, Cleared):
                     self.fleet.on_cache_cleared(self.endpoint)
-                elif event.medium == GPU and (engine := self.cache.residency) is not None:
-                    _tell(engine, event)
+                elif event.medium != GPU or (engine := self.cache.residency) is None:
+                    continue
+                elif isinstance(event, Stored):
+                    engine.on_stored(
+                        event.hashes, event.parent, event.block_size, event.group, event.kind, event.session
+                    )
+                else:
+                    engine.on_removed(event.hashes, event.group)
             self.cache.on_events()
 
 
@@ -246,13 +241,6 @@ class ListenSlot:
 
     async def share(self) -> None:
         """Yield to other tasks once the share is used up."""
-        if perf_counter() - self.began > TURN:
+        if perf_counter() - self.began > TIME_SLICE:
             await asyncio.sleep(0)
             self.began = perf_counter()
-
-
-def _tell(engine: Residency, event: Stored | Removed) -> None:
-    if isinstance(event, Stored):
-        engine.on_stored(event.hashes, event.parent, event.block_size, event.group, event.kind, event.session)
-    else:
-        engine.on_removed(event.hashes, event.group)

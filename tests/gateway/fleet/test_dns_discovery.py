@@ -89,8 +89,8 @@ async def test_a_resolver_that_is_slow_is_asked_once_at_a_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who follows does not wait for it beyond its patience; its answer counts when it comes."""
-    monkeypatch.setattr(module, "FIRST", 0.01)
-    monkeypatch.setattr(module, "SLOW", 0.02)
+    monkeypatch.setattr(module, "FIRST_ANSWER", 0.01)
+    monkeypatch.setattr(module, "SLOW_ANSWER", 0.02)
     resolver = Resolver("10.0.0.1")
     resolver.speaks.clear()
     async with following(resolver) as names:
