@@ -1,30 +1,39 @@
 """Composition root: builds, starts, reloads and stops one gateway; the only module with concrete classes.
 
-Values of the configuration are built in `gateway.runtime`, optional components in `gateway.wiring`.
+Values of the configuration are built in `gateway.runtime`. OpenTelemetry and ZMQ are optional dependencies, imported
+here on use; so is redis-py, by the client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from socket import socket
 from time import monotonic
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
-from gateway import wiring as optional
 from gateway.admin.admin_server import AdminServer
 from gateway.admin.gateway_admin import GatewayAdmin
+from gateway.admission.key_store import Keyring
 from gateway.admission.local_quotas import LocalQuotas, Quotas
 from gateway.admission.quotas import Admission
+from gateway.admission.redis_quotas import RedisQuotas
 from gateway.cache_warming import CacheWarming
+from gateway.cluster.gossip import new_group
+from gateway.cluster.redis_client import RedisClient
+from gateway.cluster.replicas import Replicas
 from gateway.config.models import Config
 from gateway.downstream.http_server import HttpServer
 from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.monitor import Monitor
+from gateway.observe.logs import AccessLog
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
 from gateway.observe.metrics.series import RequestMetrics, budgets, histogram
 from gateway.observe.timeline import Recorder
@@ -35,13 +44,44 @@ from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_ru
 from gateway.scheduler import Decider, RequestQueue
 from gateway.tokenize.estimator import Estimator
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.wiring import WorkerContext
+from gateway.upstream.upstream_request import Upstream
 from policies.attempts.attempt_machine import RetryBudget
 from policies.fleet.fleet import Fleet
-from policies.fleet.peers import CombinedPeers
+from policies.fleet.peers import CombinedPeers, PeerLink
 from policies.routes.route import Route
 
+if TYPE_CHECKING:
+    from gateway.fleet.kv_event_listener import KvEvents
+    from gateway.observe.otel.spans import ServedEndpoint
+    from gateway.observe.otel.telemetry import Telemetry
+
 log = logging.getLogger("firsttoken")
+
+
+class SlotSharing(PeerLink, Protocol):
+    """A link to the other workers, in which each endpoint has a slot."""
+
+    def share(self, endpoints: Iterable[str]) -> None:
+        """Shares these endpoints, and no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """Resources of a worker, from the supervisor. `data`: socket for callers; `admin`: Unix socket for the aggregator;
+    `group`: name of this gateway among replicas; `log_lock`: file to lock while writing the access log."""
+
+    number: int
+    data: socket
+    admin: socket
+    peers: SlotSharing
+    group: bytes
+    log_lock: Path
+    quotas: LocalQuotas
+
+    @property
+    def is_leader(self) -> bool:
+        """The leader runs singleton jobs."""
+        return self.number == 0
 
 
 class Gateway:
@@ -60,7 +100,7 @@ class Gateway:
         self._build_observers(config)
         self._build_shared_state(config)
         self._build_servers(config)
-        self.kv_events = optional.kv_events(config, self.fleet)
+        self.kv_events = self._build_kv_events()
         self.dns = DnsDiscovery()
         self._reloading = asyncio.Lock()
         self._following_names: asyncio.Task[None] | None = None
@@ -81,12 +121,17 @@ class Gateway:
             collector(registry=self.registry)
         self.metrics = RequestMetrics(self.registry, self._routes())
         self.recorder = Recorder([self.metrics, self.decider.learn], self.metrics.loop_lag)
-        self.access_log = optional.access_log(config.telemetry.access_log, self.worker)
-        self.telemetry = optional.telemetry(config, self.runtime.current.upstreams)
+        self.access_log: AccessLog | None = None
+        self.telemetry: Telemetry | None = None
         self.on_screen = histogram("firsttoken_ttft_on_screen_seconds", budgets(self._routes()))
-        if self.access_log is not None:
+        if config.telemetry.access_log != "off":
+            lock = None if self.worker is None else self.worker.log_lock
+            self.access_log = AccessLog(config.telemetry.access_log, lock)
             self.recorder.sinks.append(self.access_log)
-        if self.telemetry is not None:
+        if config.telemetry.otlp is not None:
+            from gateway.observe.otel.telemetry import Telemetry
+
+            self.telemetry = Telemetry(config.telemetry.otlp, served_endpoints(self.runtime.current.upstreams))
             self.recorder.sinks.append(self.telemetry)
             self.registry.register(self.telemetry)
         lost = None if (access_log := self.access_log) is None else lambda: access_log.lost
@@ -105,10 +150,18 @@ class Gateway:
     def _build_shared_state(self, config: Config) -> None:
         """State shared with other workers through memory, and with other replicas through Redis."""
         worker = self.worker
-        self.redis = optional.redis_client(config, self.registry)
-        self.shared_quotas = optional.redis_quotas(config, self.redis)
-        self.keyring = optional.keyring(config, self.redis, self._swap_keys)
-        self.replicas = optional.replicas(config, self.redis, self.fleet, worker)
+        self.redis: RedisClient | None = None
+        self.shared_quotas: RedisQuotas | None = None
+        self.keyring: Keyring | None = None
+        self.replicas: Replicas | None = None
+        if config.state.redis is not None:
+            self.redis = RedisClient(config.state.redis.get_secret_value())
+            self.registry.register(self.redis)
+            self.shared_quotas = RedisQuotas(self.redis, config.server.workers)
+            if config.state.keys == "redis":
+                self.keyring = Keyring(self.redis, self._swap_keys)
+            group = new_group() if worker is None else worker.group
+            self.replicas = Replicas(self.redis, config.state.namespace, group, self.fleet.knows)
         self.fleet.peers = None if worker is None else worker.peers
         if self.replicas is not None:
             self.fleet.peers = self.replicas if worker is None else CombinedPeers(worker.peers, self.replicas)
@@ -242,7 +295,7 @@ class Gateway:
         if self.worker is not None:
             self.worker.peers.share(new.upstreams)
         if self.telemetry is not None:
-            self.telemetry.reload(optional.served(new.upstreams))
+            self.telemetry.reload(served_endpoints(new.upstreams))
 
     def _swap_keys(self) -> None:
         """Called when the keys in Redis have changed."""
@@ -255,13 +308,19 @@ class Gateway:
         }
         self.monitor.watch(watched, self.config.defaults.scrape)
 
+    def _build_kv_events(self) -> KvEvents | None:
+        if not (sources := self.config.kv_events()):
+            return None
+        from gateway.fleet.kv_event_listener import KvEvents
+
+        return KvEvents(self.fleet, sources)
+
     def _watch_kv_events(self) -> None:
         if self.kv_events is not None:
             self.kv_events.listen(self.config.kv_events())
-        else:
-            self.kv_events = optional.kv_events(self.config, self.fleet)
-            if self.kv_events is not None:
-                self.kv_events.start()
+        elif (kv_events := self._build_kv_events()) is not None:
+            self.kv_events = kv_events
+            kv_events.start()
 
     # -- stop -------------------------------------------------------------------------------
 
@@ -305,3 +364,14 @@ class Gateway:
             log.warning("shutdown grace expired: aborting %d running requests", self.recorder.live)
         self.proxy.stopping = True
         await http_server.shutdown(HANDLER_GRACE)
+
+
+def served_endpoints(upstreams: Mapping[str, Upstream]) -> dict[str, ServedEndpoint]:
+    """Span attributes of each endpoint."""
+    from gateway.observe.otel.spans import PROVIDERS, ServedEndpoint
+
+    found = {}
+    for endpoint, upstream in upstreams.items():
+        address, kind = upstream.connections.address, upstream.backend.kind
+        found[endpoint] = ServedEndpoint(PROVIDERS.get(kind, kind), upstream.model, address.host, address.port)
+    return found

@@ -31,8 +31,13 @@ async def _serve_in_one_process(config: Config, source: ConfigSource) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(unhandled)
+
+    def on_stop_signal() -> None:
+        gateway.force_stop = stop.is_set()  # the first signal drains; the second ends the draining
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _on_stop_signal, stop, gateway)
+        loop.add_signal_handler(number, on_stop_signal)
     reloader = Reloader(config, source, gateway.apply_config)
     gateway.admin.registry.register(reloader.counts)
     gateway.admin.reload = reloader.on_post
@@ -51,9 +56,3 @@ async def _serve_in_one_process(config: Config, source: ConfigSource) -> int:
     print(drain_message(drain), file=sys.stderr, flush=True)
     await gateway.stop(drain.grace, drain.wait)
     return 0
-
-
-def _on_stop_signal(stop: asyncio.Event, gateway: Gateway) -> None:
-    """The first signal drains; the second ends the draining."""
-    gateway.force_stop = stop.is_set()
-    stop.set()

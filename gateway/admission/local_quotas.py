@@ -136,7 +136,6 @@ class _KeyRows:
 
     own: KeyUsage
     rows: list[KeyUsage]
-    windows: list[SlidingWindow]
     divisor: int
 
 
@@ -164,16 +163,13 @@ class LocalQuotas:
         now = self._clock()
         second, key = int(now), self._key(name)
         share *= key.divisor
-        requests, tokens = key.windows[0].used(second) if len(key.windows) == 1 else used(key.windows, second)
-        running = cost = 0
-        if limits.concurrent is not None:
-            running = sum(row.running for row in key.rows)
-        if limits.cost is not None:
-            this_month = month(self._wall())
-            cost = sum(row.cost(this_month) for row in key.rows)
+        windows = [row.window for row in key.rows]
+        requests, tokens = used(windows, second)
+        running = sum(row.running for row in key.rows)
+        cost = 0 if limits.cost is None else sum(row.cost(month(self._wall())) for row in key.rows)
         usage = LimitUsage(requests, tokens, running, cost)
         if refused := exceeded(limits, claim, usage, share):
-            verdict = self._refusal(limits, claim, usage, refused, key.windows, now, share)
+            verdict = self._refusal(limits, claim, usage, refused, windows, now, share)
         else:
             self._admit(key, limits, claim, second)
             reset = second + WINDOW_S + 1 - now
@@ -219,7 +215,7 @@ class LocalQuotas:
             divisor = 1 if rows is not None or shared is None else shared.workers
             own = KeyUsage(array("q", bytes(8 * ROW))) if rows is None else rows[self._number]
             rows = rows or [own]
-            found = self._keys[name] = _KeyRows(own, rows, [row.window for row in rows], divisor)
+            found = self._keys[name] = _KeyRows(own, rows, divisor)
         return found
 
     def _refusal(

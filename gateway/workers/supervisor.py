@@ -30,6 +30,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 
 from gateway.admission.local_quotas import SharedQuotaMemory
+from gateway.app import WorkerContext
 from gateway.cluster.gossip import new_group
 from gateway.config.config_errors import ConfigError
 from gateway.config.field_types import ListenAddress
@@ -37,7 +38,6 @@ from gateway.config.models import Config
 from gateway.process import BACKLOG, bind, drain_message, listen_unix, reserve_port, tune_gc, url_of
 from gateway.reload import CHECK_INTERVAL, ConfigSource, ReloadCounts, reload_result
 from gateway.tokenize.tokenizers import encoder
-from gateway.wiring import WorkerContext
 from gateway.workers.admin_aggregator import serve_aggregator
 from gateway.workers.shared_memory import Memory, SharedState, WorkerState, WorkerStatus
 from gateway.workers.worker import (

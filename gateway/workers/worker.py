@@ -22,11 +22,10 @@ from time import monotonic
 
 from aiohttp import web
 
-from gateway.app import Gateway
+from gateway.app import Gateway, WorkerContext
 from gateway.config.models import Config
 from gateway.observe.logs import to_stderr, unhandled
 from gateway.process import loop_factory, tune_gc
-from gateway.wiring import WorkerContext
 from gateway.workers.merged_stats import COUNTS, encode_counts
 from gateway.workers.shared_memory import SharedValue
 
