@@ -90,7 +90,7 @@ class SimGateway:
         self.active: dict[int, ActiveRequest] = {}
         self.racing: set[int] = set()  # requests with several attempts, or with a cancellation in transit
         self._retries = RetryBudget()
-        self._hedges = {name: HedgeBudget(_max_extra(route)) for name, route in scenario.routes.items()}
+        self._hedges = {name: HedgeBudget(route.hedge_share) for name, route in scenario.routes.items()}
         self._pools = {pool.name: pool for pool in scenario.pools}
 
     # ---------------------------------------------------------------- queue and decisions
@@ -316,10 +316,6 @@ def estimate_of(arrival: Arrival, route: Route, output_tokens: int) -> PromptEst
     hashes = arrival.hashes if isinstance(arrival.hashes, array) else array("Q", arrival.hashes)
     pool = PoolEstimate(arrival.prompt_tokens, PrefixBlocks(hashes, BLOCK), arrival.prompt_tokens)
     return PromptEstimate({tier.pool: pool for tier in route.tiers}, output_tokens)
-
-
-def _max_extra(route: Route) -> float:
-    return 0.0 if route.hedge == "off" else route.hedge.max_extra
 
 
 def _without_tiers(decision: Decision, seed: int) -> Decision:

@@ -129,13 +129,13 @@ class Dispatcher:
         self.retries = retries
         self.on_dispatched = on_dispatched  # called once the fleet knows of an attempt, or that there was none
         self.saturated = saturated  # True: a hedge would take another request's place
-        self.hedges: dict[str, HedgeBudget] = {}
+        self.hedges: dict[tuple[str, float], HedgeBudget] = {}  # by name and share of the route
         self.connecting: set[asyncio.Task[None]] = set()
 
     def reload(self, routes: Iterable[Route]) -> None:
         """Keep the hedge budgets of routes whose share is unchanged."""
-        shares = {route.name: _hedge_share(route) for route in routes}
-        self.hedges = {name: budget for name, budget in self.hedges.items() if shares.get(name) == budget.share}
+        known = {(route.name, route.hedge_share) for route in routes}
+        self.hedges = {key: budget for key, budget in self.hedges.items() if key in known}
 
     async def execute(self, routed: RoutedRequest, relay: Relay) -> None:
         """Run the attempts of one request. Raises ApiError if every attempt failed before its first token."""
@@ -151,15 +151,10 @@ class Dispatcher:
             relay.release()
 
     def hedges_of(self, route: Route) -> HedgeBudget:
-        budget = self.hedges.get(route.name)
-        if budget is None:
-            budget = self.hedges[route.name] = HedgeBudget(_hedge_share(route))
-        return budget
-
-
-def _hedge_share(route: Route) -> float:
-    """Share of a route's requests that may be sent twice."""
-    return 0.0 if route.hedge == "off" else route.hedge.max_extra
+        key = route.name, route.hedge_share
+        if key not in self.hedges:
+            self.hedges[key] = HedgeBudget(route.hedge_share)
+        return self.hedges[key]
 
 
 class AttemptRunner:
@@ -223,7 +218,9 @@ class AttemptRunner:
             elif isinstance(action, Commit):
                 self._commit(self.attempts[action.number])
             elif isinstance(action, Cancel):
-                self._cancel(self.attempts[action.number], action.outcome)
+                loser = self.attempts[action.number]
+                loser.stop(action.outcome)
+                self._record_lost(loser)
             else:
                 self._give_up(action.reason)
         if self.finished:
@@ -284,7 +281,11 @@ class AttemptRunner:
         request_id = request.request_id
         if attempt.number > 1:
             request_id = f"{request_id}-{attempt.number}"  # an engine may refuse an id that it still knows
-        traceparent, tracestate = self._trace_context(upstream, attempt)
+        trace, traceparent, tracestate = routed.timeline.record.trace, "", ""
+        if trace is None:  # tracing is off
+            traceparent = request.traceparent
+        elif upstream.traced:
+            traceparent, tracestate = trace.sent_by(attempt.number), trace.state
         return BackendRequest(
             operation=request.operation,
             body=request.body,
@@ -298,17 +299,6 @@ class AttemptRunner:
             priority=priority_of(routed) if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",
         )
-
-    def _trace_context(self, upstream: Upstream, attempt: Attempt) -> tuple[str, str]:
-        """Trace context of the attempt's own span; with tracing off, the caller's."""
-        trace = self.routed.timeline.record.trace
-        if trace is None:
-            return self.routed.request.traceparent, ""
-        return (trace.sent_by(attempt.number), trace.state) if upstream.traced else ("", "")
-
-    def _cancel(self, upstream_request: UpstreamRequest, ending: AttemptOutcome) -> None:
-        upstream_request.stop(ending)
-        self._record_lost(upstream_request)
 
     def _commit(self, winner: UpstreamRequest) -> None:
         if self.finished:
@@ -349,12 +339,11 @@ class AttemptRunner:
             failure.retry_after,
             lost and upstream_request.accepted,
         )
-        self._advance(event, may_retry=failure.kind not in OVERLOAD or self._take_retry())
-
-    def _take_retry(self) -> bool:
-        taken = self.dispatcher.retries.try_take()
-        self.retries_taken += taken
-        return taken
+        may_retry = True
+        if failure.kind in OVERLOAD:
+            may_retry = self.dispatcher.retries.try_take()
+            self.retries_taken += may_retry
+        self._advance(event, may_retry)
 
     def _record_lost(self, upstream_request: UpstreamRequest) -> None:
         timeline = self.routed.timeline

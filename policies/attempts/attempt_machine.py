@@ -364,14 +364,14 @@ class AttemptMachine:
 # --------------------------------------------------------------------------- budgets
 
 
+@dataclass(slots=True)
 class RetryBudget:
     """Retries in flight: at most `share` of the active requests, or `minimum` where those are few."""
 
-    def __init__(self, share: float = 0.1, minimum: int = 3) -> None:
-        self._share = share
-        self._minimum = minimum
-        self.active = 0
-        self.retrying = 0
+    share: float = 0.1
+    minimum: int = 3
+    active: int = 0  # requests
+    retrying: int = 0
 
     def began(self) -> None:
         """A request entered."""
@@ -383,7 +383,7 @@ class RetryBudget:
 
     def try_take(self) -> bool:
         """Takes a permission for one retry, if one is left."""
-        if self.retrying >= max(self._minimum, int(self._share * self.active)):
+        if self.retrying >= max(self.minimum, int(self.share * self.active)):
             return False
         self.retrying += 1
         return True

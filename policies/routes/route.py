@@ -221,6 +221,11 @@ class Route(Strict):
         """Probability of making the TTFT budget that a tier must offer."""
         return self.ttft.target if self.ttft else TARGET
 
+    @cached_property
+    def hedge_share(self) -> float:
+        """Share of requests that may be sent twice."""
+        return 0.0 if self.hedge == "off" else self.hedge.max_extra
+
     def ttft_budget(self, asked: float | None) -> float:
         """Seconds from arrival to first token: a caller may tighten the route's, or loosen it up to its limit."""
         own = self.ttft.budget if self.ttft else FOREVER

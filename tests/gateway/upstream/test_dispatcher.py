@@ -302,6 +302,17 @@ async def test_a_hedge_that_was_not_sent_is_given_back() -> None:
         assert not fleet.dispatcher.hedges_of(route(**hedging)).try_take()
 
 
+async def test_a_reload_keeps_the_hedge_budget_of_a_route_whose_share_is_unchanged() -> None:
+    """Savings are lost with a changed share, or with the route."""
+    async with Fleet(OK) as fleet:
+        kept, changed, dropped = (route(name, hedge={"max_extra": 0.5}) for name in ("kept", "changed", "dropped"))
+        before = [fleet.dispatcher.hedges_of(each) for each in (kept, changed, dropped)]
+        after = route("changed", hedge={"max_extra": 0.25})
+        fleet.dispatcher.reload([kept, after])
+        found = [fleet.dispatcher.hedges_of(each) for each in (kept, after, dropped)]
+        assert [one is other for one, other in zip(before, found, strict=True)] == [True, False, False]
+
+
 def test_our_own_stall_is_not_the_engines_silence() -> None:
     """A token that waits in the socket when the alarm rings late is read first. (uvloop looks at its timers first.)"""
 
