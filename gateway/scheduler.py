@@ -35,12 +35,12 @@ from policies.types import FOREVER, Decision, Health, PromptEstimate
 
 log = logging.getLogger("firsttoken")
 
-LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing in it is cached
-MANY, SUSPECT = 400, 15_000  # messages: 1 ms to parse if none is cached; bytes of body that may hold as many
-SAMPLE = 2_048  # bytes in which messages are counted, in three places: in all of 100 KB it would take 56 us
+LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing is cached
+MANY, SUSPECT = 400, 15_000  # messages: 1 ms to parse if none is cached; bytes of body enough for as many
+SAMPLE = 2_048  # bytes in which messages are counted, in three places: counting in all of 100 KB would take 56 us
 
-NO_DEADLINE_PATIENCE = 600.0  # s that a request without a deadline may be held: the SDKs' own default timeout
-SHORTEST_TIMER = 0.001  # s between two checks that the scheduler asks for
+NO_DEADLINE_PATIENCE = 600.0  # s to hold a request without a deadline: the SDKs' own default timeout
+SHORTEST_TIMER = 0.001  # s between two checks asked for by the scheduler
 SHUTDOWN_RETRY = 1.0  # s after which a caller may try another gateway
 
 
@@ -48,7 +48,7 @@ SHUTDOWN_RETRY = 1.0  # s after which a caller may try another gateway
 
 
 class Decider:
-    """Steps that the proxy, the request queue and /explain share."""
+    """Steps common to the proxy, the request queue and /explain."""
 
     def __init__(self, estimator: Estimator, fleet: Fleet) -> None:
         self.estimator = estimator
@@ -63,7 +63,7 @@ class Decider:
         request_id: str,
         wanted_headers: frozenset[str] = frozenset(),
     ) -> InferenceRequest:
-        """Parses a body, in a thread where that would block the loop. Raises ApiError."""
+        """Parses a body, in a thread if slow enough to block the loop. Raises ApiError."""
         asked = operation, raw, headers, arrival, request_id, wanted_headers
         if len(raw) <= LARGE and (len(raw) <= SUSPECT or estimated_messages(raw) <= MANY):
             return parse(*asked)
@@ -92,7 +92,7 @@ class Decider:
 
 
 def estimated_messages(raw: bytes) -> float:
-    """Approximate number of messages in a body, from samples at its start, middle and end."""
+    """Approximate number of messages in a body, from samples at start, middle and end."""
     places = 0, len(raw) // 2, len(raw) - SAMPLE
     return sum(raw.count(b'"role"', at, at + SAMPLE) for at in places) * len(raw) / (3 * SAMPLE)
 
@@ -101,7 +101,7 @@ def estimated_messages(raw: bytes) -> float:
 
 
 class QueueTimeout(ApiError):
-    """A request found no place while it could be held; `rate_limited_s` of that because of a provider's rate limit."""
+    """A request found no place within the patience; `rate_limited_s` of the time because of a provider's rate limit."""
 
     def __init__(self, message: str, retry_after: float, rate_limited_s: float) -> None:
         super().__init__(503, message, type="server_error", code="unavailable", headers=retry_later(retry_after))
@@ -110,7 +110,7 @@ class QueueTimeout(ApiError):
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A queued request and its caller."""
+    """A queued request and the caller."""
 
     queued: QueuedRequest
     entered_at: float
@@ -120,7 +120,7 @@ class Waiter:
 
 
 class RequestQueue:
-    """One per process. `patience`: s that a request with a deadline may be held, read when it enters."""
+    """The queue of a process. `patience`: s to hold a request with a deadline, read at entry."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class RequestQueue:
         self.patience = patience
         self.scheduler = new_scheduler()
         self._new_scheduler = new_scheduler
-        self.sequence = 0  # of the last request that entered
+        self.sequence = 0  # of the last request to enter
         self._waiters: dict[Hashable, Waiter] = {}  # in order of arrival
         self._next_expiry = FOREVER  # no later than the earliest `expires_at`
         self._timer: asyncio.TimerHandle | None = None
@@ -152,7 +152,7 @@ class RequestQueue:
     async def decide(
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant
     ) -> Decision:
-        """The placement of a request, once it has one; `on_dispatched` must follow. Raises QueueTimeout."""
+        """The placement of a request, once found; `on_dispatched` must follow. Raises QueueTimeout."""
         self.sequence += 1
         now = monotonic()
         queued = QueuedRequest(id(request), request, estimate, route, self.sequence, tenant.cache_group)
@@ -221,7 +221,7 @@ class RequestQueue:
     # -- all requests -----------------------------------------------------------------------
 
     def _check(self, now: float) -> None:
-        """Rejects expired requests and releases one that has a place."""
+        """Rejects expired requests and releases the next request with a place."""
         self._expire(now)
         try:
             if self._waiters and not self.dispatch_pending:
@@ -232,7 +232,7 @@ class RequestQueue:
             self._schedule_check(now)
 
     def _release(self, now: float) -> None:
-        """Callbacks run in order: a task woken here has dispatched its request by the next check."""
+        """Callbacks run in order: a task woken here has dispatched the request by the next check."""
         for key, decision in self.scheduler.release(self.fleet, now):
             woken = self._finish(key, decision)
             if decision.chosen is not None:
@@ -251,7 +251,7 @@ class RequestQueue:
         self._next_expiry = min((waiter.expires_at for waiter in self._waiters.values()), default=FOREVER)
 
     def _restart(self, now: float) -> None:
-        """Replaces a scheduler that raised. Each request that cannot be decided alone is ended with its error."""
+        """Replaces a scheduler that raised. A request with an error even when decided alone ends with the error."""
         log.exception("request queue failed; %d requests are queued again", len(self._waiters))
         self.scheduler, before = self._new_scheduler(), len(self._waiters)
         decisions = self._decide_each(now)

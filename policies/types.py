@@ -1,8 +1,8 @@
-"""The values that decisions are made of.
+"""The values of decisions.
 
 Rules:
 - Values move forward: no field is assigned to after construction.
-- Those made for every request or attempt are plain dataclasses: a frozen one costs 0.2 us a field more.
+- Values made for every request or attempt are plain dataclasses: a frozen dataclass costs 0.2 us a field more.
 - Times are seconds of one monotonic clock; durations are seconds; tokens are the engine's own.
 - No sockets, bytes or YAML here: `backends` speaks, `gateway` drives.
 """
@@ -23,7 +23,7 @@ TINY = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server of a pool. `id` is unique in the fleet and stable over reloads: `small/10.0.0.11:8000`."""
+    """A server of a pool. `id` is unique in the fleet and stable over reloads: `small/10.0.0.11:8000`."""
 
     id: str
     pool: str
@@ -44,10 +44,11 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Interchangeable endpoints that serve one model.
+    """Interchangeable endpoints with the same model.
 
-    `local` pools are engines whose queue, prefill and prefix cache are modelled; the others are APIs with observable
-    latencies and rate limits only. `capabilities` None means unknown: nothing is filtered on it.
+    `local` pools are engines, with modelled queue, prefill and prefix cache; the rest are APIs with observable
+    latencies
+    and rate limits only. `capabilities` None means unknown, and filters nothing.
     """
 
     name: str
@@ -58,20 +59,22 @@ class Pool:
     capabilities: frozenset[str] | None = None
     price: Price = Price()
     block_size: int = 16
-    kv_tokens: int = 400_000  # prefix cache capacity until the engine reports its own
+    kv_tokens: int = 400_000  # prefix cache capacity until reported by the engine
 
 
 class Health(Enum):
     """Result of the circuit breaker of an endpoint."""
 
     UP = "up"
-    PROBING = "probing"  # half-open: the next request is the trial; until it ends the endpoint is DOWN for others
+    PROBING = (
+        "probing"  # half-open: the next request is the trial; until its end the endpoint is DOWN for all other requests
+    )
     DOWN = "down"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """One scrape of an engine's metrics. None: not reported."""
+    """A scrape of an engine's metrics. None: not reported."""
 
     running: int | None = None
     waiting: int | None = None
@@ -105,18 +108,18 @@ class Load:
     wait: float = 0.0  # s in the gateway's own queue before a request is sent there
     expected_tpot_misses: tuple[float, ...] = ()  # answers missing TPOT by stall (policies.latency.tpot)
     stalled: float = 0.0  # s of prefill sent since `expected_tpot_misses` was computed
-    tpot_pressure: float = 0.0  # of the answers in progress: from 1 on they cannot bear another prefill
+    tpot_pressure: float = 0.0  # of the answers in progress: from 1 on another prefill is too much
     reopens_in: float = 0.0  # s until the answers in progress can bear another prefill
     prefill_utilization: float = 0.0  # recent share of time spent on prefill
     tpot: float = 0.0  # s per output token of an answer there now
-    context: float = 0.0  # tokens that the answers in progress attend to
-    last_token_at: float = NEVER  # time of its last first token
-    warming: bool = False  # its lost cache is being refilled: last choice of its pool
+    context: float = 0.0  # tokens attended to by the answers in progress
+    last_token_at: float = NEVER  # time of the last first token
+    warming: bool = False  # the lost cache is being refilled: last choice of the pool
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """Pools and endpoint loads at one moment."""
+    """Pools and endpoint loads at a moment."""
 
     at: float
     pools: Mapping[str, Pool]
@@ -138,7 +141,7 @@ class RequestView:
     images: bool = False
     json_schema: bool = False
     priority: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; those in a `when` only
+    headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only headers in a `when`
     session: str = ""
     ttft_budget: float | None = None  # s, asked for by the caller; bounded by the route
     tpot_budget: float | None = None  # s per token
@@ -148,7 +151,7 @@ class RequestView:
 class PrefixBlocks:
     """Chained hashes of a prompt's full blocks, in order: equal hashes mean equal prefixes.
 
-    `size` is in tokens of the estimator's count; `scale` converts those into the engine's tokens.
+    `size` is in tokens of the estimator's count; `scale` converts to the engine's tokens.
     """
 
     hashes: Sequence[int] = ()
@@ -158,7 +161,7 @@ class PrefixBlocks:
 
 @dataclass(slots=True)
 class PoolEstimate:
-    """Token count and prefix blocks of a prompt by one pool's tokenizer, corrected by the engine's own counts."""
+    """Token count and prefix blocks of a prompt by a pool's tokenizer, corrected by the engine's counts."""
 
     tokens: int
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks)
@@ -183,7 +186,7 @@ MEDIAN, NINETIETH = QUANTILES.index(0.5), QUANTILES.index(0.9)
 
 @dataclass(slots=True)
 class Forecast:
-    """Predicted TTFT from send to first token (seconds, a distribution) and TPOT of one candidate.
+    """Predicted TTFT from send to first token (seconds, a distribution) and TPOT of a candidate.
 
     TTFT = `point_estimate` * ratio; `ratios` are the ratio's quantiles at QUANTILES (ascending, shared between
     forecasts). Outside the grid the tails are exponential in the last step.
@@ -234,7 +237,7 @@ class Forecast:
 
 @dataclass(slots=True)
 class Candidate:
-    """An endpoint able to take the request, with its state and forecast at decision time."""
+    """An endpoint able to take the request, with state and forecast at decision time."""
 
     endpoint: Endpoint
     tier: int
@@ -255,7 +258,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """An endpoint (or a whole pool: endpoint "") that cannot take the request, and the reason."""
+    """An endpoint (or a whole pool: endpoint "") unable to take the request, and the reason."""
 
     pool: str
     endpoint: str
@@ -270,7 +273,7 @@ class Placement(Enum):
     UNFIT = "unfit"  # no tier can ever take this request (context, capabilities): 400
 
 
-_PLACE = Placement.PLACE  # a member is slow to look up in its enumeration
+_PLACE = Placement.PLACE  # a member is slow to look up in an enumeration
 
 
 @dataclass(slots=True)
@@ -303,7 +306,7 @@ class AttemptKind(Enum):
 
 @dataclass(slots=True)
 class Attempt:
-    """One sending of a request to one endpoint. `number` counts from 1 within the request."""
+    """A sending of a request to an endpoint. `number` counts from 1 within the request."""
 
     number: int
     kind: AttemptKind

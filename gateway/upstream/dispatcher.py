@@ -1,8 +1,7 @@
-"""Performs what the attempt state machine decides: open, cancel, commit, give up. Decides nothing.
+"""Performs the actions of the attempt state machine: open, cancel, commit, give up. Decides nothing.
 
-`execute` returns once an answer was relayed to its end, or raises the ApiError for the caller. The winning attempt is
-joined to the relay in the very call in which its first token arrived. A caller that leaves cancels the await, and with
-it every attempt.
+`execute` returns once an answer was relayed to the end, or raises the ApiError for the caller. The winning attempt is
+joined to the relay in the very call of the first token. A caller that leaves cancels the await, and so every attempt.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON number
 
 @dataclass(slots=True, kw_only=True)
 class RoutedRequest:
-    """A request with its routing decision. `upstreams`: by endpoint id; `first_token_limit`: s."""
+    """A request with a routing decision. `upstreams`: by endpoint id; `first_token_limit`: s."""
 
     request: InferenceRequest
     route: Route
@@ -69,7 +68,7 @@ def priority_of(routed: RoutedRequest) -> int:
 
 
 def header_safe(model: str) -> str:
-    """A caller's model name (passthrough), unless it could write header fields."""
+    """A caller's model name (passthrough), unless able to write header fields."""
     return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"
 
 
@@ -88,7 +87,7 @@ def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> Attempt
 
 
 def refusal_of(failure: Failure | None, reason: str) -> ApiError:
-    """The last failure as the caller's error. SDKs need not retry at once what the gateway has retried itself."""
+    """The last failure as the caller's error. SDKs need not repeat at once retries already made by the gateway."""
     if failure is None:
         return ApiError(504, f"No backend answered in time: {reason}.", type="server_error", code="timeout")
     headers: dict[str, str] = {"x-should-retry": "false"}
@@ -109,8 +108,8 @@ def refusal_of(failure: Failure | None, reason: str) -> ApiError:
 
 OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)
 CONNECTION_LOST = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
-WHOLE_ANSWER = 600.0  # s that an answer without streaming may take: the SDKs' own default timeout
-STALL = 0.005  # s that a timer may be late
+WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
+STALL = 0.005  # s of tolerated delay of a timer
 READ_FIRST = 0.01  # s in which sockets are read after a stall
 
 
@@ -127,18 +126,18 @@ class Dispatcher:
     ) -> None:
         self.fleet = fleet
         self.retries = retries
-        self.on_dispatched = on_dispatched  # called once the fleet knows of an attempt, or that there was none
+        self.on_dispatched = on_dispatched  # called once the fleet counts an attempt, and at the end
         self.saturated = saturated  # True: a hedge would take another request's place
         self.hedges: dict[tuple[str, float], HedgeBudget] = {}  # by name and share of the route
         self.connecting: set[asyncio.Task[None]] = set()
 
     def reload(self, routes: Iterable[Route]) -> None:
-        """Keep the hedge budgets of routes whose share is unchanged."""
+        """Keep the hedge budgets of routes with an unchanged share."""
         known = {(route.name, route.hedge_share) for route in routes}
         self.hedges = {key: budget for key, budget in self.hedges.items() if key in known}
 
     async def execute(self, routed: RoutedRequest, relay: Relay) -> None:
-        """Run the attempts of one request. Raises ApiError if every attempt failed before its first token."""
+        """Run the attempts of a request. Raises ApiError if every attempt failed before a first token."""
         runner = AttemptRunner(self, routed, relay)
         try:
             runner.begin()
@@ -158,7 +157,7 @@ class Dispatcher:
 
 
 class AttemptRunner:
-    """The attempts of one request."""
+    """The attempts of a request."""
 
     def __init__(self, dispatcher: Dispatcher, routed: RoutedRequest, relay: Relay) -> None:
         self.dispatcher = dispatcher
@@ -187,11 +186,11 @@ class AttemptRunner:
     def abandon(self) -> None:
         """The caller has left."""
         self._advance(ClientGone())
-        for upstream_request in self.attempts.values():  # the machine has forgotten the one that had won
+        for upstream_request in self.attempts.values():  # the machine has forgotten the winner
             upstream_request.cancel()
 
     def _finish(self) -> None:
-        """Return shares of budgets; called once, at the first token or without one."""
+        """Return shares of budgets; called once, at the first token or without any."""
         self.finished = True
         self._cancel_timer()
         self.dispatcher.on_dispatched(self.routed.request)
@@ -243,7 +242,7 @@ class AttemptRunner:
             self._check_silence()
 
     def _check_silence(self) -> None:
-        """Take a hedge from its budget before the machine decides, and return it if none was sent."""
+        """Take a hedge from the budget before the machine decides, and return a hedge not sent."""
         self.timer = None
         hedge_taken = not self.dispatcher.saturated() and self.hedges.try_take()
         known = len(self.attempts)
@@ -280,7 +279,7 @@ class AttemptRunner:
         routed, request = self.routed, self.routed.request
         request_id = request.request_id
         if attempt.number > 1:
-            request_id = f"{request_id}-{attempt.number}"  # an engine may refuse an id that it still knows
+            request_id = f"{request_id}-{attempt.number}"  # an engine may refuse an id in use
         trace, traceparent, tracestate = routed.timeline.record.trace, "", ""
         if trace is None:  # tracing is off
             traceparent = request.traceparent

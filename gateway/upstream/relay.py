@@ -1,8 +1,8 @@
-"""Relays an answer to its client: the body verbatim, nothing awaited per chunk.
+"""Relays an answer to the client: the body verbatim, nothing awaited per chunk.
 
-The head waits for the first token and goes out with it in one write. From then on every read of the upstream becomes
-one chunk to the client, in the callback that received it; a read that was one chunk keeps its framing. A client that
-does not read pauses its upstream; after STALL seconds it is disconnected. A stream that breaks ends with an explicit
+The head is held until the first token, and both go out in one write. From then on every read of the upstream becomes
+a chunk to the client, in the callback of the read; a read of exactly one chunk keeps the framing. A client that does
+not read pauses the upstream; after STALL seconds the client is disconnected. A broken stream ends with an explicit
 error event, never in silence. Headers of the backend are relayed by allow-list only.
 """
 
@@ -24,7 +24,7 @@ from gateway.strict_json import encode
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import AttemptOutcome
 
-STALL = 60.0  # s that a client may leave a full buffer unread
+STALL = 60.0  # s with a full buffer unread by the client
 TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
 SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
 STOPPED = Failure(FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.")
@@ -34,10 +34,11 @@ ALLOWED = ("content-type", "content-encoding")
 
 
 class Relay:
-    """One answer on its way to one client. `done` is resolved at its end, or gets the error if there is no answer.
+    """An answer on the way to a client. `done` is resolved at the end, or gets the error if there is no answer.
 
-    `idle`: seconds without a byte after which the answer is given up. `private`: there are several tenants, and only a
-    backend that separates their caches may report how much of a prompt was cached.
+    `idle`: seconds without a byte until the answer is given up. `private`: there are several tenants, and only a
+    backend
+    with separate caches may report the cached part of a prompt.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Relay:
         self.private = private
         self.idle = idle
         self.begun = False
-        self.winner: UpstreamRequest  # the attempt that has won, once it has begun
+        self.winner: UpstreamRequest  # the winning attempt, once begun
         self.rewriter: Rewriter | None = None
         self.chunked = http.http11
         self.last_body = b"\n\n"  # of the body, the latest bytes written
@@ -61,7 +62,7 @@ class Relay:
         self.stall_timer: asyncio.TimerHandle | None = None
 
     def begin(self, winner: UpstreamRequest) -> None:
-        """Relay the attempt that has won: its head and all buffered, in one write."""
+        """Relay the winning attempt: head and all buffered bytes, in one write."""
         http, self.winner, self.begun = self.http, winner, True
         self.rewriter = self._rewriter()
         whole = not winner.stream and not self.strip_usage
@@ -97,12 +98,12 @@ class Relay:
         for timer in (self.idle_timer, self.stall_timer):
             if timer is not None:
                 timer.cancel()
-        self.idle_timer = self.stall_timer = None  # a timer references its relay
+        self.idle_timer = self.stall_timer = None  # a timer references the relay
 
     # -- BodySink ---------------------------------------------------------------------
 
     def body(self, data: bytes, framed: bytes = b"") -> None:
-        """Write one read of the upstream at once, unless the client is gone."""
+        """Write a read of the upstream at once, unless the client is gone."""
         if self.transport.is_closing():
             return
         rewritten = data if self.rewriter is None else self.rewriter.feed(data)
@@ -130,7 +131,7 @@ class Relay:
         self._finish(self._last(rewritten), RequestOutcome.UPSTREAM_BROKE, _recorded(failure))
 
     def on_broken(self, failure: Failure, ending: RequestOutcome = RequestOutcome.UPSTREAM_BROKE) -> None:
-        """The upstream broke after its first token: write an error event at once."""
+        """The upstream broke after the first token: write an error event at once."""
         self.http.keep_alive = False
         if self.winner.stream:
             event = b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
@@ -152,7 +153,7 @@ class Relay:
     # -- WriteFlowControl ----------------------------------------------------------------
 
     def on_shutdown(self) -> None:
-        """End the answer explicitly, like any stream that breaks."""
+        """End the answer explicitly, like any broken stream."""
         self.winner.cancel()
         self.on_broken(STOPPED, RequestOutcome.CUT)
 
@@ -175,7 +176,7 @@ class Relay:
     # -- idle timeout --------------------------------------------------------------------
 
     def _check_idle(self) -> None:
-        """One timer per stream, which is moved on rather than reset for every chunk."""
+        """A timer per stream is moved on rather than reset for every chunk."""
         quiet = monotonic() - self.winner.last_byte
         if quiet < self.idle or self.stall_timer is not None:
             self.idle_timer = self.loop.call_later(max(self.idle - quiet, 0.05), self._check_idle)
@@ -219,7 +220,7 @@ def _recorded(failure: Failure) -> str:
 
 
 def response_headers(backend: Mapping[str, str], timeline: RequestTimeline, *, streams: bool) -> list[str]:
-    """Header lines of an answer that is about to be written. `backend`: the headers of the backend's reply."""
+    """Header lines of an answer about to be written. `backend`: the headers of the backend's reply."""
     lines = [f"{name}: {backend[name]}" for name in ALLOWED if name in backend]
     if streams:
         lines += ["cache-control: no-cache", "x-accel-buffering: no"]
@@ -227,7 +228,7 @@ def response_headers(backend: Mapping[str, str], timeline: RequestTimeline, *, s
 
 
 def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list[str]:
-    """Header lines about the request up to `now`. `won`: attempts besides the lost ones of the Record."""
+    """Header lines about the request up to `now`. `won`: attempts besides the lost attempts of the Record."""
     record = timeline.record
     lines = [
         f"x-request-id: {record.request_id}",
@@ -248,7 +249,7 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
 
 
 def server_timing(timeline: RequestTimeline, now: float) -> str:
-    """W3C Server-Timing: milliseconds of each closed stage; `relay` is the time since the last one.
+    """W3C Server-Timing: milliseconds of each closed stage; `relay` is the time since the last stage.
 
     `loop_lag` is part of other stages, and is given where the event loop has stalled.
     """

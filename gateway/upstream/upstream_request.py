@@ -1,6 +1,6 @@
-"""One attempt on the wire: buffers what the upstream sends until the attempt is worth committing to.
+"""An attempt on the wire: buffers the upstream's reply until the attempt is worth committing to.
 
-An UpstreamRequest is the `Sink` of its exchange. Before the commit it buffers the reply (head, preamble); the first
+An UpstreamRequest is the `Sink` of an exchange. Before the commit the reply is buffered (head, preamble); the first
 visible output makes the attempt a candidate to win. After the commit every read goes to the body sink in the same
 call. Each attempt ends exactly once, and the fleet is told.
 """
@@ -22,7 +22,7 @@ from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import Attempt, AttemptOutcome
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
-MAX_ERROR = 64 * 1024  # bytes of an error reply read for its meaning
+MAX_ERROR = 64 * 1024  # bytes of an error reply to read
 
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
 DONE = b"data: [DONE]"
@@ -37,12 +37,12 @@ OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """Connections to an endpoint, and the dialect of its server."""
+    """Connections to an endpoint, and the dialect of the server."""
 
     connections: ConnectionPool
     backend: Backend
     model: str
-    kv_events: bool = False  # the engine publishes cache events, which name the request by its session id
+    kv_events: bool = False  # the engine publishes cache events, in which the session id names the request
     priority: bool = False  # the engine schedules by priority
     traced: bool = True  # the endpoint gets the trace context, with tracing on
 
@@ -51,7 +51,7 @@ class BodySink(Protocol):
     """Receiver of a committed answer. Called within the read that brought the bytes: no method may wait."""
 
     def body(self, data: bytes, framed: bytes = b"") -> None:
-        """Body bytes of one read; `framed`: that read with its HTTP framing, if it was exactly one chunk."""
+        """Body bytes of a read; `framed`: the same with HTTP framing, if the read was exactly one chunk."""
         ...
 
     def end(self) -> None: ...
@@ -64,7 +64,7 @@ class BodySink(Protocol):
 
 
 class AttemptListener(Protocol):
-    """Receiver of the result of an attempt, before any of it reaches the client."""
+    """Receiver of the result of an attempt, before any byte reaches the client."""
 
     def first_token(self, upstream_request: UpstreamRequest) -> None: ...
 
@@ -72,7 +72,7 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """One attempt. `opened`, `connected`, `sent`, `first_in`, `ended_at`: monotonic seconds."""
+    """An attempt. `opened`, `connected`, `sent`, `first_in`, `ended_at`: monotonic seconds."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class UpstreamRequest:
         if not self.is_success:
             return self._fail(self.upstream.backend.failure(self.status, self.headers, b"".join(self.buffered)))
         self.tap.close()
-        if self.first_in is None:  # an answer without visible output is an answer if it is complete
+        if self.first_in is None:  # a complete answer without visible output is an answer
             if not self.tap.ended:
                 return self._fail(EMPTY)
             self._commit(monotonic())
@@ -187,7 +187,7 @@ class UpstreamRequest:
         elif failure is not None:  # an error after a token in the same read: the answer has begun, and ended
             self._commit(self.last_byte)
             self.stop(AttemptOutcome.BROKEN)
-            self._deliver_error(b"", data)  # the commit has written `data` up to and including its error
+            self._deliver_error(b"", data)  # the commit has written `data` up to and including the error
         elif content or self.buffered_bytes > MAX_HELD:
             self._commit(self.last_byte)
 
@@ -199,19 +199,19 @@ class UpstreamRequest:
             self.listener.first_token(self)
 
     def _complete(self) -> None:
-        """The reply is over; the tap knows if it is an answer."""
+        """The reply is over; the tap knows if complete."""
         self._close(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN)
         if self.body_sink is not None:
             self.body_sink.end()
 
     def _end_in_error_event(self, data: bytes) -> None:
-        """An error in mid-stream ends the answer, although vLLM sends [DONE] after it."""
+        """An error in mid-stream ends the answer, although vLLM sends [DONE] after the error."""
         self.stop(AttemptOutcome.BROKEN)
         data = self._until_done(data)
         self._deliver_error(data, data)
 
     def _deliver_error(self, unwritten: bytes, data: bytes) -> None:
-        """Pass on the backend's own error event in `data`; if there is none (garbage), the relay writes one."""
+        """Pass on the backend's own error event in `data`; without any (garbage), the relay writes an event."""
         if self.body_sink is None:
             return
         failure = self.tap.failure or EMPTY
@@ -235,8 +235,9 @@ class UpstreamRequest:
 
     @property
     def accepted(self) -> bool:
-        """The engine has accepted the request. A stream's head precedes the computation of its prompt; a whole answer's
-        head does not, so there it is enough that the request was sent."""
+        """The engine has accepted the request. The head of a stream precedes the computation of the prompt; the head
+        of a whole
+        answer does not, so there sending the request is enough."""
         return self.status != 0 if self.stream else self.exchange is not None
 
     @property
@@ -271,12 +272,12 @@ class UpstreamRequest:
         self.body_sink = self.exchange = self.listener = None
 
     def stop_if_open(self) -> None:
-        """The fleet counts an attempt until its end."""
+        """The fleet counts an attempt until the end."""
         if self.ending is None:
             self.cancel()
 
     def stop(self, ending: AttemptOutcome, retry_after: float | None = None) -> None:
-        """End the exchange if it still runs."""
+        """End an open exchange."""
         if not self.over and self.exchange is not None:
             self.exchange.cancel()
         self.over = True
@@ -304,7 +305,7 @@ class UpstreamRequest:
 
     @property
     def output_tokens(self) -> int:
-        """As reported by the engine; as counted until then, or if it never reports."""
+        """As reported by the engine; as counted until then, or without a report."""
         completion = self.tap.usage.completion
         return self.tap.tokens if completion is None else completion
 

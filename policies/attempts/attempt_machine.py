@@ -35,8 +35,8 @@ from policies.attempts.hedging import abandon_at, hedge_at, patience_until
 from policies.routing.candidates import p50_of
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
 
-BACKOFF = 0.1  # s before an overloaded endpoint is tried again, where it names no time
-MAX_DEATHS = 2  # of endpoints that had accepted the request
+BACKOFF = 0.1  # s before an overloaded endpoint is tried again, by default
+MAX_DEATHS = 2  # of endpoints after acceptance of the request
 MAX_RACING = 2  # attempts pending at a time
 
 # --------------------------------------------------------------------------- events
@@ -129,7 +129,7 @@ class AttemptState(Enum):
     GONE = "gone"
 
 
-# Events that each state accepts, and the states to which they may lead.
+# Events accepted by each state, and the possible next states.
 TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
     AttemptState.IDLE: {
         Begin: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
@@ -149,7 +149,7 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
 
 @dataclass(slots=True)
 class PendingAttempt:
-    """An attempt without a token yet. At `recheck_at` its silence is weighed; then `abandon_at` is fixed."""
+    """An attempt without a token yet. At `recheck_at` the silence is weighed; then `abandon_at` is fixed."""
 
     attempt: Attempt
     sent_at: float
@@ -160,7 +160,7 @@ class PendingAttempt:
 
 
 class AttemptMachine:
-    """One per request. `now` is the time of each event, never earlier than the last one's."""
+    """Attempts of a request. `now` is the time of each event, never earlier than the time of the event before."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class AttemptMachine:
         self._actions: list[Action] = []
 
     def on(self, event: Event, now: float, may_retry: bool = True) -> AttemptStep:
-        """`may_retry`: a budget allows another copy, should this event call for one."""
+        """`may_retry`: a budget allows another copy, should this event call for a copy."""
         if type(event) in TRANSITIONS[self.state]:
             match event:
                 case FirstToken(number):
@@ -219,7 +219,7 @@ class AttemptMachine:
 
     def _first_token(self, number: int) -> None:
         if self.pending.pop(number, None) is not None:
-            self._end(AttemptState.COMMITTED)  # losers are cancelled before Commit: by then their cost is known
+            self._end(AttemptState.COMMITTED)  # losers are cancelled before Commit: by then the cost is known
             self._actions.append(Commit(number))
 
     def _failed(self, failure: Failed, now: float, may_retry: bool) -> None:
@@ -239,7 +239,7 @@ class AttemptMachine:
             self._give_up(self._exhausted())
 
     def _reset_silence(self, now: float) -> None:
-        """A racer failed: the other is alone again, and its silence is weighed anew."""
+        """A racer failed: the other is alone again, and the silence is weighed anew."""
         for pending in self.pending.values():
             pending.weighed = False
             pending.recheck_at = min(now, pending.limit_at)
@@ -259,7 +259,7 @@ class AttemptMachine:
         return min(patience_until(own.forecast, next_p50, sent_at, self._deadline), limit_at)
 
     def _check_silence(self, pending: PendingAttempt, now: float, may_retry: bool) -> None:
-        """Weighs, races or abandons a silent attempt at its `recheck_at`."""
+        """Weighs, races or abandons a silent attempt at `recheck_at`."""
         upcoming = self._next()
         if now >= pending.limit_at:
             self._abandon(pending, None if len(self.pending) > 1 else upcoming, now)
@@ -366,7 +366,7 @@ class AttemptMachine:
 
 @dataclass(slots=True)
 class RetryBudget:
-    """Retries in flight: at most `share` of the active requests, or `minimum` where those are few."""
+    """Retries in flight: at most `share` of the active requests, or `minimum` where the share is less."""
 
     share: float = 0.1
     minimum: int = 3
@@ -378,11 +378,11 @@ class RetryBudget:
         self.active += 1
 
     def ended(self) -> None:
-        """A request left. Its retries are given back separately."""
+        """A request left. Retries are given back separately."""
         self.active -= 1
 
     def try_take(self) -> bool:
-        """Takes a permission for one retry, if one is left."""
+        """Takes a permission for a retry, if any is left."""
         if self.retrying >= max(self.minimum, int(self.share * self.active)):
             return False
         self.retrying += 1
@@ -394,9 +394,9 @@ class RetryBudget:
 
 
 class HedgeBudget:
-    """Token bucket: every request earns `max_extra` of a hedge, up to `burst` of them.
+    """Token bucket: every request earns `max_extra` of a hedge, up to `burst` hedges.
 
-    The bucket starts empty, so hedges never exceed that share of the requests so far. Counted in millionths, because
+    The bucket starts empty, so hedges never exceed the share of the requests so far. Counted in millionths, because
     ten times 0.1 is less than one in floating point.
     """
 
@@ -408,11 +408,11 @@ class HedgeBudget:
         self._tokens = 0
 
     def began(self) -> None:
-        """A request of the route entered: it earns its share."""
+        """A request of the route entered, and earns a share."""
         self._tokens = min(self._tokens + self.share, self._burst)
 
     def try_take(self) -> bool:
-        """Takes a permission for one hedge, if one is left."""
+        """Takes a permission for a hedge, if any is left."""
         if self._tokens < self._HEDGE:
             return False
         self._tokens -= self._HEDGE

@@ -37,10 +37,10 @@ def patience_until(own: Forecast, upcoming: float, sent: float, deadline: float)
 
 
 def hedge_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
-    """The first time from `now` on at which a fresh attempt is likelier to make the deadline than the silent one.
+    """The first time from `now` on at which a fresh attempt is likelier to make the deadline than the silent attempt.
 
-    A hedge keeps the first attempt's chance, so it is sent before `abandon_at`. The search steps grow: an attempt that
-    is overdue by little is mostly slow, one that is overdue by much is mostly hung.
+    A hedge keeps the chance of the first attempt, so is sent before `abandon_at`. The search steps grow: an attempt
+    overdue by little is mostly slow, an attempt overdue by much is mostly hung.
     """
     allowed, at = (1 - HUNG) * own.probability(deadline - sent), now
     step = max(STEP * own.p90, STEP_LEAST)
@@ -54,7 +54,7 @@ def hedge_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadlin
 
 
 def abandon_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
-    """Time from `now` on at which to abandon for `upcoming`, before the deadline if that is worth it."""
+    """Time from `now` on at which to abandon for `upcoming`, before the deadline if worthwhile."""
     allowed, step = deadline - sent, (deadline - now) / GRID
     overdue = sent + max(OVERDUE * own.quantile(0.99), OVERDUE_LEAST, OVERDUE_SHARE * allowed)
     most, best = (1 - HUNG) * own.probability(allowed), deadline  # to stay to the end

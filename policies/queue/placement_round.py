@@ -1,18 +1,19 @@
-"""Queues of requests, and their placement at one moment: decisions that count the queues, and endpoints with room.
+"""Queues of requests, and placement at one moment: decisions that count the queues, and endpoints with room.
 
 Rules:
-- A request is in one place at a time: new, in the queue of its assigned endpoint, in the best-effort queue, or in
+- A request is in one place at a time: new, in the queue of the assigned endpoint, in the best-effort queue, or in
   dispatch: released, and not yet known to the fleet.
-- Requests queued for an endpoint and due no later count there as work ahead; so do the seconds until its answers can
+- Requests queued for an endpoint and due no later count there as work ahead; so do the seconds until answers there
+  can
   bear another prefill.
-- An endpoint has room while its backlog of prefill is at most ROOM seconds and its answers can bear another stall
+- An endpoint has room while the backlog of prefill is at most ROOM seconds and the answers can bear another stall
   (`policies.latency.tpot`). An API always has room.
-- The forecast of when an engine's answers have caught up is unreliable, that of another tier is not. So a queued
-  request spills to another tier when that one is better by the forecasts, and at the latest when the other tier can
-  only just make the deadline, at RISK of the usual risk.
-- Late requests go to idle endpoints only. An engine is idle if a prefill there makes no other request miss its deadline
-  or pace. An API is idle unless it was at its rate limit within RATE_LIMIT_WINDOW seconds: then each late request takes
-  a place from one that would be in time.
+- The forecast of when an engine's answers have caught up is unreliable, the forecast of another tier is not. So a
+  queued request spills to another tier when better by the forecasts, and at the latest when the other tier can only
+  just make the deadline, at RISK of the usual risk.
+- Late requests go to idle endpoints only. An engine is idle if a prefill there makes no other request miss a deadline
+  or pace. An API is idle unless at the rate limit within RATE_LIMIT_WINDOW seconds: then each late request takes a
+  place from a request in time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from policies.types import FOREVER, NEVER, Candidate, Decision, Endpoint, FleetS
 
 @dataclass(slots=True)
 class EndpointQueues:
-    """All requests that wait in the gateway."""
+    """All requests held in the gateway."""
 
     new: list[QueuedRequest] = field(default_factory=list)
     assigned: dict[str, list[QueuedRequest]] = field(default_factory=dict)  # by endpoint, earliest deadline first
@@ -41,7 +42,7 @@ class EndpointQueues:
     in_dispatch: dict[Hashable, Candidate] = field(default_factory=dict)  # destinations of released requests, by key
 
     def __len__(self) -> int:
-        """Requests held, those in dispatch not counted."""
+        """Requests held; requests in dispatch are not counted."""
         return len(self.new) + len(self.best_effort) + sum(map(len, self.assigned.values()))
 
     def assign(self, queued: QueuedRequest, endpoint: Endpoint, prefill_s: float, spill_at: float = FOREVER) -> None:
@@ -51,7 +52,7 @@ class EndpointQueues:
         insort(self.assigned.setdefault(endpoint.id, []), queued)
 
     def unassign(self, queued: QueuedRequest) -> None:
-        """Takes the request out of its endpoint's queue."""
+        """Takes the request out of the queue of an endpoint."""
         assert queued.assigned is not None
         queue = self.assigned[queued.assigned.id]
         queue.remove(queued)
@@ -63,7 +64,7 @@ class EndpointQueues:
         insort(self.best_effort, queued, key=lambda other: other.sequence)
 
     def remove(self, request_key: Hashable) -> QueuedRequest | None:
-        """Takes a request out of all queues; None: it is in none."""
+        """Takes a request out of all queues; None: not found."""
         self.in_dispatch.pop(request_key, None)
         for queued in chain(self.new, self.settled()):
             if queued.request_key == request_key:
@@ -81,11 +82,12 @@ class EndpointQueues:
         return chain(self.best_effort, *self.assigned.values())
 
     def due_to_spill(self, now: float) -> list[QueuedRequest]:
-        """Assigned requests at their last moment for another tier."""
+        """Assigned requests at the last moment for another tier."""
         return [queued for queue in self.assigned.values() for queued in queue if queued.spill_at <= now]
 
     def prefill_ahead(self, queued: QueuedRequest) -> Mapping[str, float]:
-        """Seconds of prefill before a request, by endpoint: due no later, or in dispatch. Its own are not counted."""
+        """Seconds of prefill before a request, by endpoint: due no later, or in dispatch. The request itself is not
+        counted."""
         ahead: dict[str, float] = {}
         for endpoint, queue in self.assigned.items():
             due = takewhile(lambda other: other.deadline <= queued.deadline, queue)
@@ -100,12 +102,12 @@ class EndpointQueues:
         return max((q for q in self.settled() if q.cache_group == tenant), key=lambda q: q.sequence)
 
 
-ROOM = 0.1  # s of prefill that may wait inside an engine: its next step is never short of work
+ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
-HARMLESS = 0.3  # expected answers that miss their pace because of an already late request
+HARMLESS = 0.3  # expected TPOT misses because of an already late request
 SHORT = 0.2  # s of prefill
-STILL = 0.9  # share of the target with which a request keeps its assigned endpoint
-RISK = 0.5  # of what the target leaves: waiting until the last moment must not add misses
+STILL = 0.9  # share of the target with which a request keeps the assigned endpoint
+RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
 RECHECK_TIERS = 0.1  # s between two comparisons of a queued request with other tiers
 TICK = 0.05  # s between two rounds without events
 
@@ -138,7 +140,7 @@ class PlacementRound:
         return decide(queued, snapshot, self.fleet, self.now)
 
     def place(self, queued: QueuedRequest) -> Decision | None:
-        """The decision of a request dispatched now; None: it is queued."""
+        """The decision of a request dispatched now; None: queued."""
         decision = self.decide(queued)
         chosen = decision.chosen
         if chosen is None or queued.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id):
@@ -153,7 +155,8 @@ class PlacementRound:
         return decision if self._assign_or_dispatch(queued, decision, chosen) else None
 
     def _assign_or_dispatch(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> bool:
-        """True: the endpoint has room and no queue, and the request is dispatched now. Else it is assigned."""
+        """True: the endpoint has room and no queue, and the request is dispatched now. False: the request is
+        assigned."""
         endpoint = chosen.endpoint
         if endpoint.id not in self.queues.assigned and self.has_room(endpoint.id, chosen.load):
             return True
@@ -176,7 +179,7 @@ class PlacementRound:
         return at if at > self.now else self.now + RECHECK_TIERS
 
     def _place_best_effort(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
-        """Dispatches to an idle endpoint if no other best-effort request waits; else queues behind those."""
+        """Dispatches to an idle endpoint if no other best-effort request is queued; else queues at the end."""
         preferred = self.best_effort_order(queued, decision)
         if not self.queues.best_effort and (idle := self.first_idle(preferred)) is not None:
             return with_first(decision, idle)
@@ -187,7 +190,7 @@ class PlacementRound:
     # ---------------------------------------------------------------- assigned requests
 
     def revalidate(self, queued: QueuedRequest, endpoint: str) -> Decision | None:
-        """Decides again at the head of the queue: the assigned endpoint if it still makes the deadline."""
+        """Decides again at the head of the queue: the assigned endpoint if still in time."""
         decision = self.decide(queued)
         for candidate in decision.ranked:
             if candidate.endpoint.id == endpoint and candidate.probability >= STILL * queued.route.target:
@@ -195,7 +198,7 @@ class PlacementRound:
         return self.place(queued)
 
     def spill(self, queued: QueuedRequest) -> Decision | None:
-        """Moves a request to another tier where that is better by now; the decision, if it is dispatched there."""
+        """Moves a request to another tier where better by now; the decision, if dispatched there."""
         assert queued.assigned is not None
         decision, pool, target = self.decide(queued), queued.assigned.pool, queued.route.target
         spill_at = self._spill_at(queued, decision, pool)
@@ -219,11 +222,11 @@ class PlacementRound:
         return True
 
     def idle_endpoints(self) -> list[str]:
-        """Idle endpoints; each is checked for a rate limit too, and its end remembered."""
+        """Idle endpoints; the end of each rate limit is remembered."""
         return [name for name in self.fleet.snapshot(self.now).loads if self.is_idle(name)]
 
     def rebalance(self, endpoint: str) -> tuple[QueuedRequest, Decision] | None:
-        """The first head of another endpoint's queue in the pool whose decision is now this idle endpoint."""
+        """The first head of another queue in the pool with this idle endpoint as the decision."""
         pool = endpoint.partition("/")[0]
         for name, queue in self.queues.assigned.items():
             if name.partition("/")[0] == pool:
@@ -237,7 +240,7 @@ class PlacementRound:
     # ---------------------------------------------------------------- best-effort requests
 
     def best_effort_order(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
-        """The fastest endpoint of each pool, fastest first, APIs at their rate limit last.
+        """The fastest endpoint of each pool, fastest first, APIs at a rate limit last.
 
         Of a request without a deadline, the preferred tier's only.
         """
@@ -254,14 +257,14 @@ class PlacementRound:
         return next((c for c in candidates if self.is_idle(c.endpoint.id, c.forecast.prefill)), None)
 
     def waits_for_rate_limit(self, queued: QueuedRequest, decision: Decision, preferred: list[Candidate]) -> bool:
-        """An API would take this best-effort request, but for its rate limit."""
+        """An API would take this best-effort request, but for a rate limit."""
         if any(self.is_rate_limited(c.endpoint.id) and not self.fleet.is_local(c.endpoint.id) for c in preferred):
             return True
         tier = decision.ranked[0].tier if queued.deadline == FOREVER else len(queued.route.tiers)
         return self._skipped_rate_limited(decision, tier)
 
     def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:
-        """An API of a tier before `tier` was rejected for its rate limit."""
+        """An API of a tier before `tier` was rejected for a rate limit."""
         loads = self.fleet.snapshot(self.now).loads
         return any(
             rejected.tier < tier
@@ -274,7 +277,7 @@ class PlacementRound:
     # ---------------------------------------------------------------- endpoints
 
     def can_advance(self, endpoint: str) -> bool:
-        """The endpoint has room, or it is gone and its queue must move elsewhere."""
+        """The endpoint has room, or is gone and the queue must move elsewhere."""
         load = self.fleet.snapshot(self.now).loads.get(endpoint)
         return load is None or load.health is Health.DOWN or self.has_room(endpoint, load)
 
@@ -282,14 +285,14 @@ class PlacementRound:
         return (load.backlog_s <= ROOM and not load.reopens_in) or not self.fleet.is_local(endpoint)
 
     def is_rate_limited(self, endpoint: str) -> bool:
-        """The endpoint refused for its rate limit within RATE_LIMIT_WINDOW seconds."""
+        """The endpoint refused for a rate limit within RATE_LIMIT_WINDOW seconds."""
         blocked_until = self.fleet.snapshot(self.now).loads[endpoint].blocked_until
         if blocked_until > self.now:
             self.rate_limited_until[endpoint] = blocked_until
         return self.now - self.rate_limited_until.get(endpoint, NEVER) <= RATE_LIMIT_WINDOW
 
     def is_idle(self, endpoint: str, prefill_s: float = 0.0) -> bool:
-        """No prefill, no queue, and answers that can bear a stall of `prefill_s`."""
+        """No prefill, no queue, and answers able to bear a stall of `prefill_s`."""
         load = self.fleet.snapshot(self.now).loads[endpoint]
         if not self.fleet.is_local(endpoint):
             return not self.is_rate_limited(endpoint) and load.health is not Health.DOWN

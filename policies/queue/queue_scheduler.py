@@ -103,7 +103,7 @@ class QueueScheduler:
             yield from self._released(*best_effort)
 
     def _next_best_effort(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
-        """The first that can go, of the tenant and route with the fewest turns."""
+        """The first able to go, of the tenant and route with the fewest turns."""
         heads = {(queued.cache_group, queued.route.name): queued for queued in reversed(self.queues.best_effort)}
         for queued in sorted(heads.values(), key=lambda q: (self._turns_of(q), q.deadline == FOREVER, q.sequence)):
             if (decision := self._best_effort_decision(queued, turn)) is not None:
@@ -117,7 +117,7 @@ class QueueScheduler:
         return max(self._turns.get((queued.cache_group, queued.route.name), 0), self._turn)
 
     def _best_effort_decision(self, queued: QueuedRequest, turn: PlacementRound) -> Decision | None:
-        """A decision for an idle endpoint, or for the fastest if the request is overdue. None: it waits on."""
+        """A decision for an idle endpoint, or for the fastest if the request is overdue. None: stays queued."""
         decision = turn.decide(queued)
         if decision.chosen is None:
             return decision

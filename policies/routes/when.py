@@ -43,7 +43,7 @@ _FLAGS = frozenset({"true", "1", "yes", "on"})
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Bounds of a number; `text` is their YAML form."""
+    """Bounds of a number; `text` is the YAML form."""
 
     text: str
     bounds: tuple[tuple[str, float], ...]
@@ -83,7 +83,7 @@ def _flag(value: Any) -> bool:
 
 
 def _header_test(value: Any) -> Comparison | str | bool:
-    """Parses a header's condition: a comparison where it has the form of one, else the text itself."""
+    """Parses a header's condition: a comparison where written like a comparison, else the text itself."""
     if isinstance(value, (bool, Comparison)):
         return value
     if isinstance(value, str) and not (value.lstrip().startswith(("<", ">", "=")) or _RANGE.fullmatch(value)):

@@ -1,14 +1,14 @@
-"""A request to be placed, the endpoints that can take it now with forecasts, and their order of preference.
+"""A request to be placed, the endpoints able to take the request now with forecasts, and their order of preference.
 
 Rules:
-- A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever its load.
-- An endpoint is rejected while it is down, half-open with its trial request, or limited by its provider.
-- An endpoint whose cache is being refilled is a candidate only where its pool has no other.
-- Every endpoint of every tier is a candidate or rejected with a reason (those of an unfit pool, as one).
+- A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever the load.
+- An endpoint is rejected while down, half-open with a trial request, or limited by the provider.
+- An endpoint in cache warm-up is a candidate only where the pool has no other.
+- Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
 - Unknown facts filter nothing: no declared capabilities, no declared context window.
 - The fleet view is asked once per tier, for all remaining endpoints.
-- A ranking holds every candidate, because failover never asks again, but is described on demand: mostly the first one
-  answers, and to describe all of them costs as much as the rest of the decision.
+- A ranking holds every candidate, because failover never asks again, but is described on demand: mostly the first
+  answers, and describing all costs as much as the rest of the decision.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from policies.types import (
     RequestView,
 )
 
-TierCandidates = list[Candidate]  # the usable endpoints of one tier, never empty
+TierCandidates = list[Candidate]  # usable endpoints of a tier, never empty
 
 _UNKNOWN = Load()
-_DOWN = Health.DOWN  # a member is slow to look up in its enumeration
+_DOWN = Health.DOWN  # a member is slow to look up in an enumeration
 _FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request with its route and estimate, and its state while it waits in the gateway."""
+    """A request with route, estimate, and state while queued in the gateway."""
 
     request_key: Hashable  # unique among requests not yet dispatched
     request: RequestView
@@ -80,7 +80,7 @@ class QueuedRequest:
 
 
 class FleetView(Protocol):
-    """Learned state, read-only to decisions; `policies.fleet.fleet.Fleet` implements it."""
+    """Learned state, read-only to decisions; implemented by `policies.fleet.fleet.Fleet`."""
 
     def candidates(
         self,
@@ -106,14 +106,14 @@ class CandidateSet:
     fleet: FleetSnapshot
     view: FleetView
     now: float
-    target: float  # probability of making the TTFT deadline that a tier must offer
+    target: float  # probability of making the TTFT deadline required of a tier
     left: float  # of the TTFT budget, s
-    max_output: int  # tokens: the caller's or the route's limit; the expected output without one
+    max_output: int  # tokens: the caller's or the route's limit; without a limit, the expected output
     expected_output: int  # tokens
     tiers: list[TierCandidates] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
     taken: dict[str, int] = field(default_factory=dict)  # number of the tier by pool
-    unfit: int = 0  # tiers that can never take this request
+    unfit: int = 0  # tiers never able to take the request
 
     def add_tier(self, number: int, tier: Tier) -> None:
         pool, prompt = self.fleet.pools.get(tier.pool), self.queued.estimate.pools.get(tier.pool)
@@ -146,7 +146,7 @@ class CandidateSet:
         return None
 
     def _usable(self, number: int, pool: Pool) -> Mapping[str, Load]:
-        """Loads by endpoint. One in cache warm-up is usable where no other is."""
+        """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is."""
         ready, warming = {}, {}
         for endpoint in pool.endpoints:
             load = self.fleet.loads.get(endpoint.id, _UNKNOWN)
@@ -189,7 +189,7 @@ def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView
 
 
 def ranked(candidate: Candidate, score: float, reason: str) -> Candidate:
-    """The candidate with its rank. `reason` has places for p50 (ms) and probability."""
+    """The candidate with a rank. `reason` has places for p50 (ms) and probability."""
     return replace(candidate, score=score, reason=reason % (candidate.forecast.p50 * 1e3, candidate.probability))
 
 
@@ -199,7 +199,7 @@ def p50_of(candidates: Sequence[Candidate], at: int) -> float:
 
 
 class Ranking(Sequence[Candidate]):
-    """A tier's candidates by score, ties by sequence number; then all others, in the order of `fallbacks`."""
+    """A tier's candidates by score, ties by sequence number; then the result of `fallbacks`."""
 
     def __init__(
         self,

@@ -1,15 +1,15 @@
 """The tier walk: chooses the tier and endpoint that still put the first token before the deadline.
 
 Rules:
-- The deadline is the request's arrival plus its budget: time spent in the gateway counts.
-- A tier qualifies if one of its endpoints makes what is left of the budget with `probability >= target`. `prefer`
-  chooses among qualifying tiers: quality the first, cost the cheapest, latency the fastest.
-- Within a tier the route's scorer ranks. Ties are broken by the request's sequence number, so equal idle
+- The deadline is the arrival of the request plus the budget: time spent in the gateway counts.
+- A tier qualifies if an endpoint makes the rest of the budget with `probability >= target`. `prefer` chooses among
+  qualifying tiers: quality the first, cost the cheapest, latency the fastest.
+- Within a tier the route's scorer ranks. Ties are broken by the sequence number of the request, so equal idle
   endpoints share the load.
-- An endpoint of the chosen tier without a first token for PROBE_AFTER seconds, while others had some, is probed by one
-  request in PROBE_EVERY that it would serve in time too.
-- The ranking is complete, because failover never asks again: the chosen tier's qualifying endpoints, those of the other
-  tiers in the order of preference, then all others by probability.
+- An endpoint of the chosen tier without a first token for PROBE_AFTER seconds, while another had some, is probed by a
+  request in PROBE_EVERY, if expected in time there too.
+- The ranking is complete, because failover never asks again: qualifying endpoints of the chosen tier, then of the
+  other tiers in the order of preference, then the rest by probability.
 - A route with a scorer other than `predicted` is a baseline: the first tier with a usable endpoint is taken whole;
   probabilities and budgets play no part, nothing is shed.
 - Tiers are numbered from 0 in values, and from 1 in reasons. Reasons name pools, never hosts.
@@ -44,9 +44,9 @@ from policies.types import (
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 30.0  # s, bounds of Retry-After: shorter invites a storm, longer is a guess
 PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests per probe
-RECHECK = 1.0  # s until an endpoint that is down or half-open is worth another try: about one probe
+RECHECK = 1.0  # s until another try of an endpoint down or half-open: about a probe interval
 
-_PLACE = Placement.PLACE  # a member is slow to look up in its enumeration
+_PLACE = Placement.PLACE  # a member is slow to look up in an enumeration
 
 
 def decide(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView, now: float) -> Decision:
@@ -61,7 +61,7 @@ def decide(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView, now: fl
 
 
 def _split(found: CandidateSet) -> tuple[list[TierCandidates], TierCandidates]:
-    """Candidates that reach the target, by tier; and all that do not."""
+    """Candidates that reach the target, by tier; and the rest."""
     qualifying: list[TierCandidates] = []
     others: TierCandidates = []
     for tier in found.tiers:
@@ -77,7 +77,7 @@ def _split(found: CandidateSet) -> tuple[list[TierCandidates], TierCandidates]:
 
 _PREFERENCES: Mapping[str, Callable[[TierCandidates], float]] = {
     "quality": lambda tier: tier[0].tier,
-    "cost": lambda tier: tier[0].price,  # a tier is one pool, and has one price
+    "cost": lambda tier: tier[0].price,  # all of a pool, so the price is the same
     "latency": lambda tier: min(candidate.forecast.p50 for candidate in tier),
 }
 
@@ -113,7 +113,7 @@ def _fallbacks(
 
 
 def _stale(found: CandidateSet, tier: TierCandidates) -> Candidate | None:
-    """The endpoint that this request should probe, because an untested prediction stays wrong; mostly none."""
+    """The endpoint to be probed by this request, because an untested prediction stays wrong; mostly none."""
     limit = found.now - PROBE_AFTER
     oldest = min(tier, key=lambda candidate: candidate.load.last_token_at)
     stale = oldest.load.last_token_at < limit <= max(candidate.load.last_token_at for candidate in tier)
@@ -121,7 +121,7 @@ def _stale(found: CandidateSet, tier: TierCandidates) -> Candidate | None:
 
 
 def _with_probe(stale: Candidate, ranking: Sequence[Candidate]) -> list[Candidate]:
-    """The stale endpoint first, then all others in their order."""
+    """The ranking with the stale endpoint first."""
     first, probe = ranking[0], next(each for each in ranking if each.endpoint is stale.endpoint)
     others = [each for each in ranking if each is not probe]
     if probe is not first:
@@ -179,7 +179,7 @@ def _decision(
 
 
 def _miss(found: CandidateSet, others: TierCandidates) -> Decision:
-    """No tier can make the deadline: the best one all the same, or a refusal, as `on_miss` says."""
+    """No tier can make the deadline: the best candidate all the same, or a refusal, as `on_miss` says."""
     ranking = _by_probability(found, others)
     best = f"the best chance is {ranking[0].probability:.3f} < {found.target:g} for {_ms(found.left)}"
     match found.queued.route.on_miss:
@@ -192,7 +192,7 @@ def _miss(found: CandidateSet, others: TierCandidates) -> Decision:
 
 
 def _shed(found: CandidateSet, others: TierCandidates, ranking: Sequence[Candidate], best: str) -> Decision:
-    """A refusal with the time until another try, with its whole budget, is worth it."""
+    """A refusal with the time until another try, with the whole budget, is worthwhile."""
     budget = found.queued.deadline - found.queued.request.arrival
     if any(_probability_when_idle(found, candidate, budget) >= found.target for candidate in others):
         wait = min(_wait(candidate, found.target, budget) for candidate in others)
@@ -204,8 +204,8 @@ def _shed(found: CandidateSet, others: TierCandidates, ranking: Sequence[Candida
 def _wait(candidate: Candidate, target: float, budget: float) -> float:
     """Seconds until the endpoint reaches `target` again.
 
-    Waiting shortens the queue, and so the point estimate, by a second per second; the endpoint qualifies when its
-    `target` quantile, which scales with the point estimate, is down to the budget.
+    Waiting shortens the queue, and so the point estimate, by a second per second; the endpoint qualifies when the
+    `target` quantile, proportional to the point estimate, is down to the budget.
     """
     forecast = candidate.forecast
     return forecast.point_estimate * (1 - budget / max(forecast.quantile(target), TINY))
@@ -219,7 +219,7 @@ def _probability_when_idle(found: CandidateSet, candidate: Candidate, budget: fl
 
 
 def _nowhere(found: CandidateSet) -> Decision:
-    """No tier can ever take the request, or all endpoints that could are out."""
+    """No tier can ever take the request, or every able endpoint is out."""
     if found.unfit == len(found.queued.route.tiers):
         return _decision(found, Placement.UNFIT, (), _misfit(found))
     waits = [_back_in(found.fleet.loads[r.endpoint], found.now) for r in found.rejected if r.endpoint]

@@ -1,13 +1,12 @@
-"""Scorers: pure functions from the endpoints of one tier to numbers, smaller is better.
+"""Scorers: pure functions from the endpoints of a tier to numbers, smaller is better.
 
 Rules:
 - The endpoints are of one pool: prompt tokens and prices are the same for all.
-- A scorer returns one finite float per candidate, in their order, in a unit of its own.
-- No scorer breaks ties: `policies.routing.candidates` spreads equal scores over their endpoints by `tie_break`.
+- A scorer returns a finite float per candidate, in the same order, in a unit of the scorer's own.
+- No scorer breaks ties: `policies.routing.candidates` spreads equal scores over the endpoints by `tie_break`.
 - To add a scorer: a function here, a name in SCORERS and in `policies.routes.route.ScorerName`.
 
-`predicted` is the default: least predicted TTFT, plus the price of the prompt to others. The others are the rules of
-other routers, as baselines.
+`predicted` is the default; the rest are the rules of other routers, as baselines.
 """
 
 from __future__ import annotations
@@ -22,42 +21,47 @@ from policies.types import FOREVER, MEDIAN, Candidate, Load, PrefixBlocks
 
 _WORD = 0xFFFFFFFFFFFFFFFF
 
-# Arguments: candidates of one tier, and the sequence number of the request as the only source of variety.
+# Arguments: candidates of a tier, and the sequence number of the request as the only source of variety.
 Scorer = Callable[[Sequence[Candidate], int], Sequence[float]]
 
 
 def tie_break(sequence: int, name: str) -> int:
-    """A number that is the same in every process, with an order over names that differs for every sequence number.
+    """A number equal in every process, with an order over names that differs for every sequence number.
 
-    `hash` of text differs between processes, and CRC-32 alone is linear: of three names, one would come first half of
-    the time. Two odd multipliers (splitmix64's) spread it to within chance.
+    `hash` of text differs between processes, and CRC-32 alone is linear: of three names, the same would come first
+    half
+    of the time. Two odd multipliers (splitmix64's) spread the order to within chance.
     """
     mixed = (crc32(name.encode()) + sequence) * 0x9E3779B97F4A7C15 & _WORD
     return (mixed ^ mixed >> 32) * 0xBF58476D1CE4E5B9 & _WORD
 
 
-TPOT_MISS = 3.0  # s of this request's delay per answer that misses its TPOT: an agent's whole TTFT budget
+TPOT_MISS = 3.0  # s of delay of the request per answer with a TPOT miss: an agent's whole TTFT budget
 ENGINE_TIME = 0.3  # s of this request's delay per second of engine time
 NEAR = 0.05  # of the least cost
 PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough to order equals
 
 
 def predicted(candidates: Sequence[Candidate], sequence: int) -> list[float]:
-    """Seconds: the least predicted TTFT, plus the price of what the prompt costs others.
+    """Seconds: the least predicted TTFT, plus the price of the prompt to other requests.
 
-    The median prediction holds everything that delays this request: queue, uncached tokens, the engine's pace. The cost
-    to others is added: a prefill stalls each answer that shares its steps. With a perfect prediction alone a fleet met
-    TTFT for 87 % of requests and was good for only 58 %, as answers in progress lost their pace. So the expected number
-    of answers that would miss their TPOT (`policies.latency.tpot`) is priced at TPOT_MISS seconds each.
+    The median prediction holds everything that delays this request: queue, uncached tokens, the engine's pace. The
+    cost
+    to others is added: a prefill stalls each answer decoded in the same steps. With a perfect prediction alone a
+    fleet
+    met TTFT for 87 % of requests and was good for only 58 %, as answers in progress lost pace. So the expected number
+    of
+    TPOT misses (`policies.latency.tpot`) is priced at TPOT_MISS seconds each.
 
     Affinity has no price of its own: a hit is worth the seconds saved for this request, for the answers in progress,
-    and ENGINE_TIME of the prefill for later requests. Without the last, siblings of one prefix that arrive together are
-    each computed on an engine of their own. More than 0.3 concentrates load too much: at 1 and 3 a saturated fleet lost
-    1 to 4 % of its good answers.
+    and ENGINE_TIME of the prefill for later requests. Without the last, siblings with a common prefix that arrive
+    together are each computed on a different engine. More than 0.3 concentrates load too much: at 1 and 3 a saturated
+    fleet lost 1 to 4 % of its good answers.
 
     Costs within NEAR of the least count as equal: predictions are not more exact, and a learned difference of a few
-    percent would send every fresh prompt to one of two equal engines. Among equals the longest hit is first, so a
-    prefix stays on its endpoint.
+    percent would send every fresh prompt to the same of two equal engines. Among equals the longest hit is first, so
+    a
+    prefix stays on an endpoint.
     """
     costs = []
     for candidate in candidates:
@@ -74,19 +78,20 @@ def predicted(candidates: Sequence[Candidate], sequence: int) -> list[float]:
 HASHED_TOKENS = 256  # of the prompt, for prefix_hash: the length of a system prompt; SGLang's default
 LOAD_FACTOR = 1.25  # of the mean number of requests in flight, for prefix_hash
 STICKY = 0.8  # cached share of the prompt, for token_load
-PATIENCE = 18.0  # s of predicted TTFT that affinity is worth to token_load
+PATIENCE = 18.0  # s of predicted TTFT: value of affinity to token_load
 
 
 def round_robin(candidates: Sequence[Candidate], sequence: int) -> list[float]:
-    """Turns until the endpoint's own. Routes that share a pool interleave, as with one counter."""
+    """Turns until the endpoint is next. Routes with a common pool interleave, as with a common counter."""
     n = len(candidates)
     return [float((rank - sequence) % n) for rank in range(n)]
 
 
 def least_request(candidates: Sequence[Candidate], sequence: int) -> list[float]:
-    """Requests in flight, as Envoy's and nginx's least_conn; the engine's queue adds less than one, to break ties.
+    """Requests in flight, as Envoy's and nginx's least_conn; the engine's queue adds less than 1, to break ties.
 
-    All endpoints are compared, not two at random (power of two choices): with exact counts and one gateway the full
+    All endpoints are compared, not two at random (power of two choices): with exact counts and a single gateway the
+    full
     comparison is the stronger baseline.
     """
     return [c.load.in_flight + c.load.waiting / (c.load.waiting + 1) for c in candidates]
@@ -98,21 +103,22 @@ def argmin_ttft(candidates: Sequence[Candidate], sequence: int) -> list[float]:
 
 
 def lmetric(candidates: Sequence[Candidate], sequence: int) -> list[float]:
-    """New prefill tokens (this prompt's uncached ones and those queued there) times batch size: the LMETRIC rule."""
+    """New prefill tokens (uncached tokens of the prompt and queued tokens) times batch size: the LMETRIC rule."""
     return [(c.uncached + c.load.queued_tokens) * batch_size(c.load) for c in candidates]
 
 
 def batch_size(load: Load) -> int:
-    """Requests in the engine, this one included. A scrape counts ours too, so the larger, not the sum."""
+    """Requests in the engine, the new request included. A scrape counts ours too, so the larger, not the sum."""
     return max(load.running + load.waiting, load.in_flight) + 1
 
 
 def prefix_hash(candidates: Sequence[Candidate], sequence: int) -> list[float]:
-    """Rank by the hash of the prompt's beginning; endpoints at their load bound come last, as in SGLang's prefix_hash.
+    """Rank by the hash of the prompt's beginning; endpoints at the load bound come last, as in SGLang's prefix_hash.
 
-    Rendezvous hashing (Thaler and Ravishankar 1998): every endpoint draws a number from the hash of the prompt's first
-    tokens and its own name, and the largest wins, so a removed endpoint moves only its own prompts. Bounded load
-    (Mirrokni, Thorup and Zadimoghaddam 2016): at most LOAD_FACTOR times the mean.
+    Rendezvous hashing (Thaler and Ravishankar 1998): every endpoint draws a number from the hash of the prompt's
+    first
+    tokens and the endpoint's name, and the largest wins, so a removed endpoint moves only prompts held there. Bounded
+    load (Mirrokni, Thorup and Zadimoghaddam 2016): at most LOAD_FACTOR times the mean.
     """
     n = len(candidates)
     key = prefix_key(candidates[0].blocks, sequence)
@@ -129,10 +135,11 @@ def prefix_key(blocks: PrefixBlocks, default: int) -> int:
 
 
 def token_load(candidates: Sequence[Candidate], sequence: int) -> list[float]:
-    """Uncached prompt tokens in flight, this prompt's included: llm-d's token load with prefix affinity.
+    """Uncached prompt tokens in flight, the new prompt included: llm-d's token load with prefix affinity.
 
-    Endpoints that hold at least STICKY of the prompt come before all others, unless the best of them is predicted to
-    be more than PATIENCE slower than the best of the others.
+    Endpoints with at least STICKY of the prompt come first, unless the best is predicted to be more than PATIENCE
+    slower
+    than the best without.
     """
     tokens = [c.load.queued_tokens + c.uncached for c in candidates]
     sticky = [c.hit >= STICKY * c.prompt_tokens for c in candidates]
