@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 NO_RUN = -1
 MIN_SLOTS = 64
@@ -98,9 +99,9 @@ class BlockRun:
     size: int  # tokens of a block
     base: int | None  # tokens before the root; None: not known yet
     number: int  # among the runs which hold a block; NO_RUN once none is held
-    blocks: array[int]
-    held: bytearray  # by block: 1, or 0 once it was removed
-    children: dict[int, BlockRun]  # by first block
+    blocks: array[int] = field(default_factory=partial(array, "Q"))
+    held: bytearray = field(default_factory=bytearray)  # by block: 1, or 0 once removed
+    children: dict[int, BlockRun] = field(default_factory=dict)  # by first block
     gaps: int = 0  # blocks not held
     hint: int = 0  # index of the last removed block: engines free a prompt's blocks last to first
 
@@ -166,7 +167,7 @@ class Chain:
 class BlockTree:
     def __init__(self) -> None:
         self._run_of = BlockTable()  # number of the run of each held block
-        self._runs: list[BlockRun | None] = []
+        self._runs: dict[int, BlockRun] = {}  # by number
         self._free_numbers: list[int] = []
         self._roots: dict[int, BlockRun] = {}
 
@@ -176,7 +177,7 @@ class BlockTree:
 
     @property
     def runs(self) -> int:
-        return len(self._runs) - len(self._free_numbers)
+        return len(self._runs)
 
     def store(self, blocks: Sequence[int], parent: int | None, size: int) -> tuple[Chain, Chain]:
         """Holds consecutive blocks after `parent`. Returns the continued chain and the new chain."""
@@ -189,18 +190,17 @@ class BlockTree:
 
     def remove(self, block: int) -> None:
         number = self._run_of.pop(block)
-        run = None if number is None else self._runs[number]
-        if run is None:
+        if number is None:
             return
+        run = self._runs[number]
         at = run.hint = run.position(block)
         run.held[at] = 0
         run.gaps += 1
         self._drop_empty(run)
 
     def clear(self) -> None:
-        for run in self._runs:
-            if run is not None:
-                run.number = NO_RUN
+        for run in self._runs.values():
+            run.number = NO_RUN
         for container in (self._run_of, self._runs, self._free_numbers, self._roots):
             container.clear()
 
@@ -248,11 +248,7 @@ class BlockTree:
 
     def _new_run(self, parent: BlockRun | None, start: int, size: int, base: int | None) -> BlockRun:
         number = self._free_numbers.pop() if self._free_numbers else len(self._runs)
-        run = BlockRun(parent, start, size, base, number, blocks=array("Q"), held=bytearray(), children={})
-        if number < len(self._runs):
-            self._runs[number] = run
-        else:
-            self._runs.append(run)
+        self._runs[number] = run = BlockRun(parent, start, size, base, number)
         return run
 
     def _append(self, run: BlockRun, block: int) -> None:
@@ -290,7 +286,7 @@ class BlockTree:
         while run is not None and run.gaps == len(run.blocks) and not run.children:
             siblings = self._roots if run.parent is None else run.parent.children
             siblings.pop(run.blocks[0], None)
-            self._runs[run.number] = None
+            del self._runs[run.number]
             self._free_numbers.append(run.number)
             run.number = NO_RUN
             run = run.parent

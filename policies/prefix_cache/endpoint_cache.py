@@ -251,7 +251,7 @@ class EndpointCache:
         """The prompt was computed. Returns whether the engine's events account for it, now or shortly."""
         if self.residency is None:
             return False
-        self.residency.on_ended(pending.stamp)
+        self.residency.pending_stamps.discard(pending.stamp)
         pending.tokens = tokens or pending.prompt.tokens
         pending.cached = cached
         if pending.after is not None and cached is not None:
@@ -262,7 +262,7 @@ class EndpointCache:
         """The prompt ended before the first token: only blocks in events were computed."""
         self.index.trim(pending.prompt.blocks.hashes, pending.depth, pending.stamp)
         if self.residency is not None:
-            self.residency.on_ended(pending.stamp)
+            self.residency.pending_stamps.discard(pending.stamp)
             self._bind_computed(key, pending, self.residency)
             self._await_events(key, pending, self.residency)
 
@@ -314,7 +314,7 @@ class EndpointCache:
         if chain is None or answered is None:
             return False
         if pending.cached is not None:
-            residency.mark_cached(chain, pending.cached)
+            residency.tree.mark_held(chain, pending.cached)
         prompt, hashes = pending.prompt, pending.prompt.blocks.hashes
         binding = ChainBinding(
             prompt=chain,

@@ -3,9 +3,8 @@
 An engine names a block by a hash of tokens from the engine's own tokenizer and chat template, which nobody else can
 compute. So a prompt of ours is bound to the engine's chain by other evidence, when the prompt ends. Rules:
 - Events name the session under which the prompt was sent (vLLM 0.32). Without sessions, a chain is found by depth:
-  the
-  last event of a prompt ends with the last full block, and only a single chain may have ended at the reported depth
-  between sending and end.
+  the last event of a prompt ends with the last full block, and only a single chain may have ended at the reported
+  depth between sending and end.
 - The tokens before the first block stored for a prompt were cached, as many as reported: the depth of a chain with a
   start before the first event follows from the report.
 - Models with several kinds of attention report groups. The first group with whole prompts counts: windows and states
@@ -109,7 +108,7 @@ class Residency:
     def __init__(self) -> None:
         self.pending_stamps: set[int] = set()  # the index's stamps of prompts under way
         self.anchored = self.unanchored = 0
-        self._tree = BlockTree()
+        self.tree = BlockTree()
         self._group: int | None = None
         self._pending: dict[Hashable, PendingChain] = {}
         self._by_session: dict[str, PendingChain] = {}
@@ -132,7 +131,7 @@ class Residency:
             self._group = group
         if not blocks or group != self._group:
             return
-        first, tip = self._tree.store(blocks, parent, size)
+        first, tip = self.tree.store(blocks, parent, size)
         self._stored += 1
         if session:
             if (pending := self._by_session.get(session)) is not None:
@@ -140,17 +139,17 @@ class Residency:
                 pending.tip = tip
         elif self._pending:
             self._recent.append((self._stored, tip))
-        if len(self._tree) > MAX_BLOCKS:
+        if len(self.tree) > MAX_BLOCKS:
             self.clear()
 
     def on_removed(self, blocks: Sequence[int], group: int = 0) -> None:
         if group == self._group:
             for block in blocks:
-                self._tree.remove(block)
+                self.tree.remove(block)
 
     def clear(self) -> None:
         """Assumes that no block is held."""
-        self._tree.clear()
+        self.tree.clear()
         self._recent.clear()
         for pending in self._pending.values():
             pending.first = pending.tip = None
@@ -162,9 +161,6 @@ class Residency:
         pending = self._pending[key] = PendingChain(session, self._stored)
         if session:
             self._by_session[session] = pending
-
-    def on_ended(self, stamp: int) -> None:
-        self.pending_stamps.discard(stamp)
 
     def chain(self, key: Hashable, tokens: int, cached: int | None) -> Chain | None:
         """The chain stored for a prompt of `tokens` tokens and for its answer; None: not known."""
@@ -191,12 +187,8 @@ class Residency:
         if pending is not None and self._by_session.get(pending.session) is pending:
             del self._by_session[pending.session]
 
-    def mark_cached(self, chain: Chain, tokens: int) -> None:
-        """An answer reports that the leading tokens were cached."""
-        self._tree.mark_held(chain, tokens)
-
     def statistics(self) -> ResidencyStatistics:
-        return ResidencyStatistics(len(self._tree), self._tree.runs, self.anchored, self.unanchored)
+        return ResidencyStatistics(len(self.tree), self.tree.runs, self.anchored, self.unanchored)
 
     def _by_depth(self, since: int, tokens: int) -> Chain | None:
         found: dict[int, Chain] = {}

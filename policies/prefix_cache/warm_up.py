@@ -1,19 +1,16 @@
-"""Hottest prefixes of a pool's prompts: the contents worth having in an empty engine cache.
+"""Warm-up of engines by the gateway's own requests: with which prefixes, when, and how much.
 
-A bounded sketch, not an index. Rules:
+Rules of the hottest prefixes, the contents worth having in an empty cache (a bounded sketch, not an index):
 - A prompt is counted at some DEPTHS of the chained block hashes (equal hash, equal prefix), and at the end. The heat
   of such a node is the number of recent prompts through the node.
 - The end of a prompt keeps the `text` (opaque here). A prompt at most TAIL blocks longer than another takes over the
   heat of the other's end: only the latest turn of a conversation is kept. Other nodes use the text of an end beneath.
 - The worth of a node is the heat, divided among the engines with a copy.
 - Nodes and bytes of text are bounded: the least recently passed node goes first, and of a prompt the deepest.
+- Heat halves every HALF_LIFE by forward decay (Cormode et al., ICDE 2009): new prompts get larger weights, so nodes
+  compare without a clock.
 
-Heat halves every HALF_LIFE by forward decay (Cormode et al., ICDE 2009): new prompts get larger weights, so nodes
-compare without a clock.
-
-Schedule of the gateway's own requests, which warm an engine up or keep an endpoint warm.
-
-Rules:
+Rules of the schedule:
 - An engine which lost its cache, while a sibling can take the traffic, is warmed up with the hottest prefixes of the
   pool: at most CACHE_SHARE of the cache, and MAX_PREFILL_S seconds at the learned prefill rate.
 - Warming ends early when the pool needs the engine (MAX_OTHER_REQUESTS more requests than at its start: a warming
@@ -47,6 +44,15 @@ MAX_NODES = 8192  # at depths, and at ends
 MAX_TEXT_SHARE = 1 / 8  # of all bytes, for a text
 CONSIDERED = 512  # hottest nodes which are weighed against the contents of other engines
 REBASE = 64.0  # half-lives after which weights begin anew: a float has room for a thousand
+
+CACHE_SHARE = 0.25
+MAX_PREFILL_S = 10.0
+MAX_WARM_UP = 20.0  # s
+MIN_INTERVAL = 600.0  # s
+CONCURRENCY = 2  # requests: the engine need not wait for the next
+MAX_OTHER_REQUESTS = 2
+MAX_FAILURES = 2
+JITTER = 0.1  # of `idle`
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,34 +157,22 @@ class HotPrefixes(Generic[Text]):
         return float(2.0**age)
 
 
-Prefix = TypeVar("Prefix")
-
-CACHE_SHARE = 0.25
-MAX_PREFILL_S = 10.0
-MAX_WARM_UP = 20.0  # s
-MIN_INTERVAL = 600.0  # s
-CONCURRENCY = 2  # requests: the engine need not wait for the next
-MAX_OTHER_REQUESTS = 2
-MAX_FAILURES = 2
-JITTER = 0.1  # of `idle`
-
-
 def warm_up_tokens(cache: int, rate: float) -> int:
     """Tokens to warm up an engine with a cache of `cache` tokens, at `rate` tokens/s."""
     return int(min(CACHE_SHARE * cache, MAX_PREFILL_S * rate))
 
 
-class WarmUp(Generic[Prefix]):
+class WarmUp(Generic[Text]):
     """The warm-up of an engine. `in_flight`: of its load, these requests included."""
 
-    def __init__(self, prefixes: Sequence[Prefix], in_flight: int, now: float) -> None:
+    def __init__(self, prefixes: Sequence[Text], in_flight: int, now: float) -> None:
         self.prefixes = self.tokens = 0  # computed so far
         self._remaining = deque(prefixes)
         self._others = in_flight
         self._pending = self._failures = 0
         self._until = now + MAX_WARM_UP
 
-    def next(self, in_flight: int, now: float) -> Prefix | None:
+    def next(self, in_flight: int, now: float) -> Text | None:
         """The prefix to send now; None: the warm-up is over."""
         needed = in_flight - self._pending >= self._others + MAX_OTHER_REQUESTS
         if needed or now >= self._until or self._failures >= MAX_FAILURES or not self._remaining:

@@ -46,7 +46,7 @@ class SetEngine:
         tokens = len(prompt) * B + 5
         chain = self.residency.chain(key, tokens, cached * B)
         self.residency.forget(key)
-        self.residency.on_ended(self.prompts)
+        self.residency.pending_stamps.discard(self.prompts)
         return chain and chain.truncated(tokens)
 
     def evict(self, blocks: Sequence[int]) -> None:
@@ -168,7 +168,7 @@ def test_what_was_reported_cached_was_held() -> None:
     assert chain is not None
     engine.residency.on_removed(blocks_of((1, 2, 3))[1:])
     assert chain.resident_tokens() == B
-    engine.residency.mark_cached(chain, 2 * B)
+    engine.residency.tree.mark_held(chain, 2 * B)
     assert chain.resident_tokens() == 2 * B
 
 
