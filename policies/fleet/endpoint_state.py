@@ -247,17 +247,15 @@ class EndpointState:
         if engine.kv_blocks:
             self.kv_tokens = engine.kv_blocks * self.block_size
             self.cache.index.resize(self.blocks)
-        self._infer_other_traffic(engine.running or 0, engine.waiting or 0, restarted)
-        return restarted
-
-    def _infer_other_traffic(self, running: int, waiting: int, restarted: bool) -> None:
-        """Counts requests beyond ours in two scrapes in a row: one scrape may be older than our last attempt."""
+        # Only requests beyond ours in two scrapes in a row count: one scrape may be older than our last attempt.
+        running, waiting = engine.running or 0, engine.waiting or 0
         prefilling = len(self.inflight.prefilling) + self.peer_load.prefilling
         excess = 0 if restarted else max(0, running + waiting - self.decoding - prefilling)
         others = min(excess, self._excess)
         self._excess = excess
         self._other_waiting = min(max(0, waiting - prefilling), others)
         self._other_running = others - self._other_waiting
+        return restarted
 
 
 def _restarted(before: EngineLoad, after: EngineLoad) -> bool:

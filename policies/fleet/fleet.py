@@ -73,7 +73,8 @@ class Fleet:
         for pool in pools:
             members = [self._keep_or_create(known_states.get(one.id), one, pool) for one in pool.endpoints]
             scale = known_pools[pool.name].scale if pool.name in known_pools else TokenScale()
-            self._pools[pool.name] = PoolState(pool, scale, members, list(members))
+            learners = members if len(members) > 1 else []
+            self._pools[pool.name] = PoolState(pool, scale, members, learners)
             self._states |= {state.endpoint.id: state for state in members}
         for removed in known_states.keys() - self._states.keys():
             if self.peers is not None:

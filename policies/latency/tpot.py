@@ -138,11 +138,16 @@ class DecodeInterference:
                 self.tpot_share = min(max(share, MIN_SHARE), MAX_SHARE)
 
     def update(self, undisturbed_tpot: float, now: float) -> None:
-        """Computes the expected misses of stalls which begin now."""
+        """Computes the recent throughput, and the expected misses of stalls which begin now."""
         self.unaccounted_s = 0.0
-        self._update_throughput(now)
+        decay = exp((self._updated_at - now) / TIME_CONSTANT)
+        self.decode_s *= decay
+        self._decode_events *= decay
         total = [0.0] * len(STALL_GRID)
         for answer in self.answers.values():
+            self.decode_s += now - max(answer.first_at, self._updated_at)
+            self._decode_events += answer.tokens - answer.counted
+            answer.counted = answer.tokens
             budget = answer.tpot_budget
             if budget is None:
                 continue
@@ -155,15 +160,6 @@ class DecodeInterference:
             for i in range(bisect_right(STALL_GRID, credit), len(STALL_GRID)):
                 total[i] += probability - exp((credit - STALL_GRID[i]) * scale)
         self.expected_tpot_misses = tuple(total) if any(total) else NO_MISSES
-
-    def _update_throughput(self, now: float) -> None:
-        decay = exp((self._updated_at - now) / TIME_CONSTANT)
-        self.decode_s *= decay
-        self._decode_events *= decay
-        for answer in self.answers.values():
-            self.decode_s += now - max(answer.first_at, self._updated_at)
-            self._decode_events += answer.tokens - answer.counted
-            answer.counted = answer.tokens
         self._updated_at = now
 
     def tpot_pressure(
