@@ -72,9 +72,6 @@ def _read(path: Path, route: str | None) -> dict[str, Any]:
     return body if route is None else {**body, "model": route}
 
 
-# -- two ways to an answer ------------------------------------------------------------------
-
-
 async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str, Any]:
     pools, fleet = config.fleet(), Fleet(config.fleet())
     estimator = Estimator(tokenizers(config), fleet.token_scale)
@@ -119,9 +116,6 @@ def _reason(error: HTTPError) -> str:
         return str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"HTTP {error.code}"
-
-
-# -- for people -----------------------------------------------------------------------------
 
 
 def decision_table(reply: Mapping[str, Any]) -> str:

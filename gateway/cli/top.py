@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import accumulate
@@ -39,6 +39,7 @@ SLOWEST = ("slowest lately", "route", "endpoint", "TTFT", "budget", "most of it 
 LEFT = {"route", "answered by", "endpoint", "state", "slowest lately", "most of it in", "id"}
 SHED, FAILED = ("shed",), ("failed", "upstream_broke", "internal", "unavailable")
 Counts = Mapping[str, float]
+Row = tuple[RenderableType, ...]
 
 
 class Gone(Exception):
@@ -63,7 +64,7 @@ def top(args: argparse.Namespace) -> int:
         first = look(args.admin)
         if args.once:
             sleep(args.interval)
-            console.print(_frame(args.admin, first, look(args.admin)))
+            console.print(frame(args.admin, first, look(args.admin)))
             return 0
     except Gone as gone:
         raise ConfigError([f"{args.admin}: this is not the admin port of a running gateway: {gone}"]) from None
@@ -75,11 +76,11 @@ def top(args: argparse.Namespace) -> int:
     return 0
 
 
-def _watch(args: argparse.Namespace, before: Look, show: Any, *, live: bool) -> None:
+def _watch(args: argparse.Namespace, before: Look, show: Callable[..., None], *, live: bool) -> None:
     """Outside a terminal a repeated message is printed once."""
     shown: RenderableType = Text(f"{args.admin}: the first figures come in {args.interval:g} s")
-    away = ""
     show(shown)
+    away = False
     while True:
         sleep(args.interval)
         try:
@@ -90,16 +91,10 @@ def _watch(args: argparse.Namespace, before: Look, show: Any, *, live: bool) -> 
                 show(Group(text, shown))
             elif not away:
                 show(text)
-            away = away or str(gone)
-            continue
-        shown, before, away = _frame(args.admin, before, now), now, ""
-        show(shown)
-
-
-def _frame(admin: str, before: Look, now: Look) -> RenderableType:
-    title = f"{admin}  {strftime('%H:%M:%S')}"
-    whole, routes = gateway_view(before.figures, now.figures), route_views(before.figures, now.figures)
-    return frame(title, whole, routes, now.fleet, now.slowest, time())
+            away = True
+        else:
+            shown, before, away = frame(args.admin, before, now), now, False
+            show(shown)
 
 
 def look(admin: str) -> Look:
@@ -118,73 +113,6 @@ def _read(admin: str, path: str) -> Any:
         raise Gone(f"HTTP {error.code}") from None
     except (URLError, OSError, ValueError, HTTPException) as error:
         raise Gone(error.reason if isinstance(error, URLError) else error) from None
-
-
-@dataclass(frozen=True, slots=True)
-class RouteView:
-    """A route. Rates per second; shares from 0 to 1; None without any request."""
-
-    route: str
-    per_second: float
-    p50: float | None
-    p95: float | None
-    p99: float | None
-    budget: float | None
-    target: float | None
-    attainment: float | None
-    pools: Counts  # shares
-    held: int
-    shed: float
-    failed: float
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayView:
-    """`lag`: upper bound in ms of the loop's longest stall; None: not measured."""
-
-    lag: float | None
-    stalls: int
-    said: Mapping[str, float]  # those present of workers, replicas, redis_up, in_progress
-
-
-def route_views(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[RouteView]:
-    """In the order of the configuration."""
-    seconds = max(after["at"] - before["at"], 1e-3)
-    known = {route["route"]: route for route in before["routes"]}
-    return [_route_view(known.get(route["route"], {}), route, seconds) for route in after["routes"]]
-
-
-def _route_view(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> RouteView:
-    outcomes = grown(before.get("requests", {}), after["requests"])
-    pools = {pool: count for pool, count in grown(before.get("pools", {}), after["pools"]).items() if pool != "-"}
-    met = grown(before.get("slo", {}).get("ttft", {}), after["slo"]["ttft"])
-    judged, placed = sum(met.values()), sum(pools.values())
-    bounds, counts = buckets(before.get("ttft_ms"), after["ttft_ms"])
-    p50, p95, p99 = (quantile(bounds, counts, q) for q in (0.5, 0.95, 0.99))
-    return RouteView(
-        after["route"],
-        sum(outcomes.values()) / seconds,
-        p50,
-        p95,
-        p99,
-        after["ttft_budget_ms"],
-        after["ttft_target"],
-        met.get("true", 0.0) / judged if judged else None,
-        {pool: count / placed for pool, count in sorted(pools.items(), key=lambda p: -p[1]) if count},
-        int(after["held"]),
-        _rate(outcomes, SHED, seconds),
-        _rate(outcomes, FAILED, seconds),
-    )
-
-
-def gateway_view(before: Mapping[str, Any], after: Mapping[str, Any]) -> GatewayView:
-    was, now = before["gateway"], after["gateway"]
-    bounds, counts = buckets(was["loop_lag_ms"], now["loop_lag_ms"])
-    seen = [i for i, count in enumerate(counts) if count]
-    lag = None if not seen else (*bounds, float("inf"))[seen[-1]]
-    stalls = grown({"": was["loop_stalls"]}, {"": now["loop_stalls"]})[""]
-    names = ("in_progress", "workers", "replicas", "redis_up")
-    return GatewayView(lag, int(stalls), {name: now[name] for name in names if name in now})
 
 
 def grown(before: Counts, after: Counts) -> Counts:
@@ -217,46 +145,39 @@ def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> floa
     return low + (bounds[at] - low) * (rank - below) / counts[at]
 
 
-def _rate(outcomes: Counts, which: Sequence[str], seconds: float) -> float:
-    return sum(outcomes.get(outcome, 0.0) for outcome in which) / seconds
-
-
 # ---------------------------------------------------------------- tables
 
 
-def frame(
-    title: str,
-    whole: GatewayView,
-    routes: Sequence[RouteView],
-    fleet: Sequence[Mapping[str, Any]],
-    slowest: Sequence[Mapping[str, Any]],
-    now: float,
-) -> RenderableType:
-    """`now`: Unix time."""
-    parts: list[RenderableType] = [Text(f"{title}   {said_of(whole)}"), text_table(ROUTES, map(_route, routes))]
-    parts.append(text_table(ENDPOINTS, map(_endpoint, fleet)))
-    parts += [Text(f"{entry['endpoint']['id']}: {entry['why']}", style="yellow") for entry in fleet if entry["why"]]
-    if slowest:
-        parts.append(text_table(SLOWEST, (_slow(record, now) for record in slowest)))
+def frame(admin: str, before: Look, now: Look) -> RenderableType:
+    """All tables."""
+    summary = gateway_summary(before.figures["gateway"], now.figures["gateway"])
+    parts: list[RenderableType] = [
+        Text(f"{admin}  {strftime('%H:%M:%S')}   {summary}"),
+        text_table(ROUTES, route_rows(before.figures, now.figures)),
+        text_table(ENDPOINTS, map(_endpoint, now.fleet)),
+    ]
+    parts += [Text(f"{entry['endpoint']['id']}: {entry['why']}", "yellow") for entry in now.fleet if entry["why"]]
+    if now.slowest:
+        parts.append(text_table(SLOWEST, map(_slow, now.slowest)))
     return Group(*parts)
 
 
-def said_of(whole: GatewayView) -> str:
-    """The gateway itself, in a line."""
-    said = whole.said
-    parts = [f"{said['in_progress']:.0f} in progress"] if "in_progress" in said else []
-    if whole.lag is not None:
-        late = f"{whole.stalls} {'stall' if whole.stalls == 1 else 'stalls'}" if whole.stalls else "no stall"
-        parts.append(f"loop lag {'over 1 s' if whole.lag == float('inf') else f'under {whole.lag:g} ms'}, {late}")
-    parts += [f"{said[name]:.0f} {name}" for name in ("workers", "replicas") if name in said]
-    if "redis_up" in said:
-        parts.append(f"redis {'up' if said['redis_up'] else 'DOWN'}")
+def gateway_summary(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The gateway itself, in a line. The longest stall of the event loop is known by a bucket's bound."""
+    parts = [f"{after['in_progress']:.0f} in progress"] if "in_progress" in after else []
+    bounds, counts = buckets(before["loop_lag_ms"], after["loop_lag_ms"])
+    if seen := [i for i, count in enumerate(counts) if count]:
+        lag = f"under {bounds[seen[-1]]:g} ms" if seen[-1] < len(bounds) else "over 1 s"
+        stalls = grown({"": before["loop_stalls"]}, {"": after["loop_stalls"]})[""]
+        late = f"{stalls:.0f} {'stall' if stalls == 1 else 'stalls'}" if stalls else "no stall"
+        parts.append(f"loop lag {lag}, {late}")
+    parts += [f"{after[name]:.0f} {name}" for name in ("workers", "replicas") if name in after]
+    if "redis_up" in after:
+        parts.append(f"redis {'up' if after['redis_up'] else 'DOWN'}")
     return " · ".join(parts)
 
 
-def text_table(
-    names: Sequence[str], rows: Iterable[Iterable[RenderableType]], *, title: str | None = None, wrapped: str = ""
-) -> Table:
+def text_table(names: Sequence[str], rows: Iterable[Row], *, title: str | None = None, wrapped: str = "") -> Table:
     """`wrapped`: the column that may take several lines; any other is shortened where space is scarce."""
     columns = [
         Column(name, justify="left" if name in LEFT else "right", no_wrap=name != wrapped, overflow="ellipsis")
@@ -271,25 +192,41 @@ def text_table(
     return table
 
 
-def _route(view: RouteView) -> tuple[RenderableType, ...]:
-    late = view.budget is not None and view.p95 is not None and view.p95 > view.budget
-    short = view.attainment is not None and view.target is not None and view.attainment < view.target
+def route_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Row]:
+    """In the order of the configuration."""
+    seconds = max(after["at"] - before["at"], 1e-3)
+    known = {route["route"]: route for route in before["routes"]}
+    return [_route(known.get(route["route"], {}), route, seconds) for route in after["routes"]]
+
+
+def _route(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> Row:
+    outcomes = grown(before.get("requests", {}), after["requests"])
+    shed, failed = (sum(outcomes.get(name, 0.0) for name in names) / seconds for names in (SHED, FAILED))
+    pools = {pool: count for pool, count in grown(before.get("pools", {}), after["pools"]).items() if pool != "-"}
+    judged = grown(before.get("slo", {}).get("ttft", {}), after["slo"]["ttft"])
+    met = judged.get("true", 0.0) / sum(judged.values()) if any(judged.values()) else None
+    bounds, counts = buckets(before.get("ttft_ms"), after["ttft_ms"])
+    p50, p95, p99 = (quantile(bounds, counts, q) for q in (0.5, 0.95, 0.99))
+    budget, target = after["ttft_budget_ms"], after["ttft_target"]
+    late = budget is not None and p95 is not None and p95 > budget
+    short = met is not None and target is not None and met < target
+    largest_first = sorted(pools.items(), key=lambda item: -item[1])
     return (
-        Text(view.route),
-        f"{view.per_second:.1f}",
-        ms(view.p50),
-        Text(ms(view.p95), "red" if late else ""),
-        ms(view.p99),
-        ms(view.budget),
-        Text(share(view.attainment), "red" if short else ""),
-        str(view.held),
-        f"{view.shed:.1f}",
-        f"{view.failed:.1f}",
-        Text("  ".join(f"{pool} {part:.0%}" for pool, part in view.pools.items())),
+        Text(after["route"]),
+        f"{sum(outcomes.values()) / seconds:.1f}",
+        ms(p50),
+        Text(ms(p95), "red" if late else ""),
+        ms(p99),
+        ms(budget),
+        Text(share(met), "red" if short else ""),
+        f"{after['held']:.0f}",
+        f"{shed:.1f}",
+        f"{failed:.1f}",
+        Text("  ".join(f"{pool} {count / sum(pools.values()):.0%}" for pool, count in largest_first if count)),
     )
 
 
-def _endpoint(entry: Mapping[str, Any]) -> tuple[RenderableType, ...]:
+def _endpoint(entry: Mapping[str, Any]) -> Row:
     load, calibration = entry["load"], entry["calibration"]
     low, middle, high = entry["error"]
     state, dissent = load["health"], [w for w, h in entry.get("health_by_worker", {}).items() if h != load["health"]]
@@ -309,12 +246,12 @@ def _endpoint(entry: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     )
 
 
-def _slow(record: Mapping[str, Any], now: float) -> tuple[RenderableType, ...]:
+def _slow(record: Mapping[str, Any]) -> Row:
     name, spent = largest_stage(record)
     waited = record["ttft_ms"] if record["ttft_ms"] is not None else record["total_ms"]
     shown = ms(waited) if record["ttft_ms"] is not None else f"none in {ms(waited)}"
     return (
-        f"{age(now - record['wall'])} ago",
+        f"{age(time() - record['wall'])} ago",
         Text(record["route"]),
         Text(record["endpoint"]),
         Text(shown, "red" if record["ttft_met"] is False else ""),

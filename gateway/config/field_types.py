@@ -45,9 +45,6 @@ def written(text: str) -> Any:
     return Field(text, validate_default=True)
 
 
-# ---------------------------------------------------------------- addresses
-
-
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
     """A host and a port to listen on; port 0 takes any free port."""
@@ -90,9 +87,6 @@ def is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-# ---------------------------------------------------------------- validators
 
 
 def _matching(pattern: str, message: str) -> AfterValidator:

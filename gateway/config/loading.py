@@ -13,7 +13,7 @@ Differences are reported by path, without values, which may be secrets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib.util import find_spec
@@ -138,7 +138,8 @@ def _differences(before: object, after: object, path: KeyPath) -> Iterator[KeyPa
 
 def problems(config: Config) -> list[Problem]:
     """All problems of a configuration with valid sections."""
-    return [problem for check in CHECKS for problem in check(config)]
+    checks = (something_to_serve, routes, kv_events, state, keys, listening, telemetry)
+    return [problem for check in checks for problem in check(config)]
 
 
 def something_to_serve(config: Config) -> Iterator[Problem]:
@@ -209,17 +210,6 @@ def state(config: Config) -> Iterator[Problem]:
         yield from _installed(("state", "redis"), "redis", "redis")
     elif config.state.keys == "redis":
         yield Problem(("state", "keys"), "requires Redis: add state.redis, or remove this")
-
-
-CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
-    something_to_serve,
-    routes,
-    kv_events,
-    state,
-    keys,
-    listening,
-    telemetry,
-)
 
 
 def _installed(path: KeyPath, extra: str, *modules: str) -> Iterator[Problem]:

@@ -182,7 +182,7 @@ class PoolSection(Section):
         return (base,) if base else ()
 
     def addresses(self, name: str, resolved: Addresses | None) -> Mapping[str, EndpointAddress]:
-        """By endpoint id. `resolved`: the addresses of host names with `resolve`; None: not resolved yet."""
+        """By endpoint id, such as small/10.0.0.11:8000, stable across reloads. `resolved`: the addresses of host names with `resolve`; None: not resolved yet."""
         if self.endpoints:
             found = [address for endpoint in self.endpoints for address in endpoint.addresses(resolved)]
         else:
@@ -400,8 +400,3 @@ def _completed(name: str, raw: Any, max_attempts: int) -> Any:
     if workload in get_args(Workload):
         raw = with_preset(workload, dict(raw))
     return {"name": name, "max_attempts": max_attempts, **raw}
-
-
-def endpoint_id(pool: str, url: str) -> str:
-    """`small/10.0.0.11:8000`: unique in the fleet, stable across reloads."""
-    return f"{pool}/{authority(url)}"

@@ -130,14 +130,11 @@ class _Builder:
         self._environ = environ
         self._open: set[int] = set()  # nodes in progress: an alias to such a node is a cycle
 
-    def root(self, node: yaml.Node) -> dict[str, Any]:
+    def root(self, node: yaml.Node) -> Any:
+        if not isinstance(node, yaml.MappingNode):
+            return self._problem(node, (), "expected sections such as pools: and routes:")
         self.locations[()] = SourceLocation(self._file)
-        value = self._value(node, ()) if isinstance(node, yaml.MappingNode) else None
-        if isinstance(value, dict):
-            return value
-        if not self.problems:
-            self._problem(node, (), "expected sections such as pools: and routes:")
-        return {}
+        return self._value(node, ())
 
     def _problem(self, node: yaml.Node, path: Path, text: str) -> None:
         self.problems.append(Problem(path, text).at(self._location(node)))

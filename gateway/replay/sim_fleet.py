@@ -20,7 +20,7 @@ from backends.simulated.engine import Engine
 from backends.simulated.profiles import PROFILES, ApiProfile, EngineRequest, Event, Profile, RequestId
 from backends.simulated.virtual_engine import HostedApi, VirtualEngine
 from gateway.cluster.gossip import FULL_INTERVAL, SEND_INTERVAL, Peers, PendingUpdates
-from gateway.config.models import Config, PoolSection, endpoint_id
+from gateway.config.models import Config, PoolSection
 from gateway.replay.traces import BLOCK
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.routes.route import Route
@@ -267,8 +267,8 @@ def scenario_from(config: Config) -> Scenario:
 def _profiles(name: str, pool: PoolSection) -> Iterator[tuple[str, Profile]]:
     """By endpoint id: the endpoint's own profile, else the pool's, else the default of the backend kind."""
     own = {endpoint.url: endpoint.profile for endpoint in pool.endpoints}  # a resolved host name counts as one server
-    for url in pool.urls:
-        yield endpoint_id(name, url), PROFILES[own.get(url) or pool.profile or _default_profile(pool)]
+    for endpoint, address in pool.addresses(name, None).items():
+        yield endpoint, PROFILES[own.get(address.url) or pool.profile or _default_profile(pool)]
 
 
 def _default_profile(pool: PoolSection) -> str:

@@ -120,9 +120,6 @@ async def _child(*role: str) -> AsyncIterator[asyncio.StreamReader]:
             await child.wait()
 
 
-# ---------------------------------------------------------------- the table
-
-
 def rows(records: Iterable[Record], routes: Iterable[str], now: float, since: float) -> list[tuple[str, ...]]:
     """`since`: start of counting, so the first seconds are not divided by a whole window."""
     recent = [r for r in records if r.arrival + r.total >= now - WINDOW]

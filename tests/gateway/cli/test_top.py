@@ -14,20 +14,21 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from gateway.cli.main import main
 from gateway.cli.top import (
-    GatewayView,
+    ROUTES,
+    Look,
     age,
     buckets,
     frame,
-    gateway_view,
+    gateway_summary,
     grown,
     largest_stage,
     ms,
     quantile,
-    route_views,
-    said_of,
+    route_rows,
 )
 from tests.gateway.builders import CHAT, calling, post
 from tests.support.gateways import pool, running
@@ -157,20 +158,26 @@ def test_names_are_escaped_as_text_not_markup() -> None:
     }
     console = Console(width=130, record=True)
     with console.capture() as captured:
-        console.print(frame("here", GatewayView(None, 0, {}), [], [entry], [], 0.0))
+        figures = {"at": 0.0, "gateway": gateway([0.0, 0.0]), "routes": []}
+        console.print(frame("here", Look(figures, [], []), Look(figures, [entry], [])))
     assert captured.get().count("[bold]a[/]") == 2  # in the table, and before the reason
     assert "[red]nobody[/] is there" in captured.get()
     assert "down, again in 3 s (not to worker 2)" in captured.get()
 
 
+def gateway(lags: list[float], stalls: float = 0.0, **more: float) -> dict[str, Any]:
+    return {"loop_stalls": stalls, "loop_lag_ms": {"le": [2.5], "counts": lags}, **more}
+
+
 def test_the_gateway_is_summarised_in_a_line() -> None:
     """Values that are absent are left out."""
-    assert said_of(GatewayView(None, 0, {})) == ""
-    everything = {"in_progress": 7.0, "workers": 2.0, "replicas": 3.0, "redis_up": 0.0}
-    assert said_of(GatewayView(2.5, 1, everything)) == (
+    idle = gateway([0.0, 0.0])
+    assert gateway_summary(idle, idle) == ""
+    everything = gateway([9.0, 0.0], 1.0, in_progress=7.0, workers=2.0, replicas=3.0, redis_up=0.0)
+    assert gateway_summary(idle, everything) == (
         "7 in progress · loop lag under 2.5 ms, 1 stall · 2 workers · 3 replicas · redis DOWN"
     )
-    assert said_of(GatewayView(float("inf"), 0, {"redis_up": 1.0})) == "loop lag over 1 s, no stall · redis up"
+    assert gateway_summary(idle, gateway([9.0, 1.0], redis_up=1.0)) == "loop lag over 1 s, no stall · redis up"
 
 
 def test_the_largest_stage_precedes_the_first_token() -> None:
@@ -185,13 +192,13 @@ def test_times_and_ages_are_formatted_by_magnitude() -> None:
     assert [age(v) for v in (3.2, 180.0, 9000.0)] == ["3 s", "3 min", "2 h"]
 
 
-BOUNDS = [10.0, 20.0, 50.0]
+BOUNDS = [100.0, 200.0, 500.0]
 
 
 def snapshot(at: float, counts: list[float], **more: Any) -> dict[str, Any]:
     chat = {
         "route": "chat",
-        "ttft_budget_ms": 20.0,
+        "ttft_budget_ms": 200.0,
         "ttft_target": 0.9,
         "held": 0.0,
         "requests": {},
@@ -217,25 +224,36 @@ def test_rates_and_shares_are_differences_of_snapshots() -> None:
         pools={"small": 7.0, "large": 6.0, "-": 6.0},
         slo={"ttft": {"true": 13.0, "false": 2.0}},
     )
-    (chat,) = route_views(before, after)
-    assert (chat.per_second, chat.shed, chat.failed, chat.held) == (7.0, 1.0, 2.0, 3)
-    assert chat.attainment == 0.8
-    assert chat.pools == {"large": 0.75, "small": 0.25}
-    assert (chat.p50, chat.p99) == (15.0, pytest.approx(19.9))
-    assert (chat.budget, chat.target) == (20.0, 0.9)
+    chat = row(before, after)
+    assert [chat[name] for name in ("req/s", "shed/s", "failed/s", "held")] == ["7.0", "1.0", "2.0", "3"]
+    assert (chat["met"], chat["answered by"]) == ("80.0%", "large 75%  small 25%")
+    assert [chat[name] for name in ("p50", "p95", "p99", "budget")] == ["150 ms", "195 ms", "199 ms", "200 ms"]
+
+
+def row(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
+    """The only row, by column."""
+    (cells,) = route_rows(before, after)
+    return dict(zip(ROUTES, map(str, cells), strict=True))
+
+
+@pytest.mark.parametrize(("missed", "slow", "red"), [(1.0, 0.0, []), (2.0, 0.0, ["met"]), (0.0, 2.0, ["p95"])])
+def test_a_missed_target_and_a_late_p95_are_red(missed: float, slow: float, red: list[str]) -> None:
+    """The target is 90%, the budget 200 ms."""
+    after = snapshot(102.0, [0.0, 9.0, slow, 0.0], slo={"ttft": {"true": 10.0 - missed, "false": missed}})
+    (cells,) = route_rows(snapshot(100.0, [0.0] * 4), after)
+    assert [name for name, cell in zip(ROUTES, cells, strict=True) if isinstance(cell, Text) and cell.style] == red
 
 
 def test_no_requests_give_a_zero_rate_and_no_quantiles() -> None:
-    """The rate is 0; quantiles and attainment are None."""
-    (chat,) = route_views(snapshot(100.0, [5.0, 0.0, 0.0, 0.0]), snapshot(102.0, [5.0, 0.0, 0.0, 0.0]))
-    assert (chat.per_second, chat.p50, chat.attainment, chat.pools) == (0.0, None, None, {})
+    """The rate is 0; quantiles and attainment are a dash."""
+    chat = row(snapshot(100.0, [5.0, 0.0, 0.0, 0.0]), snapshot(102.0, [5.0, 0.0, 0.0, 0.0]))
+    assert [chat[name] for name in ("req/s", "p50", "met", "answered by")] == ["0.0", "–", "–", ""]
 
 
 def test_counters_reset_after_a_restart() -> None:
     """After a restart the new counts are the difference; no rate is negative."""
     assert grown({"a": 7.0, "gone": 1.0}, {"a": 2.0, "new": 3.0}) == {"a": 2.0, "new": 3.0}
-    (chat,) = route_views(snapshot(100.0, [9.0, 9.0, 0.0, 0.0]), snapshot(102.0, [0.0, 2.0, 0.0, 0.0]))
-    assert chat.p50 == 15.0
+    assert row(snapshot(100.0, [9.0, 9.0, 0.0, 0.0]), snapshot(102.0, [0.0, 2.0, 0.0, 0.0]))["p50"] == "150 ms"
 
 
 def test_changed_buckets_reset_the_difference() -> None:
@@ -249,11 +267,11 @@ def test_changed_buckets_reset_the_difference() -> None:
 @pytest.mark.parametrize(
     ("counts", "q", "expected"),
     [
-        ([4.0, 0.0, 0.0, 0.0], 0.5, 5.0),
-        ([0.0, 4.0, 0.0, 0.0], 0.25, 12.5),
-        ([2.0, 0.0, 2.0, 0.0], 0.5, 10.0),
-        ([2.0, 0.0, 2.0, 0.0], 0.75, 35.0),
-        ([0.0, 0.0, 0.0, 9.0], 0.5, 50.0),
+        ([4.0, 0.0, 0.0, 0.0], 0.5, 50.0),
+        ([0.0, 4.0, 0.0, 0.0], 0.25, 125.0),
+        ([2.0, 0.0, 2.0, 0.0], 0.5, 100.0),
+        ([2.0, 0.0, 2.0, 0.0], 0.75, 350.0),
+        ([0.0, 0.0, 0.0, 9.0], 0.5, 500.0),
         ([0.0, 0.0, 0.0, 0.0], 0.5, None),
         ([], 0.5, None),
     ],
@@ -267,11 +285,12 @@ def test_a_quantile_lies_on_a_straight_line_through_its_bucket(
 
 def test_loop_lag_is_the_bound_of_the_last_bucket_that_grew() -> None:
     """Values absent from the gateway are not shown."""
-    before, after = snapshot(100.0, [0.0] * 4), snapshot(102.0, [0.0] * 4)
-    assert gateway_view(before, after).lag == 1.0
-    after["gateway"]["loop_lag_ms"]["counts"][1] += 1
-    after["gateway"].update(loop_stalls=1.0, workers=2.0)
-    found = gateway_view(before, after)
-    assert (found.lag, found.stalls, found.said) == (5.0, 1, {"workers": 2.0})
-    after["gateway"]["loop_lag_ms"]["counts"][2] += 1
-    assert gateway_view(before, after).lag == float("inf")
+    before, after = gateway([9.0, 0.0, 0.0]), gateway([10.0, 0.0, 0.0])
+    for figures in (before, after):
+        figures["loop_lag_ms"]["le"] = [1.0, 5.0]
+    assert gateway_summary(before, after) == "loop lag under 1 ms, no stall"
+    after["loop_lag_ms"]["counts"][1] += 1
+    after.update(loop_stalls=1.0, workers=2.0)
+    assert gateway_summary(before, after) == "loop lag under 5 ms, 1 stall · 2 workers"
+    after["loop_lag_ms"]["counts"][2] += 1
+    assert gateway_summary(before, after) == "loop lag over 1 s, 1 stall · 2 workers"
