@@ -75,7 +75,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     serve = command("serve", "run the gateway; without a file, from the API keys in the environment", __name__)
     serve.add_argument("--config", dest="files", **FILES)
     serve.add_argument("--workers", type=WORKERS, metavar="N", help="processes that share the port; server.workers")
-    check = command("check", "validate a configuration without starting anything")
+    check = command("check", "validate a configuration without starting anything", "gateway.cli.config_commands")
     check.add_argument("files", metavar="FILE", type=Path, nargs="*")
     explain = command("explain", "where a request would go, and why; nothing is sent")
     explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
@@ -84,7 +84,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     explain.add_argument("--admin", metavar="URL", help="ask a running gateway, by its admin port")
     explain.add_argument("--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as")
     explain.add_argument("--json", action="store_true", help="print the reply of POST /explain")
-    _add_keys(command("keys", "callers' keys that are kept in Redis: add, revoke, list"))
+    _add_keys(command("keys", "callers' keys that are kept in Redis: add, revoke, list", "gateway.cli.config_commands"))
     replay = command(
         "replay", "try a configuration on recorded traffic, in virtual time", "gateway.replay.replay_command"
     )
@@ -93,7 +93,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
     top.add_argument("--interval", type=_positive, default=2.0, metavar="S", help="seconds between two polls")
     top.add_argument("--once", action="store_true", help="print one frame, over one interval")
-    command("schema", "print the JSON Schema of the configuration", __name__)
+    command("schema", "print the JSON Schema of the configuration", "gateway.cli.config_commands")
     demo_text = "simulated engines, gateway, traffic and a live table: no GPU, no key"
     demo = command("demo", demo_text, "gateway.cli.demo.demo")
     demo.add_argument("--port", type=PORT, default=8080)
@@ -181,7 +181,7 @@ def _version(args: argparse.Namespace) -> int:
 
 def serve(args: argparse.Namespace) -> int:
     from gateway import serve as server
-    from gateway.cli.check import notes
+    from gateway.cli.config_commands import notes
     from gateway.config.loading import load
     from gateway.reload import ConfigSource
     from gateway.tokenize.tokenizers import EncoderError
@@ -198,12 +198,3 @@ def serve(args: argparse.Namespace) -> int:
         return server.serve(config, source)
     except EncoderError as error:
         raise ConfigError([str(error)]) from None
-
-
-def schema(args: argparse.Namespace) -> int:
-    import json
-
-    from gateway.config.schema import schema
-
-    print(json.dumps(schema(), indent=2))
-    return 0

@@ -15,8 +15,6 @@ from gateway.config.field_types import ListenAddress
 from gateway.process import loop_factory
 from gateway.tokenize.tokenizers import encoder
 
-TOKENIZER = "o200k_base"
-
 
 def simulate(args: argparse.Namespace) -> int:
     """`args`: profile, host, port (0: any free port), model (None: the profile's name), speed."""
@@ -30,7 +28,7 @@ async def _simulate(args: argparse.Namespace) -> int:
     server = SimulatedServer(
         PROFILES[args.profile],
         model=args.model or args.profile,
-        encode=encoder(TOKENIZER).encode,
+        encode=encoder("o200k_base").encode,
         host=args.host,
         port=args.port,
         speed=args.speed,

@@ -6,9 +6,8 @@ each step reports all of its problems in the order of the lines.
 Without a file, API keys in the environment are the configuration: every API with a key becomes a pool, and the first
 one receives all requests, model names unchanged.
 
-Reload: `server`, `state` and `telemetry` are fixed at start-up: a difference there is reported as needing a restart.
-All other sections take effect at once. The combination may be one that no file contains, so all checks run again.
-Differences are reported by path, without values, which may be secrets.
+Reload: `server`, `state` and `telemetry` are fixed at start-up, all other sections take effect at once. No file may
+contain that combination, so all checks run again. Differences are reported by path, without values: possible secrets.
 """
 
 from __future__ import annotations

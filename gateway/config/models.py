@@ -182,7 +182,7 @@ class PoolSection(Section):
         return (base,) if base else ()
 
     def addresses(self, name: str, resolved: Addresses | None) -> Mapping[str, EndpointAddress]:
-        """By endpoint id, such as small/10.0.0.11:8000, stable across reloads. `resolved`: the addresses of host names with `resolve`; None: not resolved yet."""
+        """By endpoint id, stable across reloads. `resolved`: addresses by host name; None: not resolved yet."""
         if self.endpoints:
             found = [address for endpoint in self.endpoints for address in endpoint.addresses(resolved)]
         else:

@@ -137,7 +137,8 @@ class _Fault:
 def messages(errors: Sequence[ErrorDetails], document: Document) -> list[Problem]:
     """The problems of `document`, without duplicates. The faults of a union's branches follow all others."""
     faults = [_located(error, document.data) for error in errors]
-    faults = [fault for fault in faults if not _is_consequence(fault, document)]
+    # pydantic also reports a list with invalid items as too short
+    faults = [fault for fault in faults if fault.error["type"] != "too_short" or not _at(document.data, fault.path)]
     found = [_problem(fault, document) for fault in faults if fault.union is None]
     for union in dict.fromkeys(fault.union for fault in faults if fault.union is not None):
         found += _branches(union, [fault for fault in faults if fault.union == union], document)
@@ -156,12 +157,6 @@ def _located(error: ErrorDetails, data: Any) -> _Fault:
         elif error["type"] != "missing" or i < len(error["loc"]) - 1:
             union = path if union is None and part != "[key]" else union
     return _Fault(error, path, union)
-
-
-def _is_consequence(fault: _Fault, document: Document) -> bool:
-    """pydantic also reports a list with invalid items as too short."""
-    value = _at(document.data, fault.path)
-    return fault.error["type"] == "too_short" and isinstance(value, list) and len(value) > 0
 
 
 def _branches(union: Path, faults: list[_Fault], document: Document) -> list[Problem]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from math import isfinite, isnan
 from typing import Any
 
-from gateway.cli.check import aligned
+from gateway.cli.config_commands import aligned
 from gateway.cli.explain import decision_table
 from gateway.replay.player import ReplayResult, mean_rows
 from gateway.replay.results import ResultRow

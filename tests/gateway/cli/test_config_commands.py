@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli.check import duration, notes, report
+from gateway.cli.config_commands import duration, notes, report
 from gateway.config.models import Config
 
 FLEET = {

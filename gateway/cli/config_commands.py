@@ -1,28 +1,31 @@
-"""`firsttoken keys`: adds, revokes and lists API keys in the Redis of a configuration.
+"""Commands on a configuration file: `firsttoken check`, `schema` and `keys`.
 
-A new key is printed once: only the SHA-256 is stored. `list` shows neither.
+`check`: counts, routes and notes of a valid configuration. `keys`: adds, revokes and lists API keys in the Redis of a
+configuration. A new key is printed once: only the SHA-256 is stored. `list` shows neither.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
 from gateway.admission import key_store
-from gateway.cli.check import aligned
 from gateway.cluster.redis_client import create_client, error_text
+from gateway.config import schema as schemas
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
 from gateway.config.models import PASSTHROUGH, Config, Key
 from gateway.config.redis_url import parse_redis_url
+from policies.routes.route import Route, Tier
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -33,6 +36,84 @@ KIND = "ft-"  # prefix of every key, so secret scanners recognise leaked keys
 PATIENCE = 5.0  # s
 COLUMNS = ("name", "routes", "requests/min", "tokens/min", "at a time", "USD/month", "cache group")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "monthly_cost_usd", "cache_group")
+_UNITS = ((3600, "h"), (60, "m"), (1, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+
+def check(args: argparse.Namespace) -> int:
+    """Raises ConfigError if the configuration is invalid."""
+    print(report(load(args.files, os.environ)))
+    return 0
+
+
+def report(config: Config) -> str:
+    """Several lines, the verdict first."""
+    pools, endpoints, routes = len(config.pools), len(config.urls()), len(config.routes)
+    verdict = f"ok: {_count(pools, 'pool')}, {_count(endpoints, 'endpoint')}, {_count(routes, 'route')}"
+    rows = [_route_row(name, route) for name, route in config.routes.items()]
+    if config.passthrough_route is not None:
+        rows.append(_route_row("(any other)", config.passthrough_route))
+    table = aligned([("route", "workload", "ttft", "tpot", "total", "tiers"), *rows])
+    return "\n".join([verdict, *table, *notes(config)])
+
+
+def notes(config: Config) -> list[str]:
+    """Valid settings with an easily overlooked effect."""
+    lines = [f"note: {path} is accepted but has no effect in this version" for path in config.without_effect()]
+    if not config.server.admin.loopback:
+        lines.append(f"note: server.admin {config.server.admin} requires no key; keep it on a private network")
+    if config.state.keys == "redis" and config.state.cache_secret is None:
+        lines.append(
+            "note: keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
+            " leaves the group empties its caches"
+        )
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """0.8 -> `800ms`: the largest unit with a whole number, or a number of at least 1."""
+    for size, unit in _UNITS:
+        amount = round(seconds / size, 6)
+        if amount >= 1 and (amount == int(amount) or size <= 1):
+            return f"{amount:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None) -> list[str]:
+    """Rows of a text table. `left`: columns that stand left, None: all; the other columns stand right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if left is None or at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _route_row(name: str, route: Route) -> tuple[str, ...]:
+    ttft = f"{duration(route.ttft.budget)} at {route.ttft.target * 100:g}%" if route.ttft else "-"
+    tpot, total = (duration(limit.budget) if limit else "-" for limit in (route.tpot, route.total))
+    return name, route.workload, ttft, tpot, total, " > ".join(map(_tier, route.tiers))
+
+
+def _tier(tier: Tier) -> str:
+    if tier.when is None:
+        return tier.pool
+    conditions = (f"{name} {str(condition).lower()}" for name, condition in tier.when.model_dump().items())
+    return f"{tier.pool} ({', '.join(conditions)})"
+
+
+def schema(args: argparse.Namespace) -> int:
+    print(json.dumps(schemas.schema(), indent=2))
+    return 0
+
+
+# ---------------------------------------------------------------- keys
 
 
 def keys(args: argparse.Namespace) -> int:
@@ -57,11 +138,11 @@ def keys(args: argparse.Namespace) -> int:
             raise ConfigError([f"there is no key '{args.name}'{did_you_mean(args.name, names)}"])
         print(f"revoked {args.name}")
     else:
-        print("\n".join(aligned([COLUMNS, *map(_row, _asked(config, key_store.all_keys))])))
+        print("\n".join(aligned([COLUMNS, *map(_key_row, _asked(config, key_store.all_keys))])))
     return 0
 
 
-def _row(key: Key) -> tuple[str, ...]:
+def _key_row(key: Key) -> tuple[str, ...]:
     routes = None if key.routes is None else ",".join(key.routes)
     cells = (key.name, routes, *(getattr(key, name) for name in LIMITS))
     return tuple("-" if cell is None else str(cell) for cell in cells)
