@@ -8,7 +8,7 @@ CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench dashboards node browser vllm clean
+.PHONY: help setup demo test lint bench chaos fuzz soak dashboards node browser vllm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,15 @@ bench: $(DEV) ## compare with nginx, two routers in Rust and the last committed 
 	@$(BIN)/python -m benchmarks.truth
 	@$(BIN)/python -m benchmarks.mixed
 	@$(BIN)/python -m benchmarks.cold_start
+
+chaos: $(DEV) ## run the catalogue of faults and write docs/reliability.md (ARGS="--only 2-4 --quick")
+	@$(BIN)/python -m tests.chaos --page docs/reliability.md $(ARGS)
+
+fuzz: $(DEV) ## random bytes, bodies and chunk boundaries against a gateway (CASES=100000)
+	@$(BIN)/python -m tests.chaos.fuzz $(or $(CASES),100000)
+
+soak: $(DEV) ## mixed callers and random faults: memory, descriptors, gauges (MINUTES=60 SEED=1)
+	@$(BIN)/python -m tests.chaos.soak $(or $(MINUTES),60) $(or $(SEED),1)
 
 dashboards: $(DEV) ## generate deploy/grafana/dashboards from deploy/grafana/*.py
 	@$(BIN)/python -m deploy.grafana.generate

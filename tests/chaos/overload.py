@@ -1,0 +1,306 @@
+"""Rows 23 to 28: more load than the engines can bear, one greedy tenant, readers and senders that stall.
+
+Capacity is that of two simulated L4 engines, whose prefill is the bottleneck: PROMPT tokens each request, none cached.
+Load is open loop. Callers retry a 429 or 503 after its Retry-After, twice, as the SDKs do. A good answer has its first
+token within the budget, counted from the caller's (last) attempt; goodput is good answers per second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import aiohttp
+
+from tests.chaos.callers import Reply, ask, chat, ms, post, quantile, words
+from tests.chaos.faults import engine_pool
+from tests.chaos.lab import GatewayProcess, Lab
+from tests.chaos.operation import WHOLE, cheap_engine
+from tests.chaos.rows import Result, row
+
+PROMPT = 1000  # tokens
+SPEED = 2.0
+CAPACITY = 2 * 4.33 * SPEED * 1000 / PROMPT  # requests/s that two engines can prefill, decoding apart
+BUDGET = 1.0  # s to the first token
+RETRIES = 2
+LONGEST_RETRY = 10.0  # s
+ROUTE = {"ttft": {"budget": f"{BUDGET:g}s"}, "hedge": "off"}
+
+
+@dataclass
+class Load:
+    """Replies of an open loop, each with its end in s after the start. A request may have several."""
+
+    began: float = field(default_factory=monotonic)
+    offered: int = 0
+    replies: list[Reply] = field(default_factory=list)
+
+    @property
+    def good(self) -> list[Reply]:
+        return [r for r in self.replies if r.completed and r.ttft is not None and r.ttft <= BUDGET]
+
+    @property
+    def refused(self) -> list[Reply]:
+        return [r for r in self.replies if r.status in (429, 503)]
+
+    def goodput(self, since: float, until: float) -> float:
+        """Good answers per second between two times (s after the start)."""
+        times = (r.ended_at - self.began for r in self.good)
+        return sum(since <= at < until for at in times) / (until - since)
+
+    def ttft(self, share: float) -> float:
+        return quantile([r.ttft for r in self.replies if r.completed and r.ttft is not None], share)
+
+
+async def offer(
+    gateway: GatewayProcess, rate: float, seconds: float, headers: Mapping[str, str] | None = None, seed: int = 0
+) -> Load:
+    """Poisson arrivals, each by a caller that retries."""
+    load, rng = Load(), random.Random(seed)
+    async with asyncio.TaskGroup() as group:
+        due = load.began
+        while (due := due + rng.expovariate(rate)) < load.began + seconds:
+            await asyncio.sleep(max(due - monotonic(), 0))
+            load.offered += 1
+            group.create_task(_caller(gateway, load, headers, rng))
+    return load
+
+
+async def _caller(gateway: GatewayProcess, load: Load, headers: Mapping[str, str] | None, rng: random.Random) -> None:
+    body = chat(words(PROMPT, rng.random()), stream=True, max_tokens=16)
+    for _ in range(1 + RETRIES):
+        reply = await ask(gateway.port, body, headers, sent=gateway.sent, patience=90.0)
+        load.replies.append(reply)
+        if reply.status not in (429, 503):
+            return
+        wait = float(reply.headers.get("retry-after", 1))
+        await asyncio.sleep(min(wait, LONGEST_RETRY) * rng.uniform(1.0, 1.25))
+
+
+@asynccontextmanager
+async def overloaded(lab: Lab, on_miss: str, **sections: Any) -> AsyncIterator[GatewayProcess]:
+    """A warm gateway before two engines."""
+    async with lab.engines(2, "8b-l4", SPEED) as engines:
+        routes = {"chat": {"tiers": ["both"], "on_miss": on_miss, **ROUTE}}
+        probe = sections.pop("probe", None)
+        pools = {"both": engine_pool(*(e.url for e in engines))}
+        async with lab.gateway(pools, routes, probe=probe, **sections) as gateway:
+            yield gateway
+
+
+async def sweep(lab: Lab, on_miss: str) -> tuple[dict[float, Load], float]:
+    """Loads by multiple of the capacity, after a warm-up; seconds of each."""
+    seconds = float(lab.size(30, 5))
+    async with overloaded(lab, on_miss) as gateway:
+        await offer(gateway, 0.5 * CAPACITY, seconds / 2)
+        loads = {}
+        for multiple in (0.7, 0.85, 1.0, 2.0, 5.0, 10.0) if not lab.quick else (0.8, 5.0):
+            loads[multiple] = await offer(gateway, multiple * CAPACITY, seconds, seed=int(multiple * 100))
+            await asyncio.sleep(3.0)
+    return loads, seconds
+
+
+GOALS = {2.0: 0.95, 5.0: 0.90, 10.0: 0.80}
+
+
+@row(
+    23, "overload", "open loop at 2, 5 and 10 times the capacity", "goodput 95, 90, 80% of the peak; TTFT p99 1.2 times"
+)
+async def overload_shed(lab: Lab) -> Result:
+    """Retrying callers, 30 s each, on a route with `on_miss: shed`. Row 24 looks at the refusals of the same load."""
+    loads, seconds = await sweep(lab, "shed")
+    return _overload_result(loads, seconds)
+
+
+@row(23, "overload", "the same with `on_miss: queue`", "goodput 95, 90, 80% of the peak; TTFT p99 1.2 times")
+async def overload_queue(lab: Lab) -> Result:
+    """As above, on a route that queues what is late: its answers come late, and count as not good."""
+    loads, seconds = await sweep(lab, "queue")
+    return _overload_result(loads, seconds, late=True)
+
+
+def _overload_result(loads: dict[float, Load], seconds: float, late: bool = False) -> Result:
+    share = {multiple: load.goodput(seconds * 0.2, seconds) for multiple, load in loads.items()}
+    peak = max(rate for multiple, rate in share.items() if multiple <= 1.0)
+    normal = max(load.ttft(0.99) for multiple, load in loads.items() if multiple <= 1.0)
+    over = {multiple: load for multiple, load in loads.items() if multiple > 1.0}
+    parts = [f"{m:g}x {share[m] / peak:.0%}, TTFT p99 {ms(load.ttft(0.99))}" for m, load in over.items()]
+    good = all(share[m] >= GOALS[m] * peak for m in over)
+    in_time = late or all(load.ttft(0.99) <= 1.2 * max(normal, BUDGET) for load in over.values())
+    hung = sum(r.ended in ("hang", "cut", "refused") for load in loads.values() for r in load.replies)
+    figures = f"peak {peak:.1f}/s (TTFT p99 {ms(normal)}); {'; '.join(parts)}; {hung} hangs or lost connections"
+    return Result(figures, good and in_time and not hung)
+
+
+@row(24, "overload", "refusals", "all 429 or 503 with Retry-After; p99 50 ms")
+async def refusals(lab: Lab) -> Result:
+    """Five times the capacity for 20 s on a route that sheds; the refusals' own latency, as callers see it."""
+    async with overloaded(lab, "shed") as gateway:
+        await offer(gateway, 0.5 * CAPACITY, 5.0)
+        load = await offer(gateway, 5 * CAPACITY, float(lab.size(20, 5)), seed=24)
+    bad = [r for r in load.replies if not r.completed and r.status not in (429, 503)]
+    without = [r for r in load.refused if "retry-after" not in r.headers]
+    waits = [float(r.headers.get("retry-after", 0)) for r in load.refused]
+    p99 = quantile([r.total for r in load.refused], 0.99)
+    figures = (
+        f"{len(load.refused)} refusals, {len(bad)} other failures, {len(without)} without Retry-After; p99 {ms(p99)};"
+    )
+    figures += f" Retry-After {quantile(waits, 0.0):g} to {quantile(waits, 1.0):g} s"
+    return Result(figures, not bad and not without and bool(load.refused) and p99 <= 0.05)
+
+
+def _key(name: str) -> dict[str, str]:
+    return {"name": name, "sha256": hashlib.sha256(f"sk-{name}".encode()).hexdigest()}
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer sk-{name}"}
+
+
+@row(25, "overload", "one tenant at 10 times the capacity", "goodput of the other at least 98%")
+async def greedy_tenant(lab: Lab) -> Result:
+    """A key without limits sends 10 times the capacity; another key sends a fifth of it. `on_miss: queue`."""
+    seconds = float(lab.size(30, 6))
+    share = {}
+    for on_miss in ("queue", "shed"):
+        async with overloaded(lab, on_miss, keys=[_key("greedy"), _key("modest")], check=False) as gateway:
+            await offer(gateway, 0.5 * CAPACITY, 5.0, bearer("modest"))
+            greedy = asyncio.create_task(offer(gateway, 10 * CAPACITY, seconds + 2, bearer("greedy"), 1))
+            await asyncio.sleep(2.0)
+            modest = await offer(gateway, 0.2 * CAPACITY, seconds, bearer("modest"), 2)
+            greedy.cancel()
+            await asyncio.wait([greedy])
+        share[on_miss] = len(modest.good) / max(modest.offered, 1)
+    figures = "; ".join(
+        f"{on_miss}: {each:.1%} of the modest tenant's requests were good" for on_miss, each in share.items()
+    )
+    short = [f"on_miss {on_miss}" for on_miss, each in share.items() if each < 0.98]
+    return Result(figures, not short, ", ".join(short))
+
+
+@row(26, "overload", "retrying callers after a burst", "back at the baseline within 10 s")
+async def metastability(lab: Lab) -> Result:
+    """Half the capacity, then five times for 20 s, then half again; callers of the burst still retry."""
+    burst, after = float(lab.size(20, 5)), 20.0
+    async with overloaded(lab, "queue") as gateway:
+        before = await offer(gateway, 0.5 * CAPACITY, 10.0)
+        storm = asyncio.create_task(offer(gateway, 5 * CAPACITY, burst, seed=26))
+        await asyncio.sleep(burst)
+        calm = await offer(gateway, 0.5 * CAPACITY, after, seed=27)
+        await storm
+    usual = len(before.good) / before.offered
+    seconds = next((s for s in range(int(after) - 2) if _good_since(calm, s) >= 0.95 * usual), float("inf"))
+    figures = f"{usual:.0%} good before; 95% of that again {seconds:g} s after the burst"
+    return Result(figures, seconds <= 10)
+
+
+def _good_since(load: Load, seconds: float) -> float:
+    """Share of good answers among requests sent after this time."""
+    late = [r for r in load.replies if r.ended_at - r.total - load.began >= seconds]
+    return sum(r in load.good for r in late) / max(len(late), 1)
+
+
+# --------------------------------------------------------------------------- stalled readers, slow senders
+
+
+@row(27, "overload", "readers that stall", "at most 128 KiB each; cut after 60 s; the upstream paused")
+async def stalled_readers(lab: Lab) -> Result:
+    """Readers of an endless answer read its first bytes and stop."""
+    number = lab.size(300, 50)
+    async with (
+        cheap_engine() as url,
+        lab.gateway({"only": {"backend": "compatible", "model": "m", "endpoints": [url]}}, probe=WHOLE) as g,
+    ):
+        before = g.rss
+        readers = await asyncio.gather(*(_stall(g.port) for _ in range(number)))
+        await asyncio.sleep(5.0)
+        each, taken = (g.rss - before) / number / 1024, await _taken(url) / number / 1024
+        await asyncio.sleep(1.0)
+        more = await _taken(url) / number / 1024 - taken
+        began = monotonic()
+        cut = 0 if lab.quick else await _cut(g, began + 70.0)
+        seconds = monotonic() - began + 6.0
+        for sock in readers:
+            sock.close()
+    figures = (
+        f"{number} readers: {each:.0f} KiB each; the upstream wrote {taken:.0f} KiB each and then {more:.0f} more; "
+    )
+    figures += f"gauge at zero after {seconds:.0f} s"
+    return Result(figures, each <= 128 and more < 1 and (lab.quick or bool(cut)))
+
+
+async def _stall(port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await loop.sock_connect(sock, ("127.0.0.1", port))
+    await loop.sock_sendall(sock, post(chat("[hose]", stream=True)))
+    await loop.sock_recv(sock, 16)
+    return sock
+
+
+async def _taken(url: str) -> float:
+    async with aiohttp.ClientSession() as session, session.get(url + "/taken") as reply:
+        return float(await reply.text())
+
+
+async def _cut(gateway: GatewayProcess, until: float) -> bool:
+    """True once no request is in progress."""
+    while monotonic() < until:
+        if not (await gateway.metrics())["firsttoken_requests_in_progress"]:
+            return True
+        await asyncio.sleep(0.5)
+    return False
+
+
+@row(28, "overload", "2,000 slow senders", "p99 of healthy callers at most 1.2 times")
+async def slow_senders(lab: Lab) -> Result:
+    """2,000 connections send a byte of their head every second; 50 healthy requests/s beside them."""
+    number, seconds = lab.size(2000, 200), float(lab.size(20, 3))
+    async with (
+        cheap_engine() as url,
+        lab.gateway({"only": {"backend": "compatible", "model": "m", "endpoints": [url]}}, probe=WHOLE) as g,
+    ):
+        alone = await _healthy(g, seconds)
+        over = asyncio.Event()
+        senders = [asyncio.create_task(_send_slowly(g.port, over)) for _ in range(number)]
+        await asyncio.sleep(3.0)
+        beside = await _healthy(g, seconds)
+        over.set()
+        await asyncio.gather(*senders)
+    p99, usual = (quantile([r.total for r in each], 0.99) for each in (beside, alone))
+    lost = sum(not r.completed for r in beside)
+    figures = f"{lost} of {len(beside)} failed; p99 {p99 * 1e3:.1f} ms, without them {usual * 1e3:.1f} ms"
+    return Result(figures, not lost and p99 <= 1.2 * usual + 0.002, "2 ms of noise are allowed")
+
+
+async def _healthy(gateway: GatewayProcess, seconds: float) -> list[Reply]:
+    tasks, began = [], monotonic()
+    for i in range(int(seconds * 50)):
+        await asyncio.sleep(max(began + i / 50 - monotonic(), 0))
+        tasks.append(asyncio.create_task(ask(gateway.port, chat(f"{i}"), sent=gateway.sent)))
+    return list(await asyncio.gather(*tasks))
+
+
+async def _send_slowly(port: int, over: asyncio.Event) -> None:
+    """Send a head byte by byte; connect again when the gateway closes."""
+    head = post(chat())
+    while not over.is_set():
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for byte in head:
+                if over.is_set() or reader.at_eof():
+                    break
+                writer.write(bytes((byte,)))
+                await asyncio.sleep(1.0)
+            writer.transport.abort()
+        except OSError:
+            await asyncio.sleep(1.0)

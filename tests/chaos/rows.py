@@ -1,0 +1,110 @@
+"""The catalogue: a row is an async function with a number, a title and a goal, which returns a Result.
+
+The function's docstring states what is done; the page repeats it. A row fails if its goal is missed, if an invariant
+is violated after it, or if it raises.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.chaos.lab import Lab
+
+GROUPS = ("faults", "overload", "input", "security", "correctness")
+
+
+@dataclass(frozen=True)
+class Result:
+    """`figures`: as printed on the page. `table`: Markdown that follows the table of rows."""
+
+    figures: str
+    passed: bool
+    note: str = ""
+    table: str = ""
+
+
+Measure = Callable[["Lab"], Awaitable[Result]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`number` of the catalogue; several rows may share one. `quick`: fit for `make test`."""
+
+    number: int
+    group: str
+    title: str
+    goal: str
+    measure: Measure
+    quick: bool
+
+    @property
+    def method(self) -> str:
+        return " ".join(inspect.getdoc(self.measure).split()) if self.measure.__doc__ else ""
+
+
+@dataclass
+class Outcome:
+    """A row that was run. `violations`: invariants that did not hold after it."""
+
+    row: Row
+    result: Result
+    seconds: float
+    violations: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return self.result.passed and not self.violations
+
+    @property
+    def verdict(self) -> str:
+        """`pass`, or what falls short."""
+        short = [self.result.note] if self.result.note else []
+        if self.violations:
+            short.append(f"invariants: {'; '.join(self.violations)}")
+        if self.passed:
+            return f"pass. {short[0]}" if short else "pass"
+        return f"**falls short**: {'; '.join(short) or 'the goal is missed'}"
+
+
+ROWS: list[Row] = []
+
+
+def row(number: int, group: str, title: str, goal: str, *, quick: bool = False) -> Callable[[Measure], Measure]:
+    """Register the function below as a row."""
+
+    def register(measure: Measure) -> Measure:
+        assert group in GROUPS
+        ROWS.append(Row(number, group, title, goal, measure, quick))
+        return measure
+
+    return register
+
+
+def chosen(only: Iterable[int] = (), quick: bool = False) -> list[Row]:
+    """Rows in the catalogue's order."""
+    wanted = set(only)
+    found = [each for each in ROWS if (not wanted or each.number in wanted) and (each.quick or not quick)]
+    return sorted(found, key=lambda each: each.number)
+
+
+async def run(each: Row, quick: bool) -> Outcome:
+    """Measure one row in a temporary directory; an exception is a result, too."""
+    from tests.chaos.lab import Lab
+
+    began = time.monotonic()
+    with TemporaryDirectory() as home:
+        lab = Lab(Path(home), quick)
+        try:
+            result = await each.measure(lab)
+        except Exception as error:
+            traceback.print_exc()
+            result = Result("-", False, f"the measurement ended with {type(error).__name__}: {str(error)[:200]}")
+        return Outcome(each, result, time.monotonic() - began, lab.violations)
