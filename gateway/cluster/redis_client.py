@@ -249,13 +249,8 @@ def digest(script: str) -> str:
 @dataclass(slots=True, eq=False)
 class ScriptCall:
     script: str
-    keys: Sequence[str]
-    args: Sequence[str | int]
+    args: Sequence[str | int]  # number of keys, keys, other arguments
     answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    def command(self, by_digest: bool) -> Iterable[Any]:
-        script = ("EVALSHA", digest(self.script)) if by_digest else ("EVAL", self.script)
-        return (*script, len(self.keys), *self.keys, *self.args)
 
 
 class ScriptPipeline:
@@ -268,7 +263,7 @@ class ScriptPipeline:
 
     def call(self, script: str, keys: Sequence[str], args: Sequence[str | int]) -> asyncio.Future[Any]:
         """The future answer; fails with Unavailable, at once while Redis is unavailable."""
-        call = ScriptCall(script, keys, args)
+        call = ScriptCall(script, (len(keys), *keys, *args))
         if not self._redis.up:
             call.answer.set_exception(Unavailable("unavailable"))
             return call.answer
@@ -318,15 +313,19 @@ async def _run(redis: Redis, batch: list[ScriptCall]) -> None:
 
 async def _send(redis: Any, batch: list[ScriptCall], by_digest: bool) -> dict[ScriptCall, Exception]:
     """Answers calls. Returns the errors of the others."""
+    commands = [
+        ("EVALSHA", digest(call.script), *call.args) if by_digest else ("EVAL", call.script, *call.args)
+        for call in batch
+    ]
     if len(batch) == 1:  # without a pipeline: half the time
         try:
-            answers = [await redis.execute_command(*batch[0].command(by_digest))]
+            answers = [await redis.execute_command(*commands[0])]
         except Exception as error:
             return {batch[0]: error}
     else:
         async with redis.pipeline(transaction=False) as pipeline:
-            for call in batch:
-                pipeline.execute_command(*call.command(by_digest))
+            for command in commands:
+                pipeline.execute_command(*command)
             answers = await pipeline.execute(raise_on_error=False)
     errors = {}
     for call, answer in zip(batch, answers, strict=True):

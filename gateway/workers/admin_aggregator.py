@@ -37,7 +37,7 @@ from gateway.reload import ReloadCounts, invalid_config
 from gateway.strict_json import encode
 from gateway.workers.merged_stats import COUNTS, add_retired, decode_counts, keep_maxima, merge_endpoints, merge_metrics
 from gateway.workers.shared_memory import SharedState, WorkerState
-from gateway.workers.worker import ASK_RELOAD, ControlChannel, first_of
+from gateway.workers.worker import ControlChannel, Order, Report
 
 log = logging.getLogger("firsttoken")
 
@@ -67,12 +67,12 @@ async def _serve(
     await runner.setup()
     await web.SockSite(runner, admin, backlog=BACKLOG).start()
     tasks = [asyncio.create_task(aggregator.collect_forever()), asyncio.create_task(aggregator.follow_reloads())]
-    await first_of(control.drain, control.force_stop)
+    await control.first_of(Order.DRAIN, Order.FORCE_STOP)
     for task in tasks:
         task.cancel()
     await runner.cleanup()
     await aggregator.close()
-    if not control.force_stop.is_set():  # the supervisor died and left its directory behind
+    if not control.orders[Order.FORCE_STOP].is_set():  # the supervisor died and left its directory behind
         rmtree(Path(paths[0]).parent, ignore_errors=True)
 
 
@@ -82,14 +82,16 @@ class AdminAggregator(Collector):
     def __init__(self, config: Config, paths: Sequence[str], shared: SharedState, control: ControlChannel) -> None:
         self.config = config
         self.control = control
-        self._paths = paths
+        self._sessions = [
+            ClientSession(connector=UnixConnector(path), timeout=ClientTimeout(WORKER_TIMEOUT), auto_decompress=False)
+            for path in paths
+        ]
         self._shared = shared
         self._reloading = asyncio.Lock()
         self._processes: dict[int, bytes] = {}  # id of the process that answered last, by worker number
         self._last: dict[int | None, list[Metric]] = {}  # and the counters of that process
         self._exposed = False  # since the last collection
         self._retired: list[Metric] = shared.retired.get() or []
-        self._sessions: dict[int, ClientSession] = {}
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.registry.register(ReloadCounts(shared.reloads))
@@ -123,7 +125,7 @@ class AdminAggregator(Collector):
         url = f"http://worker/explain?path={operation.value}"
         for worker, status in enumerate(self._shared.workers()):
             if status.state is WorkerState.SERVING:
-                async with self._session(worker).post(url, data=body, headers=forwarded) as reply:
+                async with self._sessions[worker].post(url, data=body, headers=forwarded) as reply:
                     return json_response(reply.status, await reply.read())
         raise no_worker()
 
@@ -138,11 +140,11 @@ class AdminAggregator(Collector):
     async def reload(self) -> web.Response:
         """The supervisor reads the configuration; the reply comes after every worker has applied the result."""
         async with self._reloading:
-            self.control.reply.clear()
-            self.control.report(ASK_RELOAD)
+            self.control.orders[Order.REPLY].clear()
+            self.control.report(Report.ASK_RELOAD)
             try:
                 async with asyncio.timeout(RELOAD_TIMEOUT):
-                    await self.control.reply.wait()
+                    await self.control.next(Order.REPLY)
             except TimeoutError:
                 message = f"Not every worker has applied the configuration within {RELOAD_TIMEOUT:g} s."
                 raise ApiError(504, message, type="server_error") from None
@@ -162,8 +164,7 @@ class AdminAggregator(Collector):
 
     async def follow_reloads(self) -> None:
         while True:
-            await self.control.reload.wait()
-            self.control.reload.clear()
+            await self.control.next(Order.RELOAD)
             self.config = self._shared.config.get()
 
     def collect(self) -> Iterable[Metric]:
@@ -200,25 +201,19 @@ class AdminAggregator(Collector):
 
     async def _ask_all(self, method: str, path: str, body: bytes | None = None) -> Mapping[int, tuple[int, bytes]]:
         """Status and body of the replies, by worker number from 1."""
-        replies = await asyncio.gather(*(self._ask(at, method, path, body) for at in range(len(self._paths))))
+        replies = await asyncio.gather(*(self._ask(at, method, path, body) for at in range(len(self._sessions))))
         return {number: reply for number, reply in enumerate(replies, 1) if reply is not None}
 
     async def _ask(self, worker: int, method: str, path: str, body: bytes | None) -> tuple[int, bytes] | None:
         try:
-            async with self._session(worker).request(method, f"http://worker{path}", data=body) as reply:
+            async with self._sessions[worker].request(method, f"http://worker{path}", data=body) as reply:
                 return reply.status, await reply.read()
         except (ClientError, OSError, TimeoutError) as error:
             log.debug("worker %d does not answer: %s", worker + 1, error)
             return None
 
-    def _session(self, worker: int) -> ClientSession:
-        if worker not in self._sessions:
-            connector, timeout = UnixConnector(self._paths[worker]), ClientTimeout(WORKER_TIMEOUT)
-            self._sessions[worker] = ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
-        return self._sessions[worker]
-
     async def close(self) -> None:
-        for session in self._sessions.values():
+        for session in self._sessions:
             await session.close()
 
 

@@ -40,22 +40,7 @@ from gateway.reload import CHECK_INTERVAL, ConfigSource, ReloadCounts, reload_re
 from gateway.tokenize.tokenizers import encoder
 from gateway.workers.admin_aggregator import serve_aggregator
 from gateway.workers.shared_memory import Memory, SharedState, WorkerState, WorkerStatus
-from gateway.workers.worker import (
-    ASK_RELOAD,
-    DRAIN,
-    FORCE_STOP,
-    GO,
-    PREPARED,
-    RELOAD,
-    RELOADED,
-    REPLY,
-    SERVING,
-    WorkerSlot,
-    exit_reason,
-    fork,
-    serve_worker,
-    signal_socket,
-)
+from gateway.workers.worker import Order, Report, WorkerSlot, exit_reason, fork, serve_worker, signal_socket
 
 log = logging.getLogger("firsttoken")
 
@@ -197,15 +182,15 @@ class Supervisor:
         report = child.channel.recv(64)
         if not report:
             self.selector.unregister(child.channel)  # exited; SIGCHLD reports how
-        if PREPARED in report:
+        if Report.PREPARED.value in report:
             slot.prepared = True
             self._open(slot)
-        if SERVING in report:
+        if Report.SERVING.value in report:
             slot.serving = True
             self._on_serving(slot)
-        if ASK_RELOAD in report and slot is self.aggregator:
+        if Report.ASK_RELOAD.value in report and slot is self.aggregator:
             self._reload(POSTED)
-        if RELOADED in report:
+        if Report.RELOADED.value in report:
             self.reload.on_applied(slot)
 
     def _open(self, slot: WorkerSlot) -> None:
@@ -215,9 +200,9 @@ class Supervisor:
                 if worker.listening is not None:
                     worker.listening.listen(BACKLOG)
             for worker in self.workers:
-                worker.send(GO)
+                worker.send(Order.GO)
         elif self.phase is Phase.OPEN:
-            slot.send(GO)
+            slot.send(Order.GO)
 
     def _on_serving(self, slot: WorkerSlot) -> None:
         self._set_state(slot, WorkerState.SERVING)
@@ -240,11 +225,11 @@ class Supervisor:
             elif self.phase is not Phase.ENDING:
                 drain = self.reload.config.server.drain
                 print(drain_message(drain), file=sys.stderr, flush=True)
-                self._end(DRAIN, drain.wait + drain.grace + KILL_AFTER)
+                self._end(Order.DRAIN, drain.wait + drain.grace + KILL_AFTER)
             else:
-                self._end(FORCE_STOP, KILL_AFTER)
+                self._end(Order.FORCE_STOP, KILL_AFTER)
 
-    def _end(self, order: bytes, within: float) -> None:
+    def _end(self, order: Order, within: float) -> None:
         """`within`: s after which processes are killed."""
         self.phase = Phase.ENDING
         self.kill_at = monotonic() + within
@@ -261,7 +246,7 @@ class Supervisor:
     def _stop_aggregator(self) -> None:
         """Only after the exit of the last worker: until then the aggregator answers for the others."""
         if not any(worker.child for worker in self.workers):
-            self.aggregator.send(FORCE_STOP)
+            self.aggregator.send(Order.FORCE_STOP)
 
     def _reap(self) -> None:
         for slot in self.slots:
@@ -284,7 +269,7 @@ class Supervisor:
         elif self.phase is Phase.STARTING:
             log.error("%s (pid %d) %s before it was serving", slot.name, pid, reason)
             self.exit_code = 1
-            self._end(FORCE_STOP, KILL_AFTER)
+            self._end(Order.FORCE_STOP, KILL_AFTER)
         else:
             slot.restart_at = monotonic() + wait
             if wait:
@@ -346,7 +331,7 @@ class CoordinatedReload:
         while not self._applying:
             if self._answer is not None:
                 self._shared.answer.put(self._answer)
-                self._aggregator.send(REPLY)
+                self._aggregator.send(Order.REPLY)
             self._answer = None
             if not self._requested:
                 return
@@ -368,5 +353,5 @@ class CoordinatedReload:
             self._shared.config.put(self.config)
             self._applying = {worker for worker in self._workers if worker.child is not None}
             for slot in (*self._applying, self._aggregator):
-                slot.send(RELOAD)
+                slot.send(Order.RELOAD)
         return reload_result(change)

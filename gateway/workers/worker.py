@@ -18,6 +18,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from time import monotonic
 
 from aiohttp import web
@@ -31,16 +32,23 @@ from gateway.workers.shared_memory import SharedValue
 
 log = logging.getLogger("firsttoken")
 
-# Orders of the supervisor. REPLY: the answer to ASK_RELOAD is ready for the aggregator.
-GO, DRAIN, FORCE_STOP, RELOAD, REPLY = b"g", b"d", b"h", b"r", b"t"
-# Reports of a child. ASK_RELOAD: the aggregator has got a POST /reload.
-PREPARED, SERVING, RELOADED, ASK_RELOAD = b"p", b"s", b"r", b"a"
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 MIN_UPTIME = 10.0  # s: after two earlier exits in a row, the restart waits
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # s between restarts
 
 Work = Callable[[socket.socket], int]  # given the child's end of the channel; returns the exit code
+
+
+class Order(Enum):
+    """Bytes from the supervisor. REPLY: the answer to ASK_RELOAD is ready for the aggregator."""
+
+    GO, DRAIN, FORCE_STOP, RELOAD, REPLY = b"g", b"d", b"h", b"r", b"t"
+
+
+class Report(Enum):
+    """Bytes from a child. ASK_RELOAD: the aggregator has got a POST /reload."""
+
+    PREPARED, SERVING, RELOADED, ASK_RELOAD = b"p", b"s", b"r", b"a"
 
 
 # -- the parent's side ---------------------------------------------------------------------
@@ -130,10 +138,10 @@ class WorkerSlot:
         self.restart_at = None
         self.starts += 1
 
-    def send(self, order: bytes) -> None:
+    def send(self, order: Order) -> None:
         if self.child is not None:
             with suppress(OSError):  # exited; SIGCHLD reports the exit
-                self.child.channel.send(order)
+                self.child.channel.send(order.value)
 
     def on_exit(self, now: float) -> float:
         """Seconds until the next process should start."""
@@ -157,11 +165,7 @@ class ControlChannel(asyncio.Protocol):
     """One event per order of the supervisor."""
 
     def __init__(self) -> None:
-        self.go = asyncio.Event()
-        self.drain = asyncio.Event()
-        self.force_stop = asyncio.Event()
-        self.reload = asyncio.Event()
-        self.reply = asyncio.Event()
+        self.orders = {order: asyncio.Event() for order in Order}
         self._transport: asyncio.WriteTransport | None = None
 
     @classmethod
@@ -170,26 +174,29 @@ class ControlChannel(asyncio.Protocol):
         protocol._transport = transport
         return protocol
 
-    def report(self, what: bytes) -> None:
+    async def next(self, order: Order) -> None:
+        """Waits for the order, and forgets the order."""
+        await self.orders[order].wait()
+        self.orders[order].clear()
+
+    async def first_of(self, *orders: Order) -> None:
+        """Returns when any of the orders has come."""
+        waiting = [asyncio.create_task(self.orders[order].wait()) for order in orders]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    def report(self, report: Report) -> None:
         assert self._transport is not None
-        self._transport.write(what)
+        self._transport.write(report.value)
 
     def data_received(self, data: bytes) -> None:
-        events = {GO: self.go, DRAIN: self.drain, FORCE_STOP: self.force_stop, RELOAD: self.reload, REPLY: self.reply}
-        for order, event in events.items():
-            if order in data:
+        for order, event in self.orders.items():
+            if order.value in data:
                 event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.drain.set()
-
-
-async def first_of(*events: asyncio.Event) -> None:
-    """Returns when any of the events is set."""
-    waiting = [asyncio.create_task(event.wait()) for event in events]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in waiting:
-        task.cancel()
+        self.orders[Order.DRAIN].set()
 
 
 def serve_worker(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> int:
@@ -207,16 +214,16 @@ async def _serve(config: Config, context: WorkerContext, configs: SharedValue, c
     gateway.admin_app.router.add_get(COUNTS, _counts_handler(gateway))
     await gateway.prepare(context.admin)
     tune_gc()
-    control.report(PREPARED)
+    control.report(Report.PREPARED)
     tasks = [
         asyncio.create_task(_reload_forever(gateway, control, configs)),
         asyncio.create_task(_follow_force_stop(gateway, control)),
     ]
-    await first_of(control.go, control.drain, control.force_stop)
-    if control.go.is_set():
+    await control.first_of(Order.GO, Order.DRAIN, Order.FORCE_STOP)
+    if control.orders[Order.GO].is_set():
         await gateway.open(context.data)
-        control.report(SERVING)
-        await first_of(control.drain, control.force_stop)
+        control.report(Report.SERVING)
+        await control.first_of(Order.DRAIN, Order.FORCE_STOP)
     tasks[0].cancel()
     drain = gateway.config.server.drain
     await gateway.stop(drain.grace, drain.wait)
@@ -230,18 +237,17 @@ async def _reload_forever(gateway: Gateway, control: ControlChannel, configs: Sh
     workers run different configurations.
     """
     while True:
-        await control.reload.wait()
-        control.reload.clear()
+        await control.next(Order.RELOAD)
         try:
             await gateway.apply_config(configs.get())
         except Exception:
             log.exception("could not apply the reloaded configuration; restarting this worker")
-            control.drain.set()
-        control.report(RELOADED)
+            control.orders[Order.DRAIN].set()
+        control.report(Report.RELOADED)
 
 
 async def _follow_force_stop(gateway: Gateway, control: ControlChannel) -> None:
-    await control.force_stop.wait()
+    await control.first_of(Order.FORCE_STOP)
     gateway.force_stop = True
 
 
