@@ -8,9 +8,10 @@ Rules for the query of GET /requests:
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -133,7 +134,6 @@ def _seconds_since(moment: float, now: float) -> float | None:
 DEFAULT_LAST = 200  # Records
 UNKNOWN = "-"  # route and pool of requests refused before routing
 REQUEST_ID = re.compile(r"[0-9A-Za-z\-_.:]{1,128}")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class RequestQuery:
 
     def select(self, recent: Iterable[Record]) -> list[Record]:
         """The newest last; with `slowest`, the slowest first."""
-        found = _last([record for record in recent if self._matches(record)], self.last)
+        found = list(deque((record for record in recent if self._matches(record)), self.last))
         if self.slowest is None:
             return found
         return sorted((r for r in found if r.stream), key=_waited, reverse=True)[: self.slowest]
@@ -161,7 +161,7 @@ class RequestQuery:
         if self.slowest is not None:
             return sorted(found, key=_waited_ms, reverse=True)[: self.slowest]
         found.sort(key=lambda record: record["wall"] + record["total_ms"] / 1e3)
-        return _last(found, self.last)
+        return list(deque(found, self.last))
 
     def url(self) -> str:
         """The same query for another admin port."""
@@ -215,10 +215,6 @@ def _one_of(query: Mapping[str, str], name: str, known: Collection[str]) -> str:
         hint = did_you_mean(text[:100], sorted(known))
         raise bad_request(_sentence(f"{name} '{text[:100]}' is unknown{hint}"), param=name)
     return text
-
-
-def _last(items: list[T], count: int) -> list[T]:
-    return items[max(0, len(items) - count) :]
 
 
 def _waited(record: Record) -> float:

@@ -5,6 +5,12 @@ Rules:
 - Counters are collected once a second. Counts after the last collection are lost when a worker exits; collected ones
   are kept and added to those of the successor.
 - A worker without an answer in time is left out; of counters the last known stand.
+- Counters and histograms are added up, over running and exited workers: a total never decreases. The latest exemplar
+  of a bucket stays.
+- A gauge is merged as the metric table says. Queue depths add up: every worker has a queue. Every worker reports the
+  load of all endpoints, with different delays: the largest value stands. Of endpoint states the worst stands: workers
+  detect failures at different times.
+- Metrics of a process (`process_*`, `python_*`) stay apart, by worker.
 """
 
 from __future__ import annotations
@@ -12,7 +18,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import add
 from pathlib import Path
 from shutil import rmtree
 from time import time
@@ -21,8 +29,9 @@ from typing import Any
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import Exemplar, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from backends.interface import Operation
 from gateway.admin.admin_server import AdminServer, json_response
@@ -30,14 +39,14 @@ from gateway.admin.admin_views import RequestQuery
 from gateway.api.api_error import ApiError
 from gateway.config.models import Config
 from gateway.observe.logs import unhandled
+from gateway.observe.metrics.metric_table import BY_FAMILY, Merge
 from gateway.observe.metrics.scrape_collectors import counts_of, route_stats
 from gateway.observe.metrics.series import counter, gauge
 from gateway.process import BACKLOG, HANDLER_GRACE, loop_factory
 from gateway.reload import ReloadCounts, invalid_config
 from gateway.strict_json import encode
-from gateway.workers.merged_stats import COUNTS, add_retired, decode_counts, keep_maxima, merge_endpoints, merge_metrics
 from gateway.workers.shared_memory import SharedState, WorkerState
-from gateway.workers.worker import ControlChannel, Order, Report
+from gateway.workers.worker import COUNTS, ControlChannel, Order, Report
 
 log = logging.getLogger("firsttoken")
 
@@ -45,6 +54,9 @@ COLLECT_INTERVAL = 1.0  # s between two collections of the workers' counters
 WORKER_TIMEOUT = 2.0  # s for a worker to answer
 RELOAD_TIMEOUT = 30.0  # s for all workers to apply a configuration
 ACCEPTED, UNKNOWN = 204, 404  # status of POST /ttft from the worker with the request, and from the others
+ADDED = ("counter", "histogram")
+OF_PROCESS = ("process_", "python_")
+MERGE: Mapping[Merge, Callable[[float, float], float]] = {Merge.SUM: add, Merge.MAX: max, Merge.MIN: min}
 HOP_BY_HOP = ("host", "connection", "content-length", "transfer-encoding")
 
 
@@ -225,3 +237,80 @@ def readiness(states: Collection[WorkerState]) -> str:
     if WorkerState.DRAINING in states:
         return "draining"
     return "ready" if {*states} == {WorkerState.SERVING} else "starting"
+
+
+# -- merging -------------------------------------------------------------------------------
+
+
+def decode_counts(encoded: bytes) -> tuple[bytes, list[Metric]]:
+    process, fields = msgspec.msgpack.decode(encoded)
+    metrics = []
+    for name, documentation, type, samples in fields:
+        metrics.append(metric := Metric(name, documentation, type))
+        for sample_name, labels, value, _, exemplar, *_ in samples:
+            metric.add_sample(sample_name, labels, value, exemplar=exemplar and Exemplar(*exemplar))
+    return process, metrics
+
+
+def merge_metrics(by_worker: Mapping[int | None, Iterable[Metric]]) -> list[Metric]:
+    """`by_worker`: by worker number; None: all exited workers. Names and labels keep their first order."""
+    metrics: dict[str, Metric] = {}
+    merged = defaultdict[str, dict[tuple[object, ...], Sample]](dict)
+    for worker, found in by_worker.items():
+        for metric in found:
+            if metric.name not in metrics:
+                metrics[metric.name] = Metric(metric.name, metric.documentation, metric.type)
+            combine, samples = _merge_of(metric), merged[metric.name]
+            for sample in _labelled(metric, worker):
+                key = sample.name, *sample.labels.items()
+                samples[key] = _merged(samples[key], sample, combine) if key in samples else sample
+    for name, metric in metrics.items():
+        metric.samples = [*merged[name].values()]
+    return [*metrics.values()]
+
+
+def _merge_of(metric: Metric) -> Callable[[float, float], float]:
+    if metric.type in ADDED:
+        return add
+    row = BY_FAMILY.get(metric.name)
+    return max if row is None else MERGE[row.merge]
+
+
+def _labelled(metric: Metric, worker: int | None) -> Iterable[Sample]:
+    if not metric.name.startswith(OF_PROCESS):
+        return metric.samples
+    return [sample._replace(labels={**sample.labels, "worker": str(worker)}) for sample in metric.samples]
+
+
+def _merged(one: Sample, other: Sample, combine: Callable[[float, float], float]) -> Sample:
+    latest = one.exemplar or other.exemplar
+    if one.exemplar and other.exemplar:
+        latest = max(one.exemplar, other.exemplar, key=lambda exemplar: float(exemplar.timestamp or 0.0))
+    return Sample(one.name, one.labels, combine(one.value, other.value), exemplar=latest)
+
+
+def add_retired(retired: Iterable[Metric], last: Iterable[Metric]) -> list[Metric]:
+    """Totals of exited workers, with the last counters of one more."""
+    counters = [
+        metric for metric in (*retired, *last) if metric.type in ADDED and not metric.name.startswith(OF_PROCESS)
+    ]
+    return merge_metrics({None: counters})
+
+
+def keep_maxima(before: Iterable[Metric], now: Iterable[Metric]) -> list[Metric]:
+    """`now`, with each `*_max_*` gauge at least as in `before`: workers reset such gauges at each read."""
+    maxima = {metric.name: metric for metric in before if metric.type == "gauge" and "_max_" in metric.name}
+    return [merge_metrics({1: [maxima[metric.name], metric]})[0] if metric.name in maxima else metric for metric in now]
+
+
+def merge_endpoints(by_worker: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Each endpoint from the worker with the most samples, and its health from each: breakers differ."""
+    best: dict[str, dict[str, Any]] = {}
+    health: dict[str, dict[str, str]] = {}
+    for worker, entries in by_worker.items():
+        for entry in entries:
+            name = entry["endpoint"]["id"]
+            health.setdefault(name, {})[str(worker)] = entry["load"]["health"]
+            if name not in best or entry["samples"] > best[name]["samples"]:
+                best[name] = {**entry, "worker": worker}
+    return [{**entry, "health_by_worker": health[name]} for name, entry in best.items()]

@@ -15,19 +15,20 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
 
+import msgspec
 from aiohttp import web
+from prometheus_client.core import Metric
 
 from gateway.app import Gateway, WorkerContext
 from gateway.config.models import Config
 from gateway.observe.logs import to_stderr, unhandled
 from gateway.process import loop_factory, tune_gc
-from gateway.workers.merged_stats import COUNTS, encode_counts
 from gateway.workers.shared_memory import SharedValue
 
 log = logging.getLogger("firsttoken")
@@ -35,6 +36,8 @@ log = logging.getLogger("firsttoken")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 MIN_UPTIME = 10.0  # s: after two earlier exits in a row, the restart waits
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # s between restarts
+
+COUNTS = "/counts"  # path on a worker's private port: all metrics
 
 Work = Callable[[socket.socket], int]  # given the child's end of the channel; returns the exit code
 
@@ -249,6 +252,12 @@ async def _reload_forever(gateway: Gateway, control: ControlChannel, configs: Sh
 async def _follow_force_stop(gateway: Gateway, control: ControlChannel) -> None:
     await control.first_of(Order.FORCE_STOP)
     gateway.force_stop = True
+
+
+def encode_counts(process: bytes, metrics: Iterable[Metric]) -> bytes:
+    """Body of the answer to COUNTS. `process`: an id, because the successor of a process counts from 0."""
+    fields = [(metric.name, metric.documentation, metric.type, metric.samples) for metric in metrics]
+    return msgspec.msgpack.encode((process, fields))
 
 
 def _counts_handler(gateway: Gateway) -> Callable[[web.Request], Awaitable[web.Response]]:

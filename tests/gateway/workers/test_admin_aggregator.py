@@ -14,9 +14,8 @@ from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetri
 from gateway.config.models import Config
 from gateway.workers import admin_aggregator
 from gateway.workers.admin_aggregator import AdminAggregator, readiness
-from gateway.workers.merged_stats import COUNTS, encode_counts
 from gateway.workers.shared_memory import SharedState, WorkerState, WorkerStatus
-from gateway.workers.worker import ControlChannel
+from gateway.workers.worker import COUNTS, ControlChannel, encode_counts
 from tests.support.gateways import document, pool
 
 CONFIG = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))

@@ -10,15 +10,15 @@ from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFam
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from gateway.workers.merged_stats import (
+from gateway.workers.admin_aggregator import (
     add_retired,
     decode_counts,
-    encode_counts,
     keep_maxima,
     merge_endpoints,
     merge_metrics,
 )
 from gateway.workers.shared_memory import SharedValue
+from gateway.workers.worker import encode_counts
 
 
 def counted(chat: float, batch: float | None = None) -> list[Metric]:
