@@ -134,12 +134,15 @@ class Backend(Protocol):
 
     def probe(self) -> HttpCall | None:
         """Cheap health request; None: only real traffic shows the server's health."""
+        return None
 
     def load(self) -> HttpCall | None:
         """Request for the page read by `read_load`."""
+        return None
 
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
         """Fields of policies.types.EngineLoad by name (the packages do not know each other)."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from backends import failures
-from backends.interface import BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap
+from backends.interface import Backend, BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap
 from backends.stream.taps import BodyTap, StreamTap
 
 _LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
@@ -21,7 +21,7 @@ _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connectio
 _encode = msgspec.json.Encoder().encode
 
 
-class OpenAI:
+class OpenAI(Backend):
     """A `Backend`. Subclasses are dialects of this dialect."""
 
     local: bool = False
@@ -86,12 +86,6 @@ class OpenAI:
 
     def probe(self) -> HttpCall | None:
         return HttpCall("GET", self.probe_path) if self.probe_path else None
-
-    def load(self) -> HttpCall | None:
-        return None
-
-    def read_load(self, body: bytes) -> Mapping[str, float | None]:
-        return {}
 
 
 def _headers(config: BackendConfig) -> dict[str, str]:

@@ -213,8 +213,7 @@ class Connection(asyncio.Protocol):
             # 9112, 7.1). Comparing with the size that the read implies needs no parsing.
             line_end = data.find(b"\r\n", 1, 10)
             size = len(data) - line_end - 4
-            whole = data.startswith(b"%x\r\n" % size) or data.startswith(b"%X\r\n" % size)
-            if whole and line_end > 0 and size > 0:
+            if line_end > 0 and size > 0 and data[:line_end].lower() == b"%x" % size:
                 exchange.sink.on_body(data[line_end + 2 : -2], data)
                 return
         self._parse(exchange, data)

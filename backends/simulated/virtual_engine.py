@@ -115,7 +115,6 @@ class HostedApi:
     def __init__(self, profile: ApiProfile, seed: int = 0) -> None:
         self.profile = profile
         self.alive = True
-        self.waiting = 0  # no visible queue
         self._random = Random(seed)
         self._slowness = 1.0
         self._accepted: deque[float] = deque()  # times of the requests in the window
