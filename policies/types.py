@@ -47,8 +47,7 @@ class Pool:
     """Interchangeable endpoints with the same model.
 
     `local` pools are engines, with modelled queue, prefill and prefix cache; the rest are APIs with observable
-    latencies
-    and rate limits only. `capabilities` None means unknown, and filters nothing.
+    latencies and rate limits only. `capabilities` None means unknown, and filters nothing.
     """
 
     name: str

@@ -37,8 +37,7 @@ class Relay:
     """An answer on the way to a client. `done` is resolved at the end, or gets the error if there is no answer.
 
     `idle`: seconds without a byte until the answer is given up. `private`: there are several tenants, and only a
-    backend
-    with separate caches may report the cached part of a prompt.
+    backend with separate caches may report the cached part of a prompt.
     """
 
     def __init__(

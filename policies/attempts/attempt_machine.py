@@ -175,6 +175,7 @@ class AttemptMachine:
         self.state = AttemptState.IDLE
         self.pending: dict[int, PendingAttempt] = {}
         self._candidates = decision.ranked if decision.outcome is Placement.PLACE else ()
+        self._count = len(self._candidates)
         self._deadline = decision.deadline
         self._max_attempts = max_attempts
         self._stream = stream
@@ -212,7 +213,7 @@ class AttemptMachine:
 
     def _begin(self, now: float) -> None:
         self.state = AttemptState.RACING
-        if self._candidates:
+        if self._count:
             self._open_next(AttemptKind.PRIMARY, now)
         else:
             self._give_up("there is no candidate")
@@ -300,7 +301,7 @@ class AttemptMachine:
     @property
     def _has_next(self) -> bool:
         """An untried candidate exists, and another attempt is allowed."""
-        return self._tried < len(self._candidates) and self._may_open
+        return self._tried < self._count and self._may_open
 
     def _open_next(self, kind: AttemptKind, now: float) -> None:
         candidate = self._candidates[self._tried]
@@ -347,7 +348,7 @@ class AttemptMachine:
             return f"{self._deaths} endpoints died while they worked on it"
         if self._opened >= self._max_attempts:
             return f"all {self._opened} attempts allowed have failed"
-        return f"all {len(self._candidates)} candidates have failed"
+        return f"all {self._count} candidates have failed"
 
     def _give_up(self, reason: str) -> None:
         self._actions.append(GiveUp(reason))

@@ -3,8 +3,7 @@
 Rules:
 - A request is in one place at a time: new, in the queue of the assigned endpoint, in the best-effort queue, or in
   dispatch: released, and not yet known to the fleet.
-- Requests queued for an endpoint and due no later count there as work ahead; so do the seconds until answers there
-  can
+- Requests queued for an endpoint and due no later count there as work ahead; so do the seconds until the answers can
   bear another prefill.
 - An endpoint has room while the backlog of prefill is at most ROOM seconds and the answers can bear another stall
   (`policies.latency.tpot`). An API always has room.
@@ -86,8 +85,7 @@ class EndpointQueues:
         return [queued for queue in self.assigned.values() for queued in queue if queued.spill_at <= now]
 
     def prefill_ahead(self, queued: QueuedRequest) -> Mapping[str, float]:
-        """Seconds of prefill before a request, by endpoint: due no later, or in dispatch. The request itself is not
-        counted."""
+        """Seconds of prefill before a request, by endpoint: due no later, or in dispatch. Without its own."""
         ahead: dict[str, float] = {}
         for endpoint, queue in self.assigned.items():
             due = takewhile(lambda other: other.deadline <= queued.deadline, queue)
@@ -155,8 +153,7 @@ class PlacementRound:
         return decision if self._assign_or_dispatch(queued, decision, chosen) else None
 
     def _assign_or_dispatch(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> bool:
-        """True: the endpoint has room and no queue, and the request is dispatched now. False: the request is
-        assigned."""
+        """True: dispatched now, as the endpoint has room and no queue. False: assigned."""
         endpoint = chosen.endpoint
         if endpoint.id not in self.queues.assigned and self.has_room(endpoint.id, chosen.load):
             return True

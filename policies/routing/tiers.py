@@ -91,7 +91,8 @@ def _walk(found: CandidateSet, qualifying: list[TierCandidates], others: TierCan
     ranking: Sequence[Candidate] = _by_score(found, qualifying[0], numbers, fallbacks, fallback_count)
     if not tie_break(found.queued.sequence, "probe") % PROBE_EVERY and (stale := _stale(found, qualifying[0])):
         ranking = _with_probe(stale, ranking)
-    return _decision(found, _PLACE, ranking, f"tier {ranking[0].tier + 1}: {ranking[0].reason}")
+    chosen = ranking[0]
+    return _decision(found, _PLACE, ranking, f"tier {chosen.tier + 1}: {chosen.reason}")
 
 
 @cache

@@ -28,8 +28,7 @@ Scorer = Callable[[Sequence[Candidate], int], Sequence[float]]
 def tie_break(sequence: int, name: str) -> int:
     """A number equal in every process, with an order over names that differs for every sequence number.
 
-    `hash` of text differs between processes, and CRC-32 alone is linear: of three names, the same would come first
-    half
+    `hash` of text differs between processes, and CRC-32 alone is linear: of three names, the same would come first half
     of the time. Two odd multipliers (splitmix64's) spread the order to within chance.
     """
     mixed = (crc32(name.encode()) + sequence) * 0x9E3779B97F4A7C15 & _WORD
@@ -45,13 +44,10 @@ PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough t
 def predicted(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     """Seconds: the least predicted TTFT, plus the price of the prompt to other requests.
 
-    The median prediction holds everything that delays this request: queue, uncached tokens, the engine's pace. The
-    cost
-    to others is added: a prefill stalls each answer decoded in the same steps. With a perfect prediction alone a
-    fleet
+    The median prediction holds everything that delays this request: queue, uncached tokens, the engine's pace. The cost
+    to others is added: a prefill stalls each answer decoded in the same steps. With a perfect prediction alone a fleet
     met TTFT for 87 % of requests and was good for only 58 %, as answers in progress lost pace. So the expected number
-    of
-    TPOT misses (`policies.latency.tpot`) is priced at TPOT_MISS seconds each.
+    of TPOT misses (`policies.latency.tpot`) is priced at TPOT_MISS seconds each.
 
     Affinity has no price of its own: a hit is worth the seconds saved for this request, for the answers in progress,
     and ENGINE_TIME of the prefill for later requests. Without the last, siblings with a common prefix that arrive
@@ -59,8 +55,7 @@ def predicted(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     fleet lost 1 to 4 % of its good answers.
 
     Costs within NEAR of the least count as equal: predictions are not more exact, and a learned difference of a few
-    percent would send every fresh prompt to the same of two equal engines. Among equals the longest hit is first, so
-    a
+    percent would send every fresh prompt to the same of two equal engines. Among equals the longest hit is first, so a
     prefix stays on an endpoint.
     """
     costs = []
@@ -91,8 +86,7 @@ def least_request(candidates: Sequence[Candidate], sequence: int) -> list[float]
     """Requests in flight, as Envoy's and nginx's least_conn; the engine's queue adds less than 1, to break ties.
 
     All endpoints are compared, not two at random (power of two choices): with exact counts and a single gateway the
-    full
-    comparison is the stronger baseline.
+    full comparison is the stronger baseline.
     """
     return [c.load.in_flight + c.load.waiting / (c.load.waiting + 1) for c in candidates]
 
@@ -115,8 +109,7 @@ def batch_size(load: Load) -> int:
 def prefix_hash(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     """Rank by the hash of the prompt's beginning; endpoints at the load bound come last, as in SGLang's prefix_hash.
 
-    Rendezvous hashing (Thaler and Ravishankar 1998): every endpoint draws a number from the hash of the prompt's
-    first
+    Rendezvous hashing (Thaler and Ravishankar 1998): every endpoint draws a number from the hash of the prompt's first
     tokens and the endpoint's name, and the largest wins, so a removed endpoint moves only prompts held there. Bounded
     load (Mirrokni, Thorup and Zadimoghaddam 2016): at most LOAD_FACTOR times the mean.
     """
@@ -138,8 +131,7 @@ def token_load(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     """Uncached prompt tokens in flight, the new prompt included: llm-d's token load with prefix affinity.
 
     Endpoints with at least STICKY of the prompt come first, unless the best is predicted to be more than PATIENCE
-    slower
-    than the best without.
+    slower than the best without.
     """
     tokens = [c.load.queued_tokens + c.uncached for c in candidates]
     sticky = [c.hit >= STICKY * c.prompt_tokens for c in candidates]
