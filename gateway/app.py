@@ -1,4 +1,4 @@
-"""Composition root: builds, starts, reloads and stops one gateway; the only module with concrete classes.
+"""Composition root: builds, starts, reloads and stops a gateway; the only module with concrete classes.
 
 Values of the configuration are built in `gateway.runtime`. OpenTelemetry and ZMQ are optional dependencies, imported
 here on use; so is redis-py, by the client.
@@ -22,8 +22,8 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from gateway.admin.admin_server import AdminServer
 from gateway.admin.gateway_admin import GatewayAdmin
 from gateway.admission.key_store import Keyring
-from gateway.admission.local_quotas import LocalQuotas, Quotas
-from gateway.admission.quotas import Admission
+from gateway.admission.local_quotas import LocalQuotas
+from gateway.admission.quotas import Admission, Quotas
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
@@ -62,7 +62,7 @@ class SlotSharing(PeerLink, Protocol):
     """A link to the other workers, in which each endpoint has a slot."""
 
     def share(self, endpoints: Iterable[str]) -> None:
-        """Shares these endpoints, and no others."""
+        """Share these endpoints only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ class WorkerContext:
 
 
 class Gateway:
-    """One gateway: `start`, then `url` and `admin_url` are served until `stop`.
+    """A gateway: `start`, then `url` and `admin_url` are served until `stop`.
 
-    `worker`: set in one of several processes behind one port; the leader runs singleton jobs. `force_stop` ends the
-    waits of `stop`.
+    `worker`: set in each of several processes behind the same port; the leader runs singleton jobs. `force_stop` ends
+    the waits of `stop`.
     """
 
     def __init__(self, config: Config, worker: WorkerContext | None = None) -> None:

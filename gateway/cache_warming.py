@@ -1,14 +1,14 @@
-"""Warms up engines that lost their cache, and keeps idle ones warm, by requests of the gateway's own.
+"""Warms up engines after a loss of cache, and keeps idle engines warm, by synthetic requests.
 
 Rules:
 - `policies.prefix_cache.warm_up` decides when, how much and with which prompts.
-- One task looks at the fleet every TICK and has a child task for each endpoint in work. Failures are harmless: an
-  endpoint that cannot be warmed up takes its share cold.
+- A task looks at the fleet every TICK and has a child task for each endpoint in work. Failures are harmless: an
+  endpoint without a warm-up takes a share of the traffic cold.
 - Saved prompts are the bytes of requests, in memory only, never shown or logged, parsed again only if needed.
-- A prefix ends with the first message that fills the wanted blocks, and includes the other fields rendered
-  into the prompt. Chat templates want the last message to be a user's or a tool's: another one is added if need be.
-- To the fleet a synthetic request is an attempt like any other: charged, and a source for learning. It has no Record
-  and is not retried.
+- A prefix ends with the first message that fills the wanted blocks, and includes the other fields rendered into the
+  prompt. Chat templates want a user's or a tool's message last: a message is added if need be.
+- To the fleet a synthetic request is an attempt as any other: charged, and a source for learning. Synthetic requests
+  have no Record and are not retried.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger("firsttoken")
 
 TICK = 0.05  # s
 KEPT = 16_000_000  # bytes of prompts, of all pools together
-SIBLINGS = 8  # siblings whose caches are compared
+SIBLINGS = 8  # siblings with compared caches
 WARMED_UP = "endpoint %s was warmed up: %d prefixes of %d, %d tokens, %.0f ms"
 PING = {"messages": [{"role": "user", "content": "hi"}]}
 RENDERED = ("tools", "functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
@@ -82,7 +82,7 @@ class SavedPrompt:
         return len(self.raw) + HASH_BYTES * len(self.estimate.blocks.hashes)
 
     async def prefix(self, blocks: int, estimator: Estimator) -> tuple[Mapping[str, Any], PoolEstimate]:
-        """Body of a request whose prompt begins with these blocks, and its estimate."""
+        """Body of a request with a prompt that begins with these blocks, and the estimate."""
         body = decode(self.raw)
         if self.operation is Operation.COMPLETION:
             body = {"prompt": _first_part(body["prompt"], blocks / len(self.estimate.blocks.hashes))}
@@ -122,7 +122,7 @@ def _first_part(prompt: Any, share: float) -> Any:
 
 
 class _DiscardBody:
-    """Listener and body sink of a synthetic request: waits for its end."""
+    """Listener and body sink of a synthetic request: waits for the end."""
 
     def __init__(self) -> None:
         self.over = asyncio.get_running_loop().create_future()
@@ -150,7 +150,7 @@ class _DiscardBody:
 def synthetic(
     upstream: Upstream, operation: Operation, body: Mapping[str, Any], model: str, cache_group: str = ""
 ) -> BackendRequest:
-    """A request for a single token of output. `cache_group`: tenant whose caches hold the prompt."""
+    """A request for a single token of output. `cache_group`: tenant that owns the caches of the prompt."""
     request_id = request_id_of({})
     return BackendRequest(
         operation,
@@ -168,7 +168,7 @@ Prefixes = Sequence[HotPrefix[SavedPrompt]]
 
 
 class CacheWarming:
-    """Runs in one of several processes between `start` and `close`; keeps no prompts unless started."""
+    """Runs in a single process of the workers between `start` and `close`; keeps no prompts unless started."""
 
     def __init__(self, fleet: Fleet, estimator: Estimator, runtime: RuntimeHolder) -> None:
         self.fleet = fleet
@@ -202,7 +202,7 @@ class CacheWarming:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def answered(self, run: UpstreamRequest, job: RoutedRequest, raw: bytes) -> None:
-        """Save a prompt that an endpoint has computed; its siblings may need the prefix."""
+        """Save a prompt computed by an endpoint; siblings may need the prefix."""
         pool = run.attempt.candidate.endpoint.pool
         hot, upstream = self.hot.get(pool), self.runtime.current.upstreams.get(run.attempt.candidate.endpoint.id)
         if hot is None or upstream is None or run.first_in is None:
@@ -276,7 +276,7 @@ class CacheWarming:
         return hot.hottest(tokens // known.block_size, now, self._copies(siblings[:SIBLINGS]))
 
     def _copies(self, siblings: Sequence[Endpoint]) -> Callable[[SavedPrompt, int], int]:
-        """Return a function that counts the siblings which hold the first blocks of a prompt."""
+        """Return a function that counts the siblings with the first blocks of a prompt."""
         held: dict[int, list[float]] = {}
 
         def copies(prompt: SavedPrompt, blocks: int) -> int:

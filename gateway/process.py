@@ -14,7 +14,7 @@ from gateway.config.models import Drain
 
 BACKLOG = 4096  # connections in the kernel, not accepted yet
 FILES = 1 << 20  # open files, where the system allows as many
-HANDLER_GRACE = 0.1  # s for a handler to end after its connection was aborted
+HANDLER_GRACE = 0.1  # s for a handler to end after an abort of the connection
 SWITCH_INTERVAL = 0.0005  # s a thread may keep the interpreter while the loop waits: Python's 5 ms would delay tokens
 
 
@@ -73,7 +73,7 @@ def bind(address: ListenAddress, *, shared: bool = False) -> socket.socket:
 def reserve_port(address: ListenAddress) -> socket.socket:
     """Binds a socket without ever listening, to hold the port for workers and get no connection.
 
-    Raises OSError if another process has the port, even a sharing one: another gateway.
+    Raises OSError if another process has the port, even for sharing: another gateway.
     """
     with bind(address) as exclusive:
         port = exclusive.getsockname()[1]

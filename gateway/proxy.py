@@ -1,7 +1,7 @@
-"""The life of a request as one straight line, `Proxy.serve`; docs/life-of-a-request.md walks along it.
+"""The life of a request as a straight line, `Proxy.serve`; docs/life-of-a-request.md walks along the same steps.
 
 Attempts may fail and be retried until the first token; from then on, bytes are relayed on arrival. In all cases the
-caller gets one answer and the operator one Record.
+caller gets an answer and the operator a Record.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Proxy:
     admission: Admission
     tracer: Tracer | None = None
     draining: bool = False  # each answer is the last of its connection
-    stopping: bool = False  # a task cancelled now is cancelled by the gateway, not by its caller
+    stopping: bool = False  # a task cancelled now is cancelled by the gateway, not by the caller
 
     async def handle(self, http: HttpRequest) -> None:
         """Route by path. An unknown path never gets further than this."""
@@ -76,7 +76,7 @@ class Proxy:
         return None
 
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
-        """Write one answer and emit one Record in all cases."""
+        """Write an answer and emit a Record in all cases."""
         with self.recorder.timeline(http.arrival) as timeline:
             trace = None if self.tracer is None else self.tracer.trace(http.headers)
             timeline.identified(request_id_of(http.headers), operation.name.lower(), trace)
@@ -147,10 +147,11 @@ class Proxy:
         end = end or outcome_of(refusal, timeline.record.decision)
         timeline.refused(refusal.status, refusal.logged, end, monotonic())
         http.refuse(refusal, gateway_headers(timeline, monotonic()))
-        refusal.__traceback__ = None  # breaks the reference cycle through its frames
+        refusal.__traceback__ = None  # breaks the reference cycle through the frames
 
     def internal_error(self, http: HttpRequest, timeline: RequestTimeline) -> None:
-        """Reply 500 for a bug of the gateway. An answer that has begun is cut off: an error within it would be text."""
+        """Reply 500 for a bug of the gateway. An answer already begun is cut off: an error within the body would be
+        text."""
         if http.begun:
             timeline.finished(RequestOutcome.INTERNAL, monotonic())
             http.writer.transport.abort()
@@ -158,7 +159,7 @@ class Proxy:
             self.refuse(http, internal(timeline.record.request_id), timeline, RequestOutcome.INTERNAL)
 
     def models(self, http: HttpRequest) -> None:
-        """List the routes that the caller's key may use, as OpenAI lists models."""
+        """List the routes open to the caller's key, as OpenAI lists models."""
         runtime = self.runtime.current
         try:
             tenant = runtime.keys.tenant(http.headers.get("authorization"))

@@ -1,9 +1,9 @@
 """Reload of a running gateway: after a change of files, on SIGHUP, on POST /reload.
 
 Rules:
-- A configuration is checked completely before anything changes. A refused one leaves the previous one in force, and
-  the log has the lines of `firsttoken check`.
-- Reading, checking and building run in a thread; the swap is one turn of the loop.
+- A configuration is checked completely before anything changes. After a refusal the previous configuration stays in
+  force, and the log has the lines of `firsttoken check`.
+- Reading, checking and building run in a thread; the swap is a single turn of the loop.
 - A changed file is read after two checks with equal state, because the first may find a half-written file. Each
   version is tried once.
 """

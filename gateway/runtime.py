@@ -1,8 +1,8 @@
 """Builds a Runtime from a Config: every value derived from the configuration alone.
 
 Rules:
-- A Runtime is frozen. A reload builds another one in a thread and replaces `RuntimeHolder.current` in one assignment.
-- A request reads `current` once and keeps the same Runtime to its end.
+- A Runtime is frozen. A reload builds a new Runtime in a thread and replaces `RuntimeHolder.current` by an assignment.
+- A request reads `current` once and keeps the same Runtime to the end.
 - Two Runtimes share the connections and backends common to both configurations.
 - Components with learned state (fleet, estimator, queue, metrics) are not part of a Runtime: `gateway.app` tells them.
 """
@@ -55,7 +55,7 @@ class Runtime:
     coalescer: WriteCoalescer
 
     def with_stored_keys(self, stored: Iterable[Key]) -> Runtime:
-        """Returns the same Runtime with keys of Redis beside those of the file."""
+        """Returns the same Runtime with keys of Redis beside the keys of the file."""
         return replace(self, keys=Keys(tenants(self.config, stored), closed=self.config.keyed))
 
 

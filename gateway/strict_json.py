@@ -1,11 +1,11 @@
 """Strict JSON: decoded once, in C, and refused wherever two parsers could differ.
 
 Refused: all that RFC 8259 refuses (NaN, lone surrogates, UTF-16, trailing bytes), numbers out of range, nesting deeper
-than MAX_DEPTH, and duplicate keys: two parsers may disagree about which of them counts, so none is forwarded.
+than MAX_DEPTH, and duplicate keys: parsers disagree about the key to use, so no duplicate is forwarded.
 
 `decode` validates a whole document. `members` reads only an object's own members: elements of arrays and members of
-objects stay `Raw`, split but not validated. They may be forwarded only once `decode` or `element` has accepted the
-same bytes.
+objects stay `Raw`, split but not validated, and may be forwarded only once `decode` or `element` has accepted the same
+bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HIDDEN_COLON = re.compile(rb"\\u003[aA]")
 
 
 class BadJson(ValueError):
-    """The body is not JSON that can be forwarded; str() is the reason, for the caller."""
+    """The body is no JSON fit to be forwarded; str() is the reason, for the caller."""
 
 
 class _Name(str):
@@ -90,11 +90,11 @@ def _reason(data: bytes, error: Exception) -> str:
 
 
 def _refuse_duplicates(data: bytes, value: Any, depth: int) -> None:
-    """Raises BadJson for an object with two equal keys, of which msgspec has kept one.
+    """Raises BadJson for an object with two equal keys; msgspec has kept only the last.
 
-    Each member is written with one colon; all other colons are within strings. So a document with a lost member has
-    more colons than its value, unless a string escapes a colon: only then the slow parser decides. Counting takes 0.6
-    us per KB.
+    Each member is written with a colon; all other colons are within strings. So a document with a lost member has more
+    colons than the value, unless a string escapes a colon: only then the slow parser decides. Counting takes 0.6 us per
+    KB.
     """
     colons = data.count(b":")
     members, strings = _count(value, depth)

@@ -5,12 +5,12 @@ Rules:
 - Without configured keys the port is open, which the configuration allows on loopback only. With keys in Redis the port
   is never open.
 - A cache salt names the caches of a key, for engines (`cache_salt`, mixed into block hashes) and for our prefix index.
-  Keys with one salt share prefixes. A key has a salt of its own unless a `cache_group` is configured; a group with the
-  name of a key is a different one.
-- A salt is an HMAC-SHA256, so no caller can guess another's: 128 bits in hex, which every engine takes (vLLM refuses
-  `@ / \\ NUL` and more than 128 characters) and `backends.failures.scrub` recognizes as a secret.
-- Without `state.cache_secret` the secret is made of the digests of the group's keys: gateways with one configuration
-  agree, also after a restart, and a new or revoked key empties the caches of its own group alone.
+  Keys with the same salt share prefixes. A key without a configured `cache_group` has an own salt; a group with the
+  name of a key is a different group.
+- A salt is an HMAC-SHA256, so no caller can guess another salt: 128 bits in hex, accepted by every engine (vLLM refuses
+  `@ / \\ NUL` and more than 128 characters) and recognized as a secret by `backends.failures.scrub`.
+- Without `state.cache_secret` the secret is made of the digests of the group's keys: gateways with the same
+  configuration agree, also after a restart, and a new or revoked key empties the caches of the key's group alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Callers' keys in Redis: written by `firsttoken keys`, read by running gateways.
 
 Rules:
-- One hash holds the keys by name, as JSON with the digest of the key; a separate field counts the changes.
+- A hash holds the keys by name, as JSON with the digest of the key; a separate field counts the changes.
 - A gateway reads the count once a second, and all keys after a change. Requests are checked against this copy: no
   request waits for Redis.
 - While Redis is unavailable, or after Redis has lost all keys, the last known keys stay valid: no revocation.
@@ -90,7 +90,7 @@ async def changes(redis: Redis) -> Any:
 
 
 async def all_keys(redis: Redis) -> list[Key]:
-    """In order of their names."""
+    """Keys in order of name."""
     found: dict[Any, Any] = await redis.hgetall(HASH)
     return [key for name in sorted(found) if (key := _parse(name, found[name])) is not None]
 

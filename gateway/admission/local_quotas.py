@@ -1,11 +1,11 @@
-"""Quotas in memory: of one process, or of all workers of one gateway.
+"""Quotas in memory: of one process, or of all workers of a gateway.
 
 Rules:
-- Each worker writes only its own row of a key and reads the others'. Nothing is locked: of requests to several workers
-  in the same microsecond, one per worker may be admitted beyond a limit.
-- Running requests of a dead worker are wiped when its successor starts. Past usage still counts.
-- A key newer than the memory is kept by each worker alone, and each admits its share of the limit.
-- The costs of the month are lost when the gateway stops; Redis keeps them.
+- Each worker writes only an own row of a key and reads all rows. Nothing is locked: of requests to several workers in
+  the same microsecond, one per worker may be admitted beyond a limit.
+- Running requests of a dead worker are wiped when the successor starts. Past usage still counts.
+- A key newer than the memory is kept by each worker alone, and each worker admits a share of the limit.
+- The costs of the month are lost when the gateway stops; Redis keeps monthly costs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from time import monotonic, time
-from typing import Protocol
 
 from policies.quota.key_limits import (
     Claim,
@@ -43,17 +42,6 @@ from policies.quota.sliding_window import (
 CONCURRENT_WAIT = 1.0  # s to wait for a free place: the end of the caller's own requests is unknown
 
 
-class Quotas(Protocol):
-    """The interface of every quota store. `reserve` never fails or delays a request: an unreachable store decides
-    alone. `settle` is called once for each admitted reservation, for any end of its request."""
-
-    async def reserve(self, name: str, limits: KeyLimits, claim: Claim) -> Reservation:
-        """`name`: of the key. A refused reservation has a `verdict.limit`, and has claimed nothing."""
-
-    def settle(self, reservation: Reservation, tokens: int, cost: int) -> None:
-        """Ends the reservation of a finished request. `tokens` and `cost` (billionths of a USD): actual amounts."""
-
-
 def month(wall: float) -> int:
     """202610: calendar month of a Unix time, in UTC."""
     return _month_of(int(wall // 86_400))
@@ -65,7 +53,7 @@ def _month_of(day: int) -> int:
     return date.year * 100 + date.month
 
 
-RUNNING, MONTH, SPENT, HELD, HEAD = range(5)  # words of a row; its window follows
+RUNNING, MONTH, SPENT, HELD, HEAD = range(5)  # words of a row; the window follows
 ROW = HEAD + WINDOW_WORDS
 
 
@@ -121,7 +109,7 @@ class SharedQuotaMemory:
         return None if at is None else [self._row(at, worker) for worker in range(self.workers)]
 
     def member(self, number: int) -> LocalQuotas:
-        """Quotas of a worker that starts."""
+        """Quotas of a starting worker."""
         for at in self._index.values():
             self._row(at, number).wipe_running()
         return LocalQuotas(self, number)
@@ -156,6 +144,7 @@ class LocalQuotas:
         self._keys: dict[str, _KeyRows] = {}
 
     async def reserve(self, name: str, limits: KeyLimits, claim: Claim) -> Reservation:
+        """`name`: of the key. A refused reservation has a `verdict.limit`, and has claimed nothing."""
         return self.claim(name, limits, claim)
 
     def claim(self, name: str, limits: KeyLimits, claim: Claim, share: int = 1) -> Reservation:
@@ -182,6 +171,7 @@ class LocalQuotas:
         return Reservation(name, limits, claim, verdict, second, now)
 
     def settle(self, reservation: Reservation, tokens: int, cost: int) -> None:
+        """Ends an admitted reservation, once. `tokens` and `cost` (billionths of a USD): actual amounts."""
         own = self._key(reservation.name).own
         second, more = int(self._clock()), tokens - reservation.claim.tokens
         if more < 0:

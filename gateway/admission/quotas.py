@@ -1,11 +1,11 @@
 """Applies the limits of callers' keys to requests: claim, refusal, settlement.
 
 Rules:
-- Only keys with limits come here; other requests pay one comparison.
+- Only keys with limits come here; other requests pay a comparison.
 - A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller), and
   the largest cost of both. The Record settles the claim.
 - Every request counts. Tokens count after an answer; prompt tokens also if the caller left before.
-- A refusal has the outcome `refused`, which no objective counts.
+- A refusal has the outcome `refused`, counted by no objective.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.auth import Tenant
-from gateway.admission.local_quotas import Quotas
+from gateway.admission.local_quotas import LocalQuotas
+from gateway.admission.redis_quotas import RedisQuotas
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record, RequestOutcome
@@ -26,7 +27,14 @@ from policies.types import Pool, PromptEstimate
 NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
 
 
+Quotas = (
+    LocalQuotas | RedisQuotas
+)  # `reserve` never fails or delays a request: without Redis, each process decides alone
+
+
 class Admission:
+    """Reserves before a request, and settles by the Record."""
+
     def __init__(self, quotas: Quotas, recorder: Recorder, registry: CollectorRegistry) -> None:
         self._quotas = quotas
         self._recorder = recorder

@@ -1,19 +1,19 @@
-"""Quotas in Redis, one for all replicas; in this process while Redis is unavailable.
+"""Quotas in Redis, shared by all replicas; in this process while Redis is unavailable.
 
 Rules:
 - One round trip per reservation. Settlements are sent with the next reservation, or after SETTLE_DELAY.
-- Admissions by Redis count locally too. While Redis is unavailable each process admits its share: the limit divided by
+- Admissions by Redis count locally too. While Redis is unavailable each process admits a share: the limit divided by
   the last known number of processes, at least one request; of the monthly cost a share of the last known rest.
 - Local admissions and settlements are sent when Redis is back: the last MAX_PENDING settlements, and every cost. Calls
   under way during an outage may be lost, and never count twice.
-- An unsettled reservation is renewed, however long its stream, and expires a minute after the end of this process.
-- The Lua scripts are atomic, on Redis' own clock. Their rules are those of `policies.quota.key_limits` and
-  `policies.quota.sliding_window`; tests hold both to the same.
+- An unsettled reservation is renewed, however long the stream, and expires a minute after the end of this process.
+- The Lua scripts are atomic, on Redis' own clock, and follow the rules of `policies.quota`; tests hold both to the
+  same.
 
-Redis keys (those of one caller's key share a slot of a cluster; each expires):
+Redis keys (those of a caller's key share a slot of a cluster; each expires):
     firsttoken:{NAME}:minute    hash: `r<second>`, `t<second>`: requests and tokens admitted in that second
     firsttoken:{NAME}:running   sorted set: unsettled reservations by expiry, ms
-    firsttoken:{NAME}:held      hash: most that each of these may cost, billionths of a USD
+    firsttoken:{NAME}:held      hash: maximum cost of each running reservation, billionths of a USD
     firsttoken:{NAME}:spent     hash: by month, billionths of a USD
     firsttoken:members          sorted set: processes that enforce quotas, by expiry
 """
@@ -36,9 +36,9 @@ from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Un
 from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.quota.sliding_window import WINDOW_S
 
-LEASE = 60_000  # ms that a reservation lives without renewal
+LEASE = 60_000  # ms until a reservation without renewal expires
 MEMBER = 15_000  # ms
-MONTHS = 40 * 86_400_000  # ms that the costs of a month are kept after the last one
+MONTHS = 40 * 86_400_000  # ms to keep the costs of a month after the last cost
 NONE = -1  # no limit
 MEMBERS_KEY = PREFIX + "members"
 
@@ -120,8 +120,8 @@ local function reset(kind) if last[kind] == 0 then return 0 end return (last[kin
 return {refused, longest, sum.r, sum.t, reset('r'), reset('t'), second, string.format('%.0f', spent)}
 """
 
-# `let_in` 0: a process admitted it alone, `ago` s before; unless the script did too, and its answer came too late.
-# `again`: sent before and may have arrived; then its lease is gone.
+# `let_in` 0: admitted by a process alone, `ago` s before; unless the script did too, and the answer came too late.
+# `again`: sent before and possibly received; then the lease is gone.
 SETTLE = """
 local lease, month, let_in, ago = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local reserved, tokens, cost, again = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8] == '1'
@@ -149,7 +149,7 @@ end
 return 1
 """
 
-# Takes pairs of a lease and the cost it holds. An unknown lease is marked by `~`: it has not been counted here.
+# Takes pairs of a lease and the held cost. An unknown lease is marked by `~`: not counted here before.
 RENEW = """
 for i = 1, #ARGV, 2 do
   local lease = ARGV[i]
@@ -162,7 +162,7 @@ redis.call('PEXPIRE', KEYS[3], 2 * LEASE)
 return 1
 """
 
-# Returns the number of members. ARGV[2] 1: this one leaves.
+# Returns the number of members. ARGV[2] 1: the member leaves.
 MEMBERS = """
 if ARGV[2] == '1' then redis.call('ZREM', KEYS[1], ARGV[1]) else redis.call('ZADD', KEYS[1], now + MEMBER, ARGV[1]) end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
@@ -180,7 +180,7 @@ def script(text: str, clock: str = CLOCK) -> str:
 
 @lru_cache(maxsize=4096)
 def keys_of(name: str) -> Sequence[str]:
-    """Redis keys of a caller's key, in the order in which the scripts take them."""
+    """Redis keys of a caller's key, in the order of the scripts' KEYS."""
     tagged = f"{PREFIX}{{{quote(name, safe='')}}}"
     return tuple(f"{tagged}:{kind}" for kind in ("minute", "running", "held", "spent"))
 
@@ -189,7 +189,7 @@ LIMITS = (None, QuotaLimit.REQUESTS, QuotaLimit.TOKENS, QuotaLimit.CONCURRENT, Q
 MAX_PENDING = 10_000  # settlements
 HEARTBEAT = 5.0  # s
 RENEW_EVERY = 3  # heartbeats: four times within a lease
-RENEW_BATCH = 1_000  # leases renewed by one call
+RENEW_BATCH = 1_000  # leases renewed by a call
 NOT_COUNTED = 1  # `second` of a reservation of which nothing counts
 SETTLE_DELAY = 0.02  # s in which settlements are batched: a call costs 0.1 ms of CPU
 
@@ -370,7 +370,7 @@ class RedisQuotas:
     # -- heartbeat --------------------------------------------------------------------------
 
     async def _heartbeat_forever(self) -> None:
-        """Announces this process and renews its leases: at each heartbeat, and at once when Redis comes up."""
+        """Announce this process and renew the leases: at each heartbeat, and at once when Redis comes up."""
         beats = 0
         while True:
             came_up = self._came_up.is_set()
@@ -398,7 +398,7 @@ class RedisQuotas:
 
 def _ignore_result(done: asyncio.Future[int]) -> None:
     if not done.cancelled():
-        done.exception()  # marks it as retrieved
+        done.exception()  # marks the exception as retrieved
 
 
 assert RENEW_EVERY * HEARTBEAT * 1e3 * 2 < LEASE

@@ -1,10 +1,10 @@
 """An inference request, parsed from body and headers; other members of the body are passed through untouched.
 
 Two ways with the same result:
-- `_parse_chat` decodes only new text. Messages sent before with the same key are recognised by a digest of their JSON,
-  and so is the set of all other fields; the rest is decoded strictly. The next turn of a conversation costs only new
-  messages. All forwarded text was accepted by `gateway.strict_json`, now or earlier.
-- `parse_full` decodes the whole of an unusual body, and reports errors.
+- `_parse_chat` decodes only new text of a chat. Messages sent before with the same key are recognised by a digest of
+  their JSON, and so is the set of all other fields; the rest is decoded strictly. The next turn of a conversation costs
+  only new messages. All forwarded text was accepted by `gateway.strict_json`, now or earlier.
+- `parse_full` decodes the whole of a completion or of an unusual body, and reports errors.
 
 Digests are keyed by the process (Python's SipHash): no caller can write two texts with one digest. API keys share no
 digests: response times would tell one tenant what another has sent.
@@ -102,16 +102,14 @@ class ParsedBody:
 _messages: GenerationalCache[int] = GenerationalCache(KNOWN_MESSAGES)  # flags by digest
 _parameters: GenerationalCache[Parameters] = GenerationalCache(KNOWN_PARAMETERS)
 _SHAPES: Mapping[Operation, type[_Chat | _Completion]] = {Operation.CHAT: _Chat, Operation.COMPLETION: _Completion}
-_PLACEHOLDERS: Mapping[str, tuple[type[_Chat | _Completion], Any]] = {  # a prompt, to validate the other fields alone
-    "messages": (_Chat, [{"role": "user"}]),
-    "prompt": (_Completion, ""),
-}
 
 
 def read(operation: Operation, raw: bytes, key: str | None) -> ParsedBody:
     """Raises ApiError (400) with the name of the field. Callers with different `key` share nothing known."""
+    if operation is not Operation.CHAT:
+        return parse_full(operation, raw)
     try:
-        return (_parse_chat if operation is Operation.CHAT else _parse_text)(raw, hash(key))
+        return _parse_chat(raw, hash(key))
     except UNREADABLE:
         return parse_full(operation, raw)
 
@@ -125,7 +123,7 @@ def _parse_chat(raw: bytes, key: int) -> ParsedBody:
     messages = rest.pop("messages", None)
     if type(messages) is not list or not messages:
         raise ValueError("no messages")
-    parameters = _known_parameters("messages", rest, key)
+    parameters = _known_parameters(rest, key)
     digests = [hash(bytes(message)) for message in messages]
     keys = [digest ^ key for digest in digests]
     flags = _messages.get_all(keys)
@@ -140,25 +138,14 @@ def _parse_chat(raw: bytes, key: int) -> ParsedBody:
     )
 
 
-def _parse_text(raw: bytes, key: int) -> ParsedBody:
-    body = members(raw)
-    rest = body.copy()
-    prompt = rest.pop("prompt", None)
-    if type(prompt) is not str:
-        raise ValueError("the prompt is not one text")
-    parameters = _known_parameters("prompt", rest, key)
-    return ParsedBody(body, Prompt((prompt,), (digest_of("prompt", prompt),), 0, len(raw)), parameters)
-
-
-def _known_parameters(prompt_field: str, rest: dict[str, Any], key: int) -> Parameters:
-    """Look up all fields beside the prompt, or decode and validate them."""
+def _known_parameters(rest: dict[str, Any], key: int) -> Parameters:
+    """Look up all fields beside the messages, or decode and validate them."""
     written = encode(rest)
-    digest = hash((prompt_field, written)) ^ key
+    digest = hash(written) ^ key
     known = _parameters.get(digest)
     if known is None:
         fields = decode(written)
-        shape, placeholder = _PLACEHOLDERS[prompt_field]
-        known = _parameters_of(msgspec.convert({**fields, prompt_field: placeholder}, shape), fields)
+        known = _parameters_of(msgspec.convert({**fields, "messages": [{"role": "user"}]}, _Chat), fields)
         known.definitions = tuple(digest_of(name, rest[name]) for name in definitions(rest))
         if len(known.model) <= _MAX_NAME:
             _parameters.put(digest, known)

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.local_quotas import LocalQuotas, Quotas, SharedQuotaMemory
+from gateway.admission.local_quotas import LocalQuotas, SharedQuotaMemory
+from gateway.admission.quotas import Quotas
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.cluster.redis_client import RedisClient
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation
