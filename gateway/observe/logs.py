@@ -3,7 +3,7 @@
 Access log:
 - A separate thread writes, so a slow disk never delays a token. The loop encodes lines a few at a time (a thread would
   hold the interpreter meanwhile) and hands the lines to the writer every LINGER. With more than QUEUE lines behind, or
-  a full disk, lines are lost; the next successful write logs their number.
+  a full disk, lines are lost; the next successful write logs the number.
 - A line is a single line for every reader: JSON escapes control characters, and non-ASCII text is escaped too. Records
   hold no prompt and no answer.
 
@@ -44,8 +44,7 @@ class AccessLog:
     """Sink of Records on one loop. `target`: stdout, stderr, or the path of a file to append to.
 
     `lock`: file to lock during writes, for several processes with one log: a pipe splits writes above 4 KiB
-    (PIPE_BUF). The
-    kernel releases the lock with the process.
+    (PIPE_BUF). The kernel releases the lock with the process.
     """
 
     def __init__(self, target: str, lock: Path | None = None) -> None:
@@ -173,7 +172,7 @@ class Formatter(logging.Formatter):
     """Of every line on stderr."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Ignore the exception text that another handler may have cached in the record."""
+        """Ignore an exception text cached in the record by another handler."""
         others, record.exc_text = record.exc_text, None
         try:
             return super().format(record)
@@ -185,7 +184,7 @@ class Formatter(logging.Formatter):
 
 
 def described(error: BaseException, seen: frozenset[int] = frozenset()) -> str:
-    """Type and frames of an exception, below those of its causes."""
+    """Type and frames of an exception, below the causes."""
     seen |= {id(error)}
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     parts = [] if cause is None or id(cause) in seen else [described(cause, seen), "which led to:"]

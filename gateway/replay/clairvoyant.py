@@ -1,26 +1,27 @@
-"""The clairvoyant reference: a scheduler that sees the simulated engines themselves and knows every output length.
+"""The clairvoyant reference: a scheduler with access to the simulated engines and knowledge of every output length.
 
-It replaces the QueueScheduler of a replay, so results can be stated as a share of the reachable. Relaxations in
-its favour, beyond the knowledge and means of any gateway:
+The reference replaces the QueueScheduler of a replay, so results can be stated as a share of the reachable. Relaxations
+beyond the knowledge and means of any gateway:
 - Service times are exact: profile, present slowness, prefill chunks, concurrent decodes. Only the noise of single
   steps (5 %) is unknown.
 - Caches are perfect: a prefix computed by one engine of a pool is cached on all of them.
-- Output lengths are known, and so is the exact slack of each answer before it misses its TPOT.
+- Output lengths are known, and so is the exact slack of each answer before a missed TPOT.
 - Arrivals of the next seconds are known (`clairvoyant_plan.EngineGroup`).
 - Dead engines are known at once, no request hangs, and requests lost before the first token start again.
 
 Rules:
-- Earliest deadline first, from one queue per pool, with late binding: an engine receives its next prompt during the
-  last chunk of the previous one, so no request waits inside an engine.
+- Earliest deadline first, from one queue per pool, with late binding: an engine receives the next prompt during the
+  last chunk of the previous prompt, so no request waits inside an engine.
 - If not all can be in time, the request that needs the most engine time is postponed (Moore and Hodgson 1968): to the
-  route's next tier and, after the last one, until engines are idle.
-- If demand exceeds capacity, the requests that cost the most engine time are not started.
-- No prefill starts that makes an answer miss a TPOT it would otherwise keep.
-- Late requests, and requests without a deadline, go to idle engines that are not about to be needed.
+  route's next tier and, after the last tier, until engines are idle.
+- If demand exceeds capacity, the requests with the highest cost in engine time are not started.
+- No prefill starts that makes an answer miss an otherwise kept TPOT.
+- Late requests, and requests without a deadline, go to idle engines that no other request will need soon.
 
-Why it bounds the reachable in practice: every relaxation removes work or uncertainty, and for a single machine without
-TPOT the first two rules maximise the number of requests in time. It is no proof: with several machines and TPOT this is
-a greedy solution of an NP-hard problem. No policy beats it on the scenarios of benchmarks/ROUTING.md.
+Every relaxation removes work or uncertainty, and for a single machine without TPOT the first two rules maximise the
+number of requests in time, so the reference bounds the reachable in practice. A proof is missing: with several machines
+and TPOT the plan is a greedy solution of an NP-hard problem. No policy exceeds the reference on the scenarios of
+benchmarks/ROUTING.md.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Endpoint, Forecast, Placement, RequestView
 
 TICK = 0.015  # s between two decisions while requests with a deadline wait
-IDLE_TICK = 0.25  # s, while only late requests or those without a deadline wait
+IDLE_TICK = 0.25  # s, while only requests that are late or have no deadline wait
 # Multiples of an API's median TTFT: nine of ten requests meet the former, one of forty the latter.
 SAFE, LUCKY = 1.6, 0.5
 
@@ -58,7 +59,7 @@ class Clairvoyant:
             for pool in scenario.pools
             if isinstance(self._servers[pool.endpoints[0].id], VirtualEngine)
         }
-        self._new: list[PlannedRequest] = []  # to be offered to their tier
+        self._new: list[PlannedRequest] = []  # to be offered to a tier
         self._spare: list[PlannedRequest] = []  # late or without a deadline
         self._sent: dict[int, tuple[PlannedRequest, ExactEngine]] = {}  # by number, until the first token
         self._answers: dict[int, tuple[ExactEngine, int]] = {}  # engine and key of the answer, by number
@@ -68,7 +69,7 @@ class Clairvoyant:
         return len(self._new) + len(self._spare) + sum(len(group.queue) for group in self._groups.values())
 
     def enter(self, queued: QueuedRequest) -> None:
-        """The sequence number is that of the arrival, from 1."""
+        """The sequence number counts arrivals from 1."""
         number, route = queued.sequence, queued.route
         arrival = self._arrivals[number - 1]
         tiers = [i for i, tier in enumerate(route.tiers) if self._fits(queued.request, tier, arrival)]
@@ -112,7 +113,7 @@ class Clairvoyant:
     # ---------------------------------------------------------------- decisions
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Placed]:
-        """Requests to send now. The caller sends each one before asking for the next."""
+        """Requests to send now. The caller sends each request before asking for the next."""
         pending = {name: group for name, group in self._groups.items() if group.queue}
         while self._new or pending:
             while self._new:
@@ -131,7 +132,7 @@ class Clairvoyant:
         self.wake_at = now + TICK if urgent else now + IDLE_TICK if self._spare else FOREVER
 
     def _offer(self, request: PlannedRequest, pending: dict[str, EngineGroup], now: float) -> Placed | None:
-        """Queues the request at its tier's engines, or sends it to its tier's API; after the last tier, to any API."""
+        """Queues the request at the tier's engines, or sends it to the tier's API; after the last tier, to any API."""
         if not request.tiers:
             return request.number, Decision(Placement.UNFIT, now, request.deadline, scorer="reference")
         while (pool := request.pool) is not None:
@@ -149,7 +150,7 @@ class Clairvoyant:
         return None
 
     def _fill(self, now: float) -> Iterator[Placed]:
-        """Sends late requests, and those without a deadline, to engines that are not about to be needed."""
+        """Sends late requests, and requests without a deadline, to engines without coming demand."""
         for group in self._groups.values():
             if group.queue or not self._spare or group.limit(now) < FOREVER:
                 continue
@@ -163,7 +164,7 @@ class Clairvoyant:
     def _filling(self, group: EngineGroup, engine: ExactEngine, now: float) -> PlannedRequest | None:
         engine.refresh()
         for request in self._spare:
-            # Without a deadline, a request can wait for its preferred tier.
+            # Without a deadline, a request can wait for the preferred tier.
             tiers = request.tiers if request.deadline < FOREVER else request.tiers[:1]
             accepted = any(request.route.tiers[tier].pool == group.pool.name for tier in tiers)
             if accepted and engine.first_token(request.arrival, group.hit(request), request.tpot, now) is not None:

@@ -1,4 +1,4 @@
-"""Plans of the clairvoyant scheduler for the engines of one pool: earliest deadline first, and which are postponed.
+"""Plans of the clairvoyant scheduler for the engines of one pool: earliest deadline first, and postponed requests.
 
 Moore and Hodgson (1968), extended to several machines: requests are planned in order of their deadlines, each on the
 engine that would finish first. When a request would be late, the planned request with the longest service time is
@@ -22,7 +22,7 @@ from policies.types import FOREVER, Endpoint, Pool
 
 HORIZON = 10.0  # s of known future arrivals: about the duration of an answer
 REVIEW = 0.5  # s between two calculations of the cost limit
-IMMEDIATE = 1e6  # s: prefers any engine that can start now over any that cannot
+IMMEDIATE = 1e6  # s: prefers any engine ready now over any other
 
 
 class SharedCache(PrefixCache):
@@ -81,11 +81,11 @@ class ExactEngine:
         self.clear_at = 0.0  # all prompts sent are computed by then
         self.context = 0  # tokens that the answers attend to
         self._decoding: list[ExactAnswer] = []  # fewest tokens left first
-        self._slacks: list[float] = []  # of the answers that keep their TPOT, ascending
+        self._slacks: list[float] = []  # of the answers within their TPOT, ascending
         self._finished_by: list[float] = []  # latest finish of the answers up to the same index of `_slacks`
 
     def refresh(self) -> None:
-        """Computes each answer's end without further prefills, and the stall that the answers tolerate until then."""
+        """Computes each answer's end without further prefills, and the stall tolerated until then."""
         if not self.stale:
             return
         self.stale = False
@@ -115,7 +115,7 @@ class ExactEngine:
         return max(self.clear_at, busy) if self.engine.backlog else max(busy, now + self.profile.overhead)
 
     def tolerates_from(self, stall: float) -> float:
-        """From then on, no answer that keeps its TPOT would lose it to a stall of `stall` seconds."""
+        """Time from which a stall of `stall` seconds makes no answer miss a kept TPOT."""
         i = bisect_left(self._slacks, stall)
         return self._finished_by[i - 1] if i else 0.0
 
@@ -153,8 +153,8 @@ class ExactEngine:
     def first_token(self, arrival: Arrival, hit: int, tpot: float, now: float) -> float | None:
         """Time of the first token if the request were sent now.
 
-        None if the request would wait inside the engine or preempt another, or if any answer, its own included, would
-        miss its TPOT because of it.
+        None if the request would wait inside the engine or preempt another, or would make any answer, the own
+        included, miss a TPOT.
         """
         size = self.profile.block_size
         blocks = (arrival.prompt_tokens + arrival.output_tokens) // size + 1
@@ -199,7 +199,7 @@ class PlannedRequest:
     route: Route
     deadline: float
     tiers: tuple[int, ...]  # in order of preference
-    at: int = 0  # index into `tiers`; past the last one, the request waits for idle engines
+    at: int = 0  # index into `tiers`; past the last tier, the request waits for idle engines
     hits: dict[str, int] = field(default_factory=dict)  # cached blocks, by pool
 
     def __lt__(self, other: PlannedRequest) -> bool:
@@ -250,12 +250,12 @@ class _Option:
 
 
 class EngineGroup:
-    """The engines of a pool, their common queue, every prefix block that they ever computed, and the coming demand.
+    """The engines of a pool, their common queue, all prefix blocks computed so far, and the coming demand.
 
-    An answer with a TPOT of p seconds leaves 1 - d/p of its engine's time for prefills and for the contexts that
+    An answer with a TPOT of p seconds leaves 1 - d/p of the engine's time for prefills and for the contexts that
     every step reads (d: the rest of a step). When the total cost of the requests exceeds that time, accepting the
-    cheapest makes most of them good: a knapsack of equal values. `arrivals`: all of the replay; those with a deadline
-    and this pool as first tier count.
+    cheapest makes most of them good: a knapsack of equal values. `arrivals`: of the whole replay; only arrivals
+    with a deadline and this pool as first tier count.
     """
 
     def __init__(self, pool: Pool, servers: SimFleet, arrivals: Sequence[Arrival], routes: Mapping[str, Route]) -> None:
@@ -272,7 +272,7 @@ class EngineGroup:
         self._review_at = 0.0
 
     def _future_costs(self, arrivals: Iterable[Arrival]) -> Iterator[tuple[float, float]]:
-        """Time and cost of each arrival, given that all before it are cached; without those that even an idle engine
+        """Time and cost of each arrival, with all earlier prompts cached; without arrivals that even an idle engine
         could not serve in time."""
         known, engine = set[int](), self.engines[0]
         for arrival in arrivals:
@@ -312,7 +312,7 @@ class EngineGroup:
         return blocks * BLOCK
 
     def plan(self, now: float) -> tuple[list[tuple[PlannedRequest, ExactEngine]], list[PlannedRequest]]:
-        """Requests to send now, each with its engine, and requests to postpone. Both leave the queue."""
+        """Requests to send now, each with an engine, and requests to postpone. Both leave the queue."""
         queues = []
         for engine in self.engines:
             if engine.engine.alive:
@@ -351,7 +351,7 @@ class EngineGroup:
         return _Option(start + seconds, queue, start + seconds - queue.free_at, False)
 
     def _postpone(self, request: PlannedRequest, hit: int, queues: Sequence[_EngineQueue]) -> PlannedRequest:
-        """The longest planned request, if this one can then be in time; otherwise this one."""
+        """The longest planned request, if `request` can then be in time; otherwise `request`."""
         longest: tuple[float, PlannedRequest, _EngineQueue, float] | None = None
         for queue in queues:
             seconds = queue.engine.prefill(request.arrival.prompt_tokens, hit)[0]

@@ -1,11 +1,11 @@
 """Plays a trace through the gateway's own decision code, in virtual time, against simulated engines.
 
 The player replaces sockets and the clock only, and is deterministic: equal seeds give equal results. Each worker or
-replica is a SimGateway of its own. Requests are assigned to them at random, as the kernel does with connections.
+replica is a SimGateway of its own. Requests are assigned to gateways at random, as the kernel does with connections.
 Workers share state through the same shared memory, replicas through the same messages as over Redis.
 
-Time advances from one possible decision to the next. While no request is queued and none has several attempts, those
-are arrivals and timers. Otherwise any event may be one, and the servers run at most `SimFleet.overhead` ahead, the
+Time advances from one possible decision to the next. While no request is queued or has several attempts, only arrivals
+and timers allow decisions. Otherwise any event may be one, and the servers run at most `SimFleet.overhead` ahead, the
 time that a request or a cancellation takes to reach an engine.
 
 `run` plays many replays over all cores: one per load, scorer and seed.
@@ -37,7 +37,7 @@ DRAIN = 300.0  # s after the last arrival at which the replay ends
 
 
 class Player:
-    """One replay. `play` may be called once. `keep`: decisions kept in the results, those with the most regret."""
+    """One replay. `play` may be called once. `keep`: number of decisions kept in the results, the most regretted."""
 
     def __init__(self, scenario: Scenario, arrivals: Sequence[Arrival], seed: int = 0, keep: int = 0) -> None:
         self.scenario = scenario
@@ -126,7 +126,7 @@ def play(scenario: Scenario, arrivals: Sequence[Arrival], seed: int = 0, keep: i
 
 @dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """One replay. `name`: its label in the report; `keep`: decisions to show, those with the most regret."""
+    """One replay. `name`: label in the report; `keep`: number of decisions to show, the most regretted."""
 
     name: str
     scenario: Scenario
@@ -137,7 +137,7 @@ class ReplayTask:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The figures of a task, as `--json` prints them."""
+    """The figures of a task, as printed by `--json`."""
 
     name: str
     load: float
@@ -178,7 +178,7 @@ def _run(traffic: Traffic, task: ReplayTask) -> ReplayResult:
 
 
 def _described(rank: int, regretted: RegrettedDecision) -> dict[str, Any]:
-    """The decision as /explain describes it, and its outcome."""
+    """The decision as in /explain, and the outcome."""
     result = regretted.result
     return {
         "rank": rank,

@@ -1,10 +1,10 @@
 """Results of a replay: one RequestResult per request, and the statistics of a route or of all of them.
 
-Definitions are those of measurement: attainment is met / all offered, so shedding cannot inflate it; good means TTFT
-and TPOT met; an answer of fewer than two tokens has no TPOT, which counts as met. A route without budgets has no
-misses: its figures are completed requests and throughput.
+Definitions are those of measurement: attainment is met / all offered, so shedding cannot inflate the figure; good means
+TTFT and TPOT met; an answer of fewer than two tokens has no TPOT, which counts as met. A route without budgets has no
+misses: the figures are completed requests and throughput.
 
-A RequestResult takes about 0.4 KB, as much as its Arrival; decisions are kept only of the worst requests.
+A RequestResult takes about 0.4 KB, as much as an Arrival; decisions are kept only of the worst requests.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class RequestResult:
 
     @property
     def upstream(self) -> float | None:
-        """Seconds from sending the winning attempt to its first token."""
+        """Seconds from sending the winning attempt to the first token."""
         return None if self.first_at is None or self.sent_at is None else self.first_at - self.sent_at
 
     @property
     def regret(self) -> float:
-        """Seconds that the best alternative would have saved, by its prediction at the time."""
+        """Seconds that the best alternative would have saved, as predicted at the time."""
         upstream = self.upstream
         return 0.0 if upstream is None or self.alternative is None else max(upstream - self.alternative, 0.0)
 
@@ -118,7 +118,7 @@ class CalibrationResult:
 
 @dataclass(frozen=True, slots=True)
 class RegrettedDecision:
-    """A decision with regret, and its inputs."""
+    """A decision with regret, and the inputs."""
 
     result: RequestResult
     decision: Decision
@@ -134,7 +134,7 @@ class Results:
 
     routes: Mapping[str, Route]
     seconds: float
-    keep: int = 0  # decisions kept, those with the most regret
+    keep: int = 0  # number of decisions kept, the most regretted
     requests: list[RequestResult] = field(default_factory=list)
     _worst: list[RegrettedDecision] = field(default_factory=list)  # a heap, the least regret first
 

@@ -2,9 +2,9 @@
 
 Rules:
 - Nothing here decides or predicts: requests go in, events come out in time order.
-- A server runs only up to the next moment at which its input could change: a request reaches the scheduler `overhead`
+- A server runs only up to the next possible change of input: a request reaches the scheduler `overhead`
   seconds after it was sent, so the outcome between two sends is exact.
-- A hung request is accepted and never answered, as behind a stuck server thread. Killing the server loses it.
+- A hung request is accepted and never answered, as behind a stuck server thread. Killing the server loses the request.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SimFleet:
         self.overhead = min((engine.profile.overhead for engine in engines), default=API_OVERHEAD)
 
     def submit(self, endpoint: str, request: EngineRequest, now: float) -> None:
-        """Raises Refused if the server declines the request now, ValueError if it never could serve it."""
+        """Raises Refused if the server declines the request now, ValueError above the limits of the server."""
         server = self.servers[endpoint]
         if self._hung and server.alive and self._random.random() < self._hung:
             self._hanging[request.id] = endpoint
@@ -162,7 +162,7 @@ class Network:
             self.clock.at(self.clock.now + self.delay, self._deliver, raw)
 
     def _deliver(self, raw: bytes) -> None:
-        for node in self.nodes:  # the sender too, which ignores its own messages
+        for node in self.nodes:  # the sender ignores own messages
             node.peers.on_message(raw, self.clock.now)
 
 
@@ -251,7 +251,7 @@ class Scenario:
 def scenario_from(config: Config) -> Scenario:
     """The pools and routes of a configuration, with a simulated server per endpoint.
 
-    A pool with API profiles is remote to the decision too, whatever its backend kind.
+    A pool with API profiles is remote to the decision too, whatever the backend kind.
     """
     profiles = dict(item for name, pool in config.pools.items() for item in _profiles(name, pool))
     apis = {name.partition("/")[0] for name, profile in profiles.items() if isinstance(profile, ApiProfile)}
@@ -276,7 +276,7 @@ def _default_profile(pool: PoolSection) -> str:
 
 
 def assumed_profiles(config: Config) -> dict[str, str]:
-    """Pools without a configured profile, and the profile assumed for them."""
+    """Pools without a configured profile, and the assumed profiles."""
     return {
         name: _default_profile(pool)
         for name, pool in config.pools.items()

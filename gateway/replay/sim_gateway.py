@@ -2,7 +2,7 @@
 
 The decision code is the gateway's own (`policies.queue`, `policies.attempts.attempt_machine`, the retry and hedge
 budgets), and the fleet is informed of the same events at the same times. With the clairvoyant reference, a request
-whose attempt was lost enters the queue again, because its decision ranks a single candidate.
+enters the queue again after a lost attempt, because the decision ranks a single candidate.
 """
 
 from __future__ import annotations

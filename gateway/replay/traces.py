@@ -118,7 +118,7 @@ def _lengths(prompt: Any, output: Any) -> tuple[int, int]:
 
 
 def _unique(number: int, prompt: int) -> array[int]:
-    """Hashes that no other prompt has."""
+    """Hashes of no other prompt."""
     return array("Q", range(_UNIQUE * number, _UNIQUE * number + prompt // BLOCK))
 
 
@@ -143,7 +143,7 @@ def at_load(arrivals: Iterable[Arrival], factor: float) -> list[Arrival]:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """Agent sessions: many turns over one growing prompt, which public traces do not show.
+    """Agent sessions: many turns over one growing prompt, absent from public traces.
 
     A session belongs to one of a few applications and shares that application's system prompt and tools. Every turn
     sends the whole conversation again, extended by the answer and a tool's output, once the tool has finished. The
@@ -205,7 +205,7 @@ class TrafficSource:
         return cls(trace, route) if named and "/" not in route else cls(text)
 
     def arrivals(self, load: float, seed: int, limit: int | None) -> list[Arrival]:
-        """At `load` times the trace's rate. Synthetic sessions keep their pace; their number grows instead."""
+        """At `load` times the trace's rate. Synthetic sessions keep the pace, and grow in number instead."""
         if self.trace == AGENTS:
             default = Agents()
             return agents(replace(default, sessions=default.sessions * load), seed)[:limit]
@@ -239,7 +239,7 @@ class Traffic:
 
 
 def on_routes(arrivals: Iterable[Arrival], routes: Collection[str], route: str | None) -> list[Arrival]:
-    """Assigns every arrival to `route`, to the route that the trace names, or to the only route."""
+    """Assigns every arrival to `route`, to the route named by the trace, or to the only route."""
     names = ", ".join(routes)
     if route is not None and route not in routes:
         raise TraceError(f"no route '{route}'; known: {names}")

@@ -25,14 +25,14 @@ class MetricKind(StrEnum):
 class Merge(StrEnum):
     """Merges the same gauge of several workers. Counters and histograms are always summed."""
 
-    SUM = "sum"  # each worker has its own part
+    SUM = "sum"  # each worker has a part
     MAX = "max"
     MIN = "min"  # the worst or latest worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One metric. `name` is the name in queries: a counter's ends in `_total`."""
+    """One metric. `name` is the name in queries; a counter ends in `_total`."""
 
     name: str
     kind: MetricKind
@@ -65,7 +65,7 @@ UNITS = {"_seconds": "s", "_ratio": "0 to 1", "_usd_total": "USD"}  # by the end
 
 
 def _family(kind: MetricKind, series: str, **columns: Any) -> Family:
-    """`series`: name and labels as in PromQL, and the unit where the name does not end in one."""
+    """`series`: name and labels as in PromQL, and the unit where the name does not end in a unit."""
     named, _, unit = series.partition(" ")
     name, _, labels = named.removesuffix("}").partition("{")
     unit = unit or next((unit for end, unit in UNITS.items() if name.endswith(end)), "")

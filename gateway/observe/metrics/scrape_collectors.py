@@ -5,7 +5,7 @@ Rules:
 - Counts by route are read from the metrics, since the start; a viewer takes differences. So no state is kept per
   viewer.
 - Names are those of /metrics. Of several workers the collected metrics are summed; of this process, with callers on
-  its loop, counters are read directly, in a tenth of the time. Missing metrics are left out.
+  the same loop, counters are read directly, in a tenth of the time. Missing metrics are left out.
 - Times in counts by route are milliseconds, as in all JSON of the admin port.
 """
 
@@ -174,7 +174,7 @@ class RouteCounts:
         return sum(value for _, value in self.samples.get((family, route), ()))
 
     def by(self, family: str, label: str, route: str = "", **where: str) -> dict[str, float]:
-        """Sums by the values of one label."""
+        """Sums by the values of a label."""
         sums: dict[str, float] = {}
         for labels, value in self.samples.get((family, route), ()):
             if all(labels.get(name) == wanted for name, wanted in where.items()):
@@ -190,7 +190,7 @@ class RouteCounts:
 
 
 def counts_of(metrics: Iterable[Metric | Series[Any]]) -> RouteCounts:
-    """Reads the metrics that a registry collects, or series."""
+    """Reads the collected metrics of a registry, or series."""
     known = RouteCounts()
     for metric in metrics:
         if metric.name in SHOWN:

@@ -1,8 +1,8 @@
 """Counters and histograms for one thread, the event loop: a dictionary look-up and an addition, without a lock.
 
 The instruments of prometheus-client lock for each addition and walk the buckets: 23 us a Record. Series without a
-count are not shown. A scrape copies the numbers at once (0.3 ms for a thousand series); samples of prometheus-client,
-which take a hundred times as long, are made of the copy on access, in a thread.
+count are not shown. A scrape copies the numbers at once (0.3 ms for a thousand series); samples of prometheus-client
+take a hundred times as long, and are made of the copy on access, in a thread.
 
 `RequestMetrics` counts Records. Label values come from the configuration, never from callers. Each route's TTFT budget
 is a bucket, so attainment can be read exactly from the histogram.
@@ -10,7 +10,7 @@ is a bucket, so attainment can be read exactly from the histogram.
 `LoopLag` measures the lateness of the event loop, which delays every answer in progress. A timer due every PERIOD
 measures the own lateness, the delay of any event at that moment. Stalls shorter than PERIOD may go unseen, longer
 stalls cannot. Below a millisecond the lateness is the resolution of the timer. A request is charged with the longest
-stall that ended between arrival (or shortly before, with bytes in the socket) and first token. The stall is part of
+stall ending between arrival (or shortly before, with bytes in the socket) and first token. The stall is part of
 the stages in which it fell, not a stage.
 """
 
@@ -205,7 +205,7 @@ def gauge(name: str, values: Iterable[tuple[Labels, float]]) -> GaugeMetricFamil
 PERIOD = 0.05  # s
 STALL = 0.005  # s of lateness from which a stall is counted
 LOG_INTERVAL = 60.0  # s between two log lines
-BEFORE = 0.005  # s between the end of a stall and the reading of bytes that arrived during it
+BEFORE = 0.005  # s between the end of a stall and the reading of bytes that arrived meanwhile
 KEPT = 600.0  # s of history; longer than a first token may take
 
 
@@ -219,7 +219,7 @@ class LoopLag(Collector):
         self._greatest = 0.0  # since the last scrape
         self._due = inf
         self._logged_at = -inf
-        # Ends and sizes of past latenesses, without those exceeded by a later one: `_late` descends.
+        # Ends and sizes of past latenesses not exceeded later: `_late` descends.
         self._ended: list[float] = []
         self._late: list[float] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -256,7 +256,7 @@ class LoopLag(Collector):
                 log.warning("event loop stalled for %.1f ms (stall %d)", late * 1e3, self._stalled.value)
 
     def since(self, arrival: float, now: float) -> float:
-        """Longest stall that may have delayed a request since `arrival`, a present one included."""
+        """Longest stall that may have delayed a request since `arrival`, a present stall included."""
         first = bisect_left(self._ended, arrival - BEFORE)
         past = self._late[first] if first < len(self._late) else 0.0
         return max(past, now - self._due)
@@ -379,7 +379,7 @@ class RequestMetrics(Collector):
 
 
 def _result(record: Record, hedge: AttemptRecord) -> str:
-    """Result of a hedge; the last attempt of a Record is the one that answered."""
+    """Result of a hedge; the last attempt of a Record has answered."""
     if record.ttft is not None and hedge is record.attempts[-1]:
         return "won"
     return "lost" if hedge.ending is AttemptOutcome.CANCELLED else "failed"

@@ -2,11 +2,11 @@
 
 `gen_ai.server.*` is the callers' view, once per request; `gen_ai.client.*` is the endpoints' work, once per attempt.
 The conventions are in development and renamed the client metrics once: the operator selects the set by OpenTelemetry's
-own variable, and the default is the older set, which dashboards know.
+own variable, and the default is the older set, known to dashboards.
 
 Attribute values come from the configuration only: a model that a caller named (passthrough) is left out. Nothing is
-measured per chunk: the mean of an answer stands for each gap, which the SDK's instruments cannot record at once.
-Counting here costs a tenth of their 13 us per value; the exporter and its values are the SDK's.
+measured per chunk: the mean of an answer stands for each gap; the SDK's instruments cannot record a value several
+times at once, and take 13 us per value, ten times as long as counting here. The exporter is the SDK's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def latest_names(environ: Mapping[str, str]) -> bool:
 
 @dataclass(slots=True)
 class ValueCounts:
-    """One series of a histogram: values by bucket, with their sum and range."""
+    """One series of a histogram: values by bucket, with sum and range."""
 
     counts: list[int]
     sum: float = 0.0

@@ -56,7 +56,7 @@ class SpanFactory:
     endpoints: dict[str, ServedEndpoint]
 
     def spans(self, record: Record, trace: Trace) -> Iterator[ReadableSpan]:
-        """Yields the request's span first. All of them are marked as sampled: the exporter drops others."""
+        """Yields the request's span first. All spans are marked as sampled: the exporter drops others."""
         start = int(record.wall * 1e9)
         own = _context(trace, trace.span)
         attributes = request_attributes(record, self.endpoints.get(record.endpoint)) | _outcome_attributes(record)
@@ -128,12 +128,12 @@ def _name(record: Record, attributes: Attributes) -> str:
 
 
 def known(attributes: Mapping[str, AttributeValue | None]) -> Attributes:
-    """Without the values that never became known."""
+    """Without unknown values."""
     return {name: value for name, value in attributes.items() if value is not None and value not in ("", "-")}
 
 
 def request_attributes(record: Record, endpoint: ServedEndpoint | None) -> Attributes:
-    """Attributes of a request that spans and metrics share. `error.type`: the status for a caller's own fault."""
+    """Attributes of a request, shared by spans and metrics. `error.type`: the status for a caller's own fault."""
     error = str(record.status) if record.end is RequestOutcome.REFUSED else record.end.value
     return known(
         {
@@ -146,7 +146,7 @@ def request_attributes(record: Record, endpoint: ServedEndpoint | None) -> Attri
 
 
 def attempt_attributes(record: Record, attempt: AttemptRecord, endpoint: ServedEndpoint) -> Attributes:
-    """Attributes of an attempt that spans and metrics share."""
+    """Attributes of an attempt, shared by spans and metrics."""
     return known(
         {
             "gen_ai.operation.name": OPERATIONS.get(record.operation, record.operation),
@@ -209,7 +209,7 @@ def _placement_attributes(record: Record, attempt: AttemptRecord) -> Attributes:
 
 
 def _answer_attributes(record: Record, first_chunk: float) -> Attributes:
-    """`first_chunk`: seconds from the attempt's start to its first token."""
+    """`first_chunk`: seconds from the attempt's start to the first token."""
     return known(
         {
             "gen_ai.request.model": record.model,

@@ -1,12 +1,12 @@
 """Exports Records through opentelemetry-sdk: spans by a BatchSpanProcessor, GenAI metrics by a periodic reader.
 
 Rules:
-- Exporters are the standard ones, selected by OTEL_TRACES_EXPORTER, OTEL_METRICS_EXPORTER and
+- Exporters are the standard exporters, selected by OTEL_TRACES_EXPORTER, OTEL_METRICS_EXPORTER and
   OTEL_EXPORTER_OTLP_PROTOCOL (entry points: any installed exporter works), and configured by the other OTEL_*
   variables. `telemetry.otlp` is the endpoint unless OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or _METRICS_ENDPOINT is set.
-- Sampling is decided twice: at the start by the trace id or the caller, which engines are told too; at the end every
+- Sampling is decided twice: at the start by the trace id or the caller, and passed to engines; at the end every
   notable request is added, without the engine's own span.
-- Exporting happens in the SDK's threads. An absent, slow or hung collector costs spans, which are counted, never a
+- Exporting happens in the SDK's threads. An absent, slow or hung collector costs spans (counted as lost), never a
   request.
 """
 
@@ -39,9 +39,9 @@ log = logging.getLogger("firsttoken")
 SDK_LOG = logging.getLogger("opentelemetry.exporter")
 
 NAME = "firsttoken"
-QUEUE = 16_384  # spans that may wait, unless OTEL_BSP_MAX_QUEUE_SIZE is set: about 25 MB
+QUEUE = 16_384  # maximum of waiting spans, unless OTEL_BSP_MAX_QUEUE_SIZE is set: about 25 MB
 _FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")  # OTEL_EXPORTER_OTLP_* that name files
-CLOSE_TIMEOUT = 2.0  # s that the last exports get at shutdown
+CLOSE_TIMEOUT = 2.0  # s for the last exports at shutdown
 FAULTS = (
     RequestOutcome.SHED,
     RequestOutcome.UNAVAILABLE,
@@ -121,11 +121,11 @@ class Telemetry(Collector):
         self._closed = False
 
     def reload(self, endpoints: Mapping[str, ServedEndpoint]) -> None:
-        """Adds endpoints. Attempts at removed ones may still end."""
+        """Adds endpoints. Attempts at removed endpoints may still end."""
         self.endpoints.update(endpoints)
 
     def start(self) -> None:
-        """Starts the SDK's threads, so call it after a fork. Raises ConfigError for an exporter that cannot be made."""
+        """Starts the SDK's threads, so call after a fork. Raises ConfigError for an impossible exporter."""
         resource, scope = resource_of(self.environ), InstrumentationScope(NAME, running_version())
         self._factory = SpanFactory(resource, scope, self.endpoints)
         if (exporter := make_exporter("traces", self.url, self.environ)) is not None:
@@ -187,7 +187,7 @@ class Telemetry(Collector):
 
 
 def resource_of(environ: Mapping[str, str]) -> Resource:
-    """The SDK's resource, detectors included; each process is an instance of its own unless the operator names it."""
+    """The SDK's resource, detectors included; each process is an instance, unless the operator names the instance."""
     named = {part.partition("=")[0].strip() for part in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")}
     own = {SERVICE_VERSION: running_version(), SERVICE_INSTANCE_ID: str(uuid4())}
     if not environ.get("OTEL_SERVICE_NAME"):

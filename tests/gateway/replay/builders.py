@@ -1,4 +1,4 @@
-"""Small settings and traces, with everything filled in that a test does not care about."""
+"""Small scenarios and traces with defaults for all that a test leaves open."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def scenario(engines: int = 2, profile: str = "8b-h100", *routes: Route, **more:
 def arrivals(
     count: int = 60, rate: float = 4.0, prompt: int = 6_000, output: int = 120, *, route: str = "agent", seed: int = 1
 ) -> list[Arrival]:
-    """Poisson; lengths spread by half to both sides; every other prompt continues one of eight beginnings."""
+    """Poisson arrivals; lengths vary by half; every second prompt shares one of eight prefixes."""
     random, at, made = Random(seed), 0.0, list[Arrival]()
     for number in range(count):
         at += random.expovariate(rate)

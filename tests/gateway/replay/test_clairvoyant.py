@@ -1,4 +1,4 @@
-"""What was possible."""
+"""The clairvoyant reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ assert isinstance(QUIET, EngineProfile)
 
 
 def quiet(engines: int = 1, **more: object) -> Scenario:
-    """Engines whose steps take what they should."""
+    """A scenario of engines without noise in step times."""
     found = scenario(engines, "8b-h100", route(**more))
     return replace(found, profiles=dict.fromkeys(found.profiles, QUIET)).with_scorer("reference")
 
@@ -34,8 +34,8 @@ def ttfts(results: Results) -> list[float]:
 
 
 @pytest.mark.parametrize("load", [5.0, 7.0, 9.0])
-def test_nobody_does_better_when_there_is_too_much_to_do(load: float) -> None:
-    """Neither we nor any yardstick."""
+def test_no_policy_exceeds_the_reference_under_overload(load: float) -> None:
+    """Neither the policy nor a baseline exceeds the reference."""
     crowd = arrivals(250, rate=load, prompt=14_000, output=300)
     best = play(scenario().with_scorer("reference"), crowd).overall()
     for scorer in ("ours", *BASELINES):
@@ -43,7 +43,7 @@ def test_nobody_does_better_when_there_is_too_much_to_do(load: float) -> None:
 
 
 def test_the_long_one_gives_way() -> None:
-    """Three that would all be late behind a long one: the long one is, and they are not (Moore and Hodgson)."""
+    """A long request that would make others late is postponed alone (Moore and Hodgson)."""
     first = [request(0.0, 20_000, first=1), request(0.01, 45_000, first=2)]
     then = [request(0.02 + i / 100, 28_000, first=3 + i) for i in range(2)]
     results = play(quiet(), [*first, *then])
@@ -51,7 +51,7 @@ def test_the_long_one_gives_way() -> None:
 
 
 def test_the_earliest_deadline_is_first() -> None:
-    """Whoever came first: what counts is by when."""
+    """Requests are served by deadline, not by arrival."""
     both = Scenario(
         (pool(engines=1),),
         {"agent": route(), "chat": route("chat", workload="chat")},
@@ -65,13 +65,13 @@ def test_the_earliest_deadline_is_first() -> None:
 
 
 def test_what_one_engine_computed_is_at_hand_on_all() -> None:
-    """The second prompt is the first one's, and finds it wherever it is sent."""
+    """A repeated prompt is cached on every engine of the pool."""
     results = play(quiet(2), [request(0.0, 20_480, 400), request(2.0, 20_480, 400)])
     assert [(result.endpoint, result.cached) for result in results.requests] == [("main/0", 0), ("main/1", 39 * BLOCK)]
 
 
 def test_no_prefill_takes_the_pace_from_an_answer() -> None:
-    """A long prompt waits until the answer beside it has time to spare, or is over."""
+    """A long prompt waits until the answer in progress tolerates the stall or has ended."""
     short, long = request(0.0, 1_000, 12), request(0.1, 30_000, 2, first=2)
     results = play(quiet(), [short, long])
     assert all(results.is_good(result) for result in results.requests)
@@ -79,14 +79,14 @@ def test_no_prefill_takes_the_pace_from_an_answer() -> None:
 
 
 def test_what_is_late_is_answered_when_there_is_time() -> None:
-    """It is put last, and not lost."""
+    """A late request is answered last, and not lost."""
     results = play(quiet(), [request(0.0, 120_000), *(request(1.0 + i, 8_000, first=2 + i) for i in range(5))])
     assert {result.end for result in results.requests} == {ReplayOutcome.COMPLETED}
     assert [results.met_ttft(result) for result in results.requests] == [False, *[True] * 5]
 
 
 def test_work_without_a_deadline_is_behind_what_has_one() -> None:
-    """And done all the same."""
+    """Requests without a deadline run after all others, and are completed."""
     mixed = Scenario(
         (pool(engines=1),),
         {"agent": route(), "batch": route("batch", workload="batch")},
@@ -101,7 +101,7 @@ def test_work_without_a_deadline_is_behind_what_has_one() -> None:
 
 
 def test_later_tiers_take_what_the_first_has_no_time_for() -> None:
-    """As late as the route's order allows; an API only as often as it takes requests."""
+    """Later tiers serve the overflow; an API only within the rate limit."""
     small, api = pool("small", engines=1), pool("api", engines=1, local=False)
     both = Scenario(
         (small, api), {"agent": route(tiers=("small", "api"))}, {"small/0": QUIET, "api/0": PROFILES["api"]}
@@ -113,7 +113,7 @@ def test_later_tiers_take_what_the_first_has_no_time_for() -> None:
 
 
 def test_a_tier_that_can_never_take_a_request_is_none_of_its_tiers() -> None:
-    """As for everybody else: what fits nowhere is refused."""
+    """A request that no tier accepts is refused."""
     found = quiet(tiers=({"pool": "main", "when": {"prompt_tokens": "<= 5000"}},))
     results = play(found, [request(0.0, 4_000), request(0.1, 6_000, first=2)])
     assert [result.end for result in results.requests] == [ReplayOutcome.COMPLETED, ReplayOutcome.SHED]
@@ -128,7 +128,7 @@ def exact_engine(profile: EngineProfile) -> tuple[SimFleet, ExactEngine]:
 
 
 def test_a_first_token_comes_when_it_was_said_to() -> None:
-    """Beside answers under way, in as many chunks as the engine takes."""
+    """The predicted first token is exact beside answers in progress, over several prefill chunks."""
     servers, engine = exact_engine(QUIET)
     for number in range(6):
         servers.submit("main/0", EngineRequest(number, 3_000, 400), 0.0)
@@ -144,7 +144,7 @@ def test_a_first_token_comes_when_it_was_said_to() -> None:
 
 
 def test_answers_end_when_they_were_said_to() -> None:
-    """If nothing is prefilled beside them: contexts grow, and batches shrink."""
+    """Predicted ends are exact without prefills: contexts grow, and batches shrink."""
     servers, engine = exact_engine(QUIET)
     for number in range(5):
         servers.submit("main/0", EngineRequest(number, 4_000, 100 + 150 * number), 0.0)

@@ -1,4 +1,4 @@
-"""A trace through the decision code that serves."""
+"""A trace played through the gateway's own decision code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUSY = arrivals(80, rate=8.0)
 
 
 def tiered(*tiers: str, prefer: str = "quality") -> Scenario:
-    """Two small engines, and an API."""
+    """A pool of two small engines and an API as second tier."""
     small, api = pool("small", price=Price(0.1, 0.2)), pool("api", engines=1, local=False, price=Price(1.0, 2.0))
     profiles = {e.id: PROFILES["8b-h100"] for e in small.endpoints} | {"api/0": PROFILES["api"]}
     return Scenario((small, api), {"agent": route(tiers=tiers, prefer=prefer)}, profiles)
@@ -30,7 +30,7 @@ def tiered(*tiers: str, prefer: str = "quality") -> Scenario:
 
 @pytest.mark.parametrize("scorer", ["ours", "lmetric", "reference"])
 def test_one_seed_is_one_outcome(scorer: str) -> None:
-    """To the last bit; and another seed another one."""
+    """Equal seeds give equal results to the last bit; another seed gives another result."""
     chosen = scenario().with_scorer(scorer)
     first, again, other = (play(chosen, BUSY, seed).requests for seed in (1, 1, 2))
     assert first == again
@@ -38,7 +38,7 @@ def test_one_seed_is_one_outcome(scorer: str) -> None:
 
 
 def test_everybody_is_answered() -> None:
-    """Each request has one result, in order of arrival, and its answer costs what its pool says."""
+    """Each request has one result, in order of arrival, and the cost follows the prices of the pool."""
     results = play(tiered("small", "api"), BUSY)
     assert [result.number for result in results.requests] == list(range(1, 81))
     assert Counter(result.end for result in results.requests) == {ReplayOutcome.COMPLETED: 80}
@@ -48,7 +48,7 @@ def test_everybody_is_answered() -> None:
 
 @pytest.mark.parametrize("scorer", BASELINES)
 def test_a_yardstick_decides_as_it_does_in_the_gateway(scorer: str) -> None:
-    """It is the same code: every choice of the replay is `decide`'s of that moment."""
+    """Every choice in a replay equals the result of `decide` for the same state."""
     player = Player(scenario(3).with_scorer(scorer), BUSY)
     decided, seen = player.gateways[0].on_decision, []
 
@@ -65,7 +65,7 @@ def test_a_yardstick_decides_as_it_does_in_the_gateway(scorer: str) -> None:
 
 
 def test_a_yardstick_neither_sheds_nor_hedges() -> None:
-    """Whatever the route says: it must not inherit our gateway."""
+    """A baseline does not shed, whatever the route configures: shedding is part of the gateway's policy."""
     shedding = scenario(1, "8b-l4", route(on_miss="shed"))
     ours, theirs = (play(shedding.with_scorer(name), BUSY).overall() for name in ("ours", "least_request"))
     assert ours.sheds > 0
@@ -73,7 +73,7 @@ def test_a_yardstick_neither_sheds_nor_hedges() -> None:
 
 
 def test_pooled_yardsticks_know_no_tiers() -> None:
-    """They take whichever endpoint of all scores best; only scores that mean the same everywhere can be pooled."""
+    """A pooled baseline takes the best score over all tiers; only scores comparable between pools can be pooled."""
     both = tiered("small", "api")
     apart, pooled = (play(both.with_scorer(name), BUSY).overall() for name in ("least_request", "pooled:least_request"))
     assert (apart.tiers, len(pooled.tiers)) == ((1.0,), 2)
@@ -84,7 +84,7 @@ def test_pooled_yardsticks_know_no_tiers() -> None:
 
 
 def test_a_dying_engine_loses_no_request_without_a_first_token() -> None:
-    """They go on elsewhere; what had begun breaks off."""
+    """Requests without a first token continue on another engine; begun answers break."""
     kill = replace(scenario(3), faults=(Fault(3.0, "main/0", "kill"), Fault(6.0, "main/0", "restart")))
     for scorer in ("ours", "least_request", "reference"):
         results = play(kill.with_scorer(scorer), BUSY)
@@ -95,7 +95,7 @@ def test_a_dying_engine_loses_no_request_without_a_first_token() -> None:
 
 
 def test_what_hangs_is_left_for_another() -> None:
-    """Ours within the deadline's patience; a yardstick when the limit of silence is over."""
+    """The policy abandons a silent attempt within the deadline, a baseline at the first-token limit."""
     hanging = replace(scenario(3), hung=0.1, first_token=20.0)
     ours, theirs = (play(hanging.with_scorer(name), BUSY) for name in ("ours", "least_request"))
     for results in (ours, theirs):
@@ -108,13 +108,13 @@ def test_what_hangs_is_left_for_another() -> None:
 
 
 def test_what_no_engine_could_hold_is_lost() -> None:
-    """Refused by the engine as the caller's own fault: nobody else is asked."""
+    """A prompt above the model's length is refused with 400, and no further attempt is made."""
     results = play(scenario(), [Arrival(0.0, 600_000, 10, (), "agent"), *BUSY[:3]])
     assert (results.requests[0].end, results.requests[0].attempts) == (ReplayOutcome.LOST, 1)
 
 
 def test_a_rate_limit_is_waited_out_or_gone_round() -> None:
-    """More than an API takes in a minute: what it refuses is placed elsewhere, and costs nobody a first token."""
+    """Above an API's rate limit, refused requests are placed elsewhere and none is lost."""
     many = arrivals(700, rate=40.0, prompt=300, output=4)
     results = play(tiered("api", "small"), many)
     ends = Counter(result.end for result in results.requests)
@@ -122,7 +122,7 @@ def test_a_rate_limit_is_waited_out_or_gone_round() -> None:
 
 
 def test_what_is_held_for_too_long_is_refused() -> None:
-    """As the gateway's line does it."""
+    """A request queued for longer than the first-token limit is refused, as in the gateway."""
     crowded = replace(scenario(1, "8b-l4"), first_token=5.0)
     results = play(crowded, arrivals(80, rate=8.0, prompt=20_000))
     refused = [result for result in results.requests if result.end is ReplayOutcome.SHED]
@@ -131,7 +131,7 @@ def test_what_is_held_for_too_long_is_refused() -> None:
 
 
 def test_an_empty_trace_is_an_empty_tally() -> None:
-    """Nothing is offered, so nothing is missed."""
+    """An empty trace has no request and no miss."""
     assert play(scenario(), []).requests == []
 
 
@@ -140,14 +140,14 @@ def test_an_empty_trace_is_an_empty_tally() -> None:
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_workers_decide_together_about_as_well_as_one(workers: int) -> None:
-    """Each sees a part of the requests; what they share makes up for it."""
+    """Each worker sees a part of the requests; shared state makes up for the rest."""
     one, offered = scenario(3), arrivals(400, rate=13.0)
     together, alone = (play(chosen, offered).overall().good for chosen in (replace(one, workers=workers), one))
     assert together >= alone - 0.02
 
 
 def test_workers_that_share_nothing_decide_worse() -> None:
-    """Each fills engines that the others have filled, and asks for prefixes where they are not."""
+    """Without shared state, workers overload the same engines and miss cached prefixes."""
     sharing, apart = (Player(replace(scenario(3), workers=4), arrivals(400, rate=16.0)) for _ in range(2))
     for gateway in apart.gateways:
         gateway.fleet.peers = None
@@ -155,14 +155,14 @@ def test_workers_that_share_nothing_decide_worse() -> None:
 
 
 def test_what_was_possible_needs_one_worker() -> None:
-    """The reference stays what it was, however many there are."""
+    """The reference does not depend on the number of workers."""
     reference = scenario().with_scorer("reference")
     assert play(replace(reference, workers=3), BUSY).requests == play(reference, BUSY).requests
 
 
 @pytest.mark.parametrize("news", [0.002, 0.1])
 def test_replicas_decide_together_about_as_well_as_one(news: float) -> None:
-    """With news that is batched, and on its way for a while."""
+    """Updates between replicas are batched and delayed."""
     one, offered = scenario(3), arrivals(400, rate=13.0)
     four = replace(one, replicas=4, peer_delay=news)
     together, alone = (play(chosen, offered).overall().good for chosen in (four, one))
@@ -170,7 +170,7 @@ def test_replicas_decide_together_about_as_well_as_one(news: float) -> None:
 
 
 def test_replicas_that_hear_nothing_decide_worse() -> None:
-    """As without Redis."""
+    """Replicas that never receive updates decide as without Redis."""
     offered = arrivals(400, rate=16.0)
     hearing, deaf = (
         play(replace(scenario(3), replicas=4, peer_delay=news), offered).overall().good for news in (0.002, None)
@@ -179,6 +179,6 @@ def test_replicas_that_hear_nothing_decide_worse() -> None:
 
 
 def test_one_seed_is_one_outcome_for_replicas_too() -> None:
-    """Their messages have no names of their own."""
+    """Messages of replicas contain no random names, so equal seeds give equal results."""
     four = replace(scenario(), replicas=4)
     assert play(four, BUSY, 1).requests == play(four, BUSY, 1).requests

@@ -1,4 +1,4 @@
-"""`firsttoken replay`: what it prints, and its exit codes."""
+"""`firsttoken replay`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBERS = "write numbers above 0, such as 1, 0.6,1,1.4 or 0.6..1.4"
 
 @pytest.fixture(autouse=True)
 def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A configuration, another one, and a trace; and one core, as threads of other tests must not be forked."""
+    """Two configurations and a trace; one core, because threads of other tests must not be forked."""
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text(CONFIG)
@@ -46,7 +46,7 @@ def played(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str
 
 
 def test_the_table_compares(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ours, the yardsticks and what was possible; then our routes; all within 120 columns."""
+    """The configuration, the baselines and the reference, then the routes; at most 120 columns."""
     code, out, err = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "lmetric,pooled:least_request")
     lines = out.splitlines()
     assert (code, err) == (0, "")
@@ -59,14 +59,14 @@ def test_the_table_compares(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_column_that_says_nothing_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """One tier, no price, nothing failed: the table is as wide as what there is to say."""
+    """With one tier, no price and no failure the columns USD, tiers, failed and hedges are omitted."""
     _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "none")
     heading = out.splitlines()[1].split()
     assert [name for name in ("USD", "tiers", "failed", "hedges") if name in heading] == []
 
 
 def test_two_policies_on_the_same_traffic(capsys: pytest.CaptureFixture[str]) -> None:
-    """The other one's machines are slower; each has its routes shown."""
+    """--config-b has slower engines; the routes of both configurations are shown."""
     arguments = ("trace.jsonl", "--config", "a.yaml", "--config-b", "b.yaml", "--scorers", "none", "--no-reference")
     _, out, _ = run(capsys, *arguments)
     rows = {line.split("  ")[0]: line for line in out.splitlines() if line.startswith(("this config  ", "config b  "))}
@@ -76,7 +76,7 @@ def test_two_policies_on_the_same_traffic(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_range_of_loads_is_five(capsys: pytest.CaptureFixture[str]) -> None:
-    """From one to the other; a list is what it says."""
+    """LOW..HIGH gives five equidistant loads; a list gives the listed loads."""
     lean = ("--scorers", "none", "--no-reference")
     swept, listed = (played(capsys, "--load", load, *lean) for load in ("0.5..1.5", "2,1"))
     assert [result["load"] for result in swept] == [0.5, 0.75, 1.0, 1.25, 1.5]
@@ -84,7 +84,7 @@ def test_a_range_of_loads_is_five(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_seeds_are_played_each_and_shown_as_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """From --seed on; one seed is one outcome."""
+    """Seeds count up from --seed; equal seeds give equal results."""
     lean = ("--scorers", "none", "--no-reference")
     three = played(capsys, "--seed", "4", "--seeds", "3", *lean)
     one = played(capsys, "--seed", "5", *lean)
@@ -96,7 +96,7 @@ def test_seeds_are_played_each_and_shown_as_one(capsys: pytest.CaptureFixture[st
 
 
 def test_all_cores_make_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is played is sent to other processes, conditions of tiers and all."""
+    """Scenarios and results are pickled for other processes, conditions of tiers included."""
     Path("a.yaml").write_text(CONFIG.replace("[main]", "[{pool: main, when: {prompt_tokens: '<= 30000'}}]"))
     inline = played(capsys, "--scorers", "lmetric")
     arguments = ["trace.jsonl", "--config", "a.yaml", "--scorers", "lmetric", "--json"]
@@ -106,14 +106,14 @@ def test_all_cores_make_no_difference(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_trace_can_be_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    """To so many requests, or so many seconds of the replay."""
+    """By a number of requests per trace, or by seconds of the replay."""
     lean = ("--scorers", "none", "--no-reference")
     assert played(capsys, "--limit", "7", *lean)[0]["rows"][-1]["offered"] == 7
     assert played(capsys, "--load", "2", "--seconds", "3", *lean)[0]["rows"][-1]["offered"] == 24
 
 
 def test_the_worst_decisions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each with its candidates, as `firsttoken explain` shows them."""
+    """Each decision is shown with all candidates, in the format of `firsttoken explain`."""
     hurt = ("--fault", "main/h0:80@0s=slow:8", "--scorers", "none", "--no-reference", "--worst", "2")
     _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", *hurt)
     assert out.count("this config, load 1: regret of ") == 2
@@ -125,21 +125,21 @@ def test_the_worst_decisions_are_told(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_faults_befall_endpoints(capsys: pytest.CaptureFixture[str]) -> None:
-    """At their times, in every replay."""
+    """Faults occur at the given times in every replay."""
     kill = ("--fault", "main/h0:80@1s=kill", "main/h1:80@1s=kill", "--scorers", "least_request", "--no-reference")
     for result in played(capsys, *kill):
         assert result["rows"][-1]["completed"] < 8
 
 
 def test_batch_is_shown_by_what_it_completed(capsys: pytest.CaptureFixture[str]) -> None:
-    """It has no budget to miss."""
+    """A route without budgets is reported by completed requests and throughput."""
     Path("a.yaml").write_text(CONFIG.replace("workload: agent", "workload: batch"))
     _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "none")
     assert "agent: 40 of 40 completed, 164 output tokens per second" in out
 
 
 def test_guessed_machines_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """A replay is as good as what it takes the servers for."""
+    """The assumed profile is printed on stderr: results depend on the simulated servers."""
     Path("a.yaml").write_text(CONFIG.replace("    profile: 8b-h100\n", ""))
     code, _, err = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "none", "--no-reference")
     assert (code, err) == (0, "firsttoken: pool main has no `profile`: assuming 8b-h100\n")
@@ -186,12 +186,12 @@ def test_guessed_machines_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_arguments_are_exit_code_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    """In one line, before anything is played."""
+    """The error is one line, printed before the first replay."""
     assert run(capsys, *arguments, "--config", "a.yaml") == (2, "", message + "\n")
 
 
 def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """In the words of `check`; without one there is nothing to try."""
+    """Errors read as in `firsttoken check`; a configuration without routes cannot be replayed."""
     Path("a.yaml").write_text(CONFIG + "servr: {}\n")
     code, _, err = run(capsys, "trace.jsonl", "--config", "a.yaml")
     assert (code, err) == (2, "a.yaml:9: servr: unknown key; did you mean 'server'?\n")
@@ -200,7 +200,7 @@ def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]
 
 
 async def test_what_a_gateway_logged_can_be_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Last night's traffic: its times, its lengths, and which prompts shared a beginning, without a word of them."""
+    """An access log holds times, lengths and shared prefixes of prompts, and no text."""
     log, begin = tmp_path / "access.log", "tell me of ships and the sea " * 300
     async with (
         engines(1, speed=50.0) as servers,

@@ -1,4 +1,4 @@
-"""Simulated machines, driven together."""
+"""The simulated servers of a replay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ask(number: int, prompt: int = 2_000, output: int = 20) -> EngineRequest:
 
 
 def played(step: float) -> list[Event]:
-    """Everything that happens, with the servers run in slices of `step` seconds."""
+    """All events, with the servers run in slices of `step` seconds."""
     servers, events, now = SimFleet(ENGINES, seed=3), list[Event](), 0.0
     for number, arrival in enumerate(arrivals(40, rate=10.0)):
         while now + step < arrival.at:
@@ -28,20 +28,20 @@ def played(step: float) -> list[Event]:
 
 
 def test_how_time_is_sliced_changes_nothing() -> None:
-    """The outcome is equal to the bit, in slices of a millisecond and in none."""
+    """Events are equal to the bit with slices of a millisecond and without slices."""
     fine, coarse = played(0.001), played(1e9)
     assert len(fine) == 80
     assert fine == coarse
 
 
 def test_events_come_in_the_order_of_their_times() -> None:
-    """Whichever machine they come from."""
+    """Events of all servers are merged in order of time."""
     times = [event.at for event in played(0.01)]
     assert times == sorted(times)
 
 
 def test_one_seed_is_one_outcome() -> None:
-    """And another seed another one."""
+    """Equal seeds give equal events; another seed gives other events."""
     first, again, other = (SimFleet(ENGINES, seed) for seed in (1, 1, 2))
     for servers in (first, again, other):
         servers.submit("main/0", ask(1), 0.0)
@@ -51,7 +51,7 @@ def test_one_seed_is_one_outcome() -> None:
 
 
 def test_a_dead_engine_takes_its_requests_along() -> None:
-    """It refuses until it is back, and is empty then."""
+    """A killed engine refuses requests until a restart, and restarts empty."""
     servers = SimFleet(ENGINES)
     servers.submit("main/0", ask(1), 0.0)
     assert servers.apply_fault(Fault(0.1, "main/0", "kill"), 0.1) == (1,)
@@ -64,7 +64,7 @@ def test_a_dead_engine_takes_its_requests_along() -> None:
 
 
 def test_a_slow_engine_takes_as_many_times_longer() -> None:
-    """And is healed by a factor of one."""
+    """A factor of 1 restores the speed."""
     took = []
     for factor in (1.0, 5.0):
         servers = SimFleet(ENGINES)
@@ -75,7 +75,7 @@ def test_a_slow_engine_takes_as_many_times_longer() -> None:
 
 
 def test_a_hung_request_is_never_answered() -> None:
-    """It is no load to the engine, and is lost when that dies."""
+    """A hung request is no load on the engine, and is lost with the engine."""
     servers = SimFleet(ENGINES, hung=1.0)
     servers.submit("main/0", ask(1), 0.0)
     assert list(servers.run_until(100.0)) == []
@@ -84,7 +84,7 @@ def test_a_hung_request_is_never_answered() -> None:
 
 
 def test_a_hung_request_can_be_left() -> None:
-    """Nothing is heard of it then."""
+    """An aborted request is not lost with the engine later."""
     servers = SimFleet(ENGINES, hung=1.0)
     servers.submit("main/0", ask(1), 0.0)
     servers.abort("main/0", 1)
@@ -92,6 +92,6 @@ def test_a_hung_request_can_be_left() -> None:
 
 
 def test_the_world_may_run_ahead_by_what_a_request_needs_to_arrive() -> None:
-    """Where there are only APIs, by less than any of them takes to answer."""
+    """For APIs alone, servers run ahead by less than the shortest TTFT."""
     assert SimFleet(ENGINES).overhead == PROFILES["8b-h100"].overhead  # type: ignore[union-attr]
     assert SimFleet({"api/0": ApiProfile("api", "m")}).overhead == API_OVERHEAD

@@ -1,4 +1,4 @@
-"""Recorded traffic, read from what others wrote."""
+"""Traces in recorded formats, and synthetic traffic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_mooncake_lines_carry_lengths_and_prefixes(tmp_path: Path) -> None:
-    """Milliseconds; a hash for every 512 tokens, of which the full ones are taken."""
+    """Timestamps are milliseconds; one hash per 512 tokens, of which the hashes of full blocks are taken."""
     found = read_trace(
         written(
             tmp_path,
@@ -37,7 +37,7 @@ def test_mooncake_lines_carry_lengths_and_prefixes(tmp_path: Path) -> None:
 
 
 def test_azure_lines_have_prompts_of_their_own(tmp_path: Path) -> None:
-    """The trace says nothing of prefixes; its fractions of a second have seven digits."""
+    """The trace has no prefix information; fractions of a second have seven digits."""
     first, second = read_trace(
         written(tmp_path, AZURE + "2023-11-16 18:15:46.6805900,1100,44\n2023-11-16 18:15:50.9951690,600,109\n")
     )
@@ -46,7 +46,7 @@ def test_azure_lines_have_prompts_of_their_own(tmp_path: Path) -> None:
 
 
 def test_our_own_log_carries_route_and_prefix(tmp_path: Path) -> None:
-    """What was never answered says nothing of its length; a gap in the log is no request."""
+    """Unanswered requests have no output length and are skipped, as is the line that counts lost lines."""
     told = [
         record(wall=50.0, prompt_tokens_estimated=900, prompt_tokens_reported=1030, prefix=[11, 12]).as_json(),
         record(wall=52.0, prompt_tokens_estimated=900, output_tokens=None).as_json(),
@@ -62,13 +62,13 @@ def test_our_own_log_carries_route_and_prefix(tmp_path: Path) -> None:
 
 
 def test_times_ascend_from_zero(tmp_path: Path) -> None:
-    """Whatever the order of the lines."""
+    """Arrivals are sorted by time, for any order of lines."""
     found = read_trace(written(tmp_path, AZURE + "2023-11-16 18:15:50,5,5\n2023-11-16 18:15:46,6,6\n"))
     assert [(a.at, a.prompt_tokens) for a in found] == [(0.0, 6), (4.0, 5)]
 
 
 def test_ticks_are_spread_within_themselves(tmp_path: Path) -> None:
-    """Ten requests of one rounded time came one after the other; the seed says how."""
+    """Ten requests with one rounded timestamp are spread within the tick, determined by the seed."""
     rows = "".join(f"2023-11-16 18:15:{10 + tick},5,5\n" * 10 for tick in range(0, 9, 3))
     trace = read_trace(written(tmp_path, AZURE + rows))
     found = spread(trace, 1)
@@ -79,13 +79,13 @@ def test_ticks_are_spread_within_themselves(tmp_path: Path) -> None:
 
 
 def test_exact_times_are_left_alone(tmp_path: Path) -> None:
-    """Two at one moment may be two at one moment."""
+    """Two requests with one timestamp are no tick: the trace stays unchanged."""
     trace = read_trace(mooncake(tmp_path / "trace", 20))
     assert spread(trace, 1) == trace
 
 
 def test_a_load_is_the_same_requests_in_less_time(tmp_path: Path) -> None:
-    """Twice the load: half the time."""
+    """Twice the load halves all times."""
     found = at_load(read_trace(mooncake(tmp_path / "trace", 3, gap=1000)), 2.0)
     assert [a.at for a in found] == [0.0, 0.5, 1.0]
 
@@ -102,7 +102,7 @@ def test_a_load_is_the_same_requests_in_less_time(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_read_names_its_line(tmp_path: Path, text: str, message: str) -> None:
-    """File, line, what is wrong, and the mend."""
+    """The error names file, line, cause and remedy."""
     path = written(tmp_path, text)
     with pytest.raises(TraceError) as error:
         read_trace(path)
@@ -110,13 +110,13 @@ def test_what_cannot_be_read_names_its_line(tmp_path: Path, text: str, message: 
 
 
 def test_a_trace_that_is_not_there_says_so(tmp_path: Path) -> None:
-    """In the words of the system."""
+    """The error quotes the operating system's reason."""
     with pytest.raises(TraceError, match="nowhere: cannot be read: No such file or directory"):
         read_trace(tmp_path / "nowhere")
 
 
 def test_a_limit_takes_the_first_requests(tmp_path: Path) -> None:
-    """Of the file: the rest is not even read."""
+    """The limit applies to lines of the file: later lines are not read."""
     path = mooncake(tmp_path / "trace", 5)
     path.write_text(path.read_text() + "garbage\n")
     assert len(read_trace(path, limit=5)) == 5
@@ -126,13 +126,13 @@ def test_a_limit_takes_the_first_requests(tmp_path: Path) -> None:
 
 
 def test_a_source_may_name_its_route() -> None:
-    """A path may have an equals sign too."""
+    """ROUTE=TRACE; a path with an equals sign is no route."""
     assert TrafficSource.parse("chat=a.csv") == TrafficSource("a.csv", "chat")
     assert TrafficSource.parse("dir/x=1.csv") == TrafficSource("dir/x=1.csv")
 
 
 def test_a_single_route_needs_no_name(tmp_path: Path) -> None:
-    """With several, the trace or the caller says which."""
+    """With several routes, the trace or the command line names the route."""
     traffic = Traffic((TrafficSource(str(mooncake(tmp_path / "trace", 3))),))
     assert {a.route for a in traffic.arrivals({"agent"}, 1.0, 0)} == {"agent"}
     with pytest.raises(TraceError, match="names one of the routes agent, chat; write ROUTE=TRACE"):
@@ -143,21 +143,21 @@ def test_a_single_route_needs_no_name(tmp_path: Path) -> None:
 
 
 def test_several_sources_are_one_stream(tmp_path: Path) -> None:
-    """In order of time, cut at the replay's own seconds."""
+    """All sources are merged in order of time and cut at --seconds."""
     one, two = mooncake(tmp_path / "one", 10, gap=1000), mooncake(tmp_path / "two", 10, gap=700)
     found = Traffic((TrafficSource(str(one)), TrafficSource(str(two))), seconds=2.0).arrivals({"agent"}, 1.0, 0)
     assert [a.at for a in found] == [0.0, 0.0, 0.7, 1.0, 1.4]
 
 
 def test_made_up_sessions_become_more_not_faster() -> None:
-    """Whoever thinks between two turns does not think faster under load."""
+    """Load multiplies the number of sessions; pauses within a session stay equal."""
     once, twice = (TrafficSource(AGENTS).arrivals(load, 3, None) for load in (1.0, 2.0))
     assert 1.5 < len(twice) / len(once) < 2.5
     assert twice[-1].at > 800
 
 
 def test_turns_of_a_session_share_their_beginning() -> None:
-    """Nearly all of a prompt has been seen before."""
+    """Most blocks of a prompt occurred in an earlier prompt of the session or application."""
     seen, hit, total = set[int](), 0, 0
     for arrival in agents(seed=1):
         hit += sum(block in seen for block in arrival.hashes)
@@ -167,6 +167,6 @@ def test_turns_of_a_session_share_their_beginning() -> None:
 
 
 def test_a_prefix_is_base64_of_64_bit_hashes() -> None:
-    """Hashes alone, never text."""
+    """A Record shows block hashes, never text; null without a hash."""
     assert record(prefix=[1]).as_json()["prefix"] == b64encode((1).to_bytes(8, "little")).decode()
     assert record().as_json()["prefix"] is None
