@@ -25,7 +25,7 @@ from typing import Any
 
 from gateway.admin.admin_views import explain
 from gateway.replay.results import CalibrationResult, RegrettedDecision, ResultRow, Results
-from gateway.replay.sim_fleet import Clock, Fault, Network, Scenario, SimFleet
+from gateway.replay.sim_fleet import Clock, Fault, Node, Scenario, SimFleet
 from gateway.replay.sim_gateway import ATTEMPTS, SimGateway
 from gateway.replay.traces import Arrival, Traffic
 from gateway.workers.shared_memory import Memory
@@ -57,8 +57,10 @@ class Player:
         if scenario.clairvoyant or max(scenario.workers, scenario.replicas) == 1:
             return [None]
         if scenario.replicas > 1:
-            network = Network(self.clock, scenario.peer_delay)
-            return [network.join(scenario.profiles.__contains__) for _ in range(scenario.replicas)]
+            nodes: list[Node] = []
+            for _ in range(scenario.replicas):
+                Node(self.clock, scenario.peer_delay, nodes, scenario.profiles.__contains__)
+            return [*nodes]
         memory = Memory(scenario.profiles, scenario.workers)
         return [memory.member(number) for number in range(scenario.workers)]
 

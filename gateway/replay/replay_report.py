@@ -10,7 +10,7 @@ from typing import Any
 from gateway.cli.config_commands import aligned
 from gateway.cli.explain import decision_table
 from gateway.replay.player import ReplayResult, mean_rows
-from gateway.replay.results import ResultRow
+from gateway.replay.results import ResultRow, has_budget
 from gateway.replay.sim_fleet import OURS, REFERENCE
 from policies.routes.route import Route
 
@@ -86,7 +86,7 @@ def _block(
             heading = (LABELS.get(name, name), "requests", "good", "met", "total", *(name for name, _ in PER_ROUTE))
             yield ""
             yield from _table([heading, *(_route(row, routes[name][row.name]) for row in rows[name][:-1])])
-            yield from (_throughput(row) for row in rows[name][:-1] if not _has_budget(routes[name][row.name]))
+            yield from (_throughput(row) for row in rows[name][:-1] if not has_budget(routes[name][row.name]))
             yield from ("", *_calibration(by_name[name][0]))
 
 
@@ -115,13 +115,9 @@ def _comparison(rows: Mapping[str, Sequence[ResultRow]]) -> Iterable[tuple[str, 
 
 
 def _route(row: ResultRow, route: Route) -> tuple[str, ...]:
-    good = _percent(row.good) if _has_budget(route) else "-"
+    good = _percent(row.good) if has_budget(route) else "-"
     met = _percent(row.attainment) if route.ttft is not None else "-"
     return (row.name, _number(row.offered), good, met, _percent(row.total), *(text(row) for _, text in PER_ROUTE))
-
-
-def _has_budget(route: Route) -> bool:
-    return route.ttft is not None or route.tpot is not None
 
 
 def _throughput(row: ResultRow) -> str:

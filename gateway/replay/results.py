@@ -63,8 +63,9 @@ class RequestResult:
 
     @property
     def total(self) -> float | None:
-        completed = self.end is ReplayOutcome.COMPLETED and self.ended_at is not None
-        return self.ended_at - self.arrived if completed and self.ended_at is not None else None
+        if self.end is not ReplayOutcome.COMPLETED or self.ended_at is None:
+            return None
+        return self.ended_at - self.arrived
 
     @property
     def upstream(self) -> float | None:
@@ -164,9 +165,6 @@ class Results:
         budget = self.routes[result.route].tpot
         return budget is None or (result.end is ReplayOutcome.COMPLETED and (result.tpot or 0.0) <= budget.budget)
 
-    def has_budget(self, name: str) -> bool:
-        return self.routes[name].ttft is not None or self.routes[name].tpot is not None
-
     # ---------------------------------------------------------------- statistics
 
     def rows(self) -> list[ResultRow]:
@@ -195,7 +193,7 @@ class Results:
 
     def _budgeted(self) -> list[RequestResult]:
         """All requests where no route has a budget."""
-        return [result for result in self.requests if self.has_budget(result.route)] or self.requests
+        return [result for result in self.requests if has_budget(self.routes[result.route])] or self.requests
 
     def row(self, name: str, requests: Sequence[RequestResult]) -> ResultRow:
         answered = [result for result in requests if result.first_at is not None]
@@ -230,6 +228,11 @@ class Results:
             completed=len(completed),
             output_rate=sum(result.output_tokens for result in completed) / self.seconds,
         )
+
+
+def has_budget(route: Route) -> bool:
+    """True with a TTFT or TPOT budget; other routes are judged by throughput."""
+    return route.ttft is not None or route.tpot is not None
 
 
 def quantile(values: Iterable[float], q: float) -> float:

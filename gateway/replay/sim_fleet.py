@@ -144,37 +144,22 @@ def _server(profile: Profile, seed: int) -> VirtualEngine | HostedApi:
 # ---------------------------------------------------------------- messages between replicas
 
 
-class Network:
-    """Delivers the messages that replicas send over Redis. `delay`: s in transit; None: every message is lost."""
-
-    def __init__(self, clock: Clock, delay: float | None) -> None:
-        self.clock = clock
-        self.delay = delay
-        self.nodes: list[Node] = []
-
-    def join(self, knows: Callable[[str], bool]) -> Node:
-        node = Node(self, len(self.nodes).to_bytes(8, "little"), knows)
-        self.nodes.append(node)
-        return node
-
-    def send(self, raw: bytes) -> None:
-        if self.delay is not None:
-            self.clock.at(self.clock.now + self.delay, self._deliver, raw)
-
-    def _deliver(self, raw: bytes) -> None:
-        for node in self.nodes:  # the sender ignores own messages
-            node.peers.on_message(raw, self.clock.now)
-
-
 class Node:
-    """Implements `policies.fleet.peers.PeerLink` for one replica."""
+    """Implements `policies.fleet.peers.PeerLink` for one replica, and joins `nodes`, the replicas linked over Redis.
 
-    def __init__(self, network: Network, name: bytes, knows: Callable[[str], bool]) -> None:
+    `delay`: s of a message in transit; None: every message is lost.
+    """
+
+    def __init__(self, clock: Clock, delay: float | None, nodes: list[Node], knows: Callable[[str], bool]) -> None:
+        name = len(nodes).to_bytes(8, "little")
         self.outbox = PendingUpdates(name, name)
         self.peers = Peers(name, knows)
-        self._network = network
+        self._clock = clock
+        self._delay = delay
+        self._nodes = nodes
         self._scheduled = False
-        network.clock.at(0.0, self._send_periodically)
+        nodes.append(self)
+        clock.at(0.0, self._send_periodically)
 
     def publish(self, endpoint_id: str, burden: PeerLoad) -> None:
         self.outbox.publish(endpoint_id, burden)
@@ -190,16 +175,21 @@ class Node:
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._network.clock.at(self._network.clock.now + SEND_INTERVAL, self._send)
+            self._clock.at(self._clock.now + SEND_INTERVAL, self._send)
 
     def _send(self) -> None:
         self._scheduled = False
-        if (message := self.outbox.message(self._network.clock.now)) is not None:
-            self._network.send(message)
+        message = self.outbox.message(self._clock.now)
+        if message is not None and self._delay is not None:
+            self._clock.at(self._clock.now + self._delay, self._deliver, message)
+
+    def _deliver(self, raw: bytes) -> None:
+        for node in self._nodes:  # the sender ignores own messages
+            node.peers.on_message(raw, self._clock.now)
 
     def _send_periodically(self) -> None:
         self._send()
-        self._network.clock.at(self._network.clock.now + FULL_INTERVAL, self._send_periodically)
+        self._clock.at(self._clock.now + FULL_INTERVAL, self._send_periodically)
 
 
 ENGINE, API = "8b-h100", "api"  # profiles where the configuration names none

@@ -109,16 +109,13 @@ class SimGateway:
     def _enqueue(self, request: ActiveRequest) -> None:
         view = RequestView(request.result.arrived, stream=True)
         self.queue.enter(QueuedRequest(request.number, view, request.estimate, request.route, request.number))
-        self._dispatch()
+        self.dispatch_queued()
 
     def dispatch_queued(self) -> None:
         if self.queue.held:
-            self._dispatch()
-
-    def _dispatch(self) -> None:
-        for number, decision in self.queue.release(self.fleet, self.clock.now):
-            assert isinstance(number, int)
-            self.on_decision(self.active[number], decision)
+            for number, decision in self.queue.release(self.fleet, self.clock.now):
+                assert isinstance(number, int)
+                self.on_decision(self.active[number], decision)
 
     def _on_queue_timeout(self, number: int) -> None:
         request = self.active.get(number)
@@ -149,8 +146,7 @@ class SimGateway:
 
     def _shed(self, request: ActiveRequest) -> None:
         self.queue.on_dispatched(request.number)
-        request.result.end = ReplayOutcome.SHED
-        del self.active[request.number]
+        self._close(request, ReplayOutcome.SHED)
 
     # ---------------------------------------------------------------- actions of the attempt machine
 
@@ -189,18 +185,16 @@ class SimGateway:
             sent = EngineRequest(key, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
             self.servers.submit(endpoint.id, sent, now)
         except Refused as refused:
-            self.clock.at(now, self._on_refused, request.number, attempt.number, refused)
+            self.clock.at(now, self._on_refused, key, refused)
         except ValueError:
-            self.clock.at(now, self._on_refused, request.number, attempt.number, Refused(400, "too long"))
+            self.clock.at(now, self._on_refused, key, Refused(400, "too long"))
 
     def _cancel(self, request: ActiveRequest, number: int, outcome: AttemptOutcome) -> None:
         """The cancellation reaches the engine after `overhead` seconds, as a request does."""
-        endpoint = request.open.pop(number).candidate.endpoint.id
+        endpoint, key, now = request.open.pop(number).candidate.endpoint.id, request.key(number), self.clock.now
         self.racing.add(request.number)
-        self.clock.at(
-            self.clock.now + self.servers.overhead, self._abort, request.number, endpoint, request.key(number)
-        )
-        self.fleet.on_ended(request.key(number), outcome, self.clock.now)
+        self.clock.at(now + self.servers.overhead, self._abort, request.number, endpoint, key)
+        self.fleet.on_ended(key, outcome, now)
 
     def _abort(self, number: int, endpoint: str, key: int) -> None:
         self.servers.abort(endpoint, key)
@@ -222,10 +216,14 @@ class SimGateway:
 
     # ---------------------------------------------------------------- events of the servers
 
+    def _waiting(self, key: int) -> ActiveRequest | None:
+        """The request of an open attempt."""
+        request = self.active.get(key // ATTEMPTS)
+        return request if request is not None and key % ATTEMPTS in request.open else None
+
     def on_event(self, event: Event) -> None:
-        number, attempt = divmod(int(event.id), ATTEMPTS)
-        request = self.active.get(number)
-        if request is None or attempt not in request.open:
+        attempt = int(event.id) % ATTEMPTS
+        if (request := self._waiting(int(event.id))) is None:
             return
         if isinstance(event, EngineFirstToken):
             self._on_first_token(request, attempt, event)
@@ -266,9 +264,8 @@ class SimGateway:
 
     def on_engine_death(self, key: int) -> None:
         """The engine of this attempt died."""
-        number, attempt = divmod(key, ATTEMPTS)
-        request = self.active.get(number)
-        if request is None or attempt not in request.open:
+        attempt = key % ATTEMPTS
+        if (request := self._waiting(key)) is None:
             return
         if request.won == attempt:
             request.open.pop(attempt)
@@ -277,12 +274,12 @@ class SimGateway:
         else:
             self._fail(request, steps.Failed(attempt, connection_lost=True, taken=True), AttemptOutcome.FAILED)
 
-    def _on_refused(self, number: int, attempt: int, refused: Refused) -> None:
-        request, status = self.active.get(number), refused.status
-        if request is None or attempt not in request.open:
-            return
+    def _on_refused(self, key: int, refused: Refused) -> None:
+        status = refused.status
         outcome = {0: AttemptOutcome.FAILED, 400: AttemptOutcome.REFUSED}.get(status, AttemptOutcome.RATE_LIMITED)
-        self._fail(request, steps.Failed(attempt, status != 400, status == 0, refused.retry_after), outcome)
+        if (request := self._waiting(key)) is not None:
+            failure = steps.Failed(key % ATTEMPTS, status != 400, status == 0, refused.retry_after)
+            self._fail(request, failure, outcome)
 
     def _fail(self, request: ActiveRequest, failure: steps.Failed, outcome: AttemptOutcome) -> None:
         request.open.pop(failure.number)
