@@ -1,21 +1,21 @@
 """Availability of an endpoint: a circuit breaker, and a rate limit learned from an API's rejections.
 
 Rules of the breaker (transitions are the table below):
-- It opens after FAILURES in a row, after REFUSALS in a row (an unanswered probe counts like an attempt), or at once
-  when an attempt gets no token for longer than its forecast can explain and no other attempt was answered since.
-- Open, it rejects all attempts for EJECTION * 2^n seconds, for the n-th opening in a row. Then it is half
-  open: one trial attempt may be sent, and that attempt alone decides.
-- It half-opens at once when a probe finds a lost server again, and when an older attempt is answered. (A probe that
+- CLOSED opens after FAILURES in a row, after REFUSALS in a row (an unanswered probe counts like an attempt), or at once
+  when an attempt gets no token for longer than the forecast can explain and no other attempt was answered since.
+- OPEN rejects all attempts for EJECTION * 2^n seconds, for the n-th opening in a row. Then HALF_OPEN admits one trial
+  attempt, and the trial alone decides.
+- OPEN half-opens at once when a probe finds a lost server again, and when an older attempt is answered. (A probe which
   is answered while attempts fail proves nothing.)
-- A rate limit is no failure: it says until when to wait.
-- It also opens when a peer process reports the endpoint down since our own last answer from it. That lasts until our
-  next answer or answered probe, until the peer withdraws the report or disappears, and EJECTION seconds at most. After
-  a report that proved wrong, reports are ignored for PEER_REPORTS_IGNORED seconds. They are never passed on.
+- A rate limit is no failure: the provider says until when to wait.
+- A peer process which reports the endpoint down since our own last answer from there opens the breaker too, until our
+  next answer or answered probe, until the peer withdraws the report or disappears, and for EJECTION seconds at most.
+  After a wrong report, reports are ignored for PEER_REPORTS_IGNORED seconds. Reports are never passed on.
 
 Rules of the learned limit:
-- The requests which an API accepted in the minute before a rejection are its limit. With fewer than MIN_REQUESTS it was
+- The limit is the number of requests accepted in the minute before a rejection. Below MIN_REQUESTS the API was
   overloaded, or limits something other than requests.
-- At the limit, the API is full until the oldest request of that minute is a minute old.
+- At the limit, the API is full until the oldest request of the minute is a minute old.
 - The limit grows by LIMIT_GROWTH a minute: without new attempts, a raised limit would go unnoticed.
 """
 
@@ -77,7 +77,7 @@ class CircuitBreaker:
         self.openings = 0  # in a row
         self.why = ""  # reason for not being closed
         self.down_since = NEVER  # by observations of this process; NEVER: up, or down by peer reports alone
-        self.peer_reported_down = False  # open only because peers report it down
+        self.peer_reported_down = False  # open by reports of peers alone
         self._max_ejection = max_ejection
         self._failures = self._refusals = 0
         self._probe_failed = False  # the last one
@@ -88,7 +88,7 @@ class CircuitBreaker:
 
     @property
     def server_gone(self) -> bool:
-        """The server's process, with its cache, has ended."""
+        """The process of the server has ended, and the cache with the process."""
         return self._refusals >= REFUSALS
 
     def health(self, now: float) -> Health:
@@ -126,7 +126,7 @@ class CircuitBreaker:
             self._trial = None
 
     def on_silent(self, key: Hashable, sent_at: float, now: float, overdue: bool) -> None:
-        """`key` was cancelled without a token. `overdue`: after longer than its forecast can explain."""
+        """`key` was cancelled without a token. `overdue`: after longer than the forecast can explain."""
         if overdue and self._answered_at < sent_at:
             self._failures = FAILURES
             if self.state is BreakerState.CLOSED:

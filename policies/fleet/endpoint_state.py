@@ -38,13 +38,13 @@ RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatistics:
-    """An endpoint, as GET /fleet shows it."""
+    """An endpoint in the answer of GET /fleet."""
 
     endpoint: Endpoint
     load: Load
     breaker: str
     why: str  # reason for not being closed
-    until: float  # end of the ejection; NEVER, or in the past, where it is over
+    until: float  # end of the ejection; NEVER, or in the past: over
     openings: int  # in a row
     calibration: Calibration | None
     samples: int
@@ -54,7 +54,7 @@ class EndpointStatistics:
     block_size: int  # tokens
     prefix_blocks: int  # believed cached, in the estimator's blocks
     prefix_capacity: int  # of the index, in the estimator's blocks
-    resident: ResidencyStatistics | None  # by the engine's own events, in its blocks
+    resident: ResidencyStatistics | None  # by KV events, in the engine's blocks
 
 
 class EndpointState:
@@ -130,7 +130,7 @@ class EndpointState:
         )
 
     def on_peer_load(self, load: PeerLoad, now: float) -> None:
-        """`load`: of all peers together. Their prefills stall our answers as our own do."""
+        """`load`: of all peers together. Prefills of peers stall our answers as our own do."""
         seconds = load.prefill_s - self.peer_load.prefill_s
         if seconds > 0:  # less: a peer restarted
             self.interference.on_prefill(seconds, now)
@@ -178,7 +178,7 @@ class EndpointState:
         )
 
     def _queue_at(self, now: float) -> tuple[float, int, int]:
-        """Tokens ahead of a new prompt, and waiting and decoding requests. Updates the rate at which they drain."""
+        """Tokens ahead of a new prompt, and waiting and decoding requests. Updates the drain rate."""
         inflight, peers, predictor = self.inflight, self.peer_load, self.predictor
         if inflight.prefilling:
             inflight.expire(now, predictor.drain_rate)
@@ -199,7 +199,7 @@ class EndpointState:
         return tokens, waiting, running
 
     def work(self, tokens: int, hit: int, now: float) -> PrefillWork:
-        """Work of a prompt sent now, `hit` of its tokens cached."""
+        """Work of a prompt of `tokens` tokens, `hit` of these cached, sent now."""
         queued, _, running = self._queue_at(now)
         uncached = tokens - hit
         return PrefillWork(
@@ -275,7 +275,7 @@ class PoolState:
     learners: list[EndpointState]
 
     def teach(self, teacher: EndpointState, now: float) -> list[EndpointState]:
-        """`teacher` has a new sample. Returns the siblings which learned from it."""
+        """`teacher` has a new sample. Returns the siblings which learned from the sample."""
         self.learners = [one for one in self.learners if one.predictor.samples < MATURE_SAMPLES]
         return [one for one in self.learners if self._learns(one, teacher, now)]
 
@@ -314,7 +314,7 @@ class AttemptReport:
 
 @dataclass(slots=True)
 class InFlightAttempt:
-    """An attempt which has not ended. `work`, `queue` and `prefill_rate` are as of its sending."""
+    """An attempt which has not ended. `work`, `queue` and `prefill_rate` are as of the sending."""
 
     state: EndpointState
     candidate: Candidate
@@ -329,11 +329,11 @@ class InFlightAttempt:
     answer: DecodingAnswer
     first_at: float | None = None
     running: int = 0  # decoding answers at the first token
-    context: float = 0.0  # tokens of their prompts
+    context: float = 0.0  # tokens of the prompts of these answers
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
 
     def sample(self, ttft: float) -> TtftSample:
-        """The attempt as a sample. How far the queue had drained at its sending is judged by the rate known now."""
+        """The attempt as a sample. The drain of the queue until the sending is judged by the rate known now."""
         queue, work = self.queue, self.work
         if queue.tokens:
             rate = self.state.predictor.prefill_rate(queue.context_per_token)

@@ -3,13 +3,13 @@
 Rules:
 - A single writer reports events (`on_sent`, `on_first_token`, `on_ended`, `on_scrape`, ...); decisions only read
   (`snapshot`, and `candidates`: the `FleetView` protocol). All times are seconds of one monotonic clock.
-- An attempt counts from the moment it is sent: otherwise bursts would herd onto one engine.
+- An attempt counts from the moment of sending: otherwise bursts would herd onto one engine.
 - An event may come twice, late, or for a removed key or endpoint: nothing changes then.
 - Scrapes reveal other traffic and restarts; of our own attempts the fleet knows more, and sooner.
-- A change of an endpoint's state is marked by `_touch`: the next snapshot and the peers then show it. Peer loads are
-  shown and never passed on.
+- A change of an endpoint's state is marked by `_touch`: the next snapshot shows the change, and the peers are told.
+  Peer loads are shown and never passed on.
 - A reload keeps what was learned of every endpoint which serves the same model as before.
-- Endpoints with few samples learn from the sibling most similar to them (a pool may mix two kinds of machines), and
+- Endpoints with few samples learn from the most similar sibling (a pool may mix two kinds of machines), and
   not only at first: after a slow first request, usual for cold engines, an endpoint would be avoided for ever.
 """
 
@@ -47,7 +47,7 @@ from policies.types import (
 
 __all__ = ["AttemptReport", "Fleet"]
 
-REFRESH = 0.1  # s after which a snapshot accounts for what time alone has drained
+REFRESH = 0.1  # s after which a snapshot is computed anew without an event: time drains queues
 
 
 class Fleet:
@@ -114,7 +114,7 @@ class Fleet:
     def candidates(
         self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
     ) -> list[Candidate]:
-        """Predictions for the prompt, sent at `now`, at each of these endpoints of one pool."""
+        """Predictions for the prompt, sent at `now`, at each endpoint of `loads`, all of one pool."""
         candidates = []
         for name, load in loads.items():
             state = self._states[name]
@@ -330,7 +330,7 @@ class Fleet:
             state.cache.index.record(hashes)
 
     def publish(self) -> None:
-        """Publishes our load at endpoints where it has changed."""
+        """Publishes our load at endpoints with a change."""
         unpublished, self._unpublished = self._unpublished, {}
         for state in unpublished:
             if self.peers is not None and self._is_member(state):
@@ -350,7 +350,7 @@ class Fleet:
                 self.request_publish()
 
     def _is_member(self, state: EndpointState) -> bool:
-        """False once a reload has removed or replaced the endpoint; its attempts may still end."""
+        """False once a reload has removed or replaced the endpoint; attempts there may still end."""
         return self._states.get(state.endpoint.id) is state
 
     def _lose_cache(self, state: EndpointState) -> None:

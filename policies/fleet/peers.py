@@ -1,18 +1,18 @@
 """Loads and prefixes which processes in front of the same engines exchange.
 
 Rules:
-- Each process publishes its own share alone. Peer loads are added when they are read and never passed on: nothing
+- Each process publishes the own share of the load alone. Peer loads are added when read and never passed on: nothing
   counts twice.
-- The prefill queue of an engine is one, whoever sent it: tokens add up, and the engine began with it when the first
-  of them was sent, or at the latest first token which any process saw.
-- What a process learned (predictors, scales, lengths) is not shared.
-- That an endpoint is down counts as a peer report to all but the process which saw it
-  (`policies.fleet.circuit_breaker`). It is not published by a process which finds most of a pool down, which may have
-  lost its own network, and it never takes the last endpoint of a pool.
-- A prefix which one process sent is believed cached by all, as if each had sent it itself. The engine's next answers
-  correct a prefix which failed there.
+- The prefill queue of an engine is one, whoever sent the prompts: tokens add up, and the engine began when the first
+  prompt was sent, or at the latest first token of any process.
+- Learned models (predictors, scales, lengths) are not shared.
+- An endpoint found down counts as a peer report to all other processes (`policies.fleet.circuit_breaker`). A process
+  which finds most of a pool down publishes no report (the lost network may be the process's own), and a report never
+  takes the last endpoint of a pool.
+- A prefix sent by one process is believed cached by all, as if sent by each. The engine's next answers correct a prefix
+  which failed there.
 
-Times are of the clock which decisions are made on: a link between machines translates them.
+Times are of the clock of the decisions: a link between machines translates.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class PeerLoad:
     prefilling: int = 0  # of these, without a first token
     queued_tokens: int = 0  # uncached, of the prefilling attempts (policies.latency.token_counts)
     queued_pairs: int = 0  # attention pairs of the queue
-    queued_remainder: int = 0  # of the queued tokens, that time does not drain
+    queued_remainder: int = 0  # of the queued tokens, not drained by time
     decoding_context: int = 0  # prompt tokens of decoding answers
     warming: int = 0  # 1: the process is warming the engine's cache
-    queued_since: float = FOREVER  # when the engine began with the queue; FOREVER: empty queue
+    queued_since: float = FOREVER  # start of the queue at the engine; FOREVER: empty queue
     last_token_at: float = NEVER  # latest first token
     last_used_at: float = NEVER  # latest attempt
     blocked_until: float = NEVER  # a provider's rate limit
     down_since: float = NEVER  # NEVER: the process has not seen the endpoint down
     prefill_s: float = 0.0  # sent there since the process began
     decode_s: float = 0.0  # recent, of all answers together
-    decode_tokens: float = 0.0  # written in that time
+    decode_tokens: float = 0.0  # written in `decode_s`
     tpot_budget: float = FOREVER  # s per token, the tightest
     expected_tpot_misses: MissCurve = NO_MISSES
 
@@ -80,7 +80,7 @@ _numbers = attrgetter(*_NUMBERS)
 
 
 class PeerReader(Protocol):
-    """Receiver of what peers publish: the fleet."""
+    """Receiver of peers' publications: the fleet."""
 
     def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
         """`load`: of all peers together."""

@@ -72,7 +72,7 @@ class TtftSample:
 
 
 class TtftPredictor(ABC):
-    """Learns the TTFT of an endpoint. What only engines have is that of an API here: no queue, no siblings' speed."""
+    """Learns the TTFT of an endpoint. Defaults are those of an API: no queue is modelled."""
 
     max_prefill_rate: float  # tokens/s, without context
     drain_rate: float  # tokens/s, of the present queue

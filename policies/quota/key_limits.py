@@ -1,12 +1,12 @@
-"""Limits of a caller's key, and the check of a request against them.
+"""Limits of a caller's key, and the check of a request against the limits.
 
 Rules:
-- A request claims its maximum before it runs: itself, its tokens, a concurrency slot, its cost. A refused request
+- A request claims the maximum before running: one request, the tokens, a concurrency slot, the cost. A refused request
   claims nothing.
 - Of several exceeded limits, the refusal names the limit with the longest wait.
 - No wait admits a claim above a whole limit, and the refusal says so.
-- `share`: number of processes which enforce the limit without knowing of each other. Each admits its part, and at least
-  one request; a request larger than the part, but not than the limit, is admitted when nothing else counts.
+- `share`: number of processes which enforce the limit independently. Each admits a part, and at least one request; a
+  request larger than the part, but not than the limit, is admitted when nothing else counts.
 
 Limits of providers are learned (`policies.fleet.circuit_breaker`).
 """
@@ -52,7 +52,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class LimitUsage:
-    """Requests and tokens of the last minute, running requests, and this month's cost with that of running requests."""
+    """Requests and tokens of the last minute, running requests, and the month's cost with the cost of running requests."""
 
     requests: int = 0
     tokens: int = 0
@@ -77,7 +77,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An admitted or refused claim. `second`: the second that counts it, by the clock of the admitting store; 0: not in
+    """An admitted or refused claim. `second`: the counting second, by the clock of the admitting store; 0: not in
     Redis yet. `at`: monotonic s. `lease`: id in Redis. `local`: copy in this process of a reservation in Redis."""
 
     name: str

@@ -1,11 +1,11 @@
 """Sliding window over the last minute, in an array of integers with a writer and any number of readers.
 
 Rules:
-- A second counts as a whole until all of it is over a minute old. So no span of 60 s holds more than the limit; a
+- A second counts as a whole until the end is over a minute old. So no span of 60 s holds more than the limit; a
   steady caller gets up to a second (1.7%) less than the limit.
 - The array holds totals, and the totals at the start of each second. Usage since a second is one subtraction; an idle
   second costs nothing.
-- A refund is subtracted from the second of its use, if the second still counts.
+- A refund is subtracted from the second of the use, if the second still counts.
 - A word is one aligned integer of 8 bytes: a reader in another process may see a request more or less.
 """
 
@@ -30,8 +30,8 @@ class CounterArray(Protocol):
 
 
 class SlidingWindow:
-    """In `words` from `base` on: totals of requests and tokens; then, for each second of a ring, its number + 1 and
-    both totals at its start."""
+    """In `words` from `base` on: totals of requests and tokens; then, for each second of a ring, the number + 1 and
+    both totals at the start."""
 
     def __init__(self, words: CounterArray, base: int = 0) -> None:
         self.words, self.base = words, base
@@ -79,7 +79,7 @@ class SlidingWindow:
         return self.base + 2 + 3 * (second % RING)
 
     def _slots(self, seconds: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """The seconds with usage, and their slots."""
+        """The seconds with usage, with the slots."""
         for second in seconds:
             slot = self._slot_of(second)
             if self.words[slot] == second + 1:
