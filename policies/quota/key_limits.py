@@ -52,7 +52,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class LimitUsage:
-    """Requests and tokens of the last minute, running requests, and the month's cost with the cost of running requests."""
+    """Requests and tokens of the last minute, running requests, and the cost of the month and of running requests."""
 
     requests: int = 0
     tokens: int = 0
