@@ -22,9 +22,9 @@ from gateway.admission import key_store
 from gateway.cluster.redis_client import create_client, error_text
 from gateway.config import schema as schemas
 from gateway.config.config_errors import ConfigError, did_you_mean
+from gateway.config.field_types import parse_redis_url
 from gateway.config.loading import load
 from gateway.config.models import PASSTHROUGH, Config, Key
-from gateway.config.redis_url import parse_redis_url
 from policies.routes.route import Route, Tier
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def check(args: argparse.Namespace) -> int:
 
 def report(config: Config) -> str:
     """Several lines, the verdict first."""
-    pools, endpoints, routes = len(config.pools), len(config.urls()), len(config.routes)
-    verdict = f"ok: {_count(pools, 'pool')}, {_count(endpoints, 'endpoint')}, {_count(routes, 'route')}"
+    counts = {"pool": len(config.pools), "endpoint": len(config.urls()), "route": len(config.routes)}
+    verdict = "ok: " + ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())
     rows = [_route_row(name, route) for name, route in config.routes.items()]
     if config.passthrough_route is not None:
         rows.append(_route_row("(any other)", config.passthrough_route))
@@ -80,19 +80,11 @@ def duration(seconds: float) -> str:
 
 def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None) -> list[str]:
     """Rows of a text table. `left`: columns that stand left, None: all; the other columns stand right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if left is None or at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    columns = []
+    for at, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([cell.ljust(width) if left is None or at in left else cell.rjust(width) for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def _route_row(name: str, route: Route) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ def _reason(error: HTTPError) -> str:
 
 def decision_table(reply: Mapping[str, Any]) -> str:
     """The reply of POST /explain as text: a line of numbers and a line of words per endpoint."""
-    lines = [line for text in (f"{reply['outcome']}: {reply['reason']}", *_known(reply)) for line in _wrapped(text, "")]
+    lines = [line for text in _known(reply) for line in _wrapped(text, "")]
     if reply["candidates"]:
         lines += ["", *_ranked(reply["candidates"])]
     if reply["rejected"]:
@@ -131,7 +131,7 @@ def decision_table(reply: Mapping[str, Any]) -> str:
 
 
 def _known(reply: Mapping[str, Any]) -> list[str]:
-    """The request, and the remaining budget."""
+    """The outcome, the request, and the remaining budget."""
     pools: dict[int, list[str]] = {}
     for pool, tokens in reply["prompt_tokens"].items():
         pools.setdefault(tokens, []).append(pool)
@@ -141,6 +141,7 @@ def _known(reply: Mapping[str, Any]) -> list[str]:
     held = sum(reply["held_now"].values())
     waiting = f"; {held} requests are held back" if held else ""
     return [
+        f"{reply['outcome']}: {reply['reason']}",
         f"prompt: {prompts}; {reply['expected_output_tokens']} tokens of answer expected",
         f"budget: {budget}{waiting}",
     ]

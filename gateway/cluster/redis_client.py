@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.config.redis_url import RedisTopology, RedisUrl, parse_redis_url
+from gateway.config.field_types import RedisTopology, RedisUrl, parse_redis_url
 from gateway.observe.metrics.series import gauge, total
 
 if TYPE_CHECKING:

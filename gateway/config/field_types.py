@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainValidator, SecretStr, WithJsonSchema
 
@@ -17,7 +19,6 @@ from backends.catalog import KINDS
 from backends.http.connection_pool import BackendAddress
 from backends.simulated.profiles import PROFILES
 from gateway.config.config_errors import did_you_mean
-from gateway.config.redis_url import parse_redis_url
 from policies.routes.route import Duration, Strict
 
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]]+)):([0-9]{1,5})")
@@ -26,8 +27,10 @@ _POOL = r"[A-Za-z0-9][A-Za-z0-9._:-]*"
 _HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
 _TRANSPORT_HEADER = r"(?i:host|content-length|transfer-encoding|connection)"
 _DIGEST = r"[0-9a-fA-F]{64}"
-
-TextOrSecret = TypeVar("TextOrSecret", str, SecretStr)
+REDIS_OPTIONS = frozenset(
+    "db client_name ssl_ca_certs ssl_ca_path ssl_certfile ssl_keyfile ssl_keyfile_password ssl_cert_reqs"
+    " ssl_check_hostname sentinel_username sentinel_password".split()
+)
 
 
 class Section(Strict):
@@ -89,11 +92,106 @@ def is_ip(host: str) -> bool:
     return True
 
 
+class RedisTopology(Enum):
+    SINGLE = "redis"
+    UNIX = "unix"
+    SENTINEL = "redis+sentinel"
+    CLUSTER = "redis+cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """`hosts`: Redis itself, its sentinels, or some of the cluster's nodes; none with a `path`."""
+
+    kind: RedisTopology
+    hosts: Sequence[tuple[str, int]] = field(default_factory=list)
+    tls: bool = False
+    username: str = ""
+    password: str = field(default="", repr=False)
+    db: int = 0
+    service: str = ""
+    path: str = ""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def redacted(self) -> str:
+        """For logs: no password."""
+        if self.kind is RedisTopology.UNIX:
+            return f"unix://{self.path}"
+        scheme = self.kind.value.replace("redis", "rediss") if self.tls else self.kind.value
+        hosts = ",".join(str(ListenAddress(host, port)) for host, port in self.hosts)
+        return f"{scheme}://{hosts}/{self.service}" if self.service else f"{scheme}://{hosts}"
+
+
+def parse_redis_url(text: str) -> RedisUrl:
+    """One server, sentinels, or a cluster, without the library. Raises ValueError with the correction, without the URL.
+
+    redis://[USER:PASSWORD@]HOST[:PORT][/DB]              rediss:// with TLS, unix:///path/to/socket?db=0
+    redis+sentinel://[...@]HOST[:PORT],HOST.../SERVICE[/DB]       rediss+sentinel://
+    redis+cluster://[...@]HOST[:PORT],HOST...                     rediss+cluster://
+
+    Query options are listed: a misspelt option is refused here, not at the first request.
+    """
+    parts = urlsplit(text)
+    try:
+        kind = RedisTopology(parts.scheme.replace("rediss", "redis", 1))
+    except ValueError:
+        raise ValueError("not a Redis URL; write it like redis://127.0.0.1:6379/0") from None
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - REDIS_OPTIONS):
+        raise ValueError(f"a Redis URL has no option '{unknown[0][:40]}'; known: {', '.join(sorted(REDIS_OPTIONS))}")
+    credentials, _, netloc = parts.netloc.rpartition("@")
+    user, _, password = credentials.partition(":")
+    port = 26379 if kind is RedisTopology.SENTINEL else 6379
+    hosts = [] if kind is RedisTopology.UNIX else _hosts(netloc, port)
+    service, number = _service(kind, parts.path)
+    db = options.pop("db", "") or number
+    if kind is RedisTopology.CLUSTER and db not in ("", "0"):
+        raise ValueError("a Redis Cluster has database 0 alone; leave the number out")
+    if kind is RedisTopology.SINGLE and len(hosts) > 1:
+        raise ValueError(
+            "several hosts are sentinels or a cluster: redis+sentinel://H,H/SERVICE or redis+cluster://H,H"
+        )
+    if db and not db.isdecimal():
+        raise ValueError("the database of a Redis URL is a number: redis://127.0.0.1:6379/0")
+    return RedisUrl(
+        kind=kind,
+        hosts=hosts,
+        tls=parts.scheme.startswith("rediss"),
+        username=unquote(user),
+        password=unquote(password),
+        db=int(db or 0),
+        service=unquote(service),
+        path=unquote(parts.path) if kind is RedisTopology.UNIX else "",
+        options=options,
+    )
+
+
+def _service(kind: RedisTopology, path: str) -> tuple[str, str]:
+    """The service of sentinels, and the number of the database."""
+    if kind is not RedisTopology.SENTINEL:
+        return "", "" if kind is RedisTopology.UNIX else path[1:]
+    service, _, number = path.strip("/").rpartition("/")
+    if not number.isdecimal():
+        service, number = path.strip("/"), ""
+    if not service:
+        raise ValueError("a sentinel URL names the service: redis+sentinel://HOST,HOST/SERVICE/0")
+    return service, number
+
+
+def _hosts(text: str, port: int) -> list[tuple[str, int]]:
+    try:
+        parts = [urlsplit(f"//{host}") for host in text.split(",")]
+        return [(part.hostname or "127.0.0.1", part.port or port) for part in parts]
+    except ValueError:
+        raise ValueError("a host of a Redis URL is HOST or HOST:PORT; an IPv6 address stands in [ ]") from None
+
+
 def _matching(pattern: str, message: str) -> AfterValidator:
     """`{value}` in the message is the value."""
     compiled = re.compile(pattern)
 
-    def validate(value: TextOrSecret) -> TextOrSecret:
+    def validate(value: Any) -> Any:
         text = value.get_secret_value() if isinstance(value, SecretStr) else value
         if not compiled.fullmatch(text):
             raise ValueError(message.format(value=text))
@@ -112,7 +210,7 @@ def _one_of(noun: str, known: Collection[str]) -> AfterValidator:
 
 
 def _redis(value: SecretStr) -> SecretStr:
-    parse_redis_url(value.get_secret_value())  # the error does not repeat the URL, which may contain a password
+    parse_redis_url(value.get_secret_value())
     return value
 
 

@@ -137,19 +137,16 @@ def _differences(before: object, after: object, path: KeyPath) -> Iterator[KeyPa
 
 def problems(config: Config) -> list[Problem]:
     """All problems of a configuration with valid sections."""
-    checks = (something_to_serve, routes, kv_events, state, keys, listening, telemetry)
+    checks = (routes, kv_events, state, keys, listening, telemetry)
     return [problem for check in checks for problem in check(config)]
-
-
-def something_to_serve(config: Config) -> Iterator[Problem]:
-    if not config.pools:
-        yield Problem((), "no pools: add pools:, or one more --config that has them")
-    if not config.routes and config.passthrough is None:
-        yield Problem((), "no routes: add routes: (policies/presets has one for each workload) or passthrough: POOL")
 
 
 def routes(config: Config) -> Iterator[Problem]:
     """Names, pools and models of routes. Only a passthrough pool needs no model name."""
+    if not config.pools:
+        yield Problem((), "no pools: add pools:, or one more --config that has them")
+    if not config.routes and config.passthrough is None:
+        yield Problem((), "no routes: add routes: (policies/presets has one for each workload) or passthrough: POOL")
     for name, route in config.routes.items():
         if route.name != name:
             yield Problem(("routes", name, "name"), "the key is the route's name; remove this")

@@ -45,10 +45,6 @@ class EndpointAddress:
     kv_events: str | None = None
     kv_replay: str | None = None
 
-    @property
-    def authority(self) -> str:
-        return authority(self.url, self.ip)
-
 
 class EndpointSection(Section):
     """One server of a pool: its URL, or a mapping."""
@@ -187,7 +183,7 @@ class PoolSection(Section):
             found = [address for endpoint in self.endpoints for address in endpoint.addresses(resolved)]
         else:
             found = [EndpointAddress(url) for url in self.urls]
-        return {f"{name}/{address.authority}": address for address in found}
+        return {f"{name}/{authority(address.url, address.ip)}": address for address in found}
 
     def to_pool(self, name: str, resolved: Addresses | None) -> facts.Pool:
         """The pool as a value of the policies."""

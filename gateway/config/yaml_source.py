@@ -137,10 +137,7 @@ class _Builder:
         return self._value(node, ())
 
     def _problem(self, node: yaml.Node, path: Path, text: str) -> None:
-        self.problems.append(Problem(path, text).at(self._location(node)))
-
-    def _location(self, node: yaml.Node) -> SourceLocation:
-        return SourceLocation(self._file, node.start_mark.line + 1)
+        self.problems.append(Problem(path, text).at(SourceLocation(self._file, node.start_mark.line + 1)))
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
         if id(node) in self._open:
@@ -159,7 +156,7 @@ class _Builder:
 
     def _item(self, place: yaml.Node, node: yaml.Node, path: Path) -> Any:
         """A value of a list or mapping, with the location of `place`."""
-        self.locations[path] = self._location(place)
+        self.locations[path] = SourceLocation(self._file, place.start_mark.line + 1)
         return self._value(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.redis_url import RedisTopology, RedisUrl, parse_redis_url
+from gateway.config.field_types import RedisTopology, RedisUrl, parse_redis_url
 
 
 @pytest.mark.parametrize(
