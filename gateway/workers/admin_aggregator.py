@@ -38,11 +38,10 @@ from gateway.admin.admin_server import AdminServer, json_response
 from gateway.admin.admin_views import RequestQuery
 from gateway.api.api_error import ApiError
 from gateway.config.models import Config
-from gateway.observe.logs import unhandled
 from gateway.observe.metrics.metric_table import BY_FAMILY, Merge
 from gateway.observe.metrics.scrape_collectors import counts_of, route_stats
 from gateway.observe.metrics.series import counter, gauge
-from gateway.process import BACKLOG, HANDLER_GRACE, loop_factory
+from gateway.process import BACKLOG, HANDLER_GRACE
 from gateway.reload import ReloadCounts, invalid_config
 from gateway.strict_json import encode
 from gateway.workers.shared_memory import SharedState, WorkerState
@@ -60,19 +59,9 @@ MERGE: Mapping[Merge, Callable[[float, float], float]] = {Merge.SUM: add, Merge.
 HOP_BY_HOP = ("host", "connection", "content-length", "transfer-encoding")
 
 
-def serve_aggregator(
-    config: Config, paths: Sequence[str], shared: SharedState, admin: socket.socket, channel: socket.socket
-) -> int:
-    """Returns the exit code."""
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(config, paths, shared, admin, channel))
-    return 0
-
-
-async def _serve(
+async def serve_aggregator(
     config: Config, paths: Sequence[str], shared: SharedState, admin: socket.socket, channel: socket.socket
 ) -> None:
-    asyncio.get_running_loop().set_exception_handler(unhandled)
     control = await ControlChannel.open(channel)
     aggregator = AdminAggregator(config, paths, shared, control)
     runner = web.AppRunner(aggregator.app(), access_log=None, shutdown_timeout=HANDLER_GRACE, auto_decompress=False)

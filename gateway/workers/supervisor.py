@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from gateway.reload import CHECK_INTERVAL, ConfigSource, ReloadCounts, reload_re
 from gateway.tokenize.tokenizers import encoder
 from gateway.workers.admin_aggregator import serve_aggregator
 from gateway.workers.shared_memory import Memory, SharedState, WorkerState, WorkerStatus
-from gateway.workers.worker import Order, Report, WorkerSlot, exit_reason, fork, serve_worker, signal_socket
+from gateway.workers.worker import Order, Report, WorkerSlot, exit_reason, fork, run_loop, serve_worker, signal_socket
 
 log = logging.getLogger("firsttoken")
 
@@ -87,7 +88,15 @@ class Supervisor:
         self.workers = [WorkerSlot(f"worker {n + 1}", partial(self._run_worker, n)) for n in range(count)]
         self.aggregator = WorkerSlot("the admin port", self._run_aggregator)
         self.slots = (*self.workers, self.aggregator)
-        self.reload = CoordinatedReload(config, source, self.shared, self.workers, self.aggregator)
+        self.reload = CoordinatedReload(
+            config=config,
+            source=source,
+            shared=self.shared,
+            workers=self.workers,
+            aggregator=self.aggregator,
+            counts=ReloadCounts(self.shared.reloads),
+            check_at=monotonic() + CHECK_INTERVAL if source.files else None,
+        )
         self.phase = Phase.STARTING
         self.announced = False
         self.exit_code = 0
@@ -157,12 +166,12 @@ class Supervisor:
             log_lock=self.log_lock,
             quotas=self.quotas.member(number),
         )
-        return serve_worker(self.reload.config, context, self.shared.config, channel)
+        return run_loop(serve_worker(self.reload.config, context, self.shared.config, channel))
 
     def _run_aggregator(self, channel: socket.socket) -> int:
         paths = [sock.getsockname() for sock in self.private]
         self._close_inherited(self.admin)
-        return serve_aggregator(self.reload.config, paths, self.shared, self.admin, channel)
+        return run_loop(serve_aggregator(self.reload.config, paths, self.shared, self.admin, channel))
 
     def _close_inherited(self, *kept: socket.socket) -> None:
         """In a child: a socket listens, and a channel is open, as long as any process holds it."""
@@ -285,73 +294,67 @@ class Supervisor:
                 os.kill(slot.child.pid, signal.SIGKILL)
 
 
+@dataclass(slots=True, kw_only=True)
 class CoordinatedReload:
     """All-or-nothing reload of the workers, one at a time; `config` is in force. Blocks on nothing."""
 
-    def __init__(
-        self,
-        config: Config,
-        source: ConfigSource,
-        shared: SharedState,
-        workers: list[WorkerSlot],
-        aggregator: WorkerSlot,
-    ) -> None:
-        self.config = config
-        self.check_at = monotonic() + CHECK_INTERVAL if source.files else None
-        self._source = source
-        self._shared = shared
-        self._counts = ReloadCounts(shared.reloads)
-        self._workers, self._aggregator = workers, aggregator
-        self._applying: set[WorkerSlot] = set()  # workers without a report yet
-        self._answer: object = None  # to POST /reload, after the last report
-        self._requested: dict[str, None] = {}  # reasons, in order
+    config: Config
+    source: ConfigSource
+    shared: SharedState
+    workers: list[WorkerSlot]
+    aggregator: WorkerSlot
+    counts: ReloadCounts
+    check_at: float | None  # monotonic time of the next look at the files
+    applying: set[WorkerSlot] = field(default_factory=set)  # workers without a report yet
+    answer: object = None  # to POST /reload, after the last report
+    requested: dict[str, None] = field(default_factory=dict)  # reasons, in order
 
     def files_changed(self, now: float) -> bool:
         if self.check_at is None or now < self.check_at:
             return False
         self.check_at = now + CHECK_INTERVAL
-        return self._source.files_changed()
+        return self.source.files_changed()
 
     def request(self, reason: str) -> None:
-        self._requested[reason] = None
+        self.requested[reason] = None
         self._advance()
 
     def on_applied(self, slot: WorkerSlot) -> None:
         """This worker has applied the configuration, or has exited."""
-        if slot in self._applying:
-            self._applying.discard(slot)
+        if slot in self.applying:
+            self.applying.discard(slot)
             self._advance()
 
     def begin_no_more(self) -> None:
         self.check_at = None
-        self._requested.clear()
+        self.requested.clear()
 
     def _advance(self) -> None:
         """Answers the finished reload, then begins the next."""
-        while not self._applying:
-            if self._answer is not None:
-                self._shared.answer.put(self._answer)
-                self._aggregator.send(Order.REPLY)
-            self._answer = None
-            if not self._requested:
+        while not self.applying:
+            if self.answer is not None:
+                self.shared.answer.put(self.answer)
+                self.aggregator.send(Order.REPLY)
+            self.answer = None
+            if not self.requested:
                 return
-            reason = next(iter(self._requested))
-            del self._requested[reason]
+            reason = next(iter(self.requested))
+            del self.requested[reason]
             answer = self._begin(reason)
-            self._answer = answer if reason == POSTED else None
+            self.answer = answer if reason == POSTED else None
 
     def _begin(self, reason: str) -> object:
         """The answer to POST /reload: a result, or the errors as text."""
         try:
-            change = self._source.next(self.config)
+            change = self.source.next(self.config)
         except ConfigError as error:
-            self._counts.refused(error, reason)
+            self.counts.refused(error, reason)
             return str(error)
-        self._counts.applied(change, reason)
+        self.counts.applied(change, reason)
         self.config = change.config
         if change.changed:
-            self._shared.config.put(self.config)
-            self._applying = {worker for worker in self._workers if worker.child is not None}
-            for slot in (*self._applying, self._aggregator):
+            self.shared.config.put(self.config)
+            self.applying = {worker for worker in self.workers if worker.child is not None}
+            for slot in (*self.applying, self.aggregator):
                 slot.send(Order.RELOAD)
         return reload_result(change)

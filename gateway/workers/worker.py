@@ -15,11 +15,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -202,16 +203,17 @@ class ControlChannel(asyncio.Protocol):
         self.orders[Order.DRAIN].set()
 
 
-def serve_worker(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> int:
-    """Returns the exit code. `configs`: where the supervisor puts a reloaded configuration."""
-    to_stderr(f"worker {context.number + 1}: ")
+def run_loop(work: Coroutine[Any, Any, None]) -> int:
+    """Returns the exit code."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(config, context, configs, channel))
+        runner.get_loop().set_exception_handler(unhandled)
+        runner.run(work)
     return 0
 
 
-async def _serve(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> None:
-    asyncio.get_running_loop().set_exception_handler(unhandled)
+async def serve_worker(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> None:
+    """`configs`: where the supervisor puts a reloaded configuration."""
+    to_stderr(f"worker {context.number + 1}: ")
     control = await ControlChannel.open(channel)
     gateway = Gateway(config, context)
     gateway.admin_app.router.add_get(COUNTS, _counts_handler(gateway))
