@@ -204,8 +204,8 @@ class PendingUpdates:
 
     def publish_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         if self._room:
-            taken = hashes[: self._room]
-            self._prompts.append((endpoint_id, taken if isinstance(taken, array) else array("Q", taken)))
+            taken = array("Q", hashes[: self._room])
+            self._prompts.append((endpoint_id, taken))
             self._room -= len(taken)
 
     def message(self, now: float) -> bytes | None:
@@ -227,7 +227,7 @@ class PendingUpdates:
     def forget(self) -> None:
         """Drops the prompts while nothing can be sent, and makes the next message a full one."""
         self._full_at = NEVER
-        self._drop_prompts()
+        self._prompts, self._room = [], MESSAGE_BLOCKS
 
     def _affordable_prompts(self, now: float) -> Prompts:
         self._allowance = min(self._allowance + BLOCK_RATE * max(now - self._allowance_at, 0.0), BLOCK_RATE)
@@ -237,11 +237,8 @@ class PendingUpdates:
             if blocks := hashes[: int(self._allowance)]:
                 found.append((name, blocks))
                 self._allowance -= len(blocks)
-        self._drop_prompts()
-        return found
-
-    def _drop_prompts(self) -> None:
         self._prompts, self._room = [], MESSAGE_BLOCKS
+        return found
 
 
 # -- receiving ------------------------------------------------------------------------------

@@ -220,19 +220,17 @@ async def serve_worker(config: Config, context: WorkerContext, configs: SharedVa
     await gateway.prepare(context.admin)
     tune_gc()
     control.report(Report.PREPARED)
-    tasks = [
-        asyncio.create_task(_reload_forever(gateway, control, configs)),
-        asyncio.create_task(_follow_force_stop(gateway, control)),
-    ]
+    reloading = asyncio.create_task(_reload_forever(gateway, control, configs))
+    stopping = asyncio.create_task(_follow_force_stop(gateway, control))
     await control.first_of(Order.GO, Order.DRAIN, Order.FORCE_STOP)
     if control.orders[Order.GO].is_set():
         await gateway.open(context.data)
         control.report(Report.SERVING)
         await control.first_of(Order.DRAIN, Order.FORCE_STOP)
-    tasks[0].cancel()
+    reloading.cancel()
     drain = gateway.config.server.drain
     await gateway.stop(drain.grace, drain.wait)
-    tasks[1].cancel()
+    stopping.cancel()
 
 
 async def _reload_forever(gateway: Gateway, control: ControlChannel, configs: SharedValue) -> None:
