@@ -95,11 +95,11 @@ def complaint(reply: Any) -> ErrorBody:
     error = reply.get("error") or reply
     if not isinstance(error, Mapping):
         return ErrorBody(message=str(error))
-    message = error.get("message") or error.get("detail") or ""
+    message, code = error.get("message") or error.get("detail") or "", error.get("code")
     return ErrorBody(
         message if isinstance(message, str) else _details(message),
         _text(error.get("type")),
-        _code(error.get("code")),
+        code if isinstance(code, (str, int)) else None,
         _text(error.get("param")) or None,
     )
 
@@ -169,10 +169,6 @@ def decode_leniently(data: bytes) -> Any:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _code(value: Any) -> str | int | None:
-    return value if isinstance(value, (str, int)) else None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -166,12 +166,8 @@ class RequestParser:
     def __init__(self, profile: Profile, model: str, encode: Encode) -> None:
         self._profile = profile
         self._model = model
-        self._encoder = PromptEncoder(encode)
+        self.encoder = PromptEncoder(encode)
         self._vllm = not isinstance(profile, ApiProfile)
-
-    def tokens(self, body: ChatBody | CompletionBody) -> list[int]:
-        """The tokens which the model would see."""
-        return self._encoder.prompt(body).tokens
 
     def parse(self, request_id: RequestId, body: ChatBody | CompletionBody) -> ParsedRequest:
         """Raises Refused."""
@@ -179,7 +175,7 @@ class RequestParser:
             raise Refused(404, f"The model `{body.model}` does not exist.", "model")
         if body.n not in (None, 1):
             raise Refused(400, "n must be 1: the simulated engine gives one answer", "n")
-        prompt = self._encoder.prompt(body)
+        prompt = self.encoder.prompt(body)
         output = self._output(body, len(prompt.tokens))
         function = _forced_tool(body) if isinstance(body, ChatBody) else None
         reply = call_tool(function, output) if function is not None else write_text(prompt.seed, output, prompt.begun)
@@ -215,8 +211,8 @@ class RequestParser:
         tokens, length = prompt.tokens, len(reply.pieces)
         if not self._vllm:
             return EngineRequest(request_id, len(tokens), length)
-        begun = len(self._encoder.text(prompt.begun)) if prompt.begun else 0
-        answer = self._encoder.text(prompt.begun + reply.text)[begun:]
+        begun = len(self.encoder.text(prompt.begun)) if prompt.begun else 0
+        answer = self.encoder.text(prompt.begun + reply.text)[begun:]
         hashes = hash_blocks([*tokens, *answer], self._profile.block_size, salt)
         whole = len(tokens) // self._profile.block_size
         return EngineRequest(request_id, len(tokens), length, hashes[:whole], hashes[whole:])

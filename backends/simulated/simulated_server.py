@@ -258,7 +258,7 @@ class SimulatedServer:
     async def _tokenize(self, http: web.Request) -> web.Response:
         body = msgspec.json.decode(await http.read(), type=dict[str, Any])
         kind: type[ChatBody | CompletionBody] = ChatBody if "messages" in body else CompletionBody
-        tokens = self._parser.tokens(msgspec.convert(body, kind))
+        tokens = self._parser.encoder.prompt(msgspec.convert(body, kind)).tokens
         return _json({"count": len(tokens), "max_model_len": self.profile.max_model_len, "tokens": tokens})
 
     async def _faults(self, http: web.Request) -> web.Response:
