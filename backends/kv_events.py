@@ -67,15 +67,16 @@ class _Fields(msgspec.Struct):
     session_id: str | None = None
 
 
-# Fields of an array after its kind, in order; empty: not in use.
+# Fields of an event by kind, in the order of an array after the kind.
 _ORDER = {
     "BlockStored": (
-        *("block_hashes", "parent_block_hash", "", "block_size", "", "medium", "", "", "group_idx"),
-        *("kv_cache_spec_kind", "", "", "", "session_id"),
-    ),
-    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
-    "AllBlocksCleared": (),
+        "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys group_idx "
+        "kv_cache_spec_kind kv_cache_spec_sliding_window locality ownership session_id"
+    ).split(),
+    "BlockRemoved": ["block_hashes", "medium", "group_idx"],
+    "AllBlocksCleared": [],
 }
+_USED = {kind: [name for name in names if name in _Fields.__struct_fields__] for kind, names in _ORDER.items()}
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -136,7 +137,7 @@ def _event(raw: msgspec.Raw) -> Event | None:
         return Cleared()
     if isinstance(values, list):
         values = dict(zip(_ORDER[kind], values[1:], strict=False))
-    fields = {name: _value(values[name]) for name in _Fields.__struct_fields__ if name in values}
+    fields = {name: _value(values[name]) for name in _USED[kind] if name in values}
     said = msgspec.convert(fields, _Fields)
     names = [_name(block) for block in said.block_hashes]
     if kind == "BlockRemoved":
