@@ -337,9 +337,10 @@ class RequestMetrics(Collector):
         route, pool, ttft_met = record.route, record.pool, record.ttft_met
         self.requests.of[route, pool, record.end._value_].value += 1  # an enumeration's own hash is Python
         times = (*record.spent, record.engine_queue, record.engine_prefill)
+        stages = self.stage.of
         for stage, spent in zip(STAGES_AND_PARTS, times, strict=True):
             if spent is not None:
-                self.stage.of[route, stage].observe(spent)
+                stages[route, stage].observe(spent)
         for objective, met in (("ttft", ttft_met), ("tpot", record.tpot_met), ("total", record.total_met)):
             if met is not None:
                 self.slo.of[route, objective, "true" if met else "false"].value += 1
