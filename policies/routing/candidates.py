@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -211,11 +212,9 @@ class Ranking(Sequence[Candidate]):
         fallback_count: int = 0,
     ) -> None:
         """`reason` has places for p50 (ms) and probability; `fallbacks` is called at most once."""
-        order = range(len(tier))
-        if len(set(scores)) == len(scores):
-            self._order = sorted(order, key=scores.__getitem__)
-        else:
-            self._order = sorted(order, key=lambda i: (scores[i], tie_break(sequence, tier[i].endpoint.id)))
+        self._order = sorted(range(len(tier)), key=scores.__getitem__)  # ties are in order once asked for
+        self._sorted = sorted(scores)
+        self._sequence = sequence
         self._tier = tier
         self._scores = scores
         self._reason = reason
@@ -224,11 +223,22 @@ class Ranking(Sequence[Candidate]):
         self._described: dict[int, Candidate] = {}
 
     def p50(self, at: int) -> float:
-        return (self._tier[self._order[at]] if at < len(self._tier) else self[at]).forecast.p50
+        return (self._tier[self._index(at)] if at < len(self._tier) else self[at]).forecast.p50
+
+    def _index(self, at: int) -> int:
+        """Index in the tier of the candidate at this rank."""
+        score = self._sorted[at]
+        low, high = bisect_left(self._sorted, score), bisect_right(self._sorted, score)
+        if high - low > 1:
+            self._order[low:high] = sorted(self._order[low:high], key=self._tie_break)
+        return self._order[at]
+
+    def _tie_break(self, i: int) -> int:
+        return tie_break(self._sequence, self._tier[i].endpoint.id)
 
     def _describe(self, at: int) -> Candidate:
         if at < len(self._tier):
-            i = self._order[at]
+            i = self._index(at)
             return ranked(self._tier[i], self._scores[i], self._reason_of(at))
         self._described.update(enumerate(self._fallbacks(), len(self._tier)))
         return self._described[at]
@@ -237,7 +247,7 @@ class Ranking(Sequence[Candidate]):
         """Reason of a rank; behind the first of the tier, the difference between the two."""
         if at == 0:
             return self._reason
-        own, first = self._order[at], self._order[0]
+        own, first = self._index(at), self._index(0)
         if self._scores[own] == self._scores[first]:
             return f"{self._reason}; as good as the first of its tier, which luck drew"
         more = self._tier[first].hit - self._tier[own].hit
