@@ -208,7 +208,8 @@ class Fleet:
             prefill_rate=state.predictor.drain_rate,
             answer=DecodingAnswer(tpot_budget, output, candidate.prompt_tokens),
         )
-        state.interference.on_prefill(candidate.forecast.prefill, now)
+        prefill_s = state.predictor.prefill_seconds(work.uncached, work.uncached * (hit + 0.5 * work.uncached))
+        state.interference.on_prefill(prefill_s, now)
         state.inflight.on_sent(key, work.uncached, now, hit, stream)
         state.last_used_at = now
         if state.rate_limit is not None:

@@ -100,6 +100,10 @@ class TtftPredictor(ABC):
         """Tokens/s at which the queue drains."""
         return self.max_prefill_rate
 
+    def prefill_seconds(self, tokens: float, pairs: float) -> float:
+        """Engine time of a prefill, s; 0 for an API."""
+        return 0.0
+
     def distance(self, sibling: Self, now: float) -> float:
         """Absolute log ratio of both speeds, judged by own samples."""
         return 0.0
@@ -189,6 +193,9 @@ class EnginePredictor(TtftPredictor):
 
     def prefill_rate(self, context_per_token: float) -> float:
         return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)
+
+    def prefill_seconds(self, tokens: float, pairs: float) -> float:
+        return self._token_s * tokens + self._pair_s * pairs
 
     def warm_start_from(self, sibling: Self, now: float) -> None:
         own = tuple(islice(self._own_samples, 1, None))  # engines begin cold: the first sample does not show the speed
