@@ -65,7 +65,7 @@ LAST_WORD = {"role": "user", "content": "hi"}
 HASH_BYTES = 8  # a block's
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SavedPrompt:
     """An answered request."""
 
@@ -247,8 +247,6 @@ class CacheWarming:
             await work
         except Exception:
             log.exception("cache warming of endpoint %s failed", endpoint.id)
-        finally:
-            self.fleet.set_warming(endpoint.id, False)
 
     def _done(self, endpoint: Endpoint, work: Coroutine[None, None, None]) -> None:
         """Clean up, also after a cancellation before the start."""

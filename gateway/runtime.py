@@ -59,13 +59,11 @@ class Runtime:
         return replace(self, keys=Keys(tenants(self.config, stored), closed=self.config.keyed))
 
 
+@dataclass(slots=True)
 class RuntimeHolder:
-    """The Runtime in force. A reload assigns `current`; running requests keep the previous one."""
+    """The Runtime in force. A reload assigns `current`; running requests keep the previous Runtime."""
 
-    __slots__ = ("current",)
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.current = runtime
+    current: Runtime
 
 
 def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 
 from gateway.strict_json import encode
 
@@ -27,30 +28,24 @@ REASONS = {
 }
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
-    """An error reply. `type`, `code` and `param` are OpenAI's; `close` ends the connection after it."""
+    """An error reply. `type`, `code` and `param` are OpenAI's; `close` ends the connection after the reply."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        type: str = "invalid_request_error",
-        code: str | None = None,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        close: bool = False,
-        logged: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.type = type
-        self.code = code
-        self.param = param
-        self.headers = dict(headers or {})
-        self.close = close
-        self.logged = logged or message  # for Records: never the words of a caller or a backend
+    status: int
+    message: str
+    _: KW_ONLY
+    type: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    close: bool = False
+    logged: str = ""  # for Records: never the words of a caller or a backend; empty: the message
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+        self.headers = dict(self.headers)
+        self.logged = self.logged or self.message
 
     def body(self) -> bytes:
         """The OpenAI error envelope."""

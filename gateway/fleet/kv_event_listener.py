@@ -25,7 +25,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from backends import kv_events as kvevents
-from backends.kv_events import GPU, Cleared, KvEventBatch, MalformedKvEvents, Stored
+from backends.kv_events import GPU, Cleared, KvEventBatch, MalformedKvEvents, Removed, Stored
 from policies.fleet.fleet import Fleet
 
 log = logging.getLogger("firsttoken")
@@ -189,7 +189,13 @@ class Listener:
         if missing and begun:
             self.cache.on_event_gap()
             log.warning("cache events of %s: %d batches are lost", self.endpoint, missing)
-        await self._apply(batch)
+        self.expected, self._at = batch.sequence + 1, batch.at
+        async with self._turn as turn:
+            for number, event in enumerate(batch.events()):
+                if number % CLOCK_EVERY == 0:
+                    await turn.share()
+                self._apply(event)
+            self.cache.on_events()
 
     @asynccontextmanager
     async def _replay_socket(self, since: int) -> AsyncIterator[zmq.asyncio.Socket]:
@@ -203,23 +209,14 @@ class Listener:
         finally:
             socket.close(linger=0)
 
-    async def _apply(self, batch: KvEventBatch) -> None:
-        self.expected, self._at = batch.sequence + 1, batch.at
-        async with self._turn as turn:
-            for number, event in enumerate(batch.events()):
-                if number % CLOCK_EVERY == 0:
-                    await turn.share()
-                if isinstance(event, Cleared):
-                    self.fleet.on_cache_cleared(self.endpoint)
-                elif event.medium != GPU or (engine := self.cache.residency) is None:
-                    continue
-                elif isinstance(event, Stored):
-                    engine.on_stored(
-                        event.hashes, event.parent, event.block_size, event.group, event.kind, event.session
-                    )
-                else:
-                    engine.on_removed(event.hashes, event.group)
-            self.cache.on_events()
+    def _apply(self, event: Stored | Removed | Cleared) -> None:
+        if isinstance(event, Cleared):
+            self.fleet.on_cache_cleared(self.endpoint)
+        elif event.medium == GPU and (engine := self.cache.residency) is not None:
+            if isinstance(event, Stored):
+                engine.on_stored(event.hashes, event.parent, event.block_size, event.group, event.kind, event.session)
+            else:
+                engine.on_removed(event.hashes, event.group)
 
 
 class ListenSlot:
