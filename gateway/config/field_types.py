@@ -145,8 +145,9 @@ def parse_redis_url(text: str) -> RedisUrl:
     port = 26379 if kind is RedisTopology.SENTINEL else 6379
     hosts = [] if kind is RedisTopology.UNIX else _hosts(netloc, port)
     service, number = _service(kind, parts.path)
-    db = options.pop("db", "") or number
-    if kind is RedisTopology.CLUSTER and db not in ("", "0"):
+    option = options.pop("db", "")
+    db = option or number
+    if kind is RedisTopology.CLUSTER and (number or option) not in ("", "0"):
         raise ValueError("a Redis Cluster has database 0 alone; leave the number out")
     if kind is RedisTopology.SINGLE and len(hosts) > 1:
         raise ValueError(

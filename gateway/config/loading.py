@@ -97,9 +97,6 @@ def _from_environment(environ: Mapping[str, str]) -> Document:
     return document
 
 
-# ---------------------------------------------------------------- reload
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """`config` takes effect. `changed`: paths of its differences; `restart`: paths of the other differences."""
@@ -130,9 +127,6 @@ def _differences(before: object, after: object, path: KeyPath) -> Iterator[KeyPa
         return
     for name in dict.fromkeys([*before, *after]):
         yield from _differences(before.get(name, _ABSENT), after.get(name, _ABSENT), (*path, name))
-
-
-# ---------------------------------------------------------------- checks between sections
 
 
 def problems(config: Config) -> list[Problem]:

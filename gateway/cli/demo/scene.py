@@ -117,9 +117,6 @@ def document(urls: Mapping[str, list[str]], port: int, admin_port: int) -> dict[
     }
 
 
-# ---------------------------------------------------------------- child processes
-
-
 async def engines() -> None:
     encode = encoder("o200k_base").encode
     servers: dict[str, list[SimulatedServer]] = {}

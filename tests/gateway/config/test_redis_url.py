@@ -48,6 +48,7 @@ def test_a_url_is_read(url: str, address: RedisUrl, shown: str) -> None:
         ("redis+sentinel://a,b", "names the service"),
         ("redis://a,b", "several hosts"),
         ("redis+cluster://a/1", "database 0 alone"),
+        ("redis+cluster://a/1?db=0", "database 0 alone"),
         ("redis://h/x", "is a number"),
         ("redis://h:port", "HOST:PORT"),
         ("redis://h?socket_timeout=9", "no option 'socket_timeout'"),
