@@ -33,7 +33,7 @@ class Rewriter(Protocol):
 
 # Blank lines end events. Atomic, else the CR and LF of one line end could be read as two; and a CR as the last byte
 # may be half of a line end.
-_BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
+BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
 _GAP = rb"(?:\s|data:)*"  # JSON may continue in the next data line
 _NO_CHOICES = re.compile(rb'"choices"' + _GAP + b":" + _GAP + rb"\[" + _GAP + rb"\]")
 
@@ -63,7 +63,7 @@ class UsageStripper:
             return _without_usage(data) if b'"usage"' in data else data
         search_from = max(len(self._held) - 3, 0)  # a blank line may have begun in the held bytes
         data = self._held + data
-        end = max((blank.end() for blank in _BLANK_LINE.finditer(data, search_from)), default=0)
+        end = max((blank.end() for blank in BLANK_LINE.finditer(data, search_from)), default=0)
         if len(data) - end > LINE_LIMIT:
             self._overflowed = True
             end = len(data)
@@ -78,7 +78,7 @@ class UsageStripper:
 def _without_usage(data: bytes) -> bytes:
     if b'"usage"' not in data or _NO_CHOICES.search(data) is None:
         return data
-    ends = [blank.end() for blank in _BLANK_LINE.finditer(data)]
+    ends = [blank.end() for blank in BLANK_LINE.finditer(data)]
     kept, start = [], 0
     for end in (*ends, len(data)):
         event, start = data[start:end], end

@@ -1,0 +1,179 @@
+"""Joins a broken stream and its continuation by another engine into one stream.
+
+- `RelayedEvents` passes whole events only, and keeps them: a reader never holds half an event when a stream breaks.
+- `read_partial` decodes the kept events once a stream has broken, and says whether the answer can be continued. Text
+  can. Tool calls, reasoning and structured output cannot: an engine that is given a part of them as the assistant's
+  words does not resume their grammar.
+- `Continuation` rewrites the events of the second stream: the identity of the first one, no second role, no white space
+  twice, and usage of the whole answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from backends.stream.redaction import BLANK_LINE
+from backends.stream.taps import ServerSentEvent, SseDecoder, StreamError
+
+KEPT = 4 << 20  # bytes of an answer's events; a longer answer is not continued
+IDENTITY = ("id", "created", "model", "system_fingerprint")  # members of every event of one answer
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class RelayedEvents:
+    """A `Rewriter` that holds back an incomplete event, and keeps all complete ones. `overflowed`: nothing is kept."""
+
+    def __init__(self) -> None:
+        self.overflowed = False
+        self._events: list[bytes] = []
+        self._held = b""
+        self._size = 0
+
+    def feed(self, data: bytes) -> bytes:
+        if self.overflowed:
+            return data
+        if self._held or not data.endswith(b"\n\n"):
+            data = self._held + data
+            end = max((blank.end() for blank in BLANK_LINE.finditer(data)), default=0)
+            data, self._held = data[:end], data[end:]
+        self._events.append(data)
+        self._size += len(data)
+        if self._size + len(self._held) > KEPT:
+            self.overflowed = True
+            self._events.clear()
+            data, self._held = data + self._held, b""
+        return data
+
+    def close(self) -> bytes:
+        rest, self._held = self._held, b""
+        return rest
+
+    @property
+    def complete(self) -> bytes:
+        """All complete events."""
+        return b"".join(self._events)
+
+
+@dataclass(slots=True)
+class PartialAnswer:
+    """An answer that broke off. `obstacle`: the reason for which no engine can continue; empty: one can."""
+
+    text: str = ""
+    tokens: int = 0  # events with text: a lower bound of the tokens
+    finished: bool = False  # a finish_reason was relayed
+    obstacle: str = ""
+    identity: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, event: ServerSentEvent) -> None:
+        if event.data.startswith(b"[DONE]"):
+            self.finished = True
+            return
+        try:
+            chunk = _decode(event.data)
+            choices = chunk["choices"]
+        except (msgspec.DecodeError, KeyError):
+            self.obstacle = self.obstacle or "an event of unknown form"
+            return
+        self.identity = self.identity or {name: chunk[name] for name in IDENTITY if name in chunk}
+        for choice in choices:
+            self._add_choice(choice)
+
+    def _add_choice(self, choice: Any) -> None:
+        if not isinstance(choice, dict) or choice.get("index", 0) != 0:
+            self.obstacle = "several choices"
+            return
+        delta = choice.get("delta") or {}
+        text = choice.get("text") or delta.get("content") or ""
+        others = [name for name, value in delta.items() if value and name not in ("role", "content")]
+        if others or not isinstance(text, str):
+            self.obstacle = f"{others[0] if others else 'content'} that is no text"
+            return
+        self.text += text
+        self.tokens += bool(text)
+        self.finished = self.finished or bool(choice.get("finish_reason"))
+
+
+def read_partial(relayed: RelayedEvents) -> PartialAnswer:
+    """The answer as relayed so far."""
+    answer = PartialAnswer(obstacle="a length above 4 MiB" if relayed.overflowed else "")
+    decoder = SseDecoder()
+    try:
+        for event in decoder.feed(relayed.complete):
+            answer.add(event)
+    except StreamError:
+        answer.obstacle = "an event of unknown form"
+    return answer
+
+
+class Continuation:
+    """A `Rewriter` of the second stream. `prompt_tokens`: of the original prompt, where the engine has counted them.
+
+    The engine was given the text without trailing white space, which chat templates remove; the continuation may begin
+    with that white space again.
+    """
+
+    def __init__(self, answer: PartialAnswer, prompt_tokens: int | None = None) -> None:
+        self.answer = answer
+        self._prompt_tokens = prompt_tokens
+        self._repeated = answer.text[len(answer.text.rstrip()) :]
+        self._decoder = SseDecoder()
+
+    def feed(self, data: bytes) -> bytes:
+        """Raises StreamError for an event above 1 MiB."""
+        return b"".join(map(self._rewritten, self._decoder.feed(data)))
+
+    def close(self) -> bytes:
+        return b"".join(map(self._rewritten, self._decoder.flush()))
+
+    def _rewritten(self, event: ServerSentEvent) -> bytes:
+        if event.data.startswith(b"[DONE]"):
+            return DONE
+        try:
+            chunk = _decode(event.data)
+        except msgspec.DecodeError:
+            return b""
+        chunk.update({name: value for name, value in self.answer.identity.items() if name in chunk})
+        choices = [choice for choice in chunk.get("choices") or () if self._continue_choice(choice)]
+        if isinstance(chunk.get("usage"), dict):
+            self._correct_usage(chunk["usage"])
+        elif not choices:
+            return b""
+        return b"data: " + _encode({**chunk, "choices": choices}) + b"\n\n"
+
+    def _continue_choice(self, choice: dict[str, Any]) -> bool:
+        """False: nothing of the choice is new to the reader."""
+        delta = choice.get("delta")
+        text_of, name = (delta, "content") if isinstance(delta, dict) else (choice, "text")
+        text_of.pop("role", None)
+        text = text_of.get(name)
+        if isinstance(text, str):
+            text_of[name] = text = self._without_repetition(text)
+        return bool(text or choice.get("finish_reason") or any(value for key, value in text_of.items() if key != name))
+
+    def _without_repetition(self, text: str) -> str:
+        while text and self._repeated and text[0] == self._repeated[0]:
+            text, self._repeated = text[1:], self._repeated[1:]
+        if text:
+            self._repeated = ""
+        return text
+
+    def _correct_usage(self, usage: dict[str, Any]) -> None:
+        """The text given to the engine counts as completion, not as prompt; the total stays."""
+        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if type(prompt) is not int or type(completion) is not int:
+            return
+        known = self._prompt_tokens
+        before = self.answer.tokens if known is None or known > prompt else prompt - known
+        usage["prompt_tokens"] = prompt - min(before, prompt)
+        usage["completion_tokens"] = completion + before
+        if (
+            isinstance(details := usage.get("prompt_tokens_details"), dict)
+            and type(details.get("cached_tokens")) is int
+        ):
+            details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
