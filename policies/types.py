@@ -301,6 +301,7 @@ class AttemptKind(Enum):
     PRIMARY = "primary"
     FALLBACK = "fallback"
     HEDGE = "hedge"
+    RESCUE = "rescue"  # continues a broken stream
 
 
 @dataclass(slots=True)

@@ -1,13 +1,15 @@
-"""Attempts of one request up to its first token: a state machine that takes events and returns actions.
+"""Attempts of one request: a state machine that takes events and returns actions.
 
     IDLE --Begin--> RACING --FirstToken--> COMMITTED
-                      |  |
+                      |  |  <---Broken---
                       |  +--no candidate left, or none allowed--> GAVE_UP
                       +--ClientGone--> GONE
 
 Rules:
-- Nothing has reached the client before the first token, so any earlier failure can be hidden; nothing is retried after
-  Commit. Every request ends in exactly one of Commit, GiveUp or ClientGone.
+- Nothing has reached the client before the first token, so any earlier failure can be hidden. After Commit only a
+  stream that a peer can continue is resumed (Broken): another endpoint of the same pool, one with no failure in this
+  request. Hedges and the deadline are for the first token alone. Every request ends in exactly one of Commit, GiveUp
+  or ClientGone; after Broken, once more.
 - Candidates are tried in the order of the decision, each once; `max_attempts` bounds all of them.
 - A failure that another endpoint may not have goes to the next candidate at once. After an overload reply that needs
   `may_retry`, the permission of a retry budget; after a lost connection it does not.
@@ -28,6 +30,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -79,7 +82,19 @@ class ClientGone:
     """The caller has disconnected."""
 
 
-Event = Begin | FirstToken | Failed | TimerFired | ClientGone
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The committed stream broke, and its answer can be continued.
+
+    `down`: endpoints not to be used; `patience`: s without a token until the continuing attempt is abandoned.
+    """
+
+    connection_lost: bool
+    patience: float
+    down: Collection[str] = ()
+
+
+Event = Begin | FirstToken | Failed | TimerFired | ClientGone | Broken
 
 # --------------------------------------------------------------------------- actions
 
@@ -141,7 +156,7 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
         TimerFired: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
         ClientGone: frozenset({AttemptState.GONE}),
     },
-    AttemptState.COMMITTED: {},
+    AttemptState.COMMITTED: {Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP})},
     AttemptState.GAVE_UP: {},
     AttemptState.GONE: {},
 }
@@ -174,7 +189,8 @@ class AttemptMachine:
     ) -> None:
         self.state = AttemptState.IDLE
         self.pending: dict[int, PendingAttempt] = {}
-        self._candidates = decision.ranked if decision.outcome is Placement.PLACE else ()
+        self._candidates: Sequence[Candidate] = decision.ranked if decision.outcome is Placement.PLACE else ()
+        self._ranked = self._candidates
         self._count = len(self._candidates)
         self._deadline = decision.deadline
         self._max_attempts = max_attempts
@@ -184,6 +200,9 @@ class AttemptMachine:
         self._opened = 0  # attempts
         self._tried = 0  # candidates
         self._deaths = 0
+        self._lost: set[str] = set()  # endpoints with a failure
+        self._next_kind = AttemptKind.FALLBACK
+        self._committed: Candidate | None = None
         self._retry: Candidate | None = None  # to be tried once more, at _retry_at
         self._retry_at = now
         self._retried = False
@@ -203,6 +222,8 @@ class AttemptMachine:
                     self._failed(event, now, may_retry)
                 case ClientGone():
                     self._end(AttemptState.GONE)
+                case Broken():
+                    self._broken(event, now)
         actions, self._actions = tuple(self._actions), []
         wake_at = FOREVER if self._retry is None else self._retry_at
         for pending in self.pending.values():
@@ -219,7 +240,8 @@ class AttemptMachine:
             self._give_up("there is no candidate")
 
     def _first_token(self, number: int) -> None:
-        if self.pending.pop(number, None) is not None:
+        if (pending := self.pending.pop(number, None)) is not None:
+            self._committed = pending.attempt.candidate
             self._end(AttemptState.COMMITTED)  # losers are cancelled before Commit: by then the cost is known
             self._actions.append(Commit(number))
 
@@ -228,6 +250,7 @@ class AttemptMachine:
         if pending is None:
             return
         self._deaths += failure.connection_lost and failure.taken
+        self._lost.add(pending.attempt.candidate.endpoint.id)
         if self.pending:
             self._reset_silence(now)
         elif not failure.retryable:
@@ -235,7 +258,7 @@ class AttemptMachine:
         elif not (may_retry or failure.connection_lost):
             self._give_up(f"attempt {failure.number} failed and the retry budget is spent")
         elif self._next() is not None:
-            self._open_next(AttemptKind.FALLBACK, now)
+            self._open_next(self._next_kind, now)
         elif not self._schedule_retry(failure, pending.attempt.candidate, now):
             self._give_up(self._exhausted())
 
@@ -250,6 +273,29 @@ class AttemptMachine:
         for number, pending in tuple(self.pending.items()):
             if number in self.pending and pending.recheck_at <= now:
                 self._check_silence(pending, now, may_retry)
+
+    def _broken(self, broken: Broken, now: float) -> None:
+        """Race again for the rest of the answer, among the peers of the broken endpoint."""
+        assert self._committed is not None
+        self._lost.add(self._committed.endpoint.id)
+        self._deaths += broken.connection_lost
+        self._candidates = self.peers(broken.down)
+        self._count, self._tried = len(self._candidates), 0
+        self._next_kind, self._hedge = AttemptKind.RESCUE, False
+        self._deadline = FOREVER
+        self._first_token_limit = broken.patience
+        self.state = AttemptState.RACING
+        if self._has_next:
+            self._open_next(AttemptKind.RESCUE, now)
+        else:
+            self._give_up(self._exhausted())
+
+    def peers(self, down: Collection[str]) -> Sequence[Candidate]:
+        """Candidates able to continue the committed answer, best first; none where no further attempt is allowed."""
+        if self._committed is None or not self._may_open:
+            return ()
+        pool, avoided = self._committed.endpoint.pool, self._lost.union(down, [self._committed.endpoint.id])
+        return [each for each in self._ranked if each.endpoint.pool == pool and each.endpoint.id not in avoided]
 
     # -- silence ------------------------------------------------------------------------------
 
@@ -287,9 +333,10 @@ class AttemptMachine:
     def _abandon(self, pending: PendingAttempt, upcoming: Candidate | None, now: float) -> None:
         number = pending.attempt.number
         del self.pending[number]
+        self._lost.add(pending.attempt.candidate.endpoint.id)
         self._actions.append(Cancel(number, AttemptOutcome.SILENT))
         if upcoming is not None:
-            self._open_next(AttemptKind.FALLBACK, now)
+            self._open_next(self._next_kind, now)
         elif not self.pending:
             self._give_up(f"no first token within {self._first_token_limit:g} s")
 
@@ -336,7 +383,7 @@ class AttemptMachine:
 
     def _open_retry(self, now: float) -> None:
         if self._retry is not None and self._retry_at <= now:
-            self._open(self._retry, AttemptKind.FALLBACK, now)
+            self._open(self._retry, self._next_kind, now)
             self._retry = None
 
     @property

@@ -10,6 +10,7 @@ from policies.attempts.attempt_machine import (
     AttemptMachine,
     AttemptStep,
     Begin,
+    Broken,
     Cancel,
     ClientGone,
     Commit,
@@ -106,6 +107,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     ),
     st.just(TimerFired()),
     st.just(ClientGone()),
+    st.builds(Broken, st.booleans(), st.floats(0.1, 5), st.sets(st.sampled_from("abcd"))),
 )
 
 

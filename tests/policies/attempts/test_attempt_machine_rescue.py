@@ -1,0 +1,87 @@
+"""A committed stream that broke: the race for the rest of its answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.attempts.attempt_machine import (
+    AttemptMachine,
+    AttemptState,
+    AttemptStep,
+    Begin,
+    Broken,
+    ClientGone,
+    Failed,
+    FirstToken,
+)
+from policies.types import Candidate
+from tests.policies.attempts.attempting import A, B, C, machine, reason, silence, told
+from tests.policies.deciding import candidate
+
+BROKEN = Broken(connection_lost=True, patience=5.0)
+
+
+def committed(*ranked: Candidate, max_attempts: int = 3) -> AttemptMachine:
+    race = machine(*ranked, max_attempts=max_attempts, hedge=True)
+    race.on(Begin(), 0.0)
+    race.on(FirstToken(1), 0.2)
+    return race
+
+
+def test_a_peer_continues_and_commits() -> None:
+    """Long after the deadline for the first token."""
+    race = committed(A, B, C)
+    assert told(race.on(BROKEN, 60.0)) == ["open 2 rescue b"]
+    assert told(race.on(FirstToken(2), 60.3)) == ["commit 2"]
+    assert race.state is AttemptState.COMMITTED
+
+
+def test_only_the_same_pool_continues() -> None:
+    """Another pool serves another model."""
+    race = committed(A, candidate("x", pool="other"), C)
+    assert told(race.on(BROKEN, 1.0)) == ["open 2 rescue c"]
+    race = committed(A, candidate("x", pool="other"))
+    assert told(race.on(BROKEN, 1.0)) == ["give up"]
+
+
+def test_an_endpoint_that_is_down_or_has_failed_does_not_continue() -> None:
+    race = machine(A, B, C, max_attempts=5)
+    race.on(Begin(), 0.0)
+    race.on(Failed(1), 0.1)
+    race.on(FirstToken(2), 0.2)
+    assert told(race.on(Broken(False, 5.0, down={"c"}), 1.0)) == ["give up"]
+
+
+def test_a_second_break_goes_to_a_third_endpoint() -> None:
+    """A stall is no death."""
+    race = committed(A, B, C)
+    race.on(BROKEN, 1.0)
+    race.on(FirstToken(2), 1.2)
+    assert told(race.on(Broken(False, 5.0), 2.0)) == ["open 3 rescue c"]
+
+
+def test_an_answer_that_two_endpoints_died_of_is_given_up() -> None:
+    race = committed(A, B, C)
+    race.on(BROKEN, 1.0)
+    race.on(FirstToken(2), 1.2)
+    assert reason(race.on(BROKEN, 2.0)) == "2 endpoints died while they worked on it"
+
+
+def test_attempts_are_bounded_over_the_whole_answer() -> None:
+    race = committed(A, B, max_attempts=1)
+    assert reason(race.on(BROKEN, 1.0)) == "all 1 attempts allowed have failed"
+
+
+@pytest.mark.parametrize("peers", [(B, C), (B,)])
+def test_a_silent_peer_is_abandoned_after_the_patience(peers: tuple[Candidate, ...]) -> None:
+    race = committed(A, *peers)
+    step, at = silence(race, race.on(BROKEN, 1.0))
+    assert told(step) == ["cancel 2 silent", "open 3 rescue c" if C in peers else "give up"]
+    assert at == 6.0
+
+
+def test_a_caller_that_leaves_during_a_rescue_cancels_it() -> None:
+    race = committed(A, B)
+    race.on(BROKEN, 1.0)
+    assert told(race.on(ClientGone(), 1.1)) == ["cancel 2 cancelled"]
+    assert race.on(BROKEN, 1.2) == AttemptStep()
