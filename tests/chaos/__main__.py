@@ -27,12 +27,15 @@ def numbers(text: str) -> list[int]:
     return found
 
 
-async def run_all(rows: list[Row], quick: bool) -> list[Outcome]:
+async def run_all(rows: list[Row], quick: bool, target: Path | None) -> list[Outcome]:
+    """The page is written after every row: a run that is stopped keeps its figures."""
     outcomes = []
     for each in rows:
         print(f"{each.number:>3} {each.title} ...", file=sys.stderr, flush=True)
         outcome = await run(each, quick)
         outcomes.append(outcome)
+        if target is not None:
+            page.write(target, [outcome], quick=quick)
         print(f"    {outcome.result.figures} | {outcome.verdict} ({outcome.seconds:.0f} s)", flush=True)
     return outcomes
 
@@ -49,9 +52,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     raise_file_limit()
     assert catalogue.ROWS
-    outcomes = uvloop.run(run_all(chosen(args.only), args.quick))
-    if args.page:
-        page.write(args.page, outcomes, quick=args.quick)
+    outcomes = uvloop.run(run_all(chosen(args.only), args.quick, args.page))
     short = [outcome for outcome in outcomes if not outcome.passed]
     print(f"{len(outcomes) - len(short)} rows pass, {len(short)} fall short")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,6 +13,7 @@ from typing import Any
 
 PATIENCE = 60.0  # s: an answer that takes longer counts as a hang
 DONE = b"data: [DONE]"
+FINISHED = re.compile(rb'"finish_reason": ?"')
 _ids = count(1)
 
 
@@ -36,8 +38,9 @@ class Reply:
     ended_at: float = 0.0  # monotonic
 
     @property
-    def done(self) -> bool:
-        return DONE in self.body
+    def finished(self) -> bool:
+        """The stream has its end: [DONE], or a finish_reason, after which some servers send none."""
+        return DONE in self.body or FINISHED.search(self.body) is not None
 
     @property
     def error_event(self) -> bool:
@@ -47,7 +50,7 @@ class Reply:
     def completed(self) -> bool:
         """A success: a whole answer, of a stream with its end and without an error."""
         stream = "event-stream" in self.headers.get("content-type", "")
-        return self.status == 200 and self.ended == "whole" and (not stream or (self.done and not self.error_event))
+        return self.status == 200 and self.ended == "whole" and (not stream or (self.finished and not self.error_event))
 
     @property
     def explicit(self) -> bool:

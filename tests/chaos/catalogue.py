@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from tests.chaos import correctness, failover_bench, faults, input, operation, overload, security
+from tests.chaos import (
+    correctness,
+    engine_faults,
+    failover_bench,
+    input,
+    network_faults,
+    operation,
+    overload,
+    security,
+)
 from tests.chaos.rows import ROWS
 
-MODULES = (failover_bench, faults, operation, overload, input, security, correctness)
+MODULES = (failover_bench, engine_faults, network_faults, operation, overload, input, security, correctness)
 
 __all__ = ["MODULES", "ROWS"]

@@ -55,7 +55,7 @@ async def ambiguous_json(lab: Lab) -> Result:
         reached = len(upstream.requests)
     p99 = quantile(times, 0.99)
     figures = f"{len(BODIES)} bodies: {len(wrong)} not 4xx, {reached} upstream; p99 {ms(p99)}"
-    return Result(figures, not wrong and not reached and p99 <= 0.05, "; ".join(wrong[:3]))
+    return Result(figures, not wrong and not reached and (p99 <= 0.05 or lab.quick), "; ".join(wrong[:3]))
 
 
 def chunked(data: bytes, size: int) -> bytes:

@@ -178,11 +178,13 @@ class Lab:
         routes: Mapping[str, Any] | None = None,
         *,
         arguments: tuple[str, ...] = (),
+        prefix: tuple[str, ...] = (),
         check: bool = True,
         probe: Mapping[str, Any] | None = None,
         **sections: Any,
     ) -> AsyncIterator[GatewayProcess]:
-        """Run a gateway; check the invariants at the end. `probe`: fields of the healthy probe; None: of `chat`."""
+        """Run a gateway; check the invariants at the end. `probe`: more fields of the healthy probe. `prefix`: words
+        before the command."""
         home = self.home / f"gateway-{next(self._names)}"
         home.mkdir()
         document = {
@@ -193,7 +195,7 @@ class Lab:
             **sections,
         }
         (home / "config.yaml").write_text(json.dumps(document))
-        gateway = await _start_gateway(home, arguments)
+        gateway = await _start_gateway(home, arguments, prefix)
         try:
             if not arguments:
                 await asyncio.sleep(0.3)
@@ -208,8 +210,8 @@ class Lab:
                 await gateway.process.wait()
 
 
-async def _start_gateway(home: Path, arguments: tuple[str, ...]) -> GatewayProcess:
-    command = (sys.executable, "-m", "tests.chaos.serve", "--config", str(home / "config.yaml"), *arguments)
+async def _start_gateway(home: Path, arguments: tuple[str, ...], prefix: tuple[str, ...]) -> GatewayProcess:
+    command = (*prefix, sys.executable, "-m", "tests.chaos.serve", "--config", str(home / "config.yaml"), *arguments)
     with (home / "stderr").open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
             *command, cwd=ROOT, stdout=DEVNULL, stderr=stderr, env={**os.environ, "CHAOS_TASKS": str(home / "tasks")}

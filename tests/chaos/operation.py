@@ -22,7 +22,7 @@ from benchmarks.chaos import FAULTS, HEADING, run_fault
 from benchmarks.processes import ROOT, child, free_port
 from benchmarks.redis_chaos import Quotas
 from tests.chaos.callers import Reply, ask, chat, ms, quantile
-from tests.chaos.faults import engine_pool, errors, failed
+from tests.chaos.engine_faults import engine_pool, errors, failed
 from tests.chaos.lab import GatewayProcess, Lab, within
 from tests.chaos.provider import Provider
 from tests.chaos.rows import Result, row
@@ -242,6 +242,7 @@ class Witness:
 
     def __init__(self) -> None:
         self.opened: set[str] = set()
+        self.answered: set[str] = set()
         self.closed_at: dict[str, float] = {}
         self.url = ""
 
@@ -261,6 +262,7 @@ class Witness:
                 body = await reader.readexactly(int(_header(head, "content-length") or 0))
                 self.opened.add(name)
                 await self._answer(reader, writer, json.loads(body))
+                self.answered.add(name)
                 name = ""
         except (OSError, asyncio.IncompleteReadError):
             pass
@@ -313,7 +315,8 @@ async def leaving_callers(lab: Lab) -> Result:
         await asyncio.sleep(1.0)
         metrics = await gateway.metrics()
         flying, ahead = (metrics[f"firsttoken_endpoint_{name}"] for name in ("in_flight", "uncached_tokens_ahead"))
-    late = [witness.closed_at.get(name, 1e9) - at for name, at in left.items() if name in witness.opened]
+    upstream = witness.opened - witness.answered
+    late = [witness.closed_at.get(name, 1e9) - at for name, at in left.items() if name in upstream]
     p99, never = quantile(late, 0.99), sum(each > 1e6 for each in late)
     figures = f"{len(left)} of {number} left early, {len(late)} with a request upstream: closed after {ms(p99)} p99; "
     figures += f"{never} never; in flight {flying:g}, queued tokens {ahead:g}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +44,12 @@ class ProviderFault:
 class Provider:
     """An async context manager; `calls` are the bodies of requests."""
 
-    def __init__(self, model: str, fault: ProviderFault = ProviderFault()) -> None:
+    def __init__(
+        self, model: str, fault: ProviderFault = ProviderFault(), host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self._where = host, port
         self.model, self.fault = model, fault
+        self.on_call: Callable[[], None] = lambda: None
         self.calls: list[dict[str, Any]] = []
         self.called_at: list[float] = []
         self.url = ""
@@ -56,9 +61,9 @@ class Provider:
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, *self._where)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"http://{self._where[0]}:{self._runner.addresses[0][1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -74,6 +79,7 @@ class Provider:
         body = await http.json()
         self.calls.append(body)
         self.called_at.append(time.monotonic())
+        self.on_call()
         fault = self.fault if len(self.calls) == 1 or not self.fault.once else ProviderFault()
         if fault.silent:
             await asyncio.Event().wait()

@@ -23,7 +23,7 @@ import uvloop
 
 from benchmarks.processes import ROOT
 from tests.chaos.callers import Reply, ask, chat, words
-from tests.chaos.faults import engine_pool
+from tests.chaos.engine_faults import engine_pool
 from tests.chaos.lab import EngineProcess, GatewayProcess, Lab
 from tests.chaos.rows import Result
 
