@@ -33,6 +33,7 @@ CAPACITY = 2 * 4.33 * SPEED * 1000 / PROMPT  # requests/s that two engines can p
 BUDGET = 1.0  # s to the first token
 RETRIES = 2
 LONGEST_RETRY = 10.0  # s
+PATIENCE = 8.0  # s
 ROUTE = {"ttft": {"budget": f"{BUDGET:g}s"}, "hedge": "off"}
 
 
@@ -64,14 +65,19 @@ class Load:
 async def offer(
     gateway: GatewayProcess, rate: float, seconds: float, headers: Mapping[str, str] | None = None, seed: int = 0
 ) -> Load:
-    """Poisson arrivals, each by a caller that retries."""
-    load, rng = Load(), random.Random(seed)
-    async with asyncio.TaskGroup() as group:
-        due = load.began
+    """Poisson arrivals, each by a caller that retries. PATIENCE s after the last arrival, waiting callers leave."""
+    load, rng, callers = Load(), random.Random(seed), set[asyncio.Task[None]]()
+    due = load.began
+    try:
         while (due := due + rng.expovariate(rate)) < load.began + seconds:
             await asyncio.sleep(max(due - monotonic(), 0))
             load.offered += 1
-            group.create_task(_caller(gateway, load, headers, rng))
+            callers.add(asyncio.create_task(_caller(gateway, load, headers, rng)))
+        await asyncio.wait(callers, timeout=PATIENCE)
+    finally:
+        for caller in callers:
+            caller.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
     return load
 
 
@@ -103,7 +109,7 @@ async def sweep(lab: Lab, on_miss: str) -> tuple[dict[float, Load], float]:
     async with overloaded(lab, on_miss) as gateway:
         await offer(gateway, 0.5 * CAPACITY, seconds / 2)
         loads = {}
-        for multiple in (0.7, 0.85, 1.0, 2.0, 5.0, 10.0) if not lab.quick else (0.8, 5.0):
+        for multiple in (0.5, 0.7, 0.85, 1.0, 2.0, 5.0, 10.0) if not lab.quick else (0.8, 5.0):
             loads[multiple] = await offer(gateway, multiple * CAPACITY, seconds, seed=int(multiple * 100))
             await asyncio.sleep(3.0)
     return loads, seconds
