@@ -99,7 +99,7 @@ class BenchFault:
 
 
 FAULTS = {
-    1: BenchFault("429 with Retry-After", ProviderFault(status=429, retry_after="1")),
+    1: BenchFault("429 with Retry-After", ProviderFault(status=429, retry_after=lambda: "1")),
     2: BenchFault("429 without, persistent", ProviderFault(status=429)),
     3: BenchFault("500 once", ProviderFault(status=500, once=True)),
     4: BenchFault("503, persistent", ProviderFault(status=503)),

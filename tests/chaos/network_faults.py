@@ -203,7 +203,7 @@ async def retry_after(lab: Lab) -> Result:
     said, good = [], True
     for name, (header, least) in RETRY_AFTERS.items():
         async with (
-            Provider("served", ProviderFault(status=429, retry_after=header())) as limited,
+            Provider("served", ProviderFault(status=429, retry_after=header)) as limited,
             Provider("served") as peer,
         ):
             pools = {"first": pool(limited.url), "second": pool(peer.url)}

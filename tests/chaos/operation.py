@@ -51,7 +51,7 @@ def stream_body(tokens: int, gap: int) -> bytes:
 
 @row(16, "faults", "Redis killed, frozen, slow, absent", "no failure; p99 +10 ms; memory 1.1, CPU 1.2 times at most")
 async def redis_faults(lab: Lab) -> Result:
-    """benchmarks/redis_chaos.py, which explains the columns: 50 requests/s with a quota in Redis, 30 s with and without."""
+    """benchmarks/redis_chaos.py, which explains the columns: 50 requests/s, 30 s with and without Redis."""
     lines = [await run_fault(fault, float(lab.size(30, 4)), 50.0, Quotas) for fault in FAULTS]
     table = "\n".join(["### Redis", "", "```", HEADING + "  verdict", *lines, "```"])
     bad = [line.split()[0] for line in lines if not line.endswith("  ok")]

@@ -28,7 +28,7 @@ class ProviderFault:
 
     status: int | None = None  # an error reply ...
     code: str | None = None  # ... with this code
-    retry_after: str | None = None
+    retry_after: Callable[[], str] | None = None  # its value at the time of the reply
     once: bool = False  # to the first request only
     reset: bool = False  # a RST before the head
     silent: bool = False  # no reply
@@ -145,5 +145,5 @@ def _usage(tokens: int) -> dict[str, int]:
 def _error(fault: ProviderFault) -> web.Response:
     code = fault.code or ("prefill_not_supported" if fault.rejects_prefill else None)
     error = {"message": f"mock error {code or fault.status}", "type": "invalid_request_error", "code": code}
-    headers = {"retry-after": fault.retry_after} if fault.retry_after else {}
+    headers = {"retry-after": fault.retry_after()} if fault.retry_after else {}
     return web.json_response({"error": error}, status=fault.status or 400, headers=headers)
