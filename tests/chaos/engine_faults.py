@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from tests.chaos.callers import Reply, ask, chat, ms, quantile, words
-from tests.chaos.lab import EngineProcess, GatewayProcess, Lab
+from tests.chaos.lab import EngineProcess, GatewayProcess, Lab, within
 from tests.chaos.rows import Result, row
 
 CALLERS = 8  # at a time, when an engine is killed
@@ -98,24 +98,35 @@ async def kill_after_head(lab: Lab) -> Result:
 @row(4, "faults", "kill -9 in mid-stream", "no false end; an error event within 100 ms")
 async def kill_mid_stream(lab: Lab) -> Result:
     """One of two engines is killed while it writes answers of 400 tokens."""
-    replies, ends, false = list[Reply](), list[float](), 0
+    replies, ends, back = list[Reply](), list[float](), list[float]()
     async with lab.engines(2) as engines, lab.gateway({"both": engine_pool(*(e.url for e in engines))}) as gateway:
         for number in range(lab.size(12, 2)):
             tasks = [asyncio.create_task(_long_answer(gateway, number * 100 + i)) for i in range(CALLERS)]
             await asyncio.sleep(1.0)
             victim, at = engines[number % 2], monotonic()
             await victim.kill()
-            got = await asyncio.gather(*tasks)
-            replies += got
-            ends += [r.ended_at - at for r in got if r.error_event]
+            replies += await asyncio.gather(*tasks)
+            ends += [r.ended_at - at for r in replies[-CALLERS:] if r.error_event]
             await victim.restart()
-            await asyncio.sleep(6.0)
+            back.append(await _until_up(gateway, len(engines)))
     false = sum(r.false_end or r.ended == "hang" for r in replies)
-    broken = [r for r in replies if not r.completed]
-    silent = [r for r in broken if not r.error_event]
-    figures = f"{len(broken)} of {len(replies)} streams hit: {false} false ends, {len(silent)} without an error event; "
-    figures += f"event after {ms(quantile(ends, 0.99))} p99"
+    hit = [r for r in replies if not r.completed]
+    silent = [r for r in hit if not r.error_event]
+    figures = f"{len(hit)} of {len(replies)} streams hit: {false} false ends, {len(silent)} without an error event; "
+    figures += f"event after {ms(quantile(ends, 0.99))} p99; a restarted engine in use after {max(back):.0f} s at most"
     return Result(figures, not false and not silent and bool(ends) and quantile(ends, 0.99) <= 0.1, errors(silent))
+
+
+async def _until_up(gateway: GatewayProcess, endpoints: int) -> float:
+    """s until all endpoints are up, under a request every 0.2 s."""
+    began = monotonic()
+
+    async def up() -> bool:
+        await ask(gateway.port, chat(f"{monotonic()}", stream=True, max_tokens=2), sent=gateway.sent)
+        return (await gateway.metrics())["firsttoken_endpoint_state"] == endpoints
+
+    await within(120.0, up)
+    return monotonic() - began
 
 
 async def _long_answer(gateway: GatewayProcess, seed: int) -> Reply:
