@@ -110,6 +110,7 @@ class Vllm(OpenAI):
     names_sessions = True
     probe_path = "/health"
     reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache
+    id_field = "request_id"  # names a request in the engine, where two equal names collide: a caller sets none
     limit_name = "max_tokens"
     metrics = LoadMetrics(
         running=(b"vllm:num_requests_running",),
@@ -122,6 +123,7 @@ class Vllm(OpenAI):
 
     def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = super()._body(forward)
+        body.pop(self.id_field, None)
         if forward.cache_salt:
             body["cache_salt"] = forward.cache_salt
             for name in self.reaching:
@@ -143,7 +145,8 @@ class SGLang(Vllm):
     """SGLang's OpenAI server (load needs --enable-metrics). Knows `priority` and `cache_salt` too; the salt is joined
     with the caller's `extra_key`, which can only divide the caller's own."""
 
-    reaching = ("session_params", "rid", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+    reaching = ("session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+    id_field = "rid"
     metrics = LoadMetrics(
         running=(b"sglang:num_running_reqs",),
         waiting=(b"sglang:num_queue_reqs",),

@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any
 
 from backends.interface import BackendRequest, Failure, Operation
-from gateway.api.inference_request import request_id_of
+from gateway.api.inference_request import new_request_id
 from gateway.runtime import RuntimeHolder
 from gateway.strict_json import decode
 from gateway.tokenize.estimator import Estimator
@@ -151,7 +151,7 @@ def synthetic(
     upstream: Upstream, operation: Operation, body: Mapping[str, Any], model: str, cache_group: str = ""
 ) -> BackendRequest:
     """A request for a single token of output. `cache_group`: tenant that owns the caches of the prompt."""
-    request_id = request_id_of({})
+    request_id = new_request_id()
     return BackendRequest(
         operation,
         body,

@@ -229,8 +229,6 @@ def _message_flags(message: _Message) -> int:
 
 
 _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:")
-_PROCESS = os.urandom(8).hex()  # makes request ids unique across processes and restarts
-_sequence = count(1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -307,8 +305,26 @@ def _budget(headers: Mapping[str, str], *names: str) -> float | None:
 
 
 def request_id_of(headers: Mapping[str, str]) -> str:
-    """The caller's own id if short and plain (ids are logged and forwarded); otherwise a new id."""
+    """The caller's own id if short and plain (ids are logged and returned); otherwise a new id."""
     given = headers.get("x-request-id", "")
     if given and len(given) <= 128 and _ID_CHARACTERS.issuperset(given):
         return given
-    return f"req_{_PROCESS}{next(_sequence):08x}"
+    return new_request_id()
+
+
+class RequestIds:
+    """Ids unique over processes and restarts: each process, forked or not, has a random prefix."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self._prefix = f"req_{os.urandom(8).hex()}"
+
+    def __call__(self) -> str:
+        return f"{self._prefix}{next(self._numbers):08x}"
+
+
+new_request_id = RequestIds()

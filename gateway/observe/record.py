@@ -75,6 +75,7 @@ class AttemptRecord:
     opened: float
     ended: float
     ending: AttemptOutcome
+    upstream_id: str = ""  # `x-request-id` at the backend
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -84,6 +85,7 @@ class AttemptRecord:
             "opened_ms": _ms(self.opened),
             "ended_ms": _ms(self.ended),
             "ending": self.ending.value,
+            "upstream_id": self.upstream_id,
         }
 
 

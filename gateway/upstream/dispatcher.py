@@ -13,7 +13,7 @@ from time import monotonic
 
 from backends.interface import BackendRequest, Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
-from gateway.api.inference_request import InferenceRequest
+from gateway.api.inference_request import InferenceRequest, new_request_id
 from gateway.observe.record import AttemptRecord
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.relay import Relay
@@ -83,6 +83,7 @@ def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> Attempt
         opened=upstream_request.opened - arrival,
         ended=upstream_request.ended_at - arrival,
         ending=upstream_request.ending or AttemptOutcome.CANCELLED,
+        upstream_id=upstream_request.request_id,
     )
 
 
@@ -271,15 +272,13 @@ class AttemptRunner:
         )
         self.dispatcher.on_dispatched(routed.request)
         if not upstream_request.start():
-            task = self.relay.loop.create_task(upstream_request.connect())
+            task = upstream_request.connecting = self.relay.loop.create_task(upstream_request.connect())
             self.dispatcher.connecting.add(task)
             task.add_done_callback(self.dispatcher.connecting.discard)
 
     def _backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
         routed, request = self.routed, self.routed.request
-        request_id = request.request_id
-        if attempt.number > 1:
-            request_id = f"{request_id}-{attempt.number}"  # an engine may refuse an id in use
+        request_id = new_request_id()
         trace, traceparent, tracestate = routed.timeline.record.trace, "", ""
         if trace is None:  # tracing is off
             traceparent = request.traceparent

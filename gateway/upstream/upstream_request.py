@@ -7,6 +7,7 @@ call. Each attempt ends exactly once, and the fleet is told.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ class UpstreamRequest:
         self.tap = upstream.backend.tap(request)
         self.call = upstream.backend.call(request)
         self.listener: AttemptListener | None = listener
+        self.request_id = request.request_id
+        self.connecting: asyncio.Task[None] | None = None  # runs `connect`
         self.exchange: Exchange | None = None
         self.body_sink: BodySink | None = None  # receiver of every read after the commit, set once all buffered is out
         self.status = 0
@@ -118,16 +121,16 @@ class UpstreamRequest:
         return exchange is not None
 
     async def connect(self) -> None:
-        """Send on a new connection. A failure to connect is reported like any other."""
+        """Send on a new connection. A failure to connect is reported like any other. The end of the attempt cancels the
+        connecting, and nothing is written."""
         try:
             exchange = await self.upstream.connections.open(self.call, self)
         except TransportError as error:
-            if not self.over:
-                self.on_failure(error.failure)
-            return
-        self.sent_on(exchange)
-        if self.over:  # cancelled while connecting
-            exchange.cancel()
+            self.on_failure(error.failure)
+        else:
+            self.sent_on(exchange)
+        finally:
+            self.connecting = None
 
     def sent_on(self, exchange: Exchange) -> None:
         """The request is on the wire."""
@@ -278,8 +281,11 @@ class UpstreamRequest:
 
     def stop(self, ending: AttemptOutcome, retry_after: float | None = None) -> None:
         """End an open exchange."""
-        if not self.over and self.exchange is not None:
-            self.exchange.cancel()
+        if not self.over:
+            if self.connecting is not None:
+                self.connecting.cancel()
+            if self.exchange is not None:
+                self.exchange.cancel()
         self.over = True
         self._close(ending, retry_after)
 

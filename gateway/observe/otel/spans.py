@@ -205,6 +205,7 @@ def _placement_attributes(record: Record, attempt: AttemptRecord) -> Attributes:
         "firsttoken.attempt.number": attempt.number,
         "firsttoken.attempt.kind": attempt.kind.value,
         "firsttoken.attempt.ending": attempt.ending.value,
+        "firsttoken.attempt.upstream_id": attempt.upstream_id,
     }
 
 

@@ -87,7 +87,7 @@ def test_total_is_met_by_a_complete_answer_within_the_budget(known: dict[str, ob
 
 def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
     """Operators use grep: only stages and attempts are nested."""
-    attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 0.25, AttemptOutcome.CANCELLED)
+    attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 0.25, AttemptOutcome.CANCELLED, "req_5")
     shown = record(spent=[0.00125, *UNSPENT[1:]], attempts=[attempt], tpot=0.0125, tpot_budget=0.05).as_json()
     names = ("request_id", "end", "status", "ttft_ms", "ttft_budget_ms", "total_ms", "tpot_ms")
     assert {name: shown[name] for name in names} == {
@@ -108,6 +108,7 @@ def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
             "opened_ms": 100.0,
             "ended_ms": 250.0,
             "ending": "cancelled",
+            "upstream_id": "req_5",
         }
     ]
     assert (shown["ttft_met"], shown["tpot_met"], shown["total_met"]) == (True, True, None)

@@ -54,12 +54,13 @@ async def test_an_attempt_counts_from_the_moment_it_is_opened() -> None:
 
 
 async def test_what_is_sent_is_in_the_backends_words() -> None:
-    """Its model's name, its key, the route's cap of output and the caller's id."""
+    """Its model's name, its key, the route's cap of output; the caller's id stays here."""
     async with Fleet(OK) as fleet:
         await fleet.open(limits={"output_tokens": 99})
         (sent,) = fleet.upstreams[0].requests
     assert (sent.method, sent.target) == ("POST", "/v1/chat/completions")
-    assert (sent.headers["authorization"], sent.headers["x-request-id"]) == ("Bearer sk-backend", "req-1")
+    assert sent.headers["authorization"] == "Bearer sk-backend"
+    assert "req-1" not in sent.headers["x-request-id"]
     body = json.loads(sent.body)
     assert (body["model"], body["max_tokens"]) == ("served", 99)
 
@@ -165,11 +166,13 @@ async def test_a_request_that_engines_die_of_is_not_offered_to_the_third(
         assert fleet.asked == asked
 
 
-async def test_a_second_attempt_has_an_id_of_its_own() -> None:
-    """An engine may refuse an id that it still knows."""
+async def test_every_attempt_has_an_id_of_its_own_which_the_record_keeps() -> None:
+    """An engine may refuse an id that it still knows, and its log names the id alone."""
     async with Fleet([reply(b"{}", "500 x")], OK) as fleet:
-        await fleet.open()
-        assert [u.requests[0].headers["x-request-id"] for u in fleet.upstreams] == ["req-1", "req-1-2"]
+        won = await fleet.open()
+        first, second = (u.requests[0].headers["x-request-id"] for u in fleet.upstreams)
+        assert first != second
+        assert ([lost.upstream_id for lost in fleet.record.attempts], won.request_id) == ([first], second)
 
 
 async def test_a_requests_own_mistake_is_tried_nowhere_else() -> None:

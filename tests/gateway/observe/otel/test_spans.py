@@ -32,6 +32,7 @@ def attempt(number: int = 1, endpoint: str = "small/a", **more: Any) -> AttemptR
         "opened": 0.01,
         "ended": 1.0,
         "ending": AttemptOutcome.COMPLETED,
+        "upstream_id": f"req_{number}",
         **more,
     }
     return AttemptRecord(number, endpoint=endpoint, pool=endpoint.partition("/")[0], **given)
@@ -195,6 +196,7 @@ def test_the_attempt_that_answered_tells_the_usage() -> None:
         "firsttoken.attempt.number": 1,
         "firsttoken.attempt.kind": "primary",
         "firsttoken.attempt.ending": "cancelled",
+        "firsttoken.attempt.upstream_id": "req_1",
     }
     assert read(two.attributes) == {
         "gen_ai.operation.name": "chat",
@@ -209,6 +211,7 @@ def test_the_attempt_that_answered_tells_the_usage() -> None:
         "firsttoken.attempt.number": 2,
         "firsttoken.attempt.kind": "hedge",
         "firsttoken.attempt.ending": "completed",
+        "firsttoken.attempt.upstream_id": "req_2",
         "gen_ai.usage.input_tokens": 130,
         "gen_ai.usage.cache_read.input_tokens": 64,
         "gen_ai.usage.output_tokens": 10,
