@@ -239,8 +239,7 @@ class UpstreamRequest:
     @property
     def accepted(self) -> bool:
         """The engine has accepted the request. The head of a stream precedes the computation of the prompt; the head
-        of a whole
-        answer does not, so there sending the request is enough."""
+        of a whole answer does not, so there sending the request is enough."""
         return self.status != 0 if self.stream else self.exchange is not None
 
     @property

@@ -2,8 +2,7 @@
 
 An engine is predicted from physics:
 `TTFT = base + prompt tokens * length + (uncached + queued tokens) * token + pairs * attention + running * step`,
-with attention pairs of the uncached and queued tokens. The prompt's length counts even where cached: 10k cached
-tokens
+with attention pairs of the uncached and queued tokens. The prompt's length counts even where cached: 10k cached tokens
 cost a vLLM on a CPU 0.1 s. An API shows no queue: recent latency by prompt length is learned.
 
 Rules:
