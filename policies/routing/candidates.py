@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from policies.routes.route import Route, Tier
@@ -191,7 +191,19 @@ def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView
 
 def ranked(candidate: Candidate, score: float, reason: str) -> Candidate:
     """The candidate with a rank. `reason` has places for p50 (ms) and probability."""
-    return replace(candidate, score=score, reason=reason % (candidate.forecast.p50 * 1e3, candidate.probability))
+    return Candidate(  # `replace` takes five times as long
+        endpoint=candidate.endpoint,
+        tier=candidate.tier,
+        prompt_tokens=candidate.prompt_tokens,
+        hit=candidate.hit,
+        forecast=candidate.forecast,
+        probability=candidate.probability,
+        price=candidate.price,
+        score=score,
+        reason=reason % (candidate.forecast.p50 * 1e3, candidate.probability),
+        load=candidate.load,
+        blocks=candidate.blocks,
+    )
 
 
 def p50_of(candidates: Sequence[Candidate], at: int) -> float:
