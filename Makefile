@@ -6,9 +6,11 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
+AUDIT := .cache/audit-venv
+IMAGE := .cache/image-venv
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench chaos fuzz soak dashboards node browser vllm clean
+.PHONY: help setup demo test lint bench chaos fuzz soak dashboards node browser vllm lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +59,23 @@ vllm: $(DEV) ## run the tests with real vLLM servers, on CPU (installs 3.5 GB on
 	@$(VLLM)/bin/python scripts/vllm_models.py
 	@$(BIN)/python scripts/vllm_servers.py -- $(BIN)/python -m pytest tests/vllm -s $(PYTEST_ARGS)
 
+lock: $(AUDIT) ## resolve the dependencies of the container image anew, with hashes, into deploy/locks
+	@$(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+	  --custom-compile-command "make lock" --extra kvevents --extra otel --extra redis --extra tokenizers \
+	  --output-file deploy/locks/image.txt pyproject.toml
+	@echo 'hatchling>=1.27' | $(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --upgrade --custom-compile-command "make lock" --output-file deploy/locks/build.txt -
+
+audit: $(AUDIT) ## check the locked dependencies: known vulnerabilities, licences, hashes; writes dist/sbom.cdx.json
+	@$(PYTHON) -m venv --clear $(IMAGE)
+	@$(IMAGE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/locks/image.txt
+	@mkdir -p dist
+	@$(AUDIT)/bin/pip-licenses --python $(IMAGE)/bin/python --ignore-packages pip setuptools --format csv \
+	  --partial-match --allow-only "$$(cat deploy/locks/licences.txt)" > dist/licences.csv
+	@$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	  --output-file dist/sbom.cdx.json $(IMAGE)/bin/python
+	@$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes -r deploy/locks/image.txt
+
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -78,3 +97,7 @@ $(DEV): pyproject.toml | $(BIN)/python
 	@echo "Installing firsttoken and its development tools into $(VENV) ..." >&2
 	@$(INSTALL) --editable '.[dev]'
 	@touch $(CORE) $@
+
+$(AUDIT):
+	@$(PYTHON) -m venv $@
+	@$@/bin/python -m pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom pip-licenses uv || { rm -rf $@; exit 1; }

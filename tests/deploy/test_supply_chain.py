@@ -1,0 +1,60 @@
+"""The container image holds what docs/dependencies.md gives a reason for, in locked versions with hashes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = {name: entries for name, entries in PROJECT["optional-dependencies"].items() if name != "dev"}
+REQUIREMENTS = [Requirement(text) for entries in (PROJECT["dependencies"], *EXTRAS.values()) for text in entries]
+LOCKED = re.compile(r"^([\w.-]+)==([\w.]+)(.*?)(?=^[\w.-]+==|\Z)", re.MULTILINE | re.DOTALL)
+DOCUMENTED = re.compile(r"^\| ([\w-]+) \| (core|extra `\w+`) \|", re.MULTILINE)
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text("utf-8")
+
+
+def locked(name: str) -> dict[str, tuple[str, str]]:
+    """Version and the rest of the entry, by package."""
+    text = (ROOT / "deploy/locks" / name).read_text("utf-8")
+    return {canonicalize_name(package): (version, rest) for package, version, rest in LOCKED.findall(text)}
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
+def test_the_image_has_a_locked_version_of_every_dependency(requirement: Requirement) -> None:
+    """`make lock` is due where pyproject.toml asks for more than the lock has."""
+    version, _ = locked("image.txt")[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(version)
+
+
+@pytest.mark.parametrize("name", ["image.txt", "build.txt"])
+def test_every_locked_file_has_a_hash(name: str) -> None:
+    assert all("--hash=sha256:" in rest for _, rest in locked(name).values())
+
+
+def test_every_dependency_has_a_reason() -> None:
+    """The table of docs/dependencies.md is that of pyproject.toml, with the same extras."""
+    expected = {(Requirement(text).name, "core") for text in PROJECT["dependencies"]}
+    expected |= {(Requirement(text).name, f"extra `{extra}`") for extra in EXTRAS for text in EXTRAS[extra]}
+    assert set(DOCUMENTED.findall((ROOT / "docs/dependencies.md").read_text("utf-8"))) == expected
+
+
+def test_the_image_installs_nothing_without_a_hash() -> None:
+    installs = [line for line in DOCKERFILE.splitlines() if "pip install" in line]
+    assert installs
+    assert all("--require-hashes" in line or "--no-index" in line for line in installs)
+
+
+def test_the_image_runs_as_nobody_and_needs_no_shell() -> None:
+    """Commands in exec form; the root file system is read-only in docker-compose.yml."""
+    last = DOCKERFILE.rpartition("FROM ")[2]
+    assert "\nUSER firsttoken\n" in last
+    assert re.search(r'^ENTRYPOINT \["firsttoken"\]$', last, re.MULTILINE)
+    compose = (ROOT / "docker-compose.yml").read_text("utf-8")
+    assert "read_only: true" in compose
+    assert "CMD-SHELL" not in compose
