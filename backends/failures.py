@@ -45,8 +45,14 @@ LINE_TOO_LONG = Failure(FailureKind.PROTOCOL, "The backend sent an event larger 
 UNANSWERED = Failure(FailureKind.RESET, "The backend closed the connection without an answer.")
 CUT_SHORT = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
 
+
+class ForbiddenAddressError(OSError):
+    """A host name led to an address that no backend can have."""
+
+
 _CONNECT: tuple[tuple[type[Exception], str], ...] = (  # the first match counts; all but the last are OSErrors
     (TimeoutError, "The backend did not accept a connection in time."),
+    (ForbiddenAddressError, "The backend's name leads to an address that no backend may have."),
     (socket.gaierror, "The backend's name could not be resolved."),
     (ssl.SSLCertVerificationError, "The backend's certificate could not be verified."),
     (ssl.SSLError, "The TLS handshake with the backend failed."),

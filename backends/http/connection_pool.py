@@ -9,7 +9,8 @@ Rules:
 - TCP_NODELAY is on, by default in both event loops: else a small write on a reused connection waits 40 ms for an ACK.
 - A host name is resolved anew for every connection, and connections to a name have a maximum age: traffic follows a
   change of DNS.
-- Redirects are never followed. The URL comes from configuration alone.
+- Redirects are never followed. The URL comes from configuration alone, and the address of a name is judged before a
+  request is written (`allowed_addresses`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from urllib.parse import urlsplit
 
 from backends import failures
 from backends.failures import TransportError
+from backends.http.allowed_addresses import is_allowed
 from backends.http.connection import Connection, Exchange, Sink, WriteCoalescer
 from backends.interface import Failure, HttpCall
 
@@ -134,7 +136,8 @@ class ConnectionPool:
         self.coalescer = coalescer or WriteCoalescer()
         self.stale_retries = 0
         self._connect_to = connect_to or self.address.host
-        self._max_age = inf if _is_ip_address(self._connect_to) else max_age
+        self._by_name = not _is_ip_address(self._connect_to)
+        self._max_age = max_age if self._by_name else inf
         self._connect_timeout = connect_timeout
         self._idle_timeout = idle_timeout
         self._tls = (tls or _default_tls()) if self.address.tls else None
@@ -239,6 +242,9 @@ class ConnectionPool:
                 )
             if not connection.usable:
                 raise ConnectionAbortedError  # closed by the server, or bytes arrived, before the request
+            if self._by_name and not is_allowed(address.host, transport.get_extra_info("peername")[0]):
+                transport.abort()
+                raise failures.ForbiddenAddressError
         except (OSError, UnicodeError) as error:
             connection.connection_lost(error)
             raise TransportError(failures.of_connect(error)) from error

@@ -5,6 +5,8 @@ Rules:
   and more threads.
 - A failed or empty answer changes nothing: a broken resolver must not empty a fleet. Failure and recovery are logged
   once each.
+- Addresses that no backend can have are dropped (`backends.http.allowed_addresses`), and so are those beyond
+  MAX_ADDRESSES: an answer that lies leads no request astray and fills no memory.
 - For a name with addresses of both families the IPv4 addresses count: both are usually the same servers.
 """
 
@@ -15,10 +17,13 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from backends.http.allowed_addresses import is_allowed
+
 log = logging.getLogger("firsttoken")
 
 FIRST_ANSWER = 2.0  # s to wait for the first answer of a new name
 SLOW_ANSWER = 5.0  # s without an answer until a warning
+MAX_ADDRESSES = 128  # endpoints of one name; known ones stay
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
@@ -39,6 +44,7 @@ class DnsDiscovery:
         self._followed: dict[str, tuple[float, asyncio.Task[None]]] = {}
         self._answered: dict[str, asyncio.Event] = {}  # set by the first answer, also by a failed one
         self._failing: set[str] = set()
+        self._dropped: dict[str, Sequence[str]] = {}  # addresses in the last answer
         self._changed = asyncio.Event()
 
     async def follow(self, names: Mapping[str, float]) -> None:
@@ -60,6 +66,7 @@ class DnsDiscovery:
         self.addresses = {name: known for name, known in self.addresses.items() if name in names}
         self._answered = {name: event for name, event in self._answered.items() if name in names}
         self._failing &= names.keys()
+        self._dropped = {name: dropped for name, dropped in self._dropped.items() if name in names}
 
     async def changed(self) -> None:
         """Wait until some name has other addresses."""
@@ -92,10 +99,11 @@ class DnsDiscovery:
             query.cancel()
 
     def _on_addresses(self, name: str, answer: Sequence[str]) -> None:
-        if not answer:
-            self._log_failure(name, "it has none")
+        known = self.addresses.get(name, ())
+        found = self._usable(name, known, answer)
+        if not found:
+            self._log_failure(name, "none of its addresses can be a backend's" if answer else "it has none")
             return
-        known, found = self.addresses.get(name, ()), tuple(sorted({*answer}))
         if name in self._failing:
             self._failing.discard(name)
             log.info("the addresses of %s can be had again", name)
@@ -103,6 +111,19 @@ class DnsDiscovery:
             log.info("%s has %d addresses: %s", name, len(found), _difference(known, found))
             self.addresses = {**self.addresses, name: found}
             self._changed.set()
+
+    def _usable(self, name: str, known: Sequence[str], answer: Sequence[str]) -> tuple[str, ...]:
+        """Sorted addresses of an answer, without those dropped."""
+        allowed = sorted(
+            {address for address in answer if is_allowed(name, address)}, key=lambda one: (one not in known, one)
+        )
+        found = tuple(sorted(allowed[:MAX_ADDRESSES]))
+        dropped = sorted({*answer} - {*found})
+        if dropped != self._dropped.get(name, []):
+            self._dropped[name] = dropped
+            if dropped:
+                log.warning("%d addresses of %s are not used, such as %s", len(dropped), name, dropped[0])
+        return found
 
     def _log_failure(self, name: str, reason: str) -> None:
         if name not in self._failing:

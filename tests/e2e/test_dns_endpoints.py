@@ -27,15 +27,15 @@ class Dns:
         self.addresses: Sequence[str] = addresses
 
     async def __call__(self, name: str) -> Sequence[str]:
-        if name != "engines.svc" or not self.addresses:
+        if name != "engines.localhost" or not self.addresses:
             raise OSError("Name or service not known")
         return self.addresses
 
 
 @asynccontextmanager
 async def gateway_by_name(dns: Dns, port: str, **more: Any) -> AsyncIterator[Gateway]:
-    """Gateway with the endpoints of the name `engines.svc`."""
-    endpoint = {"url": f"http://engines.svc:{port}", "resolve": "10ms"}
+    """Gateway with the endpoints of the name `engines.localhost`."""
+    endpoint = {"url": f"http://engines.localhost:{port}", "resolve": "10ms"}
     routes = {"chat": {"tiers": ["only"], "scorer": "round_robin"}}
     gateway = Gateway(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}}, routes, **more)))
     gateway.dns.resolve = dns
@@ -67,9 +67,9 @@ async def test_every_address_of_a_name_is_an_endpoint() -> None:
                 assert await ask(gateway) == 200
             assert one.requests
             assert two.requests
-            assert {request.headers["host"] for request in one.requests + two.requests} == {f"engines.svc:{port}"}
+            assert {request.headers["host"] for request in one.requests + two.requests} == {f"engines.localhost:{port}"}
             shown = json.loads((await get(gateway.admin_url, "/config"))[2])["pools"]["only"]["endpoints"]
-            assert [endpoint["url"] for endpoint in shown] == [f"http://engines.svc:{port}"]
+            assert [endpoint["url"] for endpoint in shown] == [f"http://engines.localhost:{port}"]
 
 
 async def test_a_removed_address_finishes_its_stream_and_gets_no_new_request() -> None:
@@ -120,7 +120,7 @@ async def test_a_reload_keeps_resolved_addresses() -> None:
         dns, port = Dns("127.0.0.1"), engine.url.rpartition(":")[2]
         async with gateway_by_name(dns, port) as gateway:
             dns.addresses = []
-            endpoint = {"url": f"http://engines.svc:{port}", "resolve": "10ms", "region": "here"}
+            endpoint = {"url": f"http://engines.localhost:{port}", "resolve": "10ms", "region": "here"}
             await gateway.apply_config(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}})))
             assert await ask(gateway) == 200
             assert last(gateway).region == "here"

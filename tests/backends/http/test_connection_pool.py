@@ -246,6 +246,17 @@ async def test_a_name_that_does_not_exist_is_named_as_such() -> None:
     assert failure == Failure(FailureKind.CONNECT, "The backend's name could not be resolved.")
 
 
+@pytest.mark.parametrize("name", ["127.1", "0x7f000001"])
+async def test_a_name_that_leads_into_this_machine_gets_no_byte(name: str) -> None:
+    """Resolvers take these for names of 127.0.0.1. The configuration must write the address, or localhost."""
+    async with Upstream([reply(b"secret")]) as upstream:
+        origin = ConnectionPool(upstream.url.replace("127.0.0.1", name), connect_timeout=2)
+        failure = await refused(origin)
+        assert failure.message == "The backend's name leads to an address that no backend may have."
+        await upstream.until(lambda up: up.hangups == 1)
+        assert (upstream.requests, origin.active) == ([], 0)
+
+
 async def test_connecting_is_bounded() -> None:
     """A listener whose backlog is full lets a SYN wait."""
     with socket.socket() as listening, socket.socket() as filler:

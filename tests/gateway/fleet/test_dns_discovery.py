@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from socket import gethostname
 from time import monotonic
 
 import pytest
 
+from backends.http.allowed_addresses import is_allowed
 from gateway.fleet import dns_discovery as module
-from gateway.fleet.dns_discovery import DnsDiscovery, system
+from gateway.fleet.dns_discovery import MAX_ADDRESSES, DnsDiscovery, system
 from tests.support.simulated import eventually
 
 NAME = "engines.svc"
@@ -83,6 +85,63 @@ async def test_a_resolver_that_is_ill_empties_nothing(
         resolver.says = ["10.0.0.1"]
         await eventually(lambda: len(caplog.messages) > 1)
         assert caplog.messages[1:] == [f"the addresses of {NAME} can be had again"]
+
+
+LIES = (
+    *("127.0.0.1", "::1", "169.254.169.254", "fe80::1%lo", "0.0.0.0", "::", "224.0.0.1", "255.255.255.255"),
+    *("::ffff:127.0.0.1", "::ffff:169.254.169.254", "fd00:ec2::254", "100.100.100.200"),
+)
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_an_answer_that_leads_into_this_machine_or_its_link_is_no_endpoint(
+    lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other addresses of the answer count; without any, what was known stays. Each state is one line."""
+    resolver = Resolver("10.0.0.1")
+    async with following(resolver) as names:
+        for answer in ([lie, "10.0.0.1"], [lie]):
+            resolver.says, asked = answer, resolver.asked
+            await eventually(lambda asked=asked: resolver.asked > asked + 3)
+            assert names.addresses == {NAME: ("10.0.0.1",)}
+        assert caplog.messages == [
+            f"1 addresses of {NAME} are not used, such as {lie}",
+            f"the addresses of {NAME} cannot be had (none of its addresses can be a backend's); the 1 known ones stay",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "allowed"),
+    [
+        ("localhost", "127.0.0.1", True),
+        ("engines.localhost", "127.0.0.2", True),
+        (gethostname(), "127.0.1.1", True),
+        ("localhost.example.com", "127.0.0.1", False),
+        ("localhost", "169.254.169.254", False),
+        ("engines.svc", "10.1.2.3", True),
+        ("engines.svc", "100.64.0.7", True),
+        ("engines.svc", "fd12::1", True),
+        ("api.example.com", "93.184.216.34", True),
+    ],
+)
+def test_loopback_addresses_belong_to_local_names(name: str, address: str, allowed: bool) -> None:
+    assert is_allowed(name, address) is allowed
+
+
+async def test_an_answer_with_hundreds_of_addresses_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Known addresses stay endpoints: an answer in another order moves nobody."""
+    many = [f"10.0.{i // 250}.{i % 250}" for i in range(900)]
+    resolver = Resolver("10.0.3.7", "10.0.3.8")
+    async with following(resolver) as names:
+        resolver.says = many
+        await asyncio.wait_for(names.changed(), 5)
+        assert len(names.addresses[NAME]) == MAX_ADDRESSES
+        assert {"10.0.3.7", "10.0.3.8"} < {*names.addresses[NAME]}
+        before, asked = names.addresses[NAME], resolver.asked
+        resolver.says = many[::-1]
+        await eventually(lambda: resolver.asked > asked + 3)
+        assert names.addresses[NAME] == before
+    assert caplog.messages == [f"772 addresses of {NAME} are not used, such as 10.0.0.211"]
 
 
 async def test_a_resolver_that_is_slow_is_asked_once_at_a_time(
