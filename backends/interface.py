@@ -109,6 +109,9 @@ class Tap(Protocol):
     times: EngineTimes
     ended: bool  # finish_reason or [DONE] was seen (streams); the whole body parsed (not streamed)
     failure: Failure | None  # an error event
+    spoiled: bool  # an event that must not be relayed was seen: the stream's last read
+    sound: bytes  # of a spoiled read: the complete events before
+    error_event: bytes  # of a spoiled read: the backend's own error event, if there is one
 
     def feed(self, data: bytes) -> bool:
         """Read bytes of the body. True: visible output among the bytes (content, reasoning or a tool call)."""

@@ -78,14 +78,22 @@ class OpenAI(Backend):
     def tap(self, forward: BackendRequest) -> Tap:
         if not forward.stream:
             return BodyTap(self._secret)
-        choices = forward.body.get("n")
-        return StreamTap(choices if type(choices) is int else 1, self._secret)
+        return StreamTap(_choices(forward.body), self._secret)
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         return failures.of_reply(status, headers, body, self._secret)
 
     def probe(self) -> HttpCall | None:
         return HttpCall("GET", self.probe_path) if self.probe_path else None
+
+
+def _choices(body: Mapping[str, Any]) -> int:
+    """Choices of an answer: `n` for every prompt."""
+    n, prompt = body.get("n"), body.get("prompt")
+    choices = n if type(n) is int else 1
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):  # else: tokens of one prompt
+        choices *= len(prompt)
+    return choices
 
 
 def _headers(config: BackendConfig) -> dict[str, str]:

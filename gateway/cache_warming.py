@@ -140,10 +140,10 @@ class _DiscardBody:
         if not self.over.done():
             self.over.set_result(None)
 
-    def on_broken(self, failure: Failure) -> None:
-        self.end()
+    def replace_held(self, data: bytes) -> None:
+        """Drop the bytes."""
 
-    def on_error_event(self, data: bytes, failure: Failure) -> None:
+    def on_broken(self, failure: Failure, error_event: bytes = b"") -> None:
         self.end()
 
 

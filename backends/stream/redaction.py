@@ -25,6 +25,9 @@ class Rewriter(Protocol):
     def feed(self, data: bytes) -> bytes:
         """Return the bytes ready to be sent."""
 
+    def drop(self) -> None:
+        """Forget the held bytes."""
+
     def close(self) -> bytes:
         """End the body; return the held bytes."""
 
@@ -46,21 +49,22 @@ class _MaskedChunk(msgspec.Struct, gc=False):
 _decode_chunk = msgspec.json.Decoder(_MaskedChunk).decode
 
 
-class UsageStripper:
-    """Removes events with empty `choices` and a `usage`; the rest passes verbatim.
-
-    Only an incomplete event at the end of a read is held back, of no use to any client yet.
-    """
+class WholeEvents:
+    """Holds back an incomplete event at the end of a read: no use to any client yet, and perhaps never to be whole."""
 
     def __init__(self) -> None:
         self._held = b""
         self._overflowed = False  # an event too large to be held has passed: all later bytes pass too
 
     def feed(self, data: bytes) -> bytes:
+        if not self._held and data.endswith(b"\n\n"):
+            return data
+        return self._complete(data)
+
+    def _complete(self, data: bytes) -> bytes:
+        """All complete events."""
         if self._overflowed:
             return data
-        if not self._held and data.endswith(b"\n\n"):  # whole events
-            return _without_usage(data) if b'"usage"' in data else data
         search_from = max(len(self._held) - 3, 0)  # a blank line may have begun in the held bytes
         data = self._held + data
         end = max((blank.end() for blank in BLANK_LINE.finditer(data, search_from)), default=0)
@@ -68,11 +72,26 @@ class UsageStripper:
             self._overflowed = True
             end = len(data)
         self._held = data[end:]
-        return _without_usage(data[:end])
+        return data[:end]
+
+    def drop(self) -> None:
+        self._held = b""
 
     def close(self) -> bytes:
         rest, self._held = self._held, b""
-        return _without_usage(rest)
+        return rest
+
+
+class UsageStripper(WholeEvents):
+    """Removes events with empty `choices` and a `usage`; all other complete events pass verbatim."""
+
+    def feed(self, data: bytes) -> bytes:
+        if self._held or not data.endswith(b"\n\n"):
+            data = self._complete(data)
+        return _without_usage(data) if b'"usage"' in data else data
+
+    def close(self) -> bytes:
+        return _without_usage(super().close())
 
 
 def _without_usage(data: bytes) -> bytes:
@@ -114,6 +133,9 @@ class SecretMasker:
         self._held = data[end:]
         return data[:end]
 
+    def drop(self) -> None:
+        self._held = b""
+
     def close(self) -> bytes:
         rest, self._held = self._held, b""
         return rest
@@ -153,6 +175,11 @@ class CachedCountMasker:
         end = len(data) if partial is None else partial.start()
         self._held = data[end:]
         return _mask_counts(data[:end])
+
+    def drop(self) -> None:
+        self._held = b""
+        if self._inner is not None:
+            self._inner.drop()
 
     def close(self) -> bytes:
         rest = self._held + (b"" if self._inner is None else self._inner.close())

@@ -6,8 +6,10 @@ Rules:
   a completion's text. A role preamble, an empty delta, a comment and a usage event are not.
 - After `ended` nothing turns success into failure; after `failure` nothing turns failure into success.
 - Events are decoded, by C and into the few fields in use: JSON has many spellings, beyond any byte pattern. An event
-  equal to the last decoded event, byte for byte, except within the quotes of the content, is known without decoding:
-  servers write all tokens of an answer in the same form. This saves half of the work for a chunk.
+  equal to the last decoded event, byte for byte, except for plain characters within the quotes of the content, is known
+  without decoding: servers write all tokens of an answer in the same form. This saves half of the work for a chunk.
+- An event that is no JSON object would break a caller's parser: the stream is `spoiled` from there on, even after
+  `ended`.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ class ServerSentEvent:
 
     name: bytes
     data: bytes
+
+    def __bytes__(self) -> bytes:
+        name = b"event: " + self.name + b"\n" if self.name else b""
+        return name + b"data: " + self.data.replace(b"\n", b"\ndata: ") + b"\n\n"
 
 
 class StreamError(ValueError):
@@ -125,6 +131,7 @@ class _Delta(msgspec.Struct, gc=False):
 
 
 class _Choice(msgspec.Struct, gc=False):
+    index: Any = None
     delta: _Delta | None = None
     text: Any = None
     finish_reason: Any = None
@@ -160,6 +167,7 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 BODY_LIMIT = 4 << 20  # bytes of a whole reply, kept to find the usage
 _CONTENT_KEY = b'"content":"'
+_PLAIN = bytes(set(range(32, 256)) - set(b'"\\'))  # bytes that stand for themselves within a JSON string
 
 
 class _ReplyTap:
@@ -171,15 +179,19 @@ class _ReplyTap:
         self.times = EngineTimes()
         self.ended = False
         self.failure: Failure | None = None
+        self.spoiled = False
+        self.sound = b""
+        self.error_event = b""
         self._secret = secret
 
 
 class StreamTap(_ReplyTap):
-    """Tap of an event stream. `choices` is the request's `n`: the stream ends when each choice has ended."""
+    """Tap of an event stream. `choices`: of the answer; the stream ends when each choice has ended."""
 
     def __init__(self, choices: int = 1, secret: str = "") -> None:
         super().__init__(secret)
-        self._open_choices = choices
+        self._choices = choices
+        self._ended_choices: set[int] = set()  # by index
         self._decoder = SseDecoder()
         self._prefix = b""  # bytes of a token event before the content, once known
         self._suffix = b"\0"  # bytes after the content; no event ends with a NUL
@@ -194,8 +206,9 @@ class StreamTap(_ReplyTap):
         if (
             data.endswith(suffix)
             and data.startswith(prefix)
-            # The content ends at the first quote: if the known form continues there, nothing else differs.
-            and data.find(b'"', len(prefix)) == len(data) - len(suffix) > len(prefix)
+            and len(data) > len(prefix) + len(suffix)
+            and not (content := data[len(prefix) : -len(suffix)]).translate(None, _PLAIN)
+            and (content.isascii() or _is_utf8(content))
             and not self._decoder.pending
         ):
             self.tokens += 1
@@ -225,19 +238,25 @@ class StreamTap(_ReplyTap):
             self._suffix = data[end:]
 
     def _read_events(self, events: list[ServerSentEvent]) -> None:
-        for event in events:
+        for number, event in enumerate(events):
             if event.data.startswith(b"[DONE]"):
                 self.ended = self.failure is None
             elif event.name == b"error":
                 self._read_error(event.data)
             else:
                 self._read_chunk(event.data)
+            if self.spoiled:
+                self.sound = b"".join(map(bytes, events[:number]))
+                self.error_event = bytes(event) if _holds_error(event.data) else b""
+                return
 
     def _read_chunk(self, data: bytes) -> None:
         try:
             chunk = _decode(data, _chunk_decoder)
         except msgspec.ValidationError:
-            return  # JSON, but not a chunk
+            if not data.lstrip().startswith(b"{"):
+                self._fail(failures.NOT_JSON)
+            return  # an object, but not a chunk
         except ValueError:
             self._fail(failures.NOT_JSON)
             return
@@ -248,18 +267,18 @@ class StreamTap(_ReplyTap):
             if choice.text or (delta is not None and (delta.content or _is_visible(delta))):
                 self.tokens += 1
             if choice.finish_reason:
-                self._end_choice(choice.finish_reason)
+                self._end_choice(choice)
         if chunk.usage is not None:
             read_usage(self.usage, chunk.usage)
         if chunk.metrics is not None:
             read_times(self.times, chunk.metrics)
 
-    def _end_choice(self, finish_reason: Any) -> None:
-        if finish_reason == "error":  # OpenRouter's sign that the model's provider failed
+    def _end_choice(self, choice: _Choice) -> None:
+        if choice.finish_reason == "error":  # OpenRouter's sign that the model's provider failed
             self._fail(Failure(FailureKind.SERVER, "The backend failed."))
             return
-        self._open_choices -= 1
-        if self._open_choices <= 0:
+        self._ended_choices.add(choice.index if type(choice.index) is int else 0)
+        if len(self._ended_choices) >= self._choices:
             self.ended = self.failure is None
 
     def _read_error(self, data: bytes) -> None:
@@ -272,6 +291,7 @@ class StreamTap(_ReplyTap):
         self._fail(failures.of_event(error, self._secret))
 
     def _fail(self, failure: Failure) -> None:
+        self.spoiled = True
         if not self.ended and self.failure is None:
             self.failure = failure
 
@@ -318,6 +338,22 @@ class BodyTap(_ReplyTap):
         read_usage(self.usage, body.usage)
         read_times(self.times, body.metrics)
         self.ended = True
+
+
+def _holds_error(data: bytes) -> bool:
+    try:
+        event = failures.decode_leniently(data)
+    except ValueError:
+        return False
+    return isinstance(event, dict) and bool(event.get("error"))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_visible(delta: _Delta) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from time import monotonic
 
 from backends.interface import Failure, FailureKind
-from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, UsageStripper
+from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, UsageStripper, WholeEvents
 from gateway.admission.quotas import quota_headers
 from gateway.api.api_error import REASONS, envelope
 from gateway.downstream.http_server import HttpRequest
@@ -56,7 +56,6 @@ class Relay:
         self.winner: UpstreamRequest  # the winning attempt, once begun
         self.rewriter: Rewriter | None = None
         self.chunked = http.http11
-        self.last_body = b"\n\n"  # of the body, the latest bytes written
         self.idle_timer: asyncio.TimerHandle | None = None
         self.stall_timer: asyncio.TimerHandle | None = None
 
@@ -86,8 +85,10 @@ class Relay:
 
     def _rewriter(self) -> Rewriter | None:
         backend = self.winner.upstream.backend
-        rewriter: Rewriter | None = UsageStripper() if self.strip_usage else None
-        if not self.winner.stream and backend.secret:
+        rewriter: Rewriter | None = None
+        if self.winner.stream:
+            rewriter = UsageStripper() if self.strip_usage else WholeEvents()
+        elif backend.secret:
             rewriter = SecretMasker(backend.secret)
         return CachedCountMasker(rewriter) if self.private and not backend.salted else rewriter
 
@@ -107,13 +108,21 @@ class Relay:
             return
         rewritten = data if self.rewriter is None else self.rewriter.feed(data)
         if framed and self.chunked and rewritten == data:
-            self.last_body = data
             self.writer.write_through(framed)
         elif rewritten:
             self.writer.write_through(self._frame(rewritten))
 
+    def replace_held(self, data: bytes) -> None:
+        """Write complete events in place of the held bytes."""
+        if self.rewriter is not None:
+            self.rewriter.drop()
+        if data:
+            self.body(data)
+
     def end(self) -> None:
         """The body is complete; the tap knows if the answer is."""
+        if self.winner.tap.spoiled:
+            self.replace_held(b"")
         tail = self.rewriter.close() if self.rewriter is not None else b""
         if self.winner.answered:
             self._finish(self._last(tail), RequestOutcome.COMPLETED)
@@ -123,21 +132,20 @@ class Relay:
             error = _recorded(self.winner.tap.failure or TRUNCATED)
             self._finish(self._last(tail), RequestOutcome.UPSTREAM_BROKE, error)
 
-    def on_error_event(self, data: bytes, failure: Failure) -> None:
-        """The backend's own error event is the explicit end."""
-        self.http.keep_alive = False
-        rewritten = data if self.rewriter is None else self.rewriter.feed(data)
-        self._finish(self._last(rewritten), RequestOutcome.UPSTREAM_BROKE, _recorded(failure))
+    def on_broken(self, failure: Failure, error_event: bytes = b"") -> None:
+        """The upstream broke after the first token: write an error event at once, the backend's own if there is one."""
+        if error_event:
+            event = error_event if self.rewriter is None else self.rewriter.feed(error_event)
+            self._end_broken(event, RequestOutcome.UPSTREAM_BROKE, _recorded(failure))
+        else:
+            self._end_broken(_error_event(failure), RequestOutcome.UPSTREAM_BROKE, failure.message)
 
-    def on_broken(self, failure: Failure, ending: RequestOutcome = RequestOutcome.UPSTREAM_BROKE) -> None:
-        """The upstream broke after the first token: write an error event at once."""
+    def _end_broken(self, event: bytes, ending: RequestOutcome, error: str) -> None:
         self.http.keep_alive = False
         if self.winner.stream:
-            event = b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
-            event = event if self.last_body.endswith(b"\n\n") else b"\n\n" + event
-            self._finish(self._last(event), ending, failure.message)
+            self._finish(self._last(event), ending, error)
         else:  # JSON leaves no sign but an incomplete body
-            self._finish(b"", ending, failure.message)
+            self._finish(b"", ending, error)
             self.writer.flush()
             self.transport.abort()
 
@@ -154,7 +162,7 @@ class Relay:
     def on_shutdown(self) -> None:
         """End the answer explicitly, like any broken stream."""
         self.winner.cancel()
-        self.on_broken(STOPPED, RequestOutcome.CUT)
+        self._end_broken(_error_event(STOPPED), RequestOutcome.CUT, STOPPED.message)
 
     def on_write_paused(self) -> None:
         self.winner.pause()
@@ -181,6 +189,7 @@ class Relay:
             self.idle_timer = self.loop.call_later(max(self.idle - quiet, 0.05), self._check_idle)
         elif self.winner.stream and self.winner.answered:  # after [DONE], an open connection is no failure
             self.winner.stop(AttemptOutcome.COMPLETED)
+            self.winner.tap.close()
             self.end()
         else:
             self.winner.cancel()
@@ -189,10 +198,7 @@ class Relay:
     # -- framing -------------------------------------------------------------------------
 
     def _frame(self, data: bytes) -> bytes:
-        if not data:
-            return b""
-        self.last_body = data
-        return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
+        return b"%x\r\n%b\r\n" % (len(data), data) if data and self.chunked else data
 
     def _last(self, data: bytes) -> bytes:
         return self._frame(data) + (b"0\r\n\r\n" if self.chunked else b"")
@@ -208,6 +214,10 @@ class Relay:
         if not self.http.keep_alive:
             lines.append("connection: close")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _error_event(failure: Failure) -> bytes:
+    return b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
 
 
 def _recorded(failure: Failure) -> str:

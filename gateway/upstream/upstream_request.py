@@ -8,7 +8,6 @@ call. Each attempt ends exactly once, and the fleet is told.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
@@ -26,8 +25,6 @@ MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts 
 MAX_ERROR = 64 * 1024  # bytes of an error reply to read
 
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
-DONE = b"data: [DONE]"
-ERROR_EVENT = re.compile(rb'"error"\s*:')  # the member, not a finish_reason of that name
 
 OUTCOMES = {
     FailureKind.RATE_LIMITED: AttemptOutcome.RATE_LIMITED,
@@ -57,10 +54,12 @@ class BodySink(Protocol):
 
     def end(self) -> None: ...
 
-    def on_broken(self, failure: Failure) -> None: ...
+    def replace_held(self, data: bytes) -> None:
+        """Complete events in place of all bytes held back; nothing else of the body follows."""
+        ...
 
-    def on_error_event(self, data: bytes, failure: Failure) -> None:
-        """`data` holds the backend's own error event; nothing follows."""
+    def on_broken(self, failure: Failure, error_event: bytes = b"") -> None:
+        """`error_event`: the backend's own, if there is one."""
         ...
 
 
@@ -151,10 +150,10 @@ class UpstreamRequest:
             return
         if self.tap.feed(data):
             self.last_token = now
-        if self.tap.failure is None:
+        if not self.tap.spoiled:
             self.body_sink.body(data, framed)
         else:
-            self._end_in_error_event(data)
+            self._end_spoiled()
 
     def on_end(self) -> None:
         self.over = True
@@ -172,6 +171,7 @@ class UpstreamRequest:
         if self.first_in is None:
             self._fail(failure)
         elif self.stream and self.tap.ended:  # nothing after [DONE] turns success into failure
+            self.tap.close()
             self._complete()
         else:
             self._close(AttemptOutcome.BROKEN)
@@ -187,10 +187,10 @@ class UpstreamRequest:
         content, failure = self.tap.feed(data), self.tap.failure
         if failure is not None and not content:
             self._fail(failure)
-        elif failure is not None:  # an error after a token in the same read: the answer has begun, and ended
+        elif self.tap.spoiled:  # an error after a token in the same read: the answer has begun, and ended
+            self.buffered.pop()
             self._commit(self.last_byte)
-            self.stop(AttemptOutcome.BROKEN)
-            self._deliver_error(b"", data)  # the commit has written `data` up to and including the error
+            self._end_spoiled()
         elif content or self.buffered_bytes > MAX_HELD:
             self._commit(self.last_byte)
 
@@ -207,26 +207,17 @@ class UpstreamRequest:
         if self.body_sink is not None:
             self.body_sink.end()
 
-    def _end_in_error_event(self, data: bytes) -> None:
-        """An error in mid-stream ends the answer, although vLLM sends [DONE] after the error."""
-        self.stop(AttemptOutcome.BROKEN)
-        data = self._until_done(data)
-        self._deliver_error(data, data)
-
-    def _deliver_error(self, unwritten: bytes, data: bytes) -> None:
-        """Pass on the backend's own error event in `data`; without any (garbage), the relay writes an event."""
+    def _end_spoiled(self) -> None:
+        """An error event or junk ends the stream, although vLLM sends [DONE] after an error."""
+        self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN)
         if self.body_sink is None:
             return
-        failure = self.tap.failure or EMPTY
-        if ERROR_EVENT.search(data):
-            self.body_sink.on_error_event(unwritten, failure)
-            return
-        if unwritten:
-            self.body_sink.body(unwritten)
-        self.body_sink.on_broken(failure)
-
-    def _until_done(self, data: bytes) -> bytes:
-        return mask_secret(data.partition(DONE)[0], self.upstream.backend.secret)
+        self.body_sink.replace_held(self.tap.sound)
+        if self.tap.failure is None:
+            self.body_sink.end()
+        else:
+            event = mask_secret(self.tap.error_event, self.upstream.backend.secret)
+            self.body_sink.on_broken(self.tap.failure, event)
 
     def _fail(self, failure: Failure) -> None:
         self.reached = self.status != 0 or failure.kind not in (FailureKind.CONNECT, FailureKind.RESET)
@@ -251,7 +242,7 @@ class UpstreamRequest:
         """Return the buffered body bytes, once."""
         data = b"".join(self.buffered)
         self.buffered = []
-        return self._until_done(data) if self.stream and self.tap.failure is not None else data
+        return data
 
     def pause(self) -> None:
         if self.exchange is not None and not self.over:

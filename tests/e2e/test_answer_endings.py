@@ -45,12 +45,12 @@ async def test_a_token_and_an_error_event_in_one_read_are_both_forwarded() -> No
     assert "CANARY" not in json.dumps(record.as_json())
 
 
-async def test_an_invalid_event_is_followed_by_an_error_event() -> None:
-    """The backend sent no error that a caller could parse."""
+async def test_an_invalid_event_is_replaced_by_an_error_event() -> None:
+    """A caller could parse neither the event nor what follows."""
     garbage = b"data: {not json\n\n"
     _, body, record = await request([STREAM_HEAD + chunk(TOKEN), chunk(garbage + TOKEN + DONE) + LAST_CHUNK])
-    assert body.startswith(TOKEN + garbage)
-    assert b'data: {"error":' in body
+    assert body.startswith(TOKEN + b'data: {"error":')
+    assert garbage not in body
     assert DONE not in body
     assert record.end is RequestOutcome.UPSTREAM_BROKE
 
@@ -91,3 +91,46 @@ async def test_a_backends_error_message_goes_to_its_caller_only() -> None:
     )
     assert b"CANARY" in body
     assert "CANARY" not in json.dumps(record.as_json())
+
+
+def ended(*indices: int) -> bytes:
+    """Events that end these choices."""
+    return b"".join(
+        b'data: {"choices":[{"index":%d,"text":"hi","finish_reason":"stop"}]}\n\n' % index for index in indices
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "choices"),
+    [({"prompt": ["a", "b"]}, 2), ({"prompt": [[1], [2], [3]]}, 3), ({"prompt": ["a", "b"], "n": 2}, 4)],
+    ids=["texts", "token lists", "texts, n"],
+)
+async def test_a_batch_is_complete_when_each_choice_has_ended(asked: dict[str, Any], choices: int) -> None:
+    """A choice that ends twice is one choice; a batch cut before its last choice is a broken answer."""
+    most = range(choices - 1)
+    for indices, whole in (([*most, 0], False), (range(choices), True)):
+        async with (
+            Upstream([STREAM_HEAD + chunk(ended(*indices)), CLOSE]) as upstream,
+            running({"only": pool(upstream.url)}) as gateway,
+            calling(gateway.url) as caller,
+        ):
+            body = {"model": "chat", "stream": True, **asked}
+            await caller.ask(post(body, path="/v1/completions"))
+            answer = b"".join(await caller.chunks())
+            await eventually(lambda gateway=gateway: gateway.recorder.recent)
+            end = gateway.recorder.recent[-1].end
+            assert (b'"error"' in answer, end is RequestOutcome.COMPLETED) == (not whole, whole)
+
+
+@pytest.mark.parametrize("prompt", ["a", [1, 2, 3], ["a"]])
+async def test_a_single_prompt_ends_with_one_choice(prompt: Any) -> None:
+    """A list of tokens is one prompt."""
+    async with (
+        Upstream([STREAM_HEAD + chunk(ended(0)), CLOSE]) as upstream,
+        running({"only": pool(upstream.url)}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        await caller.ask(post({"model": "chat", "stream": True, "prompt": prompt}, path="/v1/completions"))
+        await caller.chunks()
+        await eventually(lambda: gateway.recorder.recent)
+        assert gateway.recorder.recent[-1].end is RequestOutcome.COMPLETED

@@ -141,11 +141,11 @@ class RecordingSink:
     def end(self) -> None:
         self.ends.append(None)
 
-    def on_broken(self, failure: Failure) -> None:
-        self.ends.append(failure)
-
-    def on_error_event(self, data: bytes, failure: Failure) -> None:
+    def replace_held(self, data: bytes) -> None:
         self.reads.append(data)
+
+    def on_broken(self, failure: Failure, error_event: bytes = b"") -> None:
+        self.reads.append(error_event)
         self.ends.append(failure)
 
 

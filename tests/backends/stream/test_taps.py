@@ -191,9 +191,6 @@ def test_what_somebody_can_see_is_content(fields: dict[str, Any]) -> None:
         event({"choices": [{"delta": None}]}),
         event({"error": None}),
         event({}),
-        event([]),
-        event("ping"),
-        event(1),
         b": OPENROUTER PROCESSING\n\n",
         b"event: ping\n\n",
         b"\n\n",
@@ -201,7 +198,7 @@ def test_what_somebody_can_see_is_content(fields: dict[str, Any]) -> None:
     ],
 )
 def test_what_nobody_can_see_is_nothing(data: bytes) -> None:
-    """Preambles, empty deltas, comments, pings, and JSON that is no chunk."""
+    """Preambles, empty deltas, comments, pings, and objects that are no chunk."""
     tap = StreamTap()
     assert (fed(tap, data), tap.tokens) == (set(), 0)
 
@@ -220,7 +217,9 @@ def test_each_choice_of_several_is_a_token_and_all_must_end() -> None:
     both = {"choices": [{"index": i, "delta": {"content": "a"}} for i in (0, 1)]}
     assert (fed(tap, event(both)), tap.tokens) == ({"content"}, 2)
     assert (fed(tap, delta("stop")), tap.ended) == (set(), False)
-    assert (fed(tap, delta("length")), tap.ended) == ({"end"}, True)
+    assert (fed(tap, delta("stop")), tap.ended) == (set(), False)  # the same choice
+    second = event({"choices": [{"index": 1, "delta": {}, "finish_reason": "length"}]})
+    assert (fed(tap, second), tap.ended) == ({"end"}, True)
 
 
 # --------------------------------------------------------------------------- ends and errors
@@ -253,6 +252,10 @@ def test_an_error_after_the_end_is_not_one() -> None:
             event({"error": {"message": "m", "code": 400}, "choices": [{"delta": {}, "finish_reason": "error"}]}),
             FailureKind.CLIENT,
         ),
+        (event([]), FailureKind.PROTOCOL),
+        (event("ping"), FailureKind.PROTOCOL),
+        (event(1), FailureKind.PROTOCOL),
+        (b"data:\n\n", FailureKind.PROTOCOL),
         (b"data: {broken\n\n", FailureKind.PROTOCOL),
         (b"data: {broken}\n\n", FailureKind.PROTOCOL),
         (b"data: <html>\n\n", FailureKind.PROTOCOL),

@@ -260,7 +260,7 @@ def test_our_key_in_a_backends_error_event_is_masked(reads: tuple[bytes, ...]) -
 def test_an_error_event_in_mid_stream_is_the_answers_end() -> None:
     """It is passed on, without the [DONE] that vLLM sends after it as if all were well."""
     stage = Stage().reads(TOKEN).reads(ERROR + DONE)
-    assert (stage.reader.reads, stage.reader.ends) == ([TOKEN, ERROR], [stage.run.tap.failure])
+    assert (b"".join(stage.reader.reads), stage.reader.ends) == (TOKEN + ERROR, [stage.run.tap.failure])
     assert (stage.fleet.endings, stage.run.over) == ([AttemptOutcome.BROKEN], True)
 
 
