@@ -1,4 +1,4 @@
-"""Who waits, and where."""
+"""Queues of requests by endpoint, and the work ahead of a request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from policies.queue.placement_round import EndpointQueues
 from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, Candidate, Endpoint, Forecast, PromptEstimate, RequestView
-from tests.policies.queue.waiting_room import ONE, TWO, route
+from tests.policies.queue.queue_fixture import ONE, TWO, route
 
 ROUTE = route()
 
 
-def held(ticket: str, deadline: float = 1.0, tenant: str = "", seed: int = 0) -> QueuedRequest:
-    queued = QueuedRequest(ticket, RequestView(0.0), PromptEstimate({}), ROUTE, seed, tenant)
+def held(request_key: str, deadline: float = 1.0, tenant: str = "", sequence: int = 0) -> QueuedRequest:
+    queued = QueuedRequest(request_key, RequestView(0.0), PromptEstimate({}), ROUTE, sequence, tenant)
     queued.deadline = deadline
     return queued
 
@@ -24,29 +24,34 @@ def sent_to(endpoint: Endpoint, prefill_s: float) -> Candidate:
     return Candidate(endpoint, 0, 1000, 0, Forecast(0.1, prefill=prefill_s), 1.0, 0.0)
 
 
-def names(lane: list[QueuedRequest]) -> list[str]:
-    return [str(one.request_key) for one in lane]
+def names(queue: list[QueuedRequest]) -> list[str]:
+    return [str(one.request_key) for one in queue]
 
 
-def test_a_lane_is_in_the_order_of_deadlines() -> None:
-    """Of two that are due at once, who came first."""
+def test_the_queue_of_an_endpoint_is_in_order_of_deadline() -> None:
+    """Equal deadlines are in order of arrival."""
     queues = EndpointQueues()
-    for one in (held("d", FOREVER, seed=1), held("c", 2.0, seed=2), held("b", 1.0, seed=4), held("a", 1.0, seed=3)):
+    for one in (
+        held("d", FOREVER, sequence=1),
+        held("c", 2.0, sequence=2),
+        held("b", 1.0, sequence=4),
+        held("a", 1.0, sequence=3),
+    ):
         queues.assign(one, ONE, 0.1)
     assert names(queues.assigned.get(ONE.id, [])) == ["a", "b", "c", "d"]
     assert TWO.id not in queues.assigned
 
 
-def test_the_last_lane_is_in_the_order_of_arrival() -> None:
-    """Deadlines that are past order nothing."""
+def test_the_best_effort_queue_is_in_order_of_arrival() -> None:
+    """Missed deadlines order nothing."""
     queues = EndpointQueues()
-    for one in (held("b", 0.1, seed=2), held("a", 9.0, seed=1), held("c", 0.0, seed=3)):
+    for one in (held("b", 0.1, sequence=2), held("a", 9.0, sequence=1), held("c", 0.0, sequence=3)):
         queues.add_best_effort(one)
     assert names(queues.best_effort) == ["a", "b", "c"]
 
 
-def test_what_is_due_no_later_goes_ahead() -> None:
-    """At the endpoint where it waits; and never itself."""
+def test_prefill_ahead_counts_requests_due_no_later() -> None:
+    """At each endpoint; a request is not ahead of itself."""
     queues = EndpointQueues()
     one = held("b", 2.0)
     for other, endpoint in ((held("a", 1.0), ONE), (one, ONE), (held("c", 2.0), ONE), (held("d", 2.1), ONE)):
@@ -55,8 +60,8 @@ def test_what_is_due_no_later_goes_ahead() -> None:
     assert queues.prefill_ahead(one) == {ONE.id: 0.5, TWO.id: 0.1}
 
 
-def test_what_is_on_its_way_goes_ahead_of_all() -> None:
-    """However late it is due: it is not here any more."""
+def test_prefill_ahead_counts_requests_in_dispatch() -> None:
+    """At any deadline: a request in dispatch cannot be overtaken."""
     queues = EndpointQueues()
     queues.in_dispatch["a"] = sent_to(ONE, 0.25)
     queues.assign(held("b", 1.0), ONE, 0.5)
@@ -64,26 +69,26 @@ def test_what_is_on_its_way_goes_ahead_of_all() -> None:
     assert queues.prefill_ahead(held("d", 0.5)) == {ONE.id: 0.25}
 
 
-def test_what_waits_last_is_in_nobodys_way() -> None:
-    """It goes behind all that can still make theirs."""
+def test_prefill_ahead_ignores_the_best_effort_queue() -> None:
+    """Requests in time go before best-effort requests."""
     queues = EndpointQueues()
     queues.add_best_effort(held("a", 0.5))
     assert queues.prefill_ahead(held("b", 1.0)) == {}
 
 
-def test_the_most_is_the_latest_of_the_tenant_that_holds_most() -> None:
-    """In requests, wherever they wait."""
+def test_the_largest_tenant_is_the_one_with_most_requests_in_all_queues() -> None:
+    """Counted in requests, not in seconds of prefill; the latest arrival is returned."""
     queues = EndpointQueues()
-    queues.assign(held("a", 1.0, "x", seed=4), ONE, 9.0)
-    queues.assign(held("b", 5.0, "y", seed=1), ONE, 0.1)
-    queues.add_best_effort(held("c", 1.0, "y", seed=3))
-    queues.assign(held("d", 9.0, "y", seed=2), TWO, 0.1)
+    queues.assign(held("a", 1.0, "x", sequence=4), ONE, 9.0)
+    queues.assign(held("b", 5.0, "y", sequence=1), ONE, 0.1)
+    queues.add_best_effort(held("c", 1.0, "y", sequence=3))
+    queues.assign(held("d", 9.0, "y", sequence=2), TWO, 0.1)
     assert queues.latest_of_largest_tenant().request_key == "c"
 
 
 @pytest.mark.parametrize("where", ["new", "last", "bound", "leaving", "nowhere"])
-def test_a_request_can_be_dropped_wherever_it_is(where: str) -> None:
-    """By its ticket alone."""
+def test_remove_finds_a_request_in_any_queue(where: str) -> None:
+    """By the request key alone."""
     queues, one = EndpointQueues(), held("a")
     match where:
         case "new":
@@ -98,8 +103,8 @@ def test_a_request_can_be_dropped_wherever_it_is(where: str) -> None:
     assert (len(queues), queues.assigned, queues.in_dispatch) == (0, {}, {})
 
 
-def test_a_lane_that_has_emptied_is_not_there() -> None:
-    """So that it costs nothing to see that nobody waits."""
+def test_an_empty_queue_is_removed() -> None:
+    """An empty gateway is recognised by an empty dictionary."""
     queues, one, two = EndpointQueues(), held("a"), held("b")
     queues.assign(one, ONE, 0.1)
     queues.assign(two, ONE, 0.1)
@@ -109,8 +114,8 @@ def test_a_lane_that_has_emptied_is_not_there() -> None:
     assert queues.assigned == {}
 
 
-def test_whose_last_moment_it_is_is_known_when_it_has_come() -> None:
-    """Wherever in the queues; and again when it is over, for as long as they stay."""
+def test_due_to_spill_lists_requests_past_their_last_moment() -> None:
+    """In any queue and position, for as long as the request is assigned and the moment has passed."""
     queues, early, late = EndpointQueues(), held("early", 1.0), held("late", 2.0)
     queues.assign(late, ONE, 0.1, spill_at=3.0)
     queues.assign(early, ONE, 0.1, spill_at=5.0)
@@ -128,14 +133,14 @@ moves = st.tuples(
 
 
 @given(st.lists(moves, max_size=30))
-def test_a_request_is_in_one_place(steps: list[tuple[str, int, Endpoint]]) -> None:
-    """As long as whoever moves it takes it from where it was."""
+def test_a_request_is_in_one_queue_at_a_time(steps: list[tuple[str, int, Endpoint]]) -> None:
+    """As long as a move begins with `remove`."""
     queues, where = EndpointQueues(), dict[str, str]()
     for move, number, endpoint in steps:
-        ticket = str(number)
-        queues.remove(ticket)
-        where.pop(ticket, None)
-        one = held(ticket, deadline=number % 3, seed=number)
+        request_key = str(number)
+        queues.remove(request_key)
+        where.pop(request_key, None)
+        one = held(request_key, deadline=number % 3, sequence=number)
         match move:
             case "new":
                 queues.new.append(one)
@@ -144,9 +149,9 @@ def test_a_request_is_in_one_place(steps: list[tuple[str, int, Endpoint]]) -> No
             case "last":
                 queues.add_best_effort(one)
             case "send":
-                queues.in_dispatch[ticket] = sent_to(endpoint, 0.1)
+                queues.in_dispatch[request_key] = sent_to(endpoint, 0.1)
         if move != "drop":
-            where[ticket] = move
+            where[request_key] = move
     found = [
         *names(queues.new),
         *names(queues.best_effort),

@@ -1,4 +1,4 @@
-"""The waiting room: what is sent now, what is held back, and for which engine."""
+"""Dispatch at once, queues per endpoint in deadline order, and the limit on queued requests."""
 
 from __future__ import annotations
 
@@ -8,264 +8,266 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.queue import placement_round as turn
-from policies.queue import queue_scheduler as waiting
+from policies.queue import placement_round, queue_scheduler
 from policies.routes.route import ScorerName
 from policies.types import FOREVER, Placement
-from tests.policies.queue.waiting_room import API, LARGE, ONE, PROMPT, START, TWO, Scene, pool
+from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, pool
 
-# --------------------------------------------------------------------------- room
+# --------------------------------------------------------------------------- capacity of endpoints
 
 
 @pytest.mark.parametrize("budget", [1.0, 0.01, None])
-def test_a_request_that_finds_room_is_sent_at_once(budget: float | None) -> None:
-    """Nothing is held while there is room: neither what is too late for its budget nor what has none."""
-    scene = Scene()
-    assert scene.enter("r", budget=budget) == ["r"]
-    assert (scene.went("r"), scene.room.held, scene.room.wake_at) == (ONE.id, 0, FOREVER)
+def test_a_request_is_dispatched_at_once_while_an_endpoint_has_room(budget: float | None) -> None:
+    """Nothing is queued while an endpoint has room: late requests and requests without a budget included."""
+    queue = QueueFixture()
+    assert queue.enter("r", budget=budget) == ["r"]
+    assert (queue.destination("r"), queue.scheduler.held, queue.scheduler.wake_at) == (ONE.id, 0, FOREVER)
 
 
-def test_an_engine_has_room_for_what_keeps_it_busy_and_no_more() -> None:
-    """A tenth of a second of prefill: its own queue takes requests as they come, and the rest can be ordered here."""
-    scene = Scene()
-    assert [scene.enter(name) for name in "abcd"] == [["a"], ["b"], [], []]
-    assert (scene.assigned(), scene.room.held) == (["c", "d"], 2)
+def test_an_engine_receives_a_tenth_of_a_second_of_prefill() -> None:
+    """An engine's own queue is first come, first served, so all further requests stay in the gateway, where order is
+    possible."""
+    queue = QueueFixture()
+    assert [queue.enter(name) for name in "abcd"] == [["a"], ["b"], [], []]
+    assert (queue.assigned(), queue.scheduler.held) == (["c", "d"], 2)
 
 
-def test_what_waits_goes_when_a_first_token_makes_room() -> None:
-    """One for one."""
-    scene = Scene()
+def test_a_queued_request_is_released_by_a_first_token() -> None:
+    """Each first token releases one request."""
+    queue = QueueFixture()
     for name in "abcd":
-        scene.enter(name)
-    scene.first_tokens("a")
-    assert scene.look() == ["c"]
-    assert scene.look() == []
-    scene.first_tokens("b")
-    assert scene.look() == ["d"]
+        queue.enter(name)
+    queue.first_tokens("a")
+    assert queue.release() == ["c"]
+    assert queue.release() == []
+    queue.first_tokens("b")
+    assert queue.release() == ["d"]
 
 
-def test_an_engine_whose_answers_must_catch_up_has_no_room() -> None:
-    """Idle as it is: a prefill would stall them again. It has room once they are done."""
-    scene = Scene()
-    answers = scene.write(token=0.0435)
-    assert scene.load().backlog_s == 0
-    assert scene.enter("r", budget=2.0) == []
-    assert scene.assigned() == ["r"]
-    scene.end(*answers)
-    assert scene.look() == ["r"]
+def test_an_engine_whose_answers_are_behind_their_tpot_budget_has_no_room() -> None:
+    """A prefill would stall the answers again, even on an engine without backlog. The engine has room after the
+    answers."""
+    queue = QueueFixture()
+    answers = queue.decode(token=0.0435)
+    assert queue.load().backlog_s == 0
+    assert queue.enter("r", budget=2.0) == []
+    assert queue.assigned() == ["r"]
+    queue.end(*answers)
+    assert queue.release() == ["r"]
 
 
 def test_an_api_always_has_room() -> None:
-    """Whatever waits there already."""
-    scene = Scene((API,))
+    """At any number of requests in flight and any budget."""
+    queue = QueueFixture((API,))
     names = [f"{budget} {number}" for budget in (None, 0.01, 1.0, 20.0) for number in range(50)]
     assert [
-        scene.enter(name, budget=float(b) if (b := name.split()[0]) != "None" else None, tiers=["api"])
+        queue.enter(name, budget=float(b) if (b := name.split()[0]) != "None" else None, tiers=["api"])
         for name in names
     ] == [[name] for name in names]
 
 
 @pytest.mark.parametrize("scorer", [name for name in get_args(ScorerName) if name != "predicted"])
-def test_a_yardstick_is_not_held(scorer: ScorerName) -> None:
-    """It stands for a router without a queue of its own."""
-    scene = Scene()
+def test_a_baseline_scorer_is_never_queued(scorer: ScorerName) -> None:
+    """A baseline represents a router without a queue."""
+    queue = QueueFixture()
     names = [str(number) for number in range(20)]
-    assert [scene.enter(name, budget=0.01, scorer=scorer) for name in names] == [[name] for name in names]
+    assert [queue.enter(name, budget=0.01, scorer=scorer) for name in names] == [[name] for name in names]
 
 
-def test_what_can_go_nowhere_is_told_at_once() -> None:
-    """Nobody waits for an answer that is known."""
-    scene = Scene()
-    scene.fill(ONE)
-    scene.enter("late", budget=0.1, on_miss="shed")
-    scene.enter("unfit", tiers=[{"pool": "small", "when": {"tools": True}}])
+def test_a_request_without_a_possible_endpoint_is_refused_at_once() -> None:
+    """Hopeless (`shed`), unfit and unavailable requests are not queued."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    queue.enter("late", budget=0.1, on_miss="shed")
+    queue.enter("unfit", tiers=[{"pool": "small", "when": {"tools": True}}])
     for _ in range(3):
-        scene.fleet.on_probe_failed(ONE.id, scene.now)
-    scene.enter("alone")
-    outcomes = [scene.gone[name].outcome for name in ("late", "unfit", "alone")]
+        queue.fleet.on_probe_failed(ONE.id, queue.now)
+    queue.enter("alone")
+    outcomes = [queue.released[name].outcome for name in ("late", "unfit", "alone")]
     assert outcomes == [Placement.SHED, Placement.UNFIT, Placement.UNAVAILABLE]
-    assert scene.room.held == 0
+    assert queue.scheduler.held == 0
 
 
-# --------------------------------------------------------------------------- order
+# --------------------------------------------------------------------------- deadline order
 
 
-def test_what_waits_for_an_engine_goes_earliest_deadline_first() -> None:
-    """Whoever came first."""
-    scene = Scene()
-    keys = scene.fill(ONE)
+def test_a_queue_is_released_earliest_deadline_first() -> None:
+    """Order of arrival does not count."""
+    queue = QueueFixture()
+    keys = queue.fill(ONE)
     for name, budget in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
-        scene.enter(name, budget=budget)
-    assert scene.assigned() == ["a", "b", "c"]
-    scene.first_tokens(*keys)
-    assert scene.look() == ["a", "b"]
+        queue.enter(name, budget=budget)
+    assert queue.assigned() == ["a", "b", "c"]
+    queue.first_tokens(*keys)
+    assert queue.release() == ["a", "b"]
 
 
-def test_a_tight_deadline_overtakes_at_once() -> None:
-    """It makes its budget only because a queue of a second, which can bear to wait, waits here."""
-    scene = Scene()
-    keys = scene.fill(ONE)
+def test_a_tight_deadline_overtakes_loose_ones() -> None:
+    """The request meets its budget because a second of less urgent prefill is queued in the gateway, not the engine."""
+    queue = QueueFixture()
+    keys = queue.fill(ONE)
     for number in range(10):
-        scene.enter(f"loose {number}", budget=5.0)
-    scene.enter("tight", budget=0.5)
-    scene.first_tokens(*keys)
-    assert scene.look()[0] == "tight"
-    assert scene.gone["tight"].ranked[0].probability > 0.9
+        queue.enter(f"loose {number}", budget=5.0)
+    queue.enter("tight", budget=0.5)
+    queue.first_tokens(*keys)
+    assert queue.release()[0] == "tight"
+    assert queue.released["tight"].ranked[0].probability > 0.9
 
 
-def test_what_is_due_no_later_counts_as_ahead() -> None:
-    """So that what comes next goes where less waits: two engines get equal queues."""
-    scene = Scene((ONE, TWO))
-    scene.fill(ONE, TWO)
+def test_queued_prefill_due_no_later_counts_as_work_ahead() -> None:
+    """So new requests are assigned to the shorter queue: two engines get equal queues."""
+    queue = QueueFixture((ONE, TWO))
+    queue.fill(ONE, TWO)
     for name in "abcdef":
-        scene.enter(name, budget=3.0)
-    assert (len(scene.assigned(ONE)), len(scene.assigned(TWO))) == (3, 3)
+        queue.enter(name, budget=3.0)
+    assert (len(queue.assigned(ONE)), len(queue.assigned(TWO))) == (3, 3)
 
 
-def test_what_is_due_later_is_not_in_its_way() -> None:
-    """The engine that more waits for is the better one for who overtakes it all."""
-    scene = Scene((ONE, TWO))
-    scene.fill(ONE, TWO)
-    scene.send("more", TWO, PROMPT, scene.now)
-    scene.enter("loose", tokens=3000, budget=9.0)
-    assert scene.assigned(ONE) == ["loose"]
-    scene.enter("tight", budget=1.0)
-    assert scene.assigned(ONE) == ["tight", "loose"]
+def test_queued_prefill_due_later_does_not_count_as_work_ahead() -> None:
+    """An urgent request is assigned to the engine with the longer queue if everything queued there is due later."""
+    queue = QueueFixture((ONE, TWO))
+    queue.fill(ONE, TWO)
+    queue.send("more", TWO, PROMPT, queue.now)
+    queue.enter("loose", tokens=3000, budget=9.0)
+    assert queue.assigned(ONE) == ["loose"]
+    queue.enter("tight", budget=1.0)
+    assert queue.assigned(ONE) == ["tight", "loose"]
 
 
-# --------------------------------------------------------------------------- it is decided again
+# --------------------------------------------------------------------------- decided again
 
 
-def test_a_request_whose_turn_comes_too_late_gives_way() -> None:
-    """The engine was slower than expected: who can still make it goes first, though due later."""
-    scene = Scene()
-    scene.fill(ONE)
-    scene.enter("tight", tokens=4000, budget=0.6)
-    scene.enter("loose", budget=5.0)
-    assert scene.assigned() == ["tight", "loose"]
-    assert scene.look(later=0.5) == ["loose"]
-    assert scene.best_effort == ["tight"]
+def test_a_late_head_of_the_queue_yields_to_a_request_in_time() -> None:
+    """The engine was slower than predicted: the late request moves to the best-effort queue."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    queue.enter("tight", tokens=4000, budget=0.6)
+    queue.enter("loose", budget=5.0)
+    assert queue.assigned() == ["tight", "loose"]
+    assert queue.release(later=0.5) == ["loose"]
+    assert queue.best_effort == ["tight"]
 
 
-def test_what_was_bound_to_a_dead_endpoint_goes_elsewhere() -> None:
-    """As soon as that is known."""
-    scene = Scene((ONE, TWO))
-    scene.fill(ONE, TWO)
-    scene.enter("r", budget=2.0)
-    bound, other = (ONE, TWO) if scene.assigned(ONE) else (TWO, ONE)
+def test_requests_of_a_dead_endpoint_are_reassigned() -> None:
+    """At the first release after the failure."""
+    queue = QueueFixture((ONE, TWO))
+    queue.fill(ONE, TWO)
+    queue.enter("r", budget=2.0)
+    assigned, other = (ONE, TWO) if queue.assigned(ONE) else (TWO, ONE)
     for _ in range(3):
-        scene.fleet.on_probe_failed(bound.id, scene.now)
-    assert scene.look() == []
-    assert (scene.assigned(bound), scene.assigned(other)) == ([], ["r"])
+        queue.fleet.on_probe_failed(assigned.id, queue.now)
+    assert queue.release() == []
+    assert (queue.assigned(assigned), queue.assigned(other)) == ([], ["r"])
 
 
-def test_what_was_bound_to_an_endpoint_that_was_taken_out_of_the_fleet_goes_elsewhere() -> None:
-    """A reload says so."""
-    scene = Scene((ONE, TWO))
-    scene.fill(ONE, TWO)
-    scene.enter("r", budget=2.0)
-    bound, other = (ONE, TWO) if scene.assigned(ONE) else (TWO, ONE)
-    scene.fleet.reload([pool("small", [other])])
-    assert scene.look() == []
-    assert (scene.assigned(bound), scene.assigned(other)) == ([], ["r"])
+def test_requests_of_a_removed_endpoint_are_reassigned() -> None:
+    """A reload removed the endpoint."""
+    queue = QueueFixture((ONE, TWO))
+    queue.fill(ONE, TWO)
+    queue.enter("r", budget=2.0)
+    assigned, other = (ONE, TWO) if queue.assigned(ONE) else (TWO, ONE)
+    queue.fleet.reload([pool("small", [other])])
+    assert queue.release() == []
+    assert (queue.assigned(assigned), queue.assigned(other)) == ([], ["r"])
 
 
-def test_an_idle_engine_takes_what_waits_for_another() -> None:
-    """Which engine is free first was a guess; one is enough at a time, for the next look knows of it."""
-    scene = Scene((ONE, TWO))
-    keys = scene.fill(ONE, TWO)
+def test_an_idle_engine_takes_from_another_queue() -> None:
+    """The assignment was a prediction of the first engine with room. Rebalancing moves one request at a time, since the
+    next release counts the first."""
+    queue = QueueFixture((ONE, TWO))
+    keys = queue.fill(ONE, TWO)
     for name in "abcd":
-        scene.enter(name, budget=3.0)
-    waiting = scene.assigned(ONE)
-    scene.first_tokens(*keys[2:])
-    mine = scene.assigned(TWO)
-    assert scene.look() == mine
-    scene.first_tokens(*mine)
-    assert scene.look() == waiting[:1]
-    assert scene.went(waiting[0]) == TWO.id
+        queue.enter(name, budget=3.0)
+    queued_at_one = queue.assigned(ONE)
+    queue.first_tokens(*keys[2:])
+    queued_at_two = queue.assigned(TWO)
+    assert queue.release() == queued_at_two
+    queue.first_tokens(*queued_at_two)
+    assert queue.release() == queued_at_one[:1]
+    assert queue.destination(queued_at_one[0]) == TWO.id
 
 
-def test_an_idle_engine_leaves_what_is_better_served_where_it_waits() -> None:
-    """What waits there is not counted as ahead of itself."""
-    scene = Scene((ONE, TWO))
-    scene.fill(ONE)
-    answers = scene.write(TWO, since=0.2, token=0.02, pace=0.03, answers=20)
-    scene.enter("r", tokens=4000, budget=3.0)
-    assert (scene.load(TWO).backlog_s, scene.load(TWO).reopens_in) == (0.0, 0.0)
-    assert scene.assigned(ONE) == ["r"]
-    assert scene.look() == []
-    scene.end(*answers)
-    assert scene.look() == ["r"]
-    assert scene.went("r") == TWO.id
+def test_rebalancing_keeps_a_request_that_its_own_engine_serves_sooner() -> None:
+    """A queued request is not counted as work ahead of itself."""
+    queue = QueueFixture((ONE, TWO))
+    queue.fill(ONE)
+    answers = queue.decode(TWO, since=0.2, token=0.02, pace=0.03, answers=20)
+    queue.enter("r", tokens=4000, budget=3.0)
+    assert (queue.load(TWO).backlog_s, queue.load(TWO).reopens_in) == (0.0, 0.0)
+    assert queue.assigned(ONE) == ["r"]
+    assert queue.release() == []
+    queue.end(*answers)
+    assert queue.release() == ["r"]
+    assert queue.destination("r") == TWO.id
 
 
-# --------------------------------------------------------------------------- the room
+# --------------------------------------------------------------------------- limits
 
 
-def test_the_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond HELD the latest of the tenant that holds most is refused, whoever came."""
-    monkeypatch.setattr(waiting, "MAX_HELD", 3)
-    scene = Scene()
-    scene.fill(ONE)
+def test_beyond_max_held_the_largest_tenant_loses_its_latest_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arriving request is not refused if another tenant has more requests queued."""
+    monkeypatch.setattr(queue_scheduler, "MAX_HELD", 3)
+    queue = QueueFixture()
+    queue.fill(ONE)
     for name, tenant in (("a", "x"), ("b", "x"), ("c", "y")):
-        assert scene.enter(name, tenant=tenant, budget=9.0) == []
-    assert scene.enter("d", tenant="z", budget=None) == ["b"]
-    refused = scene.gone["b"]
+        assert queue.enter(name, tenant=tenant, budget=9.0) == []
+    assert queue.enter("d", tenant="z", budget=None) == ["b"]
+    refused = queue.released["b"]
     assert (refused.outcome, refused.retry_after, refused.reason) == (Placement.SHED, 5.0, "3 requests wait already")
-    assert scene.room.held == 3
+    assert queue.scheduler.held == 3
 
 
-def test_the_room_is_bounded_however_many_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also before the first of them has found its place."""
-    monkeypatch.setattr(waiting, "MAX_HELD", 3)
-    scene = Scene()
+def test_max_held_bounds_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that arrive between two releases included."""
+    monkeypatch.setattr(queue_scheduler, "MAX_HELD", 3)
+    queue = QueueFixture()
     for number in range(20):
-        scene.arrive(str(number), budget=9.0)
-    gone = scene.look()
-    assert scene.room.held == 3
-    assert [name for name in gone if scene.went(name)] == ["0", "1"]
+        queue.arrive(str(number), budget=9.0)
+    released = queue.release()
+    assert queue.scheduler.held == 3
+    assert [name for name in released if queue.destination(name)] == ["0", "1"]
 
 
-def test_it_wants_to_be_asked_again_as_long_as_somebody_waits() -> None:
-    """Time alone may make room."""
-    scene = Scene()
-    keys = scene.fill(ONE)
-    scene.enter("r", budget=2.0)
-    assert START < scene.room.wake_at <= START + 0.1
-    scene.first_tokens(*keys)
-    scene.look()
-    assert scene.room.wake_at == FOREVER
+def test_the_scheduler_asks_for_a_wake_up_while_requests_are_queued() -> None:
+    """Room can appear by time alone, without an event."""
+    queue = QueueFixture()
+    keys = queue.fill(ONE)
+    queue.enter("r", budget=2.0)
+    assert START < queue.scheduler.wake_at <= START + 0.1
+    queue.first_tokens(*keys)
+    queue.release()
+    assert queue.scheduler.wake_at == FOREVER
 
 
 @pytest.mark.parametrize("budget", [2.0, 0.1, None])
-def test_a_caller_that_left_leaves_nothing_behind(budget: float | None) -> None:
-    """Wherever its request waited."""
-    scene = Scene()
-    keys = scene.fill(ONE)
-    scene.enter("r", budget=budget)
-    scene.room.leave("r")
-    assert (scene.room.held, scene.room.wake_at) == (0, FOREVER)
-    scene.first_tokens(*keys)
-    assert scene.look() == []
+def test_leave_removes_the_request_from_any_queue(budget: float | None) -> None:
+    """An assigned, a late and a batch request."""
+    queue = QueueFixture()
+    keys = queue.fill(ONE)
+    queue.enter("r", budget=budget)
+    queue.scheduler.leave("r")
+    assert (queue.scheduler.held, queue.scheduler.wake_at) == (0, FOREVER)
+    queue.first_tokens(*keys)
+    assert queue.release() == []
 
 
-def test_what_was_let_go_counts_until_the_fleet_knows_of_it() -> None:
-    """A second decision in between must not take the same engine for idle; an unknown ticket changes nothing."""
-    scene = Scene((ONE, TWO))
-    scene.arrive("a", tokens=9000)
-    [(_, first)] = scene.room.release(scene.fleet, scene.now)
-    scene.arrive("b", tokens=9000)
-    [(_, second)] = scene.room.release(scene.fleet, scene.now)
+def test_a_released_request_counts_as_load_until_it_is_dispatched() -> None:
+    """A second decision in between must not find the same engine idle. An unknown request key changes nothing."""
+    queue = QueueFixture((ONE, TWO))
+    queue.arrive("a", tokens=9000)
+    [(_, first)] = queue.scheduler.release(queue.fleet, queue.now)
+    queue.arrive("b", tokens=9000)
+    [(_, second)] = queue.scheduler.release(queue.fleet, queue.now)
     assert first.chosen is not None
     assert second.chosen is not None
     assert first.chosen.endpoint != second.chosen.endpoint
-    for ticket in ("a", "b", "nobody"):
-        scene.room.on_dispatched(ticket)
-        scene.room.leave(ticket)
-    assert (scene.room.held, scene.room.queues.in_dispatch) == (0, {})
+    for request_key in ("a", "b", "nobody"):
+        queue.scheduler.on_dispatched(request_key)
+        queue.scheduler.leave(request_key)
+    assert (queue.scheduler.held, queue.scheduler.queues.in_dispatch) == (0, {})
 
 
-# --------------------------------------------------------------------------- always
+# --------------------------------------------------------------------------- invariants
 
 steps = st.tuples(
     st.sampled_from(["enter", "enter", "look", "first token", "end", "leave", "wait", "lost", "found"]),
@@ -279,35 +281,35 @@ steps = st.tuples(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(steps, max_size=40))
-def test_a_request_goes_once_or_waits_in_one_place(
+def test_every_request_is_released_once_or_queued_in_one_place(
     found: list[tuple[str, int, float | None, str, Literal["queue", "best_effort", "shed"], list[str]]],
 ) -> None:
-    """Whatever happens: none is lost, and none goes twice."""
+    """For any sequence of events, no request is lost and none is released twice."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "MAX_HELD", 6)
-        scene, inside = Scene((ONE, TWO, LARGE, API)), set[str]()
+        patch.setattr(queue_scheduler, "MAX_HELD", 6)
+        queue, inside = QueueFixture((ONE, TWO, LARGE, API)), set[str]()
         for number, (step, which, budget, tenant, on_miss, tiers) in enumerate(found):
             match step:
                 case "enter":
-                    scene.arrive(str(number), 900 * (which + 1), budget, tenant, on_miss=on_miss, tiers=tiers)
+                    queue.arrive(str(number), 900 * (which + 1), budget, tenant, on_miss=on_miss, tiers=tiers)
                     inside.add(str(number))
                 case "leave" if inside:
-                    gone = sorted(inside)[which % len(inside)]
-                    scene.room.leave(gone)
-                    inside.remove(gone)
-                case "first token" | "end" if scene.gone:
-                    name = list(scene.gone)[which % len(scene.gone)]
-                    scene.first_tokens(name) if step == "first token" else scene.end(name)
+                    left = sorted(inside)[which % len(inside)]
+                    queue.scheduler.leave(left)
+                    inside.remove(left)
+                case "first token" | "end" if queue.released:
+                    name = list(queue.released)[which % len(queue.released)]
+                    queue.first_tokens(name) if step == "first token" else queue.end(name)
                 case "lost":
-                    scene.fleet.on_probe_failed((ONE, TWO)[which % 2].id, scene.now)
+                    queue.fleet.on_probe_failed((ONE, TWO)[which % 2].id, queue.now)
                 case "found":
-                    scene.fleet.on_probe_answered((ONE, TWO)[which % 2].id, scene.now)
+                    queue.fleet.on_probe_answered((ONE, TWO)[which % 2].id, queue.now)
                 case "wait":
-                    scene.now += which / 10
+                    queue.now += which / 10
             if step != "enter" or which % 2:
-                inside -= set(scene.look())
-                queues = scene.room.queues
+                inside -= set(queue.release())
+                queues = queue.scheduler.queues
                 assert sorted(str(held.request_key) for held in queues.settled()) == sorted(inside)
-                assert all(lane == sorted(lane) for lane in queues.assigned.values())
-                assert (queues.new, queues.in_dispatch, scene.room.held <= 6) == ([], {}, True)
-                assert scene.room.wake_at == (scene.now + turn.TICK if inside else FOREVER)
+                assert all(requests == sorted(requests) for requests in queues.assigned.values())
+                assert (queues.new, queues.in_dispatch, queue.scheduler.held <= 6) == ([], {}, True)
+                assert queue.scheduler.wake_at == (queue.now + placement_round.TICK if inside else FOREVER)

@@ -1,7 +1,7 @@
-"""A waiting room before a small fleet, in virtual time: who went where, and who waits.
+"""A QueueScheduler before a small fleet, in virtual time.
 
-The engines are the predictor's own reference, taught that it is right. A prompt of PROMPT tokens takes one 0.0986 s,
-so an engine has room for a second one, and for no third.
+The engines behave exactly as the TTFT predictor has learned. The prefill of a prompt of PROMPT tokens takes 0.0986 s,
+so an engine has room for a second prompt, and none for a third.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from policies.types import (
 
 PROMPT = 1900  # tokens
 START = 1000.0
-LESSONS = 40  # pairs of first tokens, after which an engine is known
+LESSONS = 40  # pairs of first tokens, enough for a calibrated prediction
 
 ONE, TWO = Endpoint("small/1", "small"), Endpoint("small/2", "small")
 LARGE, API = Endpoint("large/1", "large"), Endpoint("api/1", "api")
@@ -47,25 +47,26 @@ def route(budget: float | None = 1.0, **more: Any) -> Route:
 
 
 @dataclass
-class Scene:
-    """`gone`: the decisions of those that were let go, in their order."""
+class QueueFixture:
+    """Requests, queues and engines under one clock. `released`: the decisions of released requests, in order."""
 
     endpoints: Sequence[Endpoint] = (ONE,)
     now: float = START
-    gone: dict[str, Decision] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)  # those that were worked on
+    released: dict[str, Decision] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)  # keys of completed requests
 
     def __post_init__(self) -> None:
         members = {endpoint.pool: [e for e in self.endpoints if e.pool == endpoint.pool] for endpoint in self.endpoints}
         self.fleet = Fleet(pool(name, found) for name, found in members.items())
-        self.room = QueueScheduler()
-        self._seeds = count()
+        self.scheduler = QueueScheduler()
+        self._sequence = count()
         self._estimates: dict[str, PromptEstimate] = {}
         for endpoint in self.endpoints:
             self._teach(endpoint)
 
     def _teach(self, endpoint: Endpoint) -> None:
-        """What is expected comes true, of a prompt that finds the endpoint idle and of one behind it."""
+        """Completes requests at the predicted TTFT: each prompt on the idle endpoint, and a second prompt behind the
+        first."""
         for lesson in range(LESSONS):
             at = START - 200 + lesson
             tokens = {
@@ -78,7 +79,8 @@ class Scene:
     def send(
         self, key: str, endpoint: Endpoint, tokens: int, at: float, pace: float | None = None, stream: bool = False
     ) -> float:
-        """Beside the room; the TTFT expected. What is not streamed teaches none."""
+        """Sends to the endpoint, past the queue; returns the predicted TTFT (s). Only a streamed attempt trains the
+        predictor."""
         load = self.fleet.snapshot(at).loads[endpoint.id]
         forecast = self.fleet.forecast(endpoint, load, tokens, 0, at)
         candidate = Candidate(endpoint, 0, tokens, 0, forecast, 1.0, 0.0)
@@ -86,78 +88,80 @@ class Scene:
         return forecast.point_estimate
 
     def enter(
-        self, ticket: str, tokens: int = PROMPT, budget: float | None = 1.0, tenant: str = "", **more: Any
+        self, request_key: str, tokens: int = PROMPT, budget: float | None = 1.0, tenant: str = "", **more: Any
     ) -> list[str]:
-        """And a look; who goes."""
-        self.arrive(ticket, tokens, budget, tenant, **more)
-        return self.look()
+        """Enters a request and releases; returns the keys of all requests released."""
+        self.arrive(request_key, tokens, budget, tenant, **more)
+        return self.release()
 
     def arrive(
-        self, ticket: str, tokens: int = PROMPT, budget: float | None = 1.0, tenant: str = "", **more: Any
+        self, request_key: str, tokens: int = PROMPT, budget: float | None = 1.0, tenant: str = "", **more: Any
     ) -> None:
         request = RequestView(self.now, stream=True)
         pools = {endpoint.pool: PoolEstimate(tokens) for endpoint in self.endpoints}
-        self._estimates[ticket] = PromptEstimate(pools)
-        estimate, promised = self._estimates[ticket], route(budget, **more)
-        self.room.enter(QueuedRequest(ticket, request, estimate, promised, next(self._seeds), tenant))
+        self._estimates[request_key] = PromptEstimate(pools)
+        estimate, promised = self._estimates[request_key], route(budget, **more)
+        self.scheduler.enter(QueuedRequest(request_key, request, estimate, promised, next(self._sequence), tenant))
 
-    def look(self, later: float = 0.0) -> list[str]:
-        """Who goes after so many seconds; each is at its engine before the next is asked for."""
+    def release(self, later: float = 0.0) -> list[str]:
+        """Advances the clock by `later` seconds; returns released keys. Each request is dispatched before the next is
+        released."""
         self.now += later
-        return list(self._release())
+        return list(self._dispatch_released())
 
-    def _release(self) -> Iterator[str]:
-        for name, decision in self.room.release(self.fleet, self.now):
+    def _dispatch_released(self) -> Iterator[str]:
+        for name, decision in self.scheduler.release(self.fleet, self.now):
             assert isinstance(name, str)
-            assert name not in self.gone
-            self.gone[name] = decision
+            assert name not in self.released
+            self.released[name] = decision
             if (chosen := decision.chosen) is not None:
                 prompt = self._estimates[name].pools[chosen.endpoint.pool]
                 self.fleet.on_sent(name, chosen, prompt, self.now, False)
-                self.room.on_dispatched(name)
+                self.scheduler.on_dispatched(name)
             yield name
 
-    def went(self, name: str) -> str:
-        """To which endpoint; empty: refused."""
-        chosen = self.gone[name].chosen
+    def destination(self, name: str) -> str:
+        """The id of the chosen endpoint; empty for a refusal."""
+        chosen = self.released[name].chosen
         return chosen.endpoint.id if chosen else ""
 
     def first_tokens(self, *names: str) -> None:
         for name in names:
             self.fleet.on_first_token(name, self.now)
 
-    def work(self, name: str) -> None:
-        """An engine takes its time for the prompt."""
-        self.now += self.seconds([name])
+    def complete(self, name: str) -> None:
+        """Completes the request after the engine's predicted prefill time."""
+        self.now += self.prefill_seconds([name])
         self.first_tokens(name)
         self.fleet.on_ended(name, AttemptOutcome.COMPLETED, self.now)
         self.done.add(name)
 
-    def seconds(self, names: Iterable[str]) -> float:
-        """Of engine time, that these take."""
-        return sum(self.gone[name].ranked[0].forecast.prefill for name in names)
+    def prefill_seconds(self, names: Iterable[str]) -> float:
+        """Predicted engine time of these requests."""
+        return sum(self.released[name].ranked[0].forecast.prefill for name in names)
 
     def assigned(self, endpoint: Endpoint = ONE) -> list[str]:
-        return _names(self.room.queues.assigned.get(endpoint.id, []))
+        return _names(self.scheduler.queues.assigned.get(endpoint.id, []))
 
     @property
     def best_effort(self) -> list[str]:
-        return _names(self.room.queues.best_effort)
+        return _names(self.scheduler.queues.best_effort)
 
     def load(self, endpoint: Endpoint = ONE) -> Load:
         return self.fleet.snapshot(self.now).loads[endpoint.id]
 
     def fill(self, *endpoints: Endpoint) -> list[str]:
-        """Take their room; the keys of what does."""
+        """Sends prompts until the endpoints have no room; returns the request keys."""
         keys = [f"{endpoint.id} {place}" for endpoint in endpoints for place in ("a", "b")]
         for key in keys:
             self.send(key, Endpoint(key.split()[0], key.partition("/")[0]), PROMPT, self.now)
         return keys
 
-    def write(
+    def decode(
         self, endpoint: Endpoint = ONE, token: float = 0.1, pace: float = 0.05, since: float = 10.0, answers: int = 1
     ) -> list[str]:
-        """So many answers are being written there, for so many seconds, at so many seconds a token; their keys."""
+        """Puts `answers` streams in progress on the endpoint for `since` seconds, at `token` s per token; returns the
+        keys."""
         keys = [f"{endpoint.id} answer {number}" for number in range(answers)]
         for key in keys:
             self.send(key, endpoint, 100, self.now - since, pace)

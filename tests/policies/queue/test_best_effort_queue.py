@@ -1,0 +1,174 @@
+"""The best-effort queue: requests that can no longer meet their deadline, and requests without a deadline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.types import Placement
+from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, TWO, QueueFixture
+
+LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill takes 0.22 s
+BATCH: dict[str, Any] = {"tokens": 4000, "budget": None}
+
+
+def fill_engines(queue: QueueFixture) -> list[str]:
+    """Leaves no engine with room; returns the request keys."""
+    return queue.fill(*(endpoint for endpoint in queue.endpoints if endpoint is not API))
+
+
+@pytest.mark.parametrize("request_", [LATE, BATCH], ids=["late", "batch"])
+def test_a_best_effort_request_waits_for_an_engine_without_backlog(request_: dict[str, Any]) -> None:
+    """An engine with room and a backlog is for requests that can still meet their deadline."""
+    queue = QueueFixture()
+    keys = fill_engines(queue)
+    assert queue.enter("r", **request_) == []
+    assert queue.best_effort == ["r"]
+    queue.first_tokens(keys[0])
+    assert queue.release() == []
+    queue.first_tokens(keys[1])
+    assert queue.release() == ["r"]
+
+
+@pytest.mark.parametrize("request_", [LATE, BATCH], ids=["late", "batch"])
+def test_requests_in_time_go_before_best_effort_requests(request_: dict[str, Any]) -> None:
+    """Later arrivals included."""
+    queue = QueueFixture()
+    keys = fill_engines(queue)
+    queue.enter("r", **request_)
+    queue.enter("hopeful", tokens=4000, budget=2.0)
+    queue.first_tokens(*keys)
+    assert queue.release() == ["hopeful"]
+    queue.first_tokens("hopeful")
+    assert queue.release() == ["r"]
+
+
+@pytest.mark.parametrize("request_", [LATE, BATCH], ids=["late", "batch"])
+def test_a_best_effort_prefill_waits_while_it_would_cost_answers_their_tpot_budget(request_: dict[str, Any]) -> None:
+    """A late request must not make other requests miss."""
+    queue = QueueFixture()
+    answers = queue.decode(since=0.2, token=0.02, pace=0.03, answers=20)
+    assert queue.load().backlog_s == 0
+    assert queue.enter("r", **request_) == []
+    queue.end(*answers)
+    assert queue.release() == ["r"]
+
+
+def test_late_requests_go_before_requests_without_a_deadline() -> None:
+    """A caller is waiting for a late request."""
+    queue = QueueFixture()
+    keys = fill_engines(queue)
+    queue.enter("batch", **BATCH, name="nightly")
+    queue.enter("late", **LATE)
+    queue.first_tokens(*keys)
+    assert queue.release() == ["late"]
+
+
+def test_tenants_take_turns() -> None:
+    """A tenant with many requests delays only itself."""
+    queue = QueueFixture()
+    keys = fill_engines(queue)
+    for name in ("x1", "x2", "x3", "y1", "z1"):
+        queue.enter(name, tenant=name[0], **LATE)
+    queue.first_tokens(*keys)
+    order = [served := queue.release()]
+    while queue.best_effort:
+        queue.first_tokens(*served)
+        order.append(served := queue.release())
+    assert order == [["x1"], ["y1"], ["z1"], ["x2"], ["x3"]]
+
+
+def test_a_new_tenant_starts_at_the_current_turn() -> None:
+    """Turns that other tenants had earlier do not count against the other tenants."""
+    queue = QueueFixture()
+    keys = fill_engines(queue)
+    for number in range(9):
+        queue.enter(f"x{number}", tenant="x", **LATE)
+    for number in range(5):
+        queue.first_tokens(*keys)
+        keys = queue.release()
+        assert keys == [f"x{number}"]
+    for number in range(3):
+        queue.enter(f"y{number}", tenant="y", **LATE)
+    order = []
+    while queue.best_effort:
+        queue.first_tokens(*keys)
+        keys = queue.release()
+        order += keys
+    assert order == ["y0", "x5", "y1", "x6", "y2", "x7", "x8"]
+
+
+def test_an_arrival_at_an_idle_engine_does_not_overtake_queued_requests() -> None:
+    """Best-effort requests of one tenant are released in order of arrival."""
+    queue = QueueFixture()
+    keys = fill_engines(queue)
+    queue.enter("first", **LATE)
+    queue.first_tokens(*keys)
+    assert queue.enter("second", **LATE) == ["first"]
+
+
+# --------------------------------------------------------------------------- on_miss
+
+
+def test_on_miss_best_effort_is_dispatched_after_30_s_at_any_load() -> None:
+    """`best_effort` promises a late answer; a request with `queue` stays queued."""
+    queue = QueueFixture()
+    queue.decode()
+    queue.enter("best effort", **LATE, on_miss="best_effort")
+    queue.enter("queue", **LATE)
+    assert queue.release(later=29.9) == []
+    assert queue.release(later=0.2) == ["best effort"]
+    assert queue.best_effort == ["queue"]
+
+
+def test_a_request_without_a_deadline_is_never_forced() -> None:
+    """No caller waits for the answer, whatever `on_miss` says."""
+    queue = QueueFixture()
+    queue.decode()
+    queue.enter("r", **BATCH, on_miss="best_effort")
+    assert queue.release(later=31) == []
+
+
+def test_on_miss_shed_is_refused_instead_of_queued() -> None:
+    """With a Retry-After time."""
+    queue = QueueFixture()
+    fill_engines(queue)
+    assert queue.enter("r", tokens=PROMPT, budget=0.25, on_miss="shed") == ["r"]
+    assert queue.released["r"].outcome is Placement.SHED
+    assert queue.released["r"].retry_after > 0
+
+
+# --------------------------------------------------------------------------- choice of the endpoint
+
+
+def test_a_late_request_takes_an_api_rather_than_the_queue() -> None:
+    """An API is always idle, so a late request of a route with an API is not queued."""
+    queue = QueueFixture((ONE, API))
+    answers = queue.decode()
+    queue.send("other", API, 9000, queue.now)
+    queue.enter("r", tokens=4000, budget=0.15, tiers=["small", "api"])
+    assert (queue.destination("r"), queue.best_effort) == (API.id, [])
+    queue.end(*answers)
+
+
+def test_a_request_without_a_deadline_waits_for_the_preferred_tier() -> None:
+    """Busy cheap engines are no reason to pay for an expensive tier."""
+    queue = QueueFixture((ONE, TWO, LARGE, API))
+    keys = queue.fill(ONE, TWO)
+    queue.enter("r", **BATCH, tiers=["api", "large", "small"], prefer="cost")
+    assert queue.best_effort == ["r"]
+    queue.first_tokens(*keys[2:])
+    assert queue.release() == ["r"]
+    assert queue.destination("r") == TWO.id
+
+
+def test_a_queued_request_is_refused_at_once_when_its_last_endpoint_dies() -> None:
+    """The caller can ask elsewhere."""
+    queue = QueueFixture()
+    fill_engines(queue)
+    queue.enter("r", **LATE)
+    for _ in range(3):
+        queue.fleet.on_probe_failed(ONE.id, queue.now)
+    assert queue.release() == ["r"]
+    assert queue.released["r"].outcome is Placement.UNAVAILABLE
