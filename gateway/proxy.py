@@ -27,7 +27,7 @@ from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher, RoutedRequest, attempt_record
 from gateway.upstream.relay import Relay, gateway_headers
 from gateway.upstream.upstream_request import UpstreamRequest
-from policies.types import Decision, Placement, Price
+from policies.types import Decision, Placement
 
 log = logging.getLogger("firsttoken")
 
@@ -114,7 +114,7 @@ class Proxy:
         timeline.end_stage(Stage.ESTIMATE)
         admit(tenant, route, request.model)
         if tenant.limits is not None:
-            await self.admission.reserve(tenant, tenant.limits, estimate, runtime.pools, timeline)
+            await self.admission.reserve(tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline)
         timeline.end_stage(Stage.ADMIT)
         decision = timeline.decided(await self.queue.decide(request, route, estimate, tenant))
         timeline.end_stage(Stage.DECIDE)
@@ -136,8 +136,7 @@ class Proxy:
             await self.dispatcher.execute(routed, relay)
         finally:
             if relay.begun:
-                pool = runtime.pools[relay.winner.attempt.candidate.endpoint.pool]
-                record_winner(relay.winner, routed, pool.price)
+                record_winner(relay.winner, routed)
                 self.cache_warming.answered(relay.winner, routed, http.body)
 
     def refuse(
@@ -216,7 +215,7 @@ def hide_usage(request: InferenceRequest) -> bool:
     return request.stream and not request.wants_usage
 
 
-def record_winner(run: UpstreamRequest, routed: RoutedRequest, price: Price) -> None:
+def record_winner(run: UpstreamRequest, routed: RoutedRequest) -> None:
     """Record the winning attempt, and end an open one."""
     run.stop_if_open()
     routed.timeline.answered(
@@ -225,7 +224,6 @@ def record_winner(run: UpstreamRequest, routed: RoutedRequest, price: Price) -> 
         run.tap.times,
         output_tokens=run.output_tokens,
         tpot=run.tpot(),
-        price=price,
         blocks=routed.estimate.pools[run.attempt.candidate.endpoint.pool].blocks,
     )
 

@@ -127,6 +127,7 @@ def _upstreams(
             kv_events=endpoint.id in publishing,
             priority=config.pools[pool.name].priority_scheduling,
             traced=config.telemetry.trace_apis or not catalog.kind(config.pools[pool.name].backend).needs_key,
+            price=pool.price,
         )
         for pool in config.fleet()
         for endpoint in pool.endpoints

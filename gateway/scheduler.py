@@ -83,9 +83,9 @@ class Decider:
         return decide(queued, self.fleet.snapshot(now), self.fleet, now)
 
     def learn(self, record: Record) -> None:
-        """Record sink: learns the length of the route's answers."""
+        """Record sink: learns the length of an answer of the route."""
         if record.end is RequestOutcome.COMPLETED and record.output_tokens:
-            self.fleet.observe_output(record.route, record.output_tokens)
+            self.fleet.observe_output(record.route, -(-record.output_tokens // record.choices))
 
     def any_usable(self, now: float) -> bool:
         return any(load.health is not Health.DOWN for load in self.fleet.snapshot(now).loads.values())

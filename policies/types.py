@@ -134,7 +134,8 @@ class RequestView:
 
     arrival: float
     stream: bool = False
-    max_tokens: int | None = None  # the caller's own
+    max_tokens: int | None = None  # the caller's own, for each choice
+    choices: int = 1  # answers to generate: `n` or `best_of`, for each prompt
     user_turns: int = 1
     tools: bool = False
     images: bool = False

@@ -1,7 +1,10 @@
 """API keys of callers, the salts of their prefix caches, and the routes open to each key.
 
 Rules:
-- Keys are kept as SHA-256 digests, from the configuration or from Redis, and compared in constant time.
+- Keys are kept as SHA-256 digests, from the configuration or from Redis, and looked up by digest. The time of a lookup
+  depends on the digest of the presented key, in which nobody can choose a byte: knowing how much of it equals a known
+  digest, a caller would still have to find a key with that digest (a preimage). Nor can a caller tell which known
+  digest is meant: the table is hashed with a secret of the process, and compares bytes of equal hashes alone.
 - Without configured keys the port is open, which the configuration allows on loopback only. With keys in Redis the port
   is never open.
 - A cache salt names the caches of a key, for engines (`cache_salt`, mixed into block hashes) and for our prefix index.
@@ -49,6 +52,7 @@ class Keys:
 
     def __init__(self, tenants: Iterable[Tenant] = (), closed: bool = False) -> None:
         self.tenants, self.closed = tuple(tenants), closed
+        self._by_digest = {tenant.digest: tenant for tenant in self.tenants}
 
     def tenant(self, authorization: str | None) -> Tenant:
         """Raises ApiError (401), which does not tell which keys exist."""
@@ -58,11 +62,8 @@ class Keys:
         if scheme.lower() != "bearer" or not key:
             raise _unauthorized("No API key was given. Send 'authorization: Bearer <key>'.")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        found = ANYONE
-        for tenant in self.tenants:  # all digests: the time must not depend on the key
-            if hmac.compare_digest(tenant.digest, digest):
-                found = tenant
-        if found is ANYONE:
+        found = self._by_digest.get(digest)
+        if found is None:
             raise _unauthorized("The API key is not known here.")
         return found
 

@@ -2,9 +2,10 @@
 
 Rules:
 - Only keys with limits come here; other requests pay a comparison.
-- A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller), and
-  the largest cost of both. The Record settles the claim.
-- Every request counts. Tokens count after an answer; prompt tokens also if the caller left before.
+- A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller) for
+  each choice, and the largest cost of both. The Record settles the claim.
+- Every request counts. Tokens and costs are those of all attempts that a server may bill, lost attempts and hedges
+  included: the prompt, and the output so far.
 - A refusal has the outcome `refused`, counted by no objective.
 """
 
@@ -19,7 +20,7 @@ from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.metrics.series import counter
-from gateway.observe.record import Record, RequestOutcome
+from gateway.observe.record import Record
 from gateway.observe.timeline import Recorder, RequestTimeline
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation
 from policies.types import Pool, PromptEstimate
@@ -47,6 +48,7 @@ class Admission:
         tenant: Tenant,
         limits: KeyLimits,
         estimate: PromptEstimate,
+        choices: int,
         pools: Mapping[str, Pool],
         timeline: RequestTimeline,
     ) -> None:
@@ -55,7 +57,7 @@ class Admission:
             self._settling = True
             self._recorder.sinks.append(self.settle)
             self._registry.register(self.refused)
-        claim = claim_of(estimate, None if limits.cost is None else pools)
+        claim = claim_of(estimate, choices, None if limits.cost is None else pools)
         made = await self._quotas.reserve(tenant.name, limits, claim)
         timeline.reserved(made)
         if (limit := made.verdict.limit) is not None:
@@ -69,9 +71,9 @@ class Admission:
             self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
 
 
-def claim_of(estimate: PromptEstimate, pools: Mapping[str, Pool] | None) -> Claim:
-    """`pools`: for their prices; None: the key has no limit on cost."""
-    found, output = estimate.pools, estimate.output_tokens
+def claim_of(estimate: PromptEstimate, choices: int, pools: Mapping[str, Pool] | None) -> Claim:
+    """`choices`: answers to generate; `pools`: for their prices; None: the key has no limit on cost."""
+    found, output = estimate.pools, estimate.output_tokens * choices
     tokens = max([pool.tokens for pool in found.values()])
     if pools is None:
         return Claim(tokens + output)
@@ -80,11 +82,8 @@ def claim_of(estimate: PromptEstimate, pools: Mapping[str, Pool] | None) -> Clai
 
 
 def tokens_of(record: Record) -> int:
-    """Tokens to settle: reported, or else estimated."""
-    if record.ttft is None and record.end is not RequestOutcome.CLIENT_GONE:
-        return 0
-    prompt = record.prompt_tokens_reported
-    return (record.prompt_tokens_estimated or 0 if prompt is None else prompt) + (record.output_tokens or 0)
+    """Tokens to settle: of every attempt."""
+    return sum([attempt.tokens for attempt in record.attempts])
 
 
 def refusal(made: Reservation, limit: QuotaLimit) -> ApiError:

@@ -35,6 +35,7 @@ _MAX_NAME = 256  # characters of a model name cached
 _JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _PYTHON_TYPE = re.compile(r"\b(str|int|float|bool)\b")
 _TOKENS = Annotated[int, msgspec.Meta(ge=1)]
+_CHOICES = Annotated[int, msgspec.Meta(ge=1, le=128)]
 _USER, _IMAGES = 1, 2  # flags of a message: from the user, with an image
 _IMAGE_TYPES = ("image_url", "input_image")
 _MESSAGE_DEPTH = MAX_DEPTH - 2  # a message is an element of an array of an object
@@ -57,7 +58,8 @@ class _Common(msgspec.Struct):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     max_tokens: _TOKENS | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
+    n: _CHOICES | None = None
+    best_of: _CHOICES | None = None
     temperature: float | None = None
     top_p: float | None = None
     stop: str | list[str] | None = None
@@ -85,6 +87,7 @@ class Parameters:
     max_tokens: int | None
     tools: bool
     json_schema: bool
+    choices: int = 1
     definitions: tuple[int, ...] = field(default=(), compare=False)  # digests of fields rendered before the messages
 
 
@@ -218,7 +221,14 @@ def _parameters_of(valid: _Chat | _Completion, body: Mapping[str, Any]) -> Param
         max_tokens=max_tokens,
         tools=bool(body.get("tools")),
         json_schema=isinstance(response_format, dict) and response_format.get("type") in ("json_schema", "json_object"),
+        choices=max(valid.n or 1, valid.best_of or 1)
+        * (_prompts(valid.prompt) if isinstance(valid, _Completion) else 1),
     )
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> int:
+    """Number of prompts: a list of texts or of lists of ids is several; a list of ids is one."""
+    return 1 if isinstance(prompt, str) else max(sum(type(each) is not int for each in prompt), 1)
 
 
 def _message_flags(message: _Message) -> int:
@@ -265,6 +275,7 @@ def parse(
         stream=parameters.stream,
         wants_usage=parameters.wants_usage,
         max_tokens=parameters.max_tokens,
+        choices=parameters.choices,
         tools=parameters.tools,
         json_schema=parameters.json_schema,
         user_turns=parsed.user_turns,

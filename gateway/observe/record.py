@@ -76,6 +76,8 @@ class AttemptRecord:
     ended: float
     ending: AttemptOutcome
     upstream_id: str = ""  # `x-request-id` at the backend
+    tokens: int = 0  # that the server may bill: prompt and output
+    cost_usd: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -86,6 +88,8 @@ class AttemptRecord:
             "ended_ms": _ms(self.ended),
             "ending": self.ending.value,
             "upstream_id": self.upstream_id,
+            "tokens": self.tokens,
+            "cost_usd": self.cost_usd,
         }
 
 
@@ -114,6 +118,7 @@ class Record:
     total: float = 0.0
     tpot: float | None = None
     max_tokens: int | None = None  # as the caller asked
+    choices: int = 1  # answers asked for
     prompt_tokens_estimated: int | None = None
     prompt_tokens_reported: int | None = None
     cached_tokens_predicted: int | None = None
@@ -131,7 +136,7 @@ class Record:
     endpoint: str = "-"
     region: str = ""
     scorer: str = ""
-    cost_usd: float = 0.0
+    cost_usd: float = 0.0  # of all attempts
     attempts: list[AttemptRecord] = field(default_factory=list)
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
@@ -191,7 +196,7 @@ class Record:
 # Members of a Record's JSON: as they are, and in milliseconds.
 SHOWN = (
     *("request_id", "wall", "route", "workload", "tenant", "operation", "stream", "end", "status", "error"),
-    *("max_tokens", "prompt_tokens_estimated", "prompt_tokens_reported", "cached_tokens_predicted"),
+    *("max_tokens", "choices", "prompt_tokens_estimated", "prompt_tokens_reported", "cached_tokens_predicted"),
     *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
     "cost_usd",
 )

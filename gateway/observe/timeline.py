@@ -38,7 +38,7 @@ from gateway.observe.trace_context import Trace, parent
 from policies.fleet.fleet import AttemptReport
 from policies.quota.key_limits import Reservation
 from policies.routes.route import Route
-from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixBlocks, Price
+from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixBlocks
 
 log = logging.getLogger("firsttoken")
 
@@ -98,6 +98,7 @@ class RequestTimeline:
         record.tenant = tenant
         record.stream = request.stream
         record.max_tokens = request.max_tokens
+        record.choices = request.choices
         ttft_budget = route.ttft_budget(request.ttft_budget)
         record.ttft_budget = None if ttft_budget == FOREVER else ttft_budget
         record.tpot_budget = route.tpot_budget(request.tpot_budget)
@@ -142,7 +143,11 @@ class RequestTimeline:
         record.ttft_predicted_p90 = waited + forecast.p90
 
     def attempt_lost(self, attempt: AttemptRecord) -> None:
+        self._ended(attempt)
+
+    def _ended(self, attempt: AttemptRecord) -> None:
         self.record.attempts.append(attempt)
+        self.record.cost_usd += attempt.cost_usd
 
     def won(
         self, candidate: Candidate, model: str, opened: float, connected: float, sent: float, first_in: float
@@ -177,16 +182,15 @@ class RequestTimeline:
         *,
         output_tokens: int,
         tpot: float | None,
-        price: Price,
         blocks: PrefixBlocks,
     ) -> None:
-        """Note tokens, engine times and cost of the attempt that won, at its end.
+        """Note tokens and engine times of the attempt that won, at its end.
 
         Block hashes at every LANDMARK tokens are enough for a replay to find prompts with a shared prefix. The tokens
         are the gateway's own: an engine's count is learned, and learned counts change.
         """
         record = self.record
-        record.attempts.append(attempt)
+        self._ended(attempt)
         record.prompt_tokens_reported = reported.prompt_tokens
         record.cached_tokens_reported = reported.cached_tokens
         record.engine_ttft = reported.engine_ttft
@@ -194,8 +198,6 @@ class RequestTimeline:
         record.engine_prefill = times.prefill
         record.output_tokens = output_tokens
         record.tpot = tpot
-        prompt = reported.prompt_tokens if reported.prompt_tokens is not None else record.prompt_tokens_estimated or 0
-        record.cost_usd = price.of(prompt, output_tokens)
         step = max(LANDMARK // blocks.size, 1)
         record.prefix = blocks.hashes[step - 1 :: step]
 

@@ -75,6 +75,7 @@ def header_safe(model: str) -> str:
 def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> AttemptRecord:
     attempt = upstream_request.attempt
     endpoint = attempt.candidate.endpoint
+    prompt, output = upstream_request.billable()
     return AttemptRecord(
         attempt.number,
         attempt.kind,
@@ -84,6 +85,8 @@ def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> Attempt
         ended=upstream_request.ended_at - arrival,
         ending=upstream_request.ending or AttemptOutcome.CANCELLED,
         upstream_id=upstream_request.request_id,
+        tokens=prompt + output,
+        cost_usd=upstream_request.upstream.price.of(prompt, output),
     )
 
 

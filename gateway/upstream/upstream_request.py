@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendRequest, Failure, FailureKind
 from backends.stream.redaction import mask_secret
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.types import Attempt, AttemptOutcome
+from policies.types import Attempt, AttemptOutcome, Price
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
 MAX_ERROR = 64 * 1024  # bytes of an error reply to read
@@ -43,6 +43,7 @@ class Upstream:
     kv_events: bool = False  # the engine publishes cache events, in which the session id names the request
     priority: bool = False  # the engine schedules by priority
     traced: bool = True  # the endpoint gets the trace context, with tracing on
+    price: Price = field(default_factory=Price)
 
 
 class BodySink(Protocol):
@@ -92,6 +93,7 @@ class UpstreamRequest:
         self.request_id = request.request_id
         self.connecting: asyncio.Task[None] | None = None  # runs `connect`
         self.exchange: Exchange | None = None
+        self.on_wire = False  # the request has been sent
         self.body_sink: BodySink | None = None  # receiver of every read after the commit, set once all buffered is out
         self.status = 0
         self.is_success = False
@@ -133,7 +135,7 @@ class UpstreamRequest:
 
     def sent_on(self, exchange: Exchange) -> None:
         """The request is on the wire."""
-        self.exchange = exchange
+        self.exchange, self.on_wire = exchange, True
         self.sent = exchange.sent_at
         self.connected = min(self.opened + exchange.connect_seconds, self.sent)
 
@@ -298,6 +300,14 @@ class UpstreamRequest:
             retry_after=retry_after,
             connected=self.reached,
         )
+
+    def billable(self) -> tuple[int, int]:
+        """Tokens of prompt and output that the server may bill: none of a request that was not sent, or was refused."""
+        refused = self.first_in is None and (self.tap.failure is not None or (self.status > 0 and not self.is_success))
+        if refused or not self.on_wire:
+            return 0, 0
+        prompt = self.tap.usage.prompt
+        return self.attempt.candidate.prompt_tokens if prompt is None else prompt, self.output_tokens
 
     @property
     def output_tokens(self) -> int:

@@ -350,6 +350,8 @@ def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: i
         run(fleet, RecordingListener()),
         replace(record(), prompt_tokens_estimated=100, output_tokens=None),
     )
+    attempt.upstream = replace(attempt.upstream, price=Price(1.0, 10.0))
+    attempt.on_wire = True
     attempt.on_head(200, {})
     for part in parts:
         attempt.on_body(part)
@@ -365,7 +367,6 @@ def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: i
             upstreams={},
             first_token_limit=5.0,
         ),
-        Price(1.0, 10.0),
     )
     assert fleet.endings == [AttemptOutcome.CANCELLED]
     assert [a.ending for a in found.attempts] == [AttemptOutcome.CANCELLED]

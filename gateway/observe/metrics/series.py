@@ -346,6 +346,7 @@ class RequestMetrics(Collector):
                 self.slo.of[route, objective, "true" if met else "false"].value += 1
         for attempt in record.attempts:
             self.attempts.of[attempt.pool, attempt.kind._value_, attempt.ending._value_].value += 1
+            self.cost.of[route, attempt.pool].value += attempt.cost_usd
             if attempt.kind is AttemptKind.HEDGE:
                 self.hedges.of[route, _result(record, attempt)].value += 1
         if (ttft := record.ttft) is not None:
@@ -362,7 +363,6 @@ class RequestMetrics(Collector):
         prompt = estimated if reported is None else reported
         self.tokens.of[route, pool, "input"].value += prompt
         self.tokens.of[route, pool, "output"].value += record.output_tokens or 0
-        self.cost.of[route, pool].value += record.cost_usd
         if estimated and record.cached_tokens_predicted is not None:
             self.hit.of[pool, "predicted"].observe(record.cached_tokens_predicted / estimated)
         if reported and record.cached_tokens_reported is not None:

@@ -1,9 +1,10 @@
-"""Who is asking: keys as digests, told apart in constant time."""
+"""Who is asking: keys are known by their digests."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
+from contextlib import suppress
+from time import perf_counter
 
 import pytest
 
@@ -73,23 +74,21 @@ def test_a_missing_key_is_401_and_says_how_to_send_one(authorization: str | None
     assert refusal.message == "No API key was given. Send 'authorization: Bearer <key>'."
 
 
-@pytest.mark.parametrize("key", ["sk-web", "sk-batch", "schlüssel 鍵", "sk-nobody"])
-def test_every_digest_is_compared_whichever_matches(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Always all of them, and digests only: time tells neither which one it was nor how much of it was right."""
-    compared: list[tuple[bytes, bytes]] = []
+def test_of_ten_thousand_keys_each_is_found_as_fast_as_of_one() -> None:
+    """No caller pays for the number of keys: 0.8 ms of the event loop, when the digests were compared one by one."""
+    many = [tenant(f"t{i}", f"sk-{i}") for i in range(10_000)]
+    known = Keys(many)
 
-    def compare(a: bytes, b: bytes) -> bool:
-        compared.append((a, b))
-        return original(a, b)
+    def lookup(key: str) -> float:
+        started = perf_counter()
+        for _ in range(100):
+            with suppress(ApiError):
+                known.tenant(f"Bearer {key}")
+        return (perf_counter() - started) / 100
 
-    original = hmac.compare_digest
-    monkeypatch.setattr(hmac, "compare_digest", compare)
-    try:
-        ALL.tenant(f"Bearer {key}")
-    except ApiError:
-        assert key == "sk-nobody"
-    digest = hashlib.sha256(key.encode()).digest()
-    assert compared == [(WEB.digest, digest), (BATCH.digest, digest), (LAB.digest, digest)]
+    for key in ("sk-0", "sk-9999", "sk-nobody"):
+        assert min(lookup(key) for _ in range(5)) < 50e-6
+    assert known.tenant("Bearer sk-9999") is many[-1]
 
 
 def test_a_key_opens_its_own_routes_only() -> None:

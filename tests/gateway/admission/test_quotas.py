@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from typing import Any
 
 import pytest
 
-from gateway.admission.quotas import claim_of, duration, quota_headers, refusal, tokens_of
+from gateway.admission.local_quotas import LocalQuotas
+from gateway.admission.quotas import claim_of, duration, quota_headers, refusal
 from gateway.config.models import Config
-from gateway.observe.record import Record, RequestOutcome
+from gateway.observe.record import RequestOutcome
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.types import Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
-from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
+from tests.gateway.builders import CHAT, DONE, ERROR, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import document, pool, running
 from tests.support.simulated import eventually
-from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+from tests.support.upstream import GATE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Step, Upstream, chunk, reply
 
 WEB = "authorization: Bearer sk-web"
 STREAM = {**CHAT, "stream": True}
@@ -109,27 +111,9 @@ def test_claimed_is_what_it_may_take_where_it_takes_most() -> None:
     blocks = PrefixBlocks((), 16, 1.0)
     pools = {"a": PoolEstimate(100, blocks, 100, 1), "b": PoolEstimate(120, blocks, 120, 1)}
     priced = {name: Pool(name, "served", (), price=Price(1.0, each)) for name, each in (("a", 10.0), ("b", 1.0))}
-    assert claim_of(PromptEstimate(pools, 50), None) == Claim(170)
-    assert claim_of(PromptEstimate(pools, 50), priced) == Claim(170, round((100 + 500) * NANO / 1e6))
-
-
-@pytest.mark.parametrize(
-    ("end", "ttft", "reported", "output", "took"),
-    [
-        (RequestOutcome.COMPLETED, 0.1, 80, 20, 100),
-        (RequestOutcome.COMPLETED, 0.1, None, 20, 110),  # the engine does not say: our estimate
-        (RequestOutcome.UPSTREAM_BROKE, 0.1, None, 5, 95),
-        (RequestOutcome.FAILED, None, None, None, 0),
-        (RequestOutcome.CLIENT_GONE, None, None, None, 90),  # the engine may have read it all
-    ],
-)
-def test_what_a_request_took(
-    end: RequestOutcome, ttft: float | None, reported: int | None, output: int | None, took: int
-) -> None:
-    found = Record(
-        end=end, ttft=ttft, prompt_tokens_estimated=90, prompt_tokens_reported=reported, output_tokens=output
-    )
-    assert tokens_of(found) == took
+    assert claim_of(PromptEstimate(pools, 50), 1, None) == Claim(170)
+    assert claim_of(PromptEstimate(pools, 50), 1, priced) == Claim(170, round((100 + 500) * NANO / 1e6))
+    assert claim_of(PromptEstimate(pools, 50), 8, priced) == Claim(520, round((100 + 4000) * NANO / 1e6))
 
 
 # --------------------------------------------------------------------------- through the gateway
@@ -189,6 +173,70 @@ async def test_what_an_answer_cost_is_taken_from_the_month() -> None:
     assert seen[-1][0] == 429
     assert seen[-1][1]["x-should-retry"] == "false"
     assert json.loads(seen[-1][2])["error"]["code"] == "insufficient_quota"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "choices"),
+    [
+        ("chat/completions", {"n": 4}, 4),
+        ("completions", {"prompt": "p", "best_of": 3}, 3),
+        ("completions", {"prompt": ["p", "q"], "n": 2, "best_of": 3}, 6),
+        ("completions", {"prompt": [[1, 2], [3]]}, 2),
+        ("completions", {"prompt": [1, 2, 3]}, 1),
+    ],
+)
+async def test_every_answer_asked_for_is_claimed(path: str, asked: dict[str, Any], choices: int) -> None:
+    """Before anything is sent; what was not written is given back at the end."""
+    async with Upstream([GATE, reply(WHOLE)]) as upstream:
+        limits = key(tokens_per_minute=100_000)
+        async with running({"only": pool(upstream.url)}, keys=limits) as gateway, calling(gateway.url) as caller:
+            ask = {**CHAT, "max_tokens": 100, **asked}
+            if "prompt" in ask:
+                del ask["messages"]
+            asking = asyncio.create_task(caller.whole(post(ask, WEB, path=f"/v1/{path}")))
+            await eventually(lambda: len(upstream.requests) == 1)
+            [live] = gateway.recorder.lives
+            made = live.record.quota
+            assert made is not None
+            assert 0 < made.claim.tokens - 100 * choices < 40
+            upstream.proceed()
+            assert (await asking)[0] == 200
+
+
+REFUSING = b"HTTP/1.1 500 Error\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    ("lost", "billed"),
+    [
+        ([STREAM_HEAD, RESET], True),  # it may have read the whole prompt
+        ([RESET], True),
+        ([REFUSING], False),
+        ([STREAM_HEAD + chunk(ERROR), HANG], False),
+        (None, False),  # nothing listens
+    ],
+)
+async def test_a_lost_attempt_counts_what_may_be_billed(lost: list[Step] | None, billed: bool) -> None:
+    """Against the tokens per minute and the cost of the month, as shown by the Record."""
+    answer = [STREAM_HEAD + chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
+    async with Upstream(lost or [HANG]) as first, Upstream(answer) as second:
+        url = first.url if lost else "http://127.0.0.1:9"
+        price = {"input": 1e6, "output": 1e6}  # a USD per token
+        pools = {"first": pool(url, price=price), "second": pool(second.url, price=price)}
+        limits = key(tokens_per_minute=1_000_000, monthly_cost_usd=1e6)
+        async with running(pools, keys=limits) as gateway, calling(gateway.url) as caller:
+            await caller.ask(post(STREAM, WEB))
+            await caller.chunks()
+            await eventually(lambda: len(gateway.recorder.recent) == 1)
+            [record] = gateway.recorder.recent
+            failed, won = record.attempts
+            assert (failed.tokens > 0) is billed
+            assert (won.tokens, won.cost_usd) == (9, 9)
+            assert record.cost_usd == failed.tokens + 9
+            quotas = gateway.proxy.admission._quotas
+            assert isinstance(quotas, LocalQuotas)
+            assert quotas.spent("web") == record.cost_usd * NANO
+            assert quotas._key("web").own.window.total() == (1, failed.tokens + 9)
 
 
 async def test_a_key_without_limits_pays_nothing() -> None:

@@ -40,8 +40,8 @@ def spent(stages: dict[Stage, float]) -> list[float | None]:
 PAGE = Path(__file__).parents[4] / "docs/metrics.md"
 ROUTE = route(ttft={"budget": "800ms"})
 BUDGETS = {"chat": 700, "agent": 1_100, "autocomplete": 333}  # ms
-LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, AttemptOutcome.SILENT)
-WON = AttemptRecord(2, AttemptKind.FALLBACK, "small/a", "small", 0.1, 1.0, AttemptOutcome.COMPLETED)
+LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, AttemptOutcome.SILENT, cost_usd=0.001)
+WON = AttemptRecord(2, AttemptKind.FALLBACK, "small/a", "small", 0.1, 1.0, AttemptOutcome.COMPLETED, cost_usd=0.002)
 FULL: dict[str, Any] = {
     "spent": spent({Stage.READ: 0.001, Stage.UPSTREAM: 0.19, Stage.STREAM: 0.8}),
     "tpot": 0.02,
@@ -52,7 +52,7 @@ FULL: dict[str, Any] = {
     "cached_tokens_predicted": 50,
     "cached_tokens_reported": 55,
     "ttft_predicted_p50": 0.125,
-    "cost_usd": 0.002,
+    "cost_usd": 0.003,
     "attempts": [LOST, WON],
 }
 
@@ -94,7 +94,7 @@ def test_one_record_counts_once_wherever_it_belongs() -> None:
         ("small", "fallback", "completed"): 1,
     }
     assert exported["tokens_total"] == {("chat", "small", "input"): 110, ("chat", "small", "output"): 10}
-    assert exported["cost_usd_total"] == {("chat", "small"): 0.002}
+    assert exported["cost_usd_total"] == {("chat", "small"): 0.003}
     assert exported["prefix_hit_ratio_sum"] == {("small", "predicted"): 0.5, ("small", "reported"): 0.5}
     errors = exported.samples("ttft_prediction_error_seconds_bucket")
     assert next(s.labels["le"] for s in errors if s.value) == "0.1"  # 75 ms late
@@ -169,12 +169,13 @@ def test_a_hedge_that_won_and_broke_off_has_won() -> None:
     }
 
 
-def test_what_was_not_answered_has_no_tokens_and_no_cost() -> None:
-    """Only answered requests have tokens and cost; attempts are counted anyway."""
+def test_what_was_not_answered_has_no_tokens() -> None:
+    """Only answered requests have tokens; attempts and what they cost are counted anyway."""
     exported = Exported({"ttft": None, "tpot": None, "end": RequestOutcome.FAILED, "attempts": [LOST]})
-    names = ("ttft_seconds_count", "tpot_seconds_count", "tokens_total", "cost_usd_total", "prefix_hit_ratio_count")
+    names = ("ttft_seconds_count", "tpot_seconds_count", "tokens_total", "prefix_hit_ratio_count")
     assert [exported[name] for name in names] == [{}] * len(names)
     assert exported["attempts_total"] == {("small", "primary", "silent"): 1}
+    assert exported["cost_usd_total"] == {("chat", "small"): 0.001}
 
 
 def test_an_engine_that_does_not_report_is_counted_by_the_estimate() -> None:
