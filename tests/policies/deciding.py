@@ -25,14 +25,14 @@ from policies.types import (
 )
 
 RATE = 20_000.0  # prefill, tokens per second
-# One in ten takes more than 1.4 times the median, one in a hundred about 2.7 times.
+# 10% of TTFTs exceed 1.4 times the median, 1% about 2.7 times.
 RATIOS = (0.7, 0.75, 0.8, 0.87, 0.92, 0.96, 1.0, 1.05, 1.1, 1.2, 1.4, 1.6, 2.0, 3.0)
 P90 = 1.4
 
 
 @dataclass
 class GivenPredictions:
-    """A fleet view: TTFT is the given one plus the queued tokens at RATE; hits are given."""
+    """A FleetView: TTFT is the given value plus the queued tokens at RATE; hits are given."""
 
     ttft: Mapping[str, float]
     pools: Mapping[str, str]  # by endpoint
@@ -71,7 +71,7 @@ class GivenPredictions:
 
 @dataclass
 class DecisionScenario:
-    """Pools by name, each endpoint with its median TTFT (s); the loads that are not idle; and a route over them."""
+    """Pools by name with the median TTFT (s) of each endpoint, loads of busy endpoints, and a route over the pools."""
 
     ttft: Mapping[str, Mapping[str, float]]
     loads: Mapping[str, Load] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A small fleet and its attempts, for the tests of what is learned."""
+"""A small fleet and its attempts, for tests of learned state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prompt(tokens: int = 1000, blocks: int = 0, scale: float = 1.0, first: int =
 def send(
     to: Fleet, estimate: PoolEstimate | None = None, endpoint: Endpoint = ONE, now: float = 0.0, stream: bool = True
 ) -> int:
-    """As a decision would; the key."""
+    """Sends an attempt as a decision would; returns the key."""
     estimate, key = estimate or prompt(), next(KEYS)
     hit = to.hit(endpoint, estimate)
     forecast = to.forecast(endpoint, to.snapshot(now).loads[endpoint.id], estimate.tokens, hit, now)

@@ -1,4 +1,4 @@
-"""One endpoint's health."""
+"""Circuit breaker of one endpoint."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def refused_probe(breaker: CircuitBreaker, now: float) -> None:
     breaker.on_ended("probe", AttemptOutcome.FAILED, now)
 
 
-def test_the_table_knows_no_way_from_open_to_closed_but_through_half_open() -> None:
-    """Nobody is trusted with everything at once."""
+def test_an_open_breaker_closes_only_through_half_open() -> None:
+    """A recovered endpoint gets one trial attempt before all traffic."""
     assert {
         sign
         for (state, sign), after in TRANSITIONS.items()
@@ -32,13 +32,13 @@ def test_the_table_knows_no_way_from_open_to_closed_but_through_half_open() -> N
     assert TRANSITIONS[BreakerState.HALF_OPEN, BreakerEvent.TRIAL_ANSWERED] is BreakerState.CLOSED
 
 
-def test_five_failures_in_a_row_open_it() -> None:
+def test_five_failures_in_a_row_open_the_breaker() -> None:
     """Four do not."""
     assert [failed(n).health(0.0) for n in (4, 5)] == [Health.UP, Health.DOWN]
 
 
-def test_an_answer_between_failures_starts_the_count_again() -> None:
-    """In a row means in a row; a request refused for its own fault is an answer too."""
+def test_an_answer_resets_the_count_of_failures() -> None:
+    """A refusal for the request's own fault is an answer too."""
     for answer in (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED):
         breaker = failed(4)
         breaker.on_ended("good", answer, 0.0)
@@ -46,8 +46,8 @@ def test_an_answer_between_failures_starts_the_count_again() -> None:
         assert breaker.health(0.0) is Health.UP
 
 
-def test_answers_that_die_half_way_count_though_they_began() -> None:
-    """Otherwise an engine that always dies in decode would never be left."""
+def test_answers_broken_after_the_first_token_count_as_failures() -> None:
+    """Otherwise an engine that always dies in decode would keep its traffic."""
     breaker = CircuitBreaker()
     for number in range(5):
         breaker.on_sent(number, 0.0)
@@ -56,12 +56,12 @@ def test_answers_that_die_half_way_count_though_they_began() -> None:
     assert breaker.health(0.0) is Health.DOWN
 
 
-def test_two_refused_connections_open_it() -> None:
-    """Nobody is there: three more requests would not learn more."""
+def test_two_refused_connections_open_the_breaker() -> None:
+    """No server listens: three more requests would learn no more."""
     assert [failed(n, connected=False).health(0.0) for n in (1, 2)] == [Health.UP, Health.DOWN]
 
 
-def test_one_refused_connection_is_enough_if_the_probe_finds_nobody_either() -> None:
+def test_a_refused_connection_and_a_failed_probe_open_the_breaker() -> None:
     """In either order."""
     first = failed(1, connected=False)
     first.on_probe_failed(0.0)
@@ -71,8 +71,8 @@ def test_one_refused_connection_is_enough_if_the_probe_finds_nobody_either() -> 
     assert (first.health(0.0), second.health(0.0)) == (Health.DOWN, Health.DOWN)
 
 
-def test_silence_beyond_the_forecast_opens_it_if_nobody_else_was_answered_since() -> None:
-    """A process that is stopped accepts connections and says nothing."""
+def test_silence_beyond_the_forecast_opens_the_breaker_unless_another_attempt_was_answered() -> None:
+    """A stopped process accepts connections and sends no bytes."""
     silent, spoken = CircuitBreaker(), CircuitBreaker()
     spoken.on_answer("other", 1.5)
     for breaker in (silent, spoken):
@@ -80,15 +80,15 @@ def test_silence_beyond_the_forecast_opens_it_if_nobody_else_was_answered_since(
     assert (silent.health(2.0), spoken.health(2.0)) == (Health.DOWN, Health.UP)
 
 
-def test_silence_that_the_forecast_explains_is_one_failure() -> None:
-    """The budget was short, the engine may be well."""
+def test_silence_within_the_forecast_is_one_failure() -> None:
+    """The budget was short; the engine may be healthy."""
     breaker = CircuitBreaker()
     breaker.on_silent("a", sent_at=1.0, now=2.0, overdue=False)
     assert breaker.health(2.0) is Health.UP
 
 
-def test_after_the_ejection_one_attempt_may_try() -> None:
-    """While it is out the endpoint is not for others."""
+def test_after_the_ejection_one_trial_attempt_is_admitted() -> None:
+    """While the trial is in flight, the endpoint is down for other requests."""
     breaker = failed(5)
     assert [breaker.health(now) for now in (4.9, 5.0)] == [Health.DOWN, Health.PROBING]
     breaker.on_sent("probe", 5.0)
@@ -97,16 +97,16 @@ def test_after_the_ejection_one_attempt_may_try() -> None:
     assert breaker.health(5.2) is Health.UP
 
 
-def test_a_trial_that_was_cancelled_decided_nothing() -> None:
-    """The next may try."""
+def test_a_cancelled_trial_decides_nothing() -> None:
+    """The next attempt becomes the trial."""
     breaker = failed(5)
     breaker.on_sent("probe", 5.0)
     breaker.on_ended("probe", AttemptOutcome.CANCELLED, 5.1)
     assert breaker.health(5.1) is Health.PROBING
 
 
-def test_only_the_trial_itself_closes_or_opens_it_again() -> None:
-    """Attempts sent before it opened say what was, not what is."""
+def test_only_the_trial_decides_a_half_open_breaker() -> None:
+    """Attempts sent before the opening tell the past."""
     breaker = failed(5)
     breaker.on_sent("probe", 5.0)
     for old in (AttemptOutcome.FAILED, AttemptOutcome.COMPLETED):
@@ -116,7 +116,7 @@ def test_only_the_trial_itself_closes_or_opens_it_again() -> None:
     assert breaker.health(5.3) is Health.UP
 
 
-def test_ejections_that_follow_one_another_double_up_to_five_minutes() -> None:
+def test_ejections_in_a_row_double_up_to_300_s() -> None:
     """5, 10, 20 ... 300 s."""
     breaker, now, ejections = failed(5), 0.0, []
     for _ in range(8):
@@ -126,8 +126,8 @@ def test_ejections_that_follow_one_another_double_up_to_five_minutes() -> None:
     assert ejections == [5, 10, 20, 40, 80, 160, 300, 300]
 
 
-def test_a_minute_without_trouble_forgives() -> None:
-    """The next ejection is a first one."""
+def test_a_minute_without_failures_resets_the_ejection_time() -> None:
+    """The next ejection is a first one, of 5 s."""
     breaker = failed(5)
     refused_probe(breaker, 5.0)
     breaker.on_sent("probe", 20.0)
@@ -137,38 +137,38 @@ def test_a_minute_without_trouble_forgives() -> None:
     assert breaker.until == 86.0
 
 
-def test_a_server_that_probes_find_again_is_tried_at_once() -> None:
-    """Not at the end of an ejection that may last minutes."""
+def test_an_answered_probe_half_opens_the_breaker_of_a_lost_server() -> None:
+    """Not at the end of an ejection that can take minutes."""
     breaker = failed(2, connected=False)
     breaker.on_probe_failed(1.0)
     breaker.on_probe_answered(2.0)
     assert breaker.health(2.0) is Health.PROBING
 
 
-def test_a_probe_that_was_never_in_vain_does_not_end_an_ejection() -> None:
+def test_a_probe_that_never_failed_ends_no_ejection() -> None:
     """A server can answer GET /health and fail every request."""
     breaker = failed(5)
     breaker.on_probe_answered(1.0)
     assert breaker.health(1.0) is Health.DOWN
 
 
-def test_a_server_that_probes_do_not_find_is_not_tried_with_a_request() -> None:
-    """A request would have to fail over; a probe costs nobody anything."""
+def test_failed_probes_prolong_an_ejection() -> None:
+    """A trial request would have to fail over; a probe costs callers nothing."""
     breaker = failed(2, connected=False)
     for now in range(1, 30):
         breaker.on_probe_failed(float(now))
     assert breaker.health(30.0) is Health.DOWN
 
 
-def test_a_token_from_an_older_attempt_half_opens_it() -> None:
-    """A sign of life."""
+def test_a_token_of_an_older_attempt_half_opens_the_breaker() -> None:
+    """The server is alive."""
     breaker = failed(5)
     breaker.on_answer("old", 1.0)
     assert breaker.health(1.0) is Health.PROBING
 
 
-def test_a_rate_limit_says_until_when_and_nothing_of_health() -> None:
-    """One second where the provider does not say; never beyond a minute."""
+def test_a_rate_limit_blocks_without_opening_the_breaker() -> None:
+    """For Retry-After, 1 s without Retry-After, between 0.1 and 60 s."""
     waits = []
     for retry_after in (None, 7.0, 0.0, 1e9):
         breaker = CircuitBreaker()
@@ -189,15 +189,15 @@ def peer_reported(down_at: float = 1.0, now: float = 1.0) -> CircuitBreaker:
     return breaker
 
 
-def test_a_peer_report_opens_it_and_is_not_passed_on() -> None:
-    """Until one attempt may try."""
+def test_a_peer_report_opens_the_breaker_and_is_not_passed_on() -> None:
+    """For one ejection of 5 s."""
     breaker = peer_reported()
     assert (breaker.health(1.0), breaker.health(5.9), breaker.health(6.0)) == (Health.DOWN, Health.DOWN, Health.PROBING)
     assert breaker.down_since == NEVER
 
 
-def test_what_we_saw_alive_since_is_not_down() -> None:
-    """An answer or a probe, at that time or later."""
+def test_a_peer_report_older_than_the_own_last_answer_is_ignored() -> None:
+    """An answer or an answered probe at the time of the report or later."""
     for sign in ("spoke", "reachable"):
         breaker = CircuitBreaker()
         breaker.on_answer("a", 2.0) if sign == "spoke" else breaker.on_probe_answered(2.0)
@@ -207,8 +207,8 @@ def test_what_we_saw_alive_since_is_not_down() -> None:
         assert breaker.health(2.1) is Health.DOWN
 
 
-def test_a_sign_of_life_disproves_a_peer_report_and_later_ones_for_a_while() -> None:
-    """A probe, or a token of an attempt that was sent before. One attempt tries; then all may."""
+def test_an_answer_disproves_peer_reports_for_30_s() -> None:
+    """An answered probe, or a token of an earlier attempt. One trial attempt follows; then all traffic."""
     for sign in ("spoke", "reachable"):
         breaker = peer_reported()
         breaker.on_answer("old", 1.2) if sign == "spoke" else breaker.on_probe_answered(1.2)
@@ -221,8 +221,8 @@ def test_a_sign_of_life_disproves_a_peer_report_and_later_ones_for_a_while() -> 
         assert breaker.health(1.2 + PEER_REPORTS_IGNORED) is Health.DOWN
 
 
-def test_a_failure_of_our_own_confirms_a_peer_report() -> None:
-    """A probe in vain, an attempt that fails: it stays open whatever others say, and is told on."""
+def test_an_own_failure_confirms_a_peer_report() -> None:
+    """A failed probe or attempt: the breaker stays open after the report is withdrawn, and peers are told."""
     for sign in ("unreachable", "failed", "trial"):
         breaker = peer_reported()
         if sign == "unreachable":
@@ -235,15 +235,15 @@ def test_a_failure_of_our_own_confirms_a_peer_report() -> None:
         assert (breaker.state, breaker.openings) == (BreakerState.OPEN, 1), sign
 
 
-def test_a_withdrawn_peer_report_half_opens_it() -> None:
+def test_a_withdrawn_peer_report_half_opens_the_breaker() -> None:
     """The peer withdrew the report, or disappeared."""
     breaker = peer_reported()
     breaker.on_peer_report(NEVER, 2.0)
     assert breaker.health(2.0) is Health.PROBING
 
 
-def test_since_when_it_is_down_does_not_move_while_it_is() -> None:
-    """An opinion that was disproved is not renewed by an attempt that failed as well."""
+def test_down_since_is_the_time_of_the_first_opening() -> None:
+    """A failed trial renews no report that a peer has disproved."""
     breaker = failed(5, now=1.0)
     refused_probe(breaker, 6.0)
     assert breaker.down_since == 1.0
@@ -252,7 +252,7 @@ def test_since_when_it_is_down_does_not_move_while_it_is() -> None:
     assert breaker.down_since == NEVER
 
 
-signs = st.tuples(
+breaker_events = st.tuples(
     st.sampled_from(
         ["sent", "spoke", "fail", "refuse", "silent", "done", "cancel", "lost", "found", "reported", "withdrawn"]
     ),
@@ -260,9 +260,9 @@ signs = st.tuples(
 )
 
 
-@given(st.lists(signs, max_size=60))
-def test_whatever_happens_it_gives_another_chance_within_five_minutes(history: list) -> None:
-    """Once all its attempts have ended and probes keep still."""
+@given(st.lists(breaker_events, max_size=60))
+def test_a_breaker_admits_a_trial_within_300_s(history: list) -> None:
+    """After any events, once all attempts have ended and probes are silent."""
     breaker, now = CircuitBreaker(), 0.0
     for what, key in history:
         now += 1.0

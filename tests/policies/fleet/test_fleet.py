@@ -1,4 +1,4 @@
-"""Learning of a fleet from its attempts."""
+"""Fleet state learned from attempts and scrapes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from policies.types import AttemptOutcome, Candidate, EngineLoad
 from tests.policies.fleets import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
 
 
-def test_it_is_what_decisions_ask() -> None:
-    """The Beliefs protocol."""
+def test_a_fleet_is_a_fleet_view() -> None:
+    """The protocol that decisions use."""
     to = fleet()
     beliefs: FleetView = to
     assert [p.hit for p in beliefs.candidates({ONE.id: load(to)}, prompt(), 0, 0.0, 0.0, 1.0)] == [0]
 
 
-def test_all_endpoints_at_once_are_answered_as_one_by_one() -> None:
-    """One that is idle and holds the prompt, one with more ahead than it can do by then."""
+def test_candidates_of_many_endpoints_equal_single_forecasts() -> None:
+    """For an idle endpoint with the prompt cached, and for an endpoint with a backlog beyond the deadline."""
     to, asked = fleet(), prompt(1000, blocks=62)
     answer(to, asked, ONE)
     send(to, prompt(20_000), TWO, now=2.0)
@@ -38,8 +38,8 @@ def test_all_endpoints_at_once_are_answered_as_one_by_one() -> None:
 # --------------------------------------------------------------------------- load
 
 
-def test_an_attempt_counts_from_the_moment_it_is_sent() -> None:
-    """The next decision sees it, or a burst would herd onto one engine."""
+def test_an_attempt_counts_as_load_from_its_sending() -> None:
+    """The next decision sees the attempt; otherwise a burst would herd onto one engine."""
     to = fleet()
     key = send(to, prompt(4000))
     assert (load(to).queued_tokens, load(to).prefilling, load(to).in_flight) == (4000, 1, 1)
@@ -50,8 +50,8 @@ def test_an_attempt_counts_from_the_moment_it_is_sent() -> None:
     assert (load(to, 1.0).in_flight, load(to, 1.0).running) == (0, 0)
 
 
-def test_a_snapshot_is_the_same_value_until_something_changes() -> None:
-    """Decisions between events cost nothing, and what they saw stays as it was."""
+def test_a_snapshot_is_reused_until_an_event() -> None:
+    """Decisions between events cost nothing, and an old snapshot never changes."""
     to = fleet()
     before = to.snapshot(0.0)
     assert to.snapshot(0.05) is before
@@ -61,11 +61,11 @@ def test_a_snapshot_is_the_same_value_until_something_changes() -> None:
     assert (before.loads[ONE.id].in_flight, after.loads[ONE.id].in_flight) == (0, 1)
     assert after.loads[TWO.id] is before.loads[TWO.id]
     to.on_ended(key, AttemptOutcome.CANCELLED, 0.05)
-    assert list(after.loads) == [ONE.id, TWO.id, API.id]  # as configured: what goes through all of them can be replayed
+    assert list(after.loads) == [ONE.id, TWO.id, API.id]  # in configured order, so that a replay iterates alike
 
 
-def test_between_events_a_forecast_lets_time_drain_what_is_ahead() -> None:
-    """The same snapshot, a tenth of a second later."""
+def test_a_forecast_drains_the_queued_tokens_by_time() -> None:
+    """From the same snapshot, 0.1 s later."""
     to = fleet()
     send(to, prompt(8000))
     seen = load(to)
@@ -73,8 +73,8 @@ def test_between_events_a_forecast_lets_time_drain_what_is_ahead() -> None:
     assert early - late == pytest.approx(0.1, rel=0.05)
 
 
-def test_other_traffic_is_seen_in_two_scrapes_and_forgotten_when_they_stop() -> None:
-    """One scrape may just be older than our news."""
+def test_other_traffic_needs_two_scrapes_and_expires_without_scrapes() -> None:
+    """A single scrape can be older than the gateway's own events."""
     to = fleet()
     send(to)
     said = EngineLoad(running=3, waiting=5)
@@ -87,8 +87,8 @@ def test_other_traffic_is_seen_in_two_scrapes_and_forgotten_when_they_stop() -> 
     assert (load(to, 60.0).running, load(to, 60.0).waiting) == (0, 1)
 
 
-def test_our_own_requests_in_a_scrape_are_not_counted_twice() -> None:
-    """The ledger knows them already."""
+def test_own_requests_in_a_scrape_are_not_counted_twice() -> None:
+    """In-flight attempts are subtracted from the engine's counts."""
     to = fleet()
     keys = [send(to) for _ in range(4)]
     for key in keys[:3]:
@@ -100,8 +100,8 @@ def test_our_own_requests_in_a_scrape_are_not_counted_twice() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(events, max_size=50))
-def test_nothing_is_left_in_flight_whatever_the_order_of_events(history: list) -> None:
-    """Twice, late, out of order, for keys that never were: 400 leaked counts a day sank another router."""
+def test_no_order_of_events_leaks_in_flight_counts(history: list) -> None:
+    """Repeated, late, out-of-order and unknown events: 400 leaked counts a day have broken another router."""
     to, now = fleet(), 0.0
     for what, key, endpoint, ending, stream in history:
         now += 0.1
@@ -130,8 +130,9 @@ def test_nothing_is_left_in_flight_whatever_the_order_of_events(history: list) -
     assert all(seen.queued_tokens == 0 for seen in to.snapshot(now + 60).loads.values())
 
 
-def test_an_endpoint_that_was_slow_at_first_is_not_avoided_for_ever() -> None:
-    """A cold engine's first answer says little; without its siblings' news it would get no second chance."""
+def test_a_slow_first_answer_is_forgotten() -> None:
+    """The first answer of a cold engine says little; without the samples of siblings the engine would get no traffic
+    again."""
     to = fleet()
     answer(to, endpoint=TWO, now=0.0, ttft=2.0)
     for i in range(20):
@@ -139,8 +140,8 @@ def test_an_endpoint_that_was_slow_at_first_is_not_avoided_for_ever() -> None:
     assert median_ttft(to, TWO, now=60.0) == pytest.approx(median_ttft(to, ONE, now=60.0), rel=0.1)
 
 
-def test_an_endpoint_that_has_shown_itself_slow_is_believed() -> None:
-    """After 32 answers of its own, whatever its siblings do."""
+def test_a_persistently_slow_endpoint_keeps_its_own_prediction() -> None:
+    """After 32 samples of its own, whatever the siblings' samples are."""
     to = fleet()
     for i in range(40):
         answer(to, endpoint=TWO, now=5.0 * i, ttft=0.5)
@@ -151,8 +152,8 @@ def test_an_endpoint_that_has_shown_itself_slow_is_believed() -> None:
 # --------------------------------------------------------------------------- prefixes
 
 
-def test_a_prompt_sent_is_believed_cached_there_at_once() -> None:
-    """So that siblings follow it before it is even computed."""
+def test_a_sent_prompt_counts_as_cached_at_once() -> None:
+    """So prompts with the same prefix follow before the prefill is computed."""
     to = fleet()
     send(to, prompt(1000, blocks=62))
     assert (to.hit(ONE, prompt(1000, blocks=62)), to.hit(TWO, prompt(1000, blocks=62))) == (992, 0)
@@ -167,7 +168,7 @@ def test_a_hit_is_whole_blocks_and_less_than_the_prompt(tokens: int, hit: int) -
 
 
 def test_a_hit_is_counted_in_the_engines_tokens_and_blocks() -> None:
-    """62 blocks of 16 tokens of ours, a fifth more of its own, in blocks of 128."""
+    """62 gateway blocks of 16 tokens, 1.2 engine tokens per gateway token, in engine blocks of 128."""
     to = fleet()
     to.on_scrape(ONE.id, EngineLoad(block_size=128), 0.0)
     send(to, prompt(2000, blocks=62, scale=1.2))
@@ -175,7 +176,7 @@ def test_a_hit_is_counted_in_the_engines_tokens_and_blocks() -> None:
 
 
 def test_a_failed_attempt_leaves_no_prefix() -> None:
-    """Nothing was computed."""
+    """No prompt was computed."""
     to = fleet()
     for ending in (AttemptOutcome.FAILED, AttemptOutcome.CANCELLED, AttemptOutcome.RATE_LIMITED, AttemptOutcome.SILENT):
         to.on_ended(send(to, prompt(1000, blocks=62)), ending, 0.01)
@@ -183,7 +184,7 @@ def test_a_failed_attempt_leaves_no_prefix() -> None:
 
 
 def test_an_attempt_cancelled_after_its_first_token_leaves_its_prefix() -> None:
-    """The prompt was computed, whatever became of the answer."""
+    """The prompt was computed before the cancellation."""
     to = fleet()
     key = send(to, prompt(1000, blocks=62))
     to.on_first_token(key, 0.1)
@@ -191,7 +192,7 @@ def test_an_attempt_cancelled_after_its_first_token_leaves_its_prefix() -> None:
     assert to.hit(ONE, prompt(1000, blocks=62)) == 992
 
 
-def test_the_engines_own_capacity_bounds_what_is_believed() -> None:
+def test_the_reported_cache_capacity_bounds_the_prefix_index() -> None:
     """Ten blocks of 128 tokens hold 80 of 16."""
     to = fleet()
     to.on_scrape(ONE.id, EngineLoad(block_size=128, kv_blocks=10), 0.0)
@@ -199,8 +200,8 @@ def test_the_engines_own_capacity_bounds_what_is_believed() -> None:
     assert to.statistics(ONE.id, 0.0).prefix_blocks == 80
 
 
-def test_an_engine_that_reports_fewer_cached_tokens_is_believed_to_hold_less() -> None:
-    """Something else uses its cache."""
+def test_reported_cached_tokens_shrink_the_assumed_capacity() -> None:
+    """Other traffic uses the cache."""
     to = fleet()
     before = to.statistics(ONE.id, 0.0).prefix_capacity
     for now in range(10):
@@ -216,7 +217,7 @@ def test_an_engine_that_reports_fewer_cached_tokens_is_believed_to_hold_less() -
     ],
 )
 def test_a_restarted_engine_forgets_its_prefixes(before: EngineLoad, after: EngineLoad) -> None:
-    """Another start time, or counters from zero; requests of other traffic are gone too."""
+    """After another start time, or counters that went back to zero; requests of other traffic are gone too."""
     to = fleet()
     to.on_scrape(ONE.id, replace(before, running=9), 0.0)
     to.on_scrape(ONE.id, replace(before, running=9), 0.5)
@@ -236,8 +237,8 @@ def test_a_scrape_of_the_same_engine_forgets_nothing() -> None:
     assert to.hit(ONE, prompt(1000, blocks=62)) == 992
 
 
-def test_where_nobody_answers_any_more_nothing_is_cached() -> None:
-    """Two refused connections: whoever comes back begins anew."""
+def test_two_refused_connections_clear_the_prefix_index() -> None:
+    """The next engine at the address starts with an empty cache."""
     to = fleet()
     answer(to, prompt(1000, blocks=62))
     for _ in range(2):
@@ -246,7 +247,7 @@ def test_where_nobody_answers_any_more_nothing_is_cached() -> None:
 
 
 def test_the_caches_of_an_api_are_not_modelled() -> None:
-    """Nobody knows which of its machines answers."""
+    """An API has many machines, and does not say which of the machines answers."""
     to = fleet()
     answer(to, prompt(1000, blocks=62), API)
     assert to.hit(API, prompt(1000, blocks=62)) == 0

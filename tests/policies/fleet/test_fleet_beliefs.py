@@ -1,4 +1,4 @@
-"""Beliefs of a fleet about speeds, health and reloads."""
+"""Predictions, health and reloads of a fleet."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.policies.virtual_engine import A100, CPU, H100, Profile, conversation
 # --------------------------------------------------------------------------- learning
 
 
-def test_a_stranger_is_expected_to_be_like_its_siblings() -> None:
-    """A slow pool's new endpoint is not taken for a fast one; other pools are."""
+def test_a_new_endpoint_is_predicted_like_its_siblings() -> None:
+    """The slow samples of a pool count for its new endpoints, and not for other pools."""
     to, api_before = fleet(), median_ttft(fleet(), API)
     for now in range(20):
         answer(to, prompt(1000), ONE, now=10.0 * now, ttft=5.0)
@@ -26,8 +26,8 @@ def test_a_stranger_is_expected_to_be_like_its_siblings() -> None:
     assert to.forecast(TWO, load(to, 500.0, TWO), 1000, 0, 500.0).samples == 0
 
 
-def test_an_endpoint_of_another_class_is_known_by_a_few_answers_of_its_own() -> None:
-    """Three times slower than its sibling, whose hundred answers say how TTFT grows with the prompt."""
+def test_a_few_samples_scale_the_predictor_of_a_sibling() -> None:
+    """Three times slower than a sibling with 100 samples, which show how TTFT grows with the prompt."""
     to = fleet()
     for i in range(100):
         tokens = 500 + 137 * i % 7000
@@ -38,8 +38,8 @@ def test_an_endpoint_of_another_class_is_known_by_a_few_answers_of_its_own() -> 
     assert median_ttft(to, ONE, 6000, now=2000.0) == pytest.approx(0.32, rel=0.1)
 
 
-def test_a_stranger_follows_the_sibling_that_its_own_answers_resemble() -> None:
-    """Of a fast one and a slow one: three answers tell."""
+def test_a_new_endpoint_starts_from_the_most_similar_sibling() -> None:
+    """Three samples tell a fast sibling from a slow one."""
     fast, slow, new = (Endpoint(f"small/{i}", "small") for i in range(3))
     to = Fleet([replace(SMALL, endpoints=(fast, slow, new))])
     for i in range(60):
@@ -50,8 +50,8 @@ def test_a_stranger_follows_the_sibling_that_its_own_answers_resemble() -> None:
     assert median_ttft(to, new, 5000, now=800.0) == pytest.approx(median_ttft(to, slow, 5000, now=800.0), rel=0.15)
 
 
-def test_silence_teaches_that_it_takes_at_least_as_long() -> None:
-    """Of an attempt that was left; one that failed at once teaches nothing of speed."""
+def test_an_abandoned_attempt_is_a_lower_bound_of_ttft() -> None:
+    """A failed attempt teaches no speed."""
     left, failed = fleet(), fleet()
     before = median_ttft(left)
     for now in range(4):
@@ -61,8 +61,8 @@ def test_silence_teaches_that_it_takes_at_least_as_long() -> None:
     assert median_ttft(failed, now=50.0) == before
 
 
-def test_an_answer_that_is_not_streamed_teaches_only_by_what_the_engine_says() -> None:
-    """Neither duration nor silence is a TTFT."""
+def test_a_whole_answer_teaches_only_the_engines_own_ttft() -> None:
+    """Neither the duration nor the silence of a whole answer is a TTFT."""
     to = fleet()
     before = median_ttft(to)
     for ending in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED, AttemptOutcome.SILENT):
@@ -85,7 +85,7 @@ def test_tpot_and_token_counts_are_learned_from_reports() -> None:
 
 
 def test_the_length_of_answers_is_learned_by_route() -> None:
-    """And bounded by what may be generated."""
+    """Bounded by max_tokens."""
     to = fleet()
     for _ in range(300):
         to.observe_output("chat", 40)
@@ -96,8 +96,8 @@ def test_the_length_of_answers_is_learned_by_route() -> None:
 # --------------------------------------------------------------------------- health
 
 
-def test_an_endpoint_that_fails_is_down_and_then_on_trial() -> None:
-    """Though nothing happens meanwhile, the snapshot moves on; the trial is for one."""
+def test_a_failing_endpoint_is_down_and_then_probing() -> None:
+    """The snapshot changes by time alone; the trial is one request."""
     to = fleet()
     for _ in range(5):
         to.on_ended(send(to), AttemptOutcome.FAILED, 0.0)
@@ -108,8 +108,8 @@ def test_an_endpoint_that_fails_is_down_and_then_on_trial() -> None:
     assert load(to, 5.3).health is Health.UP
 
 
-def test_an_endpoint_that_comes_back_is_on_trial_at_the_next_scrape() -> None:
-    """A minute of nobody there, then a scrape."""
+def test_a_lost_endpoint_is_probing_after_the_next_scrape() -> None:
+    """After a minute of failed probes."""
     to = fleet()
     for now in range(60):
         to.on_probe_failed(ONE.id, float(now))
@@ -118,8 +118,8 @@ def test_an_endpoint_that_comes_back_is_on_trial_at_the_next_scrape() -> None:
     assert load(to, 60.0).health is Health.PROBING
 
 
-def test_an_api_is_tried_again_within_ten_seconds() -> None:
-    """No probe would tell that it is back."""
+def test_an_api_is_ejected_for_ten_seconds_at_most() -> None:
+    """APIs are not probed, so only a request can show the recovery."""
     to, now = fleet(), 0.0
     for _ in range(12):
         to.on_ended(send(to, endpoint=API, now=now), AttemptOutcome.FAILED, now)
@@ -128,8 +128,8 @@ def test_an_api_is_tried_again_within_ten_seconds() -> None:
             assert load(to, now, API).health is Health.PROBING
 
 
-def test_silence_that_the_forecast_cannot_explain_takes_an_endpoint_out() -> None:
-    """A stopped process accepts connections; one whose answer was merely due late stays."""
+def test_silence_beyond_the_forecast_takes_an_endpoint_down() -> None:
+    """A stopped process accepts connections. An endpoint with an answer that is slightly late stays up."""
     hung, slow = fleet(), fleet()
     for to in (hung, slow):
         for now in range(40):
@@ -139,8 +139,8 @@ def test_silence_that_the_forecast_cannot_explain_takes_an_endpoint_out() -> Non
     assert (load(hung, 503.0).health, load(slow, 500.1).health) == (Health.DOWN, Health.UP)
 
 
-def test_a_rate_limit_blocks_until_the_provider_said() -> None:
-    """And says nothing of health."""
+def test_a_rate_limit_blocks_an_api_until_retry_after() -> None:
+    """Health is unchanged."""
     to = fleet()
     to.on_ended(send(to, endpoint=API), AttemptOutcome.RATE_LIMITED, 1.0, AttemptReport(retry_after=7.0))
     assert (load(to, 1.0, API).blocked_until, load(to, 1.0, API).health) == (8.0, Health.UP)
@@ -149,8 +149,8 @@ def test_a_rate_limit_blocks_until_the_provider_said() -> None:
 # --------------------------------------------------------------------------- reload
 
 
-def test_a_reload_keeps_what_was_learned_of_what_stays() -> None:
-    """And lets attempts on what is gone end in peace."""
+def test_a_reload_keeps_learned_state_of_remaining_endpoints() -> None:
+    """Attempts at removed endpoints end without effect."""
     to = fleet()
     answer(to, prompt(1000, blocks=62), ttft=2.0)
     expected, flying = median_ttft(to, now=9.0), [send(to, endpoint=endpoint, now=9.0) for endpoint in (ONE, TWO)]
@@ -164,8 +164,8 @@ def test_a_reload_keeps_what_was_learned_of_what_stays() -> None:
     assert (load(to, 10.0).in_flight, median_ttft(to, now=10.0)) == (0, pytest.approx(expected, rel=0.01))
 
 
-def test_another_model_behind_the_same_address_is_a_stranger() -> None:
-    """Neither its cache nor its speed is the old one's."""
+def test_another_model_at_the_same_address_starts_unlearned() -> None:
+    """Neither the prefix cache nor the speed carries over."""
     to = fleet()
     for now in range(9):
         answer(to, prompt(1000, blocks=62), now=10.0 * now, ttft=5.0)
@@ -174,8 +174,8 @@ def test_another_model_behind_the_same_address_is_a_stranger() -> None:
     assert median_ttft(to, now=100.0) < 0.5
 
 
-def test_an_attempt_that_outlives_its_endpoint_says_nothing_of_the_one_that_has_its_name_now() -> None:
-    """Nobody at the old address: the cache that is lost is not the new one's."""
+def test_an_attempt_at_a_replaced_endpoint_changes_nothing_at_its_successor() -> None:
+    """Neither cache nor health."""
     to = fleet()
     flying = [send(to, endpoint=ONE, now=9.0) for _ in range(3)]
     to.reload([replace(SMALL, model="other", endpoints=(ONE,))])
@@ -195,14 +195,14 @@ def test_an_attempt_that_outlives_its_endpoint_says_nothing_of_the_one_that_has_
 @pytest.mark.parametrize("profile", [H100, A100, CPU], ids=["H100", "A100", "CPU"])
 @pytest.mark.parametrize(("busy", "most"), [(0.1, 0.08), (0.5, 0.10), (0.8, 0.15)])
 def test_after_fifty_requests_ttft_is_predicted_within_a_tenth(profile: Profile, busy: float, most: float) -> None:
-    """Conversations on an engine of any speed, from idle to a queue; half of all errors are smaller."""
+    """The median error for conversations on an engine of any speed: 8% idle, 15% with a queue."""
     answered, _ = serve(profile, conversations(profile, 300, busy, Random(3)))
     assert median_error(answered[50:]) < most
 
 
 @pytest.mark.parametrize("profile", [H100, CPU], ids=["H100", "CPU"])
-def test_nine_of_ten_first_tokens_come_before_their_p90(profile: Profile) -> None:
-    """Over three engines' worth of requests at half load."""
+def test_the_predicted_p50_and_p90_are_calibrated(profile: Profile) -> None:
+    """Over three runs at half load."""
     answered = [r for seed in range(3) for r in serve(profile, conversations(profile, 300, 0.5, Random(seed)))[0][50:]]
     shares = [sum(r.ttft <= r.forecast.quantile(q) for r in answered) / len(answered) for q in (0.5, 0.9)]
     assert shares == pytest.approx([0.5, 0.9], abs=0.06)
@@ -210,14 +210,14 @@ def test_nine_of_ten_first_tokens_come_before_their_p90(profile: Profile) -> Non
 
 @pytest.mark.parametrize("profile", [H100, A100, CPU], ids=["H100", "A100", "CPU"])
 def test_a_fivefold_slow_down_is_learned_within_ten_requests(profile: Profile) -> None:
-    """The tenth to the thirtieth after it are predicted within a third."""
+    """The tenth to the thirtieth request after the change are predicted within a third."""
     answered, _ = serve(profile, conversations(profile, 260, 0.15, Random(4)), slowdown=5.0, after=200)
     assert median_error(answered[200:203]) > 0.5
     assert median_error(answered[210:230]) < 0.33
 
 
-def test_hits_are_those_that_the_engine_reports() -> None:
-    """Same capacity, same order of eviction: the belief is exact while all traffic is ours."""
+def test_predicted_hits_equal_the_engines() -> None:
+    """With equal capacity and order of eviction, while the gateway sends all traffic."""
     profile = replace(H100, kv_tokens=30_000)
     answered, _ = serve(profile, conversations(profile, 600, 0.3, Random(5)))
     assert sum(request.hit == request.cached for request in answered) >= 0.97 * len(answered)

@@ -11,7 +11,8 @@ ASKED = prompt(645, blocks=40)
 THEIRS = range(1, 41)
 
 
-def heard() -> tuple[Fleet, Residency]:
+def with_events() -> tuple[Fleet, Residency]:
+    """A fleet, and the residency of an endpoint that publishes KV events."""
     to = fleet()
     cache = to.cache(ONE.id)
     assert cache is not None
@@ -19,25 +20,25 @@ def heard() -> tuple[Fleet, Residency]:
 
 
 def serve(to: Fleet, engine: Residency) -> None:
-    """The prompt is answered, and the engine says what it stored (without a session)."""
+    """Answers the prompt; the engine publishes the stored blocks, without a session."""
     key = send(to, ASKED)
     engine.on_stored(THEIRS, None, 16)
     to.on_first_token(key, 0.1)
     to.on_ended(key, AttemptOutcome.COMPLETED, 0.2, AttemptReport(prompt_tokens=645, cached_tokens=0))
 
 
-def test_a_hit_is_what_the_engine_still_holds() -> None:
-    """In whole blocks; its sibling's is what was sent there."""
-    to, engine = heard()
+def test_with_events_a_hit_is_the_resident_prefix() -> None:
+    """In whole blocks. Without events, the hit is the sent prompt."""
+    to, engine = with_events()
     serve(to, engine)
     answer(to, ASKED, TWO)
     engine.on_removed(THEIRS[25:])
     assert (to.hit(ONE, ASKED), to.hit(TWO, ASKED)) == (400, 640)
 
 
-def test_an_eviction_says_nothing_of_the_caches_size() -> None:
-    """The engine's own word is enough; only without it is the bound of the index what answers bear out."""
-    to, engine = heard()
+def test_with_events_reported_hits_do_not_shrink_the_capacity() -> None:
+    """Only without events does the gateway estimate the capacity from reported hits."""
+    to, engine = with_events()
     serve(to, engine)
     for now in range(20):
         key = send(to, ASKED, now=now)
@@ -48,9 +49,9 @@ def test_an_eviction_says_nothing_of_the_caches_size() -> None:
     assert [to.statistics(one.id, 30.0).prefix_capacity < 100 for one in (ONE, TWO)] == [False, True]
 
 
-def test_an_emptied_engine_is_cold() -> None:
-    """By its events or by its next scrape, whichever comes first."""
-    to, engine = heard()
+def test_a_cleared_or_restarted_engine_has_lost_its_cache() -> None:
+    """By an event or by the next scrape."""
+    to, engine = with_events()
     serve(to, engine)
     to.on_cache_cleared(ONE.id)
     assert (to.hit(ONE, ASKED), engine.statistics().blocks, to.cache_lost) == (0, 0, {ONE.id})
@@ -60,9 +61,9 @@ def test_an_emptied_engine_is_cold() -> None:
     assert (to.hit(ONE, ASKED), engine.statistics().blocks) == (0, 0)
 
 
-def test_what_an_engine_holds_is_told() -> None:
-    """For people; None where it does not say."""
-    to, engine = heard()
+def test_statistics_show_resident_blocks() -> None:
+    """None for an engine without events."""
+    to, engine = with_events()
     serve(to, engine)
     one, two = (to.statistics(endpoint.id, 1.0).resident for endpoint in (ONE, TWO))
     assert one is not None

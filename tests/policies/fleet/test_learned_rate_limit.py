@@ -1,4 +1,4 @@
-"""The rate limit of an API, as its refusals show it."""
+"""Rate limit of an API, learned from rejections."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from tests.policies.fleets import API, answer, fleet, load, send
 
 
 def refused_after(requests: int) -> LearnedRateLimit:
-    """One request every 0.1 s, and one too many."""
-    quota = LearnedRateLimit()
+    """Sends one request every 0.1 s; the last is rejected."""
+    limit = LearnedRateLimit()
     for i in range(requests + 1):
-        quota.on_sent(0.1 * i)
-    quota.on_rejected(0.1 * requests)
-    return quota
+        limit.on_sent(0.1 * i)
+    limit.on_rejected(0.1 * requests)
+    return limit
 
 
-def test_what_was_taken_in_the_minute_before_a_refusal_is_the_limit() -> None:
-    """Full until the first of the hundred is a minute old; then there is room for that one."""
-    quota = refused_after(100)
-    assert quota.full_until(10.0) == 60.0
-    assert quota.full_until(60.05) == NEVER
-    quota.on_sent(60.05)
-    assert quota.full_until(60.05) > 60.05
+def test_the_limit_is_the_number_accepted_in_the_minute_before_a_rejection() -> None:
+    """The API is full until the first of the 100 requests is a minute old; then one request fits."""
+    limit = refused_after(100)
+    assert limit.full_until(10.0) == 60.0
+    assert limit.full_until(60.05) == NEVER
+    limit.on_sent(60.05)
+    assert limit.full_until(60.05) > 60.05
 
 
-def test_a_refusal_after_a_few_requests_says_nothing_of_a_limit() -> None:
-    """The API was overloaded; a limit of three a minute would starve it."""
+def test_a_rejection_after_a_few_requests_sets_no_limit() -> None:
+    """The API was overloaded; a limit of three per minute would starve the API."""
     assert refused_after(3).full_until(0.5) == NEVER
 
 
-def test_without_a_refusal_there_is_no_limit() -> None:
-    """However many are sent."""
-    quota = LearnedRateLimit()
+def test_without_a_rejection_there_is_no_limit() -> None:
+    """At any number of requests."""
+    limit = LearnedRateLimit()
     for i in range(5000):
-        quota.on_sent(0.001 * i)
-    assert quota.full_until(5.0) == NEVER
+        limit.on_sent(0.001 * i)
+    assert limit.full_until(5.0) == NEVER
 
 
-def test_a_limit_is_tried_again_in_time() -> None:
-    """A hundred minutes later twice as many are let through, or a limit that was raised would hold for ever."""
-    quota = refused_after(100)
+def test_a_learned_limit_grows_by_time() -> None:
+    """Doubled after 100 minutes: otherwise a raised limit would go unnoticed."""
+    limit = refused_after(100)
     for i in range(150):
-        quota.on_sent(6000.0 + 0.1 * i)
-    assert quota.full_until(6015.0) == NEVER
+        limit.on_sent(6000.0 + 0.1 * i)
+    assert limit.full_until(6015.0) == NEVER
 
 
-def test_an_api_at_its_limit_is_out_before_it_refuses() -> None:
-    """The second minute costs no refusal; engines have no such limit."""
+def test_an_api_at_its_limit_is_blocked_before_it_rejects() -> None:
+    """The second minute costs no rejection."""
     to = fleet()
     for i in range(50):
         answer(to, endpoint=API, now=0.2 * i)

@@ -1,4 +1,4 @@
-"""Several processes before one fleet: what each knows of the others' part."""
+"""Several processes in front of one fleet, and the state that each publishes."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ LOADS = st.builds(
 class LosslessLink:
     """A link between processes without losses."""
 
-    def __init__(self, all_of_them: list[LosslessLink]) -> None:
-        self.others = [other for other in all_of_them if other is not self]
+    def __init__(self, members: list[LosslessLink]) -> None:
+        self.others = [other for other in members if other is not self]
         self.loads: dict[str, PeerLoad] = {}
-        self.news: set[str] = set()
+        self.updates: set[str] = set()
         self.hints: list[tuple[str, Sequence[int]]] = []
         for other in self.others:
             other.others.append(self)
-        all_of_them.append(self)
+        members.append(self)
 
     def publish(self, endpoint_id: str, load: PeerLoad) -> None:
         self.loads[endpoint_id] = load
         for other in self.others:
-            other.news.add(endpoint_id)
+            other.updates.add(endpoint_id)
 
     def publish_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         for other in self.others:
             other.hints.append((endpoint_id, hashes))
 
     def merge(self, reader: PeerReader, now: float) -> None:
-        while self.news:
-            name = self.news.pop()
+        while self.updates:
+            name = self.updates.pop()
             reader.on_peer_load(name, combined(o.loads[name] for o in self.others if name in o.loads), now)
         while self.hints:
             reader.on_peer_prompt(*self.hints.pop(0))
@@ -72,8 +72,8 @@ def fleets(count: int = 2) -> list[Fleet]:
 # --------------------------------------------------------------------------- load
 
 
-def test_what_a_sibling_has_sent_waits_ahead_as_if_we_had_sent_it() -> None:
-    """At once, and until its first token; then it runs, until its end."""
+def test_prompts_sent_by_a_peer_count_as_queued_tokens() -> None:
+    """At once, until the first token; then as a running answer, until its end."""
     ours, theirs = fleets()
     key = send(theirs, prompt(4000))
     seen, own = load(ours), load(theirs)
@@ -86,8 +86,8 @@ def test_what_a_sibling_has_sent_waits_ahead_as_if_we_had_sent_it() -> None:
     assert (load(ours, 1.0).in_flight, load(ours, 1.0).running, load(ours, 1.0).context) == (0, 0, 0)
 
 
-def test_one_process_and_two_see_the_same_load() -> None:
-    """Whichever of the two sent what: the queue, the answers, and what they can bear."""
+def test_two_processes_see_the_load_that_one_would_see() -> None:
+    """For any division of the requests: queue, answers and TPOT pressure."""
     (one,), two, sent = fleets(1), fleets(), list[list[tuple[Fleet, int]]]()
     for i in range(6):
         sent.append([(to, send(to, prompt(3000 + i), now=0.1 * i)) for to in (one, two[i % 2])])
@@ -102,12 +102,12 @@ def test_one_process_and_two_see_the_same_load() -> None:
             "context",
             "prefill_utilization",
             "last_token_at",
-        ):  # what follows from these is each one's own learning
+        ):  # other fields follow from these and each process's own learning
             assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=0.01), name
 
 
-def test_what_changes_until_they_are_told_is_one_piece_of_news() -> None:
-    """Asked for once; what is told then is what is, and the next change is asked for again."""
+def test_changes_until_a_publication_are_one_request_to_publish() -> None:
+    """The publication holds the state at its own time; the next change requests another publication."""
     ours, theirs = fleets()
     asked: list[Fleet] = []
     theirs.request_publish = lambda: asked.append(theirs)
@@ -120,8 +120,8 @@ def test_what_changes_until_they_are_told_is_one_piece_of_news() -> None:
     assert len(asked) == 2
 
 
-def test_what_is_heard_is_not_told_on() -> None:
-    """Three of them, asked again and again: nothing grows."""
+def test_peer_load_is_not_passed_on() -> None:
+    """Three processes that read each other repeatedly: no count grows."""
     three = fleets(3)
     for to in three:
         send(to, prompt(1000))
@@ -134,8 +134,8 @@ def test_what_is_heard_is_not_told_on() -> None:
     )
 
 
-def test_a_scrape_shows_no_traffic_that_siblings_account_for() -> None:
-    """Else each would count the others' requests twice: by what they tell, and by what the engine tells."""
+def test_requests_of_peers_in_a_scrape_are_not_counted_as_other_traffic() -> None:
+    """Otherwise each would count twice: by the peer's report and by the engine's metrics."""
     ours, theirs = fleets()
     keys = [send(of) for of in (ours, theirs, theirs)]
     theirs.on_first_token(keys[1], 0.1)
@@ -149,8 +149,8 @@ def test_a_scrape_shows_no_traffic_that_siblings_account_for() -> None:
     assert load(ours, 1.7).running == 3
 
 
-def test_a_sibling_that_begins_anew_takes_nothing_back() -> None:
-    """Load in flight is gone; past prefills have stalled our answers all the same."""
+def test_a_restarted_peer_does_not_lower_the_prefill_utilization() -> None:
+    """The peer's load in flight is gone; past prefills have stalled answers all the same."""
     ours, _ = fleets()
     ours.on_peer_load(
         ONE.id, replace(NO_LOAD, in_flight=2, prefilling=1, queued_tokens=500, queued_since=0.0, prefill_s=3.0), 0.0
@@ -160,8 +160,8 @@ def test_a_sibling_that_begins_anew_takes_nothing_back() -> None:
     assert (load(ours).in_flight, load(ours).queued_tokens, load(ours).prefill_utilization) == (0, 0, duty)
 
 
-def test_an_endpoint_that_a_sibling_warms_up_or_that_refused_it_is_left_alone_by_all() -> None:
-    """The one who found out need not be the one who decides."""
+def test_warming_and_rate_limits_of_a_peer_apply_to_all() -> None:
+    """The process that finds out need not be the process that decides."""
     ours, theirs = fleets()
     theirs.set_warming(ONE.id, True)
     key = send(theirs, endpoint=TWO)
@@ -170,8 +170,8 @@ def test_an_endpoint_that_a_sibling_warms_up_or_that_refused_it_is_left_alone_by
     assert load(ours, 1.0, TWO).blocked_until == pytest.approx(21.0)
 
 
-def test_what_is_under_way_at_an_endpoint_that_is_ours_no_longer_is_not_told() -> None:
-    """After a reload. Others may still have it, and would believe it for ever."""
+def test_load_of_a_removed_endpoint_is_withdrawn_from_peers() -> None:
+    """Peers that keep the endpoint would count the load for ever."""
     ours, theirs = fleets()
     send(theirs)
     assert load(ours).in_flight == 1
@@ -183,23 +183,23 @@ def test_what_is_under_way_at_an_endpoint_that_is_ours_no_longer_is_not_told() -
 
 
 def lose(endpoint: Endpoint, now: float, *finders: Fleet) -> None:
-    """Two probes of theirs find nobody."""
+    """Fails two probes."""
     for finder in finders:
         finder.on_probe_failed(endpoint.id, now - 0.5)
         finder.on_probe_failed(endpoint.id, now)
 
 
-def test_what_one_finds_down_is_down_to_all_at_once() -> None:
-    """A request of theirs would have to find it out again. What they know from each other is not told on."""
+def test_a_peer_report_takes_an_endpoint_down_for_all() -> None:
+    """Without the report, a request of each process would have to fail. Reports are never passed on."""
     ours, theirs, third = fleets(3)
     lose(ONE, 1.0, theirs)
     assert [load(of, 1.0).health for of in (ours, third)] == [Health.DOWN] * 2
     assert load(ours, 1.0, TWO).health is Health.UP
-    assert load(ours, 1.0 + EJECTION).health is Health.PROBING  # and nobody keeps another's opinion alive
+    assert load(ours, 1.0 + EJECTION).health is Health.PROBING  # a report is not renewed by other peers
 
 
-def test_our_own_probe_brings_back_what_others_cannot_reach() -> None:
-    """One of several whose network is broken: it is tried, proves itself, and is not lost again to the same opinion."""
+def test_an_own_probe_overrides_a_peer_report() -> None:
+    """A peer whose network is broken: the endpoint is tried, answers, and is not lost again to the same peer."""
     ours, theirs = fleets()
     lose(ONE, 1.0, theirs)
     assert load(ours, 1.0).health is Health.DOWN
@@ -211,8 +211,8 @@ def test_our_own_probe_brings_back_what_others_cannot_reach() -> None:
     assert load(theirs, 7.0).health is Health.DOWN
 
 
-def test_an_opinion_ends_with_its_teller() -> None:
-    """And is then worth a try, no more."""
+def test_a_peer_report_ends_with_its_peer() -> None:
+    """The endpoint is then probing."""
     ours, theirs = fleets()
     lose(ONE, 1.0, theirs)
     assert load(ours, 1.0).health is Health.DOWN
@@ -220,20 +220,20 @@ def test_an_opinion_ends_with_its_teller() -> None:
     assert load(ours, 2.0).health is Health.PROBING
 
 
-def test_one_that_finds_most_of_a_pool_down_is_not_believed() -> None:
-    """A lost network of its own: both of two endpoints, or the only endpoint."""
+def test_a_peer_that_reports_most_of_a_pool_down_is_ignored() -> None:
+    """The peer has lost its own network: both of two endpoints, or the only endpoint."""
     ours, theirs = fleets()
     lose(API, 1.0, theirs)
     assert load(ours, 1.0, API).health is Health.UP
     lose(ONE, 1.0, theirs)
     assert load(ours, 1.0).health is Health.DOWN
     lose(TWO, 2.0, theirs)
-    theirs.on_probe_failed(ONE.id, 2.1)  # the next look at the other
+    theirs.on_probe_failed(ONE.id, 2.1)  # the next probe of the first endpoint
     assert [load(ours, 2.1, endpoint).health for endpoint in (ONE, TWO)] == [Health.PROBING, Health.UP]
 
 
-def test_the_last_endpoint_of_a_pool_is_not_left_because_of_peer_reports() -> None:
-    """Two that each find another half down would leave nothing."""
+def test_peer_reports_never_take_the_last_endpoint_of_a_pool_down() -> None:
+    """Two peers that each report another half down would leave no endpoint."""
     ours, theirs, third = fleets(3)
     lose(ONE, 1.0, theirs)
     load(ours, 1.0)
@@ -244,8 +244,8 @@ def test_the_last_endpoint_of_a_pool_is_not_left_because_of_peer_reports() -> No
 # --------------------------------------------------------------------------- prefixes
 
 
-def test_a_prefix_that_a_sibling_sent_is_a_hit() -> None:
-    """A conversation's next request may come to any of them."""
+def test_a_prefix_sent_by_a_peer_is_a_hit() -> None:
+    """The next request of a conversation can arrive at any process."""
     ours, theirs = fleets()
     long = prompt(1600, blocks=100)
     send(theirs, long)
@@ -258,8 +258,8 @@ def test_a_prefix_that_a_sibling_sent_is_a_hit() -> None:
 
 
 @given(st.lists(LOADS, max_size=4))
-def test_burdens_add_up_in_any_order(loads: list[PeerLoad]) -> None:
-    """And nothing beside them changes nothing."""
+def test_peer_loads_sum_in_any_order(loads: list[PeerLoad]) -> None:
+    """NO_LOAD changes nothing."""
     total = combined(loads)
     assert combined([*reversed(loads), NO_LOAD]) == total
     assert total.in_flight == sum(load.in_flight for load in loads)
@@ -274,13 +274,20 @@ def test_burdens_add_up_in_any_order(loads: list[PeerLoad]) -> None:
             3.0,
             NEVER,
             PrefillQueue(30, 300, 3, 3.0),
-        ),  # the engine began with what was sent first
-        (PrefillQueue(10, 100, 1, 5.0), 3.0, 4.0, PrefillQueue(30, 300, 3, 4.0)),  # a first token: that much is done
+        ),  # the engine began with the earlier prompt
+        (
+            PrefillQueue(10, 100, 1, 5.0),
+            3.0,
+            4.0,
+            PrefillQueue(30, 300, 3, 4.0),
+        ),  # a first token: earlier prompts are done
         (PrefillQueue(0, 0, 0, 1.0), 3.0, NEVER, PrefillQueue(20, 200, 2, 3.0)),  # an empty queue has no beginning
     ],
 )
-def test_two_queues_are_one(own: PrefillQueue, since: float, heard_at: float, expected: PrefillQueue) -> None:
-    """First come, first served, whoever sent it."""
+def test_prefill_queues_of_two_processes_join(
+    own: PrefillQueue, since: float, heard_at: float, expected: PrefillQueue
+) -> None:
+    """First come, first served, from any process."""
     theirs = replace(
         NO_LOAD, in_flight=1, prefilling=1, queued_tokens=20, queued_pairs=200, queued_remainder=2, queued_since=since
     )

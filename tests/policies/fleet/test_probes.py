@@ -1,4 +1,4 @@
-"""Endpoints that nobody was sent to lately are tried by a little of the traffic."""
+"""Probes: a small share of the traffic tries endpoints without recent first tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from policies.types import Load, RequestView
 from tests.policies.deciding import DecisionScenario, budget
 
 REQUESTS = 4000
-ASK = RequestView(100.0, stream=True)
+REQUEST = RequestView(100.0, stream=True)
 
 
 def world(**loads: Load) -> DecisionScenario:
@@ -18,48 +18,48 @@ def world(**loads: Load) -> DecisionScenario:
 
 
 def share(of: DecisionScenario, endpoint: str) -> float:
-    decisions = [of.decide(ASK, now=100.0, sequence=seed) for seed in range(REQUESTS)]
-    tried = [one for one in decisions if one.ranked[0].endpoint.id == endpoint]
-    assert all("probe" in one.ranked[0].reason and "probe" in one.reason for one in tried)
+    decisions = [of.decide(REQUEST, now=100.0, sequence=seed) for seed in range(REQUESTS)]
+    tried = [decision for decision in decisions if decision.ranked[0].endpoint.id == endpoint]
+    assert all("probe" in decision.ranked[0].reason and "probe" in decision.reason for decision in tried)
     return len(tried) / REQUESTS
 
 
-def test_one_request_in_a_hundred_tries_who_was_not_heard_of() -> None:
-    """Slower than the others as it is: what is never tried is never known to have become better."""
+def test_one_request_in_a_hundred_probes_an_endpoint_without_recent_tokens() -> None:
+    """A slow endpoint included: without traffic, an improvement would stay unknown."""
     assert 0.005 < share(world(slow=Load(last_token_at=60.0)), "slow") < 0.015
 
 
-def test_who_was_heard_of_lately_is_not_tried() -> None:
-    """Twenty seconds ago, or about to be: a prompt is there already."""
+def test_an_endpoint_with_a_recent_token_or_a_prefill_is_not_probed() -> None:
+    """A first token within 20 s, or a prompt in prefill."""
     assert share(world(slow=Load(last_token_at=80.0)), "slow") == 0
     assert share(world(slow=Load(last_token_at=60.0, prefilling=1)), "slow") == 0
 
 
-def test_a_request_that_would_be_late_there_does_not_try() -> None:
-    """A probe is paid for with slack, not with a miss."""
+def test_a_request_that_would_be_late_does_not_probe() -> None:
+    """A probe spends slack, not the deadline."""
     assert share(world(late=Load(last_token_at=0.0)), "late") == 0
 
 
-def test_where_nothing_was_heard_of_anybody_nobody_is_tried() -> None:
-    """After a quiet night every endpoint is as little known as the others."""
+def test_a_pool_without_any_recent_token_is_not_probed() -> None:
+    """After a quiet night all endpoints are equally unknown."""
     quiet = {name: Load(last_token_at=10.0) for name in ("fast", "other", "slow", "late")}
     assert share(world(**quiet), "slow") == 0
 
 
-def test_a_yardstick_does_not_probe() -> None:
-    """A baseline must not inherit the probes of ours."""
+def test_a_baseline_scorer_does_not_probe() -> None:
+    """A baseline must not profit from the probes of `predicted`."""
     baseline = world(slow=Load(last_token_at=60.0))
     baseline.route = {**budget(1.0), "scorer": "argmin_ttft"}
     assert share(baseline, "slow") == 0
 
 
-def test_a_probe_that_fails_goes_on_in_the_usual_order() -> None:
-    """Only the first place changes."""
+def test_fallbacks_of_a_probe_keep_the_usual_order() -> None:
+    """Only the first rank changes."""
     probing = world(slow=Load(last_token_at=60.0))
-    decisions = [probing.decide(ASK, now=100.0, sequence=seed) for seed in range(REQUESTS)]
-    tried = [one for one in decisions if one.ranked[0].endpoint.id == "slow"]
+    decisions = [probing.decide(REQUEST, now=100.0, sequence=seed) for seed in range(REQUESTS)]
+    tried = [decision for decision in decisions if decision.ranked[0].endpoint.id == "slow"]
     assert tried
-    for one in tried:
-        assert {c.endpoint.id for c in one.ranked[1:3]} == {"fast", "other"}
-        assert "; the first but for a probe" in one.ranked[1].reason
-        assert one.ranked[3].endpoint.id == "late"
+    for decision in tried:
+        assert {c.endpoint.id for c in decision.ranked[1:3]} == {"fast", "other"}
+        assert "; the first but for a probe" in decision.ranked[1].reason
+        assert decision.ranked[3].endpoint.id == "late"

@@ -1,4 +1,4 @@
-"""What could take a request, and why the rest cannot."""
+"""Candidates of a request, and reasons for the rejection of other endpoints."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ def rejections(decision: Decision) -> dict[str, str]:
         (Load(blocked_until=12.5), "rate limited for 2.5 s more"),
     ],
 )
-def test_an_endpoint_that_is_out_is_not_considered(load: Load, reason: str) -> None:
-    """And /explain says why."""
+def test_a_down_or_rate_limited_endpoint_is_rejected(load: Load, reason: str) -> None:
+    """With the reason that /explain shows."""
     decision = DecisionScenario(TWO, loads={"a": load}).decide(now=10.0)
     assert order(decision) == ["b"]
     assert rejections(decision) == {"a": reason}
 
 
 @pytest.mark.parametrize("load", [Load(health=Health.PROBING), Load(blocked_until=10.0), Load(in_flight=99)])
-def test_an_endpoint_that_is_only_busy_or_due_is_considered(load: Load) -> None:
-    """On trial with nothing in flight it gets its one request; a rate limit that is over is over."""
+def test_a_busy_or_probing_endpoint_is_a_candidate(load: Load) -> None:
+    """A half-open breaker admits one request; an expired rate limit blocks nothing."""
     assert sorted(order(DecisionScenario(TWO, loads={"a": load}).decide(now=10.0))) == ["a", "b"]
 
 
-def test_an_endpoint_that_is_being_warmed_up_is_the_last_resort() -> None:
-    """It is taken where its pool has no other that could be, and only there."""
+def test_a_warming_endpoint_is_a_candidate_only_without_other_endpoints() -> None:
+    """A warming endpoint takes requests only if all usable endpoints of the pool are warming."""
     warming, down = Load(warming=True), Load(health=Health.DOWN)
     assert order(DecisionScenario(TWO, loads={"a": warming, "b": Load(queued_tokens=1e6)}).decide()) == ["b"]
     assert order(DecisionScenario(TWO, loads={"a": warming, "b": down}).decide()) == ["a"]
     assert sorted(order(DecisionScenario(TWO, loads={"a": warming, "b": warming}).decide())) == ["a", "b"]
 
 
-def test_the_engine_time_of_a_prompt_is_looked_up_where_it_would_be_spent() -> None:
-    """What is cached costs none: scorers need the seconds to price the harm to others."""
+def test_the_prefill_of_cached_tokens_costs_no_engine_time() -> None:
+    """Scorers price the expected TPOT misses by seconds of uncached prefill."""
     asked = DecisionScenario(
         TWO, hits={"b": 960}, loads={name: Load(expected_tpot_misses=(9.0,) * len(STALL_GRID)) for name in "ab"}
     )
     assert order(asked.decide()) == ["b", "a"]
 
 
-def test_an_endpoint_without_a_load_is_taken_as_idle() -> None:
-    """It has just been configured; nothing is known against it."""
+def test_an_endpoint_without_a_load_counts_as_idle() -> None:
+    """A newly configured endpoint."""
     decision = DecisionScenario(TWO, loads={"a": Load(queued_tokens=100.0)}, route=budget(1.0)).decide()
     assert order(decision) == ["b", "a"]
 
@@ -70,12 +70,12 @@ def test_an_endpoint_without_a_load_is_taken_as_idle() -> None:
         ({}, {"context_window": 1199}, "1000 tokens + 200 output exceed its context window of 1199"),
     ],
 )
-def test_a_tier_that_can_never_take_the_request_is_passed(
+def test_a_tier_without_the_capability_or_context_window_is_rejected(
     asked: dict[str, Any], pool: dict[str, Any], reason: str
 ) -> None:
-    """Whatever its load: the next tier is asked."""
-    world = DecisionScenario({"large": {"L": 0.1}, "small": {"s": 0.1}}, pools={"large": pool})
-    decision = world.decide(RequestView(0.0, **asked))
+    """At any load; the next tier is considered."""
+    scenario = DecisionScenario({"large": {"L": 0.1}, "small": {"s": 0.1}}, pools={"large": pool})
+    decision = scenario.decide(RequestView(0.0, **asked))
     assert order(decision) == ["s"]
     assert rejections(decision) == {"large": reason}
     assert [rejection.tier for rejection in decision.rejected] == [0]
@@ -90,47 +90,47 @@ def test_a_tier_that_can_never_take_the_request_is_passed(
         ({"max_tokens": 10**9}, {"context_window": None}),
     ],
 )
-def test_what_is_not_known_filters_nothing(asked: dict[str, Any], pool: dict[str, Any]) -> None:
-    """Nor does what just fits."""
+def test_unknown_capabilities_and_context_windows_reject_nothing(asked: dict[str, Any], pool: dict[str, Any]) -> None:
+    """Nor does a request that just fits."""
     assert order(DecisionScenario({"large": {"L": 0.1}}, pools={"large": pool}).decide(RequestView(0.0, **asked))) == [
         "L"
     ]
 
 
-def test_the_routes_cap_on_output_counts_for_the_context_window() -> None:
-    """What is sent is the capped max_tokens, so that is what must fit."""
-    world = DecisionScenario({"large": {"L": 0.1}}, pools={"large": {"context_window": 1100}})
-    assert world.decide(RequestView(0.0, max_tokens=4096)).outcome is Placement.UNFIT
-    world.route = {"limits": {"output_tokens": 100}}
-    assert world.decide(RequestView(0.0, max_tokens=4096)).outcome is Placement.PLACE
+def test_the_context_window_is_checked_with_the_routes_output_limit() -> None:
+    """The gateway sends the smaller of max_tokens and the route's limit."""
+    scenario = DecisionScenario({"large": {"L": 0.1}}, pools={"large": {"context_window": 1100}})
+    assert scenario.decide(RequestView(0.0, max_tokens=4096)).outcome is Placement.UNFIT
+    scenario.route = {"limits": {"output_tokens": 100}}
+    assert scenario.decide(RequestView(0.0, max_tokens=4096)).outcome is Placement.PLACE
 
 
-def test_a_when_that_does_not_hold_closes_its_tier() -> None:
-    """With its own reason."""
+def test_a_false_when_condition_rejects_its_tier() -> None:
+    """The condition is the reason."""
     tiers = [{"pool": "small", "when": {"prompt_tokens": "<= 500"}}, "large"]
     decision = DecisionScenario({"small": {"s": 0.1}, "large": {"L": 0.1}}, route={"tiers": tiers}).decide()
     assert order(decision) == ["L"]
     assert rejections(decision) == {"small": "prompt_tokens 1000 is not <= 500"}
 
 
-def test_a_pool_that_stands_in_two_tiers_is_considered_once() -> None:
-    """In the first whose condition holds."""
+def test_a_pool_in_two_tiers_is_considered_once() -> None:
+    """In the first tier whose condition is true."""
     tiers = [{"pool": "small", "when": {"tools": False}}, "large", "small"]
-    world = DecisionScenario({"small": {"s": 0.1}, "large": {"L": 0.1}}, route={"tiers": tiers})
-    assert [(c.endpoint.id, c.tier) for c in world.decide().ranked] == [("s", 0), ("L", 1)]
-    assert [(c.endpoint.id, c.tier) for c in world.decide(RequestView(0.0, tools=True)).ranked] == [
+    scenario = DecisionScenario({"small": {"s": 0.1}, "large": {"L": 0.1}}, route={"tiers": tiers})
+    assert [(c.endpoint.id, c.tier) for c in scenario.decide().ranked] == [("s", 0), ("L", 1)]
+    assert [(c.endpoint.id, c.tier) for c in scenario.decide(RequestView(0.0, tools=True)).ranked] == [
         ("L", 1),
         ("s", 2),
     ]
-    assert [(r.pool, r.tier, r.reason) for r in world.decide().rejected] == [
+    assert [(r.pool, r.tier, r.reason) for r in scenario.decide().rejected] == [
         ("small", 2, "its pool is looked at in tier 1")
     ]
-    world.route = {"tiers": ["large", {"pool": "small", "when": {"tools": False}}, "small"]}
-    assert [(r.tier, r.reason) for r in world.decide().rejected] == [(2, "its pool is looked at in tier 2")]
+    scenario.route = {"tiers": ["large", {"pool": "small", "when": {"tools": False}}, "small"]}
+    assert [(r.tier, r.reason) for r in scenario.decide().rejected] == [(2, "its pool is looked at in tier 2")]
 
 
-def test_an_endpoint_that_is_passed_over_while_it_is_warmed_up_says_so() -> None:
-    """It is neither ranked nor forgotten; where its whole pool is, all are ranked."""
+def test_a_warming_endpoint_is_rejected_with_a_reason() -> None:
+    """Unless all endpoints of the pool are warming: then all are ranked."""
     warming = DecisionScenario({"small": {"a": 0.1, "b": 0.1}}, loads={"a": Load(warming=True)})
     assert order(warming.decide()) == ["b"]
     assert rejections(warming.decide()) == {"a": "being warmed up: it is given its cache back"}
@@ -138,19 +138,19 @@ def test_an_endpoint_that_is_passed_over_while_it_is_warmed_up_says_so() -> None
     assert (sorted(order(warming.decide())), rejections(warming.decide())) == (["a", "b"], {})
 
 
-def test_a_pool_without_an_estimate_is_not_guessed_at() -> None:
-    """Its tokenizer failed, or it is not in the fleet; the others serve."""
+def test_a_pool_without_a_token_estimate_is_rejected() -> None:
+    """The pool's tokenizer failed or the pool is not in the fleet; other pools serve."""
     tiers = ["gone", "small"]
     decision = DecisionScenario(TWO, route={"tiers": tiers}).decide()
     assert sorted(order(decision)) == ["a", "b"]
     assert rejections(decision) == {"gone": "the prompt was not estimated for it"}
 
 
-def test_beliefs_are_asked_once_for_every_usable_endpoint() -> None:
-    """A forecast is the dearest part of a decision."""
-    world = DecisionScenario(
+def test_each_usable_endpoint_is_forecast_once() -> None:
+    """A forecast is the most expensive part of a decision."""
+    scenario = DecisionScenario(
         {"small": {"a": 0.1, "b": 0.1}, "large": {"L": 0.1}}, loads={"b": Load(health=Health.DOWN)}
     )
-    world.route = budget(1.0)
-    world.decide()
-    assert world.beliefs.asked == ["a", "L"]
+    scenario.route = budget(1.0)
+    scenario.decide()
+    assert scenario.beliefs.asked == ["a", "L"]

@@ -43,8 +43,8 @@ SCORES = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=6)
 
 
 @given(SCORES, st.lists(st.integers(0, 6), max_size=4))
-def test_whatever_is_asked_for_first_the_order_is_the_same(scores: list[float], asked: list[int]) -> None:
-    """By score, ties by the sequence number of the request, and then the fallbacks."""
+def test_the_order_does_not_depend_on_which_rank_is_read_first(scores: list[float], asked: list[int]) -> None:
+    """By score, ties by the sequence number of the request, then fallbacks."""
     members = group(len(scores))
     ranking = Ranking(members, scores, SEED, NUMBERS, later, 1)
     for at in asked:
@@ -56,8 +56,8 @@ def test_whatever_is_asked_for_first_the_order_is_the_same(scores: list[float], 
     assert p50_of(tuple(ranking), 0) == ranking[0].forecast.p50
 
 
-def test_a_candidate_says_all_that_is_known_of_it() -> None:
-    """And the reason of its rank."""
+def test_a_ranked_candidate_keeps_its_inputs() -> None:
+    """Tokens, hit, price, forecast and probability, with the reason of the rank."""
     (made,) = Ranking([candidate("main/0", 0.2)], [0.5], SEED, NUMBERS)
     assert (made.endpoint.id, made.prompt_tokens, made.hit, made.uncached, made.price) == ("main/0", 1000, 64, 936, 0.1)
     assert (made.forecast.p50, made.forecast.tpot, made.forecast.prefill, made.forecast.samples) == (0.2, 0.02, 0.05, 9)
@@ -65,8 +65,8 @@ def test_a_candidate_says_all_that_is_known_of_it() -> None:
     assert made.reason == f"p50 200 ms, chance {made.probability:.3f}"
 
 
-def test_fallbacks_are_in_order_and_stay_so() -> None:
-    """And two rankings are equal where their candidates are."""
+def test_fallbacks_keep_their_order() -> None:
+    """Rankings with equal candidates are equal."""
     rows = [ranked(p, 0.0, NUMBERS) for p in reversed(group(3))]
     ranking = Ranking([], [], SEED, NUMBERS, lambda: rows, len(rows))
     assert [candidate.endpoint.id for candidate in ranking] == ["main/2", "main/1", "main/0"]
@@ -76,8 +76,8 @@ def test_fallbacks_are_in_order_and_stay_so() -> None:
     assert ranking != Ranking([], [], SEED, NUMBERS, lambda: rows[:2], 2)
 
 
-def test_who_stands_behind_the_first_is_told_why() -> None:
-    """The difference in score; of equals, the cached tokens or chance."""
+def test_a_lower_rank_names_its_difference_to_the_first() -> None:
+    """The difference in score; for equal scores, the cached tokens or the random tie-break."""
     members = group(4)
     members[3] = replace(members[3], hit=16)
     ranking = Ranking(members, [0.18, 0.18, 0.25, 0.18 + 48e-9], SEED, NUMBERS, later, 1)
@@ -92,8 +92,8 @@ def test_who_stands_behind_the_first_is_told_why() -> None:
     }
 
 
-def test_a_candidate_tells_what_was_ahead_of_it() -> None:
-    """The load at the decision, not one that is looked up later."""
+def test_a_ranked_candidate_keeps_the_load_of_its_decision() -> None:
+    """Not a load that is looked up later."""
     loaded = replace(candidate("main/0", 0.2), load=Load(queued_tokens=1234.0, running=3, waiting=2))
     (made,) = Ranking([loaded], [0.5], SEED, NUMBERS)
     assert (made.load.queued_tokens, made.load.running, made.load.waiting) == (1234.0, 3, 2)

@@ -1,4 +1,4 @@
-"""The tier walk."""
+"""Tier choice: the first tier able to meet the deadline, preference, and refusals."""
 
 from __future__ import annotations
 
@@ -12,52 +12,56 @@ from hypothesis import strategies as st
 from policies.types import FOREVER, Health, Load, Placement, RequestView
 from tests.policies.deciding import P90, PRICES, RATE, DecisionScenario, budget, order
 
-FLEET = {"large": {"L": 0.5}, "small": {"s": 0.2}, "api": {"A": 0.3}}  # chance 0.9 at 1.4 times: 700, 280, 420 ms
+FLEET = {
+    "large": {"L": 0.5},
+    "small": {"s": 0.2},
+    "api": {"A": 0.3},
+}  # probability 0.9 at 1.4 times the median: 700, 280, 420 ms
 
 
-def world(seconds: float | None = None, **route: Any) -> DecisionScenario:
+def scenario(seconds: float | None = None, **route: Any) -> DecisionScenario:
     return DecisionScenario(FLEET, route={**(budget(seconds) if seconds else {}), **route})
 
 
-# --------------------------------------------------------------------------- which tier
+# --------------------------------------------------------------------------- choice of the tier
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.71, "L"), (0.69, "s"), (0.29, "s")])
-def test_the_first_tier_that_can_still_make_the_deadline_is_taken(seconds: float, chosen: str) -> None:
-    """The most wanted of those that offer the target chance."""
-    assert order(world(seconds).decide())[0] == chosen
+def test_the_first_tier_that_meets_the_target_is_chosen(seconds: float, chosen: str) -> None:
+    """Meeting the deadline with the target probability is enough; a faster tier is not preferred."""
+    assert order(scenario(seconds).decide())[0] == chosen
 
 
-def test_what_the_gateway_spent_counts() -> None:
+def test_time_spent_in_the_gateway_uses_up_the_ttft_budget() -> None:
     """The budget runs from the request's arrival, not from the decision."""
     ask = RequestView(arrival=0.0)
-    assert order(world(0.8).decide(ask, now=0.09))[0] == "L"
-    assert order(world(0.8).decide(ask, now=0.11))[0] == "s"
+    assert order(scenario(0.8).decide(ask, now=0.09))[0] == "L"
+    assert order(scenario(0.8).decide(ask, now=0.11))[0] == "s"
 
 
-def test_the_target_says_how_sure_a_tier_must_be() -> None:
+def test_the_target_is_the_probability_a_tier_must_reach() -> None:
     """At 0.5 the median is enough, at 0.98 twice the median is needed."""
     assert order(DecisionScenario(FLEET, route=budget(0.51, target=0.5)).decide())[0] == "L"
     assert order(DecisionScenario(FLEET, route=budget(0.71, target=0.98)).decide())[0] == "s"
 
 
-def test_a_caller_may_tighten_its_budget() -> None:
-    """`x-slo-ttft-ms` moves the deadline, and with it the tier."""
-    decision = world(0.8).decide(RequestView(5.0, ttft_budget=0.3), now=5.0)
+def test_a_caller_can_tighten_the_ttft_budget() -> None:
+    """`x-slo-ttft-ms` moves the deadline, and can change the tier."""
+    decision = scenario(0.8).decide(RequestView(5.0, ttft_budget=0.3), now=5.0)
     assert (order(decision)[0], decision.deadline) == ("s", 5.3)
 
 
 def test_without_a_budget_every_tier_qualifies() -> None:
-    """Then preference alone decides, and chances are certain."""
-    decision = world().decide()
+    """Preference alone decides, and every probability is 1."""
+    decision = scenario().decide()
     assert order(decision) == ["L", "s", "A"]
     assert decision.deadline == FOREVER
     assert {candidate.probability for candidate in decision.ranked} == {1.0}
     assert decision.ranked[0].reason == "p50 500 ms, chance 1.000 (no TTFT budget)"
 
 
-def test_a_tier_qualifies_with_one_endpoint_of_it() -> None:
-    """The slow endpoint of the good tier does not spoil it, and does not go first."""
+def test_one_endpoint_in_time_qualifies_its_tier() -> None:
+    """A slow endpoint of the same tier does not disqualify the tier, and is ranked last."""
     decision = DecisionScenario({"large": {"slow": 2.0, "fast": 0.2}, "small": {"s": 0.1}}, route=budget(0.5)).decide()
     assert order(decision) == ["fast", "s", "slow"]
 
@@ -66,22 +70,23 @@ def test_a_tier_qualifies_with_one_endpoint_of_it() -> None:
     ("prefer", "ranking"),
     [("quality", ["d", "c", "f"]), ("cost", ["c", "f", "d"]), ("latency", ["f", "c", "d"])],
 )
-def test_preference_chooses_among_the_tiers_that_qualify(prefer: str, ranking: list[str]) -> None:
-    """Quality is the tier order, cost the expected price (equal ones in tier order), latency the median."""
+def test_prefer_chooses_among_qualifying_tiers(prefer: str, ranking: list[str]) -> None:
+    """`quality` is the order of tiers, `cost` the expected price (equal prices in order of tiers), `latency` the
+    median."""
     fleet = {"dear": {"d": 0.3}, "cheap": {"c": 0.2}, "fast": {"f": 0.1}}
     pools = {"dear": {"price": PRICES["dear"]}, "cheap": {"price": PRICES["cheap"]}, "fast": {"price": PRICES["cheap"]}}
     decision = DecisionScenario(fleet, pools=pools, route={**budget(1.0), "prefer": prefer}).decide()
     assert order(decision) == ranking
 
 
-def test_preference_does_not_bring_back_a_tier_that_would_be_late() -> None:
-    """The cheapest of those that make it."""
+def test_prefer_never_chooses_a_tier_that_would_be_late() -> None:
+    """`cost` takes the cheapest of the qualifying tiers."""
     pools = {"large": {"price": PRICES["dear"]}, "small": {"price": PRICES["dear"]}, "api": {"price": PRICES["cheap"]}}
     assert order(DecisionScenario(FLEET, pools=pools, route={**budget(0.3), "prefer": "cost"}).decide())[0] == "s"
 
 
-def test_the_price_is_of_the_prompt_and_the_expected_answer() -> None:
-    """1000 tokens in at 10 USD per million, 200 out at 30; an answer that is cut short costs less."""
+def test_the_price_counts_the_prompt_and_the_expected_output() -> None:
+    """1000 input tokens at 10 USD per million and 200 output tokens at 30. A smaller max_tokens costs less."""
     dear = DecisionScenario({"dear": {"d": 0.1}}, pools={"dear": {"price": PRICES["dear"]}})
     assert dear.decide().ranked[0].price == pytest.approx(0.01 + 0.006)
     assert dear.decide(RequestView(0.0, max_tokens=100)).ranked[0].price == pytest.approx(0.01 + 0.003)
@@ -90,17 +95,17 @@ def test_the_price_is_of_the_prompt_and_the_expected_answer() -> None:
 # --------------------------------------------------------------------------- the ranking
 
 
-def test_failover_finds_those_that_make_it_before_those_that_do_not() -> None:
-    """The chosen tier, the other qualifying tiers, then the rest by their chance."""
+def test_fallbacks_in_time_are_ranked_before_late_ones() -> None:
+    """The chosen tier, the other qualifying tiers, then the rest by probability."""
     fleet = {"one": {"1": 0.2, "1late": 0.6}, "two": {"2late": 0.5}, "three": {"3": 0.3}}
     decision = DecisionScenario(fleet, route=budget(0.45)).decide()
     assert order(decision) == ["1", "3", "2late", "1late"]
     assert [candidate.tier for candidate in decision.ranked] == [0, 2, 1, 0]
 
 
-def test_every_candidate_says_why_it_stands_where_it_stands() -> None:
-    """In milliseconds and chances; tiers are counted from one."""
-    reasons = {c.endpoint.id: c.reason for c in world(0.44).decide().ranked}
+def test_every_candidate_has_the_reason_of_its_rank() -> None:
+    """In milliseconds and probabilities; tiers are counted from 1."""
+    reasons = {c.endpoint.id: c.reason for c in scenario(0.44).decide().ranked}
     assert reasons == {
         "s": "p50 200 ms, chance 0.983 >= 0.9",
         "A": "qualifies in tier 3; tier 2 preferred: p50 300 ms, chance 0.917 >= 0.9",
@@ -109,13 +114,13 @@ def test_every_candidate_says_why_it_stands_where_it_stands() -> None:
 
 
 def test_a_preference_is_part_of_the_reason() -> None:
-    """Why the first tier was not taken although it qualifies."""
-    ranked = world(2.0, prefer="latency").decide().ranked
+    """The reason explains a qualifying tier that was not chosen."""
+    ranked = scenario(2.0, prefer="latency").decide().ranked
     assert ranked[1].reason.startswith("qualifies in tier 3; tier 2 preferred by latency: p50 300 ms")
 
 
 def test_idle_equal_endpoints_share_the_load() -> None:
-    """Ties go by the luck of the request, not by the order of the configuration."""
+    """Ties are broken by the request's sequence number, not by the order of the configuration."""
     same = DecisionScenario({"small": dict.fromkeys("abcd", 0.1)}, route=budget(1.0))
     first = Counter(order(same.decide(sequence=seed))[0] for seed in range(1000))
     assert all(200 < first[name] < 300 for name in "abcd")
@@ -129,59 +134,59 @@ def test_a_decision_does_not_depend_on_the_order_of_the_endpoints() -> None:
     assert [order(forth.decide(sequence=s)) for s in range(20)] == [order(back.decide(sequence=s)) for s in range(20)]
 
 
-def test_the_same_question_has_the_same_answer() -> None:
-    """Nothing is remembered and nothing is random: a replay decides as the gateway did."""
-    asked = world(0.5)
+def test_equal_inputs_give_equal_decisions() -> None:
+    """No memory and no randomness: a replay decides as the gateway did."""
+    asked = scenario(0.5)
     assert asked.decide(sequence=3) == asked.decide(sequence=3)
 
 
-# --------------------------------------------------------------------------- nobody makes it
+# --------------------------------------------------------------------------- no tier in time
 
 
-def test_best_effort_sends_to_the_best_chance() -> None:
+def test_on_miss_best_effort_chooses_the_highest_probability() -> None:
     """A late answer is better than none."""
-    decision = world(0.16).decide()
+    decision = scenario(0.16).decide()
     assert decision.outcome is Placement.PLACE
     assert order(decision) == ["s", "A", "L"]
     assert decision.reason == "the best chance is 0.100 < 0.9 for 160 ms; best effort"
 
 
-def test_with_the_budget_gone_the_least_delay_is_best() -> None:
-    """All chances are nothing then."""
-    decision = world(0.8).decide(now=2.0)
+def test_after_the_deadline_the_fastest_endpoint_is_first() -> None:
+    """Every probability is 0 then."""
+    decision = scenario(0.8).decide(now=2.0)
     assert order(decision) == ["s", "A", "L"]
     assert {candidate.probability for candidate in decision.ranked} == {0.0}
 
 
-def test_queue_says_whom_the_request_waits_for() -> None:
-    """The decision is the same; when it is carried out the waiting room says."""
-    decision = world(0.1, on_miss="queue").decide()
+def test_on_miss_queue_names_the_requests_ahead() -> None:
+    """The decision equals best effort; the reason says that the request waits behind requests in time."""
+    decision = scenario(0.1, on_miss="queue").decide()
     assert (decision.outcome, order(decision)[0]) == (Placement.PLACE, "s")
     assert decision.reason.endswith("; behind all that can still make theirs")
 
 
-def test_shedding_keeps_the_candidates_for_the_explanation() -> None:
-    """But none of them is chosen."""
-    decision = world(0.1, on_miss="shed").decide()
+def test_a_shed_decision_keeps_its_candidates() -> None:
+    """For the explanation; none of the candidates is chosen."""
+    decision = scenario(0.1, on_miss="shed").decide()
     assert (decision.outcome, decision.chosen) == (Placement.SHED, None)
     assert order(decision) == ["s", "A", "L"]
 
 
-def crowded(ahead: float, seconds: float) -> DecisionScenario:
-    """Two engines that could make the budget, but for the tokens ahead."""
+def congested(ahead: float, seconds: float) -> DecisionScenario:
+    """Two engines that could meet the budget, but for the tokens ahead."""
     loads = {"a": Load(queued_tokens=ahead), "b": Load(queued_tokens=2 * ahead)}
     return DecisionScenario({"small": {"a": 0.1, "b": 0.1}}, loads=loads, route={**budget(seconds), "on_miss": "shed"})
 
 
 @pytest.mark.parametrize("ahead", [10_000.0, 40_000.0, 200_000.0])
-def test_a_shed_request_is_told_when_it_would_be_taken(ahead: float) -> None:
-    """Retry-After is honest: after it, less a tenth, the best endpoint does not make it; after it, it does."""
-    shed = crowded(ahead, 0.5).decide()
+def test_retry_after_is_the_time_until_the_request_would_be_accepted(ahead: float) -> None:
+    """A tenth before Retry-After no endpoint makes the budget; at Retry-After the best endpoint does."""
+    shed = congested(ahead, 0.5).decide()
     assert shed.outcome is Placement.SHED
     assert shed.retry_after == pytest.approx(0.1 + ahead / RATE - 0.5 / P90)
 
     def after(wait: float) -> Placement:
-        return crowded(ahead - wait * RATE, 0.5).decide().outcome
+        return congested(ahead - wait * RATE, 0.5).decide().outcome
 
     assert after(0.9 * shed.retry_after) is Placement.SHED
     assert after(shed.retry_after + 1e-9) is Placement.PLACE
@@ -189,50 +194,50 @@ def test_a_shed_request_is_told_when_it_would_be_taken(ahead: float) -> None:
 
 @pytest.mark.parametrize(("ahead", "wait"), [(6_000.0, 0.1), (10_000_000.0, 30.0)])
 def test_retry_after_is_bounded(ahead: float, wait: float) -> None:
-    """Not sooner than a tenth of a second, not later than anybody can predict."""
-    assert crowded(ahead, 0.5).decide().retry_after == wait
+    """At least 0.1 s, and at most 30 s: the limit of a useful prediction."""
+    assert congested(ahead, 0.5).decide().retry_after == wait
 
 
-def test_a_request_that_came_late_is_told_to_come_again_at_once() -> None:
-    """Another try has its whole budget before it."""
-    assert crowded(0.0, 0.5).decide(now=0.45).retry_after == 0.1
+def test_a_request_shed_for_time_already_spent_may_retry_at_once() -> None:
+    """A retry has the whole budget."""
+    assert congested(0.0, 0.5).decide(now=0.45).retry_after == 0.1
 
 
-def test_a_prompt_that_cannot_make_it_anywhere_is_told_so() -> None:
-    """No waiting helps if even an idle endpoint is too slow."""
-    decision = crowded(10_000.0, 0.13).decide()
+def test_a_prompt_too_long_for_the_budget_is_shed_with_that_reason() -> None:
+    """Waiting cannot help if an idle endpoint is too slow."""
+    decision = congested(10_000.0, 0.13).decide()
     assert decision.outcome is Placement.SHED
     assert decision.reason == "a prompt of this length cannot make 130 ms anywhere, even on an idle endpoint"
     assert decision.retry_after == 30.0
 
 
-# --------------------------------------------------------------------------- nothing to send to
+# --------------------------------------------------------------------------- no endpoint
 
 
-def test_nothing_alive_is_unavailable() -> None:
-    """Worth another look about when a probe may have found one."""
+def test_a_fleet_that_is_down_is_unavailable() -> None:
+    """Retry-After is 1 s, about the time at which a probe can find an endpoint up."""
     down = {name: Load(health=Health.DOWN) for name in ("L", "s", "A")}
     decision = DecisionScenario(FLEET, loads=down).decide()
     assert (decision.outcome, decision.ranked, decision.retry_after) == (Placement.UNAVAILABLE, (), 1.0)
     assert decision.reason == "every endpoint that could take it is down, on trial or rate limited"
 
 
-def test_rate_limited_everywhere_is_unavailable_until_the_first_limit_ends() -> None:
-    """The providers said when."""
+def test_a_rate_limited_fleet_is_unavailable_until_the_first_limit_ends() -> None:
+    """Retry-After is the earliest end that a provider has announced."""
     limited = {"L": Load(blocked_until=14.0), "s": Load(blocked_until=12.5), "A": Load(blocked_until=99.0)}
     decision = DecisionScenario(FLEET, loads=limited).decide(now=10.0)
     assert (decision.outcome, decision.retry_after) == (Placement.UNAVAILABLE, 2.5)
 
 
-def test_one_tier_that_is_only_down_makes_it_unavailable_and_not_unfit() -> None:
-    """It may be back; the request is not at fault."""
+def test_a_fitting_tier_that_is_down_makes_a_request_unavailable_not_unfit() -> None:
+    """The tier may come back; the request is not at fault."""
     pools = {"large": {"context_window": 100}, "small": {"context_window": 100}}
     decision = DecisionScenario(FLEET, loads={"A": Load(health=Health.DOWN)}, pools=pools).decide()
     assert decision.outcome is Placement.UNAVAILABLE
 
 
 def test_a_prompt_longer_than_every_context_window_is_unfit() -> None:
-    """The reason names the largest, so that the caller knows what would fit."""
+    """The reason names the largest context window, so that the caller knows the limit."""
     pools = {"large": {"context_window": 32768}, "small": {"context_window": 8192}, "api": {"context_window": 16384}}
     decision = DecisionScenario(FLEET, pools=pools, tokens=40_000).decide(RequestView(0.0, max_tokens=256))
     assert decision.outcome is Placement.UNFIT
@@ -241,8 +246,8 @@ def test_a_prompt_longer_than_every_context_window_is_unfit() -> None:
     )
 
 
-def test_an_unfit_request_is_told_what_every_tier_lacks() -> None:
-    """One reason for each."""
+def test_an_unfit_request_gets_one_reason_per_tier() -> None:
+    """A condition, a context window or a capability."""
     pools: dict[str, Any] = {"small": {"context_window": 1024}, "api": {"capabilities": frozenset({"tools"})}}
     tiers = [{"pool": "large", "when": {"images": False}}, "small", "api"]
     decision = DecisionScenario(FLEET, pools=pools, route={"tiers": tiers}).decide(
@@ -254,11 +259,11 @@ def test_an_unfit_request_is_told_what_every_tier_lacks() -> None:
     )
 
 
-# --------------------------------------------------------------------------- yardsticks
+# --------------------------------------------------------------------------- baselines
 
 
-def test_a_yardstick_does_not_see_the_budget() -> None:
-    """It takes the first tier whole, as the routers it stands for would, and sheds nothing."""
+def test_a_baseline_scorer_ignores_the_budget() -> None:
+    """A baseline takes the first tier whole and sheds nothing, like the routers under comparison."""
     fleet = {"large": {"L1": 0.5, "L2": 5.0}, "small": {"s": 0.01}}
     route = {**budget(0.1), "scorer": "round_robin", "on_miss": "shed", "prefer": "latency"}
     decisions = [DecisionScenario(fleet, route=route).decide(sequence=seed) for seed in range(4)]
@@ -266,8 +271,8 @@ def test_a_yardstick_does_not_see_the_budget() -> None:
     assert {decision.outcome for decision in decisions} == {Placement.PLACE}
 
 
-def test_a_yardstick_leaves_a_tier_only_when_nothing_in_it_lives() -> None:
-    """The filters hold for all scorers."""
+def test_a_baseline_scorer_leaves_a_tier_only_if_all_its_endpoints_are_down() -> None:
+    """Filters apply to all scorers."""
     down = {"L": Load(health=Health.DOWN)}
     decision = DecisionScenario(FLEET, loads=down, route={**budget(0.1), "scorer": "least_request"}).decide()
     assert order(decision) == ["s", "A"]
@@ -275,7 +280,7 @@ def test_a_yardstick_leaves_a_tier_only_when_nothing_in_it_lives() -> None:
     assert decision.reason == "least_request in tier 2; not weighed: p50 200 ms, chance 0.014"
 
 
-# --------------------------------------------------------------------------- always
+# --------------------------------------------------------------------------- invariants
 
 LOADS = st.builds(
     Load,
@@ -297,7 +302,7 @@ LOADS = st.builds(
 def test_every_endpoint_is_ranked_or_rejected_once(
     endpoints: dict[str, tuple[float, Load]], scorer: str, on_miss: str, prefer: str, seconds: float, seed: int
 ) -> None:
-    """Whatever the fleet: nothing is lost, nothing is considered twice, and the best is what is chosen."""
+    """For any fleet: no endpoint is lost or considered twice, and qualifying candidates are ranked first."""
     half: dict[str, dict[str, float]] = {"one": {}, "two": {}}
     for name, (ttft, _) in endpoints.items():
         half["one" if name < "e" else "two"][name] = ttft
