@@ -7,6 +7,8 @@ is violated after it, or if it raises.
 from __future__ import annotations
 
 import inspect
+import os
+import resource
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.chaos.lab import Lab
 
+NOISE = 0.15  # share of the machine from which other processes are mentioned
 GROUPS = ("faults", "overload", "input", "security", "correctness")
 
 
@@ -58,6 +61,7 @@ class Outcome:
     result: Result
     seconds: float
     violations: list[str] = field(default_factory=list)
+    others: float = 0.0  # share of the machine's CPU time that other processes took
 
     @property
     def passed(self) -> bool:
@@ -69,8 +73,10 @@ class Outcome:
         short = [self.result.note] if self.result.note else []
         if self.violations:
             short.append(f"invariants: {'; '.join(self.violations)}")
+        if self.others > NOISE:
+            short.append(f"other processes took {self.others:.0%} of the machine")
         if self.passed:
-            return f"pass. {short[0]}" if short else "pass"
+            return f"pass. {'; '.join(short)}" if short else "pass"
         return f"**falls short**: {'; '.join(short) or 'the goal is missed'}"
 
 
@@ -99,7 +105,7 @@ async def run(each: Row, quick: bool) -> Outcome:
     """Measure one row in a temporary directory; an exception is a result, too."""
     from tests.chaos.lab import Lab
 
-    began = time.monotonic()
+    began, before = time.monotonic(), CpuTime.now()
     with TemporaryDirectory() as home:
         lab = Lab(Path(home), quick)
         try:
@@ -107,4 +113,26 @@ async def run(each: Row, quick: bool) -> Outcome:
         except Exception as error:
             traceback.print_exc()
             result = Result("-", False, f"the measurement ended with {type(error).__name__}: {str(error)[:200]}")
-        return Outcome(each, result, time.monotonic() - began, lab.violations)
+        others = CpuTime.now().others_since(before)
+        return Outcome(each, result, time.monotonic() - began, lab.violations, others)
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """Seconds: of all cores, of them busy, and busy with this process and its ended children."""
+
+    total: float
+    busy: float
+    own: float
+
+    @classmethod
+    def now(cls) -> CpuTime:
+        ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        idle, hertz = ticks[3] + ticks[4], os.sysconf("SC_CLK_TCK")
+        used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        own = sum(usage.ru_utime + usage.ru_stime for usage in used)
+        return cls(sum(ticks) / hertz, (sum(ticks) - idle) / hertz, own)
+
+    def others_since(self, before: CpuTime) -> float:
+        taken = (self.busy - before.busy) - (self.own - before.own)
+        return max(taken, 0.0) / max(self.total - before.total, 1e-9)
