@@ -235,7 +235,7 @@ async def slow_resolver(lab: Lab) -> Result:
         old = await stack.enter_async_context(Provider("served"))
         port = int(old.url.rpartition(":")[2])
         await stack.enter_async_context(Provider("served", host="127.0.0.2", port=port))
-        endpoint = {"url": f"http://engine.test:{port}", "resolve": "1s"}
+        endpoint = {"url": f"http://engine.localhost:{port}", "resolve": "1s"}
         pools = {"only": {"backend": "compatible", "model": "served", "endpoints": [endpoint]}}
         gateway = await stack.enter_async_context(lab.gateway(pools, prefix=resolver.prefix(lab.home), check=False))
         await gateway.metrics()

@@ -238,7 +238,8 @@ async def keep_alive_race(lab: Lab) -> Result:
 
 
 class Witness:
-    """An upstream which streams slowly and notes when the connection of a request is closed."""
+    """An upstream which streams slowly and notes when the connection of a request is closed. Requests are told apart by
+    their prompts."""
 
     def __init__(self) -> None:
         self.opened: set[str] = set()
@@ -258,10 +259,10 @@ class Witness:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-                name = _header(head, "x-request-id")
-                body = await reader.readexactly(int(_header(head, "content-length") or 0))
+                body = json.loads(await reader.readexactly(int(_header(head, "content-length") or 0)))
+                name = body["messages"][0]["content"]
                 self.opened.add(name)
-                await self._answer(reader, writer, json.loads(body))
+                await self._answer(reader, writer, body)
                 self.answered.add(name)
                 name = ""
         except (OSError, asyncio.IncompleteReadError):
@@ -306,8 +307,7 @@ async def leaving_callers(lab: Lab) -> Result:
         async def caller(i: int) -> None:
             async with gate:
                 name = f"leaves-{i}"
-                body = chat(f"{i}", stream=i % 2 == 0)
-                reply = await ask(gateway.port, body, {"x-request-id": name}, abort_after=rng.uniform(0, 0.45))
+                reply = await ask(gateway.port, chat(name, stream=i % 2 == 0), abort_after=rng.uniform(0, 0.45))
                 if reply.ended == "aborted":
                     left[name] = reply.ended_at
 
