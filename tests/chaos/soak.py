@@ -54,6 +54,7 @@ class Soak:
         self.gateway, self.engines = gateway, engines
         self.rng = random.Random(seed)
         self.ends: Counter[str] = Counter()
+        self.false = ""  # the last answer without an end and without an error
         self.samples: list[tuple[float, int, int]] = []  # s, bytes, descriptors
 
     async def run(self, seconds: float) -> None:
@@ -78,6 +79,8 @@ class Soak:
         leaves = rng.expovariate(2.0) if 0.75 < kind < 0.95 else None
         reply = await ask(self.gateway.port, body, sent=self.gateway.sent, patience=90.0, abort_after=leaves)
         self.ends[verdict(reply)] += 1
+        if verdict(reply) == "false":
+            self.false = f"{reply.status} {reply.ended} {reply.body[-300:]!r}"
 
     async def _faults(self, engine: EngineProcess) -> None:
         while True:
@@ -144,7 +147,7 @@ async def measure(lab: Lab, seconds: float, seed: int) -> Result:
     figures += f"memory {last / 1e6:.0f} MB, second half {grown:+.1f} MiB ({soak.slope:+.0f} MiB/h); "
     figures += f"descriptors at most {max(each for *_, each in soak.samples)}"
     flat = soak.slope <= SLOPE or grown <= 8
-    return Result(figures, flat and not soak.ends["false"])
+    return Result(figures, flat and not soak.ends["false"], soak.false)
 
 
 async def main() -> int:
