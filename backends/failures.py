@@ -4,6 +4,8 @@ Rules:
 - Every message may be shown to a caller. Only a complaint about the caller's own request (4xx) is passed on in the
   server's words, and scrubbed; other server messages are for the operator.
 - Nothing of a rejected API key is passed on: providers quote keys in such messages.
+- A complaint about the model name or the path is one about the configuration, which has chosen both. A message is
+  recognised by its beginning alone: further on, it may quote a caller.
 - Known error shapes: OpenAI, vLLM (old and new), SGLang, Gemini (a list), Mistral, FastAPI (`detail`), Ollama and
   llama.cpp (`error` as a string).
 """
@@ -41,8 +43,10 @@ TIMED_OUT = Failure(FailureKind.TIMEOUT, "The backend did not answer in time.", 
 MALFORMED = Failure(FailureKind.PROTOCOL, "The backend sent something that is not HTTP/1.1.")
 TOO_LARGE = Failure(FailureKind.PROTOCOL, "The backend's reply is larger than the gateway accepts.")
 NOT_JSON = Failure(FailureKind.PROTOCOL, "The backend sent something that is not JSON.")
+NOT_EVENTS = Failure(FailureKind.PROTOCOL, "The backend sent something that is not an event stream.")
 LINE_TOO_LONG = Failure(FailureKind.PROTOCOL, "The backend sent an event larger than the gateway accepts.")
 UNANSWERED = Failure(FailureKind.RESET, "The backend closed the connection without an answer.")
+WENT_SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.", status=504)
 CUT_SHORT = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
 
 
@@ -92,6 +96,15 @@ def of_event(error: Any, secret: str = "") -> Failure:
     return _of_complaint(_status_in(said), {}, said, secret)
 
 
+def of_body(body: bytes, secret: str = "") -> Failure | None:
+    """Failure for a 200 with an error object for a body; None: the body is another."""
+    try:
+        said = decode_leniently(body)
+    except ValueError:
+        return None
+    return of_event(said["error"], secret) if isinstance(said, dict) and said.get("error") else None
+
+
 def complaint(reply: Any) -> ErrorBody:
     """Read a decoded error body in any of the known shapes."""
     if isinstance(reply, list):  # Gemini wraps errors in a list
@@ -119,11 +132,16 @@ def _details(message: Any) -> str:
 
 
 def _of_complaint(status: int, headers: Mapping[str, str], said: ErrorBody, secret: str) -> Failure:
-    if status in (401, 402, 403, 407):  # 402: our account is empty
+    if status == 402 and "fewer max_tokens" in said.message:  # OpenRouter: enough for another request
+        message, code = "The gateway's account with the backend is too short for this.", "insufficient_quota"
+        return Failure(FailureKind.RATE_LIMITED, message, 429, code, code)
+    if status == 402 or (status == 429 and (said.code in _NO_MONEY or said.type in _NO_MONEY)):
+        message = "The gateway's account with the backend is used up."
+        return Failure(FailureKind.QUOTA, message, 429, "insufficient_quota", "insufficient_quota")
+    if status in (401, 403, 407) and not _is_content_filter(said):
         return Failure(FailureKind.AUTH, "The backend refused the gateway's credentials.")
     if status == 429:
-        code = said.code if said.code == "insufficient_quota" else "rate_limit_exceeded"
-        message = "The backend's rate limit is reached."
+        message, code = "The backend's rate limit is reached.", "rate_limit_exceeded"
         return Failure(FailureKind.RATE_LIMITED, message, 429, code, code, retry_after=retry_after(headers))
     if status in (503, 529):
         return Failure(FailureKind.OVERLOADED, "The backend is overloaded.", 503, retry_after=retry_after(headers))
@@ -133,26 +151,68 @@ def _of_complaint(status: int, headers: Mapping[str, str], said: ErrorBody, secr
         return Failure(FailureKind.SERVER, "The backend failed.", retry_after=retry_after(headers))
     if status < 400:
         return Failure(FailureKind.PROTOCOL, "The backend answered with a redirect, which is never followed.")
-    if status in (404, 405) and not said.type:  # a web server's own 404: the URL is wrong, not the request
-        return Failure(FailureKind.PROTOCOL, "The backend does not serve this operation.")
+    if status in (404, 405) and not (said.type or _ABOUT_MODEL.match(said.message)):  # a web server's own: a wrong URL
+        return Failure(FailureKind.MISCONFIGURED, "The backend does not serve this operation.")
+    if _is_about_model(status, said):
+        return _refusal(status, said, secret, FailureKind.MISCONFIGURED, "model_not_found")
     return _refusal(status, said, secret)
 
 
-def _refusal(status: int, said: ErrorBody, secret: str) -> Failure:
-    """Failure for a 4xx by the request's own fault, in the server's words."""
+def _refusal(
+    status: int, said: ErrorBody, secret: str, kind: FailureKind = FailureKind.CLIENT, known_code: str | None = None
+) -> Failure:
+    """Failure for a 4xx by the request's own fault, or by the model's name, in the server's words."""
     code = said.code if isinstance(said.code, str) else None  # vLLM repeats the status as an int
-    if status == 404:
-        code = code or "model_not_found"
-    elif code is None and "maximum context length" in said.message:  # vLLM says so in words only
-        code = "context_length_exceeded"
+    if _is_content_filter(said):
+        known_code = CONTENT_FILTER
+    elif code is None and (said.type in _CONTEXT_TYPES or _CONTEXT.search(said.message)):  # most say so in words only
+        known_code = CONTEXT_LENGTH
+    code = code if known_code is None or code in _KNOWN_CODES else known_code
     return Failure(
-        FailureKind.CLIENT,
+        kind,
         scrub(said.message, secret) or "The backend refused the request.",
         status,
         said.type if _SNAKE.fullmatch(said.type) else "invalid_request_error",  # vLLM: `BadRequestError`
         scrub(code, secret) if code else None,
         scrub(said.param, secret) if said.param else None,
     )
+
+
+CONTEXT_LENGTH, CONTENT_FILTER = "context_length_exceeded", "content_filter"  # OpenAI's codes
+CONTENT_CODES = (CONTENT_FILTER, "content_policy_violation", "moderation_blocked")
+_MODEL_CODES = frozenset(
+    "model_not_found invalid_model model_not_available model_not_supported DeploymentNotFound NOT_FOUND".split()
+)
+_KNOWN_CODES = (*CONTENT_CODES, CONTEXT_LENGTH, "model_not_found")
+_NO_MONEY = ("insufficient_quota", "billing_not_active", "billing_hard_limit_reached", "insufficient_balance")
+_CONTEXT_TYPES = ("exceed_context_size_error",)  # llama.cpp
+_CONTEXT = re.compile(
+    r"maximum context length|maximum model length|longer than the model's context|context window|prompt is too long",
+    re.IGNORECASE,
+)
+_ABOUT_MODEL = re.compile(
+    r"(?:invalid|unknown|unsupported) model\b|model not exist|"
+    r"(?:the )?(?:requested )?(?:model:? )?[`'\"]?[\w./:@-]{1,200}[`'\"]?:? is not a valid model|"
+    r"(?:the )?(?:requested )?model:? (?:[`'\"]?[\w./:@-]{1,200}[`'\"]?:? )?"
+    r"(?:does not exist|not found|is not (?:found|available|supported|loaded))",
+    re.IGNORECASE,
+)
+_CALLERS_OWN = re.compile(r"file|image|response|conversation", re.IGNORECASE)  # not found, by a code
+
+
+def _is_about_model(status: int, said: ErrorBody) -> bool:
+    if said.param is not None and said.param != "model":
+        return False
+    if status in (404, 405):
+        return not (isinstance(said.code, str) and _CALLERS_OWN.search(said.code))
+    return status in (400, 422) and (
+        said.param == "model" or said.code in _MODEL_CODES or _ABOUT_MODEL.match(said.message) is not None
+    )
+
+
+def _is_content_filter(said: ErrorBody) -> bool:
+    """A refusal of the content. OpenRouter answers 403, in words."""
+    return said.code in CONTENT_CODES or said.type in CONTENT_CODES or "input was flagged" in said.message
 
 
 def _status_in(said: ErrorBody) -> int:

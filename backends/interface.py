@@ -36,6 +36,7 @@ class BackendRequest:
     priority: int | None = None
     session_id: str = ""  # by which the engine's cache events name the request
     tracestate: str = ""
+    model_is_callers: bool = False  # no name of the configuration: the caller's to get right
 
 
 @dataclass(slots=True)
@@ -57,6 +58,8 @@ class FailureKind(Enum):
     OVERLOADED = "overloaded"  # 503, 529
     SERVER = "server"  # another 5xx
     AUTH = "auth"  # 401, 403 of the backend: our key, never the caller's fault
+    MISCONFIGURED = "misconfigured"  # the model name or path of our configuration is unknown to the server
+    QUOTA = "quota"  # our account is empty: nothing changes until somebody pays
     CLIENT = "client"  # 400, 404, 413, 422 ...: the request's own fault
 
 
@@ -80,6 +83,14 @@ class Failure:
     def retryable(self) -> bool:
         """Another endpoint might do better."""
         return self.kind is not FailureKind.CLIENT
+
+    @property
+    def again(self) -> bool:
+        """The same endpoint might do better."""
+        if self.kind is FailureKind.RATE_LIMITED:
+            return self.retry_after is not None
+        lasting = FailureKind.AUTH, FailureKind.MISCONFIGURED, FailureKind.QUOTA, FailureKind.CLIENT
+        return self.kind not in lasting
 
 
 @dataclass(slots=True)

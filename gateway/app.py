@@ -146,6 +146,7 @@ class Gateway:
             )
         )
         self.registry.register(self.on_screen)
+        self.registry.register(self.monitor.ejections)
 
     def _build_shared_state(self, config: Config) -> None:
         """State shared with other workers through memory, and with other replicas through Redis."""

@@ -131,7 +131,8 @@ class Proxy:
             cache_group=tenant.cache_group,
         )
         strip, idle, private = hide_usage(request), defaults.stream_idle, bool(tenant.cache_group)
-        relay = Relay(http, timeline, strip_usage=strip, idle=idle, private=private)
+        limit_at = routed.limit_at
+        relay = Relay(http, timeline, strip_usage=strip, idle=idle, private=private, limit_at=limit_at)
         try:
             await self.dispatcher.execute(routed, relay)
         finally:

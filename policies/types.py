@@ -319,6 +319,8 @@ class AttemptOutcome(Enum):
 
     COMPLETED = "completed"
     FAILED = "failed"  # the endpoint's fault: connect, reset, 5xx, malformed reply
+    MISCONFIGURED = "misconfigured"  # the server refuses our key, our name of its model, or the path
+    QUOTA = "quota"  # our account with the provider is used up
     RATE_LIMITED = "rate_limited"
     SILENT = "silent"  # abandoned because no token came in time
     REFUSED = "refused"  # a 4xx caused by the request itself: no evidence against the endpoint

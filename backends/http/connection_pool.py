@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from functools import cache
 from ipaddress import ip_address
 from math import inf
-from socket import SO_RCVBUF, SOL_SOCKET
+from socket import IPPROTO_TCP, SO_KEEPALIVE, SO_RCVBUF, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPINTVL
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -33,6 +34,13 @@ from backends.http.allowed_addresses import is_allowed
 from backends.http.connection import Connection, Exchange, Sink, WriteCoalescer
 from backends.interface import Failure, HttpCall
 
+TCP_KEEPIDLE: int = getattr(socket, "TCP_KEEPIDLE", 0x10)  # macOS: TCP_KEEPALIVE
+KEEP_ALIVE = (  # a host that vanishes without a word is noticed within 30 s (tcp(7))
+    (SOL_SOCKET, SO_KEEPALIVE, 1),
+    (IPPROTO_TCP, TCP_KEEPIDLE, 15),  # s
+    (IPPROTO_TCP, TCP_KEEPINTVL, 5),  # s
+    (IPPROTO_TCP, TCP_KEEPCNT, 3),
+)
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -251,9 +259,14 @@ class ConnectionPool:
         except asyncio.CancelledError:
             connection.connection_lost(None)  # uvloop may have connected just now, and ends this without a callback
             raise
-        if self._receive_buffer is not None:
-            transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, self._receive_buffer)
+        self._set_options(transport.get_extra_info("socket"))
         return connection
+
+    def _set_options(self, sock: socket.socket) -> None:
+        for level, option, value in KEEP_ALIVE:
+            sock.setsockopt(level, option, value)
+        if self._receive_buffer is not None:
+            sock.setsockopt(SOL_SOCKET, SO_RCVBUF, self._receive_buffer)
 
     def _expire(self) -> None:
         """Close connections idle too long. A single timer per pool."""

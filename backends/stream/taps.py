@@ -143,13 +143,17 @@ class _Body(msgspec.Struct, gc=False):
     metrics: Any = None
 
 
+class _Whole(_Body, gc=False):
+    choices: Any = None
+
+
 class _Chunk(_Body, gc=False):
     choices: list[_Choice] | None = None
 
 
 T = TypeVar("T")
 _chunk_decoder = msgspec.json.Decoder(_Chunk)
-_body_decoder = msgspec.json.Decoder(_Body)
+_body_decoder = msgspec.json.Decoder(_Whole)
 
 
 def _decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -332,7 +336,7 @@ class BodyTap(_ReplyTap):
             return
         finally:
             self._body.clear()
-        if body.error:
+        if body.error and not body.choices:
             self.failure = failures.of_event(body.error, self._secret)
             return
         read_usage(self.usage, body.usage)

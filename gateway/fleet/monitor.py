@@ -16,8 +16,10 @@ from typing import Protocol, cast
 from backends.failures import TransportError
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend
+from gateway.observe.metrics.series import counter
+from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
 from policies.fleet.fleet import Fleet
-from policies.types import EngineLoad, Health, Load
+from policies.types import EngineLoad, Load
 
 log = logging.getLogger("firsttoken")
 
@@ -52,7 +54,8 @@ class Monitor:
         self.fleet = fleet
         self._on_block_size = on_block_size
         self._polled: dict[str, tuple[PollTarget, asyncio.Task[None]]] = {}
-        self._health: dict[str, Health] = {}
+        self.ejections = counter("firsttoken_endpoint_ejections_total")
+        fleet.on_breaker = self._on_breaker
         self._unparsable: set[str] = set()  # endpoints with a logged failure
         self._counting: asyncio.Task[None] | None = None
 
@@ -82,7 +85,6 @@ class Monitor:
             if wanted.get(endpoint) != target:
                 task.cancel()
                 del self._polled[endpoint]
-                self._health.pop(endpoint, None)
                 self._unparsable.discard(endpoint)
         for number, (endpoint, target) in enumerate(wanted.items()):
             if endpoint not in self._polled:
@@ -128,12 +130,17 @@ class Monitor:
             self.fleet.on_probe_failed(endpoint, monotonic())
         else:
             self._on_reply(endpoint, backend, reply.status, reply.body)
-        health = self.loads()[endpoint].health
-        if health is not self._health.get(endpoint, Health.UP):
-            log.warning("endpoint %s is %s", endpoint, health.value)
-        self._health[endpoint] = health
         if self.fleet.on_news is not None:
             self.fleet.on_news()
+
+    def _on_breaker(self, endpoint: str, breaker: CircuitBreaker) -> None:
+        """A line for each change, and the reason; the endpoint's name begins with its pool's."""
+        if breaker.state is BreakerState.OPEN:
+            self.ejections.of[endpoint.partition("/")[0], endpoint, breaker.cause.value].value += 1
+            wait = max(breaker.until - monotonic(), 0.0)
+            log.warning("endpoint %s is down for %.0f s: %s", endpoint, wait, breaker.why)
+        else:
+            log.warning("endpoint %s is %s", endpoint, "up" if breaker.state is BreakerState.CLOSED else "on trial")
 
     def _on_reply(self, endpoint: str, backend: Backend, status: int, body: bytes) -> None:
         now = monotonic()

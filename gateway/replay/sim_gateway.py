@@ -282,7 +282,7 @@ class SimGateway:
             self._fail(request, failure, outcome)
 
     def _fail(self, request: ActiveRequest, failure: steps.Failed, outcome: AttemptOutcome) -> None:
-        request.open.pop(failure.number)
+        pool = request.open.pop(failure.number).candidate.endpoint.pool
         connected = failure.taken or not failure.connection_lost
         reported = AttemptReport(retry_after=failure.retry_after, connected=connected)
         self.fleet.on_ended(request.key(failure.number), outcome, self.clock.now, reported)
@@ -290,10 +290,16 @@ class SimGateway:
             self.clairvoyant.on_ended(request.number)
             request.decision = None
             return self._enqueue(request)
-        may_retry = failure.connection_lost or not failure.retryable
-        if not may_retry and (may_retry := self._retries.try_take()):
-            request.retries += 1
-        return self._step(request, failure, may_retry)
+        if failure.connection_lost or not failure.retryable:
+            return self._step(request, failure)
+        taken, attempts = self._retries.try_take(), request.result.attempts
+        request.retries += taken
+        self._step(request, failure, taken)
+        opened = request.result.attempts > attempts and next(reversed(request.open.values()), None)
+        if taken and opened and opened.candidate.endpoint.pool != pool:  # another pool is not charged
+            request.retries -= 1
+            self._retries.give_back()
+        return None
 
     def _return_retries(self, request: ActiveRequest) -> None:
         """Committed or given up: the request no longer counts towards the retry budget."""

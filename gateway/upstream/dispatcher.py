@@ -7,10 +7,11 @@ joined to the relay in the very call of the first token. A caller that leaves ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
+from backends.failures import CONTENT_CODES, CONTEXT_LENGTH
 from backends.interface import BackendRequest, Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest, new_request_id
@@ -24,6 +25,7 @@ from policies.attempts.attempt_machine import (
     Cancel,
     ClientGone,
     Commit,
+    EndpointDown,
     Event,
     Failed,
     FirstToken,
@@ -52,6 +54,11 @@ class RoutedRequest:
     first_token_limit: float
     passthrough: bool = False  # the model name is the caller's
     cache_group: str = ""  # tenants with shared prefix caches; empty: all
+
+    @property
+    def limit_at(self) -> float:
+        """End of the time for the whole answer."""
+        return self.timeline.record.arrival + self.route.total_limit
 
     def model_at(self, upstream: Upstream) -> str:
         """Model name to send to an endpoint."""
@@ -98,7 +105,7 @@ def refusal_of(failure: Failure | None, reason: str) -> ApiError:
     if failure.kind is FailureKind.CLIENT:
         headers = {}
     elif failure.kind in (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED):
-        headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), 60.0))
+        headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), LONGEST_RETRY_AFTER))
     return ApiError(
         failure.status,
         failure.message,
@@ -114,6 +121,7 @@ OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER
 CONNECTION_LOST = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
 STALL = 0.005  # s of tolerated delay of a timer
+LONGEST_RETRY_AFTER = 3600.0  # s passed on to a caller
 READ_FIRST = 0.01  # s in which sockets are read after a stall
 
 
@@ -134,6 +142,7 @@ class Dispatcher:
         self.saturated = saturated  # True: a hedge would take another request's place
         self.hedges: dict[tuple[str, float], HedgeBudget] = {}  # by name and share of the route
         self.connecting: set[asyncio.Task[None]] = set()
+        fleet.on_found_dead = self._on_found_dead
 
     def reload(self, routes: Iterable[Route]) -> None:
         """Keep the hedge budgets of routes with an unchanged share."""
@@ -152,6 +161,14 @@ class Dispatcher:
         finally:
             runner.close()
             relay.release()
+
+    def _on_found_dead(self, attempts: list[Hashable]) -> None:
+        """Attempts without a first token at an endpoint that does not answer its probes any more."""
+        for upstream_request in attempts:
+            if isinstance(upstream_request, UpstreamRequest) and upstream_request.first_in is None:
+                runner = upstream_request.listener
+                if isinstance(runner, AttemptRunner):  # not a cache warming
+                    runner.endpoint_down(upstream_request)
 
     def hedges_of(self, route: Route) -> HedgeBudget:
         key = route.name, route.hedge_share
@@ -173,6 +190,7 @@ class AttemptRunner:
         self.attempts: dict[int, UpstreamRequest] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.failure: Failure | None = None  # the last one
+        self.outlier = ""  # endpoint that has refused the request, to be confirmed by another
         self.machine = AttemptMachine(
             routed.decision,
             max_attempts=routed.route.max_attempts,
@@ -180,6 +198,7 @@ class AttemptRunner:
             hedge=routed.route.hedge != "off",
             first_token_limit=routed.first_token_limit if routed.request.stream else WHOLE_ANSWER,
             now=monotonic(),
+            limit_at=routed.limit_at,
         )
 
     def begin(self) -> None:
@@ -261,7 +280,7 @@ class AttemptRunner:
         routed, endpoint, fleet = self.routed, attempt.candidate.endpoint, self.dispatcher.fleet
         upstream = routed.upstreams[endpoint.id]
         request = self._backend_request(upstream, attempt)
-        upstream_request = UpstreamRequest(attempt, upstream, request, listener=self, fleet=fleet)
+        upstream_request = UpstreamRequest(attempt, upstream, request, listener=self, fleet=fleet, idle=self.relay.idle)
         self.attempts[attempt.number] = upstream_request
         fleet.on_sent(
             upstream_request,
@@ -299,6 +318,7 @@ class AttemptRunner:
             cache_salt=routed.cache_group,
             priority=priority_of(routed) if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",
+            model_is_callers=routed.passthrough,
         )
 
     def _commit(self, winner: UpstreamRequest) -> None:
@@ -329,22 +349,60 @@ class AttemptRunner:
     def first_token(self, upstream_request: UpstreamRequest) -> None:
         self._advance(FirstToken(upstream_request.attempt.number))
 
+    def endpoint_down(self, upstream_request: UpstreamRequest) -> None:
+        self._advance(EndpointDown(upstream_request.attempt.number))
+
     def failed(self, upstream_request: UpstreamRequest, failure: Failure) -> None:
         self.failure = failure
         self._record_lost(upstream_request)
-        lost = failure.kind in CONNECTION_LOST
+        attempt, lost = upstream_request.attempt, failure.kind in CONNECTION_LOST
+        endpoint = attempt.candidate.endpoint
+        avoid = self._pools_alike(failure, endpoint.pool)
         event = Failed(
-            upstream_request.attempt.number,
-            failure.retryable,
-            lost,
-            failure.retry_after,
-            lost and upstream_request.accepted,
+            attempt.number,
+            failure.retryable or bool(avoid) or self._is_doubtful(failure, endpoint.id),
+            connection_lost=lost,
+            retry_after=failure.retry_after,
+            taken=lost and upstream_request.accepted,
+            again=failure.again,
+            avoid=avoid,
         )
-        may_retry = True
         if failure.kind in OVERLOAD:
-            may_retry = self.dispatcher.retries.try_take()
-            self.retries_taken += may_retry
-        self._advance(event, may_retry)
+            self._retry_on_budget(event, endpoint.pool)
+        else:
+            self._advance(event)
+
+    def _pools_alike(self, failure: Failure, pool: str) -> frozenset[str]:
+        """Pools that would fail in the same way. Of refusals of the request: empty, unless another pool may take it."""
+        fallback = self.routed.route.fallback
+        if failure.kind is FailureKind.QUOTA:
+            return frozenset({pool})
+        if failure.kind is FailureKind.CLIENT and failure.code == CONTEXT_LENGTH and fallback.context:
+            return self.dispatcher.fleet.without_larger_window(pool)
+        if failure.kind is FailureKind.CLIENT and failure.code in CONTENT_CODES and fallback.content_filter:
+            return frozenset({pool})
+        return frozenset()
+
+    def _is_doubtful(self, failure: Failure, endpoint: str) -> bool:
+        """A refusal by an endpoint that refuses what its siblings answer: another one is asked, and may confirm it."""
+        fleet, outlier = self.dispatcher.fleet, self.outlier
+        if failure.kind is not FailureKind.CLIENT:
+            return False
+        if outlier and outlier != endpoint:
+            fleet.on_refusal_confirmed(outlier)
+            return False
+        self.outlier = endpoint if fleet.is_outlier(endpoint) else ""
+        return bool(self.outlier)
+
+    def _retry_on_budget(self, event: Failed, pool: str) -> None:
+        """Take a retry from the budget before the machine decides, and return one that was sent to another pool."""
+        taken, known = self.dispatcher.retries.try_take(), len(self.attempts)
+        self.retries_taken += taken
+        self._advance(event, taken)
+        opened = list(self.attempts.values())[known:]
+        if taken and not self.finished and opened and opened[0].attempt.candidate.endpoint.pool != pool:
+            self.retries_taken -= 1
+            self.dispatcher.retries.give_back()
 
     def _record_lost(self, upstream_request: UpstreamRequest) -> None:
         timeline = self.routed.timeline

@@ -22,11 +22,12 @@ from gateway.observe.record import STAGE_NAMES, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.strict_json import encode
 from gateway.upstream.upstream_request import UpstreamRequest
-from policies.types import AttemptOutcome
+from policies.types import FOREVER, AttemptOutcome
 
 STALL = 60.0  # s with a full buffer unread by the client
 TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
 SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
+LATE = Failure(FailureKind.TIMEOUT, "The answer took longer than its route allows.", 504, code="timeout")
 STOPPED = Failure(FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.")
 
 # A backend may tell a caller nothing else besides the body: no key, cookie, server name or rate limit.
@@ -37,11 +38,18 @@ class Relay:
     """An answer on the way to a client. `done` is resolved at the end, or gets the error if there is no answer.
 
     `idle`: seconds without a byte until the answer is given up. `private`: there are several tenants, and only a
-    backend with separate caches may report the cached part of a prompt.
+    backend with separate caches may report the cached part of a prompt. `limit_at`: end of the time for the answer.
     """
 
     def __init__(
-        self, http: HttpRequest, timeline: RequestTimeline, *, strip_usage: bool, idle: float, private: bool = False
+        self,
+        http: HttpRequest,
+        timeline: RequestTimeline,
+        *,
+        strip_usage: bool,
+        idle: float,
+        private: bool = False,
+        limit_at: float = FOREVER,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
@@ -52,24 +60,28 @@ class Relay:
         self.strip_usage = strip_usage
         self.private = private
         self.idle = idle
+        self.limit_at = limit_at
         self.begun = False
         self.winner: UpstreamRequest  # the winning attempt, once begun
         self.rewriter: Rewriter | None = None
         self.chunked = http.http11
         self.idle_timer: asyncio.TimerHandle | None = None
         self.stall_timer: asyncio.TimerHandle | None = None
+        self.limit_timer: asyncio.TimerHandle | None = None
 
     def begin(self, winner: UpstreamRequest) -> None:
         """Relay the winning attempt: head and all buffered bytes, in one write."""
         http, self.winner, self.begun = self.http, winner, True
         self.rewriter = self._rewriter()
         whole = not winner.stream and not self.strip_usage
+        buffered = winner.take_buffered()
         length = winner.headers.get("content-length") if whole else None
+        if whole and winner.over:
+            length = str(len(buffered))
         self.chunked = http.http11 and length is None
         if not http.http11:
             http.keep_alive = False
         self.writer.flow_control = self
-        buffered = winner.take_buffered()
         if self.rewriter is not None:
             buffered = self.rewriter.feed(buffered)
         first = self._head(length) + self._frame(buffered)
@@ -80,6 +92,8 @@ class Relay:
         winner.body_sink = self
         if not winner.over:
             self.idle_timer = self.loop.call_later(self.idle, self._check_idle)
+            if self.limit_at < FOREVER:
+                self.limit_timer = self.loop.call_later(self.limit_at - monotonic(), self._end_late)
         if self.writer.paused:
             self.on_write_paused()
 
@@ -95,10 +109,11 @@ class Relay:
     def release(self) -> None:
         """Detach from the connection, which may serve another request next."""
         self.writer.flow_control = None
-        for timer in (self.idle_timer, self.stall_timer):
+        for timer in (self.idle_timer, self.stall_timer, self.limit_timer):
             if timer is not None:
                 timer.cancel()
         self.idle_timer = self.stall_timer = None  # a timer references the relay
+        self.limit_timer = None
 
     # -- BodySink ---------------------------------------------------------------------
 
@@ -194,6 +209,11 @@ class Relay:
         else:
             self.winner.cancel()
             self.on_broken(SILENT)
+
+    def _end_late(self) -> None:
+        if not (self.winner.stream and self.winner.answered):
+            self.winner.cancel()
+            self.on_broken(LATE)
 
     # -- framing -------------------------------------------------------------------------
 

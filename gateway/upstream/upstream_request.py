@@ -1,35 +1,41 @@
 """An attempt on the wire: buffers the upstream's reply until the attempt is worth committing to.
 
 An UpstreamRequest is the `Sink` of an exchange. Before the commit the reply is buffered (head, preamble); the first
-visible output makes the attempt a candidate to win. After the commit every read goes to the body sink in the same
-call. Each attempt ends exactly once, and the fleet is told.
+visible output makes the attempt a candidate to win. An answer that is not streamed is buffered to its end and judged:
+a 200 may hold an error, a page of HTML or half an answer. After the commit every read goes to the body sink in the
+same call. Each attempt ends exactly once, and the fleet is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol
 
-from backends.failures import TransportError
+from backends.failures import NOT_EVENTS, WENT_SILENT, TransportError, of_body
 from backends.http.connection import Exchange
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendRequest, Failure, FailureKind
 from backends.stream.redaction import mask_secret
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.types import Attempt, AttemptOutcome, Price
+from policies.types import FOREVER, Attempt, AttemptOutcome, Price
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
+MAX_WHOLE = 1 << 20  # bytes of an answer that is not streamed; a longer one is passed on before its end
 MAX_ERROR = 64 * 1024  # bytes of an error reply to read
 
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
+UNKNOWN = Failure(FailureKind.MISCONFIGURED, "The backend does not know the configured model or path.")
 
 OUTCOMES = {
     FailureKind.RATE_LIMITED: AttemptOutcome.RATE_LIMITED,
     FailureKind.OVERLOADED: AttemptOutcome.RATE_LIMITED,  # an engine that refuses for a while is healthy
     FailureKind.CLIENT: AttemptOutcome.REFUSED,
+    FailureKind.AUTH: AttemptOutcome.MISCONFIGURED,
+    FailureKind.MISCONFIGURED: AttemptOutcome.MISCONFIGURED,
+    FailureKind.QUOTA: AttemptOutcome.QUOTA,
 }
 
 
@@ -73,7 +79,10 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """An attempt. `opened`, `connected`, `sent`, `first_in`, `ended_at`: monotonic seconds."""
+    """An attempt. `opened`, `connected`, `sent`, `first_in`, `ended_at`: monotonic seconds.
+
+    `idle`: seconds without a byte until a buffered answer is given up.
+    """
 
     def __init__(
         self,
@@ -82,11 +91,15 @@ class UpstreamRequest:
         request: BackendRequest,
         listener: AttemptListener,
         fleet: Fleet,
+        idle: float = FOREVER,
     ) -> None:
         self.attempt = attempt
         self.upstream = upstream
         self.fleet = fleet
         self.stream = request.stream
+        self.idle = idle
+        self.idle_timer: asyncio.TimerHandle | None = None
+        self.model_is_callers = request.model_is_callers
         self.tap = upstream.backend.tap(request)
         self.call = upstream.backend.call(request)
         self.listener: AttemptListener | None = listener
@@ -144,6 +157,8 @@ class UpstreamRequest:
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         self.status, self.headers = status, headers
         self.is_success = 200 <= status < 300
+        if self.stream and self.is_success and headers.get("content-type", "").startswith("text/html"):
+            self._fail(NOT_EVENTS)
 
     def on_body(self, data: bytes, framed: bytes = b"") -> None:
         self.last_byte = now = monotonic()
@@ -162,9 +177,9 @@ class UpstreamRequest:
         if not self.is_success:
             return self._fail(self.upstream.backend.failure(self.status, self.headers, b"".join(self.buffered)))
         self.tap.close()
-        if self.first_in is None:  # a complete answer without visible output is an answer
-            if not self.tap.ended:
-                return self._fail(EMPTY)
+        if self.first_in is None:
+            if (failure := self._judged()) is not None:
+                return self._fail(failure)
             self._commit(monotonic())
         return self._complete()
 
@@ -180,6 +195,14 @@ class UpstreamRequest:
             if self.body_sink is not None:
                 self.body_sink.on_broken(failure)
 
+    def _judged(self) -> Failure | None:
+        """None: the reply is a complete answer, be it without visible output. A compressed one cannot be judged."""
+        if self.stream:
+            if self.tap.ended:
+                return None
+            return self.tap.failure or of_body(b"".join(self.buffered), self.upstream.backend.secret.decode()) or EMPTY
+        return self.tap.failure if self.headers.get("content-encoding", "identity") == "identity" else None
+
     def _read_before_commit(self, data: bytes) -> None:
         if self.is_success or self.buffered_bytes < MAX_ERROR:
             self.buffered.append(data)
@@ -187,14 +210,33 @@ class UpstreamRequest:
         if not self.is_success:
             return
         content, failure = self.tap.feed(data), self.tap.failure
-        if failure is not None and not content:
+        if not self.stream:
+            self._hold_whole()
+        elif failure is not None and not content:
             self._fail(failure)
         elif self.tap.spoiled:  # an error after a token in the same read: the answer has begun, and ended
             self.buffered.pop()
             self._commit(self.last_byte)
             self._end_spoiled()
-        elif content or self.buffered_bytes > MAX_HELD:
+        elif content or (self.buffered_bytes > MAX_HELD and "event-stream" in self.headers.get("content-type", "")):
             self._commit(self.last_byte)
+        elif self.buffered_bytes > MAX_HELD:
+            self._fail(NOT_EVENTS)
+
+    def _hold_whole(self) -> None:
+        if self.buffered_bytes > MAX_WHOLE:
+            self._commit(self.last_byte)
+        elif self.idle_timer is None and self.idle < FOREVER:
+            self.idle_timer = asyncio.get_running_loop().call_later(self.idle, self._check_idle)
+
+    def _check_idle(self) -> None:
+        quiet = monotonic() - self.last_byte
+        if self.over or self.first_in is not None:
+            return
+        if quiet < self.idle:
+            self.idle_timer = asyncio.get_running_loop().call_later(max(self.idle - quiet, 0.05), self._check_idle)
+        else:
+            self._fail(WENT_SILENT)
 
     def _commit(self, now: float) -> None:
         self.first_in = self.last_token = now
@@ -222,10 +264,18 @@ class UpstreamRequest:
             self.body_sink.on_broken(self.tap.failure, event)
 
     def _fail(self, failure: Failure) -> None:
+        if failure.kind is FailureKind.MISCONFIGURED:
+            failure = self._blamed(failure)
         self.reached = self.status != 0 or failure.kind not in (FailureKind.CONNECT, FailureKind.RESET)
         self.stop(OUTCOMES.get(failure.kind, AttemptOutcome.FAILED), failure.retry_after)
         if self.listener is not None:
             self.listener.failed(self, failure)
+
+    def _blamed(self, failure: Failure) -> Failure:
+        """An unknown model is the fault of whoever has named it. A caller is told nothing of our configuration."""
+        if not self.model_is_callers:
+            return UNKNOWN
+        return replace(failure, kind=FailureKind.CLIENT, status=min(failure.status, 404), code="model_not_found")
 
     # -- for the relay ------------------------------------------------------------------
 
@@ -282,6 +332,9 @@ class UpstreamRequest:
         self._close(ending, retry_after)
 
     def _close(self, ending: AttemptOutcome, retry_after: float | None = None) -> None:
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+            self.idle_timer = None
         if self.ending is None:
             self.ending = ending
             self.ended_at = monotonic()

@@ -10,20 +10,25 @@ Rules:
   stream that a peer can continue is resumed (Broken): another endpoint of the same pool, one with no failure in this
   request. Hedges and the deadline are for the first token alone. Every request ends in exactly one of Commit, GiveUp
   or ClientGone; after Broken, once more.
-- Candidates are tried in the order of the decision, each once; `max_attempts` bounds all of them.
-- A failure that another endpoint may not have goes to the next candidate at once. After an overload reply that needs
-  `may_retry`, the permission of a retry budget; after a lost connection it does not.
+- Candidates are tried in the order of the decision, each once; `max_attempts` bounds all of them. Of three or more
+  attempts, the last goes to a pool that was not tried, if there is one.
+- A failure that another endpoint may not have goes to the next candidate at once. After an overload reply, the same
+  pool is tried again only with `may_retry`, the permission of a retry budget. Another pool needs no permission, and
+  neither does a lost connection.
 - Two endpoints that died after they had accepted the request may have died of it: it is offered to no third.
 - With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
-  its pool has no other: after the wait that it asked for, and only if that is over before the deadline.
+  its pool has no other: after the wait that it asked for, and only if that is over before the deadline. Not where it
+  would say the same again (`Failed.again`).
 - A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline
   (`policies.attempts.hedging`). With `hedge`, and `may_retry` at TimerFired, the two race instead: the first content
   wins and the other is cancelled. No more than two race at a time.
 - An answer that is not streamed arrives whole, so its silence is no evidence; nor is any without a deadline. Every
-  attempt is abandoned `first_token_limit` after its sending.
+  attempt is abandoned `first_token_limit` after its sending, and at `limit_at`, the end of the time for the whole
+  answer. An answer that is not streamed is left for the next candidate after half of what remains until then.
+- An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
 - Events about attempts that have ended, and all events after the end, change nothing.
-- A retry after an overload reply (429, 5xx) adds load, so retries are bounded by a share of the active requests
-  (Finagle's and Envoy's retry budget). A lost connection is not charged: no engine did work for it.
+- A retry after an overload reply (429, 5xx) adds load to a pool, so retries are bounded by a share of the active
+  requests (Finagle's and Envoy's retry budget). A lost connection is not charged: no engine did work for it.
 - A hedge is sent on suspicion alone, so hedges are bounded by a share of all requests, saved in a token bucket ("The
   Tail at Scale", Dean and Barroso 2013). An unused permission is given back.
 """
@@ -41,6 +46,7 @@ from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candid
 BACKOFF = 0.1  # s before an overloaded endpoint is tried again, by default
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
 MAX_RACING = 2  # attempts pending at a time
+OVERDUE = "the limit of time for the whole answer has passed"
 
 # --------------------------------------------------------------------------- events
 
@@ -62,7 +68,8 @@ class Failed:
     """An attempt has ended without a token.
 
     `retryable`: another endpoint might succeed. `connection_lost`, as opposed to an overload reply. `retry_after`: s,
-    as the server asked. `taken`: the connection was lost after the server had accepted the request.
+    as the server asked. `taken`: the connection was lost after the server had accepted the request. `again`: the same
+    endpoint might succeed. `avoid`: pools that would fail in the same way.
     """
 
     number: int
@@ -70,6 +77,15 @@ class Failed:
     connection_lost: bool = False
     retry_after: float | None = None
     taken: bool = False
+    again: bool = True
+    avoid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointDown:
+    """The endpoint of an attempt does not answer its probes any more."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +110,7 @@ class Broken:
     down: Collection[str] = ()
 
 
-Event = Begin | FirstToken | Failed | TimerFired | ClientGone | Broken
+Event = Begin | FirstToken | Failed | EndpointDown | TimerFired | ClientGone | Broken
 
 # --------------------------------------------------------------------------- actions
 
@@ -153,6 +169,7 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
     AttemptState.RACING: {
         FirstToken: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
         Failed: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
+        EndpointDown: frozenset({AttemptState.RACING}),
         TimerFired: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
         ClientGone: frozenset({AttemptState.GONE}),
     },
@@ -186,6 +203,7 @@ class AttemptMachine:
         hedge: bool,
         first_token_limit: float,
         now: float,
+        limit_at: float = FOREVER,
     ) -> None:
         self.state = AttemptState.IDLE
         self.pending: dict[int, PendingAttempt] = {}
@@ -197,19 +215,22 @@ class AttemptMachine:
         self._stream = stream
         self._hedge = hedge
         self._first_token_limit = first_token_limit
+        self._limit_at = limit_at
         self._opened = 0  # attempts
         self._tried = 0  # candidates
         self._deaths = 0
         self._lost: set[str] = set()  # endpoints with a failure
         self._next_kind = AttemptKind.FALLBACK
         self._committed: Candidate | None = None
+        self._tried_pools: set[str] = set()
+        self._avoided: set[str] = set()  # pools
         self._retry: Candidate | None = None  # to be tried once more, at _retry_at
         self._retry_at = now
         self._retried = False
         self._actions: list[Action] = []
 
     def on(self, event: Event, now: float, may_retry: bool = True) -> AttemptStep:
-        """`may_retry`: a budget allows another copy, should this event call for a copy."""
+        """`may_retry`: a budget allows another copy, should this event call for one; after Failed, in the same pool."""
         if type(event) in TRANSITIONS[self.state]:
             match event:
                 case FirstToken(number):
@@ -220,6 +241,8 @@ class AttemptMachine:
                     self._timer_fired(now, may_retry)
                 case Failed():
                     self._failed(event, now, may_retry)
+                case EndpointDown(number):
+                    self._endpoint_down(number, now)
                 case ClientGone():
                     self._end(AttemptState.GONE)
                 case Broken():
@@ -234,10 +257,12 @@ class AttemptMachine:
 
     def _begin(self, now: float) -> None:
         self.state = AttemptState.RACING
-        if self._count:
-            self._open_next(AttemptKind.PRIMARY, now)
-        else:
+        if not self._count:
             self._give_up("there is no candidate")
+        elif now >= self._limit_at:
+            self._give_up(OVERDUE)
+        else:
+            self._open_next(AttemptKind.PRIMARY, now)
 
     def _first_token(self, number: int) -> None:
         if (pending := self.pending.pop(number, None)) is not None:
@@ -251,16 +276,30 @@ class AttemptMachine:
             return
         self._deaths += failure.connection_lost and failure.taken
         self._lost.add(pending.attempt.candidate.endpoint.id)
+        self._avoided |= failure.avoid
+        denied = not (may_retry or failure.connection_lost)
+        if denied:
+            self._avoided.add(pending.attempt.candidate.endpoint.pool)
         if self.pending:
             self._reset_silence(now)
         elif not failure.retryable:
             self._give_up(f"attempt {failure.number} failed and no other endpoint would do better")
-        elif not (may_retry or failure.connection_lost):
-            self._give_up(f"attempt {failure.number} failed and the retry budget is spent")
         elif self._next() is not None:
             self._open_next(self._next_kind, now)
+        elif denied:
+            self._give_up(f"attempt {failure.number} failed and the retry budget is spent")
         elif not self._schedule_retry(failure, pending.attempt.candidate, now):
             self._give_up(self._exhausted())
+
+    def _endpoint_down(self, number: int, now: float) -> None:
+        pending = self.pending.get(number)
+        if pending is None:
+            return
+        if len(self.pending) > 1:
+            self._abandon(pending, None, now)
+            self._reset_silence(now)
+        elif (upcoming := self._next()) is not None:
+            self._abandon(pending, upcoming, now)
 
     def _reset_silence(self, now: float) -> None:
         """A racer failed: the other is alone again, and the silence is weighed anew."""
@@ -281,11 +320,12 @@ class AttemptMachine:
         self._deaths += broken.connection_lost
         self._candidates = self.peers(broken.down)
         self._count, self._tried = len(self._candidates), 0
+        self._avoided = set()
         self._next_kind, self._hedge = AttemptKind.RESCUE, False
         self._deadline = FOREVER
         self._first_token_limit = broken.patience
         self.state = AttemptState.RACING
-        if self._has_next:
+        if self._has_next():
             self._open_next(AttemptKind.RESCUE, now)
         else:
             self._give_up(self._exhausted())
@@ -300,7 +340,7 @@ class AttemptMachine:
     # -- silence ------------------------------------------------------------------------------
 
     def _first_check(self, own: Candidate, sent_at: float, limit_at: float) -> float:
-        if not self._stream or self._deadline == FOREVER or not self._has_next:
+        if not self._stream or self._deadline == FOREVER or not self._has_next():
             return limit_at
         next_p50 = p50_of(self._candidates, self._tried)
         return min(patience_until(own.forecast, next_p50, sent_at, self._deadline), limit_at)
@@ -335,7 +375,9 @@ class AttemptMachine:
         del self.pending[number]
         self._lost.add(pending.attempt.candidate.endpoint.id)
         self._actions.append(Cancel(number, AttemptOutcome.SILENT))
-        if upcoming is not None:
+        if now >= self._limit_at:
+            self._give_up(OVERDUE)
+        elif upcoming is not None:
             self._open_next(self._next_kind, now)
         elif not self.pending:
             self._give_up(f"no first token within {self._first_token_limit:g} s")
@@ -343,12 +385,16 @@ class AttemptMachine:
     # -- opening and ending -------------------------------------------------------------------
 
     def _next(self) -> Candidate | None:
-        return self._candidates[self._tried] if self._has_next else None
+        return self._candidates[self._tried] if self._has_next() else None
 
-    @property
     def _has_next(self) -> bool:
-        """An untried candidate exists, and another attempt is allowed."""
+        """An untried candidate exists, and another attempt is allowed. Candidates of avoided pools are skipped."""
+        while self._avoided and self._tried < self._count and self._pool_at(self._tried) in self._avoided:
+            self._tried += 1
         return self._tried < self._count and self._may_open
+
+    def _pool_at(self, rank: int) -> str:
+        return self._candidates[rank].endpoint.pool
 
     def _open_next(self, kind: AttemptKind, now: float) -> None:
         candidate = self._candidates[self._tried]
@@ -357,15 +403,30 @@ class AttemptMachine:
 
     def _open(self, candidate: Candidate, kind: AttemptKind, now: float) -> None:
         self._opened += 1
+        self._tried_pools.add(candidate.endpoint.pool)
+        if 1 < self._opened == self._max_attempts - 1:
+            self._keep_last_for_another_pool()
         attempt = Attempt(self._opened, kind, candidate)
-        limit_at = now + self._first_token_limit
+        limit_at = self._silence_limit(now)
         recheck_at = self._first_check(candidate, now, limit_at)
         self.pending[attempt.number] = PendingAttempt(attempt, now, limit_at, recheck_at)
         self._actions.append(Open(attempt))
 
+    def _keep_last_for_another_pool(self) -> None:
+        seen = self._tried_pools | self._avoided
+        if any(self._pool_at(rank) not in seen for rank in range(self._tried, self._count)):
+            self._avoided = seen
+
+    def _silence_limit(self, now: float) -> float:
+        """Time at which an attempt sent now is abandoned in any case."""
+        limit_at = min(now + self._first_token_limit, self._limit_at)
+        if not self._stream and self._limit_at < FOREVER and self._has_next():
+            return min(limit_at, now + (self._limit_at - now) / 2)
+        return limit_at
+
     def _schedule_retry(self, failure: Failed, candidate: Candidate, now: float) -> bool:
         """Schedules another attempt at the endpoint of the last failure, if worthwhile; returns True if scheduled."""
-        if self._retried or not self._may_open:
+        if self._retried or not (failure.again and self._may_open) or candidate.endpoint.pool in self._avoided:
             return False
         if not failure.connection_lost and any(
             other.endpoint.pool == candidate.endpoint.pool and other.endpoint != candidate.endpoint
@@ -373,7 +434,7 @@ class AttemptMachine:
         ):
             return False
         wait = 0.0 if failure.connection_lost else max(failure.retry_after or BACKOFF, BACKOFF)
-        if wait > self._first_token_limit or now + wait >= self._deadline:
+        if wait > self._first_token_limit or now + wait >= min(self._deadline, self._limit_at):
             return False
         self._retried = True
         self._retry = candidate

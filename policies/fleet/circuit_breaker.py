@@ -3,8 +3,11 @@
 Rules of the breaker (transitions are the table below):
 - CLOSED opens after FAILURES in a row, after REFUSALS in a row (an unanswered probe counts like an attempt), or at once
   when an attempt gets no token for longer than the forecast can explain and no other attempt was answered since.
-- OPEN rejects all attempts for EJECTION * 2^n seconds, for the n-th opening in a row. Then HALF_OPEN admits one trial
-  attempt, and the trial alone decides.
+- CLOSED opens at once when the server refuses our key, our name of its model, the path, or our account: such a fault
+  does not heal within seconds. Where it has answered within PROVEN seconds it opens after FAILURES in a row, because a
+  caller may have provoked the refusal; an empty account is no caller's doing.
+- OPEN rejects all attempts for a time that doubles with each opening in a row (EJECTIONS: the first and the longest,
+  by cause). Then HALF_OPEN admits one trial attempt, and the trial alone decides.
 - OPEN half-opens at once when a probe finds a lost server again, and when an older attempt is answered. (A probe which
   is answered while attempts fail proves nothing.)
 - A rate limit is no failure: the provider says until when to wait.
@@ -29,6 +32,7 @@ from policies.types import FOREVER, NEVER, AttemptOutcome, Health
 
 FAILURES = 5  # in a row, of any kind
 REFUSALS = 2  # in a row: not connected, or reset before a byte
+PROVEN = 60.0  # s since the last answer
 EJECTION = 5.0  # s, the first
 MAX_EJECTION = 300.0  # s
 EJECTION_RESET = 60.0  # s closed, after which an opening counts as the first again
@@ -55,6 +59,19 @@ class BreakerEvent(Enum):
     TRIAL_ANSWERED = "trial_answered"
 
 
+class EjectionCause(Enum):
+    """Reason for opening; a label of a metric."""
+
+    FAILURES = "failures"
+    UNREACHABLE = "unreachable"
+    SILENT = "silent"
+    MISCONFIGURED = "misconfigured"
+    QUOTA = "quota"
+    PEER = "peer"
+
+
+EJECTIONS = {EjectionCause.MISCONFIGURED: (10.0, 300.0), EjectionCause.QUOTA: (300.0, 300.0)}  # s; others: EJECTION
+
 TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
     (BreakerState.CLOSED, BreakerEvent.TRIPPED): BreakerState.OPEN,
     (BreakerState.CLOSED, BreakerEvent.PEER_REPORTED): BreakerState.OPEN,
@@ -64,7 +81,11 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
     (BreakerState.HALF_OPEN, BreakerEvent.TRIPPED): BreakerState.OPEN,
 }
 
-_ANSWERED = (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED, AttemptOutcome.RATE_LIMITED)
+_REPLIED = (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED, AttemptOutcome.RATE_LIMITED)
+_REJECTED = {
+    AttemptOutcome.MISCONFIGURED: (EjectionCause.MISCONFIGURED, "it refuses our key, model name or path"),
+    AttemptOutcome.QUOTA: (EjectionCause.QUOTA, "our account with the provider is used up"),
+}
 
 
 class CircuitBreaker:
@@ -76,13 +97,15 @@ class CircuitBreaker:
         self.blocked_until = NEVER  # by a rate limit
         self.openings = 0  # in a row
         self.why = ""  # reason for not being closed
+        self.cause = EjectionCause.FAILURES  # of the latest opening
         self.down_since = NEVER  # by observations of this process; NEVER: up, or down by peer reports alone
         self.peer_reported_down = False  # open by reports of peers alone
         self._max_ejection = max_ejection
         self._failures = self._refusals = 0
-        self._probe_failed = False  # the last one
+        self._probe_failures = 0  # in a row
         self._trial: Hashable = None
         self._answered_at = self._closed_at = NEVER
+        self._served_at = NEVER  # latest first token or complete answer
         self._alive_at = NEVER  # latest answer, of an attempt or a probe
         self._ignore_peers_until = NEVER
 
@@ -105,21 +128,30 @@ class CircuitBreaker:
             self._trial = key
 
     def on_answer(self, key: Hashable, now: float) -> None:
-        """First token of `key`, or a response."""
+        """First token of `key`, or a complete answer."""
+        self._served_at = now
+        self._on_reply(key, now)
+
+    def _on_reply(self, key: Hashable, now: float) -> None:
         self._answered_at = self._alive_at = now
         self._refusals = 0
         if self.peer_reported_down:
             self._disprove_peers(now)
         if self.state is BreakerState.OPEN:
-            self._on(BreakerEvent.ALIVE, now)
+            if self.cause not in EJECTIONS or self._served_at == now:
+                self._on(BreakerEvent.ALIVE, now)
         elif self.state is BreakerState.HALF_OPEN and key == self._trial:
             self._on(BreakerEvent.TRIAL_ANSWERED, now)
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, connected: bool = True) -> None:
         """`connected` False: refused, or reset before a byte came."""
-        if outcome in _ANSWERED:
+        if outcome in _REPLIED:
             self._failures = 0
-            self.on_answer(key, now)
+            if outcome is AttemptOutcome.COMPLETED:
+                self._served_at = now
+            self._on_reply(key, now)
+        elif outcome in _REJECTED:
+            self._on_rejected(key, *_REJECTED[outcome], now)
         elif outcome is not AttemptOutcome.CANCELLED:
             self._on_failure(key, now, connected)
         if self._trial == key:
@@ -130,7 +162,7 @@ class CircuitBreaker:
         if overdue and self._answered_at < sent_at:
             self._failures = FAILURES
             if self.state is BreakerState.CLOSED:
-                self._on(BreakerEvent.TRIPPED, now, "a request got no token for longer than its forecast can explain")
+                self._trip(EjectionCause.SILENT, "a request got no token for longer than its forecast can explain", now)
         self.on_ended(key, AttemptOutcome.SILENT, now)
 
     def on_rate_limited(self, now: float, retry_after: float | None) -> None:
@@ -139,18 +171,20 @@ class CircuitBreaker:
             wait = min(max(retry_after, MIN_RETRY_AFTER), MAX_RETRY_AFTER)
         self.blocked_until = max(self.blocked_until, now + wait)
 
-    def on_probe_failed(self, now: float) -> None:
-        self._probe_failed = True
+    def on_probe_failed(self, now: float) -> bool:
+        """Returns whether the server was found dead by this probe."""
+        self._probe_failures += 1
         self._refusals += 1
         if self.state is BreakerState.OPEN:
             self._confirm_peers(now)
             self.until = max(self.until, now + EJECTION)
         elif self._refusals >= REFUSALS:
-            self._on(BreakerEvent.TRIPPED, now, f"nobody answered {self._refusals} times in a row")
+            self._trip(EjectionCause.UNREACHABLE, f"nobody answered {self._refusals} times in a row", now)
+        return self._probe_failures == REFUSALS
 
     def on_probe_answered(self, now: float) -> None:
-        recovered = self._probe_failed or self.peer_reported_down
-        self._probe_failed = False
+        recovered = self._probe_failures > 0 or self.peer_reported_down
+        self._probe_failures = 0
         self._refusals = 0
         self._alive_at = now
         if self.peer_reported_down:
@@ -164,7 +198,14 @@ class CircuitBreaker:
             self.peer_reported_down = False
             self._on(BreakerEvent.ALIVE, now)
         elif down_since > self._alive_at and now >= self._ignore_peers_until:
+            if self.state is BreakerState.CLOSED:
+                self.cause = EjectionCause.PEER
             self._on(BreakerEvent.PEER_REPORTED, now, "a peer process reports it down")
+
+    def on_reload(self) -> None:
+        """The configuration may have been mended: a server that refuses it gets a trial at once."""
+        if self.state is BreakerState.OPEN and self.cause in EJECTIONS:
+            self.until = NEVER
 
     def _disprove_peers(self, now: float) -> None:
         self.peer_reported_down = False
@@ -184,11 +225,27 @@ class CircuitBreaker:
             self._confirm_peers(now)
         elif self.state is BreakerState.HALF_OPEN:
             if key == self._trial:
-                self._on(BreakerEvent.TRIPPED, now, "the trial request failed")
+                self._trip(EjectionCause.FAILURES, "the trial request failed", now)
         elif self._refusals >= REFUSALS:
-            self._on(BreakerEvent.TRIPPED, now, f"{self._refusals} connections in a row were refused or reset")
+            why = f"{self._refusals} connections in a row were refused or reset"
+            self._trip(EjectionCause.UNREACHABLE, why, now)
         elif self._failures >= FAILURES:
-            self._on(BreakerEvent.TRIPPED, now, f"{self._failures} requests in a row failed")
+            self._trip(EjectionCause.FAILURES, f"{self._failures} requests in a row failed", now)
+
+    def _on_rejected(self, key: Hashable, cause: EjectionCause, why: str, now: float) -> None:
+        self._failures += 1
+        self._refusals = 0
+        if self.state is BreakerState.HALF_OPEN:
+            rejected = key == self._trial
+        else:
+            unproven = now - self._served_at > PROVEN or cause is EjectionCause.QUOTA
+            rejected = self.state is BreakerState.CLOSED and (unproven or self._failures >= FAILURES)
+        if rejected:
+            self._trip(cause, why, now)
+
+    def _trip(self, cause: EjectionCause, why: str, now: float) -> None:
+        self.cause = cause
+        self._on(BreakerEvent.TRIPPED, now, why)
 
     def _on(self, event: BreakerEvent, now: float, why: str = "") -> None:
         """Events which the table does not name in this state change nothing."""
@@ -214,7 +271,8 @@ class CircuitBreaker:
             self.until = now + EJECTION
             return
         self.openings += 1
-        self.until = now + min(EJECTION * 2 ** (self.openings - 1), self._max_ejection)
+        first, longest = EJECTIONS.get(self.cause, (EJECTION, self._max_ejection))
+        self.until = now + min(first * 2 ** (self.openings - 1), longest)
         if self.down_since == NEVER:
             self.down_since = now
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker, LearnedRateLimit
+from policies.fleet.circuit_breaker import (
+    MAX_EJECTION,
+    BreakerState,
+    CircuitBreaker,
+    EjectionCause,
+    LearnedRateLimit,
+)
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
 from policies.latency.online_learning import Calibration
 from policies.latency.token_counts import InflightTokens, PrefillQueue, TokenScale
@@ -33,6 +40,8 @@ TEACHER_SAMPLES = 2  # times the learner's samples, needed by a teacher
 TEACH_AGAIN = 1.25  # times the samples of the last lesson, needed for another
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
+JUDGED = 20  # latest answers that an outlier is judged by
+OUTLIER_REFUSALS, SIBLING_SHARE = 10, 0.2  # 4xx of these; share among the siblings' answers from which it is none
 RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be another start
 
 
@@ -65,6 +74,8 @@ class EndpointState:
         self.pool = pool
         self.inflight = InflightTokens()
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
+        self.shown = self.breaker.state  # as reported to the operator
+        self.refusals: deque[bool] = deque(maxlen=JUDGED)  # of the latest answers, the 4xx
         self.calibration = Calibration()
         self.predictor: TtftPredictor = EnginePredictor() if pool.local else ApiPredictor()
         self.tpot_predictor = TpotPredictor()
@@ -144,6 +155,8 @@ class EndpointState:
         inflight, interference, peers = self.inflight, self.interference, self.peer_load
         context = interference.context + peers.decoding_context
         blocked_until = max(self.breaker.blocked_until, peers.blocked_until)
+        if self.breaker.cause is EjectionCause.QUOTA and self.breaker.state is BreakerState.OPEN:
+            blocked_until = max(blocked_until, self.breaker.until)
         if self.rate_limit is not None:
             blocked_until = max(blocked_until, self.rate_limit.full_until(now))
         tpot = self.tpot_predictor.predict(running, context)
@@ -292,6 +305,13 @@ class PoolState:
         learner.teacher_samples = max(one.predictor.samples for one in teachers)
         return True
 
+    def is_outlier(self, state: EndpointState) -> bool:
+        """The endpoint alone refuses requests (4xx) that its siblings answer: it must be another server than they."""
+        answers = [refused for one in self.members if one is not state for refused in one.refusals]
+        if sum(state.refusals) < OUTLIER_REFUSALS or len(answers) < OUTLIER_REFUSALS:
+            return False
+        return sum(answers) < SIBLING_SHARE * len(answers)
+
     def others_up(self, state: EndpointState) -> bool:
         return any(one.breaker.state is BreakerState.CLOSED for one in self.members if one is not state)
 
@@ -349,7 +369,10 @@ class InFlightAttempt:
         running, context = (self.running + state.decoding) / 2, (self.context + state.decoding_context) / 2
         state.tpot_predictor.observe(running, context, max(itl - stalled, itl * 0.1))
 
-    def update_breaker(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport) -> None:
+    def update_breaker(
+        self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport, outlier: bool
+    ) -> None:
+        """`outlier`: a refusal that says more of the endpoint than of the request."""
         breaker, rate_limit = self.state.breaker, self.state.rate_limit
         if outcome is AttemptOutcome.SILENT:
             patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
@@ -359,6 +382,8 @@ class InFlightAttempt:
             breaker.on_rate_limited(now, report.retry_after)
             if rate_limit is not None:
                 rate_limit.on_rejected(now)
+        if outlier:
+            outcome = AttemptOutcome.FAILED
         breaker.on_ended(key, outcome, now, report.connected)
 
     def confirm_hit(self, cached: int) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from policies.fleet.circuit_breaker import CircuitBreaker
 from policies.fleet.endpoint_state import (
     EWMA_WEIGHT,
     STALE,
@@ -57,6 +58,8 @@ class Fleet:
         self.peers: PeerLink | None = None  # other processes in front of the same engines
         self.request_publish: Callable[[], None] = self.publish  # called once there is something to publish
         self.on_news: Callable[[], None] | None = None  # called when capacity may be free, while requests wait
+        self.on_found_dead: Callable[[list[Hashable]], None] = lambda keys: None  # its attempts without a first token
+        self.on_breaker: Callable[[str, CircuitBreaker], None] = lambda endpoint, breaker: None  # it changed its state
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
         self._pools: dict[str, PoolState] = {}
@@ -88,6 +91,7 @@ class Fleet:
     def _keep_or_create(self, known: EndpointState | None, endpoint: Endpoint, pool: Pool) -> EndpointState:
         if known is not None and (known.pool.model, known.pool.local) == (pool.model, pool.local):
             known.endpoint, known.pool = endpoint, pool
+            known.breaker.on_reload()
             return known
         return EndpointState(endpoint, pool)
 
@@ -249,7 +253,7 @@ class Fleet:
             state.inflight.on_first_token(key, now)
         state.inflight.on_ended(key, now)
         state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
-        attempt.update_breaker(key, outcome, now, report)
+        attempt.update_breaker(key, outcome, now, report, outlier=self._is_outlier(state, outcome))
         if state.breaker.server_gone:
             self._lose_cache(state)
         if attempt.first_at is None:
@@ -260,6 +264,22 @@ class Fleet:
         computed = attempt.first_at is not None or outcome is AttemptOutcome.COMPLETED
         self._learn_from_report(key, attempt, computed, report)
         self._touch(state)
+
+    def is_outlier(self, endpoint_id: str) -> bool:
+        """The endpoint refuses what its siblings answer."""
+        state = self._states.get(endpoint_id)
+        return state is not None and self._pools[state.pool.name].is_outlier(state)
+
+    def on_refusal_confirmed(self, endpoint_id: str) -> None:
+        """Another endpoint has refused the same request: the outlier was right."""
+        if (state := self._states.get(endpoint_id)) is not None:
+            state.refusals.clear()
+
+    def without_larger_window(self, pool: str) -> frozenset[str]:
+        """Pools with no room for what exceeds the context window of `pool`. An unknown window may have room."""
+        window = self._pools[pool].pool.context_window if pool in self._pools else None
+        windows = {name: other.pool.context_window for name, other in self._pools.items()}
+        return frozenset(name for name, own in windows.items() if own and window and own <= window) | {pool}
 
     def answering(self) -> list[Hashable]:
         """Attempts with a first token and no end yet."""
@@ -298,11 +318,14 @@ class Fleet:
             self._touch(state)
 
     def on_probe_failed(self, endpoint_id: str, now: float) -> None:
-        if (state := self._states.get(endpoint_id)) is not None:
-            state.breaker.on_probe_failed(now)
-            if state.breaker.server_gone:
-                self._lose_cache(state)
-            self._touch(state)
+        if (state := self._states.get(endpoint_id)) is None:
+            return
+        found_dead = state.breaker.on_probe_failed(now)
+        if state.breaker.server_gone:
+            self._lose_cache(state)
+        self._touch(state)
+        if found_dead:
+            self.on_found_dead([key for key, one in self._attempts.items() if one.state is state and not one.first_at])
 
     def on_cache_cleared(self, endpoint_id: str) -> None:
         """The engine has reported an empty cache, or was replaced."""
@@ -324,6 +347,8 @@ class Fleet:
             if load.down_since > NEVER or state.breaker.peer_reported_down:
                 believed = self._pools[state.pool.name].others_up(state)
                 state.breaker.on_peer_report(load.down_since if believed else NEVER, now)
+                if state.breaker.state is not state.shown:
+                    self._show(state)
             self._changed[state] = None
 
     def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
@@ -344,11 +369,23 @@ class Fleet:
 
     def _touch(self, state: EndpointState) -> None:
         self._changed[state] = None
+        if state.breaker.state is not state.shown:
+            self._show(state)
         if self.peers is not None:
             first = not self._unpublished
             self._unpublished[state] = None
             if first:
                 self.request_publish()
+
+    def _show(self, state: EndpointState) -> None:
+        state.shown = state.breaker.state
+        self.on_breaker(state.endpoint.id, state.breaker)
+
+    def _is_outlier(self, state: EndpointState, outcome: AttemptOutcome) -> bool:
+        """Counts an answer, and judges a refusal among those of the pool."""
+        if outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED):
+            state.refusals.append(outcome is AttemptOutcome.REFUSED)
+        return outcome is AttemptOutcome.REFUSED and self.is_outlier(state.endpoint.id)
 
     def _is_member(self, state: EndpointState) -> bool:
         """False once a reload has removed or replaced the endpoint; attempts there may still end."""

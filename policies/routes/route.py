@@ -129,6 +129,31 @@ class Budget(Strict):
     budget: Positive
 
 
+LIMIT_PER_BUDGET = 10  # default of `total.limit`, in budgets
+
+
+class Total(Budget):
+    """Time to the last byte."""
+
+    limit: Annotated[Positive | Literal["off"], BeforeValidator(_switch)] | None = None
+    """An answer that takes longer is ended by an error; absent: ten times the budget."""
+
+    @model_validator(mode="after")
+    def _limit_after_budget(self) -> Self:
+        if isinstance(self.limit, float) and self.limit < self.budget:
+            raise ValueError(f"total.limit ({self.limit:g}s) is shorter than total.budget ({self.budget:g}s); raise it")
+        return self
+
+
+class Fallback(Strict):
+    """Refusals of a backend after which another pool is asked."""
+
+    context: bool = True
+    """The prompt is too long: a pool with a larger, or unknown, context window."""
+    content_filter: bool = False
+    """The content was refused: the next pool, which may judge it otherwise."""
+
+
 class Tier(Strict):
     """A pool, and the conditions under which it may be used."""
 
@@ -168,7 +193,7 @@ class Route(Strict):
     ttft: Annotated[Ttft | None, BeforeValidator(_off)] = None
     tpot: Annotated[Budget | None, BeforeValidator(_off)] = None
     """Mean time between two tokens of the answer."""
-    total: Annotated[Budget | None, BeforeValidator(_off)] = None
+    total: Annotated[Total | None, BeforeValidator(_off)] = None
     """From arrival to the last byte."""
     tiers: tuple[Tier, ...] = Field(min_length=1)
     """Pools, most wanted first: names, or {pool, when}."""
@@ -177,6 +202,7 @@ class Route(Strict):
     """If no tier can make the TTFT budget: queue for an idle endpoint, with or without a limit of 30 s; or refuse."""
     rescue: Annotated[Literal["on", "off"], BeforeValidator(_switch)] = "off"
     """Accepted without effect: continuing a broken stream on a peer is not implemented."""
+    fallback: Fallback = Fallback()
     prefer: Literal["quality", "cost", "latency"] = "quality"
     """Among tiers that can make the budget: the first, the cheapest, or the fastest."""
     scorer: ScorerName = "predicted"
@@ -225,6 +251,13 @@ class Route(Strict):
     def hedge_share(self) -> float:
         """Share of requests that may be sent twice."""
         return 0.0 if self.hedge == "off" else self.hedge.max_extra
+
+    @cached_property
+    def total_limit(self) -> float:
+        """Seconds from arrival to the last byte after which an answer is ended."""
+        if self.total is None or self.total.limit == "off":
+            return FOREVER
+        return self.total.limit or LIMIT_PER_BUDGET * self.total.budget
 
     def ttft_budget(self, asked: float | None) -> float:
         """Seconds from arrival to first token: a caller may tighten the route's, or loosen it up to its limit."""

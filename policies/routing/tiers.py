@@ -243,7 +243,8 @@ def _misfit(found: CandidateSet) -> str:
 
 def _back_in(load: Load, now: float) -> float:
     """Seconds until a rejected endpoint may be usable again."""
-    return load.blocked_until - now if load.health is Health.UP else RECHECK
+    wait = load.blocked_until - now
+    return wait if load.health is Health.UP else max(wait, RECHECK)
 
 
 def _bounded(wait: float) -> float:

@@ -31,7 +31,7 @@ def error(**fields: Any) -> bytes:
         (302, FailureKind.PROTOCOL, 502),
         (400, FailureKind.CLIENT, 400),
         (401, FailureKind.AUTH, 502),
-        (402, FailureKind.AUTH, 502),
+        (402, FailureKind.QUOTA, 429),
         (403, FailureKind.AUTH, 502),
         (408, FailureKind.TIMEOUT, 504),
         (413, FailureKind.CLIENT, 413),
@@ -70,13 +70,42 @@ def test_a_prompt_too_long_has_openais_code() -> None:
     assert of_reply(400, {}, transcript("vllm_400_context.json")).code == "context_length_exceeded"
 
 
-def test_an_unknown_model_is_the_callers_to_know_and_an_unknown_path_is_not() -> None:
-    """A 404 without an API's error comes from a web server: the URL is wrong, and another endpoint may do."""
-    model = of_reply(404, {}, transcript("vllm_404_model.json"))
-    assert (model.kind, model.code, model.param) == (FailureKind.CLIENT, "model_not_found", "model")
-    for body in (b'{"detail":"Not Found"}', b"<html>nginx</html>", b""):
-        path = of_reply(404, {}, body)
-        assert (path.kind, path.retryable) == (FailureKind.PROTOCOL, True)
+MISCONFIGURED = {  # how servers complain about a model's name
+    "vLLM": (404, transcript("vllm_404_model.json")),
+    "OpenAI": (
+        404,
+        error(message="The model `x` does not exist", type="invalid_request_error", code="model_not_found"),
+    ),
+    "OpenRouter": (400, error(message="meta/x is not a valid model ID", code=400)),
+    "DeepSeek": (400, error(message="Model Not Exist", type="invalid_request_error", code="invalid_request_error")),
+    "Mistral": (400, b'{"object":"error","message":"Invalid model: x","type":"invalid_model","code":"1500"}'),
+    "Ollama": (404, b'{"error":"model \'x\' not found, try pulling it first"}'),
+    "by the parameter": (400, error(message="No.", type="invalid_request_error", param="model")),
+    "a web server": (404, b"<html>nginx</html>"),
+    "FastAPI": (404, b'{"detail":"Not Found"}'),
+}
+
+
+@pytest.mark.parametrize("server", MISCONFIGURED)
+def test_an_unknown_model_or_path_is_a_fault_of_the_configuration(server: str) -> None:
+    """Which has chosen both: another endpoint may do, the same one will not."""
+    failure = of_reply(MISCONFIGURED[server][0], {}, MISCONFIGURED[server][1])
+    assert (failure.kind, failure.retryable, failure.again) == (FailureKind.MISCONFIGURED, True, False)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (404, {"message": "No such File", "type": "invalid_request_error", "code": "file_not_found"}),
+        (404, {"message": "m", "type": "invalid_request_error", "param": "previous_response_id"}),
+        (400, {"message": "body.x: the input was 'y is not a valid model ID'", "type": "BadRequestError"}),
+        (400, {"message": "m", "param": "messages", "code": "invalid_model"}),
+        (400, {"message": "temperature is not supported with this model", "param": "temperature"}),
+    ],
+)
+def test_a_caller_cannot_make_a_refusal_look_like_a_fault_of_the_configuration(status: int, said: Any) -> None:
+    """Or anybody's request could take an endpoint out of use."""
+    assert of_reply(status, {}, error(**said)).kind is FailureKind.CLIENT
 
 
 def test_openais_own_type_and_code_are_kept() -> None:
@@ -190,7 +219,35 @@ def test_waits_are_attached_where_waiting_helps() -> None:
 def test_an_empty_account_keeps_its_code() -> None:
     """`insufficient_quota` is a 429 for which waiting does not help: SDKs tell them apart by the code."""
     failure = of_reply(429, {}, error(message="m", type="insufficient_quota", code="insufficient_quota"))
-    assert (failure.code, of_reply(429, {}, b"").code) == ("insufficient_quota", "rate_limit_exceeded")
+    assert (failure.kind, failure.code, failure.again) == (FailureKind.QUOTA, "insufficient_quota", False)
+    assert of_reply(429, {}, b"").code == "rate_limit_exceeded"
+
+
+def test_credit_too_short_for_one_request_is_not_an_empty_account() -> None:
+    """A caller who asks for a million tokens must not take the key from all others."""
+    said = "This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens."
+    assert of_reply(402, {}, error(message=said, code=402)).kind is FailureKind.RATE_LIMITED
+
+
+@pytest.mark.parametrize(("retry_after", "again"), [("7", True), ("", False)])
+def test_a_rate_limit_without_a_time_is_not_asked_again(retry_after: str, again: bool) -> None:
+    """Another attempt at once would come out the same."""
+    assert of_reply(429, {"retry-after": retry_after}, b"").again is again
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (403, {"message": "Your chosen model requires moderation and your input was flagged", "code": 403}),
+        (400, {"message": "m", "code": "content_policy_violation"}),
+        (400, {"message": "m", "code": "content_filter"}),
+    ],
+)
+def test_a_content_filter_is_no_fault_of_our_key(status: int, said: Any) -> None:
+    """A 403 for the content must not take the key out of use."""
+    failure = of_reply(status, {}, error(**said))
+    assert failure.kind is FailureKind.CLIENT
+    assert failure.code in failures.CONTENT_CODES
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,13 @@ SENT = (
         act="Check the engine; each change is logged on stderr.",
         merge=Merge.MIN,
     ),
+    counter(
+        "firsttoken_endpoint_ejections_total{pool,endpoint,cause}",
+        help="Openings of the endpoint's circuit breaker by cause",
+        more="`failures`, `unreachable`, `silent`, `misconfigured`, `quota`, or `peer` (another process's report).",
+        moves="A dead, overloaded or wrongly configured engine; a revoked key; an account without money.",
+        act="`misconfigured`: model name, path and key of the pool. `quota`: pay. Else: the engine's log.",
+    ),
     gauge(
         "firsttoken_endpoint_running{pool,endpoint} requests",
         help="Requests running on the engine, as reported by the engine",

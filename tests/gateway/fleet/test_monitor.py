@@ -201,8 +201,8 @@ async def test_a_change_of_health_is_one_line(caplog: pytest.LogCaptureFixture) 
             for _ in range(2):
                 await monitor.poll(ENDPOINT, origin, vllm)
     assert [entry.message for entry in caplog.records] == [
-        "endpoint small/a is down",
-        "endpoint small/a is probing",
+        "endpoint small/a is down for 5 s: nobody answered 2 times in a row",
+        "endpoint small/a is on trial",
         "endpoint small/a is up",
     ]
 

@@ -149,6 +149,8 @@ class Fleet:
 class Landing:
     """In place of a relay: done at the first token."""
 
+    idle = 30.0
+
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()

@@ -129,7 +129,7 @@ async def test_an_endpoint_that_fails_costs_no_request(how: str) -> None:
     async with Fleet(FAILS[how], OK) as fleet:
         run = await fleet.open()
         assert (run.attempt.candidate.endpoint.id, run.attempt.kind) == ("small/1", AttemptKind.FALLBACK)
-        ending = "rate_limited" if how == "answers 503" else "failed"
+        ending = {"answers 503": "rate_limited", "answers 401": "misconfigured"}.get(how, "failed")
         assert fleet.lost == [("small/0", "primary", ending)]
         assert fleet.record.stages[Stage.FAILOVER] > 0
         assert (fleet.record.endpoint, fleet.open_attempts[0]) == ("small/1", 0)

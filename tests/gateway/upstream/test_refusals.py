@@ -25,7 +25,7 @@ from tests.gateway.upstream.dispatching import failed
         (
             failed(FailureKind.OVERLOADED, status=503, retry_after=1e9),
             503,
-            {"retry-after": "60", "retry-after-ms": "60000"},
+            {"retry-after": "3600", "retry-after-ms": "3600000"},
         ),
         (
             failed(FailureKind.OVERLOADED, status=503, retry_after=0.0),
@@ -35,7 +35,7 @@ from tests.gateway.upstream.dispatching import failed
     ],
 )
 def test_the_last_failure_is_the_callers_error(failure: Failure, status: int, headers: dict[str, str]) -> None:
-    """Overload says when to come back, within a minute; what was tried everywhere need not be tried again."""
+    """Overload says when to come back, within the hour; what was tried everywhere need not be tried again."""
     refusal = refusal_of(failure, "all 2 candidates have failed")
     assert (refusal.status, refusal.message, refusal.headers) == (status, "It failed.", headers)
 

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.upstream.relay import SILENT, TRUNCATED
+from gateway.upstream.upstream_request import MAX_WHOLE
 from policies.types import AttemptOutcome
 from tests.gateway.builders import (
     ANSWER,
@@ -73,13 +74,26 @@ async def test_a_whole_answer_keeps_its_length() -> None:
     assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
-async def test_a_whole_answer_without_a_length_is_chunked() -> None:
-    """As the backend sent it."""
+async def test_a_whole_answer_is_written_at_its_end_with_its_length() -> None:
+    """However the backend framed it: the gateway has all of it by then."""
     talk = Relaying(WHOLE, stream=False)
     await talk.to()
+    assert talk.wire.writes == []
     talk.run.on_end()
     await talk.written()
-    assert talk.wire.body == chunk(WHOLE) + LAST_CHUNK
+    assert (talk.wire.head["content-length"], talk.wire.body) == (str(len(WHOLE)), WHOLE)
+    assert len(talk.wire.writes) == 1
+
+
+async def test_a_whole_answer_too_large_to_be_held_is_passed_on() -> None:
+    """In chunks, if the backend gave no length."""
+    large = WHOLE + b" " * MAX_WHOLE
+    talk = Relaying(large, stream=False)
+    await talk.to()
+    assert talk.wire.body == chunk(large)
+    talk.run.on_end()
+    await talk.written()
+    assert talk.wire.body == chunk(large) + LAST_CHUNK
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -235,13 +249,14 @@ async def test_the_backends_own_error_event_is_the_explicit_end() -> None:
     assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, "the backend's own error: server")
 
 
-async def test_a_whole_answer_that_is_cut_stays_unfinished() -> None:
+async def test_a_large_whole_answer_that_is_cut_stays_unfinished() -> None:
     """JSON has no error event: a body shorter than its length is the only honest sign left."""
-    talk = Relaying(WHOLE[:30], stream=False, **{"content-length": str(len(WHOLE))})
+    large = WHOLE + b" " * MAX_WHOLE
+    talk = Relaying(large, stream=False, **{"content-length": str(len(large) + 1)})
     await talk.to()
     talk.run.on_failure(RESET)
     assert not (await talk.written()).keep_alive
-    assert (talk.wire.body, talk.wire.gone) == (WHOLE[:30], True)
+    assert (talk.wire.body, talk.wire.gone) == (large, True)
     assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, RESET.message)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.observe.record import RequestOutcome
 from gateway.upstream import relay
+from gateway.upstream.upstream_request import MAX_WHOLE
 from policies.types import AttemptOutcome
 from tests.gateway.builders import (
     ANSWER,
@@ -105,10 +106,20 @@ async def test_a_kept_connection_serves_answer_after_answer() -> None:
     assert [found.end for found in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 4
 
 
-async def test_a_whole_answer_that_is_cut_is_cut_for_the_caller() -> None:
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
+async def test_a_whole_answer_that_is_cut_is_an_error() -> None:
+    """The caller has seen nothing of it yet."""
+    async with conversing([HEAD % len(WHOLE) + WHOLE[:40], Pause(0.05), CLOSE]) as (_, caller, _):
+        status, _ = await caller.ask(post(CHAT))
+        assert status == 502
+
+
+async def test_a_large_whole_answer_that_is_cut_is_cut_for_the_caller() -> None:
     """Fewer bytes than its content-length, and the connection's end."""
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(WHOLE)
-    async with conversing([head + WHOLE[:40], Pause(0.05), CLOSE]) as (gateway, caller, _):
+    large = WHOLE + b" " * MAX_WHOLE
+    async with conversing([HEAD % (len(large) + 1) + large, Pause(0.05), CLOSE]) as (gateway, caller, _):
         _, headers = await caller.ask(post(CHAT))
         rest = b""
         with suppress(ConnectionResetError):

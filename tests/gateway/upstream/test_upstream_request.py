@@ -161,12 +161,78 @@ def test_a_preamble_without_end_counts_as_an_answer() -> None:
     assert stage.reads(parts[0]).owner.firsts == [stage.run]
 
 
-def test_an_answer_that_is_not_streamed_commits_at_its_first_byte() -> None:
-    """It is computed by then, but its first byte is no first token: the fleet learns nothing from when it came."""
+def test_an_answer_that_is_not_streamed_commits_at_its_end() -> None:
+    """It is judged then; when it came is no time to first token, so the fleet learns nothing from it."""
     stage = Stage(stream=False).reads(WHOLE[:10])
-    assert (stage.owner.firsts, stage.load) == ([stage.run], (1, 1))
+    assert (stage.owner.firsts, stage.load) == ([], (1, 1))
     stage.reads(WHOLE[10:]).ends()
+    assert stage.owner.firsts == [stage.run]
     assert (stage.fleet.endings, stage.run.answered, stage.run.output_tokens) == ([AttemptOutcome.COMPLETED], True, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'{"error":{"message":"Provider returned error","code":502}}', FailureKind.SERVER),
+        (b'{"error":{"message":"slow down","code":429},"choices":[]}', FailureKind.RATE_LIMITED),
+        (b"<html>please log in</html>", FailureKind.PROTOCOL),
+        (b"[1]", FailureKind.PROTOCOL),
+        (WHOLE[:-1], FailureKind.PROTOCOL),
+        (b"", FailureKind.PROTOCOL),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_200_that_is_no_answer_has_failed(stream: bool, body: bytes, kind: FailureKind) -> None:
+    """OpenRouter documents errors inside a 200; proxies answer with pages."""
+    stage = Stage(stream=stream).reads(body).ends()
+    assert (stage.failure.kind, stage.owner.firsts) == (kind, [])
+
+
+def test_an_answer_beside_an_error_is_an_answer() -> None:
+    """A list of choices has been paid for."""
+    stage = Stage(stream=False).reads(b'{"error":{"message":"m"},' + WHOLE[1:]).ends()
+    assert stage.owner.firsts == [stage.run]
+
+
+def test_a_compressed_answer_is_passed_on_unjudged() -> None:
+    """Only its reader can decode it."""
+    stage = Stage(stream=False)
+    stage.run.on_head(200, {"content-encoding": "gzip"})
+    assert stage.reads(b"\x1f\x8b").ends().owner.firsts == [stage.run]
+
+
+def test_a_page_in_place_of_a_stream_fails_at_its_head() -> None:
+    """No token will ever come."""
+    stage = Stage(status=0)
+    stage.run.on_head(200, {"content-type": "text/html; charset=utf-8"})
+    assert stage.failure.kind is FailureKind.PROTOCOL
+
+
+async def test_an_answer_that_stops_half_way_is_given_up() -> None:
+    """Nobody has seen it: another endpoint is asked."""
+    stage = Stage(stream=False)
+    stage.run.idle = 0.05
+    stage.reads(WHOLE[:10])
+    await turn_until(lambda: stage.owner.failures)
+    assert stage.failure.kind is FailureKind.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("callers", "status", "kind", "ending"),
+    [
+        (False, 502, FailureKind.MISCONFIGURED, AttemptOutcome.MISCONFIGURED),
+        (True, 404, FailureKind.CLIENT, AttemptOutcome.REFUSED),
+    ],
+)
+def test_an_unknown_model_is_the_fault_of_whoever_named_it(
+    callers: bool, status: int, kind: FailureKind, ending: AttemptOutcome
+) -> None:
+    """The configuration, or with a passthrough the caller."""
+    for body in (b'{"error":{"message":"m","type":"NotFoundError","param":"model","code":404}}', b"<html>"):
+        stage = Stage(status=404)
+        stage.run.model_is_callers = callers
+        stage.reads(body).ends()
+        assert (stage.failure.status, stage.failure.kind, stage.fleet.endings) == (status, kind, [ending])
 
 
 # --------------------------------------------------------------------------- errors instead of an answer
@@ -177,7 +243,9 @@ def test_an_answer_that_is_not_streamed_commits_at_its_first_byte() -> None:
     [
         (400, AttemptOutcome.REFUSED, FailureKind.CLIENT),
         (422, AttemptOutcome.REFUSED, FailureKind.CLIENT),
-        (401, AttemptOutcome.FAILED, FailureKind.AUTH),
+        (401, AttemptOutcome.MISCONFIGURED, FailureKind.AUTH),
+        (402, AttemptOutcome.QUOTA, FailureKind.QUOTA),
+        (404, AttemptOutcome.MISCONFIGURED, FailureKind.MISCONFIGURED),
         (429, AttemptOutcome.RATE_LIMITED, FailureKind.RATE_LIMITED),
         (503, AttemptOutcome.RATE_LIMITED, FailureKind.OVERLOADED),
         (500, AttemptOutcome.FAILED, FailureKind.SERVER),

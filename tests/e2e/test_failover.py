@@ -1,0 +1,193 @@
+"""A first tier that cannot serve, and a healthy second one: every caller is answered by the second.
+
+The attempts at another pool cost nothing of the retry budget, which protects one pool from being hammered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.app import Gateway
+from gateway.observe.record import RequestOutcome
+from tests.support.gateways import pool, running
+from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, Upstream, chunk, reply
+
+JSON = "content-type: application/json"
+CALLERS = 200
+ANSWER = json.dumps(
+    {
+        "id": "1",
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "two"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+    },
+    separators=(",", ":"),
+).encode()
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"two"}}]}\n\n'
+STOP = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+def error(status: str, message: str = "no", **more: Any) -> Script:
+    body = json.dumps({"error": {"message": message, "type": "invalid_request_error", **more}}).encode()
+    return [reply(body, status, JSON)]
+
+
+FAULTS: dict[str, Script] = {
+    "429": error("429 Too Many Requests"),
+    "429 with a long retry-after": [reply(b"{}", "429 Too Many Requests", JSON, "retry-after: 30")],
+    "an exhausted quota": error("429 Too Many Requests", code="insufficient_quota"),
+    "500": error("500 Internal Server Error"),
+    "503": error("503 Service Unavailable"),
+    "401 for our key": error("401 Unauthorized"),
+    "404 for our model": error("404 Not Found", "The model `served` does not exist.", type="NotFoundError", code=404),
+    "404 for our path": [reply(b'{"detail":"Not Found"}', "404 Not Found", JSON)],
+    "400 for our model": error("400 Bad Request", "served is not a valid model ID"),
+    "200 with an error": [reply(b'{"error":{"message":"Provider returned error","code":502}}', "200 OK", JSON)],
+    "200 with a page": [reply(b"<html>please log in</html>", "200 OK", "content-type: text/html")],
+    "200 with half a JSON": [reply(b'{"id":"1","choices":[{"ind', "200 OK", JSON)],
+    "200 with an empty body": [reply(b"", "200 OK", JSON)],
+    "a reset": [RESET],
+    "a close": [CLOSE],
+    "garbage": [b"SSH-2.0-OpenSSH_9.2\r\n", CLOSE],
+}
+SERVED = {False: [reply(ANSWER, "200 OK", JSON)], True: [STREAM_HEAD + chunk(TOKEN) + chunk(STOP) + LAST_CHUNK]}
+
+
+@asynccontextmanager
+async def two_tiers(first: str, second: Upstream, **route: Any) -> AsyncIterator[Gateway]:
+    routes = {"chat": {"tiers": ["first", "second"], "ttft": {"budget": "2s"}, **route}}
+    async with running({"first": pool(first), "second": pool(second.url)}, routes) as gateway:
+        yield gateway
+
+
+async def ask(session: aiohttp.ClientSession, gateway: Gateway, stream: bool = False, **more: Any) -> tuple[int, bytes]:
+    body = {"model": "chat", "stream": stream, "messages": [{"role": "user", "content": "hello"}], **more}
+    async with session.post(f"{gateway.url}/v1/chat/completions", json=body) as answer:
+        return answer.status, await answer.read()
+
+
+async def ask_all(gateway: Gateway, stream: bool, count: int = CALLERS) -> list[tuple[int, bytes]]:
+    """Answers to `count` requests that were sent at once."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.timeout(20):
+        return await asyncio.gather(*(ask(session, gateway, stream) for _ in range(count)))
+
+
+def answered(replies: list[tuple[int, bytes]]) -> int:
+    return sum(status == 200 and b'"two"' in body for status, body in replies)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_200_callers_at_once_are_answered_by_the_second_tier(fault: str, stream: bool) -> None:
+    async with (
+        Upstream(FAULTS[fault]) as first,
+        Upstream(SERVED[stream]) as second,
+        two_tiers(first.url, second) as gateway,
+    ):
+        assert answered(await ask_all(gateway, stream)) == CALLERS
+        assert {record.end for record in gateway.recorder.recent} == {RequestOutcome.COMPLETED}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_refused_connection_moves_all_callers_on(stream: bool) -> None:
+    async with Upstream(SERVED[stream]) as second:
+        closed = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+        port = closed.sockets[0].getsockname()[1]
+        closed.close()
+        async with two_tiers(f"http://127.0.0.1:{port}", second) as gateway:
+            assert answered(await ask_all(gateway, stream)) == CALLERS
+
+
+async def test_a_failed_tls_handshake_moves_all_callers_on() -> None:
+    """The first tier speaks plain HTTP on a port that is configured as https."""
+    async with (
+        Upstream(banner=[b"HTTP/1.1 400 Bad Request\r\n\r\n", CLOSE]) as first,
+        Upstream(SERVED[False]) as second,
+        two_tiers(first.url.replace("http://", "https://"), second) as gateway,
+    ):
+        assert answered(await ask_all(gateway, False)) == CALLERS
+
+
+async def test_a_silent_first_tier_moves_streams_on_within_the_budget() -> None:
+    async with Upstream([HANG]) as first, Upstream(SERVED[True]) as second, two_tiers(first.url, second) as gateway:
+        assert answered(await ask_all(gateway, True)) == CALLERS
+        assert all(record.ttft is not None and record.ttft < 2.0 for record in gateway.recorder.recent)
+
+
+async def test_an_unstreamed_answer_has_a_limit_of_its_route() -> None:
+    """A hung engine is left for the next tier while there is time for another answer within `total.limit`."""
+    async with (
+        Upstream([HANG]) as first,
+        Upstream(SERVED[False]) as second,
+        two_tiers(first.url, second, ttft={"budget": "500ms"}, total={"budget": "1s", "limit": "2s"}) as gateway,
+    ):
+        async with asyncio.timeout(2):
+            assert answered(await ask_all(gateway, False, 5)) == 5
+
+
+async def test_total_ends_an_answer_that_does_not_finish() -> None:
+    """A stream is cut by an error event when `total.limit` has passed; an unstreamed one is a 504."""
+    async with Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as only:
+        routes = {
+            "chat": {"tiers": ["first"], "ttft": {"budget": "300ms"}, "total": {"budget": "400ms", "limit": "500ms"}}
+        }
+        async with running({"first": pool(only.url)}, routes) as gateway:
+            async with asyncio.timeout(3):
+                ((status, body),) = await ask_all(gateway, True, 1)
+            assert status == 200
+            assert b'"error"' in body
+            assert b"[DONE]" not in body
+
+
+async def test_an_exhausted_quota_takes_the_key_out_of_use() -> None:
+    """No request is spent on it again for minutes: nobody pays within a second."""
+    async with (
+        Upstream(FAULTS["an exhausted quota"]) as first,
+        Upstream(SERVED[False]) as second,
+        two_tiers(first.url, second) as gateway,
+    ):
+        await ask_all(gateway, False, 1)
+        await asyncio.sleep(1.2)
+        await ask_all(gateway, False, 20)
+        assert len(first.requests) == 1
+
+
+async def test_one_misconfigured_engine_does_not_swallow_its_pool() -> None:
+    """An engine that was started under another model name answers at once, and looks idle; its pool still serves."""
+    async with (
+        Upstream(FAULTS["404 for our model"]) as wrong,
+        Upstream(SERVED[False]) as right,
+        running({"both": pool(wrong.url, right.url)}, {"chat": {"tiers": ["both"]}}) as gateway,
+    ):
+        assert answered(await ask_all(gateway, False)) == CALLERS
+        sent = len(wrong.requests)
+        assert answered(await ask_all(gateway, False)) == CALLERS
+        assert len(wrong.requests) - sent <= 2, "the circuit breaker keeps requests away"
+
+
+async def test_a_pool_of_one_is_not_asked_again_at_once_after_a_429() -> None:
+    """The caller gets the provider's own retry-after, and the provider one request."""
+    limited = [reply(b'{"error":{"message":"slow down"}}', "429 Too Many Requests", JSON, "retry-after: 7")]
+    async with Upstream(limited) as only, running({"api": pool(only.url)}, {"chat": {"tiers": ["api"]}}) as gateway:
+        async with aiohttp.ClientSession() as session:
+            body = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
+            async with session.post(f"{gateway.url}/v1/chat/completions", json=body) as answer:
+                assert answer.status == 429
+                assert 6 <= float(answer.headers["retry-after"]) <= 7
+        assert len(only.requests) == 1
+
+
+async def test_the_callers_own_mistake_is_not_retried() -> None:
+    """A 400 about the request comes out the same everywhere: the second tier is not asked."""
+    mistake = error("400 Bad Request", "messages: at least one is needed", param="messages")
+    async with Upstream(mistake) as first, Upstream(SERVED[False]) as second, two_tiers(first.url, second) as gateway:
+        ((status, _),) = await ask_all(gateway, False, 1)
+        assert status == 400
+        assert not second.requests
