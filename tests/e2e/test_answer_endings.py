@@ -65,10 +65,11 @@ async def test_a_redirect_is_a_failure_and_never_followed() -> None:
 
 
 async def test_an_unstreamed_error_with_status_200_is_no_success() -> None:
-    """The caller receives the body; the Record has UPSTREAM_BROKE."""
+    """Nothing of it has reached the caller, so another attempt is made, and the caller gets an error of ours."""
     error_body = json.dumps({"error": {"message": "CANARY", "type": "server_error"}}).encode()
     status, body, record = await request([reply(error_body, "200 OK", "content-type: application/json")], stream=False)
-    assert (status, body, record.end) == (200, error_body, RequestOutcome.UPSTREAM_BROKE)
+    assert (status, record.end, len(record.attempts)) == (502, RequestOutcome.FAILED, 2)
+    assert b"CANARY" not in body
     assert "CANARY" not in json.dumps(record.as_json())
 
 

@@ -95,7 +95,7 @@ PROMISED = (
     histogram(
         "firsttoken_ttft_seconds{route,pool}",
         TTFT_BOUNDS,
-        help="Arrival to first token written (streams: content; otherwise: first byte)",
+        help="Arrival to first token written (streams: content; otherwise: the whole answer)",
         more=(
             "Each route's budget is a bucket, so that on a route of streams the share within it is exact; elsewhere "
             "`firsttoken_ttft_by_prompt_seconds` has the share. Buckets carry a trace id (OpenMetrics)."
@@ -227,7 +227,8 @@ SENT = (
         help="Attempts by kind and outcome",
         more="Counted once each, at their end.",
         moves="More than one per request: failures, rate limits, silence.",
-        act="`failed`, `broken`: the engine's log. `rate_limited`: the provider's limit. `silent`: too slow.",
+        act="`failed`, `broken`: the engine's log. `rate_limited`: the provider's limit. `silent`: too slow. "
+        "`misconfigured`: model name, path and key of the pool. `quota`: the account with the provider.",
     ),
     counter(
         "firsttoken_hedges_total{route,result} attempts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from prometheus_client.core import Metric
@@ -53,6 +54,8 @@ async def test_what_a_live_gateway_exposes_is_what_the_table_says(tmp_path: Path
             async with calling(gateway.url) as caller:
                 await caller.ask(post({**CHAT, "stream": True, "max_tokens": 8}))
                 await caller.chunks()
+        for _ in range(2):
+            gateway.fleet.on_probe_failed(next(iter(gateway.monitor.loads())), monotonic())
         hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=AttemptOutcome.CANCELLED)
         gateway.recorder.emit(record(attempts=[hedge, WON]))
         await eventually(lambda: len(gateway.monitor.engine_loads()) == 1 and gateway.recorder.live == 0)
