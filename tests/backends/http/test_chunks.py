@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -110,3 +112,15 @@ async def test_reads_of_a_stream_leave_nothing_in_memory() -> None:
     await read(STREAM_HEAD + chunk(b"one"), chunk(marker), chunk(marker)[:-1], b"\n", LAST_CHUNK)
     tables = [held for held in vars(connection).values() if isinstance(held, dict | list | set)]
     assert not any(isinstance(key, bytes) and marker in key for table in tables for key in table)
+
+
+async def test_no_read_is_kept_after_it_was_passed_on() -> None:
+    """Memory for two thousand large chunks of different content, answered one after the other, stays bounded."""
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(2_000):
+        await read(STREAM_HEAD + chunk(b"x"), chunk(number.to_bytes(8) * 1024), LAST_CHUNK)
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 1_000_000, "16 MB passed"
