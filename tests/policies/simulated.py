@@ -1,4 +1,4 @@
-"""A fleet of one and the simulated engine that it learns, in virtual time."""
+"""A fleet with one simulated engine, in virtual time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE = Endpoint("main/1", "main")
 
 @dataclass(slots=True)
 class TimedRequest:
-    """One request. `ttft` None: it was left before its first token."""
+    """A request. `ttft` None: abandoned before the first token."""
 
     at: float
     prompt: int
@@ -27,9 +27,9 @@ class TimedRequest:
 
 
 class SimulatedFleet:
-    """Poisson arrivals at `load` of what the engine can prefill; prompts share nothing.
+    """Poisson arrivals at `load` of the engine's prefill rate; prompts share no prefix.
 
-    Whoever has no token at the quantile `patience` of its forecast is left.
+    A request without a token at the quantile `patience` of its forecast is abandoned.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SimulatedFleet:
         self._answering: set[int] = set()
 
     def serve(self, requests: int) -> list[TimedRequest]:
-        """The next so many requests, in the order of their sending; all have a token, or were left."""
+        """Sends the next requests, in order; returns all after their first token or abandonment."""
         sent = [self._send(next(self._numbers)) for _ in range(requests)]
         while self._open:
             self._run(self.now + self._gap)
@@ -62,20 +62,20 @@ class SimulatedFleet:
         return one
 
     def _run(self, until: float) -> None:
-        for at, key in sorted(self._leaving(until)):
-            self._hear(at)
+        for at, key in sorted(self._abandonments(until)):
+            self._advance_engine(at)
             if key in self._open:
                 del self._open[key]
                 self.engine.abort(key)
                 self.fleet.on_ended(key, AttemptOutcome.CANCELLED, at)
-        self._hear(until)
+        self._advance_engine(until)
 
-    def _leaving(self, until: float) -> Iterator[tuple[float, int]]:
+    def _abandonments(self, until: float) -> Iterator[tuple[float, int]]:
         for key, one in self._open.items():
             if self._patience is not None and (at := one.at + one.forecast.quantile(self._patience)) <= until:
                 yield at, key
 
-    def _hear(self, until: float) -> None:
+    def _advance_engine(self, until: float) -> None:
         for event in self.engine.run_until(until):
             key = int(event.id)
             if isinstance(event, EngineFirstToken):

@@ -1,8 +1,8 @@
-"""A vLLM-like engine in virtual time, and a fleet of one that learns it: what the learned state is tested on.
+"""A vLLM-like engine in virtual time, with a fleet of one endpoint, for tests of learned state.
 
-Chunked prefill, first come, first served, with a prefix cache; a step takes
-`c0 + (t_w^1.3 + (n / R)^1.3)^(1/1.3) + attention + KV reads` ms, for n tokens in the step, with lognormal
-noise. Constants are fitted to published kernel measurements (Vidur's for the GPUs).
+Chunked prefill, first come, first served, with a prefix cache; a step takes `c0 + (t_w^1.3 + (n / R)^1.3)^(1/1.3) +
+attention + KV reads` ms, for n tokens in the step, with lognormal noise. Constants are fitted to published kernel
+measurements (Vidur's for the GPUs).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Request:
     prompt: int
     hashes: Sequence[int]
     output: int
-    hit: int = 0  # believed
+    hit: int = 0  # predicted
     forecast: Forecast = field(default_factory=lambda: Forecast(0.0))
     cached: int = 0
     done: int = 0  # prompt tokens in the KV cache
@@ -63,7 +63,7 @@ class Engine:
         self.cache: OrderedDict[int, None] = OrderedDict()
 
     def step(self) -> tuple[float, list[Request], list[Request]]:
-        """Seconds, and who got the first and the last token."""
+        """Runs a step; returns seconds, and the requests with their first and with their last token."""
         decoding = [r for r in self.running if r.done == r.prompt]
         budget, pairs, first = self.profile.budget - len(decoding), 0.0, []
         for request in [r for r in self.running if r.done < r.prompt] + self.waiting:
@@ -107,7 +107,7 @@ class Engine:
 
 
 def conversations(profile: Profile, requests: int, load: float, random: Random) -> list[Request]:
-    """Poisson arrivals at about `load` of what the engine can prefill; half continue an earlier prompt."""
+    """Poisson arrivals at about `load` of the engine's prefill rate; half continue an earlier prompt."""
     fresh, prompts, at, made = count(1), [], 0.0, []
     gap = (1500 / profile.rate + profile.attention * 1.1 + 10) / 1e3 / load
     for _ in range(requests):
@@ -129,7 +129,7 @@ def fleet_of_one(profile: Profile) -> tuple[Fleet, Endpoint]:
 def serve(
     profile: Profile, requests: Sequence[Request], seed: int = 1, slowdown: float = 1.0, after: int = 0
 ) -> tuple[list[Request], Fleet]:
-    """Requests in the order of their first tokens; from `after` of them on the engine is slower by `slowdown`."""
+    """Requests in order of first tokens; after `after` first tokens the engine is slower by `slowdown`."""
     fleet, endpoint = fleet_of_one(profile)
     engine, answered, busy, order = Engine(profile, Random(seed)), [], False, count()
     events: list[tuple[float, int, str, Request]] = [(r.at, next(order), "arrive", r) for r in requests]
@@ -164,8 +164,8 @@ def serve(
             seconds, first, last = engine.step()
             busy = True
             later(now + seconds, "stepped", request)
-            for token, whose in (("first", first), ("last", last)):
-                for r in whose:
+            for token, requests_of_token in (("first", first), ("last", last)):
+                for r in requests_of_token:
                     later(now + seconds + 0.3 * profile.api / 1e3, token, r)
     return answered, fleet
 

@@ -1,4 +1,4 @@
-"""An attempt machine and how its steps are told, for its tests."""
+"""An attempt machine, and steps in words, for tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.policies.deciding import P90, candidate, decided
 A, B, C = candidate("a"), candidate("b"), candidate("c")
 
 
-PATIENCE = 1.2 * P90 * 0.2  # s of silence before an attempt that takes 200 ms is weighed
+PATIENCE = 1.2 * P90 * 0.2  # s of silence until an attempt with a median TTFT of 200 ms is reconsidered
 
 
 def machine(
@@ -49,7 +49,7 @@ def machine(
 
 
 def told(step: AttemptStep) -> list[str]:
-    """A step in words: `open 1 primary a`, `cancel 1 silent`, `commit 2`, `give up`."""
+    """The actions of a step in words: `open 1 primary a`, `cancel 1 silent`, `commit 2`, `give up`."""
     words = []
     for action in step.actions:
         match action:
@@ -65,7 +65,7 @@ def told(step: AttemptStep) -> list[str]:
 
 
 def silence(race: AttemptMachine, step: AttemptStep, may_retry: bool = True) -> tuple[AttemptStep, float]:
-    """Nothing but the Wakes that the machine asks for, until it does something; and when that was."""
+    """Fires the timers that the machine sets until the first action; returns the step and its time (s)."""
     while step.wake_at is not None:
         now = step.wake_at
         step = race.on(TimerFired(), now, may_retry)
@@ -83,7 +83,7 @@ def reason(step: AttemptStep) -> str:
 
 
 def hedged(*ranked: Candidate, **more: Any) -> tuple[AttemptMachine, float]:
-    """A race of two, and since when: the first candidate has been silent, the second is its hedge."""
+    """A machine whose first candidate has been silent, with the second candidate as the hedge; and the time (s)."""
     race = machine(*ranked, hedge=True, **more)
     step, now = silence(race, race.on(Begin(), 0.0))
     assert told(step) == [f"open 2 hedge {ranked[1].endpoint.id}"]

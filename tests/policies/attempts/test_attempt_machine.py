@@ -1,4 +1,4 @@
-"""The attempts of one request, up to its first token."""
+"""Attempts of one request, up to the first token."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from policies.types import FOREVER, Decision, Placement
 from tests.policies.attempts.attempting import PATIENCE, A, B, C, hedged, machine, reason, silence, told
 from tests.policies.deciding import candidate
 
-# --------------------------------------------------------------------------- the plain course
+# --------------------------------------------------------------------------- without failures
 
 
 def test_the_chosen_candidate_is_opened_and_its_first_token_commits() -> None:
-    """Most requests see nothing else."""
+    """The course of most requests."""
     race = machine(A, B)
     assert told(race.on(Begin(), 0.0)) == ["open 1 primary a"]
     assert told(race.on(FirstToken(1), 0.2)) == ["commit 1"]
@@ -32,8 +32,8 @@ def test_the_chosen_candidate_is_opened_and_its_first_token_commits() -> None:
 
 
 @pytest.mark.parametrize("late", [Failed(1, connection_lost=True), FirstToken(1), TimerFired(), ClientGone(), Begin()])
-def test_nothing_happens_after_commit(late: Event) -> None:
-    """The answer is with the client: the relay speaks for it now."""
+def test_events_after_commit_change_nothing(late: Event) -> None:
+    """From then on the relay handles the answer."""
     race = machine(A, B)
     race.on(Begin(), 0.0)
     race.on(FirstToken(1), 0.2)
@@ -41,15 +41,15 @@ def test_nothing_happens_after_commit(late: Event) -> None:
 
 
 def test_a_client_that_leaves_cancels_every_attempt() -> None:
-    """Nobody would read the answer, so no engine should compute it."""
+    """No caller reads the answer, so no engine should compute the answer."""
     race, now = hedged(A, B)
     assert told(race.on(ClientGone(), now + 0.1)) == ["cancel 1 cancelled", "cancel 2 cancelled"]
     assert race.on(FirstToken(1), now + 0.2) == AttemptStep()
 
 
 @pytest.mark.parametrize("outcome", [Placement.SHED, Placement.UNAVAILABLE, Placement.UNFIT])
-def test_a_decision_that_places_nothing_opens_nothing(outcome: Placement) -> None:
-    """Candidates that were kept for the explanation are not tried."""
+def test_a_refusal_opens_no_attempt(outcome: Placement) -> None:
+    """Candidates kept for the explanation are not tried."""
     race = AttemptMachine(
         Decision(outcome, 0.0, 1.0, (A,)), max_attempts=3, stream=True, hedge=False, first_token_limit=30.0, now=0.0
     )
@@ -68,7 +68,7 @@ def test_a_failure_goes_to_the_next_candidate_at_once() -> None:
     assert told(race.on(FirstToken(3), 0.4)) == ["commit 3"]
 
 
-def test_a_fault_of_the_request_is_not_tried_elsewhere() -> None:
+def test_a_request_error_is_not_retried() -> None:
     """No other endpoint would do better."""
     race = machine(A, B)
     race.on(Begin(), 0.0)
@@ -77,36 +77,36 @@ def test_a_fault_of_the_request_is_not_tried_elsewhere() -> None:
 
 
 def test_an_overload_reply_needs_the_retry_budgets_permission() -> None:
-    """Or retries would double the load of a fleet that refuses already."""
+    """Otherwise retries would double the load of an overloaded fleet."""
     race = machine(A, B)
     race.on(Begin(), 0.0)
     assert reason(race.on(Failed(1), 0.1, may_retry=False)) == "attempt 1 failed and the retry budget is spent"
 
 
-def test_a_death_is_not_charged() -> None:
-    """No engine did any work for it."""
+def test_a_lost_connection_is_not_charged_to_the_retry_budget() -> None:
+    """No engine did any work for the attempt."""
     race = machine(A, B)
     race.on(Begin(), 0.0)
     assert told(race.on(Failed(1, connection_lost=True), 0.1, may_retry=False)) == ["open 2 fallback b"]
 
 
-def test_no_more_attempts_than_allowed() -> None:
-    """However many candidates there are."""
+def test_max_attempts_bounds_the_attempts() -> None:
+    """At any number of candidates."""
     race = machine(A, B, C, max_attempts=2)
     race.on(Begin(), 0.0)
     race.on(Failed(1, connection_lost=True), 0.1)
     assert reason(race.on(Failed(2, connection_lost=True), 0.2)) == "all 2 attempts allowed have failed"
 
 
-def test_failover_goes_on_after_the_deadline() -> None:
+def test_failover_continues_after_the_deadline() -> None:
     """A late answer is better than an error."""
     race = machine(A, B)
     race.on(Begin(), 0.0)
     assert told(race.on(Failed(1), 5.0)) == ["open 2 fallback b"]
 
 
-def test_a_request_that_two_endpoints_died_of_is_offered_to_no_third() -> None:
-    """It may have killed them; in the hands of a third it would take the rest of the pool."""
+def test_a_request_accepted_by_two_dead_endpoints_is_given_up() -> None:
+    """The request may have killed both, and could kill the rest of the pool."""
     race = machine(A, B, C, max_attempts=5)
     race.on(Begin(), 0.0)
     race.on(Failed(1, connection_lost=True, taken=True), 0.1)
@@ -114,8 +114,8 @@ def test_a_request_that_two_endpoints_died_of_is_offered_to_no_third() -> None:
     assert (told(step), reason(step)) == (["give up"], "2 endpoints died while they worked on it")
 
 
-def test_an_endpoint_that_died_without_the_request_is_not_held_against_it() -> None:
-    """Nor is one that refused it or was left: those did not die of it."""
+def test_only_endpoints_that_died_after_acceptance_are_counted() -> None:
+    """A refusal or an abandonment is no death."""
     race = machine(A, B, C, candidate("d"), max_attempts=5)
     race.on(Begin(), 0.0)
     race.on(Failed(1, connection_lost=True), 0.1)
@@ -123,8 +123,8 @@ def test_an_endpoint_that_died_without_the_request_is_not_held_against_it() -> N
     assert told(race.on(Failed(3), 0.3)) == ["open 4 fallback d"]
 
 
-def test_a_race_that_two_endpoints_died_of_goes_on_with_whom_it_has() -> None:
-    """The one that is at it already may answer; nobody follows it."""
+def test_after_two_deaths_a_pending_attempt_continues_without_successor() -> None:
+    """The pending attempt may still answer."""
     race, now = hedged(A, B, C, candidate("d"), max_attempts=5)
     race.on(Failed(1, connection_lost=True, taken=True), now)
     step, later = silence(race, race.on(TimerFired(), now))
@@ -134,19 +134,19 @@ def test_a_race_that_two_endpoints_died_of_goes_on_with_whom_it_has() -> None:
     assert told(step) == ["cancel 2 silent", "give up"]
 
 
-# --------------------------------------------------------------------------- once more
+# --------------------------------------------------------------------------- the same endpoint again
 
 
-def test_a_connection_that_died_is_tried_once_more_where_there_is_no_other() -> None:
-    """A fresh connection to the same endpoint, once."""
+def test_a_lost_connection_to_the_only_endpoint_is_retried_once() -> None:
+    """Over a fresh connection."""
     race = machine(A)
     race.on(Begin(), 0.0)
     assert told(race.on(Failed(1, connection_lost=True), 0.1)) == ["open 2 fallback a"]
     assert reason(race.on(Failed(2, connection_lost=True), 0.2)) == "all 1 candidates have failed"
 
 
-def test_the_only_endpoint_of_a_pool_is_asked_again_after_the_wait_that_it_asked_for() -> None:
-    """Its Retry-After is honoured, if there is time for it."""
+def test_the_only_endpoint_of_a_pool_is_retried_after_its_retry_after() -> None:
+    """If the deadline allows the wait."""
     race = machine(A)
     race.on(Begin(), 0.0)
     assert race.on(Failed(1, retry_after=0.4), 0.1) == AttemptStep((), 0.5)
@@ -154,38 +154,38 @@ def test_the_only_endpoint_of_a_pool_is_asked_again_after_the_wait_that_it_asked
     assert told(race.on(TimerFired(), 0.5)) == ["open 2 fallback a"]
 
 
-def test_an_overload_reply_that_names_no_wait_is_given_a_tenth_of_a_second() -> None:
-    """To ask at once would be to ask the same."""
+def test_an_overload_reply_without_retry_after_is_retried_after_100_ms() -> None:
+    """An immediate retry would find the same overload."""
     race = machine(A)
     race.on(Begin(), 0.0)
     assert race.on(Failed(1), 0.1).wake_at == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("failure", [Failed(1, retry_after=0.9), Failed(1, retry_after=1e9)])
-def test_a_wait_beyond_the_deadline_is_not_waited_for(failure: Failed) -> None:
-    """The caller is better told now."""
+def test_a_retry_after_beyond_the_deadline_is_not_waited_for(failure: Failed) -> None:
+    """An immediate error serves the caller better."""
     race = machine(A)
     race.on(Begin(), 0.0)
     assert told(race.on(failure, 0.2)) == ["give up"]
 
 
-def test_without_a_deadline_no_wait_is_longer_than_the_limit_of_silence() -> None:
-    """An hour of Retry-After is not waited for."""
+def test_without_a_deadline_a_retry_waits_at_most_the_first_token_limit() -> None:
+    """A Retry-After of an hour is not waited for."""
     race = machine(A, deadline=FOREVER)
     race.on(Begin(), 0.0)
     assert told(race.on(Failed(1, retry_after=3600.0), 0.2)) == ["give up"]
 
 
-def test_an_overloaded_endpoint_with_peers_is_not_asked_again() -> None:
-    """Its peers of the same pool have all refused too."""
+def test_an_overloaded_endpoint_with_peers_is_not_retried() -> None:
+    """All peers of the pool have refused too."""
     race = machine(A, B)
     race.on(Begin(), 0.0)
     race.on(Failed(1), 0.1)
     assert told(race.on(Failed(2), 0.2)) == ["give up"]
 
 
-def test_a_client_that_leaves_ends_the_wait() -> None:
-    """Nothing is opened for nobody."""
+def test_a_client_that_leaves_during_backoff_ends_the_request() -> None:
+    """No attempt is opened without a caller."""
     race = machine(A)
     race.on(Begin(), 0.0)
     race.on(Failed(1), 0.1)
@@ -196,8 +196,8 @@ def test_a_client_that_leaves_ends_the_wait() -> None:
 # --------------------------------------------------------------------------- silence
 
 
-def test_a_silent_stream_is_left_for_the_next_candidate() -> None:
-    """Once nine of ten would have spoken, and at the moment that gives both the best chance together."""
+def test_a_silent_stream_is_abandoned_for_the_next_candidate() -> None:
+    """After 1.2 times its p90, at the moment with the best joint probability of meeting the deadline."""
     race = machine(A, B)
     begun = race.on(Begin(), 0.0)
     assert begun.wake_at == pytest.approx(PATIENCE)
@@ -207,15 +207,15 @@ def test_a_silent_stream_is_left_for_the_next_candidate() -> None:
     assert B.forecast.probability(1.0 - now) > 0.95
 
 
-def test_a_wake_that_comes_early_changes_nothing() -> None:
+def test_an_early_timer_changes_nothing() -> None:
     """Timers are not exact."""
     race = machine(A, B)
     step = race.on(Begin(), 0.0)
     assert race.on(TimerFired(), 0.1) == AttemptStep((), step.wake_at)
 
 
-def test_a_silent_stream_is_kept_until_the_moment_that_was_found() -> None:
-    """It is weighed once, and left then."""
+def test_a_silent_stream_is_abandoned_at_the_computed_moment() -> None:
+    """Computed once."""
     race = machine(candidate("a", 0.2), candidate("b", 0.5), deadline=2.0)
     first = race.on(Begin(), 0.0).wake_at
     assert first is not None

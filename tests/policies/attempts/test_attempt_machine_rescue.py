@@ -1,4 +1,4 @@
-"""A committed stream that broke: the race for the rest of its answer."""
+"""Rescue of a committed stream: attempts for the rest of a broken answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def committed(*ranked: Candidate, max_attempts: int = 3) -> AttemptMachine:
 
 
 def test_a_peer_continues_and_commits() -> None:
-    """Long after the deadline for the first token."""
+    """Long after the TTFT deadline."""
     race = committed(A, B, C)
     assert told(race.on(BROKEN, 60.0)) == ["open 2 rescue b"]
     assert told(race.on(FirstToken(2), 60.3)) == ["commit 2"]
@@ -60,7 +60,7 @@ def test_a_second_break_goes_to_a_third_endpoint() -> None:
     assert told(race.on(Broken(False, 5.0), 2.0)) == ["open 3 rescue c"]
 
 
-def test_an_answer_that_two_endpoints_died_of_is_given_up() -> None:
+def test_an_answer_after_two_deaths_is_given_up() -> None:
     race = committed(A, B, C)
     race.on(BROKEN, 1.0)
     race.on(FirstToken(2), 1.2)

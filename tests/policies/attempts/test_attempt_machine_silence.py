@@ -1,4 +1,4 @@
-"""The attempts of one request when they stay silent, race and run out."""
+"""Attempts of one request that are silent, race, or run out."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from tests.policies.attempts.attempting import (
 from tests.policies.deciding import candidate
 
 
-def test_the_last_candidate_is_waited_for_until_the_limit() -> None:
-    """There is nobody to leave it for."""
+def test_the_last_candidate_has_until_the_first_token_limit() -> None:
+    """No other candidate is left."""
     race = machine(A)
     assert race.on(Begin(), 0.0).wake_at == 30.0
     step = race.on(TimerFired(), 30.0)
@@ -50,15 +50,15 @@ def test_the_last_candidate_is_waited_for_until_the_limit() -> None:
 
 
 @pytest.mark.parametrize("plain", [{"stream": False}, {"deadline": FOREVER}])
-def test_silence_says_nothing_of_an_answer_that_arrives_whole_or_has_no_deadline(plain: dict[str, Any]) -> None:
-    """Only the limit bounds it, and then the next candidate is tried."""
+def test_silence_is_no_evidence_for_a_whole_answer_or_without_a_deadline(plain: dict[str, Any]) -> None:
+    """Only the first-token limit ends the attempt; then the next candidate is tried."""
     race = machine(A, B, **plain)
     assert race.on(Begin(), 0.0).wake_at == 30.0
     assert told(race.on(TimerFired(), 30.0)) == ["cancel 1 silent", "open 2 fallback b"]
 
 
-def test_past_the_deadline_a_silent_stream_is_left_when_it_is_overdue() -> None:
-    """A second at least, for there is no chance left to compare."""
+def test_after_the_deadline_an_overdue_stream_is_abandoned() -> None:
+    """After three times the p99 of its forecast, since no probability is left to compare."""
     race = machine(A, B, C)
     race.on(Begin(), 0.0)
     race.on(Failed(1), 2.0)
@@ -69,14 +69,14 @@ def test_past_the_deadline_a_silent_stream_is_left_when_it_is_overdue() -> None:
     assert told(race.on(TimerFired(), step.wake_at)) == ["cancel 2 silent", "open 3 fallback c"]
 
 
-def test_the_limit_holds_before_any_other_moment() -> None:
-    """An operator's limit of silence is never exceeded."""
+def test_the_first_token_limit_precedes_all_other_timers() -> None:
+    """The operator's limit is never exceeded."""
     race = machine(candidate("a", 10.0), B, deadline=60.0, limit=5.0)
     assert race.on(Begin(), 0.0).wake_at == 5.0
 
 
-def test_a_token_of_an_attempt_that_was_left_is_late_news() -> None:
-    """Its connection is closed; only the fallback can win."""
+def test_a_token_of_an_abandoned_attempt_is_ignored() -> None:
+    """The attempt's connection is closed; only the fallback can win."""
     race = machine(A, B)
     _, now = silence(race, race.on(Begin(), 0.0))
     assert told(race.on(FirstToken(1), now + 0.1)) == []
@@ -85,21 +85,21 @@ def test_a_token_of_an_attempt_that_was_left_is_late_news() -> None:
 
 @pytest.mark.parametrize(("winner", "loser"), [(1, 2), (2, 1)])
 def test_the_first_content_wins_and_the_loser_is_cancelled(winner: int, loser: int) -> None:
-    """At the engine, at once."""
+    """At once."""
     race, now = hedged(A, B)
     assert told(race.on(FirstToken(winner), now + 0.1)) == [f"cancel {loser} cancelled", f"commit {winner}"]
 
 
 @pytest.mark.parametrize(("failed", "winner"), [(1, 2), (2, 1)])
-def test_a_racer_that_fails_leaves_the_race_to_the_other(failed: int, winner: int) -> None:
+def test_a_failed_attempt_of_two_leaves_the_other_pending(failed: int, winner: int) -> None:
     """An error never wins, and needs no replacement."""
     race, now = hedged(A, B)
     assert told(race.on(Failed(failed), now + 0.1)) == []
     assert told(race.on(FirstToken(winner), now + 0.2)) == [f"commit {winner}"]
 
 
-def test_a_survivors_silence_is_weighed_again() -> None:
-    """Its hedge was refused at once; it is as silent as before, and there is a third."""
+def test_a_refused_hedge_is_replaced_by_the_next_candidate() -> None:
+    """The first attempt is still silent, so the timer fires at once."""
     race, now = hedged(A, B, C)
     refused = race.on(Failed(2), now + 0.01)
     assert refused == AttemptStep((), now + 0.01)
@@ -108,37 +108,37 @@ def test_a_survivors_silence_is_weighed_again() -> None:
     assert again < now + 0.1
 
 
-def test_no_more_than_two_race() -> None:
-    """A hedge that is silent too is replaced, while the first may still speak."""
+def test_at_most_two_attempts_race() -> None:
+    """A silent hedge is replaced, while the first attempt stays pending."""
     race, now = hedged(A, B, C, deadline=2.0)
     step, later = silence(race, race.on(TimerFired(), now))
     assert told(step) == ["cancel 2 silent", "open 3 fallback c"]
     assert told(race.on(FirstToken(1), later + 0.1)) == ["cancel 3 cancelled", "commit 1"]
 
 
-def test_without_a_hedge_budget_the_silent_attempt_is_left() -> None:
-    """The moment to go is the same; the two are only not raced."""
+def test_without_a_hedge_budget_the_silent_attempt_is_abandoned() -> None:
+    """At the same moment, with a fallback in place of the hedge."""
     race = machine(A, B, hedge=True)
     step, _ = silence(race, race.on(Begin(), 0.0), may_retry=False)
     assert told(step) == ["cancel 1 silent", "open 2 fallback b"]
 
 
-def test_the_limit_ends_one_racer_after_the_other() -> None:
-    """The request fails with the last of them."""
+def test_the_first_token_limit_ends_each_attempt_separately() -> None:
+    """The request fails with the last of the attempts."""
     race, now = hedged(A, B, limit=5.0)
     assert told(race.on(TimerFired(), 5.0)) == ["cancel 1 silent"]
     assert told(race.on(TimerFired(), now + 5.0)) == ["cancel 2 silent", "give up"]
 
 
-def test_two_failed_racers_are_followed_by_the_next_candidate() -> None:
-    """The race is lost, the request is not."""
+def test_after_two_failed_attempts_the_next_candidate_is_tried() -> None:
+    """The hedge was no last attempt."""
     race, now = hedged(A, B, C)
     race.on(Failed(1), now + 0.1)
     assert told(race.on(Failed(2), now + 0.2)) == ["open 3 fallback c"]
 
 
 @given(CANDIDATES, HISTORY, st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([0.5, 2.0, FOREVER]))
-def test_every_request_comes_to_one_end_and_leaves_nothing_behind(
+def test_every_request_ends_once_without_pending_attempts(
     ranked: list[Candidate],
     history: list[tuple[Event, float, bool, bool]],
     max_attempts: int,
@@ -146,7 +146,7 @@ def test_every_request_comes_to_one_end_and_leaves_nothing_behind(
     hedge: bool,
     deadline: float,
 ) -> None:
-    """Any events in any order: one end at most, no attempt opened twice or after it, none left pending, none leaked."""
+    """For any order of events: one end, no attempt opened twice or after the end, none pending at the end."""
     race = machine(*ranked, deadline=deadline, max_attempts=max_attempts, stream=stream, hedge=hedge, limit=5.0)
     now, wake_at = 0.0, None
     opened: list[int] = []
@@ -189,10 +189,10 @@ def test_every_request_comes_to_one_end_and_leaves_nothing_behind(
 
 
 @given(CANDIDATES.filter(bool), st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([0.5, 2.0, FOREVER]))
-def test_silence_alone_comes_to_an_end(
+def test_a_request_without_any_event_gives_up(
     ranked: list[Candidate], max_attempts: int, stream: bool, hedge: bool, deadline: float
 ) -> None:
-    """If nothing ever answers, the request gives up within the limit of every attempt, in a handful of wakes."""
+    """Within the first-token limit of every attempt, after a handful of timers."""
     race = machine(*ranked, deadline=deadline, max_attempts=max_attempts, stream=stream, hedge=hedge, limit=5.0)
     step, now = race.on(Begin(), 0.0), 0.0
     for _ in range(20):
@@ -205,8 +205,8 @@ def test_silence_alone_comes_to_an_end(
     assert now <= 5.0 * min(max_attempts, len(ranked))
 
 
-def test_every_transition_leads_to_a_state() -> None:
-    """The table at the top is complete: every state has its row, and ends listen to nothing."""
+def test_the_transition_table_is_complete() -> None:
+    """Every state has a row; final states accept no event."""
     assert set(TRANSITIONS) == set(AttemptState)
     assert [state for state, heard in TRANSITIONS.items() if not heard] == [
         AttemptState.GAVE_UP,

@@ -1,4 +1,4 @@
-"""Budgets for trying again."""
+"""Budgets of retries and hedges."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def entered(requests: int) -> RetryBudget:
 
 @pytest.mark.parametrize(("active", "allowed"), [(0, 3), (10, 3), (30, 3), (40, 4), (1000, 100)])
 def test_retries_are_a_tenth_of_the_active_requests_and_three_at_least(active: int, allowed: int) -> None:
-    """So retries cannot double the load of a fleet that already refuses."""
+    """Retries must not double the load of an overloaded fleet."""
     budget = entered(active)
     assert sum(budget.try_take() for _ in range(active + 10)) == allowed
 
 
 def test_a_retry_that_has_ended_makes_room_for_another() -> None:
-    """It bounds what is in flight, not what ever was."""
+    """The budget bounds concurrent retries, not their total."""
     budget = entered(10)
     assert [budget.try_take() for _ in range(4)] == [True, True, True, False]
     budget.give_back()
@@ -59,7 +59,7 @@ def test_hedges_saved_up_are_bounded() -> None:
 
 
 def test_a_hedge_given_back_can_be_taken_again() -> None:
-    """What was not sent was not spent."""
+    """An unsent hedge costs nothing."""
     budget = HedgeBudget(1.0)
     budget.began()
     assert budget.try_take()
@@ -67,8 +67,8 @@ def test_a_hedge_given_back_can_be_taken_again() -> None:
     assert [budget.try_take(), budget.try_take()] == [True, False]
 
 
-def test_no_extra_means_no_hedge() -> None:
-    """A share of nothing earns nothing."""
+def test_a_share_of_zero_allows_no_hedge() -> None:
+    """For any number of requests."""
     budget = HedgeBudget(0.0)
     for _ in range(1000):
         budget.began()

@@ -1,4 +1,4 @@
-"""When to leave an attempt that stays silent."""
+"""Moments at which a silent attempt is reconsidered and abandoned."""
 
 from __future__ import annotations
 
@@ -13,105 +13,109 @@ from policies.latency.online_learning import PRIOR
 from policies.types import Forecast
 from tests.policies.deciding import P90, RATIOS
 
-COLD = tuple(map(exp, PRIOR))  # the spread of a forecast that no sample stands behind
+COLD = tuple(map(exp, PRIOR))  # the spread of a forecast without samples
 
 
 def taking(p50: float, ratios: tuple[float, ...] = RATIOS) -> Forecast:
     return Forecast(p50, ratios)
 
 
-def left(own: Forecast, upcoming: Forecast, deadline: float) -> float:
-    """When an attempt sent at 0 is left, if it stays silent."""
+def abandoned_at(own: Forecast, upcoming: Forecast, deadline: float) -> float:
+    """The time (s) at which a silent attempt sent at 0 is abandoned."""
     return abandon_at(own, upcoming, 0.0, patience_until(own, upcoming.p50, 0.0, deadline), deadline)
 
 
-def together(own: Forecast, upcoming: Forecast, at: float, deadline: float) -> float:
-    """P(one of them makes it), the second begun at `at` if the first, sent at 0, is silent until then."""
+def joint_probability(own: Forecast, upcoming: Forecast, at: float, deadline: float) -> float:
+    """P(either attempt meets the deadline), with the second sent at `at` if the first, sent at 0, is silent until
+    then."""
     spoken = (1 - HUNG) * own.probability(at)
     return spoken + (1 - spoken) * (1 - HUNG) * upcoming.probability(deadline - at)
 
 
-def test_silence_is_no_news_before_one_point_two_times_the_own_p90() -> None:
-    """Nine of ten would have spoken; there is time left for the next."""
+def test_an_attempt_is_reconsidered_after_1_2_times_its_p90() -> None:
+    """More than 90% of attempts have answered by then, and time is left for the next."""
     assert patience_until(taking(0.2), taking(0.2).p50, 5.0, deadline=6.0) == pytest.approx(5.0 + 1.2 * P90 * 0.2)
 
 
-def test_a_tenth_of_a_second_is_no_silence() -> None:
-    """An engine that answers in 10 ms may be late by a busy gateway's own delays."""
+def test_an_attempt_is_reconsidered_after_100_ms_at_the_earliest() -> None:
+    """A busy gateway's own delays can hide an answer of 10 ms."""
     assert patience_until(taking(0.01), taking(0.01).p50, 5.0, deadline=6.0) == 5.1
 
 
-def test_the_deadline_forces_an_earlier_look() -> None:
-    """After 600 ms the next, which takes 400, would more likely be late than in time."""
+def test_the_deadline_brings_the_reconsideration_forward() -> None:
+    """After 600 ms the next attempt, with a median of 400 ms, would more likely be late than in time."""
     assert patience_until(taking(0.5), taking(0.4).p50, 0.0, deadline=1.0) == pytest.approx(0.6)
 
 
-def test_a_deadline_that_the_next_cannot_make_forces_nothing() -> None:
-    """To leave at once for a sure miss would be flight, not failover."""
+def test_a_deadline_beyond_the_next_candidates_reach_changes_nothing() -> None:
+    """Leaving early for a certain miss gains nothing."""
     assert patience_until(taking(0.5), taking(2.0).p50, 0.0, deadline=1.0) == pytest.approx(0.5 * P90 * 1.2)
 
 
 @pytest.mark.parametrize(("own", "upcoming"), [(0.2, 0.2), (0.5, 0.8), (0.3, 0.9), (0.05, 0.6)])
-def test_the_moment_is_that_of_the_best_chance_together(own: float, upcoming: float) -> None:
-    """Checked against the definition, moment by moment; and it beats staying."""
+def test_abandon_at_maximizes_the_joint_probability(own: float, upcoming: float) -> None:
+    """Compared with the definition on every grid point; the result beats waiting."""
     first, second, deadline = taking(own), taking(upcoming), 2.0
     now = patience_until(first, second.p50, 0.0, deadline)
     best = max(
-        (now + i * (deadline - now) / GRID for i in range(GRID)), key=lambda at: together(first, second, at, deadline)
+        (now + i * (deadline - now) / GRID for i in range(GRID)),
+        key=lambda at: joint_probability(first, second, at, deadline),
     )
     assert abandon_at(first, second, 0.0, now, deadline) == pytest.approx(best)
-    assert together(first, second, best, deadline) > (1 - HUNG) * first.probability(deadline)
+    assert joint_probability(first, second, best, deadline) > (1 - HUNG) * first.probability(deadline)
 
 
-def test_of_two_equals_each_has_half_of_the_time() -> None:
+def test_two_equal_candidates_get_half_of_the_time_each() -> None:
     """To the next step of the grid."""
-    assert left(taking(0.05), taking(0.05), deadline=1.5) == pytest.approx(0.75, abs=1.5 / GRID)
+    assert abandoned_at(taking(0.05), taking(0.05), deadline=1.5) == pytest.approx(0.75, abs=1.5 / GRID)
 
 
 @pytest.mark.parametrize("ratios", [RATIOS, COLD], ids=["known", "cold"])
 @pytest.mark.parametrize("deadline", [0.75, 1.5, 6.0])
-def test_a_hung_attempt_is_left_in_time_for_its_peer(ratios: tuple[float, ...], deadline: float) -> None:
-    """Where the deadline allows ten times what either takes, 19 of 20 peers make it, known or never met."""
+def test_a_hung_attempt_is_abandoned_in_time_for_its_peer(ratios: tuple[float, ...], deadline: float) -> None:
+    """With a deadline of ten medians, 95% of the peers meet the deadline, with or without samples."""
     own = upcoming = taking(deadline / 10, ratios)
-    assert upcoming.probability(deadline - left(own, upcoming, deadline)) > 0.95
+    assert upcoming.probability(deadline - abandoned_at(own, upcoming, deadline)) > 0.95
 
 
-def test_a_hung_attempt_is_left_though_the_time_is_short_for_both() -> None:
-    """Two of 500 ms in 1.5 s: forecasts alone, made of those that spoke, would stay to the end."""
+def test_a_hung_attempt_is_abandoned_even_with_little_time() -> None:
+    """Two medians of 500 ms in 1.5 s: forecasts, made from answered attempts alone, would wait until the end."""
     own = upcoming = taking(0.5)
-    assert upcoming.probability(1.5 - left(own, upcoming, 1.5)) > 0.85
+    assert upcoming.probability(1.5 - abandoned_at(own, upcoming, 1.5)) > 0.85
 
 
 @pytest.mark.parametrize("ratios", [RATIOS, COLD], ids=["known", "cold"])
 @pytest.mark.parametrize("p50", [0.005, 0.1, 1.0])
-def test_a_generous_deadline_causes_no_flight(ratios: tuple[float, ...], p50: float) -> None:
-    """An eighth of 30 s at least, and more than 99 of 100 take: its work is not thrown away for a hair."""
+def test_a_long_deadline_causes_no_early_abandonment(ratios: tuple[float, ...], p50: float) -> None:
+    """At least an eighth of 30 s, and twice the p99: the work done is not thrown away for a tiny gain."""
     own = taking(p50, ratios)
-    assert left(own, taking(p50), deadline=30.0) >= max(3.75, 2 * own.quantile(0.99))
+    assert abandoned_at(own, taking(p50), deadline=30.0) >= max(3.75, 2 * own.quantile(0.99))
 
 
-def test_nobody_waits_for_half_of_a_generous_deadline_in_vain() -> None:
-    """An eighth of it, or three times what 99 of 100 take, is silence enough."""
-    assert left(taking(0.05), taking(0.05), deadline=30.0) == 3.75
-    assert left(taking(1.0), taking(1.0), deadline=30.0) == pytest.approx(3 * taking(1.0).quantile(0.99))
+def test_a_long_deadline_is_not_waited_out() -> None:
+    """An eighth of the deadline, or three times the p99, is enough."""
+    assert abandoned_at(taking(0.05), taking(0.05), deadline=30.0) == 3.75
+    assert abandoned_at(taking(1.0), taking(1.0), deadline=30.0) == pytest.approx(3 * taking(1.0).quantile(0.99))
 
 
-def test_an_attempt_is_not_left_for_one_that_would_not_make_it() -> None:
-    """It stays until the deadline, or three times what 99 of 100 take."""
+def test_an_attempt_is_not_abandoned_for_a_candidate_that_would_miss() -> None:
+    """Until the deadline, or three times the p99."""
     fast, slow = taking(0.05), taking(3.0)
     assert abandon_at(fast, slow, 0.0, 0.1, deadline=2.0) == 2.0
     assert abandon_at(taking(0.5), slow, 0.0, 0.84, deadline=1.0) == pytest.approx(3 * taking(0.5).quantile(0.99))
 
 
-def test_past_the_deadline_a_second_of_silence_is_the_least() -> None:
-    """However fast it usually is: chances no longer compare."""
+def test_after_the_deadline_an_attempt_gets_a_second_at_least() -> None:
+    """Even a fast endpoint: probabilities are all 0."""
     assert abandon_at(taking(0.05), taking(0.05), sent=3.0, now=3.1, deadline=2.0) == 4.0
 
 
 @given(st.floats(0.001, 20), st.floats(0.001, 20), st.floats(0, 100), st.floats(0, 10), st.floats(-5, 20))
-def test_the_moment_is_never_in_the_past(own: float, upcoming: float, sent: float, waited: float, left: float) -> None:
-    """Unless the attempt is overdue already: then it is left now."""
-    now, deadline = sent + waited, sent + waited + left
+def test_abandon_at_is_never_in_the_past(
+    own: float, upcoming: float, sent: float, waited: float, remaining: float
+) -> None:
+    """Unless the attempt is overdue: then the attempt is abandoned now."""
+    now, deadline = sent + waited, sent + waited + remaining
     at = abandon_at(taking(own), taking(upcoming), sent, now, deadline)
     overdue = sent + max(3 * taking(own).quantile(0.99), 1.0, (deadline - sent) / 8)
     assert now <= at < deadline or at == max(deadline, overdue)

@@ -1,4 +1,4 @@
-"""Price of a prefill for decoding answers."""
+"""Expected TPOT misses and TPOT pressure: the price of a prefill for the answers in progress."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from policies.latency.tpot import (
 )
 from policies.types import Load
 
-PACE = 0.02  # s per token where nothing else is done
+PACE = 0.02  # s per token without any prefill
 
 
-def writing(
+def decoding(
     *answers: tuple[float | None, float, int], expected: float = 100.0, pace: float = PACE
 ) -> DecodeInterference:
-    """Answers, each with the pace it was promised, its age in seconds and its tokens by now, which is 100 s."""
+    """Answers as of 100 s, each with TPOT budget (s), age (s) and number of tokens."""
     stall = DecodeInterference()
-    for key, (promised, age, tokens) in enumerate(answers):
-        answer = DecodingAnswer(promised, expected, context=1000)
+    for key, (budgeted, age, tokens) in enumerate(answers):
+        answer = DecodingAnswer(budgeted, expected, context=1000)
         stall.on_first_token(key, answer, 100.0 - age)
         answer.tokens = tokens
     stall.update(pace, 100.0)
     return stall
 
 
-def lost(stall: DecodeInterference, seconds: float) -> float:
+def misses_after(stall: DecodeInterference, seconds: float) -> float:
     return expected_tpot_misses(
         Load(expected_tpot_misses=stall.expected_tpot_misses, stalled=stall.unaccounted_s), seconds
     )
@@ -48,61 +48,61 @@ def lost(stall: DecodeInterference, seconds: float) -> float:
 # --------------------------------------------------------------------------- expected misses
 
 
-def test_an_answer_that_is_ahead_bears_a_stall_as_long_as_that() -> None:
-    """50 tokens at 0.05 s are 2.5 s; written in 1.6 s it is 0.9 s ahead, and the pace is an average."""
-    stall = writing((0.05, 1.6, 50))
-    assert lost(stall, 0.8) == 0.0
-    assert lost(stall, 1.6) > 0.0
+def test_an_answer_ahead_of_its_tpot_budget_bears_an_equal_stall() -> None:
+    """50 tokens at 0.05 s are 2.5 s. Decoded in 1.6 s, the answer is 0.9 s ahead; TPOT is an average."""
+    stall = decoding((0.05, 1.6, 50))
+    assert misses_after(stall, 0.8) == 0.0
+    assert misses_after(stall, 1.6) > 0.0
 
 
-def test_an_answer_that_falls_behind_has_a_chance_to_catch_up() -> None:
-    """0.6 s behind, each token catches up on 0.03 s: it takes 20 of the hundred that are expected."""
-    stall = writing((0.05, 2.3, 50))
-    assert lost(stall, 0.8) == pytest.approx(1 - exp(-20 / 100))
+def test_an_answer_behind_its_tpot_budget_may_catch_up() -> None:
+    """0.6 s behind, with 0.03 s gained per token: 20 of the 100 expected tokens are needed."""
+    stall = decoding((0.05, 2.3, 50))
+    assert misses_after(stall, 0.8) == pytest.approx(1 - exp(-20 / 100))
 
 
-def test_an_answer_that_is_behind_already_loses_only_what_chance_it_has() -> None:
+def test_a_stall_costs_an_answer_only_its_remaining_probability() -> None:
     """0.3 s behind, and then 0.7 s: 10 tokens to catch up, and then 23.3."""
-    stall = writing((0.05, 2.8, 50))
-    assert lost(stall, 0.4) == pytest.approx(exp(-0.1) - exp(-0.7 / 0.03 / 100))
+    stall = decoding((0.05, 2.8, 50))
+    assert misses_after(stall, 0.4) == pytest.approx(exp(-0.1) - exp(-0.7 / 0.03 / 100))
 
 
 def test_a_short_answer_is_likelier_to_miss() -> None:
-    """The end comes before the catching up."""
+    """The answer ends before it has caught up."""
     answer = (0.05, 2.5, 50)
-    assert lost(writing(answer, expected=10), 0.4) > lost(writing(answer, expected=100), 0.4) > 0.0
+    assert misses_after(decoding(answer, expected=10), 0.4) > misses_after(decoding(answer, expected=100), 0.4) > 0.0
 
 
-def test_an_answer_that_was_promised_no_pace_cannot_lose_it() -> None:
-    """Nor does the answer count for pressure."""
-    stall = writing((None, 10.0, 5))
-    assert (lost(stall, 6.0), stall.tpot_pressure(PACE)) == (0.0, 0.0)
+def test_an_answer_without_a_tpot_budget_cannot_miss() -> None:
+    """Nor does the answer count for TPOT pressure."""
+    stall = decoding((None, 10.0, 5))
+    assert (misses_after(stall, 6.0), stall.tpot_pressure(PACE)) == (0.0, 0.0)
 
 
-def test_an_engine_that_is_too_slow_by_itself_leaves_little_to_lose() -> None:
-    """Nobody catches up there, and no prefill is to blame."""
-    slow = writing((0.05, 10.0, 50), pace=0.08)
-    assert 0.0 <= lost(slow, 0.4) < 0.01
+def test_an_engine_slower_than_the_tpot_budget_has_few_expected_misses() -> None:
+    """No answer catches up there, and no prefill is the cause."""
+    slow = decoding((0.05, 10.0, 50), pace=0.08)
+    assert 0.0 <= misses_after(slow, 0.4) < 0.01
 
 
-def test_what_was_sent_since_the_last_look_is_not_counted_again() -> None:
-    """The second of two prefills is judged from where the first one leaves the answers."""
-    stall = writing((0.05, 2.5, 50))
-    first, both = lost(stall, 0.4), lost(stall, 0.8)
+def test_a_prefill_since_the_last_update_is_subtracted() -> None:
+    """The second of two prefills is priced from the state after the first."""
+    stall = decoding((0.05, 2.5, 50))
+    first, both = misses_after(stall, 0.4), misses_after(stall, 0.8)
     stall.on_prefill(0.4, 100.0)
     assert stall.unaccounted_s == pytest.approx(0.4)
-    assert lost(stall, 0.4) == pytest.approx(both - first)
+    assert misses_after(stall, 0.4) == pytest.approx(both - first)
     stall.update(PACE, 100.0)
     assert stall.unaccounted_s == 0.0
 
 
 def test_an_engine_without_decoding_answers_has_no_expected_misses() -> None:
-    """As soon as its last answer ends, and not when another one is looked at."""
-    stall = writing((0.05, 2.5, 50), (0.05, 2.5, 50))
+    """From the end of the last answer on, without an update."""
+    stall = decoding((0.05, 2.5, 50), (0.05, 2.5, 50))
     stall.on_ended(0)
-    assert lost(stall, 0.4) > 0.0
+    assert misses_after(stall, 0.4) > 0.0
     stall.on_ended(1)
-    assert lost(stall, 0.4) == 0.0
+    assert misses_after(stall, 0.4) == 0.0
 
 
 answers = st.tuples(st.sampled_from([None, 0.025, 0.05]), st.floats(0, 50), st.integers(1, 2000))
@@ -112,17 +112,17 @@ answers = st.tuples(st.sampled_from([None, 0.025, 0.05]), st.floats(0, 50), st.i
 def test_expected_misses_grow_with_the_stall_and_never_exceed_the_answers(
     found: list[tuple[float | None, float, int]], seconds: float, more: float, before: float, expected: float
 ) -> None:
-    """Whatever was sent before."""
-    stall = writing(*found, expected=expected)
+    """After any earlier prefill."""
+    stall = decoding(*found, expected=expected)
     stall.on_prefill(before, 100.0)
-    little, much = lost(stall, seconds), lost(stall, seconds + more)
-    promised = sum(pace is not None for pace, _, _ in found)
+    little, much = misses_after(stall, seconds), misses_after(stall, seconds + more)
+    budgeted = sum(pace is not None for pace, _, _ in found)
     assert -1e-9 <= little <= much + 1e-9
-    assert much <= promised + 1e-9
+    assert much <= budgeted + 1e-9
 
 
-def test_between_two_points_of_the_grid_harm_is_in_between() -> None:
-    """And beyond the last one it is that of the last."""
+def test_expected_misses_are_interpolated_between_grid_points() -> None:
+    """Beyond the last point, constant."""
     load = Load(expected_tpot_misses=tuple(float(i + 1) for i in range(len(STALL_GRID))))
     assert expected_tpot_misses(load, STALL_GRID[0] / 2) == pytest.approx(0.5)
     assert expected_tpot_misses(load, (STALL_GRID[2] + STALL_GRID[3]) / 2) == pytest.approx(3.5)
@@ -152,14 +152,14 @@ def began(pace: float | None = 0.05) -> tuple[DecodeInterference, DecodingAnswer
 
 @pytest.mark.parametrize("token", [0.025, 0.05, 0.1])
 def test_tpot_pressure_is_recent_tpot_over_the_usable_budget(token: float) -> None:
-    """As a share of what the answers can bear, which is a little less than what was promised."""
+    """The usable budget is a learned share, a little below the TPOT budget."""
     stall, answer = began()
     stretch(stall, answer, token, 60)
     assert stall.tpot_pressure(PACE) == pytest.approx(token / 0.05 / stall.tpot_share, rel=0.02)
 
 
 def test_tpot_pressure_is_of_the_tightest_budget() -> None:
-    """All answers get their tokens from the same steps."""
+    """All answers get tokens from the same steps."""
     stall, answer = began(0.05)
     stretch(stall, answer, 0.04, 60)
     alone = stall.tpot_pressure(PACE)
@@ -172,8 +172,8 @@ def test_tpot_pressure_is_of_the_tightest_budget() -> None:
     assert stall.tpot_pressure(PACE) == alone
 
 
-def test_a_promise_that_an_engine_cannot_keep_holds_nobody_back() -> None:
-    """Too slow without any prefill: waiting would not help."""
+def test_a_tpot_budget_beyond_the_engines_speed_causes_no_pressure() -> None:
+    """Too slow without any prefill: holding prefills back would not help."""
     stall, answer = began(0.05)
     stretch(stall, answer, 0.1, 60)
     assert stall.tpot_pressure(0.04) > 1.0
@@ -181,7 +181,7 @@ def test_a_promise_that_an_engine_cannot_keep_holds_nobody_back() -> None:
 
 
 def test_tokens_are_counted_as_the_engine_counts_them() -> None:
-    """A server that sends several at once is faster than it looks. Short answers do not tell."""
+    """A server that sends several tokens per chunk is faster than its chunks show. Short answers do not count."""
     stall, answer = began(0.05)
     for number in range(60):
         stall.on_first_token(number, DecodingAnswer(0.05, 100.0, 1000, tokens=50), 0.0)
@@ -194,15 +194,15 @@ def test_tokens_are_counted_as_the_engine_counts_them() -> None:
 
 
 def test_tpot_pressure_decays_within_a_few_time_constants() -> None:
-    """Three of them leave a twentieth of what was."""
+    """Three time constants leave a twentieth of the old value."""
     stall, answer = began()
     stretch(stall, answer, 0.1, 60)
     stretch(stall, answer, 0.025, 3 * TIME_CONSTANT, since=60.0)
     assert stall.tpot_pressure(PACE) == pytest.approx(0.5 / stall.tpot_share, rel=0.1)
 
 
-def test_an_engine_is_closed_until_its_answers_have_caught_up() -> None:
-    """As much longer as more is on its way there; an engine at half of what is bearable bears ten seconds."""
+def test_an_engine_receives_no_prefill_until_its_answers_have_caught_up() -> None:
+    """Longer with a prefill in dispatch. An engine at half the limit bears TIME_CONSTANT seconds of prefill."""
     assert (reopens_in(1.0, 0.0), reopens_in(0.5, TIME_CONSTANT)) == (0.0, 0.0)
     assert reopens_in(1.2, 0.0) == pytest.approx(0.2 * TIME_CONSTANT)
     assert reopens_in(1.2, 1.0) == pytest.approx(1.2 + 0.2 * TIME_CONSTANT)
@@ -212,7 +212,7 @@ def test_an_engine_is_closed_until_its_answers_have_caught_up() -> None:
 
 
 def settled(sensitive: float, answers: int = 40_000) -> tuple[DecodeInterference, float]:
-    """Answers lose their pace the oftener the higher the limit is; the share of the latter half that did."""
+    """Answers miss the more often, the higher the limit is; returns the miss rate of the latter half."""
     stall, random, missed = DecodeInterference(), Random(1), 0
     for number in range(answers):
         misses = random.random() < sensitive * max(stall.tpot_share - 0.5, 0.0)
@@ -223,15 +223,15 @@ def settled(sensitive: float, answers: int = 40_000) -> tuple[DecodeInterference
 
 
 @pytest.mark.parametrize("sensitive", [0.1, 0.3, 0.8])
-def test_the_limit_settles_where_a_few_answers_lose_their_pace(sensitive: float) -> None:
-    """One in 25: a fleet that loses none prefills too little."""
+def test_the_usable_share_settles_at_the_target_miss_rate(sensitive: float) -> None:
+    """1 in 25: a fleet without any miss prefills too little."""
     _, missed = settled(sensitive)
     assert missed == pytest.approx(TARGET_MISS_RATE, rel=0.15)
 
 
 @pytest.mark.parametrize(("tpot", "limit"), [(0.01, MAX_SHARE), (0.9, MIN_SHARE)])
-def test_the_limit_is_bounded(tpot: float, limit: float) -> None:
-    """Whatever answers say: nobody is closed out for good, and no promise is given up."""
+def test_the_usable_share_is_bounded(tpot: float, limit: float) -> None:
+    """For any TPOT of answers: no engine is closed for good, and the budget always counts."""
     stall = DecodeInterference()
     for number in range(1000):
         stall.on_first_token(number, DecodingAnswer(0.05, 100.0, 1000), 0.0)
@@ -240,8 +240,8 @@ def test_the_limit_is_bounded(tpot: float, limit: float) -> None:
 
 
 @pytest.mark.parametrize(("pace", "tpot"), [(None, 9.0), (0.05, None)])
-def test_what_was_not_promised_or_not_measured_teaches_nothing(pace: float | None, tpot: float | None) -> None:
-    """An answer of one token has no pace."""
+def test_answers_without_a_budget_or_a_tpot_teach_nothing(pace: float | None, tpot: float | None) -> None:
+    """An answer of one token has no TPOT."""
     stall = DecodeInterference()
     stall.on_first_token("a", DecodingAnswer(pace, 100.0, 1000), 0.0)
     stall.on_ended("a", tpot)
@@ -251,9 +251,9 @@ def test_what_was_not_promised_or_not_measured_teaches_nothing(pace: float | Non
 # --------------------------------------------------------------------------- bookkeeping
 
 
-def test_the_context_is_that_of_the_answers_being_written() -> None:
-    """Ended twice, or never begun, changes nothing."""
-    stall = writing((0.05, 1.0, 50), (None, 1.0, 50))
+def test_the_context_counts_answers_in_progress() -> None:
+    """Ends of finished or unknown answers change nothing."""
+    stall = decoding((0.05, 1.0, 50), (None, 1.0, 50))
     assert stall.context == 2000
     for key in (0, 0, "nobody"):
         stall.on_ended(key)
@@ -261,7 +261,7 @@ def test_the_context_is_that_of_the_answers_being_written() -> None:
 
 
 def test_prefill_utilization_is_the_recent_share_of_time_spent_on_prefills() -> None:
-    """0.1 s in every 0.2 s are a half; it fades, and is never more than all."""
+    """0.1 s in every 0.2 s are 50%; the value decays, and never exceeds 100%."""
     stall = DecodeInterference()
     for step in range(500):
         stall.on_prefill(0.1, step * 0.2)

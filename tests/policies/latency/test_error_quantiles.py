@@ -1,4 +1,4 @@
-"""The spread of a forecast."""
+"""Spread of a forecast, from recent ratios of actual to predicted TTFT."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def filled(sigma: float, samples: int, seed: int = 1) -> ErrorQuantiles:
 
 
 def test_before_any_sample_the_spread_is_wide() -> None:
-    """Nine of ten within 2.2 times the prediction."""
+    """90% within 2.2 times the prediction."""
     assert Forecast(1.0, ErrorQuantiles().quantiles(0.0)).p90 == pytest.approx(exp(0.6 * 1.2816), rel=1e-3)
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0])
-def test_quantiles_are_those_of_the_recent_errors(sigma: float) -> None:
-    """Of fresh samples about that share lies under each, whatever the spread; averaged over 20 windows."""
+def test_quantiles_are_calibrated_on_recent_errors(sigma: float) -> None:
+    """Of fresh samples that share is below each quantile, for any spread; averaged over 20 windows."""
     random = Random(5)
     shares = [0.0] * len(QUANTILES)
     for seed in range(20):
@@ -48,15 +48,15 @@ def test_a_persistent_bias_is_corrected() -> None:
     assert Forecast(1.0, ratios.quantiles(0.0)).p50 == pytest.approx(2.0, rel=0.05)
 
 
-def test_old_samples_leave() -> None:
-    """A window of 128."""
+def test_the_window_keeps_128_samples() -> None:
+    """Older samples do not count."""
     ratios = filled(1.0, 500)
     for _ in range(128):
         ratios.observe(1.0, now=0.0)
     assert Forecast(1.0, ratios.quantiles(0.0)).quantile(0.98) < 1.1
 
 
-def test_what_has_not_been_sampled_for_long_is_less_certain() -> None:
+def test_the_spread_widens_without_samples() -> None:
     """After hours the spread is nearly the prior's again."""
     ratios = filled(0.05, 128)
     fresh, hour, day = (Forecast(1.0, ratios.quantiles(now)).p90 for now in (0.0, 3600.0, 86400.0))
@@ -64,8 +64,8 @@ def test_what_has_not_been_sampled_for_long_is_less_certain() -> None:
     assert day == pytest.approx(Forecast(1.0, ErrorQuantiles().quantiles(0.0)).p90, rel=0.01)
 
 
-def test_a_follower_expects_the_spread_of_the_one_it_follows() -> None:
-    """Until it has its own."""
+def test_a_warm_start_copies_the_spread() -> None:
+    """Until samples of its own."""
     follower = ErrorQuantiles()
     follower.warm_start_from(filled(0.05, 128), now=0.0)
     assert Forecast(1.0, follower.quantiles(0.0)).p90 < 1.2
@@ -73,7 +73,7 @@ def test_a_follower_expects_the_spread_of_the_one_it_follows() -> None:
 
 @given(st.lists(st.floats(0, 1e12, allow_nan=False), max_size=300))
 def test_quantiles_ascend_and_are_positive(values: list[float]) -> None:
-    """Whatever ratios were seen."""
+    """For any ratios."""
     ratios = ErrorQuantiles()
     for value in values:
         ratios.observe(value, now=0.0)

@@ -1,4 +1,4 @@
-"""Tokens in flight on an engine."""
+"""In-flight tokens of an engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def ahead(ledger: InflightTokens, now: float) -> float:
     return ledger.queue.tokens_left(now, RATE)
 
 
-def test_a_prompt_counts_from_the_moment_it_is_sent_until_its_first_token() -> None:
-    """Then it decodes, until it is released."""
+def test_a_prompt_counts_from_sending_to_first_token() -> None:
+    """Then the request decodes until its end."""
     ledger = InflightTokens()
     ledger.on_sent("a", 500, now=0.0)
     assert (ahead(ledger, 0.0), len(ledger.prefilling), ledger.in_flight) == (500, 1, 1)
@@ -26,8 +26,8 @@ def test_a_prompt_counts_from_the_moment_it_is_sent_until_its_first_token() -> N
     assert (len(ledger.prefilling), ledger.in_flight) == (0, 0)
 
 
-def test_time_drains_what_is_ahead_at_the_prefill_rate() -> None:
-    """First come, first served: the second begins when the first is done."""
+def test_queued_tokens_drain_at_the_prefill_rate() -> None:
+    """First come, first served: the second prefill begins at the end of the first."""
     ledger = InflightTokens()
     ledger.on_sent("a", 1000, now=0.0)
     ledger.on_sent("b", 1000, now=0.5)
@@ -35,16 +35,16 @@ def test_time_drains_what_is_ahead_at_the_prefill_rate() -> None:
     assert ahead(ledger, 1.5) == 500
 
 
-def test_a_prompt_without_its_first_token_is_not_done_whatever_the_clock_says() -> None:
-    """A tenth is kept."""
+def test_a_prompt_without_a_first_token_keeps_a_tenth_of_its_tokens() -> None:
+    """At any age."""
     ledger = InflightTokens()
     ledger.on_sent("a", 1000, now=0.0)
     ledger.on_sent("b", 500, now=0.0)
     assert ahead(ledger, 60.0) == 150
 
 
-def test_a_first_token_means_that_the_rest_begins_now() -> None:
-    """The engine was slower than thought: what was thought done of the second is not."""
+def test_a_first_token_restarts_the_prefill_of_the_rest() -> None:
+    """The engine was slower than predicted: the assumed progress of the second prompt is void."""
     ledger = InflightTokens()
     ledger.on_sent("a", 1000, now=0.0)
     ledger.on_sent("b", 1000, now=0.0)
@@ -52,8 +52,8 @@ def test_a_first_token_means_that_the_rest_begins_now() -> None:
     assert ahead(ledger, 1.8) == 1000
 
 
-def test_a_first_token_proves_that_what_came_before_is_all_but_done() -> None:
-    """Only the remainder of the earlier one is left."""
+def test_a_first_token_completes_earlier_prompts_up_to_the_remainder() -> None:
+    """Only the remainder of the earlier prompt is left."""
     ledger = InflightTokens()
     ledger.on_sent("a", 1000, now=0.0)
     ledger.on_sent("b", 100, now=0.0)
@@ -62,8 +62,8 @@ def test_a_first_token_proves_that_what_came_before_is_all_but_done() -> None:
     assert len(ledger.prefilling) == 1
 
 
-def test_an_answer_that_is_not_streamed_is_taken_for_begun_when_its_turn_is_over() -> None:
-    """No first token shows; the clock decides."""
+def test_a_whole_answer_leaves_the_prefill_queue_by_time() -> None:
+    """A whole answer shows no first token, so the predicted time counts."""
     ledger = InflightTokens()
     for key in "ab":
         ledger.on_sent(key, 1000, now=0.0, stream=False)
@@ -73,15 +73,16 @@ def test_an_answer_that_is_not_streamed_is_taken_for_begun_when_its_turn_is_over
     assert ahead(ledger, 1.6) == pytest.approx(400)
 
 
-def test_the_context_of_what_is_ahead_is_remembered() -> None:
-    """A token on top of a cached conversation reads all of it: 100 tokens on 900, each reading 950 on average."""
+def test_the_queue_keeps_the_context_per_token() -> None:
+    """A token on top of a cached conversation reads all of the context: 100 tokens on 900, each reading 950 on
+    average."""
     ledger = InflightTokens()
     ledger.on_sent("a", 100, now=0.0, context=900)
     assert ledger.queue.context_per_token == 950
 
 
 def test_a_key_that_is_sent_again_counts_once() -> None:
-    """Whatever became of the first."""
+    """The later attempt replaces the earlier."""
     ledger = InflightTokens()
     ledger.on_sent("a", 500, now=0.0)
     ledger.on_sent("a", 200, now=0.0)
@@ -95,8 +96,8 @@ events = st.tuples(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(events, max_size=60))
-def test_no_order_of_events_makes_it_negative_or_leaves_anything_behind(history: list) -> None:
-    """Twice, late, unknown: counters that leak or go below zero have sunk routers before."""
+def test_no_order_of_events_leaks_or_makes_counts_negative(history: list) -> None:
+    """Repeated, late and unknown events: leaked or negative counters have broken other routers."""
     ledger, open_ = InflightTokens(), set()
     for now, (what, key, tokens, stream) in enumerate(history):
         if what == "charge":

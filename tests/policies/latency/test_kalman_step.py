@@ -1,4 +1,4 @@
-"""One update of the regression, against the textbook form of the Kalman filter in plain loops."""
+"""An update of the regression, compared with the textbook form of the Kalman filter in plain loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Matrix = list[list[float]]
 
 
 def textbook(c: Sequence[float], p: Matrix, features: Sequence[float], actual: float) -> tuple[list[float], Matrix]:
-    """A sample's gain, the random walk and the cap of variances."""
+    """The gain of a sample, the random walk, and the limit of variances."""
     terms = range(len(c))
     predicted = max(sum(c[i] * features[i] for i in terms), MIN_RESULT)
     x = [feature / predicted for feature in features]

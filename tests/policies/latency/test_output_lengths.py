@@ -1,4 +1,4 @@
-"""Expected answers."""
+"""Expected output tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def learned(*tokens: int) -> OutputLengths:
     return lengths
 
 
-def test_before_any_answer_a_prior_stands_in() -> None:
-    """Bounded, as always, by what may be generated."""
+def test_before_any_answer_a_prior_is_expected() -> None:
+    """Bounded by max_tokens."""
     assert (learned().expected(), learned().expected(100)) == (PRIOR_LENGTH, 100)
 
 
 def test_the_mean_is_learned_within_tens_of_answers() -> None:
-    """The prior counts for eight of them."""
+    """The prior weighs as much as eight answers."""
     assert learned(*[40] * 100).expected() < 60
 
 

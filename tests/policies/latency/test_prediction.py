@@ -1,4 +1,4 @@
-"""Predictions held against the simulated engine: its batches, its chunks, its queue."""
+"""TTFT predictions compared with the simulated engine: batches, chunks and queue."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def error(sent: list[TimedRequest]) -> float:
 
 
 def covered(sent: list[TimedRequest]) -> float:
-    """Share that came within the predicted p90; who was left did not."""
+    """Share of TTFTs within the predicted p90; an abandoned request counts as a miss."""
     return sum(one.ttft is not None and one.ttft <= one.forecast.p90 for one in sent) / len(sent)
 
 
 @pytest.mark.parametrize("profile", ["8b-h100", "8b-a100", "70b-4xh100"])
 @pytest.mark.parametrize(("load", "most"), [(0.2, 0.08), (0.6, 0.12)])
 def test_after_two_hundred_requests_the_p90_covers_nine_of_ten(profile: str, load: float, most: float) -> None:
-    """87 to 93 % of 1200. At 0.6 prompts that come later share a step with a short one, and nobody could know."""
+    """87 to 93% of 1200. At load 0.6, later prompts share a step with a short one, which no prediction can know."""
     bench = SimulatedFleet(profile, load)
     bench.serve(200)
     sent = bench.serve(1200)
@@ -34,7 +34,7 @@ def test_after_two_hundred_requests_the_p90_covers_nine_of_ten(profile: str, loa
 @pytest.mark.parametrize("before", [1.0, 5.0])
 @pytest.mark.parametrize("profile", ["8b-h100", "8b-a100"])
 def test_a_change_of_speed_is_followed_within_ten_first_tokens(profile: str, before: float) -> None:
-    """Five times slower, or healed: the eleventh to the fortieth are predicted within a fifth."""
+    """Five times slower, or back to normal: the eleventh to the fortieth TTFT are predicted within 20%."""
     bench = SimulatedFleet(profile, 0.1)
     bench.engine.engine.slowness = before
     bench.serve(200)
@@ -45,15 +45,15 @@ def test_a_change_of_speed_is_followed_within_ten_first_tokens(profile: str, bef
 
 
 @pytest.mark.parametrize("patience", [0.9, 0.95])
-def test_leaving_the_slow_does_not_make_the_engine_look_fast(patience: float) -> None:
-    """Of those that were left only a lower bound is known: still nine of ten come within the p90."""
+def test_abandoned_requests_do_not_bias_the_predictions(patience: float) -> None:
+    """An abandoned request gives only a lower bound of its TTFT; the p90 still covers 90%."""
     bench = SimulatedFleet("8b-h100", 0.4, patience)
     bench.serve(200)
     assert 0.86 <= covered(bench.serve(1500)) <= 0.94
 
 
-def test_an_engine_that_crashed_and_is_back_is_as_fast_as_before() -> None:
-    """The cache is gone, the speed is not."""
+def test_a_restarted_engine_keeps_its_learned_speed() -> None:
+    """The cache is lost, the speed is not."""
     bench = SimulatedFleet("8b-a100", 0.1)
     bench.serve(200)
     bench.fleet.on_scrape(ONE.id, EngineLoad(started_at=1.0), bench.now)

@@ -14,22 +14,22 @@ from policies.latency.online_learning import Regression
 OWN = (4.0, 4.0, 4.0)
 
 
-def test_before_any_sample_the_reference_is_believed() -> None:
-    """Features are what the terms contribute there."""
+def test_before_any_sample_the_reference_is_predicted() -> None:
+    """Features are the contributions of the terms on the reference machine."""
     assert Regression(OWN[:2]).predict((0.5, 1.5)) == 2.0
 
 
 @pytest.mark.parametrize("factor", [0.1, 1.0, 100.0])
 def test_one_sample_fixes_the_common_factor(factor: float) -> None:
-    """A machine a hundred times slower is believed to be slower at everything."""
+    """A machine a hundred times slower is assumed slower in every term."""
     fit = Regression(OWN[:2])
     fit.update((1.0, 1.0), 2 * factor)
     assert fit.predict((1.0, 1.0)) == pytest.approx(2 * factor, rel=0.1)
     assert fit.predict((2.0, 1.0)) == pytest.approx(3 * factor, rel=0.1)
 
 
-def test_terms_are_told_apart() -> None:
-    """Thirty samples with a tenth of noise."""
+def test_thirty_samples_separate_the_terms() -> None:
+    """With 10% of noise."""
     fit, random = Regression(OWN), Random(1)
     for _ in range(30):
         features = (1.0, random.expovariate(0.5), random.expovariate(2.0))
@@ -40,7 +40,7 @@ def test_terms_are_told_apart() -> None:
 
 
 def test_small_results_count_as_much_as_large_ones() -> None:
-    """Errors are relative: two seconds too many on a hundred must not spoil what takes ten milliseconds."""
+    """Errors are relative: two seconds too many on a hundred must not spoil a prediction of 10 ms."""
     fit, random = Regression(OWN[:2]), Random(1)
     for number in range(60):
         small = number % 2 == 0
@@ -49,15 +49,15 @@ def test_small_results_count_as_much_as_large_ones() -> None:
     assert fit.predict((0.01, 0.0)) == pytest.approx(0.01, rel=0.1)
 
 
-def test_a_clipped_sample_teaches_no_more_than_it_may() -> None:
-    """An outlier a thousand times too large counts as twice."""
+def test_a_clipped_sample_counts_as_the_clip() -> None:
+    """A sample a thousand times too large counts as twice too large."""
     clipped, plain = Regression(OWN[:1]), Regression(OWN[:1])
     clipped.update((1.0,), 1000.0, clip=1.0)
     plain.update((1.0,), 2.0)
     assert clipped.coefficients == plain.coefficients
 
 
-def test_a_term_that_would_be_negative_is_none_and_the_others_take_up_the_difference() -> None:
+def test_a_negative_term_is_zero_and_other_terms_absorb_the_difference() -> None:
     """Results that fall as a feature grows: the feature explains nothing."""
     fit = Regression(OWN[:2])
     for _ in range(50):
@@ -67,8 +67,8 @@ def test_a_term_that_would_be_negative_is_none_and_the_others_take_up_the_differ
     assert fit.predict((1.0, 0.5)) == pytest.approx(0.9, rel=0.05)
 
 
-def test_a_follower_believes_the_same_but_less_firmly() -> None:
-    """The follower moves further on the first sample of its own."""
+def test_a_warm_start_copies_coefficients_with_less_certainty() -> None:
+    """The copy moves further on the first sample of its own."""
     leader, follower = Regression(OWN[:2]), Regression(OWN[:2])
     for _ in range(50):
         leader.update((1.0, 1.0), 6.0)
@@ -79,8 +79,8 @@ def test_a_follower_believes_the_same_but_less_firmly() -> None:
     assert leader.predict((1.0, 1.0)) < 8.0 < 10.0 < follower.predict((1.0, 1.0))
 
 
-def test_a_term_long_unused_can_be_learned_but_has_not_wound_up() -> None:
-    """The variance is bounded by the prior's."""
+def test_the_variance_of_an_unused_term_is_bounded() -> None:
+    """By the prior's variance, so the term can still be learned without overshooting."""
     fit = Regression(OWN[:2])
     for _ in range(20_000):
         fit.update((1.0, 0.0), 1.0)
@@ -96,7 +96,7 @@ samples = st.lists(st.tuples(st.tuples(st.just(1e-3), feature, feature), st.floa
 @settings(max_examples=100, deadline=None)
 @given(samples)
 def test_coefficients_stay_finite_and_never_negative(history: list) -> None:
-    """Whatever it is told, it remains a regression."""
+    """For any samples."""
     fit = Regression(OWN)
     for features, actual in history:
         fit.update(features, actual)

@@ -1,4 +1,4 @@
-"""Token counts, corrected."""
+"""Corrected token counts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from policies.latency.token_counts import TokenScale
 
 
 def test_before_any_report_a_chat_template_is_added() -> None:
-    """Four tokens a message, and three."""
+    """Four tokens per message, plus three."""
     scale = TokenScale()
     assert (scale.correct(1000, 3), scale.correct(0, 0), scale.scale) == (1015, 3, 1.0)
 
 
 @pytest.mark.parametrize(("a", "b", "c"), [(1.0, 5, 4), (1.18, 4, 3), (0.8, 8, 40)])
 def test_counts_are_within_two_percent_after_forty_reports(a: float, b: float, c: float) -> None:
-    """Whichever tokenizer and template the engine has."""
+    """For any tokenizer and chat template of the engine."""
     scale, random = TokenScale(), Random(1)
 
     def prompt() -> tuple[int, int, float]:
@@ -35,15 +35,15 @@ def test_counts_are_within_two_percent_after_forty_reports(a: float, b: float, c
 
 
 def test_an_image_does_not_spoil_the_count_of_text() -> None:
-    """Twenty times the tokens that the text explains, once in fifty."""
+    """Twenty times the tokens of the text, once in fifty requests."""
     scale = TokenScale()
     for number in range(200):
         scale.observe(500, 2, 10_000 if number % 50 == 25 else 511)
     assert scale.correct(500, 2) == pytest.approx(511, rel=0.1)
 
 
-def test_a_report_of_nothing_teaches_nothing() -> None:
-    """Some engines report zero when they mean that they do not know."""
+def test_a_report_of_zero_tokens_teaches_nothing() -> None:
+    """Some engines report zero for an unknown count."""
     scale = TokenScale()
     scale.observe(500, 2, 0)
     assert scale.correct(500, 2) == 511

@@ -18,7 +18,7 @@ from policies.latency.ttft_predictor import (
 )
 from policies.types import Forecast
 
-# A real vLLM 0.32 on one CPU core, a model of 4 layers: prompt tokens, of these cached, TTFT in s.
+# A real vLLM 0.32 on one CPU core, a model of 4 layers: prompt tokens, cached tokens, TTFT (s).
 VLLM_ON_CPU = [
     (68, 0, 0.035),
     (68, 64, 0.020),
@@ -37,7 +37,7 @@ def prompt(tokens: int, cached: int = 0, ahead: float = 0.0, running: float = 0.
 
 
 def engine(work: PrefillWork, slower: float = 1.0) -> float:
-    """Seconds on an 8B model on an A100, by its physics."""
+    """TTFT (s) of an 8B model on an A100, from a model of its kernels."""
     return slower * (0.02 + (work.uncached + work.queued_tokens) / 14_000 + 3.4e-9 * work.pairs + 0.0004 * work.running)
 
 
@@ -49,7 +49,7 @@ def prompts(random: Random) -> Iterator[PrefillWork]:
 
 
 def teach(predictor: TtftPredictor, work: PrefillWork, ttft: float, now: float = 0.0) -> float:
-    """Predict, then learn; the relative error of the prediction."""
+    """Predicts, then learns; returns the relative error of the prediction."""
     predicted = predictor.point_estimate(work, now)
     predictor.observe(TtftSample(work, predicted, ttft), now)
     return predicted / ttft - 1
@@ -73,14 +73,14 @@ def test_without_a_sample_the_prediction_is_that_of_a_small_model_on_a_current_g
 
 
 @pytest.mark.parametrize("slower", [0.3, 1.0, 100.0])
-def test_fifty_requests_teach_an_engine_to_within_a_tenth(slower: float) -> None:
-    """Of any speed."""
+def test_after_fifty_samples_the_median_error_is_below_a_tenth(slower: float) -> None:
+    """For an engine of any speed."""
     assert median(errors(taught(50, slower), slower)) < 0.1
 
 
 @pytest.mark.parametrize("slower", [1.0, 100.0])
-def test_five_requests_teach_it_roughly(slower: float) -> None:
-    """Enough to rank endpoints by."""
+def test_after_five_samples_the_median_error_is_below_0_4(slower: float) -> None:
+    """Enough to rank endpoints."""
     assert median(errors(taught(5, slower), slower)) < 0.4
 
 
@@ -89,15 +89,15 @@ def test_a_real_vllm_on_a_cpu_is_learned_from_one_request_of_each_kind() -> None
     predictor = EnginePredictor()
     for tokens, cached, ttft in VLLM_ON_CPU:
         teach(predictor, prompt(tokens, cached), ttft)
-    wrong = [
+    relative_errors = [
         abs(predictor.point_estimate(prompt(tokens, cached), 0.0) / ttft - 1) for tokens, cached, ttft in VLLM_ON_CPU
     ]
-    assert median(wrong) < 0.25
-    assert max(wrong) < 0.45
+    assert median(relative_errors) < 0.25
+    assert max(relative_errors) < 0.45
 
 
-def test_attention_that_weighs_ten_times_as_much_is_learned_from_a_few_long_prompts() -> None:
-    """Among chat and 1k prompts; on that CPU, half of a prompt of 4.9k tokens is attention."""
+def test_expensive_attention_is_learned_from_a_few_long_prompts() -> None:
+    """Among chat and 1k prompts; on that CPU, half the time of a prompt of 4.9k tokens is attention."""
     predictor, random = EnginePredictor(), Random(1)
     for _ in range(10):
         for tokens, cached, ttft in VLLM_ON_CPU[:4] * 2 + VLLM_ON_CPU[4:6]:
@@ -106,16 +106,16 @@ def test_attention_that_weighs_ten_times_as_much_is_learned_from_a_few_long_prom
 
 
 @pytest.mark.parametrize("factor", [30.0, 0.1])
-def test_a_first_sample_that_misleads_is_forgiven(factor: float) -> None:
-    """The first request of all may wait for a warm-up, or hit a cache that nobody knew of."""
+def test_a_misleading_first_sample_is_corrected(factor: float) -> None:
+    """The first request can wait for an engine's start-up, or hit an unknown cache."""
     predictor = EnginePredictor()
     for number, work in zip(range(20), prompts(Random(1)), strict=False):
         teach(predictor, work, engine(work) * (1.0 if number else factor))
     assert median(errors(predictor)) < 0.15
 
 
-def test_quantiles_hold_what_they_promise() -> None:
-    """Nine of ten under the p90, half under the p50; with nothing ahead and behind others alike."""
+def test_quantiles_are_calibrated() -> None:
+    """90% under the p90, 50% under the p50; with and without queued tokens."""
     predictor, random = taught(300), Random(2)
     for behind in (False, True):
         works = [
@@ -134,8 +134,8 @@ def test_quantiles_hold_what_they_promise() -> None:
 
 
 @pytest.mark.parametrize("slower", [5.0, 0.2])
-def test_another_speed_is_noticed_within_ten_requests(slower: float) -> None:
-    """Another tenant moved in, or out: five times slower or faster."""
+def test_a_change_of_speed_is_learned_within_ten_samples(slower: float) -> None:
+    """Five times slower or faster: another tenant came or left."""
     predictor, random = taught(200), Random(3)
     for _, work in zip(range(10), prompts(random), strict=False):
         teach(predictor, work, engine(work, slower) * random.lognormvariate(0, 0.1))
@@ -143,7 +143,7 @@ def test_another_speed_is_noticed_within_ten_requests(slower: float) -> None:
 
 
 def test_a_new_speed_drops_the_old_errors() -> None:
-    """Otherwise the jump itself would widen the forecasts of the next hundred requests."""
+    """Otherwise the change itself would widen the forecasts of the next hundred requests."""
     predictor, random = taught(200), Random(3)
     for _, work in zip(range(40), prompts(random), strict=False):
         teach(predictor, work, engine(work, 5.0) * random.lognormvariate(0, 0.1))
@@ -151,15 +151,15 @@ def test_a_new_speed_drops_the_old_errors() -> None:
 
 
 def test_one_outlier_changes_little() -> None:
-    """A request that took a hundred times as long, for once."""
+    """A single request that took a hundred times as long."""
     predictor = taught(200)
     before = predictor.point_estimate(prompt(2000), 0.0)
     teach(predictor, prompt(2000), 100 * before)
     assert predictor.point_estimate(prompt(2000), 0.0) < 1.15 * before
 
 
-def test_a_wait_without_a_token_teaches_if_it_exceeds_the_prediction() -> None:
-    """A lower bound; a shorter wait says nothing."""
+def test_a_lower_bound_of_ttft_teaches_only_above_the_prediction() -> None:
+    """A shorter wait says nothing."""
     predictor = taught(200)
     before = predictor.point_estimate(prompt(2000), 0.0)
     predictor.observe_at_least(TtftSample(prompt(2000), before, 0.5 * before), 0.0)
@@ -169,15 +169,15 @@ def test_a_wait_without_a_token_teaches_if_it_exceeds_the_prediction() -> None:
     assert predictor.point_estimate(prompt(2000), 0.0) > 5 * before
 
 
-def test_what_is_ahead_drains_at_the_learned_rate() -> None:
-    """14,000 tokens/s, less where they must read a long context."""
+def test_the_prefill_rate_is_learned() -> None:
+    """14,000 tokens/s, and less with a long context to read."""
     predictor = taught(200)
     assert predictor.prefill_rate(0.0) == pytest.approx(14_000, rel=0.15)
     assert predictor.prefill_rate(10_000.0) < 0.85 * predictor.prefill_rate(0.0)
 
 
-def test_a_new_endpoint_starts_from_its_sibling() -> None:
-    """Also with its spread; its own samples move it soon."""
+def test_a_warm_start_copies_predictions_and_spread() -> None:
+    """Samples of its own replace the copy soon."""
     sibling, new = taught(200, 20.0), EnginePredictor()
     new.warm_start_from(sibling, 0.0)
     assert errors(new, 20.0) == errors(sibling, 20.0)
@@ -189,22 +189,22 @@ def test_a_new_endpoint_starts_from_its_sibling() -> None:
 
 
 def api(work: PrefillWork, slower: float = 1.0) -> float:
-    """Seconds of a hosted model whose time grows with the prompt in its own way."""
+    """TTFT (s) of a hosted model with its own curve over prompt tokens."""
     return slower * (0.3 + 0.00008 * work.prompt_tokens**1.1)
 
 
-def test_an_api_is_learned_by_the_length_of_the_prompt() -> None:
-    """Whatever the curve; its noise is a third."""
+def test_an_api_is_learned_by_prompt_length() -> None:
+    """For any curve; the noise is a third."""
     predictor, random = ApiPredictor(), Random(1)
     for _, work in zip(range(300), prompts(random), strict=False):
         teach(predictor, work, api(work) * random.lognormvariate(0, 0.3))
-    wrong = [abs(predictor.point_estimate(prompt(n), 0.0) / api(prompt(n)) - 1) for n in (200, 1500, 6000)]
-    assert max(wrong) < 0.25
+    relative_errors = [abs(predictor.point_estimate(prompt(n), 0.0) / api(prompt(n)) - 1) for n in (200, 1500, 6000)]
+    assert max(relative_errors) < 0.25
     assert Forecast(1.0, predictor.quantiles(0.0, 0.0)).p90 == pytest.approx(1.5, abs=0.25)
 
 
-def test_an_unseen_length_leans_on_the_others() -> None:
-    """An API twice as slow as assumed is so for long prompts too, one supposes."""
+def test_an_unseen_prompt_length_is_inferred_from_other_lengths() -> None:
+    """An API twice as slow as assumed for short prompts is assumed twice as slow for long prompts."""
     predictor = ApiPredictor()
     before = predictor.point_estimate(prompt(20_000), 0.0)
     for _ in range(50):
@@ -212,18 +212,18 @@ def test_an_unseen_length_leans_on_the_others() -> None:
     assert predictor.point_estimate(prompt(20_000), 0.0) == pytest.approx(2 * before, rel=0.05)
 
 
-def test_an_api_that_slows_down_is_noticed_within_ten_requests() -> None:
-    """Five times."""
+def test_an_api_that_slows_down_fivefold_is_learned_within_ten_samples() -> None:
+    """With a noise of a fifth."""
     predictor, random = ApiPredictor(), Random(1)
     for number, work in zip(range(210), prompts(random), strict=False):
         slower = 5.0 if number >= 200 else 1.0
         teach(predictor, work, api(work, slower) * random.lognormvariate(0, 0.2), now=float(number))
-    wrong = [predictor.point_estimate(prompt(n), 210.0) / api(prompt(n), 5.0) - 1 for n in (500, 1500, 3000)]
-    assert max(map(abs, wrong)) < 0.35
+    relative_errors = [predictor.point_estimate(prompt(n), 210.0) / api(prompt(n), 5.0) - 1 for n in (500, 1500, 3000)]
+    assert max(map(abs, relative_errors)) < 0.35
 
 
-def test_what_an_api_did_an_hour_ago_counts_and_half_a_day_ago_little() -> None:
-    """A bad hour is not held against it for the day."""
+def test_samples_of_an_api_fade_within_half_a_day() -> None:
+    """Samples an hour old still count."""
     predictor = ApiPredictor()
     for _ in range(50):
         teach(predictor, prompt(1000), 10.0, now=0.0)
@@ -232,8 +232,8 @@ def test_what_an_api_did_an_hour_ago_counts_and_half_a_day_ago_little() -> None:
     assert predictor.point_estimate(prompt(1000), 12 * 3600.0) < 0.6
 
 
-def test_tpot_is_learned_with_the_number_that_run() -> None:
-    """A step of 8 ms and a quarter more for each of them; and it follows a slow-down."""
+def test_tpot_is_learned_by_the_number_of_running_answers() -> None:
+    """A step of 8 ms plus 0.25 ms per running answer; a slow-down is followed."""
     pace, random = TpotPredictor(), Random(1)
     for number in range(160):
         running, slower = random.randrange(40), 3.0 if number >= 150 else 1.0

@@ -1,4 +1,4 @@
-"""A map in flat arrays, against a dict."""
+"""A map in flat arrays, compared with a dict."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from policies.prefix_cache.block_tree import BlockTable
 
-# Few slots' worth of names, so that they collide and wrap around.
+# Names of few slots, for collisions and wrap-around.
 names = st.integers(1, 7) | st.integers(60, 64) | st.integers(124, 130) | st.integers(1, 2**64 - 1)
 steps = st.lists(st.tuples(names, st.integers(0, 2**32 - 1) | st.none()), max_size=300)
 
 
 @settings(max_examples=300)
 @given(steps)
-def test_it_holds_what_a_dict_holds(story: Sequence[tuple[int, int | None]]) -> None:
-    """None removes; every name ever used is asked for at every step."""
+def test_a_block_table_equals_a_dict(story: Sequence[tuple[int, int | None]]) -> None:
+    """None removes. Every name ever used is looked up at the end."""
     table, plain = BlockTable(), dict[int, int]()
     for name, value in story:
         if value is None:
@@ -29,7 +29,7 @@ def test_it_holds_what_a_dict_holds(story: Sequence[tuple[int, int | None]]) -> 
     assert [table.get(name) for name, _ in story] == [plain.get(name) for name, _ in story]
 
 
-def test_it_grows_and_is_cleared() -> None:
+def test_a_block_table_grows_and_can_be_cleared() -> None:
     """By doubling."""
     table = BlockTable()
     for name in range(1, 10_001):

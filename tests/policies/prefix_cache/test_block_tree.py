@@ -1,4 +1,4 @@
-"""Chains of blocks; tests/policies/prefix_cache/test_residency.py holds them against a set."""
+"""Chains of cached blocks; test_residency.py compares chains with a set of blocks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from policies.prefix_cache.block_tree import BlockTree
 B = 16  # tokens
 
 
-def test_a_chain_survives_that_others_branch_off() -> None:
-    """Wherever they do, and whatever of theirs is removed."""
+def test_a_chain_survives_branches() -> None:
+    """At any block, and after the removal of blocks of the branch."""
     tree = BlockTree()
     _, chain = tree.store([1, 2, 3, 4], None, B)
     _, other = tree.store([7, 8], 2, B)
@@ -28,8 +28,8 @@ def test_a_chain_survives_that_others_branch_off() -> None:
     assert [one.resident_tokens() for one in (chain, other, third)] == [4 * B, 2 * B, B]
 
 
-def test_a_block_that_comes_back_closes_its_gap() -> None:
-    """The blocks behind were never gone."""
+def test_a_block_stored_again_closes_its_gap() -> None:
+    """The blocks behind the gap were resident all the time."""
     tree = BlockTree()
     _, chain = tree.store([1, 2, 3], None, B)
     tree.remove(2)
@@ -38,8 +38,8 @@ def test_a_block_that_comes_back_closes_its_gap() -> None:
     assert (chain.resident_tokens(), len(tree)) == (3 * B, 3)
 
 
-def test_runs_that_hold_nothing_are_gone() -> None:
-    """With the prompts that they were parts of; a tree that lives for months does not grow."""
+def test_empty_runs_are_removed() -> None:
+    """With the branches of their prompts: a tree that lives for months does not grow."""
     tree = BlockTree()
     for prompt in range(100):
         blocks = [1, *(1000 * (prompt + 1) + i for i in range(10))]
@@ -49,8 +49,8 @@ def test_runs_that_hold_nothing_are_gone() -> None:
     assert (len(tree), tree.runs) == (1, 1)
 
 
-def test_an_emptied_tree_takes_nothing_back_from_old_chains() -> None:
-    """They are of another life."""
+def test_a_cleared_tree_ignores_old_chains() -> None:
+    """Chains from before the clearing hold blocks of a lost cache."""
     tree = BlockTree()
     _, chain = tree.store([1, 2], None, B)
     tree.remove(2)
@@ -61,7 +61,7 @@ def test_an_emptied_tree_takes_nothing_back_from_old_chains() -> None:
 
 @pytest.mark.parametrize("prompts", [400, 800, 1200])
 def test_a_block_costs_less_than_60_bytes(prompts: int) -> None:
-    """Whatever the load of the table; the index of what was sent takes 12 more."""
+    """At any load of the table; the index of sent prompts takes 12 more."""
     random, tree = Random(1), BlockTree()
     tracemalloc.start()
     for _ in range(prompts):

@@ -15,7 +15,7 @@ LIMIT = 1_000_000  # bytes
 
 
 def chain(*parts: tuple[str, int]) -> list[int]:
-    """Chained hashes of a prompt whose parts are so many blocks long: equal parts, equal prefix."""
+    """Chained hashes of a prompt with parts of given numbers of blocks: equal parts, equal prefix."""
     blocks = [(name, i) for name, size in parts for i in range(size)]
     return list(accumulate(blocks, lambda parent, block: hash((parent, block)), initial=0))[1:]
 
@@ -31,8 +31,8 @@ def hottest(of: HotPrefixes[str], room: int = ROOMY, now: float = 0.0) -> list[H
 SYSTEM = ("system", 96)
 
 
-def test_a_conversation_counts_by_its_latest_turn_alone() -> None:
-    """Whole, to its last block: the next turn begins with all of it. The earlier turns' texts are given up."""
+def test_only_the_latest_turn_of_a_conversation_is_kept() -> None:
+    """To the last block, since the next turn begins with the whole prompt. Texts of earlier turns are dropped."""
     hot = HotPrefixes[str](LIMIT)
     hot.record(chain(("turn 1", 40)), "turn 1", 1000, 0.0)
     hot.record(chain(("turn 1", 40), ("turn 2", 37)), "turn 2", 2000, 1.0)
@@ -40,8 +40,8 @@ def test_a_conversation_counts_by_its_latest_turn_alone() -> None:
     assert hot.bytes == 2000
 
 
-def test_what_many_share_counts_once_and_first() -> None:
-    """With room for little, it is the system prompt of all, cut from any of them."""
+def test_a_shared_system_prompt_is_the_hottest_prefix() -> None:
+    """With little room, only the system prompt is returned, cut from any of the prompts."""
     hot = HotPrefixes[str](LIMIT)
     for user in range(20):
         hot.record(chain(SYSTEM, (f"user {user}", 60)), f"user {user}", 1000, float(user))
@@ -50,8 +50,8 @@ def test_what_many_share_counts_once_and_first() -> None:
     assert len(hottest(hot, room=96 + 3 * 60, now=20.0)) == 3
 
 
-def test_short_conversations_under_a_long_system_prompt_are_told_apart() -> None:
-    """However little of their prompts is their own."""
+def test_short_conversations_under_a_long_system_prompt_are_separate() -> None:
+    """Even with few blocks of their own."""
     hot = HotPrefixes[str](LIMIT)
     for turn in range(1, 4):
         for user in "abc":
@@ -59,8 +59,8 @@ def test_short_conversations_under_a_long_system_prompt_are_told_apart() -> None
     assert sorted(hottest(hot, now=3.0), key=lambda found: found.text) == [HotPrefix(f"{user}3", 324) for user in "abc"]
 
 
-def test_a_conversation_of_many_turns_comes_before_one_prompt() -> None:
-    """A conversation is likelier to go on."""
+def test_a_conversation_of_many_turns_is_hotter_than_a_single_prompt() -> None:
+    """A conversation is likelier to continue."""
     hot = HotPrefixes[str](LIMIT)
     for turn in range(1, 5):
         hot.record(chain(("talk", 20 * turn)), f"talk {turn}", 1000, 0.0)
@@ -68,8 +68,8 @@ def test_a_conversation_of_many_turns_comes_before_one_prompt() -> None:
     assert hottest(hot, room=80) == [HotPrefix("talk 4", 80)]
 
 
-def test_what_other_engines_hold_comes_after_what_none_does() -> None:
-    """Callers are served where the prefix is; its worth is a share of them."""
+def test_prefixes_cached_on_other_engines_rank_lower() -> None:
+    """Callers are routed to the copies, so the worth is divided among the engines."""
     hot = HotPrefixes[str](LIMIT)
     for name in ("held", "lost"):
         hot.record(chain((name, 80)), name, 1000, 0.0)
@@ -77,8 +77,8 @@ def test_what_other_engines_hold_comes_after_what_none_does() -> None:
     assert found == [HotPrefix("lost", 80)]
 
 
-def test_the_recent_comes_before_the_old_and_the_old_is_let_go() -> None:
-    """Heat halves; a prompt that nobody came back to is not worth it any more."""
+def test_heat_decays_and_cold_prefixes_are_dropped() -> None:
+    """By half per HALF_LIFE."""
     hot = HotPrefixes[str](LIMIT)
     hot.record(chain(("old", 80)), "old", 1000, 0.0)
     hot.record(chain(("new", 80)), "new", 1000, HALF_LIFE)
@@ -87,8 +87,8 @@ def test_the_recent_comes_before_the_old_and_the_old_is_let_go() -> None:
     assert hottest(hot, now=4 * HALF_LIFE) == []
 
 
-def test_heat_is_kept_over_months() -> None:
-    """Weights that grow with time begin anew before they overflow."""
+def test_heat_does_not_overflow_in_months() -> None:
+    """Weights that grow with time are rescaled."""
     hot = HotPrefixes[str](LIMIT)
     for day in range(90):
         hot.record(chain(("a", 80)), "a", 1000, day * 86_400.0)
@@ -97,7 +97,7 @@ def test_heat_is_kept_over_months() -> None:
 
 
 def test_texts_are_bounded_in_bytes() -> None:
-    """Those that were not used longest go; one that would take most of the room is not kept at all."""
+    """The least recently used text goes first; a text above MAX_TEXT_SHARE is not kept."""
     hot = HotPrefixes[str](10_000)
     for i in range(50):
         hot.record(chain((f"{i}", 80)), f"{i}", 1000, 0.0)
@@ -107,16 +107,16 @@ def test_texts_are_bounded_in_bytes() -> None:
     assert hot.bytes == 10_000
 
 
-def test_places_are_bounded() -> None:
-    """However many prompts come."""
+def test_nodes_are_bounded() -> None:
+    """At any number of prompts."""
     hot = HotPrefixes[str](LIMIT)
     for i in range(MAX_NODES + 1):
         hot.record(chain((f"{i}", 6)), f"{i}", 1, 0.0)
     assert (len(hot), hot.bytes) == (2 * MAX_NODES, MAX_NODES)
 
 
-def test_a_prompt_without_a_whole_block_is_not_worth_it() -> None:
-    """Nor one of a single block."""
+def test_prompts_below_the_first_depth_are_not_kept() -> None:
+    """Recomputing such a prefix costs little."""
     hot = HotPrefixes[str](LIMIT)
     for blocks in range(DEPTHS[0]):
         hot.record(chain(("short", blocks)), "short", 10, 0.0)
@@ -129,8 +129,8 @@ prompts = st.lists(
 
 
 @given(prompts, st.integers(1, 200))
-def test_the_room_is_kept(parts: list[list[tuple[str, int]]], room: int) -> None:
-    """Blocks that several share take their room once."""
+def test_the_returned_prefixes_fit_the_room(parts: list[list[tuple[str, int]]], room: int) -> None:
+    """Shared blocks count once."""
     hot = HotPrefixes[Sequence[int]](LIMIT)
     for prompt in parts:
         hashes = chain(*prompt)

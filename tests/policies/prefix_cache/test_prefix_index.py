@@ -1,4 +1,4 @@
-"""Beliefs about prefix caches."""
+"""Prefix caches as known from sent prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.prefix_cache.endpoint_cache import PrefixIndex
 
 
 def chain(*tokens: int) -> list[int]:
-    """Chained hashes: equal up to where the tokens are."""
+    """Chained hashes: equal for equal prefixes."""
     return list(accumulate(tokens, lambda parent, token: hash((parent, token)) % 2**64, initial=7))[1:]
 
 
@@ -29,8 +29,8 @@ def depth(of: PrefixIndex, hashes: Sequence[int]) -> int:
 A, B, C = chain(1, 2, 3, 4), chain(1, 2, 5, 6), chain(9, 8, 7)
 
 
-class Plain:
-    """The rules, block by block and without any cleverness."""
+class BlockListIndex:
+    """The same rules, block by block."""
 
     def __init__(self, capacity: int) -> None:
         self.blocks: dict[int, int] = {}  # least recently used first -> stamp
@@ -66,9 +66,9 @@ steps = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(steps, max_size=40), st.lists(prompts, min_size=1, max_size=10))
-def test_runs_and_binary_search_say_what_a_list_of_blocks_would(history: list, asked: list[list[int]]) -> None:
-    """Whatever is recorded, taken back, evicted or forgotten."""
-    real, plain, sent = index(12), Plain(12), []
+def test_a_prefix_index_equals_a_list_of_blocks(history: list, asked: list[list[int]]) -> None:
+    """After any records, trims, evictions and clearings."""
+    real, plain, sent = index(12), BlockListIndex(12), []
     for what, value in history:
         if what == "record":
             before = plain.depth(value)
@@ -98,7 +98,7 @@ def test_the_depth_is_the_number_of_leading_blocks_held() -> None:
 
 
 def test_of_one_prompt_the_last_block_is_evicted_first() -> None:
-    """As vLLM frees them."""
+    """In the order in which vLLM frees blocks."""
     held = index(capacity=4)
     held.record(A)
     held.record(C[:2])
@@ -106,7 +106,7 @@ def test_of_one_prompt_the_last_block_is_evicted_first() -> None:
 
 
 def test_a_shared_prefix_outlives_the_prompts_that_continue_it() -> None:
-    """Each of them uses it anew."""
+    """Each of these prompts uses the prefix anew."""
     held = index(capacity=6)
     held.record(A)
     held.record(B)
@@ -115,14 +115,14 @@ def test_a_shared_prefix_outlives_the_prompts_that_continue_it() -> None:
 
 
 def test_a_prompt_longer_than_the_cache_leaves_its_beginning() -> None:
-    """The engine cannot hold more than it has room for."""
+    """The cache has no room for the rest."""
     held = index(capacity=3)
     held.record(A)
     assert (depth(held, A), len(held)) == (3, 3)
 
 
-def test_what_was_never_computed_is_taken_back() -> None:
-    """An attempt that failed before its first token filled no cache; what it found there stays."""
+def test_trim_removes_blocks_of_a_failed_attempt() -> None:
+    """An attempt without a first token filled no cache; blocks cached before stay."""
     held = index()
     held.record(A[:2])
     stamp = held.record(A)
@@ -130,8 +130,8 @@ def test_what_was_never_computed_is_taken_back() -> None:
     assert depth(held, A) == 2
 
 
-def test_what_a_later_prompt_vouches_for_is_not_taken_back() -> None:
-    """The later prompt will compute those blocks itself."""
+def test_trim_keeps_blocks_of_later_prompts() -> None:
+    """The later prompt computes those blocks itself."""
     held = index()
     stamp = held.record(A)
     held.record(B)
@@ -139,16 +139,16 @@ def test_what_a_later_prompt_vouches_for_is_not_taken_back() -> None:
     assert (depth(held, A), depth(held, B)) == (2, 4)
 
 
-def test_a_restarted_engine_is_empty_and_as_large_as_before() -> None:
-    """Other endpoints keep theirs."""
+def test_clear_keeps_the_capacity() -> None:
+    """A restarted engine has an empty cache of the same size."""
     held = index(capacity=50)
     held.record(A)
     held.clear()
     assert (depth(held, A), held.capacity) == (0, 50)
 
 
-def test_beliefs_that_are_not_borne_out_shrink_the_cache_and_others_let_it_grow_again() -> None:
-    """Never above what the engine has."""
+def test_confirm_adapts_the_capacity_to_reported_hits() -> None:
+    """Missing hits shrink the capacity, full hits restore the capacity, up to the engine's own."""
     held = index(capacity=1000)
     held.confirm(believed=100, reported=0)
     assert held.capacity == 800
@@ -159,8 +159,8 @@ def test_beliefs_that_are_not_borne_out_shrink_the_cache_and_others_let_it_grow_
     assert held.capacity == 1000
 
 
-def test_an_engine_without_a_prefix_cache_is_soon_believed_to_have_next_to_none() -> None:
-    """But enough that it may prove otherwise."""
+def test_confirm_keeps_a_minimal_capacity() -> None:
+    """Enough to notice later hits."""
     held = index(capacity=25_600)
     for _ in range(40):
         held.confirm(believed=64, reported=0)

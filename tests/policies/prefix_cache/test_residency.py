@@ -1,4 +1,4 @@
-"""Blocks as the engine tells of them, and the chains of our prompts among them."""
+"""Resident blocks as published by an engine, and the chains of sent prompts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Prompt = tuple[int, ...]
 
 
 def blocks_of(prompt: Prompt) -> list[int]:
-    """As an engine names them: by all that precedes, too."""
+    """Block hashes that depend on the whole prefix, like an engine's."""
     return [hash(prompt[: i + 1]) & (1 << 64) - 1 for i in range(len(prompt))]
 
 
 class SetEngine:
-    """A model engine, with its blocks in a set."""
+    """A model engine with a set of blocks."""
 
     def __init__(self, sessions: bool = True) -> None:
         self.residency, self.sessions = Residency(), sessions
@@ -33,7 +33,7 @@ class SetEngine:
         return next((i for i, block in enumerate(blocks) if block not in self.held), len(blocks))
 
     def serve(self, prompt: Prompt, answer: Prompt = (), chunk: int = 3) -> Chain | None:
-        """A prompt and its answer, some blocks a step; the chain of the prompt."""
+        """Serves a prompt and its answer, `chunk` blocks per step; returns the chain of the prompt."""
         self.prompts += 1
         key, blocks = f"s{self.prompts}", blocks_of(prompt + answer)
         self.residency.on_sent(key, key if self.sessions else "", self.prompts)
@@ -65,8 +65,9 @@ steps = st.lists(
 
 @settings(max_examples=300)
 @given(steps)
-def test_a_chain_is_held_as_far_as_a_set_says(story: list[tuple[object, ...]]) -> None:
-    """Exactly; but one that was wholly gone and is stored again may look gone until its own prompt comes again."""
+def test_the_resident_prefix_of_a_chain_equals_a_set_of_blocks(story: list[tuple[object, ...]]) -> None:
+    """Exactly; but a chain that was wholly evicted and stored again may look evicted until its own prompt is sent
+    again."""
     engine, chains = SetEngine(), list[tuple[Chain, list[int], int]]()
     for step in story:
         match step:
@@ -91,8 +92,8 @@ def test_a_chain_is_held_as_far_as_a_set_says(story: list[tuple[object, ...]]) -
             chains[i] = chain, blocks, min(leading, least)
 
 
-def test_a_prompt_is_known_by_its_session() -> None:
-    """Two of one length at the same time."""
+def test_a_chain_is_found_by_session() -> None:
+    """For two prompts of equal length at the same time."""
     residency = Residency()
     for name in ("a", "b"):
         residency.on_sent(name, name, 1)
@@ -102,8 +103,8 @@ def test_a_prompt_is_known_by_its_session() -> None:
     assert [found.resident_tokens() for name in ("a", "b") if (found := residency.chain(name, 2 * B, 0))] == [2 * B, B]
 
 
-def test_without_sessions_a_prompt_is_known_by_its_depth() -> None:
-    """The one whose event ended where the prompt does. A longer one that passed there does not count."""
+def test_without_sessions_a_chain_is_found_by_depth() -> None:
+    """The chain whose event ended at the prompt's length. A longer chain through that depth does not count."""
     residency = Residency()
     residency.on_sent("a", "", 1)
     residency.on_stored([1, 2], None, B)
@@ -113,8 +114,8 @@ def test_without_sessions_a_prompt_is_known_by_its_depth() -> None:
     assert found.last_block() == 2
 
 
-def test_of_two_prompts_of_one_length_neither_is_taken() -> None:
-    """Without sessions; and what was stored before the prompt was sent is not it."""
+def test_without_sessions_an_ambiguous_depth_binds_no_chain() -> None:
+    """Nor does a chain stored before the prompt was sent."""
     residency = Residency()
     residency.on_stored([1, 2], None, B)
     residency.on_sent("a", "", 1)
@@ -124,8 +125,8 @@ def test_of_two_prompts_of_one_length_neither_is_taken() -> None:
     assert residency.chain("a", 2 * B, 0) is None
 
 
-def test_what_was_stored_before_we_listened_is_as_deep_as_the_answer_says() -> None:
-    """Three blocks were cached, one before the first event's parent is known: its depth is 48 tokens."""
+def test_reported_cached_tokens_give_the_depth_of_unknown_parents() -> None:
+    """Three blocks were cached before the first event; the reported hit of 48 tokens is their depth."""
     residency = Residency()
     residency.on_sent("a", "a", 1)
     residency.on_stored([4, 5], 3, B, session="a")
@@ -137,8 +138,8 @@ def test_what_was_stored_before_we_listened_is_as_deep_as_the_answer_says() -> N
     assert found.resident_tokens() == 2 * B
 
 
-def test_other_tokens_to_a_block() -> None:
-    """Blocks of another size continue a chain: depths are tokens."""
+def test_chains_may_mix_block_sizes() -> None:
+    """Depths are counted in tokens."""
     residency = Residency()
     residency.on_sent("a", "a", 1)
     residency.on_stored([1, 2], None, 32, session="a")
@@ -149,8 +150,8 @@ def test_other_tokens_to_a_block() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sliding_window", "mamba", "chunked_local_attention"])
-def test_only_layers_that_keep_whole_prompts_count(kind: str) -> None:
-    """Group 0 holds windows, group 1 all; what another group removes is nothing to it."""
+def test_only_full_attention_groups_count(kind: str) -> None:
+    """Group 0 holds windows, group 1 whole prompts; removals from another group change nothing."""
     residency = Residency()
     residency.on_sent("a", "a", 1)
     residency.on_stored([1, 2, 3], None, B, 0, kind, "a")
@@ -161,8 +162,8 @@ def test_only_layers_that_keep_whole_prompts_count(kind: str) -> None:
     assert found.resident_tokens() == 2 * B
 
 
-def test_what_was_reported_cached_was_held() -> None:
-    """One copy of two was removed; the answer shows that the other is there."""
+def test_mark_held_restores_reported_blocks() -> None:
+    """One copy of two was removed; the reported hit shows the other copy."""
     engine = SetEngine()
     chain = engine.serve((1, 2, 3))
     assert chain is not None
@@ -172,8 +173,8 @@ def test_what_was_reported_cached_was_held() -> None:
     assert chain.resident_tokens() == 2 * B
 
 
-def test_prompts_are_forgotten() -> None:
-    """Nothing is kept of a prompt beyond its end."""
+def test_no_state_remains_of_ended_prompts() -> None:
+    """With or without events."""
     engine = SetEngine(sessions=False)
     for i in range(100):
         engine.serve((i, 1, 2))

@@ -1,5 +1,4 @@
-"""The sliding window: no minute, wherever it begins, holds more than was let in by it; what it says of
-waiting is true."""
+"""A sliding window of 60 s: no minute exceeds the limit, and the announced wait is exact."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ def window() -> SlidingWindow:
 
 
 @given(steps=STEPS, limit=st.integers(1, 100))
-def test_no_span_of_a_minute_holds_more_than_the_limit(steps: list[tuple[float, int, int]], limit: int) -> None:
-    """Two that write their own windows, and look at both, hold one limit."""
+def test_no_minute_exceeds_the_limit(steps: list[tuple[float, int, int]], limit: int) -> None:
+    """Two writers with a window each, which read both windows, keep one limit."""
     windows, now = [window(), window()], 100.0
     let_in: list[tuple[float, int]] = []
     for pause, which, tokens in steps:
@@ -29,8 +28,8 @@ def test_no_span_of_a_minute_holds_more_than_the_limit(steps: list[tuple[float, 
 
 
 @given(steps=STEPS)
-def test_what_is_over_a_second_older_than_a_minute_does_not_count(steps: list[tuple[float, int, int]]) -> None:
-    """So that a steady caller loses a second of its minute, and no more."""
+def test_entries_older_than_61_s_do_not_count(steps: list[tuple[float, int, int]]) -> None:
+    """A steady caller loses one second of the minute, and no more."""
     one, now = window(), 100.0
     added: list[tuple[float, int]] = []
     for pause, requests, tokens in steps:
@@ -41,8 +40,8 @@ def test_what_is_over_a_second_older_than_a_minute_does_not_count(steps: list[tu
 
 
 @given(steps=STEPS, back=st.sets(st.integers(0, 59), max_size=10))
-def test_what_is_given_back_never_counted(steps: list[tuple[float, int, int]], back: set[int]) -> None:
-    """As if it had not been added; and once, also when the second that it was added in has left."""
+def test_a_refund_counts_as_never_added(steps: list[tuple[float, int, int]], back: set[int]) -> None:
+    """Once, and also after the second of the entry has left the window."""
     one, same, now = window(), window(), 100.0
     added: list[tuple[int, int]] = []
     for pause, _, tokens in steps:
@@ -59,9 +58,7 @@ def test_what_is_given_back_never_counted(steps: list[tuple[float, int, int]], b
 
 
 @given(steps=STEPS, amount=st.integers(1, 200))
-def test_when_room_is_promised_there_is_room_and_not_a_second_sooner(
-    steps: list[tuple[float, int, int]], amount: int
-) -> None:
+def test_available_at_is_exact_to_the_second(steps: list[tuple[float, int, int]], amount: int) -> None:
     windows, now = [window(), window()], 100.0
     for pause, which, tokens in steps:
         now += pause

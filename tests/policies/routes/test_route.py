@@ -1,4 +1,4 @@
-"""A route, as the YAML says it."""
+"""A route as written in YAML."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def test_a_tier_is_a_name_or_a_mapping() -> None:
 
 @pytest.mark.parametrize("off", ["off", False, None])
 def test_a_budget_can_be_switched_off(off: Any) -> None:
-    """So an operator can undo what a preset set, whichever YAML dialect reads `off`."""
+    """So an operator can undo a preset; YAML dialects read `off` differently."""
     switched = route(ttft=off, tpot=off, total=off)
     assert (switched.ttft, switched.tpot, switched.total) == (None, None, None)
 
 
 def test_on_and_off_may_arrive_as_booleans() -> None:
-    """A YAML 1.1 parser makes booleans of them."""
+    """A YAML 1.1 parser reads `on` and `off` as booleans."""
     assert route(rescue=True).rescue == "on"
     assert route(rescue=False, hedge=False) == route(rescue="off", hedge="off")
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         ({"tiers": []}, "at least 1 item"),
         ({"tiers": ["small", "small"]}, "tier 2 can never be reached: tier 1 takes every request to pool small"),
@@ -52,14 +52,14 @@ def test_on_and_off_may_arrive_as_booleans() -> None:
         ({"max_attempts": 0}, "greater than or equal to 1"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(raw: dict[str, Any], said: str) -> None:
-    """Unknown keys, promises that contradict each other, tiers that nothing can reach."""
+def test_contradictory_or_unknown_settings_are_refused(raw: dict[str, Any], message: str) -> None:
+    """Unknown keys, contradictory budgets, unreachable tiers."""
     with pytest.raises(ValidationError) as refused:
         route(**raw)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_a_pool_may_stand_in_two_tiers_under_a_condition() -> None:
+def test_a_pool_may_have_a_conditional_and_an_unconditional_tier() -> None:
     """First for short prompts, last for all."""
     tiers = [{"pool": "small", "when": {"prompt_tokens": "<= 1000"}}, "large", "small"]
     assert len(route(tiers=tiers).tiers) == 3
@@ -79,10 +79,10 @@ def test_a_pool_may_stand_in_two_tiers_under_a_condition() -> None:
         ({"limits": {"ttft_budget": "5s"}}, 9.0, 9.0),
     ],
 )
-def test_a_caller_may_tighten_its_budget_and_loosen_it_up_to_the_limit(
+def test_a_caller_can_tighten_the_ttft_budget_and_loosen_it_up_to_the_limit(
     raw: dict[str, Any], asked: float | None, got: float
 ) -> None:
-    """Without a limit of its own a route is not loosened; without a budget every wish is tighter."""
+    """Without a limit a route is never loosened; without a budget every value tightens."""
     assert route(**raw).ttft_budget(asked) == got
 
 
@@ -90,8 +90,8 @@ def test_a_caller_may_tighten_its_budget_and_loosen_it_up_to_the_limit(
     ("own", "asked", "got"),
     [("50ms", None, 0.05), ("50ms", 0.02, 0.02), ("50ms", 0.08, 0.05), ("off", None, None), ("off", 0.08, 0.08)],
 )
-def test_a_caller_may_tighten_the_pace_of_its_answer(own: str, asked: float | None, got: float | None) -> None:
-    """Not loosen it; without a budget every wish is tighter."""
+def test_a_caller_can_tighten_the_tpot_budget(own: str, asked: float | None, got: float | None) -> None:
+    """Never loosen; without a budget every value tightens."""
     assert route(tpot={"budget": own} if own != "off" else own).tpot_budget(asked) == got
 
 
@@ -100,7 +100,7 @@ def test_a_caller_may_tighten_the_pace_of_its_answer(own: str, asked: float | No
     [(None, None, None), (None, 50, 50), (100, None, 100), (100, 50, 50), (100, 500, 100)],
 )
 def test_output_tokens_are_the_default_and_the_cap(cap: int | None, asked: int | None, got: int | None) -> None:
-    """The caller's max_tokens counts below it; above it, or unsaid, the route's does."""
+    """The smaller of the caller's max_tokens and the route's; the route's if the caller sends none."""
     assert route(limits={"output_tokens": cap}).output_cap(asked) == got
 
 

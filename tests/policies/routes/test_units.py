@@ -26,14 +26,14 @@ def test_a_duration_is_seconds(text: str, seconds: float) -> None:
     assert Written(duration=text).duration == pytest.approx(seconds)  # type: ignore[arg-type]
 
 
-def test_a_duration_is_the_number_that_one_would_write_in_seconds() -> None:
-    """A budget is a bucket's name: `le="0.7"`, not 0.7000000000000001."""
+def test_a_duration_is_the_shortest_decimal_in_seconds() -> None:
+    """A budget names a histogram bucket: `le="0.7"`, not 0.7000000000000001."""
     for millis in range(1, 10_000):
         assert Written(duration=f"{millis}ms").duration == float(f"{millis}e-3")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("value", "mend"),
+    ("value", "correction"),
     [
         (800, "800 has no unit; write '800ms' or '800s'"),
         ("800", "'800' has no unit of time; write it like 250ms, 2s or 5m"),
@@ -43,21 +43,21 @@ def test_a_duration_is_the_number_that_one_would_write_in_seconds() -> None:
         (None, "write a duration like 250ms, 2s or 5m"),
     ],
 )
-def test_a_duration_without_a_unit_is_refused_with_its_mend(value: Any, mend: str) -> None:
-    """A number alone could be seconds or milliseconds: it is neither."""
-    with pytest.raises(ValidationError, match=re.escape(mend)):
+def test_a_duration_without_a_unit_is_refused_with_a_correction(value: Any, correction: str) -> None:
+    """A bare number could be seconds or milliseconds, so neither is assumed."""
+    with pytest.raises(ValidationError, match=re.escape(correction)):
         Written(duration=value)
 
 
 @pytest.mark.parametrize(("value", "share"), [("3%", 0.03), ("2.5 %", 0.025), (0.03, 0.03), ("0.03", 0.03), (0, 0.0)])
-def test_a_share_is_a_part_of_one(value: Any, share: float) -> None:
-    """Percent, or the number itself."""
+def test_a_share_is_a_fraction(value: Any, share: float) -> None:
+    """In percent, or as a number."""
     assert Written(share=value).share == pytest.approx(share)
 
 
 @pytest.mark.parametrize("value", ["3ms", "some", True])
-def test_what_is_no_share_is_refused(value: Any) -> None:
-    """`true` must not become 100 %."""
+def test_an_invalid_share_is_refused(value: Any) -> None:
+    """`true` must not become 100%."""
     with pytest.raises(ValidationError, match=r"3% or 0\.03"):
         Written(share=value)
 
@@ -72,7 +72,7 @@ def test_a_size_is_bytes(value: Any, bytes_: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["32 apples", "big", True])
-def test_what_is_no_size_is_refused(value: Any) -> None:
+def test_an_invalid_size_is_refused(value: Any) -> None:
     """`true` must not become one byte."""
     with pytest.raises(ValidationError, match=r"write .* like 32MB"):
         Written(size=value)

@@ -64,7 +64,7 @@ def test_a_refusal_names_the_condition_and_the_value(
 
 
 def test_all_conditions_must_hold() -> None:
-    """One that fails is enough to refuse, whichever it is."""
+    """A single false condition refuses."""
     both = when(prompt_tokens="<= 8000", tools=False)
     assert both.refuses(ask(), 100) is None
     assert both.refuses(ask(tools=True), 100) == "tools is true"
@@ -98,19 +98,19 @@ def test_no_condition_refuses_nothing() -> None:
     ],
 )
 def test_a_header_is_compared_as_text_number_or_flag(condition: Any, value: str | None, reason: str | None) -> None:
-    """What the condition looks like decides; the caller's own text is never repeated."""
+    """The form of the condition decides; the caller's text is never repeated."""
     headers = {} if value is None else {"x-a": value}
     assert when(**{"header.X-A": condition}).refuses(ask(headers=headers), 0) == reason
 
 
-def test_only_the_headers_that_are_read_are_named() -> None:
-    """The gateway collects these and no others, in lower case."""
+def test_headers_names_the_headers_in_conditions() -> None:
+    """The gateway collects these headers and no others, in lower case."""
     assert when(**{"header.X-Team": "web", "header.x-tier": 2, "tools": True}).headers() == {"x-team", "x-tier"}
     assert when(tools=True).headers() == set()
 
 
 @pytest.mark.parametrize(
-    ("conditions", "where", "mend"),
+    ("conditions", "where", "correction"),
     [
         (
             {"prompt_tokens": "8k"},
@@ -129,19 +129,19 @@ def test_only_the_headers_that_are_read_are_named() -> None:
         ({"promt_tokens": 3}, ("promt_tokens",), "Extra inputs are not permitted"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_its_mend(
-    conditions: dict[str, Any], where: tuple[str, ...], mend: str
+def test_an_invalid_condition_is_refused_with_a_correction(
+    conditions: dict[str, Any], where: tuple[str, ...], correction: str
 ) -> None:
-    """A condition that is not understood must not become no condition."""
+    """A misunderstood condition must not become no condition."""
     with pytest.raises(ValidationError) as refused:
         when(**conditions)
     (error,) = refused.value.errors()
     assert error["loc"] == where
-    assert mend in error["msg"]
+    assert correction in error["msg"]
 
 
-def test_it_is_dumped_as_it_is_written() -> None:
-    """What /config shows can be pasted back."""
+def test_conditions_are_dumped_as_written() -> None:
+    """The output of /config is valid input."""
     written = {"prompt_tokens": "<= 8000", "turns": 1, "tools": False, "header.X-Team": "web", "header.x-n": "1..3"}
     dumped = when(**written).model_dump()
     assert dumped == {
@@ -177,7 +177,7 @@ def test_editors_know_every_condition() -> None:
 
 @given(st.text(alphabet="<>=. 0123456789-k", max_size=12))
 def test_editors_accept_the_comparisons_that_validation_accepts(text: str) -> None:
-    """The JSON Schema's pattern and the validator agree, but for ranges that run backwards."""
+    """The JSON Schema's pattern and the validator agree, except on ranges that run backwards."""
     pattern = When.model_json_schema()["properties"]["turns"]["anyOf"][1]["pattern"]
     try:
         when(turns=text)

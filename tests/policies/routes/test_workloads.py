@@ -1,4 +1,4 @@
-"""Workload presets, and the ready-made policies that spell them out."""
+"""Workload presets, and the ready-made policy files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FILES = Path(presets.__path__[0])
         ("batch", None, None),
     ],
 )
-def test_a_workload_promises_its_budgets(workload: Workload, ttft: float | None, total: float | None) -> None:
-    """The table of the contract."""
+def test_a_workload_sets_its_budgets(workload: Workload, ttft: float | None, total: float | None) -> None:
+    """The documented table."""
     route = preset(workload, {"tiers": ["small"]})
     assert (route.ttft and route.ttft.budget, route.total and route.total.budget) == (ttft, total)
 
 
-def test_the_operator_wins_key_by_key() -> None:
-    """What is written is kept, what is left out comes from the preset, also inside a section."""
+def test_operator_settings_override_the_preset_key_by_key() -> None:
+    """Missing keys come from the preset, inside a section too."""
     route = preset("chat", {"tiers": ["small"], "ttft": {"target": 0.99}, "tpot": {"budget": "20ms"}})
     assert route.ttft is not None
     assert (route.ttft.budget, route.ttft.target) == (1.0, 0.99)
@@ -43,7 +43,7 @@ def test_the_operator_wins_key_by_key() -> None:
 
 @pytest.mark.parametrize("off", [None, "off"])
 def test_an_operator_can_switch_a_budget_off(off: Any) -> None:
-    """An explicit nothing is something that was written."""
+    """An explicit null overrides the preset."""
     assert preset("chat", {"tiers": ["small"], "ttft": off}).ttft is None
     assert preset("chat", {"tiers": ["small"], "hedge": "off"}).hedge == "off"
 
@@ -68,7 +68,7 @@ def test_every_workload_has_a_ready_made_policy() -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_ready_made_policy_is_one_route_over_known_pools(workload: Workload) -> None:
-    """It holds routes alone, so that it can be laid over any fleet with these pool names."""
+    """A policy file holds routes alone, for use with any fleet with these pool names."""
     document = ready_made(workload)
     assert list(document) == ["routes"]
     assert list(document["routes"]) == [workload]
@@ -77,14 +77,14 @@ def test_a_ready_made_policy_is_one_route_over_known_pools(workload: Workload) -
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_a_ready_made_policy_spells_its_preset_out(workload: Workload) -> None:
-    """But for tiers and limits it changes nothing, and it does not lean on the preset for anything."""
+def test_a_ready_made_policy_equals_its_preset(workload: Workload) -> None:
+    """Except for tiers and limits. Every value is written out, none is left to the preset."""
     raw = ready_made(workload)["routes"][workload]
     own = {key: raw[key] for key in ("tiers", "limits")}
     assert Route.model_validate(raw) == preset(workload, own)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_a_ready_made_policy_explains_itself_first(workload: Workload) -> None:
-    """Its head comment says for whom it is."""
+def test_a_ready_made_policy_begins_with_its_purpose(workload: Workload) -> None:
+    """In the head comment."""
     assert (FILES / f"{workload}.yaml").read_text().startswith(f"# {workload}: ")
