@@ -130,9 +130,14 @@ class Proxy:
             passthrough=route is runtime.routes.passthrough,
             cache_group=tenant.cache_group,
         )
-        strip, idle, private = hide_usage(request), defaults.stream_idle, bool(tenant.cache_group)
-        limit_at = routed.limit_at
-        relay = Relay(http, timeline, strip_usage=strip, idle=idle, private=private, limit_at=limit_at)
+        relay = Relay(
+            http,
+            timeline,
+            strip_usage=hide_usage(request),
+            idle=defaults.stream_idle,
+            masked_pools=self.runtime.current.masked_pools,
+            limit_at=routed.limit_at,
+        )
         try:
             await self.dispatcher.execute(routed, relay)
         finally:

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from backends.http.connection import WriteCoalescer
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendConfig
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Routes, Tenant
+from gateway.config.field_types import authority
 from gateway.config.models import Config, Key
 from gateway.tokenize.estimator import TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
@@ -26,6 +28,9 @@ from policies.types import Pool
 
 IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
 RECEIVE_BUFFER = 16 * 1024  # unread bytes of one upstream in the kernel
+
+
+Backends = Mapping[str, tuple[BackendConfig, Backend]]  # by pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +53,18 @@ class Runtime:
     pools: Mapping[str, Pool]
     routes: Routes
     keys: Keys
+    masked_pools: frozenset[str]  # whose answers must not tell a caller which part of a prompt was cached
     upstreams: Mapping[str, Upstream]
     wanted_headers: frozenset[str]  # request headers read by a tier's `when`
-    backends: Mapping[str, tuple[BackendConfig, Backend]]
+    backends: Backends
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
 
     def with_stored_keys(self, stored: Iterable[Key]) -> Runtime:
         """Returns the same Runtime with keys of Redis beside the keys of the file."""
-        return replace(self, keys=Keys(tenants(self.config, stored), closed=self.config.keyed))
+        known = tenants(self.config, stored)
+        masked = masked_pools(self.config, self.routes, self.backends, known)
+        return replace(self, keys=Keys(known, closed=self.config.keyed), masked_pools=masked)
 
 
 @dataclass(slots=True)
@@ -77,12 +85,14 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         for endpoint, address in config.addresses().items()
     }
     connections = {address: known.get(address) or _connections(address, coalescer) for address in addresses.values()}
+    known_keys = tenants(config)
     by_endpoint = {endpoint: connections[address] for endpoint, address in addresses.items()}
     return Runtime(
         config=config,
         pools={pool.name: pool for pool in config.fleet()},
         routes=routes,
-        keys=Keys(tenants(config), closed=config.keyed),
+        keys=Keys(known_keys, closed=config.keyed),
+        masked_pools=masked_pools(config, routes, backends, known_keys),
         upstreams=_upstreams(config, by_endpoint, backends),
         wanted_headers=routes.wanted_headers(),
         backends=backends,
@@ -115,9 +125,7 @@ def _connections(address: UpstreamAddress, coalescer: WriteCoalescer) -> Connect
     )
 
 
-def _upstreams(
-    config: Config, connections: Mapping[str, ConnectionPool], backends: Mapping[str, tuple[BackendConfig, Backend]]
-) -> Mapping[str, Upstream]:
+def _upstreams(config: Config, connections: Mapping[str, ConnectionPool], backends: Backends) -> Mapping[str, Upstream]:
     publishing = config.kv_events()
     return {
         endpoint.id: Upstream(
@@ -153,6 +161,34 @@ def tenants(config: Config, stored: Iterable[Key] = ()) -> tuple[Tenant, ...]:
             key.limits,
         )
         for key in by_name.values()
+    )
+
+
+def masked_pools(config: Config, routes: Routes, backends: Backends, tenants: Iterable[Tenant]) -> frozenset[str]:
+    """Pools without salts in whose cache several cache groups meet.
+
+    A server keeps a cache per model, and a provider per credential too: pools where these are equal share a cache. The
+    passthrough route, and a pool without a model, may reach any model.
+    """
+    groups: dict[str | None, set[str]] = defaultdict(set)  # by route; None: every route
+    for tenant in tenants:
+        for name in (None,) if tenant.routes is None else tenant.routes:
+            if len(groups[name]) < 2:
+                groups[name].add(tenant.cache_group)
+    uses: dict[object, list[tuple[str, str, set[str]]]] = defaultdict(list)  # by server and credential
+    for route in routes.all:
+        users = groups[None] | groups[route.name]
+        for pool in {tier.pool for tier in route.tiers if users and not backends[tier.pool][1].salted}:
+            section, wanted = config.pools[pool], backends[pool][0]
+            credential = (wanted.api_key, *sorted(wanted.headers.items())) if section.kind.needs_key else ()
+            for url in section.urls:
+                model = "" if route is routes.passthrough else section.model
+                uses[authority(url), credential].append((pool, model, users))
+    return frozenset(
+        pool
+        for met in uses.values()
+        for pool, model, _ in met
+        if len(set().union(*(users for _, other, users in met if not model or not other or model == other))) > 1
     )
 
 

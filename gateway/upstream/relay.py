@@ -37,8 +37,8 @@ ALLOWED = ("content-type", "content-encoding")
 class Relay:
     """An answer on the way to a client. `done` is resolved at the end, or gets the error if there is no answer.
 
-    `idle`: seconds without a byte until the answer is given up. `private`: there are several tenants, and only a
-    backend with separate caches may report the cached part of a prompt. `limit_at`: end of the time for the answer.
+    `idle`: seconds without a byte until the answer is given up. `masked_pools`: pools whose backends may not tell a
+    caller which part of a prompt was cached. `limit_at`: end of the time for the answer.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Relay:
         *,
         strip_usage: bool,
         idle: float,
-        private: bool = False,
+        masked_pools: frozenset[str] = frozenset(),
         limit_at: float = FOREVER,
     ) -> None:
         self.loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ class Relay:
         self.writer = http.writer
         self.transport = http.writer.transport
         self.strip_usage = strip_usage
-        self.private = private
+        self.masked_pools = masked_pools
         self.idle = idle
         self.limit_at = limit_at
         self.begun = False
@@ -104,7 +104,8 @@ class Relay:
             rewriter = UsageStripper() if self.strip_usage else WholeEvents()
         elif backend.secret:
             rewriter = SecretMasker(backend.secret)
-        return CachedCountMasker(rewriter) if self.private and not backend.salted else rewriter
+        masked = self.winner.attempt.candidate.endpoint.pool in self.masked_pools
+        return CachedCountMasker(rewriter) if masked else rewriter
 
     def release(self) -> None:
         """Detach from the connection, which may serve another request next."""

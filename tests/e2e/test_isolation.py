@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway
+from gateway.config.models import Config
 from gateway.observe.record import Record
 from policies.types import Health
 from tests.gateway.builders import Caller, calling, last, post
-from tests.support.gateways import pool, running
+from tests.support.gateways import document, pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
 
@@ -191,7 +194,7 @@ async def answer(caller: Caller, raw: bytes, stream: bool) -> bytes:
 
 
 async def test_cached_counts_of_an_api_are_masked() -> None:
-    """An API has one cache for all callers. The gateway still meters the counts; similar content stays."""
+    """An API has one cache for all its callers. The gateway still meters the counts; similar content stays."""
     whole = [reply(WHOLE, "200 OK", "content-type: application/json")]
     async with Upstream(whole) as upstream, running({"api": pool(upstream.url)}, keys=KEYS) as gateway:
         assert await body_of_answer(gateway, A) == WHOLE.replace(REPORTED, MASKED)
@@ -203,6 +206,51 @@ async def test_cached_counts_of_an_api_are_masked() -> None:
         usage_requested = await body_of_answer(gateway, A, stream=True, stream_options={"include_usage": True})
         assert usage_requested == (CONTENT + END + ASKED + b"data: [DONE]\n\n").replace(REPORTED, MASKED)
         assert last(gateway).cached_tokens_reported == 1920
+
+
+def of(*names: str, **routes: list[str]) -> list[dict[str, Any]]:
+    """Keys by name, with the routes given by name."""
+    return [
+        {**key, **({"routes": routes[key["name"]]} if key["name"] in routes else {})}
+        for key in KEYS
+        if key["name"] in names
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        (of("a"), True),
+        (of("mate", "other"), True),
+        (of("a", "b", a=["chat"], b=["lab"]), True),
+        (of("a", "b"), False),
+        (of("a", "b", b=["chat"]), False),
+        (of("mate", "mates"), False),
+    ],
+)
+async def test_cached_counts_are_shown_where_one_cache_group_uses_the_api(
+    keys: list[dict[str, Any]], shown: bool, stream: bool
+) -> None:
+    """One key, the keys of one group, keys with routes of their own: nobody else's prompts are in that cache."""
+    script = [*STREAM, LAST_CHUNK] if stream else [reply(WHOLE)]
+    said = CONTENT + END + ASKED + b"data: [DONE]\n\n" if stream else WHOLE
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    routes = {"chat": {"tiers": ["api"]}, "lab": {"tiers": ["lab"]}}
+    async with Upstream(script) as upstream:
+        pools = {"api": pool(upstream.url), "lab": pool("http://127.0.0.1:9")}
+        async with running(pools, routes, keys=keys) as gateway:
+            key = {"a": A, "mates": "sk-mates", "mate": MATE}[keys[0]["name"]]
+            seen = await body_of_answer(gateway, key, **options)
+    assert seen == (said if shown else said.replace(REPORTED, MASKED))
+
+
+async def test_a_second_cache_group_hides_the_counts_from_its_first_moment() -> None:
+    """A reload adds a key, and takes it away again."""
+    async with Upstream([reply(WHOLE)]) as upstream, running({"api": pool(upstream.url)}, keys=of("a")) as gateway:
+        for keys, shown in ((of("a"), True), (of("a", "b"), False), (of("a"), True)):
+            await gateway.apply_config(Config.model_validate(document({"api": pool(upstream.url)}, keys=keys)))
+            assert (REPORTED in await body_of_answer(gateway, A)) is shown
 
 
 async def test_open_mode_forwards_cached_counts_of_an_api() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.config.models import Config
+from typing import Any
+
+import pytest
+
+from gateway.config.models import Config, Key
 from gateway.runtime import build_runtime
 from policies.types import Price
 from tests.support.gateways import document, pool
@@ -27,3 +31,47 @@ def test_what_has_not_changed_is_the_same_object_in_the_next_runtime() -> None:
     old, new = list(before.upstreams.values()), list(after.upstreams.values())
     assert (new[0].connections is old[0].connections, new[1].connections is old[1].connections) == (True, False)
     assert [after.backends[name] is before.backends[name] for name in ("a", "b")] == [True, True]
+
+
+URL, OTHER_URL = "http://127.0.0.1:1", "http://127.0.0.1:2"
+API: dict[str, Any] = {"backend": "openai", "model": "gpt", "api_key": "sk-1"}
+TWO_TENANTS = {"a": ["one"], "b": ["two"]}  # routes by key
+
+
+@pytest.mark.parametrize(
+    ("pools", "keys", "masked"),
+    [
+        ({"one": pool(URL), "two": pool(OTHER_URL)}, TWO_TENANTS, set()),
+        ({"one": pool(URL), "two": pool(OTHER_URL)}, {"a": None, "b": ["two"]}, {"two"}),
+        ({"one": pool(URL), "two": pool(OTHER_URL)}, {"a": None, "b": None}, {"one", "two"}),
+        ({"one": pool(URL), "two": pool(URL)}, TWO_TENANTS, {"one", "two"}),  # one server under two names
+        ({"one": pool(URL), "two": pool(URL, model="other")}, TWO_TENANTS, set()),  # a cache per model
+        ({"one": pool(URL), "two": pool(URL, model="")}, TWO_TENANTS, {"one", "two"}),  # any model
+        ({"one": pool(URL), "two": pool(URL, api_key="sk-2")}, TWO_TENANTS, {"one", "two"}),  # an engine of ours
+        ({"one": API, "two": API}, TWO_TENANTS, {"one", "two"}),
+        ({"one": API, "two": {**API, "api_key": "sk-2"}}, TWO_TENANTS, set()),  # two accounts at a provider
+        ({"one": pool(URL), "two": pool(URL)}, {"a": ["one"], "b": []}, set()),
+        ({"one": pool(URL, backend="vllm"), "two": pool(URL, backend="vllm")}, TWO_TENANTS, set()),  # salted
+        ({"one": API, "two": {**API, "model": "unlike"}}, {"a": ["one"], "b": ["passthrough"]}, {"one", "two"}),
+    ],
+)
+def test_counts_are_masked_where_cache_groups_meet(
+    pools: dict[str, Any], keys: dict[str, list[str] | None], masked: set[str]
+) -> None:
+    """In one cache: of a server, a credential and a model."""
+    routes = {name: {"tiers": [name]} for name in pools}
+    listed = [
+        {"name": name, "sha256": f"{i:064x}"} | ({} if allowed is None else {"routes": allowed or ["neither"]})
+        for i, (name, allowed) in enumerate(keys.items())
+    ]
+    config = Config.model_validate(document(pools, routes, keys=listed, passthrough="two"))
+    assert build_runtime(config).masked_pools == masked
+
+
+def test_keys_of_redis_count_as_the_file_s_do() -> None:
+    """Two keys in Redis, two groups."""
+    runtime = build_runtime(
+        Config.model_validate(document({"one": pool(URL)}, state={"redis": "redis://x", "keys": "redis"}))
+    )
+    stored = [Key(name=name, sha256=f"{i:064x}") for i, name in enumerate("ab")]
+    assert [runtime.with_stored_keys(stored[:n]).masked_pools for n in range(3)] == [set(), set(), {"one"}]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.stream.redaction import CachedCountMasker, SecretMasker, UsageStripper
@@ -51,6 +52,109 @@ def test_it_does_not_matter_where_the_bytes_were_torn(cuts: list[int]) -> None:
     places = sorted({0, len(body), *(cut % len(body) for cut in cuts)})
     reads = [body[start:end] for start, end in pairwise(places)]
     assert read(CachedCountMasker(), *reads) == read(CachedCountMasker(), body)
+
+
+NAMES = ("usage", "timings", "cached_tokens", "cache_n", "prompt_n", "prompt_cache_hit_tokens", " cache", "tokens", "a")
+
+
+def members(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(NAMES), values, max_size=4)
+
+
+NUMBERS = st.integers(-5000, 5000) | st.floats(allow_nan=False, allow_infinity=False)
+TEXTS = st.sampled_from(["usage", '"usage":{"cache":1}', "\\", 'a"b', "é", "", "x" * 300])
+VALUES = st.recursive(NUMBERS | TEXTS | st.none() | st.booleans(), lambda v: st.lists(v, max_size=3) | members(v))
+
+
+def hidden(value: Any, section: str = "", masked: bool = False) -> Any:
+    """What a caller may read of a JSON value: the rule, on decoded values."""
+    if isinstance(value, list):
+        return [hidden(each, section, masked) for each in value]
+    if isinstance(value, dict):
+        found = {}
+        for name, each in value.items():
+            is_count = "cache" in name if section else False
+            is_count = is_count or (section == "timings" and name.startswith("prompt_"))
+            opens = name if not section and name in ("usage", "timings") and isinstance(each, dict | list) else section
+            found[name] = hidden(each, opens, masked or is_count)
+        return found
+    return 0 if masked and type(value) in (int, float) else value
+
+
+def spelled(value: Any, draw: Any) -> str:
+    """JSON in one of its spellings: blanks, line ends of an event, escapes in names."""
+
+    def gap() -> str:
+        return str(draw(st.sampled_from(["", " ", "\t", "\ndata:", "\r\ndata: "])))
+
+    if isinstance(value, dict):
+        pairs = (f"{gap()}{name_of(name, draw)}{gap()}:{gap()}{spelled(each, draw)}" for name, each in value.items())
+        return f"{{{','.join(pairs)}{gap()}}}"
+    if isinstance(value, list):
+        return f"[{gap()}{','.join(spelled(each, draw) for each in value)}{gap()}]"
+    return json.dumps(value, ensure_ascii=draw(st.booleans()))
+
+
+def name_of(name: str, draw: Any) -> str:
+    return '"' + "".join(f"\\u{ord(c):04x}" if draw(st.booleans()) else c for c in name) + '"'
+
+
+def decoded(event: bytes) -> Any:
+    lines = event.replace(b"\r\n", b"\n").rstrip(b"\n").split(b"\n")
+    return json.loads(b"\n".join(line.removeprefix(b"data:") for line in lines))
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_no_spelling_of_a_count_passes_and_nothing_else_is_touched(data: st.DataObject) -> None:
+    """Whatever the blanks, escapes, lines and reads: the values by the rule, each byte in its place."""
+    values = data.draw(st.lists(members(VALUES), min_size=1, max_size=3))
+    events = [b"data: " + spelled(value, data.draw).encode() + b"\n\n" for value in values]
+    stream = b"".join(events)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8))
+    masked = read(CachedCountMasker(), *[stream[a:b] for a, b in pairwise(sorted({0, *cuts, len(stream)}))])
+    assert len(masked) == len(stream)
+    assert all(new == old or new in b"0 " for new, old in zip(masked, stream, strict=True))
+    at = 0
+    for value, event in zip(values, events, strict=True):
+        assert decoded(masked[at : at + len(event)]) == hidden(value)
+        at += len(event)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": [{"logprobs": {"top_logprobs": [{" cache": -0.5, "cached": -1.5}]}}]},
+        {"choices": [{"message": {"parsed": {"cache": 3}}}], "cached": 7},
+        {"usage": {"prompt_tokens": 9, "total_tokens": 12}, "timings": {"predicted_n": 3, "predicted_ms": 4.5}},
+        {"usage": None, "choices": [{"logprobs": {" cache": -0.5}}]},
+    ],
+)
+def test_a_number_elsewhere_is_no_count(body: dict[str, Any]) -> None:
+    """A token of the answer may be named "cache"; the names of counts mean something in `usage` and `timings` alone."""
+    raw = json.dumps(body).encode()
+    assert read(CachedCountMasker(), raw) == raw
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        ({"usage": {"details": {"cached_tokens": 5}}}, {"usage": {"details": {"cached_tokens": 0}}}),
+        ({"usage": {"cached_details": {"text": 5, "b": 1}}}, {"usage": {"cached_details": {"text": 0, "b": 0}}}),
+        ({"usage": {"cache_read_input_tokens": 5}}, {"usage": {"cache_read_input_tokens": 0}}),
+        ({"usage": {"prompt_cache_hit_tokens": 5}}, {"usage": {"prompt_cache_hit_tokens": 0}}),
+        ({"usage": {"prompt_cache_miss_tokens": 5}}, {"usage": {"prompt_cache_miss_tokens": 0}}),
+        ({"x_groq": {"usage": {"cached_tokens": 5}}}, {"x_groq": {"usage": {"cached_tokens": 0}}}),
+        ({"choices": [{"usage": {"cached_tokens": 5}}]}, {"choices": [{"usage": {"cached_tokens": 0}}]}),
+        (
+            {"timings": {"cache_n": 236, "prompt_n": 1, "prompt_ms": 30.9, "predicted_n": 35}},
+            {"timings": {"cache_n": 0, "prompt_n": 0, "prompt_ms": 0, "predicted_n": 35}},
+        ),
+    ],
+)  # fmt: skip
+def test_a_count_is_masked_under_the_names_of_each_server(said: dict[str, Any], seen: dict[str, Any]) -> None:
+    """OpenAI, xAI, Anthropic, DeepSeek, Groq, Moonshot; llama.cpp, whose `prompt_n` is what was not cached."""
+    assert json.loads(read(CachedCountMasker(), json.dumps(said).encode())) == seen
 
 
 def test_whole_events_pass_at_once() -> None:
