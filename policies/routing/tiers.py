@@ -6,6 +6,8 @@ Rules:
   qualifying tiers: quality the first, cost the cheapest, latency the fastest.
 - Within a tier the route's scorer ranks. Ties are broken by the sequence number of the request, so equal idle
   endpoints share the load.
+- A half-open endpoint of the chosen tier gets the next request expected in time there, whatever the scorer prefers: a
+  restarted engine is back at once. After a failed trial the request goes to the second of the ranking.
 - An endpoint of the chosen tier without a first token for PROBE_AFTER seconds, while another had some, is probed by a
   request in PROBE_EVERY, if expected in time there too.
 - The ranking is complete, because failover never asks again: qualifying endpoints of the chosen tier, then of the
@@ -46,7 +48,7 @@ SHORTEST_WAIT, LONGEST_WAIT = 0.1, 30.0  # s, bounds of Retry-After: shorter inv
 PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests per probe
 RECHECK = 1.0  # s until another try of an endpoint down or half-open: about a probe interval
 
-_PLACE = Placement.PLACE  # a member is slow to look up in an enumeration
+_PLACE, _PROBING = Placement.PLACE, Health.PROBING  # a member is slow to look up in an enumeration
 
 
 def decide(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView, now: float) -> Decision:
@@ -89,8 +91,8 @@ def _walk(found: CandidateSet, qualifying: list[TierCandidates], others: TierCan
         fallback_count += sum(map(len, qualifying[1:]))
     fallbacks = partial(_fallbacks, found, qualifying, others, numbers)
     ranking: Sequence[Candidate] = _by_score(found, qualifying[0], numbers, fallbacks, fallback_count)
-    if not tie_break(found.queued.sequence, "probe") % PROBE_EVERY and (stale := _stale(found, qualifying[0])):
-        ranking = _with_probe(stale, ranking)
+    if (probed := _probed(found, qualifying[0])) is not None:
+        ranking = _with_probe(probed, ranking)
     chosen = ranking[0]
     return _decision(found, _PLACE, ranking, f"tier {chosen.tier + 1}: {chosen.reason}")
 
@@ -113,21 +115,30 @@ def _fallbacks(
     return after + _by_probability(found, others)
 
 
+def _probed(found: CandidateSet, tier: TierCandidates) -> Candidate | None:
+    """The endpoint that this request should probe: half-open, or with an untested prediction; mostly none."""
+    for candidate in tier:
+        if candidate.load.health is _PROBING:
+            return candidate
+    return None if tie_break(found.queued.sequence, "probe") % PROBE_EVERY else _stale(found, tier)
+
+
 def _stale(found: CandidateSet, tier: TierCandidates) -> Candidate | None:
-    """The endpoint to be probed by this request, because an untested prediction stays wrong; mostly none."""
+    """The endpoint longest without a first token, because an untested prediction stays wrong."""
     limit = found.now - PROBE_AFTER
     oldest = min(tier, key=lambda candidate: candidate.load.last_token_at)
     stale = oldest.load.last_token_at < limit <= max(candidate.load.last_token_at for candidate in tier)
     return oldest if stale and not oldest.load.prefilling else None
 
 
-def _with_probe(stale: Candidate, ranking: Sequence[Candidate]) -> list[Candidate]:
-    """The ranking with the stale endpoint first."""
-    first, probe = ranking[0], next(each for each in ranking if each.endpoint is stale.endpoint)
+def _with_probe(probed: Candidate, ranking: Sequence[Candidate]) -> list[Candidate]:
+    """The ranking with the probed endpoint first."""
+    first, probe = ranking[0], next(each for each in ranking if each.endpoint is probed.endpoint)
     others = [each for each in ranking if each is not probe]
     if probe is not first:
         others[0] = replace(first, reason=f"{first.reason}; the first but for a probe")
-    return [replace(probe, reason=f"probe, not heard of lately: {probe.reason}"), *others]
+    why = "half-open" if probed.load.health is _PROBING else "not heard of lately"
+    return [replace(probe, reason=f"probe, {why}: {probe.reason}"), *others]
 
 
 def _baseline(found: CandidateSet) -> Decision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.types import Load, RequestView
+from policies.types import Health, Load, RequestView
 from tests.policies.deciding import DecisionScenario, budget
 
 REQUESTS = 4000
@@ -33,6 +33,13 @@ def test_an_endpoint_with_a_recent_token_or_a_prefill_is_not_probed() -> None:
     """A first token within 20 s, or a prompt in prefill."""
     assert share(world(slow=Load(last_token_at=80.0)), "slow") == 0
     assert share(world(slow=Load(last_token_at=60.0, prefilling=1)), "slow") == 0
+
+
+def test_a_half_open_endpoint_gets_the_next_request() -> None:
+    """A restarted engine is back at once, though the caches of its peers are warmer; only one trial runs at a time."""
+    half_open = Load(last_token_at=99.0, health=Health.PROBING)
+    assert share(world(slow=half_open), "slow") == 1
+    assert share(world(late=half_open), "late") == 0, "never at the price of a deadline"
 
 
 def test_a_request_that_would_be_late_does_not_probe() -> None:
