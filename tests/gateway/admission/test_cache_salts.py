@@ -1,4 +1,4 @@
-"""Whose prompts are cached under which name."""
+"""Cache salts: prompts of different cache groups never share cached blocks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SECRETS = pytest.mark.parametrize("secret", ["", "a configured secret"])
 
 
 @SECRETS
-def test_every_key_has_a_name_of_its_own_but_those_of_a_group(secret: str) -> None:
-    """To share is the operator's word, for every key that does."""
+def test_every_key_has_its_own_salt_except_within_a_group(secret: str) -> None:
+    """Sharing needs a configured cache group."""
     salts = CacheSalts(secret, ALL)
     a, b, web, web2 = (salts.salt(member) for member in ALL)
     assert web == web2
@@ -29,25 +29,25 @@ def test_every_key_has_a_name_of_its_own_but_those_of_a_group(secret: str) -> No
 
 
 @SECRETS
-def test_a_key_that_is_called_as_a_group_is_no_member(secret: str) -> None:
+def test_a_key_named_like_a_group_is_no_member(secret: str) -> None:
     salts = CacheSalts(secret, [*ALL, key("web")])
     assert salts.salt(key("web")) != salts.salt(WEB)
 
 
 @SECRETS
-def test_a_name_is_one_that_engines_take(secret: str) -> None:
-    """vLLM refuses `@ / \\ NUL`, and more than 128 characters."""
+def test_a_salt_is_valid_for_engines(secret: str) -> None:
+    r"""vLLM refuses `@ / \ NUL`, and more than 128 characters."""
     assert re.fullmatch(r"[0-9a-f]{32}", CacheSalts(secret, ALL).salt(A))
 
 
 @SECRETS
-def test_replicas_and_restarts_agree(secret: str) -> None:
-    """In whatever order the keys were written."""
+def test_replicas_and_restarts_compute_equal_salts(secret: str) -> None:
+    """In any order of the configured keys."""
     assert [CacheSalts(secret, ALL).salt(m) for m in ALL] == [CacheSalts(secret, ALL[::-1]).salt(m) for m in ALL]
 
 
-def test_a_key_that_comes_or_goes_empties_no_other_groups_caches() -> None:
-    """But those of its own group, unless a secret is configured."""
+def test_an_added_key_changes_only_the_salt_of_its_group() -> None:
+    """With a configured secret, no salt at all."""
     more = [*ALL, key("c"), key("shop", "web")]
     before, after = CacheSalts("", ALL), CacheSalts("", more)
     assert (before.salt(A), before.salt(B)) == (after.salt(A), after.salt(B))
@@ -55,8 +55,8 @@ def test_a_key_that_comes_or_goes_empties_no_other_groups_caches() -> None:
     assert CacheSalts("configured", ALL).salt(WEB) == CacheSalts("configured", more).salt(WEB)
 
 
-def test_a_name_tells_nobody_elses() -> None:
-    """It depends on what only the operator has: the keys' digests, or the secret."""
+def test_a_salt_cannot_be_computed_from_key_names() -> None:
+    """A salt depends on the digests of the keys, or on the secret."""
     assert CacheSalts("", [key("a", text="sk-one")]).salt(key("a", text="sk-one")) != CacheSalts("", [A]).salt(A)
     assert CacheSalts("one secret", ALL).salt(A) != CacheSalts("other secret", ALL).salt(A)
-    assert CacheSalts("", []).salt(A) == CacheSalts("", [A]).salt(A)  # a key that came later has its own digest
+    assert CacheSalts("", []).salt(A) == CacheSalts("", [A]).salt(A)  # a key added later has its own digest

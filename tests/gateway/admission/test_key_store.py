@@ -1,4 +1,4 @@
-"""Keys in Redis: what `firsttoken keys` does there is seen by a running gateway, and what Redis loses is not."""
+"""API keys in Redis: changes by `firsttoken keys` reach a running gateway, and data lost by Redis revokes no key."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SEEN = 2.5  # s
 
 
 @asynccontextmanager
-async def watched(server: RedisServer) -> AsyncIterator[tuple[RedisClient, list[list[str]]]]:
-    """The names of the keys, each time they change."""
-    told: list[list[str]] = []
+async def watching(server: RedisServer) -> AsyncIterator[tuple[RedisClient, list[list[str]]]]:
+    """A keyring; the list receives the names of the keys at each change."""
+    changes: list[list[str]] = []
     link = RedisClient(server.url)
-    ring = Keyring(link, lambda: told.append([key.name for key in ring.known]))
+    ring = Keyring(link, lambda: changes.append([key.name for key in ring.known]))
     link.start()
     ring.start()
     await eventually(lambda: link.up)
     try:
-        yield link, told
+        yield link, changes
     finally:
         await ring.close()
         await link.close()
@@ -49,41 +49,41 @@ def key(name: str, **more: Any) -> Key:
     return Key(name=name, sha256=hashlib.sha256(name.encode()).hexdigest(), **more)
 
 
-async def test_changes_are_seen() -> None:
-    async with redis_server() as server, watched(server) as (link, told):
+async def test_added_and_revoked_keys_are_noticed() -> None:
+    async with redis_server() as server, watching(server) as (link, changes):
         assert await link.call(lambda redis: keyring.add(redis, key("a")))
         assert not await link.call(lambda redis: keyring.add(redis, key("a")))
-        await eventually(lambda: told == [["a"]], SEEN)
+        await eventually(lambda: changes == [["a"]], SEEN)
         await link.call(lambda redis: keyring.add(redis, key("b", routes=("chat",))))
-        await eventually(lambda: told[-1] == ["a", "b"], SEEN)
+        await eventually(lambda: changes[-1] == ["a", "b"], SEEN)
         assert await link.call(lambda redis: keyring.revoke(redis, "a"))
         assert not await link.call(lambda redis: keyring.revoke(redis, "a"))
-        await eventually(lambda: told[-1] == ["b"], SEEN)
+        await eventually(lambda: changes[-1] == ["b"], SEEN)
 
 
-async def test_what_redis_has_lost_is_not_revoked(caplog: pytest.LogCaptureFixture) -> None:
-    """It came back empty: the last known keys hold, and a line says so."""
-    async with redis_server() as server, watched(server) as (link, told):
+async def test_keys_lost_by_redis_are_not_revoked(caplog: pytest.LogCaptureFixture) -> None:
+    """Redis came back empty: the last known keys hold, and one log line says so."""
+    async with redis_server() as server, watching(server) as (link, changes):
         await link.call(lambda redis: keyring.add(redis, key("a")))
-        await eventually(lambda: told, SEEN)
+        await eventually(lambda: changes, SEEN)
         server.kill()
         await server.start()
         await eventually(lambda: "has lost the keys" in caplog.text, 8)
-        assert told == [["a"]]
+        assert changes == [["a"]]
 
 
-async def test_what_is_no_key_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Another version's, say: the others hold. Its digest is not in the log."""
-    async with redis_server() as server, watched(server) as (link, told):
+async def test_an_invalid_key_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """For example a key of another version. Other keys hold; the digest is not logged."""
+    async with redis_server() as server, watching(server) as (link, changes):
         await link.call(lambda redis: redis.hset(keyring.HASH, "odd", json.dumps({"name": "odd", "sha256": "CANARY"})))
         await link.call(lambda redis: keyring.add(redis, key("a")))
-        await eventually(lambda: told == [["a"]], SEEN)
+        await eventually(lambda: changes == [["a"]], SEEN)
     assert "'odd'" in caplog.text
     assert "CANARY" not in caplog.text
 
 
-async def test_a_gateway_lets_in_who_has_a_key_in_redis_and_nobody_else() -> None:
-    """Also before there is one: no keys in Redis is not open. Keys of the file stand beside them, and before them."""
+async def test_a_gateway_admits_keys_in_redis_and_in_the_file_only() -> None:
+    """With no key in Redis yet, requests are refused. Keys of the file precede keys in Redis of the same name."""
     written = [{"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest()}]
     async with redis_server() as server:
         state = {"redis": server.url, "keys": "redis"}
@@ -100,7 +100,7 @@ async def test_a_gateway_lets_in_who_has_a_key_in_redis_and_nobody_else() -> Non
             await eventually(lambda: gateway.runtime.current.keys.tenants, SEEN)
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             assert gateway.runtime.current.keys.tenants[0].limits is not None
-            await gateway.apply_config(gateway.config)  # a reload keeps them
+            await gateway.apply_config(gateway.config)  # a reload keeps the keys
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             server.kill()
             await eventually(lambda: not gateway.redis.up)  # type: ignore[union-attr]
@@ -136,20 +136,20 @@ def config(path: Path, redis: str, more: str = "") -> str:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = main(["keys", *arguments])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    message = capsys.readouterr()
+    return code, message.out, message.err
 
 
-async def test_a_key_is_printed_once_and_its_digest_alone_is_kept(
+async def test_a_key_is_printed_once_and_only_its_digest_is_stored(
     server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config(tmp_path / "f.yaml", server.url)
 
-    async def said(*arguments: str) -> tuple[int, str, str]:
+    async def run_keys(*arguments: str) -> tuple[int, str, str]:
         return await asyncio.to_thread(run, capsys, *arguments)
 
     limits = ("--routes", "chat", "--requests-per-minute", "60", "--monthly-cost-usd", "2.5")
-    code, out, err = await said("add", "web", *limits, "--config", file)
+    code, out, err = await run_keys("add", "web", *limits, "--config", file)
     text = out.strip()
     assert (code, len(text) > 40, text in err) == (0, True, False)
     async with server.client() as client:
@@ -163,20 +163,20 @@ async def test_a_key_is_printed_once_and_its_digest_alone_is_kept(
         }
         everything = " ".join([str(await client.hgetall(name)) for name in await client.keys("*")])
         assert text not in everything
-    code, out, _ = await said("list", "--config", file)
+    code, out, _ = await run_keys("list", "--config", file)
     assert code == 0
     assert out.splitlines()[1].split() == ["web", "chat", "60", "-", "-", "2.5", "-"]
     assert kept["sha256"] not in out
-    code, _, err = await said("add", "web", "--config", file)
+    code, _, err = await run_keys("add", "web", "--config", file)
     assert (code, err) == (2, "there is a key 'web' already; revoke it first\n")
-    code, _, err = await said("revoke", "wbe", "--config", file)
+    code, _, err = await run_keys("revoke", "wbe", "--config", file)
     assert (code, err) == (2, "there is no key 'wbe'; did you mean 'web'?\n")
-    assert (await said("revoke", "web", "--config", file))[:2] == (0, "revoked web\n")
-    assert len((await said("list", "--config", file))[1].splitlines()) == 1
+    assert (await run_keys("revoke", "web", "--config", file))[:2] == (0, "revoked web\n")
+    assert len((await run_keys("list", "--config", file))[1].splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["add", "x", "--routes", "caht"], "--routes: no route 'caht'; did you mean 'chat'?"),
         (["add", "two words"], "--name: Value error, a name is sent in a header: visible ASCII without spaces only"),
@@ -186,12 +186,12 @@ async def test_a_key_is_printed_once_and_its_digest_alone_is_kept(
         (["list"], "redis redis://127.0.0.1:1: "),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_invalid_command_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = f"keys: [{{name: own, sha256: '{'0' * 64}'}}]\n"
     file = config(tmp_path / "f.yaml", "redis://:CANARY@127.0.0.1:1", own)
     code, out, err = run(capsys, *arguments, "--config", file)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(said)
+    assert err.startswith(message)
     assert "CANARY" not in err

@@ -1,4 +1,4 @@
-"""What a caller reads of its quota, on answers and refusals, and what a request is taken for."""
+"""Quota headers on answers and refusals, and the claim of a request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("limit", "wait", "type", "code", "said", "headers"),
+    ("limit", "wait", "type", "code", "message", "headers"),
     [
         (
             QuotaLimit.REQUESTS,
@@ -85,16 +85,16 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
         ),
     ],
 )
-def test_a_refusal_says_which_limit_and_what_will_help(
-    limit: QuotaLimit, wait: float | None, type: str, code: str, said: str, headers: dict[str, str]
+def test_a_refusal_names_the_limit_and_the_remedy(
+    limit: QuotaLimit, wait: float | None, type: str, code: str, message: str, headers: dict[str, str]
 ) -> None:
     limits = KeyLimits(9, 50, 2, 5 * NANO)
     found = refusal(made(limits, Verdict(limit, wait)), limit)
     assert (found.status, found.type, found.code, found.headers) == (429, type, code, headers)
-    assert said in found.message
+    assert message in found.message
 
 
-def test_only_limits_that_there_are_have_headers() -> None:
+def test_headers_show_configured_limits_only() -> None:
     verdict = Verdict(None, None, 3, 40, 61.0, 0.25)
     assert list(quota_headers(made(KeyLimits(concurrent=1), verdict))) == []
     assert "\r\n".join(quota_headers(made(KeyLimits(requests=9, tokens=50), verdict))).split("\r\n") == [
@@ -107,7 +107,7 @@ def test_only_limits_that_there_are_have_headers() -> None:
     ]
 
 
-def test_claimed_is_what_it_may_take_where_it_takes_most() -> None:
+def test_a_claim_is_the_maximum_over_pools() -> None:
     blocks = PrefixBlocks((), 16, 1.0)
     pools = {"a": PoolEstimate(100, blocks, 100, 1), "b": PoolEstimate(120, blocks, 120, 1)}
     priced = {name: Pool(name, "served", (), price=Price(1.0, each)) for name, each in (("a", 10.0), ("b", 1.0))}
@@ -119,8 +119,8 @@ def test_claimed_is_what_it_may_take_where_it_takes_most() -> None:
 # --------------------------------------------------------------------------- through the gateway
 
 
-async def test_an_answer_says_what_is_left_and_a_refusal_is_counted() -> None:
-    """It is `refused`: no objective counts what a caller did to itself."""
+async def test_answers_show_the_remaining_quota_and_refusals_are_counted() -> None:
+    """With the outcome `refused`, which no objective counts."""
     routes = {"chat": {"workload": "chat", "tiers": ["only"], "ttft": {"budget": "5s"}}}
     async with Upstream([reply(WHOLE)]) as upstream:
         pools = {"only": pool(upstream.url)}
@@ -142,8 +142,8 @@ async def test_an_answer_says_what_is_left_and_a_refusal_is_counted() -> None:
             assert gateway.proxy.admission.refused.of["web", "requests"].value == 1
 
 
-async def test_a_place_is_held_until_the_last_byte_and_free_whatever_the_end() -> None:
-    """Completed, left by its caller, or broken off by its engine."""
+async def test_a_concurrency_slot_is_held_until_the_end_of_the_answer() -> None:
+    """Completed, or abandoned by the caller."""
     begun = [STREAM_HEAD + chunk(TOKEN), GATE]
     whole = [*begun, chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
     async with Upstream(whole, begun, begun, [reply(WHOLE)]) as upstream:
@@ -161,7 +161,7 @@ async def test_a_place_is_held_until_the_last_byte_and_free_whatever_the_end() -
             assert (await other.whole(post(CHAT, WEB)))[0] == 200
 
 
-async def test_what_an_answer_cost_is_taken_from_the_month() -> None:
+async def test_the_cost_of_answers_uses_up_the_monthly_limit() -> None:
     async with Upstream([reply(WHOLE)]) as upstream:
         pools = {"only": pool(upstream.url, price={"input": 1e6, "output": 1e6})}  # a USD per token
         cheap = {**CHAT, "max_tokens": 1}
@@ -185,8 +185,8 @@ async def test_what_an_answer_cost_is_taken_from_the_month() -> None:
         ("completions", {"prompt": [1, 2, 3]}, 1),
     ],
 )
-async def test_every_answer_asked_for_is_claimed(path: str, asked: dict[str, Any], choices: int) -> None:
-    """Before anything is sent; what was not written is given back at the end."""
+async def test_every_requested_choice_is_claimed(path: str, asked: dict[str, Any], choices: int) -> None:
+    """Before the request is sent; unused tokens are refunded at the end."""
     async with Upstream([GATE, reply(WHOLE)]) as upstream:
         limits = key(tokens_per_minute=100_000)
         async with running({"only": pool(upstream.url)}, keys=limits) as gateway, calling(gateway.url) as caller:
@@ -209,15 +209,15 @@ REFUSING = b"HTTP/1.1 500 Error\r\ncontent-length: 2\r\n\r\n{}"
 @pytest.mark.parametrize(
     ("lost", "billed"),
     [
-        ([STREAM_HEAD, RESET], True),  # it may have read the whole prompt
+        ([STREAM_HEAD, RESET], True),  # the endpoint may have computed the whole prompt
         ([RESET], True),
         ([REFUSING], False),
         ([STREAM_HEAD + chunk(ERROR), HANG], False),
         (None, False),  # nothing listens
     ],
 )
-async def test_a_lost_attempt_counts_what_may_be_billed(lost: list[Step] | None, billed: bool) -> None:
-    """Against the tokens per minute and the cost of the month, as shown by the Record."""
+async def test_a_lost_attempt_counts_tokens_that_may_be_billed(lost: list[Step] | None, billed: bool) -> None:
+    """Toward tokens per minute and monthly cost, as in the Record."""
     answer = [STREAM_HEAD + chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
     async with Upstream(lost or [HANG]) as first, Upstream(answer) as second:
         url = first.url if lost else "http://127.0.0.1:9"
@@ -239,8 +239,8 @@ async def test_a_lost_attempt_counts_what_may_be_billed(lost: list[Step] | None,
             assert quotas._key("web").own.window.total() == (1, failed.tokens + 9)
 
 
-async def test_a_key_without_limits_pays_nothing() -> None:
-    """Not even a sink of Records."""
+async def test_a_key_without_limits_has_no_quota_work() -> None:
+    """Nor a sink of Records."""
     async with (
         Upstream([reply(WHOLE)]) as upstream,
         running({"only": pool(upstream.url)}, keys=key()) as gateway,
@@ -254,7 +254,7 @@ async def test_a_key_without_limits_pays_nothing() -> None:
         assert gateway.recorder.recent[0].quota is None
 
 
-async def test_a_reload_changes_limits_and_what_was_used_still_counts() -> None:
+async def test_a_reload_changes_limits_and_keeps_usage() -> None:
     async with Upstream([reply(WHOLE)]) as upstream:
         pools = {"only": pool(upstream.url)}
         async with running(pools, keys=key()) as gateway, calling(gateway.url) as caller:

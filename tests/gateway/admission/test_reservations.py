@@ -1,6 +1,6 @@
-"""Quotas, wherever they are kept: in memory, in memory that workers share, and in Redis they are one set of rules.
+"""Quotas in memory, in shared memory of workers and in Redis follow equal rules.
 
-On a virtual clock, which Redis is told too.
+On a virtual clock, which is set in Redis too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEASE = 60.0  # s
 
 
 class Clock:
-    """`at`: seconds. Monotonic and wall clock at once."""
+    """`at`: seconds, of the monotonic clock. `wall_at`: seconds since the epoch."""
 
     def __init__(self) -> None:
         self.at, self.wall_at = 1000.0, OCTOBER
@@ -40,51 +40,51 @@ class Clock:
         return self.wall_at
 
 
-class Place:
-    """One or several that share a quota. `turn(n)`: the n-th of them."""
+class QuotaStore:
+    """One or several quotas with common state. `turn`: index of the quota to use."""
 
-    def __init__(self, clock: Clock, quotas: list[Quotas], tell: Callable[[], Any]) -> None:
-        self.clock, self.quotas, self._tell = clock, quotas, tell
+    def __init__(self, clock: Clock, quotas: list[Quotas], synchronize: Callable[[], Any]) -> None:
+        self.clock, self.quotas, self._synchronize = clock, quotas, synchronize
 
     async def pass_time(self, seconds: float) -> None:
         self.clock.at += seconds
-        await self._tell()
+        await self._synchronize()
 
     async def ask(
         self, limits: KeyLimits, tokens: int = 1, cost: int = 0, turn: int = 0, name: str = "web"
     ) -> Reservation:
-        await self._tell()
+        await self._synchronize()
         return await self.quotas[turn % len(self.quotas)].reserve(name, limits, Claim(tokens, cost))
 
     async def settle(self, reservation: Reservation, tokens: int = 1, cost: int = 0, turn: int = 0) -> None:
         self.quotas[turn % len(self.quotas)].settle(reservation, tokens, cost)
-        await self._tell()
+        await self._synchronize()
 
 
 async def nothing() -> None: ...
 
 
 @asynccontextmanager
-async def in_memory() -> AsyncIterator[Place]:
+async def in_memory() -> AsyncIterator[QuotaStore]:
     clock = Clock()
-    yield Place(clock, [LocalQuotas(clock=clock.monotonic, wall=clock.wall)], nothing)
+    yield QuotaStore(clock, [LocalQuotas(clock=clock.monotonic, wall=clock.wall)], nothing)
 
 
 @asynccontextmanager
-async def in_workers() -> AsyncIterator[Place]:
+async def in_workers() -> AsyncIterator[QuotaStore]:
     clock, shared = Clock(), SharedQuotaMemory(["web", "other"], 3)
-    yield Place(clock, [LocalQuotas(shared, n, clock.monotonic, clock.wall) for n in range(3)], nothing)
+    yield QuotaStore(clock, [LocalQuotas(shared, n, clock.monotonic, clock.wall) for n in range(3)], nothing)
 
 
 @asynccontextmanager
-async def in_redis() -> AsyncIterator[Place]:
+async def in_redis() -> AsyncIterator[QuotaStore]:
     """Two replicas."""
     clock = Clock()
     async with redis_server() as server, server.client() as client:
         links = [RedisClient(server.url, timeout=2.0) for _ in range(2)]
         quotas = [RedisQuotas(link, 1, clock.monotonic, clock.wall, VIRTUAL) for link in links]
 
-        async def tell() -> None:
+        async def synchronize() -> None:
             await client.hset("clock", mapping={"s": str(int(clock.at)), "us": str(round(clock.at % 1 * 1e6))})
             for one in quotas:
                 one.send_pending()
@@ -94,7 +94,7 @@ async def in_redis() -> AsyncIterator[Place]:
             link.start()
         await eventually(lambda: all(link.up for link in links))
         try:
-            yield Place(clock, list(quotas), tell)
+            yield QuotaStore(clock, list(quotas), synchronize)
         finally:
             for one in quotas:
                 await one.close()
@@ -102,120 +102,120 @@ async def in_redis() -> AsyncIterator[Place]:
                 await link.close()
 
 
-PLACES = {"memory": in_memory, "workers": in_workers, "redis": in_redis}
+STORES = {"memory": in_memory, "workers": in_workers, "redis": in_redis}
 
 
-@pytest.fixture(params=PLACES)
-async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
-    async with PLACES[request.param]() as made:
+@pytest.fixture(params=STORES)
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[QuotaStore]:
+    async with STORES[request.param]() as made:
         yield made
 
 
-async def test_requests_are_let_in_up_to_the_limit_whoever_is_asked(place: Place) -> None:
+async def test_requests_are_admitted_up_to_the_limit_by_any_process(store: QuotaStore) -> None:
     limits = KeyLimits(requests=4)
-    asked = [await place.ask(limits, turn=n) for n in range(6)]
+    asked = [await store.ask(limits, turn=n) for n in range(6)]
     assert [one.verdict.limit for one in asked] == [None] * 4 + [QuotaLimit.REQUESTS] * 2
     assert [one.verdict.requests_left for one in asked] == [3, 2, 1, 0, 0, 0]
 
 
-async def test_what_it_says_of_waiting_is_true(place: Place) -> None:
-    """A moment sooner it is still refused; then it is let in."""
+async def test_the_announced_wait_is_exact(store: QuotaStore) -> None:
+    """Just before its end a request is refused, at its end admitted."""
     limits = KeyLimits(requests=2)
-    await place.ask(limits)
-    await place.pass_time(10.25)
-    await place.ask(limits, turn=1)
-    refused = (await place.ask(limits)).verdict
+    await store.ask(limits)
+    await store.pass_time(10.25)
+    await store.ask(limits, turn=1)
+    refused = (await store.ask(limits)).verdict
     assert refused.wait == pytest.approx(50.75)
     assert refused.requests_reset == pytest.approx(60.75)
     assert refused.wait is not None
-    await place.pass_time(refused.wait - 0.01)
-    assert (await place.ask(limits)).verdict.limit is QuotaLimit.REQUESTS
-    await place.pass_time(0.01)
-    assert (await place.ask(limits)).verdict.limit is None
+    await store.pass_time(refused.wait - 0.01)
+    assert (await store.ask(limits)).verdict.limit is QuotaLimit.REQUESTS
+    await store.pass_time(0.01)
+    assert (await store.ask(limits)).verdict.limit is None
 
 
-async def test_keys_do_not_count_for_each_other(place: Place) -> None:
+async def test_keys_do_not_count_for_each_other(store: QuotaStore) -> None:
     limits = KeyLimits(requests=1)
-    assert (await place.ask(limits)).verdict.limit is None
-    assert (await place.ask(limits, name="other")).verdict.limit is None
+    assert (await store.ask(limits)).verdict.limit is None
+    assert (await store.ask(limits, name="other")).verdict.limit is None
 
 
-async def test_what_is_refused_has_claimed_nothing(place: Place) -> None:
-    """Neither of the limit that refused it, nor of another."""
+async def test_a_refused_request_claims_nothing(store: QuotaStore) -> None:
+    """From no limit."""
     limits = KeyLimits(requests=10, tokens=100, concurrent=10, cost=10)
-    assert (await place.ask(limits, 60, 5)).verdict.limit is None
+    assert (await store.ask(limits, 60, 5)).verdict.limit is None
     for n in range(5):
-        assert (await place.ask(limits, 60, 1, n)).verdict.limit is QuotaLimit.TOKENS
-    again = (await place.ask(limits, 40, 5)).verdict
+        assert (await store.ask(limits, 60, 1, n)).verdict.limit is QuotaLimit.TOKENS
+    again = (await store.ask(limits, 40, 5)).verdict
     assert (again.limit, again.requests_left, again.tokens_left) == (None, 8, 0)
 
 
-async def test_what_was_not_used_is_given_back(place: Place) -> None:
+async def test_unused_tokens_are_refunded(store: QuotaStore) -> None:
     limits = KeyLimits(tokens=100)
-    first = await place.ask(limits, 90)
-    assert (await place.ask(limits, 50, turn=1)).verdict.limit is QuotaLimit.TOKENS
-    await place.pass_time(5)
-    await place.settle(first, 10)
-    found = (await place.ask(limits, 50, turn=1)).verdict
+    first = await store.ask(limits, 90)
+    assert (await store.ask(limits, 50, turn=1)).verdict.limit is QuotaLimit.TOKENS
+    await store.pass_time(5)
+    await store.settle(first, 10)
+    found = (await store.ask(limits, 50, turn=1)).verdict
     assert (found.limit, found.tokens_left) == (None, 40)
 
 
-async def test_what_was_used_beyond_the_claim_counts_from_when_it_is_known(place: Place) -> None:
+async def test_usage_beyond_the_claim_counts_from_settlement(store: QuotaStore) -> None:
     limits = KeyLimits(tokens=100)
-    first = await place.ask(limits, 10)
-    await place.pass_time(200)  # a long stream
-    await place.settle(first, 80)
-    assert (await place.ask(limits, 50)).verdict.limit is QuotaLimit.TOKENS
-    assert (await place.ask(limits, 20)).verdict.limit is None
+    first = await store.ask(limits, 10)
+    await store.pass_time(200)  # a long stream
+    await store.settle(first, 80)
+    assert (await store.ask(limits, 50)).verdict.limit is QuotaLimit.TOKENS
+    assert (await store.ask(limits, 20)).verdict.limit is None
 
 
-async def test_nothing_is_given_back_of_what_no_longer_counts(place: Place) -> None:
+async def test_claims_outside_the_window_are_not_refunded(store: QuotaStore) -> None:
     limits = KeyLimits(tokens=100)
-    long = await place.ask(limits, 90)
-    await place.pass_time(100)
-    await place.ask(limits, 60)
-    await place.settle(long, 0)
-    assert (await place.ask(limits, 60)).verdict.limit is QuotaLimit.TOKENS
+    long = await store.ask(limits, 90)
+    await store.pass_time(100)
+    await store.ask(limits, 60)
+    await store.settle(long, 0)
+    assert (await store.ask(limits, 60)).verdict.limit is QuotaLimit.TOKENS
 
 
-async def test_a_claim_above_the_whole_limit_is_not_told_to_wait(place: Place) -> None:
-    verdict = (await place.ask(KeyLimits(tokens=100), 101)).verdict
+async def test_a_claim_above_the_limit_has_no_wait(store: QuotaStore) -> None:
+    verdict = (await store.ask(KeyLimits(tokens=100), 101)).verdict
     assert (verdict.limit, verdict.wait) == (QuotaLimit.TOKENS, None)
 
 
-async def test_a_place_is_free_again_when_its_request_is_settled(place: Place) -> None:
+async def test_a_concurrency_slot_is_free_after_settlement(store: QuotaStore) -> None:
     limits = KeyLimits(concurrent=2)
-    first, second = [await place.ask(limits, turn=n) for n in range(2)]
-    refused = (await place.ask(limits)).verdict
+    first, second = [await store.ask(limits, turn=n) for n in range(2)]
+    refused = (await store.ask(limits)).verdict
     assert (refused.limit, refused.wait) == (QuotaLimit.CONCURRENT, 1.0)
-    await place.settle(first)
-    assert (await place.ask(limits, turn=1)).verdict.limit is None
-    await place.settle(second, turn=1)
+    await store.settle(first)
+    assert (await store.ask(limits, turn=1)).verdict.limit is None
+    await store.settle(second, turn=1)
 
 
-async def test_a_month_has_its_cost_and_the_next_month_another(place: Place) -> None:
+async def test_the_monthly_cost_restarts_each_month(store: QuotaStore) -> None:
     limits = KeyLimits(cost=NANO)
-    first = await place.ask(limits, cost=NANO // 2)
-    await place.settle(first, cost=NANO * 9 // 10)
-    refused = (await place.ask(limits, cost=NANO // 5, turn=1)).verdict
+    first = await store.ask(limits, cost=NANO // 2)
+    await store.settle(first, cost=NANO * 9 // 10)
+    refused = (await store.ask(limits, cost=NANO // 5, turn=1)).verdict
     assert (refused.limit, refused.wait) == (QuotaLimit.COST, None)
-    place.clock.wall_at = NOVEMBER
-    assert (await place.ask(limits, cost=NANO // 5)).verdict.limit is None
+    store.clock.wall_at = NOVEMBER
+    assert (await store.ask(limits, cost=NANO // 5)).verdict.limit is None
 
 
-async def test_requests_that_run_hold_what_they_may_cost(place: Place) -> None:
+async def test_running_requests_reserve_their_maximum_cost(store: QuotaStore) -> None:
     limits = KeyLimits(cost=10)
-    first = await place.ask(limits, cost=6)
-    assert (await place.ask(limits, cost=6, turn=1)).verdict.limit is QuotaLimit.COST
-    await place.settle(first, cost=1)
-    assert (await place.ask(limits, cost=6, turn=1)).verdict.limit is None
+    first = await store.ask(limits, cost=6)
+    assert (await store.ask(limits, cost=6, turn=1)).verdict.limit is QuotaLimit.COST
+    await store.settle(first, cost=1)
+    assert (await store.ask(limits, cost=6, turn=1)).verdict.limit is None
 
 
-async def test_the_limit_that_takes_longest_is_the_one_that_is_named(place: Place) -> None:
+async def test_a_refusal_names_the_limit_with_the_longest_wait(store: QuotaStore) -> None:
     limits = KeyLimits(requests=1, tokens=10, concurrent=1)
-    await place.ask(limits, 10)
-    await place.pass_time(5)
-    verdict = (await place.ask(limits, 1)).verdict
+    await store.ask(limits, 10)
+    await store.pass_time(5)
+    verdict = (await store.ask(limits, 1)).verdict
     assert verdict.limit in (QuotaLimit.REQUESTS, QuotaLimit.TOKENS)
     assert verdict.wait == pytest.approx(56)
 
@@ -237,22 +237,24 @@ LIMITS = st.builds(
 
 @settings(max_examples=60, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
 @given(steps=STEPS, limits=LIMITS)
-async def test_all_places_judge_alike(steps: list[tuple[str, float, int, int, int]], limits: KeyLimits) -> None:
-    """The scripts in Redis, and the memory of one and of several, on the same requests."""
+async def test_all_quota_stores_give_equal_verdicts(
+    steps: list[tuple[str, float, int, int, int]], limits: KeyLimits
+) -> None:
+    """The scripts in Redis, local memory and shared memory, for the same requests."""
     async with in_memory() as one, in_workers() as several, in_redis() as shared:
-        verdicts = [await played(place, steps, limits) for place in (one, several, shared)]
+        verdicts = [await played(store, steps, limits) for store in (one, several, shared)]
     assert verdicts[0] == verdicts[1]
     assert verdicts[0] == verdicts[2]
 
 
-async def played(place: Place, steps: list[tuple[str, float, int, int, int]], limits: KeyLimits) -> list[Any]:
-    """Leases lapse in Redis alone: within their time."""
+async def played(store: QuotaStore, steps: list[tuple[str, float, int, int, int]], limits: KeyLimits) -> list[Any]:
+    """Replays the steps; settles within LEASE, since leases expire in Redis only."""
     open_: list[tuple[Reservation, int]] = []
     said: list[Any] = []
     for act, pause, turn, tokens, cost in steps:
-        await place.pass_time(min(pause, 25.0))
+        await store.pass_time(min(pause, 25.0))
         if act == "ask":
-            made = await place.ask(limits, tokens, cost, turn)
+            made = await store.ask(limits, tokens, cost, turn)
             verdict = made.verdict
             said.append(
                 (
@@ -267,22 +269,22 @@ async def played(place: Place, steps: list[tuple[str, float, int, int, int]], li
                 open_.append((made, turn))
         elif open_:
             made, asked = open_.pop(0)
-            await place.settle(made, tokens, cost, asked)
-        while open_ and place.clock.at - open_[0][0].at > LEASE - 26:
+            await store.settle(made, tokens, cost, asked)
+        while open_ and store.clock.at - open_[0][0].at > LEASE - 26:
             made, asked = open_.pop(0)
-            await place.settle(made, tokens, cost, asked)
+            await store.settle(made, tokens, cost, asked)
     return said
 
 
-# --------------------------------------------------------------------------- what ends without a word
+# --------------------------------------------------------------------------- crashes and lost messages
 
 
-def told(quotas: RedisQuotas) -> bool:
-    """Nothing is to be told to Redis, or on its way."""
+def is_synchronized(quotas: RedisQuotas) -> bool:
+    """No update to Redis is pending or in flight."""
     return quotas.idle
 
 
-async def test_what_a_dead_worker_had_running_is_free_when_its_successor_begins() -> None:
+async def test_a_restarted_worker_frees_the_reservations_of_its_predecessor() -> None:
     clock, shared = Clock(), SharedQuotaMemory(["web"], 2)
     limits = KeyLimits(concurrent=1, requests=5, cost=10)
     workers = [LocalQuotas(shared, n, clock.monotonic, clock.wall) for n in range(2)]
@@ -293,25 +295,25 @@ async def test_what_a_dead_worker_had_running_is_free_when_its_successor_begins(
     assert (again.limit, again.requests_left) == (None, 3)
 
 
-async def test_a_key_that_came_later_is_shared_out_among_the_workers() -> None:
+async def test_the_limit_of_a_later_key_is_divided_among_workers() -> None:
     clock, shared = Clock(), SharedQuotaMemory(["web"], 4)
     workers = [LocalQuotas(shared, n, clock.monotonic, clock.wall) for n in range(4)]
-    let_in = [w.claim("new", KeyLimits(requests=8), Claim()).verdict.limit is None for w in workers for _ in range(5)]
-    assert sum(let_in) == 8
+    admitted = [w.claim("new", KeyLimits(requests=8), Claim()).verdict.limit is None for w in workers for _ in range(5)]
+    assert sum(admitted) == 8
 
 
-async def test_in_redis_a_reservation_lapses_unless_it_is_renewed() -> None:
-    """A gateway that died frees its places within a minute; one that lives keeps those of a stream of half an hour."""
-    async with in_redis() as place:
+async def test_in_redis_a_reservation_expires_unless_renewed() -> None:
+    """A dead gateway frees its slots within a minute; a live gateway keeps the slot of a stream of half an hour."""
+    async with in_redis() as store:
         limits = KeyLimits(concurrent=1, cost=10)
-        await place.ask(limits, cost=10)
-        living: Any = place.quotas[0]
+        await store.ask(limits, cost=10)
+        living: Any = store.quotas[0]
         for _ in range(40):
-            await place.pass_time(45)
+            await store.pass_time(45)
             await living._renew_leases()
-            assert (await place.ask(limits, turn=1)).verdict.limit is not None
-        await place.pass_time(LEASE + 0.1)
-        assert (await place.ask(limits, cost=10, turn=1)).verdict.limit is None
+            assert (await store.ask(limits, turn=1)).verdict.limit is not None
+        await store.pass_time(LEASE + 0.1)
+        assert (await store.ask(limits, cost=10, turn=1)).verdict.limit is None
 
 
 async def test_in_redis_everything_expires() -> None:
@@ -324,7 +326,7 @@ async def test_in_redis_everything_expires() -> None:
         first = await quotas.reserve("web", KeyLimits(1, 10, 1, 10), Claim(1, 1))
         await quotas.reserve("web", KeyLimits(9, 10, 9, 10), Claim(1, 1))
         quotas.settle(first, 1, 1)
-        await eventually(lambda: told(quotas))
+        await eventually(lambda: is_synchronized(quotas))
         found = await client.keys("*")
         left = {key: await client.pttl(key) for key in found}
         assert {"minute", "running", "held", "spent", "firsttoken:members", "firsttoken:probe"} == {
@@ -335,7 +337,7 @@ async def test_in_redis_everything_expires() -> None:
         await link.close()
 
 
-async def test_a_caller_that_leaves_while_its_reservation_is_made_leaves_none() -> None:
+async def test_a_cancelled_reservation_is_released() -> None:
     async with redis_server() as server:
         link = RedisClient(server.url, timeout=2.0)
         link.start()
@@ -347,48 +349,48 @@ async def test_a_caller_that_leaves_while_its_reservation_is_made_leaves_none() 
         asking.cancel()
         await asyncio.wait([asking])
         assert asking.cancelled()
-        await eventually(lambda: told(quotas))
+        await eventually(lambda: is_synchronized(quotas))
         assert (await quotas.reserve("web", limits, Claim(10))).verdict.limit is None
         await quotas.close()
         await link.close()
 
 
-async def test_scripts_that_redis_has_forgotten_are_loaded_again() -> None:
-    async with in_redis() as place:
-        assert (await place.ask(KeyLimits(requests=9))).verdict.limit is None
-        redis: Any = place.quotas[0]
+async def test_scripts_lost_by_redis_are_loaded_again() -> None:
+    async with in_redis() as store:
+        assert (await store.ask(KeyLimits(requests=9))).verdict.limit is None
+        redis: Any = store.quotas[0]
         await redis.redis.call(lambda client: client.script_flush())
-        asked = await asyncio.gather(*(place.ask(KeyLimits(requests=9)) for _ in range(3)))
+        asked = await asyncio.gather(*(store.ask(KeyLimits(requests=9)) for _ in range(3)))
         assert [one.verdict.limit for one in asked] == [None] * 3
         assert redis.redis.errors == 0
-        assert all(one.second for one in asked)  # Redis itself let them in
+        assert all(one.second for one in asked)  # admitted by Redis itself
 
 
-async def test_what_redis_let_in_and_was_not_heard_counts_once() -> None:
-    """Its answer came too late: we decided alone. Settled, it is one request, and one that ended."""
-    async with in_redis() as place:
+async def test_a_reservation_made_in_redis_and_locally_counts_once() -> None:
+    """The reply of Redis came too late, so the gateway decided alone. After settlement one request counts."""
+    async with in_redis() as store:
         limits = KeyLimits(requests=10, tokens=100, concurrent=1)
-        redis: Any = place.quotas[0]
-        first = await place.ask(limits, 30)
+        redis: Any = store.quotas[0]
+        first = await store.ask(limits, 30)
         redis.local.settle(first.local, 30, 0)
         alone = redis.reserve_locally("web", limits, Claim(30), first.lease)
         assert alone.verdict.limit is None
         await redis._renew_leases()
-        await place.settle(alone, 10)
-        verdict = (await place.ask(limits, 90, turn=1)).verdict
+        await store.settle(alone, 10)
+        verdict = (await store.ask(limits, 90, turn=1)).verdict
         assert (verdict.limit, verdict.requests_left, verdict.tokens_left) == (None, 8, 0)
 
 
-async def test_what_was_let_in_without_redis_is_counted_when_it_is_told() -> None:
-    """Also one that is renewed before it ends: it holds a place, and counts once."""
-    async with in_redis() as place:
+async def test_local_reservations_are_counted_in_redis_after_synchronization() -> None:
+    """Even if renewed before the end: one slot, one request."""
+    async with in_redis() as store:
         limits = KeyLimits(requests=10, tokens=100, concurrent=1)
-        redis: Any = place.quotas[0]
-        await place.pass_time(1)
+        redis: Any = store.quotas[0]
+        await store.pass_time(1)
         alone = redis.reserve_locally("web", limits, Claim(30), "unheard")
         await redis._renew_leases()
-        assert (await place.ask(limits, turn=1)).verdict.limit is QuotaLimit.CONCURRENT
-        await place.pass_time(10)
-        await place.settle(alone, 10)
-        verdict = (await place.ask(limits, 90, turn=1)).verdict
+        assert (await store.ask(limits, turn=1)).verdict.limit is QuotaLimit.CONCURRENT
+        await store.pass_time(10)
+        await store.settle(alone, 10)
+        verdict = (await store.ask(limits, 90, turn=1)).verdict
         assert (verdict.limit, verdict.requests_left, verdict.tokens_left) == (None, 8, 0)

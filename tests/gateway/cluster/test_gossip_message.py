@@ -42,10 +42,10 @@ MESSAGE = PeerUpdate(GROUP, SENDER, 50.0, {"small/a": BUSY}, [("small/b", array(
 
 
 @given(st.dictionaries(NAMES, LOADS, max_size=4), st.lists(st.tuples(NAMES, HASHES), max_size=4), *[st.booleans()] * 2)
-def test_an_update_arrives_as_it_was_sent(
+def test_an_update_is_decoded_unchanged(
     loads: dict[str, PeerLoad], prompts: list[tuple[str, array[int]]], full: bool, last: bool
 ) -> None:
-    """Every field, on a machine whose clock has run for another while: times are as old there as here."""
+    """Every field, with times converted to the receiver's clock."""
     raw = PeerUpdate(GROUP, SENDER, 50.0, loads, prompts, full=full, last=last).encode()
     assert group_of(raw) == GROUP
     update = PeerUpdate.decode(raw)
@@ -59,15 +59,15 @@ def test_an_update_arrives_as_it_was_sent(
 
 
 @given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda rest: MESSAGE[: HEAD.size] + rest))
-def test_noise_is_malformed(raw: bytes) -> None:
-    """Also behind a head of ours."""
+def test_random_bytes_are_malformed(raw: bytes) -> None:
+    """With a valid head too."""
     with pytest.raises(MalformedUpdate):
         PeerUpdate.decode(raw)
 
 
 @given(st.integers(0, len(MESSAGE) - 1), st.integers(1, 255))
-def test_a_message_that_was_cut_or_changed_is_malformed(place: int, change: int) -> None:
-    """Wherever: what says how many there are, a number, a name."""
+def test_a_truncated_or_changed_message_is_malformed(place: int, change: int) -> None:
+    """At any byte: counts, numbers, names."""
     changed = bytearray(MESSAGE)
     changed[place] ^= change
     for raw in (MESSAGE[:place], bytes(changed), MESSAGE + b"\0"):
@@ -90,15 +90,15 @@ def test_a_message_that_was_cut_or_changed_is_malformed(place: int, change: int)
         {"expected_tpot_misses": (-1.0,) * len(STALL_GRID)},
     ],
 )
-def test_numbers_that_cannot_be_are_malformed(wrong: dict[str, float]) -> None:
-    """One of them, added to our own, would be believed for ever."""
+def test_impossible_numbers_are_malformed(wrong: dict[str, float]) -> None:
+    """An infinite value, added to local counts, would never go away."""
     raw = PeerUpdate(GROUP, SENDER, 50.0, {"small/a": replace(BUSY, **wrong)}, []).encode()
     with pytest.raises(MalformedUpdate):
         PeerUpdate.decode(raw)
 
 
-def test_past_events_do_not_lie_ahead() -> None:
-    """Whatever a sender says: but for a rate limit, that has a longest time too."""
+def test_past_times_are_never_in_the_future() -> None:
+    """For any sender. The end of a rate limit may be, up to MAX_BLOCKED seconds."""
     load = replace(
         NO_LOAD, last_token_at=90.0, last_used_at=FOREVER, down_since=90.0, queued_since=90.0, blocked_until=1e9
     )

@@ -1,7 +1,5 @@
-"""The link to Redis: a call is answered in time or not at all, one that is away is asked by nobody, and comes back.
-
-Against a real Redis, that is stopped, frozen and slowed.
-"""
+"""The Redis client: bounded calls, a circuit breaker and reconnection, with a real Redis that is killed, frozen and
+slowed."""
 
 from __future__ import annotations
 
@@ -42,15 +40,15 @@ async def ping(client: Redis) -> Any:
 
 
 async def refused(link: RedisClient) -> float:
-    """How long it took."""
+    """Seconds until the call failed."""
     began = monotonic()
     with pytest.raises(Unavailable):
         await link.call(ping)
     return monotonic() - began
 
 
-async def opens(link: RedisClient) -> int:
-    """Calls that failed until nobody is asked any more."""
+async def failures_until_open(link: RedisClient) -> int:
+    """The number of failed calls until the breaker opens."""
     failed = 0
     while link.up:
         await refused(link)
@@ -67,26 +65,26 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "firsttoken")
 
 
-async def test_a_call_is_answered() -> None:
+async def test_a_call_returns_the_reply() -> None:
     async with redis_server() as server, linked(server.url) as link:
         await link.call(lambda redis: redis.set("k", "v"))
         assert await link.call(lambda redis: redis.get("k")) == b"v"
         assert link.errors == 0
 
 
-async def test_a_redis_that_is_killed_is_asked_by_nobody_and_comes_back_by_itself(
+async def test_a_killed_redis_opens_the_breaker_and_is_reconnected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A line when it goes, a line when it is back: no more, however many calls fail."""
+    """One log line each, at any number of failed calls."""
     async with redis_server() as server, linked(server.url) as link:
         ups: list[bool] = []
         link.on_up(lambda: ups.append(link.up))
         server.kill()
-        assert await opens(link) <= 3
+        assert await failures_until_open(link) <= 3
         before = link.errors
         for _ in range(100):
             await refused(link)
-        assert link.errors - before <= 1  # our own look, at most
+        assert link.errors - before <= 1  # the client's own probe, at most
         await server.start()
         await eventually(lambda: link.up, BACK)
         assert await link.call(ping)
@@ -98,19 +96,19 @@ async def test_a_redis_that_is_killed_is_asked_by_nobody_and_comes_back_by_itsel
     ]
 
 
-async def test_a_frozen_redis_is_waited_for_by_a_few_and_no_longer_than_their_patience() -> None:
-    """Its kernel goes on to accept: only time tells."""
+async def test_a_frozen_redis_costs_a_few_timeouts() -> None:
+    """The kernel still accepts connections, so only timeouts show the freeze."""
     async with redis_server() as server, linked(server.url) as link:
         server.freeze()
-        assert await opens(link) <= 3
-        assert await refused(link) < link.timeout / 2  # at once: nobody is asked
+        assert await failures_until_open(link) <= 3
+        assert await refused(link) < link.timeout / 2  # at once: the breaker is open
         server.thaw()
         await eventually(lambda: link.up, BACK)
         assert await link.call(ping)
 
 
-async def test_a_reply_that_came_too_late_is_nobody_elses() -> None:
-    """A connection on which an answer is owed is not used again."""
+async def test_a_late_reply_is_never_read_by_another_call() -> None:
+    """A connection with an outstanding reply is not reused."""
     async with redis_server() as server, linked(server.url) as link:
         await link.call(lambda redis: redis.set("mine", "1"))
         await link.call(lambda redis: redis.set("yours", "2"))
@@ -122,25 +120,25 @@ async def test_a_reply_that_came_too_late_is_nobody_elses() -> None:
         assert await link.call(lambda redis: redis.get("yours")) == b"2"
 
 
-async def test_a_redis_that_is_slow_is_one_that_is_away() -> None:
-    """It answers every ping, a while later than anybody can wait."""
+async def test_a_slow_redis_opens_the_breaker() -> None:
+    """A Redis that answers every ping later than the timeout."""
     async with redis_server() as server, linked(server.url) as link, server.client() as client:
         link.timeout = 0.02
         for _ in range(20):
-            await asyncio.gather(client.execute_command("DEBUG", "SLEEP", "0.06"), *(look(link) for _ in range(3)))
+            await asyncio.gather(client.execute_command("DEBUG", "SLEEP", "0.06"), *(call_soon(link) for _ in range(3)))
             if not link.up:
                 break
         assert not link.up
 
 
-async def look(link: RedisClient) -> None:
+async def call_soon(link: RedisClient) -> None:
     await asyncio.sleep(0.005)
     if link.up:
         with pytest.raises(Unavailable):
             await link.call(ping)
 
 
-async def test_a_redis_that_is_absent_at_the_start_is_found_later(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_redis_that_is_absent_at_the_start_is_connected_later(caplog: pytest.LogCaptureFixture) -> None:
     async with redis_server(start=False) as server, linked(server.url, up=False) as link:
         await eventually(lambda: lines(caplog))
         assert await refused(link) < link.timeout
@@ -157,7 +155,7 @@ async def test_a_redis_that_is_absent_at_the_start_is_found_later(caplog: pytest
         "redis+sentinel://:CANARY@127.0.0.1:{port}/main?sentinel_password=CANARY",
     ],
 )
-async def test_what_cannot_be_reached_is_one_line_without_the_password(
+async def test_an_unreachable_redis_is_one_log_line_without_the_password(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with linked(url.format(port=free_port()), up=False) as link:
@@ -168,8 +166,8 @@ async def test_what_cannot_be_reached_is_one_line_without_the_password(
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_a_redis_that_takes_no_writes_is_away(caplog: pytest.LogCaptureFixture) -> None:
-    """Full, or a former master: it answers, and is of no use."""
+async def test_a_read_only_redis_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+    """Full, or a former master: a Redis that answers reads only is of no use."""
     async with redis_server("--requirepass", "CANARY", "--maxmemory", "1") as server:
         url = server.url.replace("://", "://:CANARY@")
         async with linked(url, up=False) as link:
@@ -178,11 +176,11 @@ async def test_a_redis_that_takes_no_writes_is_away(caplog: pytest.LogCaptureFix
     assert "CANARY" not in caplog.text
 
 
-async def test_its_state_is_in_the_metrics() -> None:
+async def test_metrics_show_the_state_of_redis() -> None:
     async with redis_server() as server, linked(server.url) as link:
         assert samples(link) == {"firsttoken_redis_up": 1.0, "firsttoken_redis_errors_total": 0.0}
         server.kill()
-        await opens(link)
+        await failures_until_open(link)
         assert samples(link)["firsttoken_redis_up"] == 0.0
         assert samples(link)["firsttoken_redis_errors_total"] >= 3.0
 
@@ -193,7 +191,7 @@ def samples(link: RedisClient) -> dict[str, float]:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed one for localhost, with its key."""
+    """A self-signed certificate for localhost, with its key."""
     path = tmp_path_factory.mktemp("tls") / "localhost.pem"
     subprocess.run(
         [
@@ -223,9 +221,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-async def test_tls_and_a_user_with_a_password(certificate: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The certificate is checked: against the one that is named, and against the host. A wrong password is said without
-    either."""
+async def test_tls_certificates_and_passwords_are_checked(certificate: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The certificate against the configured authority and the host name. Log lines contain no password."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(path := certificate)
     users = "--user web on >CANARY ~firsttoken:* +@all --user default off".split()
@@ -263,7 +260,7 @@ async def test_sentinels_lead_to_the_master() -> None:
             guard.kill()
 
 
-async def test_a_cluster_is_found_from_one_of_its_nodes() -> None:
+async def test_a_cluster_is_found_from_a_single_node() -> None:
     async with redis_server("--cluster-enabled", "yes") as server, server.client() as client:
         await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
         while "cluster_state:ok" not in str(await client.execute_command("CLUSTER", "INFO")):  # noqa: ASYNC110

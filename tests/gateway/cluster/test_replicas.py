@@ -1,4 +1,4 @@
-"""Replicas, and their link, as tasks: they end when they are told to."""
+"""Tasks of replicas and of the Redis client end on `close`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.redis import redis_server
 from tests.support.simulated import eventually
 
 
-class Losing:
-    """A client of Redis that loses a cancellation, as redis-py may before Python 3.12: it answers instead."""
+class LosesCancellation:
+    """A Redis client that swallows a cancellation and answers, as redis-py may before Python 3.12."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -32,35 +32,35 @@ class Losing:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it is the cancellation that ends a call."""
+    """Long timeouts, so that only the cancellation ends a call."""
     monkeypatch.setattr(links, "PROBE_INTERVAL", 0.01)
     monkeypatch.setattr("gateway.cluster.replicas.SEND_TIMEOUT", 60.0)
 
 
-async def test_they_end_though_their_cancellation_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a gateway that is told to stop would never."""
+async def test_replicas_close_despite_a_lost_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a gateway would never stop."""
     async with redis_server() as server:
-        link, losing = RedisClient(server.url), Losing()
+        link, client = RedisClient(server.url), LosesCancellation()
         link.start()
         await eventually(lambda: link.up)
         replicas = Replicas(link, "test", new_group(), lambda _: True)
         replicas.start()
-        monkeypatch.setattr(link.client, "publish", losing.answer)
+        monkeypatch.setattr(link.client, "publish", client.answer)
         replicas.publish("small/a", NO_LOAD)
         async with asyncio.timeout(20):
-            await losing.asked.wait()
+            await client.asked.wait()
             monkeypatch.undo()
             await replicas.close()
             await link.close()
 
 
-async def test_a_link_ends_though_its_cancellation_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it looks whether Redis is there."""
+async def test_a_redis_client_closes_despite_a_lost_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During a probe of Redis."""
     async with redis_server() as server:
-        link, losing = RedisClient(server.url, timeout=60.0), Losing()
+        link, client = RedisClient(server.url, timeout=60.0), LosesCancellation()
         link.start()
         await eventually(lambda: link.up)
-        monkeypatch.setattr(link.client, "set", losing.answer)
+        monkeypatch.setattr(link.client, "set", client.answer)
         async with asyncio.timeout(20):
-            await losing.asked.wait()
+            await client.asked.wait()
             await link.close()

@@ -1,4 +1,4 @@
-"""Names are asked for their addresses, and who follows hears of others; a resolver that is ill empties nothing."""
+"""DNS discovery: names are resolved periodically, changes are announced, and failures remove no endpoint."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ OFTEN = {NAME: 0.005}
 
 
 class Resolver:
-    """Says what the test says. `asked` counts the questions."""
+    """Answers as the test sets. `asked` counts the queries."""
 
     def __init__(self, *addresses: str) -> None:
-        self.says: Sequence[str] | Exception = addresses
+        self.answer: Sequence[str] | Exception = addresses
         self.asked = 0
-        self.speaks = asyncio.Event()
-        self.speaks.set()
+        self.answering = asyncio.Event()
+        self.answering.set()
 
     async def __call__(self, name: str) -> Sequence[str]:
         assert name == NAME
         self.asked += 1
-        await self.speaks.wait()
-        if isinstance(self.says, Exception):
-            raise self.says
-        return self.says
+        await self.answering.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
 
 @asynccontextmanager
@@ -46,66 +46,64 @@ async def following(resolver: Resolver) -> AsyncIterator[DnsDiscovery]:
     await names.close()
 
 
-async def test_who_begins_to_follow_a_name_has_its_addresses() -> None:
-    """In one order, and each once, however they were said: another order is no news."""
+async def test_follow_resolves_a_name_to_sorted_unique_addresses() -> None:
+    """Another order of the answer is no change."""
     resolver = Resolver("10.0.0.2", "10.0.0.1", "10.0.0.2")
     async with following(resolver) as names:
         assert names.addresses == {NAME: ("10.0.0.1", "10.0.0.2")}
-        resolver.says, asked = ["10.0.0.1", "10.0.0.2"], resolver.asked
+        resolver.answer, asked = ["10.0.0.1", "10.0.0.2"], resolver.asked
         await eventually(lambda: resolver.asked > asked + 1)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(names.changed(), 0.01)
 
 
-async def test_other_addresses_are_news(caplog: pytest.LogCaptureFixture) -> None:
-    """In one line: which came, and which are gone."""
+async def test_changed_addresses_are_announced_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """In one line: added and removed addresses."""
     caplog.set_level(logging.INFO, "firsttoken")
     resolver = Resolver("10.0.0.1", "10.0.0.2")
     async with following(resolver) as names:
-        resolver.says = ["10.0.0.2", "10.0.0.3"]
+        resolver.answer = ["10.0.0.2", "10.0.0.3"]
         await asyncio.wait_for(names.changed(), 5)
         assert names.addresses[NAME] == ("10.0.0.2", "10.0.0.3")
     assert caplog.messages[-1] == f"{NAME} has 2 addresses: +10.0.0.3, -10.0.0.1"
 
 
-@pytest.mark.parametrize("illness", [OSError("Name or service not known"), ()], ids=["an error", "none"])
-async def test_a_resolver_that_is_ill_empties_nothing(
-    illness: Exception | Sequence[str], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("failure", [OSError("Name or service not known"), ()], ids=["an error", "none"])
+async def test_a_failing_resolver_removes_no_endpoint(
+    failure: Exception | Sequence[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Said once when it falls ill, and once when it is well."""
+    """Logged once at the first failure, and once at recovery."""
     caplog.set_level(logging.INFO, "firsttoken")
     resolver = Resolver("10.0.0.1")
     async with following(resolver) as names:
         caplog.clear()
-        resolver.says, asked = illness, resolver.asked
+        resolver.answer, asked = failure, resolver.asked
         await eventually(lambda: resolver.asked > asked + 3)
         assert names.addresses == {NAME: ("10.0.0.1",)}
         assert len(caplog.messages) == 1
         assert caplog.messages[0].startswith(f"the addresses of {NAME} cannot be had (")
-        resolver.says = ["10.0.0.1"]
+        resolver.answer = ["10.0.0.1"]
         await eventually(lambda: len(caplog.messages) > 1)
         assert caplog.messages[1:] == [f"the addresses of {NAME} can be had again"]
 
 
-LIES = (
+FORBIDDEN = (
     *("127.0.0.1", "::1", "169.254.169.254", "fe80::1%lo", "0.0.0.0", "::", "224.0.0.1", "255.255.255.255"),
     *("::ffff:127.0.0.1", "::ffff:169.254.169.254", "fd00:ec2::254", "100.100.100.200"),
 )
 
 
-@pytest.mark.parametrize("lie", LIES)
-async def test_an_answer_that_leads_into_this_machine_or_its_link_is_no_endpoint(
-    lie: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Other addresses of the answer count; without any, what was known stays. Each state is one line."""
+@pytest.mark.parametrize("forbidden", FORBIDDEN)
+async def test_loopback_and_link_local_answers_are_ignored(forbidden: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Other addresses of the answer count. Without any, the known addresses stay. Each state is one line in the log."""
     resolver = Resolver("10.0.0.1")
     async with following(resolver) as names:
-        for answer in ([lie, "10.0.0.1"], [lie]):
-            resolver.says, asked = answer, resolver.asked
+        for answer in ([forbidden, "10.0.0.1"], [forbidden]):
+            resolver.answer, asked = answer, resolver.asked
             await eventually(lambda asked=asked: resolver.asked > asked + 3)
             assert names.addresses == {NAME: ("10.0.0.1",)}
         assert caplog.messages == [
-            f"1 addresses of {NAME} are not used, such as {lie}",
+            f"1 addresses of {NAME} are not used, such as {forbidden}",
             f"the addresses of {NAME} cannot be had (none of its addresses can be a backend's); the 1 known ones stay",
         ]
 
@@ -129,41 +127,41 @@ def test_loopback_addresses_belong_to_local_names(name: str, address: str, allow
 
 
 async def test_an_answer_with_hundreds_of_addresses_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """Known addresses stay endpoints: an answer in another order moves nobody."""
+    """Known addresses stay endpoints: an answer in another order moves no endpoint."""
     many = [f"10.0.{i // 250}.{i % 250}" for i in range(900)]
     resolver = Resolver("10.0.3.7", "10.0.3.8")
     async with following(resolver) as names:
-        resolver.says = many
+        resolver.answer = many
         await asyncio.wait_for(names.changed(), 5)
         assert len(names.addresses[NAME]) == MAX_ADDRESSES
         assert {"10.0.3.7", "10.0.3.8"} < {*names.addresses[NAME]}
         before, asked = names.addresses[NAME], resolver.asked
-        resolver.says = many[::-1]
+        resolver.answer = many[::-1]
         await eventually(lambda: resolver.asked > asked + 3)
         assert names.addresses[NAME] == before
     assert caplog.messages == [f"772 addresses of {NAME} are not used, such as 10.0.0.211"]
 
 
-async def test_a_resolver_that_is_slow_is_asked_once_at_a_time(
+async def test_a_slow_resolver_gets_one_query_at_a_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who follows does not wait for it beyond its patience; its answer counts when it comes."""
+    """`follow` returns after FIRST_ANSWER seconds; a later answer still counts."""
     monkeypatch.setattr(module, "FIRST_ANSWER", 0.01)
     monkeypatch.setattr(module, "SLOW_ANSWER", 0.02)
     resolver = Resolver("10.0.0.1")
-    resolver.speaks.clear()
+    resolver.answering.clear()
     async with following(resolver) as names:
         assert (dict(names.addresses), resolver.asked) == ({}, 1)
         await eventually(lambda: caplog.messages)
         assert "(no answer)" in caplog.text
         assert resolver.asked == 1
-        resolver.speaks.set()
+        resolver.answering.set()
         await asyncio.wait_for(names.changed(), 5)
         assert names.addresses == {NAME: ("10.0.0.1",)}
 
 
-async def test_a_name_that_is_followed_no_longer_is_not_asked_for() -> None:
-    """And what was known of it is forgotten."""
+async def test_a_dropped_name_is_not_resolved_any_more() -> None:
+    """The addresses are forgotten."""
     resolver = Resolver("10.0.0.1")
     async with following(resolver) as names:
         await names.follow({})
@@ -172,8 +170,8 @@ async def test_a_name_that_is_followed_no_longer_is_not_asked_for() -> None:
         assert (dict(names.addresses), resolver.asked) == ({}, asked), monotonic() - began
 
 
-async def test_the_system_resolves_names_to_addresses() -> None:
-    """Of a name with both kinds the IPv4 ones."""
+async def test_the_system_resolver_prefers_ipv4() -> None:
+    """For a name with addresses of both kinds."""
     assert list(await system("localhost")) == ["127.0.0.1"]
     with pytest.raises(OSError):
         await system("no-such-name.invalid")

@@ -1,4 +1,4 @@
-"""Cache events over real ZMQ sockets: order, gaps, replay, restarts."""
+"""KV events over real ZMQ sockets: order, gaps, replay, restarts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Source:
 
 
 class Engine:
-    """Publishes as vLLM does: PUB, and a ROUTER that sends kept batches again, whole from a number on."""
+    """Publishes like vLLM: a PUB socket, and a ROUTER socket that replays kept batches from a given number on."""
 
     def __init__(self, context: zmq.asyncio.Context, port: int = 0, replays: bool = True) -> None:
         self.pub, self.router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
@@ -57,11 +57,11 @@ class Engine:
             return f"tcp://127.0.0.1:{port}"
         return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
 
-    async def publish(self, *events: Any, heard: bool = True) -> None:
-        """One step's events. Not `heard`: lost on the way."""
+    async def publish(self, *events: Any, delivered: bool = True) -> None:
+        """Publishes the events of one step. Not `delivered`: lost on the way."""
         number, self.next, self.clock = self.next, self.next + 1, self.clock + 1
         self.kept[number] = pack([self.clock, events, 0])
-        if heard:
+        if delivered:
             await self.pub.send_multipart([b"kv", number.to_bytes(8, "big"), self.kept[number]])
 
     async def replay(self) -> None:
@@ -97,8 +97,8 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 @dataclass
-class Wired:
-    """An engine, and the gateway's side."""
+class Connection:
+    """An engine and the gateway's listener."""
 
     context: zmq.asyncio.Context
     engine: Engine
@@ -112,14 +112,14 @@ class Wired:
         assert engine is not None
         return engine
 
-    async def until(self, true: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         deadline = monotonic() + WITHIN
-        while not true():
+        while not condition():
             assert monotonic() < deadline, "it did not come to that"
             await asyncio.sleep(0.005)
 
     async def applied(self) -> None:
-        """All that was published has been taken in."""
+        """Waits until all published batches are applied."""
         await self.until(lambda: self.listener.expected == self.engine.next)
 
     def blocks(self) -> int:
@@ -127,192 +127,192 @@ class Wired:
 
 
 @asynccontextmanager
-async def wired(replays: bool = True) -> AsyncIterator[Wired]:
+async def wired(replays: bool = True) -> AsyncIterator[Connection]:
     context = zmq.asyncio.Context()
     engine = Engine(context, replays=replays)
     fleet = Fleet([Pool("p", "m", (Endpoint(E, "p"),))])
     events = KvEvents(fleet, {E: Source(engine.url, engine.replay_url)})
     events.start()
     replay = asyncio.create_task(engine.replay())
-    there = Wired(context, engine, fleet, events, events.listeners[0])
+    link = Connection(context, engine, fleet, events, events.listeners[0])
     try:
-        await there.until(lambda: there.listener.connected)
-        yield there
+        await link.until(lambda: link.listener.connected)
+        yield link
     finally:
         replay.cancel()
         await events.close()
         context.destroy(linger=0)
 
 
-async def test_blocks_come_and_go() -> None:
-    """As the engine says; those that lie on another medium than the GPU are none."""
-    async with wired() as there:
-        await there.engine.publish(stored(1, 2, 3), stored(4, parent=3), stored(9, medium="CPU"))
-        await there.engine.publish(removed(4), removed(1, medium="CPU"))
-        await there.applied()
-        assert there.blocks() == 3
+async def test_stored_and_removed_blocks_are_applied() -> None:
+    """Blocks on other media than the GPU are ignored."""
+    async with wired() as link:
+        await link.engine.publish(stored(1, 2, 3), stored(4, parent=3), stored(9, medium="CPU"))
+        await link.engine.publish(removed(4), removed(1, medium="CPU"))
+        await link.applied()
+        assert link.blocks() == 3
 
 
-async def test_a_gap_is_asked_for_again() -> None:
-    """From the first number that is missing; what comes twice is taken once."""
-    async with wired() as there:
-        await there.engine.publish(stored(1, 2))
-        await there.applied()
-        await there.engine.publish(stored(3, parent=2), heard=False)
-        await there.engine.publish(removed(3), heard=False)
-        await there.engine.publish(stored(5, parent=2))
-        await there.applied()
-        assert (there.engine.asked, there.blocks()) == ([1], 3)
+async def test_a_gap_is_replayed() -> None:
+    """From the first missing number; repeated batches are applied once."""
+    async with wired() as link:
+        await link.engine.publish(stored(1, 2))
+        await link.applied()
+        await link.engine.publish(stored(3, parent=2), delivered=False)
+        await link.engine.publish(removed(3), delivered=False)
+        await link.engine.publish(stored(5, parent=2))
+        await link.applied()
+        assert (link.engine.asked, link.blocks()) == ([1], 3)
 
 
 @pytest.mark.parametrize("replays", [False, True])
-async def test_a_gap_that_stays_voids_what_was_known(replays: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """No replay, or one that does not reach back so far: what was removed meanwhile is not known."""
-    async with wired(replays) as there:
-        await there.engine.publish(stored(1, 2))
-        await there.applied()
-        await there.engine.publish(removed(2), heard=False)
-        del there.engine.kept[1]
-        await there.engine.publish(stored(5, 6, 7))
-        await there.applied()
-        assert there.blocks() == 3
+async def test_an_unrecoverable_gap_clears_the_known_blocks(replays: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a replay, or with a replay that begins too late, removals are unknown."""
+    async with wired(replays) as link:
+        await link.engine.publish(stored(1, 2))
+        await link.applied()
+        await link.engine.publish(removed(2), delivered=False)
+        del link.engine.kept[1]
+        await link.engine.publish(stored(5, 6, 7))
+        await link.applied()
+        assert link.blocks() == 3
     assert [r.message for r in caplog.records] == [f"cache events of {E}: 1 batches are lost"]
 
 
-async def test_whoever_comes_late_asks_for_the_beginning() -> None:
-    """A gateway that starts before a warm engine."""
-    async with wired() as there:
+async def test_a_late_listener_asks_for_a_replay_from_the_first_batch() -> None:
+    """A gateway that starts after a warm engine."""
+    async with wired() as link:
         for block in range(50):
-            await there.engine.publish(stored(block + 1, parent=block or None), heard=False)
-        await there.engine.publish(stored(51, parent=50))
-        await there.applied()
-        assert (there.engine.asked, there.blocks()) == ([0], 51)
+            await link.engine.publish(stored(block + 1, parent=block or None), delivered=False)
+        await link.engine.publish(stored(51, parent=50))
+        await link.applied()
+        assert (link.engine.asked, link.blocks()) == ([0], 51)
 
 
-async def test_without_a_replay_whoever_comes_late_begins_there(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing was built on what came before, so nothing is void; the block before is there."""
-    async with wired(replays=False) as there:
-        await there.engine.publish(stored(1, 2), heard=False)
-        await there.engine.publish(stored(3, parent=2))
-        await there.applied()
-        assert there.blocks() == 2
+async def test_without_a_replay_a_late_listener_starts_at_the_current_batch(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing was known before, so no state is dropped; the parent block counts as resident."""
+    async with wired(replays=False) as link:
+        await link.engine.publish(stored(1, 2), delivered=False)
+        await link.engine.publish(stored(3, parent=2))
+        await link.applied()
+        assert link.blocks() == 2
     assert not caplog.records
 
 
-async def test_a_restarted_engine_holds_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """It counts from 0 again, at a later time; ZMQ finds it where the old one was."""
+async def test_a_restarted_engine_has_an_empty_cache(caplog: pytest.LogCaptureFixture) -> None:
+    """Batch numbers restart from 0 with a later timestamp; ZMQ reconnects by itself."""
     caplog.set_level(logging.INFO, "firsttoken")
-    async with wired() as there:
+    async with wired() as link:
         prompt = PoolEstimate(50, PrefixBlocks([1, 2, 3]))
-        sent = cache_of(there.fleet).on_sent("key", prompt, "s")
+        sent = cache_of(link.fleet).on_sent("key", prompt, "s")
         for block in (1, 2, 3):
-            await there.engine.publish(stored(block, parent=block - 1 or None, session_id="s"))
-        await there.applied()
-        cache_of(there.fleet).on_answered("key", sent, 50, 0)
-        assert there.fleet.hit(Endpoint(E, "p"), prompt) == 48
-        old, there.engine = there.engine, None  # type: ignore[assignment]
+            await link.engine.publish(stored(block, parent=block - 1 or None, session_id="s"))
+        await link.applied()
+        cache_of(link.fleet).on_answered("key", sent, 50, 0)
+        assert link.fleet.hit(Endpoint(E, "p"), prompt) == 48
+        old, link.engine = link.engine, None  # type: ignore[assignment]
         old.close()
-        await there.until(lambda: not there.listener.connected)
-        there.engine = Engine(there.context, port=int(old.url.rpartition(":")[2]))
-        there.engine.clock = old.clock + 5
-        await there.until(lambda: there.listener.connected)
-        await there.engine.publish(stored(4))
-        await there.applied()
-        assert (there.blocks(), there.fleet.hit(Endpoint(E, "p"), prompt)) == (1, 0)
+        await link.until(lambda: not link.listener.connected)
+        link.engine = Engine(link.context, port=int(old.url.rpartition(":")[2]))
+        link.engine.clock = old.clock + 5
+        await link.until(lambda: link.listener.connected)
+        await link.engine.publish(stored(4))
+        await link.applied()
+        assert (link.blocks(), link.fleet.hit(Endpoint(E, "p"), prompt)) == (1, 0)
     said = [record.message.partition(": ")[2] for record in caplog.records]
     assert said == ["connected", "the engine is gone", "connected", "the engine has restarted"]
 
 
-async def test_a_cleared_cache_holds_nothing() -> None:
-    """AllBlocksCleared: what was sent there counts no more either."""
-    async with wired() as there:
+async def test_all_blocks_cleared_empties_the_cache() -> None:
+    """Prompts sent before do not count any more either."""
+    async with wired() as link:
         prompt = PoolEstimate(50, PrefixBlocks([1, 2, 3]))
-        cache_of(there.fleet).on_sent("key", prompt, "")
-        await there.engine.publish(stored(1, 2, 3), CLEARED)
-        await there.applied()
-        assert (there.blocks(), there.fleet.hit(Endpoint(E, "p"), prompt)) == (0, 0)
+        cache_of(link.fleet).on_sent("key", prompt, "")
+        await link.engine.publish(stored(1, 2, 3), CLEARED)
+        await link.applied()
+        assert (link.blocks(), link.fleet.hit(Endpoint(E, "p"), prompt)) == (0, 0)
 
 
-async def test_garbage_is_said_once_and_survived(caplog: pytest.LogCaptureFixture) -> None:
-    """A stranger on the port; the next good batch counts."""
-    async with wired() as there:
-        await there.engine.publish(stored(1, 2))
-        await there.applied()
+async def test_malformed_batches_are_logged_once_and_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    """Another sender on the port; the next valid batch is applied."""
+    async with wired() as link:
+        await link.engine.publish(stored(1, 2))
+        await link.applied()
         for junk in ([b"kv"], [b"kv", b"12", b""], [b"kv", bytes(8), b"\xc1"]):
-            await there.engine.pub.send_multipart(junk)
-        await there.engine.publish(stored(5))
-        await there.applied()
-        assert there.blocks() == 1
+            await link.engine.pub.send_multipart(junk)
+        await link.engine.publish(stored(5))
+        await link.applied()
+        assert link.blocks() == 1
     assert len(caplog.records) == 1
     assert "what came is none" in caplog.records[0].message
 
 
-async def test_a_replay_of_garbage_is_survived(caplog: pytest.LogCaptureFixture) -> None:
-    """What was known is void, and the next batch counts."""
-    async with wired() as there:
-        await there.engine.publish(stored(1, 2))
-        await there.applied()
-        await there.engine.publish(removed(1), heard=False)
-        there.engine.kept[1] = b"\xc1"
-        await there.engine.publish(stored(5))
-        await there.until(lambda: there.engine.asked == [1] and there.blocks() == 0)
-        there.engine.kept.clear()
-        await there.engine.publish(stored(6))
-        await there.until(lambda: there.blocks() == 1)
+async def test_a_malformed_replay_clears_the_known_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    """The next batch is applied."""
+    async with wired() as link:
+        await link.engine.publish(stored(1, 2))
+        await link.applied()
+        await link.engine.publish(removed(1), delivered=False)
+        link.engine.kept[1] = b"\xc1"
+        await link.engine.publish(stored(5))
+        await link.until(lambda: link.engine.asked == [1] and link.blocks() == 0)
+        link.engine.kept.clear()
+        await link.engine.publish(stored(6))
+        await link.until(lambda: link.blocks() == 1)
     assert "what came is none" in caplog.records[0].message
 
 
-async def test_who_is_told_of_the_same_source_again_listens_on() -> None:
-    """What was heard stands: no event is missed, and none is asked for again."""
-    async with wired() as there:
-        await there.engine.publish(stored(1, 2))
-        await there.applied()
-        there.events.listen({E: Source(there.engine.url, there.engine.replay_url)})
-        assert there.events.listeners == [there.listener]
-        await there.engine.publish(stored(3, parent=2))
-        await there.applied()
-        assert (there.blocks(), there.engine.asked) == (3, [])
+async def test_listening_to_an_unchanged_source_continues() -> None:
+    """Known blocks stay; no event is missed or replayed."""
+    async with wired() as link:
+        await link.engine.publish(stored(1, 2))
+        await link.applied()
+        link.events.listen({E: Source(link.engine.url, link.engine.replay_url)})
+        assert link.events.listeners == [link.listener]
+        await link.engine.publish(stored(3, parent=2))
+        await link.applied()
+        assert (link.blocks(), link.engine.asked) == (3, [])
 
 
-async def test_a_source_that_is_gone_is_heard_no_more_and_its_word_is_void() -> None:
-    """What was sent there still counts. It may come back."""
-    async with wired() as there:
-        await there.engine.publish(stored(1, 2))
-        await there.applied()
-        there.events.listen({})
-        assert cache_of(there.fleet).residency is None
-        there.events.listen({E: Source(there.engine.url, there.engine.replay_url)})
-        [there.listener] = there.events.listeners
-        await there.until(lambda: there.listener.connected)
-        await there.engine.publish(stored(3, parent=2))
-        await there.applied()
-        assert there.blocks() == 3  # with what it was sent again
+async def test_a_removed_source_clears_its_blocks() -> None:
+    """Sent prompts still count. The source may come back."""
+    async with wired() as link:
+        await link.engine.publish(stored(1, 2))
+        await link.applied()
+        link.events.listen({})
+        assert cache_of(link.fleet).residency is None
+        link.events.listen({E: Source(link.engine.url, link.engine.replay_url)})
+        [link.listener] = link.events.listeners
+        await link.until(lambda: link.listener.connected)
+        await link.engine.publish(stored(3, parent=2))
+        await link.applied()
+        assert link.blocks() == 3  # with the replayed batches
 
 
-async def test_another_model_behind_the_same_source_begins_anew() -> None:
-    """The fleet has forgotten the one before, and so must whoever listens."""
-    async with wired() as there:
-        await there.engine.publish(stored(1, 2))
-        await there.applied()
-        there.fleet.reload([Pool("p", "other", (Endpoint(E, "p"),))])
-        there.events.listen({E: Source(there.engine.url, there.engine.replay_url)})
-        [listener] = there.events.listeners
-        assert listener is not there.listener
-        there.listener = listener
-        await there.until(lambda: listener.connected)
-        assert there.blocks() == 0
+async def test_another_model_at_the_same_source_starts_empty() -> None:
+    """The fleet has dropped the old cache, so the listener starts anew."""
+    async with wired() as link:
+        await link.engine.publish(stored(1, 2))
+        await link.applied()
+        link.fleet.reload([Pool("p", "other", (Endpoint(E, "p"),))])
+        link.events.listen({E: Source(link.engine.url, link.engine.replay_url)})
+        [listener] = link.events.listeners
+        assert listener is not link.listener
+        link.listener = listener
+        await link.until(lambda: listener.connected)
+        assert link.blocks() == 0
 
 
-async def test_much_at_once_does_not_hold_up_the_loop() -> None:
-    """50,000 events in one batch: others get their turn every few milliseconds."""
-    async with wired() as there:
+async def test_a_large_batch_does_not_block_the_event_loop() -> None:
+    """50,000 events in one batch: other tasks run every few milliseconds."""
+    async with wired() as link:
         message = [b"kv", bytes(8), pack([1.0, many(50_000), 0])]
         gc.collect()
         longest = asyncio.create_task(longest_pause())
         await asyncio.sleep(0.01)
-        await there.listener.hear(message)
+        await link.listener.hear(message)
         longest.cancel()
-        assert (there.blocks(), await longest < 0.05) == (50_000, True)
+        assert (link.blocks(), await longest < 0.05) == (50_000, True)
 
 
 def many(events: int) -> Sequence[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What is asked of endpoints, and what follows from their answers."""
+"""Polling of endpoints, and the effect of answers on the fleet."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ GOOD: Script = [reply(PAGE)]
 BAD: Script = [reply(b"", "500 x")]
 
 
-class Odd:
-    """A vLLM whose page we fail to read, at first."""
+class UnreadableOnce:
+    """A vLLM backend that fails to read the first page."""
 
     def __init__(self) -> None:
         self.inner, self.reads = backend(), 0
@@ -49,10 +49,10 @@ class Odd:
 
 
 @asynccontextmanager
-async def asking(
+async def monitoring(
     *scripts: Script, kind: str = "vllm"
 ) -> AsyncIterator[tuple[Monitor, ConnectionPool, Backend, Upstream]]:
-    """A monitor, and one endpoint of its fleet that plays a script at each question."""
+    """A monitor, and an endpoint of its fleet that plays a script at each poll."""
     async with Upstream(*scripts) as upstream:
         origin = ConnectionPool(upstream.url, connect_timeout=1)
         yield Monitor(Fleet([POOL])), origin, backend(kind), upstream
@@ -67,7 +67,7 @@ def health(monitor: Monitor) -> Health:
 
 
 def test_an_attempt_counts_from_its_sending_to_its_end() -> None:
-    """As in flight; and as prefilling until its first token."""
+    """As in flight, and as prefilling until the first token."""
     monitor, now, key = Monitor(Fleet([POOL])), monotonic(), object()
 
     def load() -> tuple[int, int]:
@@ -84,36 +84,38 @@ def test_an_attempt_counts_from_its_sending_to_its_end() -> None:
 
 
 class Answer:
-    """An attempt that has had so many tokens."""
+    """An attempt with a number of output tokens."""
 
     def __init__(self) -> None:
         self.output_tokens = 1
 
 
-async def test_while_answers_are_written_the_fleet_is_told_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several times a second, from the first token of the first to the end of the last; then nothing is told."""
+async def test_progress_of_running_answers_is_reported_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first token of the first answer to the end of the last; never without answers."""
     monkeypatch.setattr(module, "PROGRESS", 0.005)
-    monitor, told = Monitor(Fleet([POOL])), list[list[int]]()
-    monkeypatch.setattr(monitor.fleet, "on_progress", lambda tokens, now: told.append([count for _, count in tokens]))
+    monitor, reports = Monitor(Fleet([POOL])), list[list[int]]()
+    monkeypatch.setattr(
+        monitor.fleet, "on_progress", lambda tokens, now: reports.append([count for _, count in tokens])
+    )
     monitor.watch({}, 1.0)
     answers = [Answer(), Answer()]
     for answer in answers:
         monitor.fleet.on_sent(answer, candidate(ENDPOINT), PoolEstimate(1), monotonic(), stream=True)
         monitor.fleet.on_first_token(answer, monotonic())
     answers[0].output_tokens = 7
-    await eventually(lambda: told)
-    assert told[0] == [7, 1]
+    await eventually(lambda: reports)
+    assert reports[0] == [7, 1]
     monitor.fleet.on_ended(answers[0], AttemptOutcome.COMPLETED, monotonic(), AttemptReport())
-    await eventually(lambda: told[-1] == [1])
+    await eventually(lambda: reports[-1] == [1])
     monitor.fleet.on_ended(answers[1], AttemptOutcome.COMPLETED, monotonic(), AttemptReport())
-    looks = len(told)
+    count = len(reports)
     await asyncio.sleep(0.02)
-    assert len(told) == looks
+    assert len(reports) == count
     await monitor.close()
 
 
-def test_news_is_told_to_whoever_waits_for_it() -> None:
-    """A first token and an end; a sending makes no room."""
+def test_on_news_is_called_at_first_tokens_and_ends() -> None:
+    """A sending makes no room in the queue."""
     monitor, now, key, heard = Monitor(Fleet([POOL])), monotonic(), Answer(), list[str]()
     monitor.fleet.on_news = lambda: heard.append("news")
     monitor.fleet.on_sent(key, candidate(ENDPOINT), PoolEstimate(1), now, stream=True)
@@ -124,23 +126,23 @@ def test_news_is_told_to_whoever_waits_for_it() -> None:
     assert heard == ["news"] * 2
 
 
-# --------------------------------------------------------------------------- one question
+# --------------------------------------------------------------------------- one poll
 
 
-async def test_siblings_are_told_soon_after_something_changed() -> None:
-    """Without another event or a decision."""
-    told = asyncio.Event()
+async def test_publish_soon_publishes_without_another_event() -> None:
+    """Nor a decision."""
+    reports = asyncio.Event()
     monitor = Monitor(Fleet([]))
-    monitor.fleet.publish = told.set  # type: ignore[method-assign]
+    monitor.fleet.publish = reports.set  # type: ignore[method-assign]
     monitor.publish_soon()
-    assert not told.is_set()
+    assert not reports.is_set()
     async with asyncio.timeout(5):
-        await told.wait()
+        await reports.wait()
 
 
-async def test_an_engine_is_asked_for_its_load_and_believed() -> None:
-    """What it says of itself shows other traffic than ours, once two looks agree on it."""
-    async with asking(GOOD) as (monitor, origin, vllm, upstream):
+async def test_two_polls_show_other_traffic() -> None:
+    """The engine's counts exceed the gateway's own requests; one poll could be outdated."""
+    async with monitoring(GOOD) as (monitor, origin, vllm, upstream):
         for _ in range(2):
             await monitor.poll(ENDPOINT, origin, vllm)
         found = monitor.loads()[ENDPOINT]
@@ -149,28 +151,28 @@ async def test_an_engine_is_asked_for_its_load_and_believed() -> None:
     assert found.scraped_at == pytest.approx(monotonic(), abs=2)
 
 
-async def test_the_block_size_that_an_engine_says_is_passed_on() -> None:
+async def test_the_reported_block_size_is_passed_on() -> None:
     """By pool: prefixes are cut into the engine's own blocks from then on."""
-    said: list[tuple[str, int]] = []
-    async with asking(GOOD) as (monitor, origin, vllm, _):
-        monitor = Monitor(monitor.fleet, on_block_size=lambda pool, tokens: said.append((pool, tokens)))
+    reported: list[tuple[str, int]] = []
+    async with monitoring(GOOD) as (monitor, origin, vllm, _):
+        monitor = Monitor(monitor.fleet, on_block_size=lambda pool, tokens: reported.append((pool, tokens)))
         await monitor.poll(ENDPOINT, origin, vllm)
-    assert said == [("small", 32)]
+    assert reported == [("small", 32)]
 
 
-async def test_an_endpoint_without_metrics_is_alive_all_the_same() -> None:
-    """A 404 is an answer; that nothing was said of the load changes nothing that is known of it."""
-    async with asking([reply(b"", "404 Not Found")]) as (monitor, origin, vllm, _):
+async def test_an_endpoint_without_metrics_is_up() -> None:
+    """A 404 is an answer; the known load is unchanged."""
+    async with monitoring([reply(b"", "404 Not Found")]) as (monitor, origin, vllm, _):
         for _ in range(3):
             await monitor.poll(ENDPOINT, origin, vllm)
         assert (health(monitor), monitor.loads()[ENDPOINT].scraped_at) == (Health.UP, Load().scraped_at)
 
 
 @pytest.mark.parametrize("script", [BAD, [CLOSE], [reply(b"", "503 x")], [HANG], [b"not HTTP\r\n\r\n"]])
-async def test_an_endpoint_that_cannot_answer_twice_is_down(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe counts as an attempt does; once may be an accident."""
+async def test_two_failed_probes_take_an_endpoint_down(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single failure may be an accident."""
     monkeypatch.setattr(module, "PROBE_TIMEOUT", 0.1)
-    async with asking(script) as (monitor, origin, vllm, _):
+    async with monitoring(script) as (monitor, origin, vllm, _):
         seen = []
         for _ in range(2):
             await monitor.poll(ENDPOINT, origin, vllm)
@@ -178,9 +180,9 @@ async def test_an_endpoint_that_cannot_answer_twice_is_down(script: Script, monk
     assert seen == [Health.UP, Health.DOWN]
 
 
-async def test_an_endpoint_where_nobody_listens_is_down_and_may_try_again_once_somebody_does() -> None:
-    """Found again by a probe, it is given one request; that request decides."""
-    async with asking(GOOD) as (monitor, origin, vllm, _):
+async def test_a_lost_endpoint_is_probing_after_an_answered_probe() -> None:
+    """One request follows, and decides."""
+    async with monitoring(GOOD) as (monitor, origin, vllm, _):
         dead = ConnectionPool("http://127.0.0.1:9", connect_timeout=1)
         for _ in range(2):
             await monitor.poll(ENDPOINT, dead, vllm)
@@ -189,11 +191,11 @@ async def test_an_endpoint_where_nobody_listens_is_down_and_may_try_again_once_s
         assert health(monitor) is Health.PROBING
 
 
-async def test_a_change_of_health_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """However often it is asked in between: an operator reads when it went and when it came back."""
+async def test_each_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    """At any number of polls in between."""
     key = object()
     with caplog.at_level(logging.INFO, "firsttoken"):
-        async with asking(GOOD, GOOD, BAD, BAD, BAD, BAD, GOOD) as (monitor, origin, vllm, _):
+        async with monitoring(GOOD, GOOD, BAD, BAD, BAD, BAD, GOOD) as (monitor, origin, vllm, _):
             for _ in range(9):
                 await monitor.poll(ENDPOINT, origin, vllm)
             monitor.fleet.on_sent(key, candidate(ENDPOINT), PoolEstimate(1), monotonic(), stream=True)
@@ -207,12 +209,12 @@ async def test_a_change_of_health_is_one_line(caplog: pytest.LogCaptureFixture) 
     ]
 
 
-# --------------------------------------------------------------------------- all the time
+# --------------------------------------------------------------------------- periodic polls
 
 
-async def test_every_endpoint_is_asked_at_once_and_then_again_and_again() -> None:
-    """Each in its turn; closing ends it."""
-    async with asking(GOOD) as (monitor, origin, vllm, upstream), asking(GOOD) as (_, other, _, second):
+async def test_every_endpoint_is_polled_at_once_and_periodically() -> None:
+    """Until `close`."""
+    async with monitoring(GOOD) as (monitor, origin, vllm, upstream), monitoring(GOOD) as (_, other, _, second):
         monitor.watch({"small/a": (origin, vllm), "small/b": (other, vllm)}, 0.05)
         await upstream.until(lambda seen: len(seen.requests) >= 3)
         await second.until(lambda seen: len(seen.requests) >= 3)
@@ -223,9 +225,9 @@ async def test_every_endpoint_is_asked_at_once_and_then_again_and_again() -> Non
         assert monitor.loads()["small/b"].running == 3
 
 
-async def test_who_has_nothing_to_say_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_api_is_never_polled(caplog: pytest.LogCaptureFixture) -> None:
     """An API is billed by the request, and has neither probe nor load."""
-    async with asking(GOOD, kind="compatible") as (monitor, origin, api, upstream):
+    async with monitoring(GOOD, kind="compatible") as (monitor, origin, api, upstream):
         monitor.watch({ENDPOINT: (origin, api)}, 0.01)
         await asyncio.sleep(0.05)
         await monitor.close()
@@ -233,22 +235,22 @@ async def test_who_has_nothing_to_say_is_not_asked(caplog: pytest.LogCaptureFixt
     assert caplog.records == []
 
 
-async def test_a_page_that_we_fail_to_read_is_not_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
-    """Our bug is said once, and the endpoint is asked on."""
-    odd: Backend = Odd()  # type: ignore[assignment]
+async def test_an_error_in_reading_a_page_does_not_stop_polling(caplog: pytest.LogCaptureFixture) -> None:
+    """The gateway's fault is logged once."""
+    odd: Backend = UnreadableOnce()  # type: ignore[assignment]
     with caplog.at_level(logging.ERROR, "firsttoken"):
-        async with asking(GOOD) as (monitor, origin, _, _):
+        async with monitoring(GOOD) as (monitor, origin, _, _):
             monitor.watch({ENDPOINT: (origin, odd)}, 0.01)
             await eventually(lambda: monitor.loads()[ENDPOINT].running == 3)
             await monitor.close()
     assert [entry.message for entry in caplog.records] == ["the load of endpoint small/a could not be read"]
 
 
-# --------------------------------------------------------------------------- what an engine says
+# --------------------------------------------------------------------------- reported load
 
 
 @pytest.mark.parametrize(
-    ("said", "load"),
+    ("reported", "load"),
     [
         ({}, EngineLoad()),
         ({"running": 3.0, "waiting": 0.0, "kv_usage": 0.5}, EngineLoad(running=3, waiting=0, kv_usage=0.5)),
@@ -259,6 +261,6 @@ async def test_a_page_that_we_fail_to_read_is_not_the_last_one(caplog: pytest.Lo
         ({"running": -1.0, "block_size": -16.0, "waiting": 1e300}, EngineLoad()),
     ],
 )
-def test_what_is_understood_is_taken_and_the_rest_left(said: Mapping[str, float | None], load: EngineLoad) -> None:
-    """Counts are whole numbers; what cannot be one was not said."""
-    assert engine_load(said) == load
+def test_invalid_values_of_a_load_are_ignored(reported: Mapping[str, float | None], load: EngineLoad) -> None:
+    """Counts are non-negative integers; unknown names are ignored."""
+    assert engine_load(reported) == load

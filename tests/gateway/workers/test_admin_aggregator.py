@@ -1,4 +1,4 @@
-"""The admin aggregator: asks all workers, and answers for them."""
+"""The admin aggregator: collects metrics and state of all workers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CONFIG = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))
 
 
 class Worker:
-    """What a worker says of its counts: `life`, and how many requests it has had."""
+    """The counters of a worker process: `life` names the process, `requests` is the count."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.life, self.requests = path, b"first", 0
         self.silent = False
-        self.trace = ""  # of an exemplar; its time is its first letter
+        self.trace = ""  # trace id of an exemplar; the first letter is the exemplar's time
 
     async def counts(self, http: web.Request) -> web.Response:
         if self.silent:
@@ -44,7 +44,7 @@ class Worker:
 
 
 @asynccontextmanager
-async def asking(
+async def aggregating(
     tmp_path: Path, shared: SharedState | None = None
 ) -> AsyncIterator[tuple[AdminAggregator, list[Worker]]]:
     workers, runners = [Worker(tmp_path / f"{number}.sock") for number in range(2)], []
@@ -72,9 +72,9 @@ async def total(aggregator: AdminAggregator) -> float:
     )
 
 
-async def test_a_total_never_goes_back(tmp_path: Path) -> None:
-    """Not when a worker says nothing, not when another process has its place and counts from zero, again and again."""
-    async with asking(tmp_path) as (aggregator, (one, other)):
+async def test_a_counter_total_never_decreases(tmp_path: Path) -> None:
+    """Neither while a worker does not answer, nor after new processes in the same slot count from zero."""
+    async with aggregating(tmp_path) as (aggregator, (one, other)):
         one.requests, other.requests = 3, 4
         assert await total(aggregator) == 7
         one.silent = True
@@ -88,9 +88,9 @@ async def test_a_total_never_goes_back(tmp_path: Path) -> None:
 
 
 async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path: Path) -> None:
-    """Counters do not depend on one process."""
+    """Counters of exited workers are in shared memory, not in one process."""
     shared = SharedState(2)
-    async with asking(tmp_path, shared) as (aggregator, (one, _)):
+    async with aggregating(tmp_path, shared) as (aggregator, (one, _)):
         one.requests = 3
         await aggregator.collect_counters()
         one.life, one.requests = b"second", 1
@@ -100,9 +100,9 @@ async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path:
         await successor.close()
 
 
-async def test_exemplars_come_through_the_aggregator(tmp_path: Path) -> None:
-    """To whoever asks for OpenMetrics: the latest of all workers'."""
-    async with asking(tmp_path) as (aggregator, workers):
+async def test_the_aggregator_serves_exemplars_in_openmetrics(tmp_path: Path) -> None:
+    """The latest exemplar of all workers."""
+    async with aggregating(tmp_path) as (aggregator, workers):
         for worker, trace in zip(workers, ("a" * 32, "b" * 32), strict=True):
             worker.trace = trace
         async with TestClient(TestServer(aggregator.app())) as client:
@@ -113,10 +113,10 @@ async def test_exemplars_come_through_the_aggregator(tmp_path: Path) -> None:
     assert f'le="+Inf"}} 2.0 # {{trace_id="{"b" * 32}"}} 0.1 ' in page
 
 
-async def test_a_worker_that_is_not_there_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All others are shown."""
+async def test_an_unreachable_worker_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counters of the other workers are served."""
     monkeypatch.setattr(admin_aggregator, "WORKER_TIMEOUT", 0.1)
-    async with asking(tmp_path) as (aggregator, (one, other)):
+    async with aggregating(tmp_path) as (aggregator, (one, other)):
         one.requests, other.requests = 3, 4
         one.path.unlink()
         assert await total(aggregator) == 4
@@ -132,8 +132,8 @@ async def test_a_worker_that_is_not_there_is_left_out(tmp_path: Path, monkeypatc
         ((WorkerState.DRAINING, WorkerState.ENDED), "draining"),
     ],
 )
-def test_it_is_ready_when_all_workers_serve(states: tuple[WorkerState, ...], expected: str) -> None:
-    """One that is missing is worth an operator's look."""
+def test_the_gateway_is_ready_when_all_workers_serve(states: tuple[WorkerState, ...], expected: str) -> None:
+    """A missing worker needs an operator."""
     shared = SharedState(2)
     for place, state in enumerate(states):
         shared.set_worker(place, WorkerStatus(state, place + 1))

@@ -1,4 +1,4 @@
-"""Memory between workers: what one writes and the others read."""
+"""Shared memory between workers: each worker writes its own part and reads the others."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BUSY = PeerLoad(
 )
 
 
-class Heard:
-    """A reader that remembers."""
+class Reader:
+    """Stores received loads and prompts."""
 
     def __init__(self, member: WorkerMemory) -> None:
         self.member, self.now = member, 0.0
@@ -35,7 +35,7 @@ class Heard:
     def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         self.hints.append((endpoint_id, list(hashes)))
 
-    def look(self) -> Heard:
+    def read(self) -> Reader:
         self.now += MERGE_INTERVAL
         self.loads.clear()
         self.hints.clear()
@@ -43,121 +43,121 @@ class Heard:
         return self
 
 
-def sharing(workers: int = 2) -> tuple[Memory, list[WorkerMemory], list[Heard]]:
+def sharing(workers: int = 2) -> tuple[Memory, list[WorkerMemory], list[Reader]]:
     memory = Memory(NAMES, workers)
     members = [memory.member(number) for number in range(workers)]
-    heard = [Heard(member).look() for member in members]
-    return memory, members, heard
+    readers = [Reader(member).read() for member in members]
+    return memory, members, readers
 
 
 # --------------------------------------------------------------------------- loads
 
 
 @given(st.sampled_from([(), tuple(float(i) for i in range(1, len(STALL_GRID) + 1))]))
-def test_a_burden_arrives_as_it_was_told(harm: tuple[float, ...]) -> None:
-    """Every field, infinities too; not to the one who told it; once."""
-    _, members, heard = sharing()
-    told = replace(BUSY, expected_tpot_misses=harm)
-    members[0].publish(NAMES[1], told)
-    assert heard[1].look().loads == {NAMES[1]: told}
-    assert heard[0].look().loads == {}
-    assert heard[1].look().loads == {}
+def test_a_peer_load_arrives_unchanged_and_once(miss_curve: tuple[float, ...]) -> None:
+    """Every field, infinities included; not at the sender."""
+    _, members, readers = sharing()
+    published = replace(BUSY, expected_tpot_misses=miss_curve)
+    members[0].publish(NAMES[1], published)
+    assert readers[1].read().loads == {NAMES[1]: published}
+    assert readers[0].read().loads == {}
+    assert readers[1].read().loads == {}
 
 
-def test_burdens_of_several_are_heard_as_one() -> None:
-    """The latest of each, added up."""
-    _, members, heard = sharing(3)
+def test_loads_of_several_workers_are_summed() -> None:
+    """From the latest load of each."""
+    _, members, readers = sharing(3)
     members[0].publish(NAMES[0], BUSY)
     members[1].publish(NAMES[0], NO_LOAD)
     members[1].publish(NAMES[0], BUSY)
-    (found,) = heard[2].look().loads.values()
+    (found,) = readers[2].read().loads.values()
     assert (found.in_flight, found.queued_tokens, found.prefill_s, found.queued_since) == (6, 1000, 5.0, 1.5)
 
 
-def test_what_others_had_spent_before_a_worker_came_is_nothing_to_it() -> None:
-    """Hours of prefill, heard of at once, would leave an engine no moment for answers. Who begins anew counts anew."""
+def test_a_new_worker_counts_prefill_time_from_its_own_start() -> None:
+    """Hours of past prefill, counted at once, would raise the utilization to 100%. A restarted sender counts anew."""
     memory, members, _ = sharing()
     members[0].publish(NAMES[0], replace(BUSY, prefill_s=3600.0))
-    late = Heard(memory.member(1))
-    assert late.look().loads[NAMES[0]].prefill_s == 0
+    late = Reader(memory.member(1))
+    assert late.read().loads[NAMES[0]].prefill_s == 0
     members[0].publish(NAMES[0], replace(BUSY, prefill_s=3601.5))
-    assert late.look().loads[NAMES[0]].prefill_s == 1.5
+    assert late.read().loads[NAMES[0]].prefill_s == 1.5
     members[0].publish(NAMES[0], replace(BUSY, prefill_s=2.0))
-    assert late.look().loads[NAMES[0]].prefill_s == 2.0
+    assert late.read().loads[NAMES[0]].prefill_s == 2.0
 
 
-def test_many_changes_in_little_time_are_heard_as_the_last() -> None:
-    """Looking is not free: what siblings did within MERGE_INTERVAL seconds is worked out once."""
-    _, members, heard = sharing()
+def test_changes_within_the_merge_interval_are_read_once() -> None:
+    """Reading costs time."""
+    _, members, readers = sharing()
     members[0].publish(NAMES[0], BUSY)
-    heard[1].look()
+    readers[1].read()
     members[0].publish(NAMES[0], NO_LOAD)
-    heard[1].member.merge(heard[1], heard[1].now + MERGE_INTERVAL / 2)
-    assert heard[1].loads == {NAMES[0]: BUSY}
-    assert heard[1].look().loads == {NAMES[0]: NO_LOAD}
+    readers[1].member.merge(readers[1], readers[1].now + MERGE_INTERVAL / 2)
+    assert readers[1].loads == {NAMES[0]: BUSY}
+    assert readers[1].read().loads == {NAMES[0]: NO_LOAD}
 
 
-def test_what_is_being_written_is_looked_at_again() -> None:
-    """Never half of one and half of another."""
-    memory, _, heard = sharing()
+def test_a_record_in_writing_is_read_later() -> None:
+    """A reader never sees half of a record."""
+    memory, _, readers = sharing()
     part = MemoryPart(memory, 0)
     part.write(0, BUSY)
     part.words[2] |= 1  # as in the middle of the next
-    assert heard[1].look().loads == {}
+    assert readers[1].read().loads == {}
     part.write(0, replace(BUSY, in_flight=4))
-    assert heard[1].look().loads[NAMES[0]].in_flight == 4
+    assert readers[1].read().loads[NAMES[0]].in_flight == 4
 
 
-def test_the_dead_have_nothing_under_way() -> None:
-    """Their supervisor wipes it, even where they died while they wrote; their successor begins with nothing."""
-    memory, members, heard = sharing()
+def test_an_exited_worker_has_no_load() -> None:
+    """The supervisor clears the part, even if the worker died while writing; the successor starts with no load."""
+    memory, members, readers = sharing()
     members[0].publish(NAMES[0], BUSY)
     MemoryPart(memory, 0).words[2] |= 1
     memory.wipe(0)
-    assert heard[1].look().loads[NAMES[0]] == NO_LOAD
+    assert readers[1].read().loads[NAMES[0]] == NO_LOAD
     members[0].publish(NAMES[0], BUSY)
     memory.member(0)
-    assert heard[1].look().loads[NAMES[0]] == NO_LOAD
+    assert readers[1].read().loads[NAMES[0]] == NO_LOAD
 
 
-def test_endpoints_come_and_go_while_it_is_shared() -> None:
-    """What was told of one that is gone is no other's, wherever that one lies; what is under way at one that stays is
-    heard again by who has begun anew to look."""
+def test_endpoints_can_be_replaced_while_memory_is_shared() -> None:
+    """Records of a removed endpoint never count for another endpoint in the same slot; load at a remaining endpoint
+    is read again after the change."""
     memory = Memory(NAMES, 2, spare=4)
     members = [memory.member(number) for number in range(2)]
-    heard = [Heard(member).look() for member in members]
+    readers = [Reader(member).read() for member in members]
     for name in NAMES:
         members[0].publish(name, BUSY)
         members[0].publish_prompt(name, [1, 2, 3])
-    heard[1].look()
+    readers[1].read()
     for turn in range(5):
         names = [NAMES[0], f"small/{turn}", f"small/{turn}-too"]
         for member in members:
             member.share(names)
-        busy = {name for name, load in heard[1].look().loads.items() if load.in_flight}
-        assert (busy, heard[1].hints) == ({NAMES[0]}, [])
+        busy = {name for name, load in readers[1].read().loads.items() if load.in_flight}
+        assert (busy, readers[1].hints) == ({NAMES[0]}, [])
         members[0].publish(names[1], BUSY)
         members[0].publish_prompt(names[1], [turn])
-        assert heard[1].look().loads == {names[1]: BUSY}
-        assert heard[1].hints == [(names[1], [turn])]
+        assert readers[1].read().loads == {names[1]: BUSY}
+        assert readers[1].hints == [(names[1], [turn])]
 
 
-def test_an_endpoint_that_is_not_shared_is_kept_to_oneself() -> None:
-    """Nothing to tell, nothing to fail."""
-    _, members, heard = sharing()
+def test_an_endpoint_outside_the_shared_set_is_not_published() -> None:
+    """Without an error."""
+    _, members, readers = sharing()
     members[0].publish("other/a", BUSY)
     members[0].publish_prompt("other/a", [1])
-    assert (heard[1].look().loads, heard[1].hints) == ({}, [])
+    assert (readers[1].read().loads, readers[1].hints) == ({}, [])
 
 
-def test_it_is_shared_between_processes() -> None:
-    """What a forked process writes is read here."""
-    memory, _, heard = sharing()
+def test_memory_is_shared_between_processes() -> None:
+    """A forked process writes, this process reads."""
+    memory, _, readers = sharing()
     if not (pid := os.fork()):
         memory.member(0).publish(NAMES[0], BUSY)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    assert heard[1].look().loads[NAMES[0]] == BUSY
+    assert readers[1].read().loads[NAMES[0]] == BUSY
 
 
 # --------------------------------------------------------------------------- prefixes
@@ -165,46 +165,46 @@ def test_it_is_shared_between_processes() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50))))
 def test_prompts_arrive_in_order(prompts: list[tuple[str, list[int]]]) -> None:
-    """Each once, to every other one."""
-    _, members, heard = sharing(3)
+    """Each once, at every other worker."""
+    _, members, readers = sharing(3)
     for name, hashes in prompts:
         members[0].publish_prompt(name, hashes)
-    for each in heard[1:]:
-        assert each.look().hints == prompts
-        assert each.look().hints == []
-    assert heard[0].look().hints == []
+    for each in readers[1:]:
+        assert each.read().hints == prompts
+        assert each.read().hints == []
+    assert readers[0].read().hints == []
 
 
-def test_the_ring_goes_round() -> None:
-    """For ever, and a reader that keeps up misses nothing."""
-    _, members, heard = sharing()
+def test_a_reader_that_keeps_up_misses_nothing_when_the_ring_wraps() -> None:
+    """For several rounds."""
+    _, members, readers = sharing()
     size = 3001
     for number in range(4 * RING // (HEAD.size + 8 * size)):
         sent = list(range(number, number + size))
         members[0].publish_prompt(NAMES[0], array("Q", sent))
-        assert heard[1].look().hints == [(NAMES[0], sent)]
+        assert readers[1].read().hints == [(NAMES[0], sent)]
 
 
-def test_who_comes_too_late_has_missed_some() -> None:
-    """No more than that: what comes next is heard."""
-    _, members, heard = sharing()
+def test_a_slow_reader_loses_only_overwritten_prompts() -> None:
+    """The next prompt is read."""
+    _, members, readers = sharing()
     for number in range(2 * RING // (8 * 5000)):
         members[0].publish_prompt(NAMES[0], array("Q", [number] * 5000))
-    heard[1].look()
+    readers[1].read()
     members[0].publish_prompt(NAMES[1], [7])
-    assert heard[1].look().hints == [(NAMES[1], [7])]
+    assert readers[1].read().hints == [(NAMES[1], [7])]
 
 
-def test_the_end_of_a_prompt_that_is_too_long_is_not_told() -> None:
-    """It would take the ring from all others."""
-    _, members, heard = sharing()
+def test_a_prompt_is_published_up_to_max_blocks() -> None:
+    """A longer prompt would take the ring from other prompts."""
+    _, members, readers = sharing()
     members[0].publish_prompt(NAMES[0], array("Q", range(MAX_BLOCKS + 5)))
-    assert heard[1].look().hints == [(NAMES[0], list(range(MAX_BLOCKS)))]
+    assert readers[1].read().hints == [(NAMES[0], list(range(MAX_BLOCKS)))]
 
 
 @pytest.mark.parametrize("successor", [0, 1])
-def test_a_successor_hears_what_was_sent_before_it(successor: int) -> None:
-    """By others and by the one whose place it takes: engines still hold it."""
+def test_a_restarted_worker_reads_earlier_prompts(successor: int) -> None:
+    """From other workers and from its own predecessor: the engines still hold the prefixes."""
     memory, members, _ = sharing()
     members[0].publish_prompt(NAMES[0], [1, 2])
-    assert Heard(memory.member(successor)).look().hints == [(NAMES[0], [1, 2])]
+    assert Reader(memory.member(successor)).read().hints == [(NAMES[0], [1, 2])]

@@ -1,4 +1,4 @@
-"""One access log of several processes."""
+"""One access log written by several processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.observe.logs import AccessLog
 from gateway.workers.worker import fork
 from tests.gateway.builders import record
 
-LONG = "x" * 20_000  # several times what a pipe takes at once
+LONG = "x" * 20_000  # several times the atomic write of a pipe
 LINES = 40
 
 
@@ -31,8 +31,8 @@ def writing(lock: Path, target: int, name: str) -> Callable[[socket.socket], int
     return work
 
 
-def test_a_line_is_whole_whoever_else_writes(tmp_path: Path) -> None:
-    """Longer than a pipe takes at once, from three processes at a time."""
+def test_concurrent_access_log_lines_stay_whole(tmp_path: Path) -> None:
+    """Longer than an atomic write to a pipe, from three processes at a time."""
     read, write = os.pipe()
     writers = [fork(writing(tmp_path / "lock", write, name)) for name in "abc"]
     os.close(write)

@@ -1,4 +1,4 @@
-"""When a slot starts its next process."""
+"""Restarts of worker processes by a slot."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from gateway.workers.worker import LONGEST_WAIT, MIN_UPTIME, Child, WorkerSlot
 
 
 def exited(slot: WorkerSlot, after: float) -> float:
-    """Seconds to wait for the next, once one has lived so long."""
+    """Seconds until the next start, after a process has lived `after` seconds."""
     one, other = socket.socketpair()
     other.close()
     slot.on_started(Child(0, one, started_at=100.0))
     return slot.on_exit(100.0 + after)
 
 
-def test_a_process_that_exits_is_replaced_at_once() -> None:
-    """However short its life was, the first time."""
+def test_an_exited_process_is_replaced_at_once() -> None:
+    """After any lifetime, the first time."""
     assert [exited(WorkerSlot("w", lambda line: 0), after) for after in (0.1, 1e6)] == [0.0, 0.0]
 
 
-def test_early_exits_wait_longer_each_time() -> None:
-    """A crash loop must not take the machine; it ends with one that lives."""
+def test_repeated_early_exits_back_off() -> None:
+    """A crash loop must not use up the machine; a process that lives ends the backoff."""
     slot = WorkerSlot("w", lambda line: 0)
     waits = [exited(slot, 0.1) for _ in range(10)]
     assert waits[:5] == [0.0, 0.5, 1.0, 2.0, 4.0]
@@ -30,8 +30,8 @@ def test_early_exits_wait_longer_each_time() -> None:
     assert [exited(slot, 0.1), exited(slot, 0.1)] == [0.0, 0.5]
 
 
-def test_a_slot_counts_its_processes_and_forgets_the_last() -> None:
-    """What one had reported says nothing of the next."""
+def test_a_slot_counts_starts_and_resets_its_state() -> None:
+    """Reports of an exited process say nothing of the next."""
     slot = WorkerSlot("w", lambda line: 0)
     slot.prepared = slot.serving = True
     exited(slot, 1.0)
