@@ -181,6 +181,7 @@ class PromptEstimate:
 
 Quantiles = tuple[float, ...]  # of a distribution, at QUANTILES: ascending
 QUANTILES: Quantiles = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+TRAINED_SAMPLES = 8  # first tokens, from which a forecast is more than a guess
 MEDIAN, NINETIETH = QUANTILES.index(0.5), QUANTILES.index(0.9)
 
 
@@ -222,6 +223,10 @@ class Forecast:
             return QUANTILES[0] * x / ratios[0]
         low, q = ratios[i - 1], QUANTILES[i - 1]
         return q + (QUANTILES[i] - q) * (x - low) / (ratios[i] - low)
+
+    @property
+    def trained(self) -> bool:
+        return self.samples >= TRAINED_SAMPLES
 
     @property
     def p50(self) -> float:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import aiohttp
@@ -191,3 +193,113 @@ async def test_the_callers_own_mistake_is_not_retried() -> None:
         ((status, _),) = await ask_all(gateway, False, 1)
         assert status == 400
         assert not second.requests
+
+
+# --------------------------------------------------------------------------- by the kind of the refusal
+
+
+TOO_LONG = error("400 Bad Request", "This model's maximum context length is 8192 tokens.", type="BadRequestError")
+FILTERED = error("400 Bad Request", "The content was refused.", code="content_filter")
+
+
+@pytest.mark.parametrize(
+    ("script", "route", "windows", "status"),
+    [
+        (TOO_LONG, {}, (None, None), 200),
+        (TOO_LONG, {}, (8192, 32768), 200),
+        (TOO_LONG, {}, (8192, 8192), 400),
+        (TOO_LONG, {"fallback": {"context": False}}, (8192, 32768), 400),
+        (FILTERED, {}, (None, None), 400),
+        (FILTERED, {"fallback": {"content_filter": True}}, (None, None), 200),
+        (error("400 Bad Request", "Invalid schema", code="invalid_json_schema"), {}, (None, None), 400),
+    ],
+)
+async def test_a_refusal_moves_where_its_route_says_so(
+    script: Script, route: dict[str, Any], windows: tuple[int | None, int | None], status: int
+) -> None:
+    """A prompt that is too long to a larger, or unknown, window; a content filter only if wanted."""
+    async with Upstream(script) as first, Upstream(SERVED[False]) as second:
+        pools = {
+            name: pool(upstream.url, context_window=window)
+            for name, upstream, window in zip(("first", "second"), (first, second), windows, strict=True)
+        }
+        async with running(pools, {"chat": {"tiers": ["first", "second"], **route}}) as gateway:
+            ((found, _),) = await ask_all(gateway, False, 1)
+            assert (found, len(second.requests)) == (status, status == 200)
+
+
+async def test_a_passthroughs_unknown_model_is_the_callers_mistake() -> None:
+    """Nobody else's requests suffer from it."""
+    async with (
+        Upstream(FAULTS["404 for our model"], SERVED[False]) as only,
+        running({"api": pool(only.url)}, {}, passthrough="api") as gateway,
+    ):
+        assert [(await ask_all(gateway, False, 1))[0][0] for _ in range(2)] == [404, 200]
+
+
+async def test_a_callers_mistakes_at_one_endpoint_do_not_take_it_out() -> None:
+    """Refusals that its siblings confirm are the caller's."""
+    mistake = error("400 Bad Request", "messages: at least one is needed", param="messages")
+    async with (
+        Upstream(mistake) as first,
+        Upstream(mistake) as second,
+        running({"both": pool(first.url, second.url)}, {"chat": {"tiers": ["both"]}}) as gateway,
+    ):
+        assert {status for status, _ in await ask_all(gateway, False)} == {400}
+        assert {load.health.value for load in gateway.monitor.loads().values()} == {"up"}
+
+
+async def test_an_endpoint_that_refuses_what_its_siblings_answer_costs_no_request_for_long() -> None:
+    """An engine without a chat template, say: its 400s are tried elsewhere once they are seen to be its own."""
+    odd = error("400 Bad Request", "No chat template.", type="BadRequestError")
+    async with (
+        Upstream(odd) as first,
+        Upstream(SERVED[False]) as second,
+        running({"both": pool(first.url, second.url)}, {"chat": {"tiers": ["both"]}}) as gateway,
+    ):
+        for _ in range(8):
+            await ask_all(gateway, False, 10)
+        assert answered(await ask_all(gateway, False, 50)) == 50
+
+
+# --------------------------------------------------------------------------- a dead endpoint
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_requests_leave_an_endpoint_whose_probes_fail(stream: bool) -> None:
+    """Without waiting for their own limits: 600 s for an answer that is not streamed, here 60 s for a stream."""
+    async with Upstream([HANG]) as first, Upstream(SERVED[stream]) as second:
+        routes = {"chat": {"tiers": ["first", "second"], "ttft": "off"}}
+        async with running({"first": pool(first.url), "second": pool(second.url)}, routes) as gateway:
+            asked = asyncio.create_task(ask_all(gateway, stream, 20))
+            await first.until(lambda seen: len(seen.requests) == 20)
+            for _ in range(2):
+                gateway.fleet.on_probe_failed(next(iter(gateway.monitor.loads())), monotonic())
+            assert answered(await asked) == 20
+
+
+async def test_a_host_that_vanishes_is_noticed_by_keep_alives() -> None:
+    """The kernel asks after 15 s, and thrice."""
+    async with Upstream(SERVED[False]) as only, running({"api": pool(only.url)}) as gateway:
+        await ask_all(gateway, False, 1)
+        (connections,) = gateway.runtime.current.connections.values()
+        (connection,) = connections._idle
+        sock = connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        assert [sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [15, 5, 3]
+
+
+async def test_an_exhausted_quota_is_said_in_log_and_metric(caplog: pytest.LogCaptureFixture) -> None:
+    """A line that names the pool, and a count by cause."""
+    async with (
+        Upstream(FAULTS["an exhausted quota"]) as first,
+        Upstream(SERVED[False]) as second,
+        two_tiers(first.url, second) as gateway,
+    ):
+        await ask_all(gateway, False, 3)
+        (line,) = [entry.message for entry in caplog.records if "down" in entry.message]
+        assert line.startswith("endpoint first/127.0.0.1:")
+        assert line.endswith("is down for 300 s: our account with the provider is used up")
+        (labels,) = gateway.monitor.ejections.of
+        assert (labels[0], labels[2]) == ("first", "quota")

@@ -14,6 +14,7 @@ from policies.attempts.attempt_machine import (
     Cancel,
     ClientGone,
     Commit,
+    EndpointDown,
     Event,
     Failed,
     FirstToken,
@@ -21,7 +22,7 @@ from policies.attempts.attempt_machine import (
     Open,
     TimerFired,
 )
-from policies.types import Candidate
+from policies.types import FOREVER, Candidate
 from tests.policies.deciding import P90, candidate, decided
 
 A, B, C = candidate("a"), candidate("b"), candidate("c")
@@ -37,6 +38,7 @@ def machine(
     stream: bool = True,
     hedge: bool = False,
     limit: float = 30.0,
+    limit_at: float = FOREVER,
 ) -> AttemptMachine:
     return AttemptMachine(
         decided(*ranked, deadline=deadline),
@@ -45,6 +47,7 @@ def machine(
         hedge=hedge,
         first_token_limit=limit,
         now=0.0,
+        limit_at=limit_at,
     )
 
 
@@ -104,7 +107,10 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
         retryable=st.booleans(),
         connection_lost=st.booleans(),
         retry_after=st.none() | st.floats(0, 100),
+        again=st.booleans(),
+        avoid=st.frozensets(st.sampled_from(["small", "large"])),
     ),
+    st.builds(EndpointDown, NUMBERS),
     st.just(TimerFired()),
     st.just(ClientGone()),
     st.builds(Broken, st.booleans(), st.floats(0.1, 5), st.sets(st.sampled_from("abcd"))),

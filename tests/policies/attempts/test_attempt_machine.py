@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from policies.attempts.attempt_machine import (
+    OVERDUE,
     AttemptMachine,
     AttemptState,
     AttemptStep,
     Begin,
     ClientGone,
+    EndpointDown,
     Event,
     Failed,
     FirstToken,
@@ -19,6 +21,8 @@ from policies.attempts.hedging import abandon_at
 from policies.types import FOREVER, Decision, Placement
 from tests.policies.attempts.attempting import PATIENCE, A, B, C, hedged, machine, reason, silence, told
 from tests.policies.deciding import candidate
+
+API = candidate("api", pool="api")
 
 # --------------------------------------------------------------------------- without failures
 
@@ -81,6 +85,56 @@ def test_an_overload_reply_needs_the_retry_budgets_permission() -> None:
     race = machine(A, B)
     race.on(Begin(), 0.0)
     assert reason(race.on(Failed(1), 0.1, may_retry=False)) == "attempt 1 failed and the retry budget is spent"
+
+
+def test_another_pool_needs_no_permission() -> None:
+    """The budget keeps one pool from being hammered; candidates of the failed pool are skipped, for good."""
+    race = machine(A, B, API, C, max_attempts=4)
+    race.on(Begin(), 0.0)
+    assert told(race.on(Failed(1), 0.1, may_retry=False)) == ["open 2 fallback api"]
+    assert told(race.on(Failed(2, again=False), 0.2)) == ["give up"]
+
+
+def test_the_last_of_three_attempts_goes_to_another_pool() -> None:
+    """A tier with many endpoints that all fail must not use up every attempt."""
+    race = machine(A, B, C, API)
+    race.on(Begin(), 0.0)
+    assert told(race.on(Failed(1), 0.1)) == ["open 2 fallback b"]
+    assert told(race.on(Failed(2), 0.2)) == ["open 3 fallback api"]
+
+
+def test_pools_that_would_fail_in_the_same_way_are_avoided() -> None:
+    """Those with the same account, or with no larger context window."""
+    race = machine(A, B, API)
+    race.on(Begin(), 0.0)
+    assert told(race.on(Failed(1, avoid=frozenset({"small"})), 0.1)) == ["open 2 fallback api"]
+    alone = machine(A, B)
+    alone.on(Begin(), 0.0)
+    assert told(alone.on(Failed(1, avoid=frozenset({"small"})), 0.1)) == ["give up"]
+
+
+@pytest.mark.parametrize("failure", [Failed(1, again=False), Failed(1, avoid=frozenset({"small"}))])
+def test_an_attempt_that_cannot_come_out_otherwise_is_not_made(failure: Failed) -> None:
+    """A wrong key stays wrong, and a 429 without a time tells nothing to wait for."""
+    race = machine(A)
+    race.on(Begin(), 0.0)
+    assert told(race.on(failure, 0.1)) == ["give up"]
+
+
+def test_an_attempt_at_a_dead_endpoint_is_left_for_the_next_candidate() -> None:
+    """At once, streamed or not; it is no death that the request is blamed for."""
+    race = machine(A, B, stream=False)
+    race.on(Begin(), 0.0)
+    assert told(race.on(EndpointDown(1), 0.1)) == ["cancel 1 silent", "open 2 fallback b"]
+    assert told(race.on(EndpointDown(2), 0.2)) == []
+    assert told(race.on(FirstToken(2), 0.3)) == ["commit 2"]
+
+
+def test_a_racer_at_a_dead_endpoint_leaves_the_race() -> None:
+    """The other one is at it already."""
+    race, now = hedged(A, B, C)
+    assert told(race.on(EndpointDown(1), now)) == ["cancel 1 silent"]
+    assert told(race.on(FirstToken(2), now + 0.1)) == ["commit 2"]
 
 
 def test_a_lost_connection_is_not_charged_to_the_retry_budget() -> None:
@@ -191,6 +245,31 @@ def test_a_client_that_leaves_during_backoff_ends_the_request() -> None:
     race.on(Failed(1), 0.1)
     assert race.on(ClientGone(), 0.15) == AttemptStep()
     assert race.on(TimerFired(), 0.2) == AttemptStep()
+
+
+# --------------------------------------------------------------------------- the limit of the whole answer
+
+
+def test_an_answer_that_is_not_streamed_is_left_at_half_of_its_time() -> None:
+    """While there is another candidate; the last one has all that is left."""
+    race = machine(A, B, stream=False, limit_at=8.0)
+    assert race.on(Begin(), 0.0).wake_at == 4.0
+    step = race.on(TimerFired(), 4.0)
+    assert (told(step), step.wake_at) == (["cancel 1 silent", "open 2 fallback b"], 8.0)
+    step = race.on(TimerFired(), 8.0)
+    assert (told(step), reason(step)) == (["cancel 2 silent", "give up"], OVERDUE)
+
+
+def test_no_attempt_is_opened_when_the_time_is_over() -> None:
+    """Be it for the queue, a wait that a server asked for, or a silent stream."""
+    late = machine(A, B, limit_at=1.0)
+    assert reason(late.on(Begin(), 1.0)) == OVERDUE
+    waiting = machine(A, deadline=FOREVER, limit_at=1.0)
+    waiting.on(Begin(), 0.0)
+    assert told(waiting.on(Failed(1, retry_after=1.0), 0.5)) == ["give up"]
+    silent = machine(A, B, deadline=FOREVER, limit_at=1.0)
+    assert silent.on(Begin(), 0.0).wake_at == 1.0
+    assert told(silent.on(TimerFired(), 1.0)) == ["cancel 1 silent", "give up"]
 
 
 # --------------------------------------------------------------------------- silence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -286,3 +287,67 @@ def test_a_breaker_admits_a_trial_within_300_s(history: list) -> None:
     for key in range(4):
         breaker.on_ended(key, AttemptOutcome.CANCELLED, now)
     assert breaker.health(now + 300.0) is not Health.DOWN
+
+
+# --------------------------------------------------------------------------- our own configuration
+
+
+def rejected(outcome: AttemptOutcome, times: int = 1, served_at: float = NEVER) -> CircuitBreaker:
+    """A breaker after `times` rejections at 100 s."""
+    breaker = CircuitBreaker(max_ejection=10.0)
+    if served_at > NEVER:
+        breaker.on_answer("served", served_at)
+    for number in range(times):
+        breaker.on_sent(number, 100.0)
+        breaker.on_ended(number, outcome, 100.0)
+    return breaker
+
+
+@pytest.mark.parametrize(("outcome", "until"), [(AttemptOutcome.MISCONFIGURED, 110.0), (AttemptOutcome.QUOTA, 400.0)])
+def test_a_server_that_refuses_our_configuration_is_out_at_once(outcome: AttemptOutcome, until: float) -> None:
+    """Nothing heals within seconds; the limit of an API's ejections does not apply."""
+    breaker = rejected(outcome)
+    assert (breaker.health(100.0), breaker.until, breaker.cause.value) == (Health.DOWN, until, outcome.value)
+
+
+def test_a_wrong_configuration_is_out_for_longer_each_time() -> None:
+    """Each trial that fails doubles the time, up to five minutes."""
+    breaker, waits = rejected(AttemptOutcome.MISCONFIGURED), []
+    for number in range(7):
+        now = breaker.until
+        breaker.on_sent(f"trial {number}", now)
+        breaker.on_ended(f"trial {number}", AttemptOutcome.MISCONFIGURED, now)
+        waits.append(breaker.until - now)
+    assert waits == [20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
+
+
+def test_one_caller_cannot_take_out_an_endpoint_that_serves_others() -> None:
+    """Some requests may provoke such a reply; five in a row are another matter."""
+    assert rejected(AttemptOutcome.MISCONFIGURED, 4, served_at=99.0).health(100.0) is Health.UP
+    assert rejected(AttemptOutcome.MISCONFIGURED, 5, served_at=99.0).health(100.0) is Health.DOWN
+    assert rejected(AttemptOutcome.MISCONFIGURED, 1, served_at=39.0).health(100.0) is Health.DOWN
+
+
+def test_an_empty_account_is_no_callers_doing() -> None:
+    """One reply is enough."""
+    assert rejected(AttemptOutcome.QUOTA, 1, served_at=99.9).health(100.0) is Health.DOWN
+
+
+def test_only_an_answer_ends_such_an_ejection_early() -> None:
+    """A rate limit or a refusal comes from the same door; an older request that is answered is proof."""
+    for reply in (AttemptOutcome.RATE_LIMITED, AttemptOutcome.REFUSED):
+        breaker = rejected(AttemptOutcome.QUOTA)
+        breaker.on_ended("older", reply, 101.0)
+        assert breaker.health(101.0) is Health.DOWN
+    breaker.on_answer("older", 102.0)
+    assert breaker.health(102.0) is Health.PROBING
+
+
+def test_a_reload_gives_a_trial_at_once() -> None:
+    """The configuration may have been mended. Other ejections go on."""
+    breaker = rejected(AttemptOutcome.QUOTA)
+    breaker.on_reload()
+    assert breaker.health(101.0) is Health.PROBING
+    dead = failed(5, now=100.0)
+    dead.on_reload()
+    assert dead.health(101.0) is Health.DOWN

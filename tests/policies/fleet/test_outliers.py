@@ -1,0 +1,94 @@
+"""An endpoint that refuses (4xx) what its siblings answer is another server than they."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.fleet.circuit_breaker import BreakerState
+from policies.fleet.fleet import Fleet
+from policies.types import AttemptOutcome, Endpoint, Health, Pool
+from tests.policies.fleets import API, ONE, TWO, fleet, load, send
+
+REFUSED, COMPLETED = AttemptOutcome.REFUSED, AttemptOutcome.COMPLETED
+
+
+def end(of: Fleet, outcome: AttemptOutcome, times: int, endpoint: Endpoint) -> None:
+    for _ in range(times):
+        key = send(of, endpoint=endpoint)
+        of.on_ended(key, outcome, 0.0)
+
+
+def judged(own: int, siblings: int, total: int = 20) -> Fleet:
+    """Refusals by the first endpoint and by the second, of `total` answers each."""
+    of = fleet()
+    for endpoint, count in ((TWO, siblings), (ONE, own)):
+        end(of, COMPLETED, total - count, endpoint)
+        end(of, REFUSED, count, endpoint)
+    return of
+
+
+@pytest.mark.parametrize(
+    ("own", "siblings", "outlier"),
+    [(10, 0, True), (9, 0, False), (20, 3, True), (20, 4, False), (20, 20, False)],
+)
+def test_the_share_of_refusals_is_compared_with_that_of_the_siblings(own: int, siblings: int, outlier: bool) -> None:
+    """Where all refuse, the requests are at fault."""
+    assert judged(own, siblings).is_outlier(ONE.id) is outlier
+
+
+def test_an_endpoint_alone_has_nobody_to_be_compared_with() -> None:
+    """Its callers may all be wrong."""
+    of = fleet()
+    end(of, REFUSED, 20, API)
+    assert not of.is_outlier(API.id)
+
+
+def test_refusals_of_an_outlier_are_failures_to_the_circuit_breaker() -> None:
+    """It has had its say: five more open it."""
+    of = judged(10, 0)
+    assert load(of).health is Health.UP
+    end(of, REFUSED, 5, ONE)
+    assert load(of).health is Health.DOWN
+
+
+def test_a_refusal_that_a_sibling_confirms_clears_the_endpoint() -> None:
+    """A caller whose prompts all go to one cache cannot take it out by bad requests."""
+    of = judged(10, 0)
+    for _ in range(20):
+        end(of, REFUSED, 1, ONE)
+        if of.is_outlier(ONE.id):
+            of.on_refusal_confirmed(ONE.id)
+    assert load(of).health is Health.UP
+
+
+def test_pools_without_a_larger_window_are_named() -> None:
+    """An unknown window may have room; an own one that is unknown excludes nobody else."""
+    windows = {"small": 8_000, "equal": 8_000, "large": 32_000, "unknown": None}
+    of = Fleet([Pool(name, "m", (Endpoint(f"{name}/1", name),), context_window=w) for name, w in windows.items()])
+    assert of.without_larger_window("small") == {"small", "equal"}
+    assert of.without_larger_window("unknown") == {"unknown"}
+
+
+def test_attempts_without_a_token_are_named_once_an_endpoint_is_found_dead() -> None:
+    """At the second probe in a row; those with a token get on by themselves."""
+    of, found = fleet(), []
+    of.on_found_dead = found.append
+    silent, begun, _elsewhere = send(of), send(of), send(of, endpoint=TWO)
+    of.on_first_token(begun, 0.1)
+    for now in (1.0, 2.0, 3.0):
+        of.on_probe_failed(ONE.id, now)
+    assert found == [[silent]]
+
+
+def test_each_change_of_a_circuit_breaker_is_told() -> None:
+    """With the state and the reason."""
+    of, told = fleet(), []
+    of.on_breaker = lambda endpoint, breaker: told.append((endpoint, breaker.state, breaker.cause.value))
+    end(of, AttemptOutcome.MISCONFIGURED, 3, ONE)
+    of.reload([Pool("small", "m", (ONE, TWO))])
+    of.on_ended(send(of, now=1.0), COMPLETED, 1.0)
+    assert told == [
+        (ONE.id, BreakerState.OPEN, "misconfigured"),
+        (ONE.id, BreakerState.HALF_OPEN, "misconfigured"),
+        (ONE.id, BreakerState.CLOSED, "misconfigured"),
+    ]

@@ -1,0 +1,68 @@
+"""No request is refused by a forecast that nothing has confirmed."""
+
+from __future__ import annotations
+
+from policies.fleet.fleet import Fleet
+from policies.routing.candidates import QueuedRequest
+from policies.routing.tiers import decide
+from policies.types import (
+    TRAINED_SAMPLES,
+    AttemptOutcome,
+    Decision,
+    Endpoint,
+    Placement,
+    Pool,
+    PoolEstimate,
+    PromptEstimate,
+    RequestView,
+)
+from tests.policies.deciding import budget, preset
+
+TOKENS = 60_000  # 3 s by the prior of 20,000 tokens a second
+ROUTE = preset("autocomplete", {"tiers": ["small"], "total": "off", **budget(1.0)})
+
+
+def fleet(*names: str) -> Fleet:
+    return Fleet([Pool("small", "m", tuple(Endpoint(f"small/{name}", "small") for name in names))])
+
+
+def decided(by: Fleet, now: float) -> Decision:
+    request = RequestView(now, stream=True)
+    queued = QueuedRequest(now, request, PromptEstimate({"small": PoolEstimate(TOKENS)}), ROUTE, int(now))
+    return decide(queued, by.snapshot(now), by, now)
+
+
+def serve(by: Fleet, ttft: float, now: float) -> Decision:
+    """One request a second, answered after `ttft` seconds if placed."""
+    decision = decided(by, now)
+    if decision.chosen is not None:
+        by.on_sent(now, decision.chosen, PoolEstimate(TOKENS), now, stream=True)
+        by.on_first_token(now, now + ttft)
+        by.on_ended(now, AttemptOutcome.COMPLETED, now + ttft)
+    return decision
+
+
+def test_a_prior_that_is_far_too_slow_refuses_nothing() -> None:
+    """The engine is fifteen times faster than the prior: every request is tried, and makes its budget."""
+    by = fleet("a")
+    outcomes = [serve(by, 0.2, float(number)).outcome for number in range(100)]
+    assert outcomes == [Placement.PLACE] * 100
+
+
+def test_a_slow_engine_is_refused_for_once_it_has_shown_its_speed() -> None:
+    """As many requests are late as train the forecast."""
+    by = fleet("a")
+    outcomes = [serve(by, 3.0, 10.0 * number).outcome for number in range(30)]
+    assert outcomes == [Placement.PLACE] * TRAINED_SAMPLES + [Placement.SHED] * (30 - TRAINED_SAMPLES)
+
+
+def test_an_endpoint_that_has_shown_nothing_is_tried_before_those_that_are_too_slow() -> None:
+    """It is the only one whose forecast is open."""
+    by = fleet("a")
+    for number in range(TRAINED_SAMPLES):
+        serve(by, 3.0, 10.0 * number)
+    by.reload(fleet("a", "b")._pools[name].pool for name in ("small",))
+    decision = decided(by, 1000.0)
+    assert decision.chosen is not None
+    assert decision.chosen.endpoint.id == "small/b"
+    assert decision.reason.endswith("tried, as this forecast is a guess")
