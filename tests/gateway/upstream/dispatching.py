@@ -1,4 +1,4 @@
-"""A fleet to dispatch over, for the tests of the dispatcher."""
+"""Scripted endpoints with a dispatcher, for tests of dispatching."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.upstream import CLOSE, RESET, STREAM_HEAD, Script, chunk, rep
 OK: Script = [STREAMED]
 
 
-FAST = 0.02  # s, the forecast of every endpoint here: silence is weighed from 0.1 s on
+FAST = 0.02  # s, the forecast of every endpoint: silence is reconsidered after 0.1 s
 
 
 FAILS: Mapping[str, Script] = {
@@ -56,7 +56,7 @@ FAILS: Mapping[str, Script] = {
 
 
 def dead_url() -> str:
-    """Where nobody listens."""
+    """A port without a listener."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -65,7 +65,7 @@ def dead_url() -> str:
 class Fleet:
     """Scripted endpoints `small/0`, `small/1` ..., a dispatcher over them, and one request at a time.
 
-    A string in place of a script is the URL of an endpoint that is not ours to script.
+    A string in place of a script is the URL of an endpoint outside this fixture.
     """
 
     def __init__(self, *scripts: Script | str, retries: RetryBudget | None = None, limit: float = 5.0) -> None:
@@ -109,7 +109,7 @@ class Fleet:
         body: Mapping[str, Any] | None = None,
         **on: Any,
     ) -> UpstreamRequest:
-        """A request, up to its first token: the attempt that won. `on`: of its route."""
+        """Runs a request up to its first token; returns the winning attempt. `on`: settings of the route."""
         now = time.monotonic()
         self.record = Record(arrival=now, wall=time.time())
         job = RoutedRequest(
@@ -160,11 +160,11 @@ class Landing:
         self.done.set_result(None)
 
     def release(self) -> None:
-        """There is nothing to detach from."""
+        """Does nothing."""
 
 
 class Stalling(asyncio.Protocol):
-    """Sends a first token, and then keeps the loop that it shares with the gateway for itself."""
+    """Sends a first token, then blocks the event loop that the gateway runs in too."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -174,7 +174,7 @@ class Stalling(asyncio.Protocol):
         time.sleep(0.5)  # past the moment of the alarm
 
 
-# --------------------------------------------------------------------------- what callers are told
+# --------------------------------------------------------------------------- failures
 
 
 def failed(kind: FailureKind, **more: Any) -> Failure:

@@ -1,4 +1,4 @@
-"""A relay with both of its sides in hand, for its tests."""
+"""A relay with a scripted attempt on one side and a recorded transport on the other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RESET = Failure(FailureKind.RESET, "The backend closed the connection before its
 
 
 class Wire(asyncio.Transport):
-    """The client's end: what was written, in which writes."""
+    """The client's transport: records writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class Wire(asyncio.Transport):
 
 
 class AtOnce(WriteCoalescer):
-    """No write waits for another."""
+    """Writes immediately, without coalescing."""
 
     def write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
         transport.write(data)
 
 
 class Begins(RecordingListener):
-    """Gives the attempt to the relay at its first token, as the dispatcher does."""
+    """Attaches the attempt to the relay at the first token, like the dispatcher."""
 
     relay: Relay
 
@@ -77,7 +77,7 @@ class Begins(RecordingListener):
 
 
 class Relaying:
-    """An attempt on its way to a client: what the backend says is the test's to say."""
+    """An attempt and its relay to a client; the test supplies the backend's reads."""
 
     def __init__(self, *reads: bytes, stream: bool = True, **headers: str) -> None:
         self.wire, self.fleet, self.owner = Wire(), RecordingFleet(), Begins()
@@ -86,7 +86,7 @@ class Relaying:
         self.headers, self.reads = {"content-type": "text/event-stream", **headers}, reads
 
     async def to(self, *, http10: bool = False, keep_alive: bool = True, strip: bool = False, idle: float = 30) -> None:
-        """Begin to relay: the first of `reads` that holds a token goes out with all before it."""
+        """Begins to relay. The first read with a token is written together with all reads before."""
         self.writer = ResponseWriter(self.wire, AtOnce())
         self.http = HttpRequest("POST", "/", {}, 0.0, not http10, keep_alive, self.writer)
         self.owner.relay = self.relay = Relay(self.http, self.life, strip_usage=strip, idle=idle)
@@ -96,7 +96,7 @@ class Relaying:
         await asyncio.sleep(0)
 
     async def written(self) -> HttpRequest:
-        """To its end."""
+        """Waits for the end of the relay."""
         async with asyncio.timeout(5):
             await self.relay.done
         self.relay.release()
@@ -115,7 +115,7 @@ def error_event(failure: Failure) -> bytes:
 
 @asynccontextmanager
 async def stalled(*script: Any) -> AsyncIterator[tuple[Any, Caller, Upstream]]:
-    """A gateway whose caller has asked for a stream and reads no more of it than its head."""
+    """A gateway whose caller reads no more than the head of a stream."""
     async with conversing([STREAM_HEAD, *script]) as (gateway, caller, upstream):
         await caller.ask(post({**CHAT, "stream": True}))
         caller.writer.transport.pause_reading()  # type: ignore[attr-defined]

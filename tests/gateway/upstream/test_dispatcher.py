@@ -1,4 +1,4 @@
-"""What the attempt machine asks for, done over real sockets; what it decides is
+"""The dispatcher performs the actions of the attempt machine over real sockets. For decisions, see
 tests/policies/attempts/test_attempt_machine.py."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.upstream import GATE, HANG, RESET, STREAM_HEAD, Pause, Script
 # --------------------------------------------------------------------------- the first token
 
 
-async def test_the_first_candidate_is_asked_and_its_first_token_returned() -> None:
-    """Nobody else hears of the request; the answer goes on where it was left."""
+async def test_the_first_candidate_is_tried_and_its_first_token_returned() -> None:
+    """No other endpoint receives the request; buffered bytes are handed over."""
     async with Fleet(OK, OK) as fleet:
         run = await fleet.open()
         assert (run.attempt.candidate.endpoint.id, run.attempt.kind) == ("small/0", AttemptKind.PRIMARY)
@@ -40,8 +40,8 @@ async def test_the_first_candidate_is_asked_and_its_first_token_returned() -> No
         assert set(fleet.record.stages) == {Stage.CONNECT, Stage.SEND, Stage.UPSTREAM}
 
 
-async def test_an_attempt_counts_from_the_moment_it_is_opened() -> None:
-    """Before it has even connected: a burst would herd onto one engine otherwise."""
+async def test_an_attempt_counts_as_load_from_its_opening() -> None:
+    """Before the connection: otherwise a burst would herd onto one engine."""
     async with Fleet([GATE, STREAMED]) as fleet:
         task = asyncio.create_task(fleet.open())
         await asyncio.sleep(0)
@@ -53,8 +53,8 @@ async def test_an_attempt_counts_from_the_moment_it_is_opened() -> None:
         assert fleet.fleet.loads()["small/0"].queued_tokens == 0
 
 
-async def test_what_is_sent_is_in_the_backends_words() -> None:
-    """Its model's name, its key, the route's cap of output; the caller's id stays here."""
+async def test_the_backend_receives_its_model_name_key_and_output_limit() -> None:
+    """The caller's request id is not sent."""
     async with Fleet(OK) as fleet:
         await fleet.open(limits={"output_tokens": 99})
         (sent,) = fleet.upstreams[0].requests
@@ -65,16 +65,16 @@ async def test_what_is_sent_is_in_the_backends_words() -> None:
     assert (body["model"], body["max_tokens"]) == ("served", 99)
 
 
-async def test_a_passthrough_keeps_the_callers_name_of_the_model() -> None:
-    """The Record shows it only where it could not write headers."""
+async def test_a_passthrough_keeps_the_callers_model_name() -> None:
+    """In the Record too, if safe in a header."""
     async with Fleet(OK) as fleet:
         await fleet.open(passthrough=True)
         assert json.loads(fleet.upstreams[0].requests[0].body)["model"] == "chat"
         assert fleet.record.model == "chat"
 
 
-async def test_the_fleet_is_told_what_its_answer_was_promised() -> None:
-    """Seconds per token, the tighter of the route's and the caller's; and how long it will probably be."""
+async def test_the_fleet_receives_the_tpot_budget_and_expected_output() -> None:
+    """Seconds per token, the tighter of the route's and the caller's; and the expected output tokens."""
     async with Fleet(OK) as fleet:
         told: list[tuple[object, object]] = []
         sent = fleet.fleet.on_sent
@@ -85,8 +85,8 @@ async def test_the_fleet_is_told_what_its_answer_was_promised() -> None:
     assert told == [(0.05, 256), (0.02, 256), (0.05, 256), (None, 256)]
 
 
-async def test_where_the_engine_orders_by_priority_it_gets_the_deadline() -> None:
-    """As Unix time in ms, in place of whatever the caller wrote; without a deadline it is behind all that have one."""
+async def test_priority_scheduling_gets_the_deadline() -> None:
+    """As Unix time in ms, in place of the caller's value. A request without a deadline comes last."""
     async with Fleet(OK) as fleet:
         fleet.ways["small/0"] = replace(fleet.ways["small/0"], priority=True)
         before = time.time()
@@ -97,8 +97,8 @@ async def test_where_the_engine_orders_by_priority_it_gets_the_deadline() -> Non
     assert due < never < 2**63
 
 
-async def test_where_it_does_not_the_callers_own_priority_stays() -> None:
-    """It is the engine's business."""
+async def test_without_priority_scheduling_the_callers_priority_is_kept() -> None:
+    """Its meaning is the engine's."""
     async with Fleet(OK, OK) as fleet:
         await fleet.open(within=2.0, body={"priority": -5})
         await fleet.open(within=2.0)
@@ -107,8 +107,8 @@ async def test_where_it_does_not_the_callers_own_priority_stays() -> None:
 
 
 @pytest.mark.parametrize("how", [OK, [reply(b"{}", "400 x")]])
-async def test_the_line_hears_when_the_fleet_counts_the_request(how: Script) -> None:
-    """Before its own caller does, and again when it is over, whatever came of it."""
+async def test_on_dispatched_is_called_at_dispatch_and_at_the_end(how: Script) -> None:
+    """Before the caller's first token, and after any end."""
     async with Fleet([GATE, *how]) as fleet:
         heard: list[int] = []
         fleet.dispatcher.on_dispatched = lambda request: heard.append(fleet.fleet.loads()["small/0"].in_flight)
@@ -124,8 +124,8 @@ async def test_the_line_hears_when_the_fleet_counts_the_request(how: Script) -> 
 
 
 @pytest.mark.parametrize("how", FAILS)
-async def test_an_endpoint_that_fails_costs_no_request(how: str) -> None:
-    """The next candidate is asked at once; what was lost is in the Record, and its time a stage of its own."""
+async def test_a_failure_before_the_first_token_falls_back(how: str) -> None:
+    """To the next candidate at once. The Record shows the lost attempt, and its time as a stage."""
     async with Fleet(FAILS[how], OK) as fleet:
         run = await fleet.open()
         assert (run.attempt.candidate.endpoint.id, run.attempt.kind) == ("small/1", AttemptKind.FALLBACK)
@@ -135,8 +135,8 @@ async def test_an_endpoint_that_fails_costs_no_request(how: str) -> None:
         assert (fleet.record.endpoint, fleet.open_attempts[0]) == ("small/1", 0)
 
 
-async def test_a_refused_connection_goes_to_the_next_too() -> None:
-    """Nothing was sent, so nothing was billed."""
+async def test_a_refused_connection_falls_back() -> None:
+    """No byte was sent, so no token was billed."""
     async with Fleet(dead_url(), OK) as fleet:
         assert (await fleet.open()).attempt.candidate.endpoint.id == "small/1"
         assert fleet.lost == [("small/0", "primary", "failed")]
@@ -149,15 +149,15 @@ HALFWAY: Script = [STREAM_HEAD + chunk(PREAMBLE), RESET]
 @pytest.mark.parametrize(
     ("stream", "first", "asked"),
     [
-        (True, HALFWAY, [1, 1, 0]),  # it had the request: vLLM's 200 comes before it computes
-        (True, [RESET], [1, 1, 1]),  # a proxy in front of nobody resets as well
-        (False, [RESET], [1, 1, 0]),  # a whole answer has no earlier sign
+        (True, HALFWAY, [1, 1, 0]),  # accepted: vLLM sends 200 before the computation
+        (True, [RESET], [1, 1, 1]),  # no sign of acceptance: a proxy without an engine resets too
+        (False, [RESET], [1, 1, 0]),  # a whole answer has no earlier sign of acceptance
     ],
 )
-async def test_a_request_that_engines_die_of_is_not_offered_to_the_third(
+async def test_a_request_accepted_by_two_dead_endpoints_is_given_up(
     stream: bool, first: Script, asked: list[int]
 ) -> None:
-    """Two of them died with it in their hands."""
+    """The request may be the cause."""
     async with Fleet(first, first, OK if stream else [reply(WHOLE)]) as fleet:
         if asked[2]:
             assert (await fleet.open(stream=stream)).attempt.number == 3
@@ -166,8 +166,8 @@ async def test_a_request_that_engines_die_of_is_not_offered_to_the_third(
         assert fleet.asked == asked
 
 
-async def test_every_attempt_has_an_id_of_its_own_which_the_record_keeps() -> None:
-    """An engine may refuse an id that it still knows, and its log names the id alone."""
+async def test_every_attempt_has_its_own_upstream_id() -> None:
+    """In the Record too. An engine may refuse a known id, and its log names the id alone."""
     async with Fleet([reply(b"{}", "500 x")], OK) as fleet:
         won = await fleet.open()
         first, second = (u.requests[0].headers["x-request-id"] for u in fleet.upstreams)
@@ -175,8 +175,8 @@ async def test_every_attempt_has_an_id_of_its_own_which_the_record_keeps() -> No
         assert ([lost.upstream_id for lost in fleet.record.attempts], won.request_id) == ([first], second)
 
 
-async def test_a_requests_own_mistake_is_tried_nowhere_else() -> None:
-    """It comes back in the backend's words."""
+async def test_a_request_error_is_not_retried() -> None:
+    """The error reaches the caller in the backend's words."""
     wrong = b'{"error":{"message":"bad temperature","type":"invalid_request_error","param":"temperature","code":"odd"}}'
     async with Fleet([reply(wrong, "400 x")], OK) as fleet:
         refusal = await fleet.refused()
@@ -190,8 +190,8 @@ async def test_a_requests_own_mistake_is_tried_nowhere_else() -> None:
         assert (fleet.asked, fleet.lost) == ([1, 0], [("small/0", "primary", "refused")])
 
 
-async def test_when_all_have_failed_the_last_failure_is_told() -> None:
-    """Every attempt is in the Record, and none is left in the fleet's books."""
+async def test_after_the_last_failure_the_caller_gets_its_error() -> None:
+    """Every attempt is in the Record, and none remains in flight."""
     async with Fleet(dead_url(), [reply(b"{}", "500 x")]) as fleet:
         refusal = await fleet.refused()
         assert (refusal.status, refusal.message) == (502, "The backend failed.")
@@ -201,14 +201,14 @@ async def test_when_all_have_failed_the_last_failure_is_told() -> None:
 
 
 async def test_attempts_are_bounded_by_the_route() -> None:
-    """However many candidates there are."""
+    """At any number of candidates."""
     async with Fleet(*[[reply(b"{}", "500 x")]] * 4) as fleet:
         await fleet.refused(max_attempts=2)
         assert fleet.asked == [1, 1, 0, 0]
 
 
-async def test_an_overload_reply_is_retried_out_of_a_budget_and_a_death_is_not() -> None:
-    """More copies are what an overloaded fleet needs least; a dead connection did no work."""
+async def test_an_overload_reply_uses_the_retry_budget_and_a_lost_connection_does_not() -> None:
+    """Retries add load to an overloaded fleet; a lost connection did no work."""
     none = RetryBudget(minimum=0)
     async with Fleet([reply(b"{}", "503 x")], OK, retries=none) as fleet:
         refusal = await fleet.refused()
@@ -218,8 +218,8 @@ async def test_an_overload_reply_is_retried_out_of_a_budget_and_a_death_is_not()
     assert (none.active, none.retrying) == (0, 0)
 
 
-async def test_what_was_taken_of_the_retry_budget_is_given_back() -> None:
-    """While the request lives it counts; after that it does not, whatever came of it."""
+async def test_a_retry_returns_its_budget_at_the_end() -> None:
+    """For any end of the request."""
     budget = RetryBudget()
     async with Fleet([reply(b"{}", "503 x")], [GATE, STREAMED], retries=budget) as fleet:
         task = asyncio.create_task(fleet.open())
@@ -230,8 +230,8 @@ async def test_what_was_taken_of_the_retry_budget_is_given_back() -> None:
         assert (budget.active, budget.retrying) == (0, 0)
 
 
-async def test_an_overloaded_endpoint_without_a_stand_in_is_asked_again_after_its_wait() -> None:
-    """Once, and only after the time that it asked for."""
+async def test_the_only_endpoint_is_retried_after_its_retry_after() -> None:
+    """Once."""
     async with Fleet(OK) as fleet:
         fleet.upstreams[0]._scripts = ([reply(b"{}", "429 x", "retry-after: 0.2")], OK)
         start = time.monotonic()
@@ -243,23 +243,23 @@ async def test_an_overloaded_endpoint_without_a_stand_in_is_asked_again_after_it
 # --------------------------------------------------------------------------- silence
 
 
-async def test_a_silent_stream_is_left_for_the_next_candidate() -> None:
-    """In time for the deadline; the silent engine hears of it by the connection's end."""
+async def test_a_silent_stream_is_abandoned_for_the_next_candidate() -> None:
+    """In time for the deadline; the connection to the silent engine is closed."""
     async with Fleet([STREAM_HEAD, HANG], OK) as fleet:
         assert (await fleet.open(within=0.6)).attempt.number == 2
         assert fleet.lost == [("small/0", "primary", "silent")]
         await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
 
 
-async def test_an_answer_that_comes_whole_is_waited_for() -> None:
-    """Its silence says nothing: it arrives when it is done, far past any deadline or limit for a first token."""
+async def test_a_whole_answer_is_waited_for() -> None:
+    """Silence is no evidence for an answer that arrives at its end, past the deadline and the first-token limit."""
     async with Fleet([Pause(0.3), reply(WHOLE)], OK, limit=0.1) as fleet:
         run = await fleet.open(stream=False, within=0.2)
         assert (run.attempt.number, fleet.asked) == (1, [1, 0])
 
 
-async def test_no_attempt_is_waited_for_without_end() -> None:
-    """Where there is no budget either: 504 after the hard limit."""
+async def test_every_stream_attempt_ends_after_the_first_token_limit() -> None:
+    """Without a budget too: 504."""
     async with Fleet([STREAM_HEAD, HANG], limit=0.1) as fleet:
         refusal = await fleet.refused()
         assert (refusal.status, refusal.code) == (504, "timeout")
@@ -276,8 +276,8 @@ async def test_a_hedge_races_a_silent_attempt_and_the_loser_is_cancelled() -> No
         await fleet.upstreams[0].until(lambda seen: seen.hangups == 1)
 
 
-async def test_a_hedge_may_lose() -> None:
-    """Then it is the one that is cancelled."""
+async def test_a_losing_hedge_is_cancelled() -> None:
+    """At the first token of the primary attempt."""
     async with Fleet([STREAM_HEAD, GATE, chunk(ANSWER) + b"0\r\n\r\n"], [STREAM_HEAD, HANG]) as fleet:
         task = asyncio.create_task(fleet.open(within=0.8, hedge={"max_extra": 1.0}))
         await eventually(lambda: fleet.asked == [1, 1])
@@ -287,8 +287,8 @@ async def test_a_hedge_may_lose() -> None:
         await fleet.upstreams[1].until(lambda seen: seen.hangups == 1)
 
 
-async def test_hedges_are_paid_for_by_their_route() -> None:
-    """Half a request's worth buys none: the silent attempt is left instead, and the saving goes on."""
+async def test_hedges_use_the_budget_of_their_route() -> None:
+    """Half a request's share buys no hedge: the silent attempt is abandoned, and the share accumulates."""
     async with Fleet([STREAM_HEAD, HANG], OK) as fleet:
         half: dict[str, Any] = {"hedge": {"max_extra": 0.5}, "within": 0.6}
         assert (await fleet.open(**half)).attempt.kind is AttemptKind.FALLBACK
@@ -296,8 +296,8 @@ async def test_hedges_are_paid_for_by_their_route() -> None:
         assert (await fleet.open(**half)).attempt.kind is AttemptKind.FALLBACK
 
 
-async def test_a_hedge_that_was_not_sent_is_given_back() -> None:
-    """The alarm that pays for it may find that there is nobody left to ask."""
+async def test_an_unsent_hedge_is_returned_to_the_budget() -> None:
+    """The timer may find no further candidate."""
     async with Fleet([STREAM_HEAD, HANG], limit=0.1) as fleet:
         hedging: dict[str, Any] = {"hedge": {"max_extra": 1.0}}
         await fleet.refused(**hedging)
@@ -306,7 +306,7 @@ async def test_a_hedge_that_was_not_sent_is_given_back() -> None:
 
 
 async def test_a_reload_keeps_the_hedge_budget_of_a_route_whose_share_is_unchanged() -> None:
-    """Savings are lost with a changed share, or with the route."""
+    """A changed share or a removed route starts an empty budget."""
     async with Fleet(OK) as fleet:
         kept, changed, dropped = (route(name, hedge={"max_extra": 0.5}) for name in ("kept", "changed", "dropped"))
         before = [fleet.dispatcher.hedges_of(each) for each in (kept, changed, dropped)]
@@ -316,8 +316,8 @@ async def test_a_reload_keeps_the_hedge_budget_of_a_route_whose_share_is_unchang
         assert [one is other for one, other in zip(before, found, strict=True)] == [True, False, False]
 
 
-def test_our_own_stall_is_not_the_engines_silence() -> None:
-    """A token that waits in the socket when the alarm rings late is read first. (uvloop looks at its timers first.)"""
+def test_a_blocked_event_loop_does_not_count_as_silence() -> None:
+    """A token that waits in the socket when the timer fires late is read first. (uvloop runs timers first.)"""
 
     async def story() -> tuple[int, list[int]]:
         server = await asyncio.get_running_loop().create_server(Stalling, "127.0.0.1", 0)

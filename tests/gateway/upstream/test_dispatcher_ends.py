@@ -1,4 +1,4 @@
-"""How dispatching ends where its caller leaves."""
+"""Ends of dispatching when the caller leaves."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.upstream import HANG, STREAM_HEAD, Script, chunk
 
 
 @pytest.mark.parametrize("script", [[HANG], [STREAM_HEAD, HANG], [STREAM_HEAD + chunk(PREAMBLE), HANG]])
-async def test_a_caller_that_leaves_ends_every_attempt(script: Script) -> None:
-    """At once, at the engine too; nothing is left in the books."""
+async def test_a_caller_that_leaves_cancels_every_attempt(script: Script) -> None:
+    """At once, at the engine too; no load remains."""
     async with Fleet(script) as fleet:
         task = asyncio.create_task(fleet.open())
         await eventually(lambda: fleet.asked == [1])
@@ -31,8 +31,8 @@ async def test_a_caller_that_leaves_ends_every_attempt(script: Script) -> None:
         assert (fleet.retries.active, fleet.retries.retrying) == (0, 0)
 
 
-async def test_a_caller_that_leaves_a_race_ends_both() -> None:
-    """The hedge is as much an attempt as the other."""
+async def test_a_caller_that_leaves_cancels_attempt_and_hedge() -> None:
+    """Both connections are closed."""
     async with Fleet([STREAM_HEAD, HANG], [STREAM_HEAD, HANG]) as fleet:
         task = asyncio.create_task(fleet.open(within=0.8, hedge={"max_extra": 1.0}))
         await eventually(lambda: fleet.asked == [1, 1])
@@ -44,8 +44,8 @@ async def test_a_caller_that_leaves_a_race_ends_both() -> None:
         assert sorted(fleet.lost) == [("small/0", "primary", "cancelled"), ("small/1", "hedge", "cancelled")]
 
 
-async def test_a_caller_may_leave_while_its_attempt_connects() -> None:
-    """What is connected after that is closed again."""
+async def test_a_caller_that_leaves_during_connecting_closes_the_connection() -> None:
+    """As soon as the connection is established."""
     async with Fleet([HANG]) as fleet:
         task = asyncio.create_task(fleet.open())
         await asyncio.sleep(0)
@@ -56,11 +56,11 @@ async def test_a_caller_may_leave_while_its_attempt_connects() -> None:
         assert (fleet.lost, fleet.ways["small/0"].connections.active) == ([("small/0", "primary", "cancelled")], 0)
 
 
-async def test_a_connection_that_fails_when_nobody_waits_for_it_is_no_failure() -> None:
-    """The attempt had ended by then, as cancelled."""
+async def test_a_connection_that_fails_after_cancellation_is_no_failure() -> None:
+    """The attempt has ended as cancelled."""
     async with kit.Upstream([HANG]) as mute, Fleet(mute.url.replace("http:", "https:")) as fleet:
         task = asyncio.create_task(fleet.open())
-        await eventually(lambda: mute.connections == 1)  # and its TLS handshake is never answered
+        await eventually(lambda: mute.connections == 1)  # the TLS handshake is never answered
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -1,4 +1,4 @@
-"""What a request's attempts come to, as its caller is told."""
+"""Errors that a caller receives after failed attempts."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ from tests.gateway.upstream.dispatching import failed
     ],
 )
 def test_the_last_failure_is_the_callers_error(failure: Failure, status: int, headers: dict[str, str]) -> None:
-    """Overload says when to come back, within the hour; what was tried everywhere need not be tried again."""
+    """Overload names a wait of at most an hour. After any other failure clients should not retry, since all
+    candidates have been tried."""
     refusal = refusal_of(failure, "all 2 candidates have failed")
     assert (refusal.status, refusal.message, refusal.headers) == (status, "It failed.", headers)
 
 
-def test_without_any_failure_it_was_silence() -> None:
-    """504."""
+def test_without_any_failure_the_error_is_504() -> None:
+    """All attempts were silent."""
     refusal = refusal_of(None, "no first token within 60 s")
     assert (refusal.status, refusal.type, refusal.code) == (504, "server_error", "timeout")
 
@@ -59,6 +60,6 @@ def test_without_any_failure_it_was_silence() -> None:
         ("", ""),
     ],
 )
-def test_a_callers_name_of_a_model_cannot_write_headers(model: str, shown: str) -> None:
-    """What is not plain is not shown."""
+def test_a_model_name_is_shown_only_if_safe_in_a_header(model: str, shown: str) -> None:
+    """Otherwise `-`."""
     assert header_safe(model) == shown

@@ -1,4 +1,4 @@
-"""Bytes to the client: the body as it came, the framing ours, and never an end in silence."""
+"""The relay: unchanged body bytes, own framing, and an explicit end of every answer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.support.upstream import LAST_CHUNK, chunk
 # --------------------------------------------------------------------------- framing
 
 
-async def test_the_head_goes_out_with_the_first_token_in_one_write() -> None:
-    """And with all that was held before it: one packet, nothing for a proxy to act on in between."""
+async def test_the_head_and_the_first_token_are_one_write() -> None:
+    """With all buffered bytes: one packet, nothing for a proxy to act on in between."""
     talk = Relaying(PREAMBLE, TOKEN)
     await talk.to()
     (first,) = talk.wire.writes
@@ -38,8 +38,8 @@ async def test_the_head_goes_out_with_the_first_token_in_one_write() -> None:
     assert talk.life.record.ttft == pytest.approx(monotonic() - talk.life.record.arrival, abs=1.0)
 
 
-async def test_every_read_of_whole_events_is_one_chunk_in_its_own_call() -> None:
-    """Verbatim; nothing waits for the loop to turn."""
+async def test_every_read_of_whole_events_is_written_at_once_as_one_chunk() -> None:
+    """Unchanged, without a turn of the event loop."""
     talk = Relaying(TOKEN)
     await talk.to()
     for i, part in enumerate([b": x\n\n", TOKEN, FINISH, DONE], 1):
@@ -51,8 +51,8 @@ async def test_every_read_of_whole_events_is_one_chunk_in_its_own_call() -> None
     assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
-async def test_an_event_is_written_when_it_is_whole() -> None:
-    """Half an event is of no use, and could not be taken back."""
+async def test_an_event_is_written_when_complete() -> None:
+    """Half an event is useless to a client, and could not be taken back."""
     talk = Relaying(TOKEN)
     await talk.to()
     for part in (TOKEN[:20], TOKEN[20:21], TOKEN[21:] + FINISH[:5], FINISH[5:] + DONE):
@@ -62,8 +62,8 @@ async def test_an_event_is_written_when_it_is_whole() -> None:
     assert talk.wire.body == chunk(TOKEN) + chunk(TOKEN) + chunk(FINISH + DONE) + LAST_CHUNK
 
 
-async def test_a_whole_answer_keeps_its_length() -> None:
-    """It may come in several reads all the same."""
+async def test_a_whole_answer_keeps_its_content_length() -> None:
+    """In several reads too."""
     talk = Relaying(WHOLE[:30], stream=False, **{"content-length": str(len(WHOLE)), "content-type": "application/json"})
     await talk.to()
     talk.run.on_body(WHOLE[30:])
@@ -74,8 +74,8 @@ async def test_a_whole_answer_keeps_its_length() -> None:
     assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
-async def test_a_whole_answer_is_written_at_its_end_with_its_length() -> None:
-    """However the backend framed it: the gateway has all of it by then."""
+async def test_a_buffered_whole_answer_gets_a_content_length() -> None:
+    """For any framing of the backend: the gateway has the complete answer."""
     talk = Relaying(WHOLE, stream=False)
     await talk.to()
     assert talk.wire.writes == []
@@ -85,7 +85,7 @@ async def test_a_whole_answer_is_written_at_its_end_with_its_length() -> None:
     assert len(talk.wire.writes) == 1
 
 
-async def test_a_whole_answer_too_large_to_be_held_is_passed_on() -> None:
+async def test_a_whole_answer_beyond_the_buffer_is_streamed() -> None:
     """In chunks, if the backend gave no length."""
     large = WHOLE + b" " * MAX_WHOLE
     talk = Relaying(large, stream=False)
@@ -97,8 +97,8 @@ async def test_a_whole_answer_too_large_to_be_held_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_of_http_1_0_gets_a_body_that_ends_with_the_connection(stream: bool) -> None:
-    """It knows no chunks (RFC 9112 section 7.1)."""
+async def test_an_http_1_0_client_gets_a_body_delimited_by_connection_close(stream: bool) -> None:
+    """HTTP/1.0 has no chunks (RFC 9112 section 7.1)."""
     body = ANSWER if stream else WHOLE
     talk = Relaying(body, stream=stream)
     await talk.to(http10=True)
@@ -108,8 +108,8 @@ async def test_a_client_of_http_1_0_gets_a_body_that_ends_with_the_connection(st
     assert "transfer-encoding" not in talk.wire.head
 
 
-async def test_a_client_that_wants_no_more_is_told_that_the_connection_closes() -> None:
-    """`connection: close` is answered with it."""
+async def test_connection_close_is_answered_with_connection_close() -> None:
+    """The connection is closed after the answer."""
     talk = Relaying(ANSWER)
     await talk.to(keep_alive=False)
     talk.run.on_end()
@@ -117,8 +117,8 @@ async def test_a_client_that_wants_no_more_is_told_that_the_connection_closes() 
     assert talk.wire.head["connection"] == "close"
 
 
-async def test_an_answer_of_one_read_goes_out_whole() -> None:
-    """Head, body and end in two writes, all in the calls in which they came."""
+async def test_an_answer_of_one_read_is_written_at_once() -> None:
+    """Head, body and end in two writes, in the calls of the reads."""
     talk = Relaying(ANSWER)
     await talk.to()
     talk.run.on_end()
@@ -128,8 +128,8 @@ async def test_an_answer_of_one_read_goes_out_whole() -> None:
     assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
-async def test_an_answer_without_a_visible_token_goes_out_at_its_end() -> None:
-    """It said that it is over: that is an answer too."""
+async def test_an_answer_without_a_visible_token_is_written_at_its_end() -> None:
+    """A finished answer without output is an answer."""
     talk = Relaying(PREAMBLE, FINISH, DONE)
     await talk.to()
     assert not talk.wire.writes
@@ -139,8 +139,8 @@ async def test_an_answer_without_a_visible_token_goes_out_at_its_end() -> None:
     assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
-async def test_stages_follow_the_first_and_the_last_byte_out() -> None:
-    """`relay` up to the first token's write, `stream` up to the end."""
+async def test_relay_and_stream_stages_end_with_first_and_last_write() -> None:
+    """`relay` ends with the write of the first token, `stream` with the last."""
     talk = Relaying(TOKEN)
     await talk.to()
     talk.run.on_body(FINISH)
@@ -155,8 +155,8 @@ async def test_stages_follow_the_first_and_the_last_byte_out() -> None:
 # --------------------------------------------------------------------------- usage
 
 
-async def test_usage_is_stripped_from_a_stream_whose_caller_did_not_ask() -> None:
-    """The gateway meters by it all the same; every other byte passes as it came."""
+async def test_unrequested_usage_is_removed_from_a_stream() -> None:
+    """The gateway still meters by the usage; all other bytes are unchanged."""
     talk = Relaying(PREAMBLE, TOKEN)
     await talk.to(strip=True)
     for part in (TOKEN, FINISH + USAGE[:25], USAGE[25:] + DONE):
@@ -167,8 +167,8 @@ async def test_usage_is_stripped_from_a_stream_whose_caller_did_not_ask() -> Non
     assert talk.run.reported().prompt_tokens == 7
 
 
-async def test_a_stripped_stream_loses_nothing_at_its_end() -> None:
-    """What the stripper held back, and was no usage, goes out with the last chunk."""
+async def test_removing_usage_keeps_a_buffered_rest() -> None:
+    """Buffered bytes that were no usage are written with the last chunk."""
     talk = Relaying(TOKEN)
     await talk.to(strip=True)
     talk.run.on_body(FINISH + b"data: [DONE]")
@@ -177,13 +177,13 @@ async def test_a_stripped_stream_loses_nothing_at_its_end() -> None:
     assert talk.wire.body.endswith(chunk(b"data: [DONE]") + LAST_CHUNK)
 
 
-# --------------------------------------------------------------------------- ends that are none
+# --------------------------------------------------------------------------- broken answers
 
 
 @pytest.mark.parametrize("so_far", [TOKEN, TOKEN + TOKEN[:30], TOKEN + TOKEN[:-1], TOKEN.replace(b"\n", b"\r\n")])
 @pytest.mark.parametrize("after", [False, True])
-async def test_a_stream_that_is_cut_ends_with_an_error_event_of_its_own(so_far: bytes, after: bool) -> None:
-    """On an event boundary, wherever the bytes so far end; never inside somebody's token."""
+async def test_a_broken_stream_ends_with_an_error_event(so_far: bytes, after: bool) -> None:
+    """On an event boundary, after any bytes; never inside a token."""
     talk = Relaying(TOKEN) if after else Relaying(TOKEN + so_far)
     await talk.to()
     if after:
@@ -195,8 +195,8 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event_of_its_own(so_far: 
     assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, RESET.message)
 
 
-async def test_a_stripped_stream_that_is_cut_ends_on_a_boundary_too() -> None:
-    """The half event that was held back is dropped: nobody could have used it."""
+async def test_a_broken_stream_without_usage_ends_on_an_event_boundary() -> None:
+    """A buffered half event is dropped."""
     talk = Relaying(TOKEN)
     await talk.to(strip=True)
     talk.run.on_body(TOKEN + TOKEN[:30])
@@ -205,8 +205,8 @@ async def test_a_stripped_stream_that_is_cut_ends_on_a_boundary_too() -> None:
     assert talk.wire.body == chunk(TOKEN) + chunk(TOKEN) + chunk(error_event(RESET)) + LAST_CHUNK
 
 
-async def test_a_stream_that_ends_without_saying_so_is_an_error() -> None:
-    """A clean end of body is no end of answer."""
+async def test_an_end_of_body_without_finish_or_done_is_an_error() -> None:
+    """A clean end of the body is no end of the answer."""
     talk = Relaying(TOKEN)
     await talk.to()
     talk.run.on_end()
@@ -216,7 +216,7 @@ async def test_a_stream_that_ends_without_saying_so_is_an_error() -> None:
 
 
 async def test_a_finish_reason_without_done_is_success() -> None:
-    """Not every server sends [DONE], and what it did not send is not made up."""
+    """Some servers send no [DONE]; the gateway adds none."""
     talk = Relaying(TOKEN)
     await talk.to()
     talk.run.on_body(FINISH)
@@ -227,8 +227,8 @@ async def test_a_finish_reason_without_done_is_success() -> None:
 
 
 @pytest.mark.parametrize("tail", [ERROR + DONE, b"data: {nonsense\n\n"])
-async def test_an_answer_that_breaks_in_its_first_read_says_so(tail: bytes) -> None:
-    """After what came of it, in its own words or in ours; never with a [DONE]."""
+async def test_an_answer_broken_in_its_first_read_ends_with_an_error_event(tail: bytes) -> None:
+    """After the received tokens; the backend's error or the gateway's, never with [DONE]."""
     talk = Relaying(TOKEN + tail)
     await talk.to()
     await talk.written()
@@ -239,8 +239,8 @@ async def test_an_answer_that_breaks_in_its_first_read_says_so(tail: bytes) -> N
     assert talk.outcome[0] is RequestOutcome.UPSTREAM_BROKE
 
 
-async def test_the_backends_own_error_event_is_the_explicit_end() -> None:
-    """One is enough; the [DONE] that some send after it would say that all was well."""
+async def test_the_backends_error_event_ends_the_stream() -> None:
+    """A single error event; a following [DONE] would claim success."""
     talk = Relaying(TOKEN)
     await talk.to()
     talk.run.on_body(ERROR + DONE)
@@ -249,8 +249,8 @@ async def test_the_backends_own_error_event_is_the_explicit_end() -> None:
     assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, "the backend's own error: server")
 
 
-async def test_a_large_whole_answer_that_is_cut_stays_unfinished() -> None:
-    """JSON has no error event: a body shorter than its length is the only honest sign left."""
+async def test_a_broken_large_whole_answer_stays_incomplete() -> None:
+    """JSON has no error event; a body shorter than its content-length shows the fault."""
     large = WHOLE + b" " * MAX_WHOLE
     talk = Relaying(large, stream=False, **{"content-length": str(len(large) + 1)})
     await talk.to()
@@ -260,8 +260,8 @@ async def test_a_large_whole_answer_that_is_cut_stays_unfinished() -> None:
     assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, RESET.message)
 
 
-async def test_silence_in_mid_stream_is_given_up() -> None:
-    """The engine is let go, and the caller told."""
+async def test_a_stream_silent_beyond_the_idle_timeout_is_abandoned() -> None:
+    """The attempt is cancelled, and the caller receives an error event."""
     talk = Relaying(TOKEN)
     await talk.to(idle=0.1)
     await talk.written()
@@ -272,8 +272,8 @@ async def test_silence_in_mid_stream_is_given_up() -> None:
     )
 
 
-async def test_every_byte_puts_the_silence_off() -> None:
-    """Also one that is no token: a comment says that somebody is there."""
+async def test_every_byte_restarts_the_idle_timeout() -> None:
+    """A comment shows that the server is alive."""
     talk = Relaying(TOKEN)
     await talk.to(idle=0.4)
     start = monotonic()

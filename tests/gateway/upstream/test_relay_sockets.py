@@ -1,4 +1,4 @@
-"""The relay when things go wrong, and over real sockets."""
+"""The relay with failing clients and upstreams, over real sockets."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.support.upstream import CLOSE, GATE, HANG, LAST_CHUNK, STREAM_HEAD, P
 # --------------------------------------------------------------------------- the client
 
 
-async def test_nothing_is_written_to_a_client_that_has_just_gone() -> None:
-    """Its handler has not heard of it yet; the bytes have nowhere to go."""
+async def test_no_byte_is_written_to_a_closed_transport() -> None:
+    """The handler has not noticed the disconnection yet."""
     talk = Relaying(TOKEN)
     await talk.to()
     talk.wire.abort()
@@ -40,8 +40,8 @@ async def test_nothing_is_written_to_a_client_that_has_just_gone() -> None:
     assert talk.wire.body == chunk(TOKEN)
 
 
-async def test_a_client_that_reads_too_slowly_pauses_its_upstream() -> None:
-    """From a full buffer until it has drained; bytes that nobody reads are not worth holding."""
+async def test_a_full_write_buffer_pauses_the_upstream() -> None:
+    """Until the buffer has drained."""
     talk = Relaying(TOKEN)
     talk.run.sent_on(exchange := RecordingExchange())
     await talk.to()
@@ -55,8 +55,8 @@ async def test_a_client_that_reads_too_slowly_pauses_its_upstream() -> None:
     assert exchange.steps == ["pause", "resume"]
 
 
-async def test_a_reader_that_stalls_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After STALL seconds with a full buffer; its engine is let go, and the Record says why."""
+async def test_a_stalled_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After STALL seconds with a full buffer. The attempt is cancelled, and the Record has the reason."""
     monkeypatch.setattr(relay, "STALL", 0.2)
     plenty = chunk(TOKEN.replace(b"hi", b"x" * 60_000))
     async with stalled(*[plenty] * 500, HANG) as (gateway, _, upstream):
@@ -67,8 +67,8 @@ async def test_a_reader_that_stalls_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
     assert found.attempts[-1].ending is AttemptOutcome.CANCELLED
 
 
-async def test_a_reader_that_catches_up_gets_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its upstream was paused, not cut; a pause shorter than STALL costs nothing."""
+async def test_a_reader_that_catches_up_receives_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upstream was paused, not cancelled; a pause shorter than STALL costs nothing."""
     monkeypatch.setattr(relay, "STALL", 5.0)
     event = TOKEN.replace(b"hi", b"x" * 60_000)
     async with stalled(*[chunk(event)] * 100, chunk(ANSWER), LAST_CHUNK) as (gateway, caller, _):
@@ -79,12 +79,12 @@ async def test_a_reader_that_catches_up_gets_every_byte(monkeypatch: pytest.Monk
     assert last(gateway).end is RequestOutcome.COMPLETED
 
 
-# --------------------------------------------------------------------------- on the wire
+# --------------------------------------------------------------------------- over sockets
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_a_stream_that_dies_is_said_to_either_version(version: str) -> None:
-    """Over real sockets: an error event, then the connection's end."""
+async def test_a_broken_stream_ends_with_an_error_event_in_http_1_0_and_1_1(version: str) -> None:
+    """Then the connection is closed."""
     async with conversing([STREAM_HEAD + chunk(TOKEN), CLOSE]) as (_, caller, _):
         status, headers = await caller.ask(post({**CHAT, "stream": True}, version=version))
         rest = await caller.rest()
@@ -93,8 +93,8 @@ async def test_a_stream_that_dies_is_said_to_either_version(version: str) -> Non
     assert rest == (body if version == "1.0" else chunk(TOKEN) + chunk(error_event(RESET)) + LAST_CHUNK)
 
 
-async def test_a_kept_connection_serves_answer_after_answer() -> None:
-    """Streams and whole answers in turn; a relay leaves nothing behind on the connection."""
+async def test_a_connection_serves_many_answers() -> None:
+    """Streams and whole answers in turn; a relay leaves no state on the connection."""
     streamed: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
     async with conversing(streamed, [reply(WHOLE)], streamed, [reply(WHOLE)]) as (gateway, caller, upstream):
         for _ in range(2):
@@ -109,15 +109,15 @@ async def test_a_kept_connection_serves_answer_after_answer() -> None:
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
-async def test_a_whole_answer_that_is_cut_is_an_error() -> None:
-    """The caller has seen nothing of it yet."""
+async def test_a_broken_whole_answer_is_502() -> None:
+    """No byte of the answer has been written yet."""
     async with conversing([HEAD % len(WHOLE) + WHOLE[:40], Pause(0.05), CLOSE]) as (_, caller, _):
         status, _ = await caller.ask(post(CHAT))
         assert status == 502
 
 
-async def test_a_large_whole_answer_that_is_cut_is_cut_for_the_caller() -> None:
-    """Fewer bytes than its content-length, and the connection's end."""
+async def test_a_broken_large_whole_answer_closes_the_connection() -> None:
+    """After fewer bytes than its content-length."""
     large = WHOLE + b" " * MAX_WHOLE
     async with conversing([HEAD % (len(large) + 1) + large, Pause(0.05), CLOSE]) as (gateway, caller, _):
         _, headers = await caller.ask(post(CHAT))

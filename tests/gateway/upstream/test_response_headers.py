@@ -28,7 +28,7 @@ def life(**known: object) -> RequestTimeline:
     return RequestTimeline(record(ttft=None, total=0.0, **known))
 
 
-def test_of_a_backends_headers_only_the_allowed_pass() -> None:
+def test_only_allowed_backend_headers_pass() -> None:
     """Server name, cookies, rate limits and ids describe the gateway's key and fleet, and are removed."""
     backend = {
         "content-type": "text/event-stream",
@@ -55,8 +55,8 @@ def test_streams_ask_proxies_not_to_buffer() -> None:
     assert not asked.keys() & sent[1].keys()
 
 
-def test_an_answer_says_who_gave_it_and_what_was_believed() -> None:
-    """Milliseconds; the prediction counts from arrival, as the budget does."""
+def test_headers_name_the_backend_and_the_prediction() -> None:
+    """In milliseconds; the prediction counts from arrival, like the budget."""
     request = life()
     request.decided(decided(candidate(p50=0.2), deadline=100.8, at=100.01))
     sent = as_dict(gateway_headers(request, 100.15, won=1))
@@ -73,7 +73,7 @@ def test_an_answer_says_who_gave_it_and_what_was_believed() -> None:
     }
 
 
-def test_what_was_never_known_is_not_said() -> None:
+def test_unknown_values_have_no_header() -> None:
     """Before the decision there is neither budget nor prediction."""
     sent = as_dict(gateway_headers(life(ttft_budget=None, pool="-"), 100.15))
     assert sent["x-firsttoken-pool"] == "-"
@@ -81,7 +81,7 @@ def test_what_was_never_known_is_not_said() -> None:
 
 
 @pytest.mark.parametrize(("lost", "won", "said"), [(0, 0, "0"), (0, 1, "1"), (2, 0, "2"), (2, 1, "3")])
-def test_attempts_are_counted_lost_and_won(lost: int, won: int, said: str) -> None:
+def test_the_attempts_header_counts_lost_and_won_attempts(lost: int, won: int, said: str) -> None:
     """0 for a refusal before any attempt; an answer counts the winning attempt."""
     request = life(attempts=[LOST] * lost)
     assert as_dict(gateway_headers(request, 100.15, won))["x-firsttoken-attempts"] == said
@@ -92,7 +92,7 @@ ORDER = [stage for stage in Stage if stage < Stage.RELAY]
 
 @given(st.lists(st.floats(0, 20), min_size=11, max_size=11), st.sets(st.sampled_from(ORDER)))
 def test_server_timing_sums_to_the_ttft(times: list[float], left_out: set[Stage]) -> None:
-    """Closed stages in order; `relay` is the time since the last one."""
+    """Closed stages in order; `relay` is the time since the last stage."""
     request, at = life(), 100.0
     for stage, seconds in zip(ORDER, times, strict=False):
         if stage not in left_out:
@@ -106,7 +106,7 @@ def test_server_timing_sums_to_the_ttft(times: list[float], left_out: set[Stage]
     assert sum(map(float, said.values())) == pytest.approx((now - 100.0) * 1e3, abs=0.005 * len(said) + 1e-6)
 
 
-def test_a_stall_of_our_loop_is_said_beside_the_stages() -> None:
+def test_server_timing_shows_event_loop_lag() -> None:
     """Below the stall threshold, no loop lag is reported."""
     lag = LoopLag()
     request = RequestTimeline(record(ttft=None), lag)
@@ -124,8 +124,8 @@ def test_a_clock_read_too_early_does_not_make_time_negative() -> None:
     assert server_timing(request, 100.1) == "server-timing: read;dur=200.00, relay;dur=0.00"
 
 
-def test_the_time_in_an_answers_head_is_the_time_it_is_written() -> None:
-    """From arrival to now, on the clock of all other times."""
+def test_the_ttft_header_is_the_time_of_writing() -> None:
+    """From arrival, on the clock of all other times."""
     before = monotonic()
     request = RequestTimeline(record(arrival=before))
     sent = as_dict(response_headers({}, request, streams=True))

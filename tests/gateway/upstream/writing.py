@@ -1,4 +1,4 @@
-"""JSON as anybody may write it: in every spacing and spelling that the grammar allows, and with keys given twice."""
+"""Random JSON texts: any spacing and escapes in the grammar, and repeated keys."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BLANK = st.text(" \t\r\n", max_size=2)
 
 
 class Writer:
-    """Writes a value as JSON with white space and escapes wherever the grammar allows them.
+    """Writes a value as JSON with random white space and escapes.
 
-    `twice`: some objects give a key twice, and `doubled` says whether one did.
+    `twice`: some objects repeat a key; `doubled` is true if any did.
     """
 
     def __init__(self, draw: Any, twice: bool = False) -> None:
@@ -32,7 +32,7 @@ class Writer:
         return self._spaced(self.string(key)) + ":" + self._spaced(self.write(value))
 
     def string(self, text: str) -> str:
-        drawn = min(len(text), 12)  # the spelling of as many; a long text repeats it
+        drawn = min(len(text), 12)  # characters with a spelling of their own; a long text repeats the pattern
         escaped = cycle(self.draw(st.lists(st.booleans(), min_size=drawn, max_size=drawn)))
         plain = [json.dumps(character, ensure_ascii=False)[1:-1] for character in text]
         return '"' + "".join(_escape(c) if e else p for c, p, e in zip(text, plain, escaped, strict=False)) + '"'
