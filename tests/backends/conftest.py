@@ -1,4 +1,4 @@
-"""Both event loops: uvloop is what serves, asyncio's is what there is elsewhere."""
+"""Event loops of tests: asyncio's, and uvloop where a module asks for both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server and a listener, for the tests of connections."""
+"""A scripted server and its connection pool, for tests of connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEAD = HttpCall("HEAD", "/health")
 
 @asynccontextmanager
 async def played(*scripts: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[ConnectionPool, Upstream]]:
-    """An origin in front of a scripted upstream."""
+    """A connection pool for a scripted upstream."""
     async with Upstream(*scripts, tls=tls) as upstream:
         origin = ConnectionPool(upstream.url, connect_timeout=2, idle_timeout=60)
         try:
@@ -39,7 +39,7 @@ async def played(*scripts: Script, tls: ssl.SSLContext | None = None) -> AsyncIt
 
 
 async def ask(origin: ConnectionPool, call: HttpCall = POST) -> Listener:
-    """One call to its end."""
+    """Runs one call to its end."""
     listener = Listener()
     await origin.open(call, listener)
     await listener.ended()

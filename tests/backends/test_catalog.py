@@ -1,4 +1,4 @@
-"""The kinds of backends."""
+"""Kinds of backends."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from backends.interface import Backend, BackendConfig, HttpCall
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_every_kind_can_be_built_and_knows_itself(kind: BackendKind) -> None:
-    """The name in the configuration is the one in the metrics."""
+def test_every_kind_can_be_built(kind: BackendKind) -> None:
+    """The name in the configuration is the name in the metrics."""
     backend: Backend = build(BackendConfig(kind.name, "m", api_key="sk-x"))
     assert (backend.kind, backend.local) == (kind.name, kind.local)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_what_needs_a_key_is_an_api_with_a_place(kind: BackendKind) -> None:
-    """An API has an address of its own and no queue to model; the default addresses are addresses."""
+def test_a_kind_that_needs_a_key_is_an_api_with_a_base_url(kind: BackendKind) -> None:
+    """An API has an address of its own and no modelled queue; default addresses are valid."""
     if kind.needs_key:
         assert kind.base_url is not None
         assert not kind.local
@@ -28,7 +28,7 @@ def test_what_needs_a_key_is_an_api_with_a_place(kind: BackendKind) -> None:
 
 
 def test_an_unknown_kind_is_refused_with_a_suggestion() -> None:
-    """A slip is named; what is nothing like any kind gets the list."""
+    """A misspelling gets the closest kind; any other name the list."""
     with pytest.raises(ValueError, match="there is no backend 'vlm'; did you mean 'vllm'"):
         build(BackendConfig("vlm", "m"))
     with pytest.raises(ValueError, match="there are vllm, sglang"):
@@ -36,7 +36,7 @@ def test_an_unknown_kind_is_refused_with_a_suggestion() -> None:
 
 
 def test_an_api_without_a_key_is_refused() -> None:
-    """Closed, not open: the caller's own key is never sent in its place."""
+    """The caller's own key is never sent in place of the backend's."""
     with pytest.raises(ValueError, match="'openai' needs an api_key"):
         build(BackendConfig("openai", "m"))
     build(BackendConfig("openai", "m", headers={"Authorization": "Bearer x"}))
@@ -55,8 +55,8 @@ def test_an_api_without_a_key_is_refused() -> None:
         ("groq", None, None),
     ],
 )
-def test_each_kind_is_asked_what_it_can_answer(kind: str, probe: str | None, load: str | None) -> None:
-    """A question that a server does not know must not make it look ill."""
+def test_probe_and_load_paths_by_kind(kind: str, probe: str | None, load: str | None) -> None:
+    """A path that a server does not know must not make the server look down."""
     backend = build(BackendConfig(kind, "m", api_key="sk-x"))
     expected = tuple(HttpCall("GET", path) if path else None for path in (probe, load))
     assert (backend.probe(), backend.load()) == expected

@@ -1,4 +1,4 @@
-"""A broken answer and its continuation are one stream to their reader."""
+"""A broken answer and its continuation are one stream to the caller."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def texts(stream: bytes) -> str:
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
 @given(data=st.data())
 def test_only_whole_events_are_passed_on(line_end: bytes, data: st.DataObject) -> None:
-    """However the bytes are cut, what has been passed on ends with an event, and nothing is lost at the end."""
+    """For any split of the bytes, passed bytes end with an event, and no byte is lost at the end."""
     stream = (ROLE + token("one") + token(" two\n") + STOP).replace(b"\n", line_end)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
     relayed, passed = RelayedEvents(), b""
@@ -72,7 +72,7 @@ def test_a_finished_answer_needs_no_continuation() -> None:
     ],
 )
 def test_an_answer_that_is_more_than_text_cannot_be_continued(delta: dict[str, Any]) -> None:
-    """An engine that is given such a part as words does not resume its grammar."""
+    """An engine that receives such a part as text does not resume its grammar."""
     assert partial(ROLE, event(choices=[{"index": 0, "delta": delta}])).obstacle
 
 
@@ -111,8 +111,8 @@ def test_the_second_stream_continues_the_first() -> None:
         (["one"], [" two"], "one two"),
     ],
 )
-def test_white_space_at_the_joint_is_there_once(first: list[str], second: list[str], whole: str) -> None:
-    """Templates remove trailing white space from the text that is to be continued."""
+def test_white_space_at_the_joint_appears_once(first: list[str], second: list[str], whole: str) -> None:
+    """Chat templates remove trailing white space from a text to continue."""
     answer = partial(*map(token, first))
     rewriter = Continuation(answer)
     joined = b"".join(rewriter.feed(token(text, id="second")) for text in second)
@@ -120,7 +120,7 @@ def test_white_space_at_the_joint_is_there_once(first: list[str], second: list[s
 
 
 def test_usage_is_that_of_the_whole_answer() -> None:
-    """The text so far was the second engine's prompt; the engine's count of the original prompt is exact."""
+    """The second engine counts the text so far as prompt; a known count of the original prompt is exact."""
     answer = partial(token("one"), token(" two"))
     counted = json.loads(Continuation(answer, prompt_tokens=9).feed(USAGE)[6:])["usage"]
     assert counted == {"prompt_tokens": 9, "completion_tokens": 6, "total_tokens": 15}

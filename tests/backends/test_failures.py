@@ -1,4 +1,4 @@
-"""Exceptions and error replies, in terms that do not depend on who sent them."""
+"""Failures from exceptions and error replies, in common terms for all dialects."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def error(**fields: Any) -> bytes:
     ],
 )
 def test_a_status_has_one_meaning(status: int, kind: FailureKind, shown: int) -> None:
-    """Only a fault of the request itself keeps its status; the backend's own become the gateway's."""
+    """Only a fault of the request keeps its status; the backend's faults become the gateway's."""
     failure = of_reply(status, {}, error(message="m", type="t"))
     assert (failure.kind, failure.status) == (kind, shown)
 
 
-def test_vllms_errors_are_put_in_openais_manner() -> None:
-    """CamelCase and spaced types and int codes become what OpenAI's SDKs know."""
+def test_vllm_errors_get_openai_types_and_codes() -> None:
+    """CamelCase types, types with spaces and integer codes are unknown to OpenAI's SDKs."""
     failure = of_reply(400, {}, transcript("vllm_400_max_tokens.json"))
     assert failure == Failure(
         FailureKind.CLIENT,
@@ -66,11 +66,11 @@ def test_vllms_errors_are_put_in_openais_manner() -> None:
 
 
 def test_a_prompt_too_long_has_openais_code() -> None:
-    """SDKs and agents look for `context_length_exceeded`; vLLM says it in words only."""
+    """SDKs and agents look for `context_length_exceeded`; vLLM has only a message."""
     assert of_reply(400, {}, transcript("vllm_400_context.json")).code == "context_length_exceeded"
 
 
-MISCONFIGURED = {  # how servers complain about a model's name
+MISCONFIGURED = {  # error replies to an unknown model name
     "vLLM": (404, transcript("vllm_404_model.json")),
     "OpenAI": (
         404,
@@ -88,7 +88,7 @@ MISCONFIGURED = {  # how servers complain about a model's name
 
 @pytest.mark.parametrize("server", MISCONFIGURED)
 def test_an_unknown_model_or_path_is_a_fault_of_the_configuration(server: str) -> None:
-    """Which has chosen both: another endpoint may do, the same one will not."""
+    """The configuration has chosen both: another endpoint may succeed, the same will not."""
     failure = of_reply(MISCONFIGURED[server][0], {}, MISCONFIGURED[server][1])
     assert (failure.kind, failure.retryable, failure.again) == (FailureKind.MISCONFIGURED, True, False)
 
@@ -104,12 +104,12 @@ def test_an_unknown_model_or_path_is_a_fault_of_the_configuration(server: str) -
     ],
 )
 def test_a_caller_cannot_make_a_refusal_look_like_a_fault_of_the_configuration(status: int, said: Any) -> None:
-    """Or anybody's request could take an endpoint out of use."""
+    """Otherwise any request could take an endpoint out of use."""
     assert of_reply(status, {}, error(**said)).kind is FailureKind.CLIENT
 
 
 def test_openais_own_type_and_code_are_kept() -> None:
-    """What is in order already is not touched."""
+    """Valid values are unchanged."""
     failure = of_reply(400, {}, error(message="No.", type="image_error", code="bad_image", param="messages"))
     assert (failure.type, failure.code, failure.param) == ("image_error", "bad_image", "messages")
 
@@ -136,7 +136,7 @@ def test_openais_own_type_and_code_are_kept() -> None:
     ],
 )
 def test_every_shape_of_error_is_read(body: bytes, message: str) -> None:
-    """OpenAI, a bare string, old vLLM, Gemini, FastAPI, Mistral; and what is none of them."""
+    """OpenAI, a bare string, old vLLM, Gemini, FastAPI, Mistral; and unknown bodies."""
     assert of_reply(400, {}, body).message == message
 
 
@@ -146,8 +146,8 @@ def test_a_refused_key_says_nothing_of_the_key() -> None:
     assert failure == Failure(FailureKind.AUTH, "The backend refused the gateway's credentials.")
 
 
-def test_a_servers_own_words_about_itself_are_not_passed_on() -> None:
-    """Only what is about the caller's request is."""
+def test_messages_about_the_server_are_not_passed_on() -> None:
+    """Only messages about the caller's request are."""
     for status in (302, 429, 500, 503, 529):
         assert "secret-host" not in of_reply(status, {}, error(message="secret-host down", type="t")).message
 
@@ -171,8 +171,8 @@ def test_a_servers_own_words_about_itself_are_not_passed_on() -> None:
         ("max_tokens: 99999", "max_tokens: 99999"),
     ],
 )
-def test_messages_are_scrubbed_of_places_and_keys(text: str, scrubbed: str) -> None:
-    """And of little else: the message is there to help."""
+def test_messages_are_scrubbed_of_addresses_and_keys(text: str, scrubbed: str) -> None:
+    """And of little else: the message should help the caller."""
     assert scrub(text, "my-own-key") == scrubbed
 
 
@@ -200,38 +200,38 @@ def test_a_message_is_bounded() -> None:
         ({}, None),
     ],
 )
-def test_retry_after_is_read_in_all_its_forms(headers: dict[str, str], seconds: float | None) -> None:
-    """Seconds, milliseconds, a date by the server's own clock; junk and the past are nothing."""
+def test_retry_after_is_read_in_all_forms(headers: dict[str, str], seconds: float | None) -> None:
+    """Seconds, milliseconds, a date by the server's own clock; invalid and past values count as absent."""
     assert retry_after(headers) == seconds
 
 
-def test_a_date_without_the_servers_clock_is_measured_by_ours() -> None:
+def test_a_retry_after_date_without_a_date_header_uses_the_local_clock() -> None:
     """A reply need not have a Date."""
     assert (retry_after({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}) or 0) > 1e9
 
 
-def test_waits_are_attached_where_waiting_helps() -> None:
-    """429, 503 and 529 carry them; a 400 does not."""
+def test_retry_after_is_kept_for_overload_only() -> None:
+    """For 429, 503 and 529; not for 400."""
     headers = {"retry-after": "3"}
     assert [of_reply(status, headers, b"").retry_after for status in (429, 503, 529, 400)] == [3.0, 3.0, 3.0, None]
 
 
 def test_an_empty_account_keeps_its_code() -> None:
-    """`insufficient_quota` is a 429 for which waiting does not help: SDKs tell them apart by the code."""
+    """`insufficient_quota` is a 429 without use of waiting: SDKs recognise the code."""
     failure = of_reply(429, {}, error(message="m", type="insufficient_quota", code="insufficient_quota"))
     assert (failure.kind, failure.code, failure.again) == (FailureKind.QUOTA, "insufficient_quota", False)
     assert of_reply(429, {}, b"").code == "rate_limit_exceeded"
 
 
 def test_credit_too_short_for_one_request_is_not_an_empty_account() -> None:
-    """A caller who asks for a million tokens must not take the key from all others."""
+    """A caller who asks for a million tokens must not take the key from other callers."""
     said = "This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens."
     assert of_reply(402, {}, error(message=said, code=402)).kind is FailureKind.RATE_LIMITED
 
 
 @pytest.mark.parametrize(("retry_after", "again"), [("7", True), ("", False)])
-def test_a_rate_limit_without_a_time_is_not_asked_again(retry_after: str, again: bool) -> None:
-    """Another attempt at once would come out the same."""
+def test_a_rate_limit_without_retry_after_is_not_retried_at_the_endpoint(retry_after: str, again: bool) -> None:
+    """Another attempt at once would fail again."""
     assert of_reply(429, {"retry-after": retry_after}, b"").again is again
 
 
@@ -243,7 +243,7 @@ def test_a_rate_limit_without_a_time_is_not_asked_again(retry_after: str, again:
         (400, {"message": "m", "code": "content_filter"}),
     ],
 )
-def test_a_content_filter_is_no_fault_of_our_key(status: int, said: Any) -> None:
+def test_a_content_filter_is_no_fault_of_the_key(status: int, said: Any) -> None:
     """A 403 for the content must not take the key out of use."""
     failure = of_reply(status, {}, error(**said))
     assert failure.kind is FailureKind.CLIENT
@@ -263,8 +263,8 @@ def test_a_content_filter_is_no_fault_of_our_key(status: int, said: Any) -> None
         ({"message": "m", "code": "odd"}, FailureKind.SERVER),
     ],
 )
-def test_an_error_inside_a_stream_is_known_by_its_code(said: Any, kind: FailureKind) -> None:
-    """There is no status left to go by; without a code it is the server's."""
+def test_an_error_inside_a_stream_is_classified_by_its_code(said: Any, kind: FailureKind) -> None:
+    """The status was 200; without a code the error is the server's."""
     assert of_event(said).kind is kind
 
 
@@ -281,13 +281,13 @@ def test_an_error_inside_a_stream_is_known_by_its_code(said: Any, kind: FailureK
         (UnicodeError("secret-host"), "The backend could not be reached."),
     ],
 )
-def test_what_failed_in_connecting_is_named_without_names(raised: Exception, message: str) -> None:
-    """Exceptions carry addresses; failures do not."""
+def test_connect_errors_name_no_address(raised: Exception, message: str) -> None:
+    """Exceptions contain addresses; failures do not."""
     assert of_connect(raised) == Failure(FailureKind.CONNECT, message)
 
 
-def test_python_servers_json_is_read_as_python_reads_it() -> None:
-    """NaN is no JSON, but vLLM's clients would have read it; what is nested without end is nothing to anybody."""
+def test_json_of_python_servers_is_read_leniently() -> None:
+    """NaN is not JSON, but vLLM's clients read NaN. Endless nesting is an error."""
     assert failures.decode_leniently(b'{"a": NaN}')["a"] != 0
     with pytest.raises(ValueError):
         failures.decode_leniently(b"[" * 100_000)

@@ -1,4 +1,4 @@
-"""Messages of engines' cache events, as vLLM's publisher writes them."""
+"""KV event messages as vLLM's publisher encodes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def one(event: Any) -> Any:
     return found
 
 
-# As vLLM 0.32 sent it, but for the length of its lists.
+# As sent by vLLM 0.32, with shorter lists.
 FROM_VLLM = {
     "type": "BlockStored",
     "block_hashes": [3, 4],
@@ -59,21 +59,21 @@ def test_a_batch_has_a_number_and_a_time() -> None:
         (["AllBlocksCleared"], Cleared()),
     ],
 )
-def test_maps_and_arrays_say_the_same(event: Any, expected: Any) -> None:
-    """vLLM wrote arrays before it wrote maps."""
+def test_maps_and_arrays_decode_alike(event: Any, expected: Any) -> None:
+    """vLLM sent arrays before maps."""
     assert one(event) == expected
 
 
-def test_a_name_is_the_low_64_bits() -> None:
-    """Of a number, of a negative one, of 32 bytes: the same block by any of them. 0 would be no name."""
+def test_a_block_hash_is_the_low_64_bits() -> None:
+    """Of a number, a negative number or 32 bytes: all name the same block. 0 is no valid name."""
     low = 0xFBCD_EF01_2345_6789
     for written in (low, low - 2**64, b"\1" * 24 + low.to_bytes(8, "big")):
         assert one({"type": "BlockRemoved", "block_hashes": [written]}) == Removed([low])
     assert one({"type": "BlockRemoved", "block_hashes": [0]}) == Removed([1])
 
 
-def test_what_a_newer_engine_adds_is_skipped() -> None:
-    """Fields of events, kinds of events, fields of the batch."""
+def test_unknown_fields_and_events_are_skipped() -> None:
+    """Fields of events, kinds of events and fields of the batch of newer engines."""
     newer = {"type": "BlockMoved", "block_hashes": "elsewhere"}
     frames = message(newer, ["BlockMoved", 1], FROM_VLLM | {"temperature": "hot"})
     frames[2] = pack([*msgspec.msgpack.decode(frames[2]), "more"])
@@ -92,8 +92,8 @@ def test_what_a_newer_engine_adds_is_skipped() -> None:
         (message(3), "batch 7: "),
     ],
 )
-def test_what_is_no_event_is_said(frames: list[bytes], said: str) -> None:
-    """One kind of error, that names the batch."""
+def test_a_malformed_message_raises_one_kind_of_error(frames: list[bytes], said: str) -> None:
+    """The message names the batch."""
     with pytest.raises(MalformedKvEvents) as raised:
         list(decode(frames).events())
     assert str(raised.value).startswith(said)
@@ -101,7 +101,7 @@ def test_what_is_no_event_is_said(frames: list[bytes], said: str) -> None:
 
 @given(st.lists(st.binary(max_size=60), min_size=3, max_size=3) | st.binary().map(lambda b: [b"", bytes(8), b]))
 def test_any_bytes_are_events_or_malformed(frames: list[bytes]) -> None:
-    """A stranger on the port cannot end the listener."""
+    """Another sender on the port cannot end the listener."""
     with suppress(MalformedKvEvents):
         assert all(isinstance(event, Stored | Removed | Cleared) for event in decode(frames).events())
 

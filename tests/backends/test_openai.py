@@ -1,4 +1,4 @@
-"""What is sent to servers that speak OpenAI's dialect."""
+"""Requests to servers of OpenAI's dialect."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def sent(call: HttpCall) -> dict[str, Any]:
     return decoded
 
 
-def test_the_model_is_replaced_and_the_rest_goes_through() -> None:
-    """Fields that the gateway does not know are the caller's and the server's business."""
+def test_the_model_is_replaced_and_other_fields_are_unchanged() -> None:
+    """Fields unknown to the gateway are between caller and server."""
     call = OpenAI(config()).call(forward({"seed": 7, "vendor_field": {"a": [1, None]}}))
     assert (call.method, call.path) == ("POST", "/v1/chat/completions")
     assert sent(call) == {"model": "served", "messages": MESSAGES, "seed": 7, "vendor_field": {"a": [1, None]}}
 
 
-def test_what_lies_within_goes_through_as_it_was_written() -> None:
-    """JSON that was judged need not be decoded to be sent; what we set is set beside it."""
+def test_raw_values_are_sent_byte_for_byte() -> None:
+    """Validated JSON is not decoded again; the gateway's fields are added beside."""
     message = b'{"role" : "user", "content":"h\\u00e9"}'
     body = {"messages": [Raw(message)], "stream_options": {"other": Raw(b"1e2")}, "tools": [], "n": 2}
     call = OpenAI(config()).call(forward(body, stream=True, max_tokens=5))
@@ -60,8 +60,8 @@ def test_completions_go_to_their_own_path() -> None:
     assert OpenAI(config()).call(forward(operation=Operation.COMPLETION)).path == "/v1/completions"
 
 
-def test_what_was_parsed_is_not_changed_in_place() -> None:
-    """Another attempt will send it again, to another model."""
+def test_a_parsed_body_is_never_modified() -> None:
+    """Another attempt sends the body again, to another model."""
     body = {"model": "chat", "messages": MESSAGES, "stream": True, "stream_options": {"x": 1}, "max_tokens": 9}
     before = copy.deepcopy(body)
     OpenAI(config()).call(forward(body, stream=True, max_tokens=5))
@@ -69,21 +69,21 @@ def test_what_was_parsed_is_not_changed_in_place() -> None:
     OpenAI(config()).call(BackendRequest(Operation.CHAT, MappingProxyType(body), "served", True))
 
 
-def test_a_stream_is_asked_for_its_usage() -> None:
-    """The gateway meters by it; the caller's other options stay."""
+def test_a_stream_requests_usage() -> None:
+    """For metering; the caller's other options are kept."""
     call = OpenAI(config()).call(forward({"stream": True, "stream_options": {"other": 1}}, stream=True))
     assert sent(call)["stream_options"] == {"other": 1, "include_usage": True}
     assert sent(OpenAI(config()).call(forward({"stream_options": None}, stream=True)))["stream"] is True
     assert "stream_options" not in sent(OpenAI(config()).call(forward()))
 
 
-def test_stream_options_that_are_none_are_left_to_the_server() -> None:
-    """It will say what is wrong with them."""
+def test_invalid_stream_options_are_left_to_the_server() -> None:
+    """The server's error explains the fault."""
     assert sent(OpenAI(config()).call(forward({"stream_options": "x"}, stream=True)))["stream_options"] == "x"
 
 
-def test_what_is_not_streamed_here_is_not_streamed_there() -> None:
-    """Whatever the body says."""
+def test_a_whole_answer_is_requested_whole() -> None:
+    """At any `stream` in the body."""
     assert sent(OpenAI(config()).call(forward({"stream": True})))["stream"] is False
 
 
@@ -101,31 +101,31 @@ def test_what_is_not_streamed_here_is_not_streamed_there() -> None:
         ({"max_tokens": 500, "max_completion_tokens": 20}, {"max_tokens": 100, "max_completion_tokens": 20}),
     ],
 )
-def test_output_is_capped_in_the_callers_own_terms(body: dict[str, Any], limits: dict[str, Any]) -> None:
-    """A smaller wish is kept, a larger one lowered, none is set; what is no number does not get past the cap."""
+def test_the_output_limit_uses_the_callers_field(body: dict[str, Any], limits: dict[str, Any]) -> None:
+    """A smaller value is kept, a larger or invalid value replaced, a missing value added."""
     call = sent(OpenAI(config()).call(forward(body, max_tokens=100)))
     assert {name: value for name, value in call.items() if name.startswith("max_")} == limits
 
 
-def test_the_default_limit_has_the_name_that_the_server_knows() -> None:
-    """`max_completion_tokens` is OpenAI's new name; older dialects and completions know the old one alone."""
+def test_the_default_output_limit_has_the_servers_field_name() -> None:
+    """`max_completion_tokens` is OpenAI's new name; older dialects and completions know the old name alone."""
     assert sent(Compatible(config()).call(forward(max_tokens=9)))["max_tokens"] == 9
     completion = forward(operation=Operation.COMPLETION, max_tokens=9)
     assert sent(OpenAI(config()).call(completion))["max_tokens"] == 9
 
 
-def test_without_a_cap_the_limit_is_left_alone() -> None:
-    """A route may have none."""
+def test_without_an_output_limit_the_callers_value_is_kept() -> None:
+    """A route need not have a limit."""
     assert sent(OpenAI(config()).call(forward({"max_tokens": 10**6})))["max_tokens"] == 10**6
 
 
 def fields(call: HttpCall) -> list[tuple[str, str]]:
-    """All that it says in its head, in order."""
+    """Headers of a call, in order."""
     return list(call.headers.items())
 
 
 def test_headers_are_the_gateways_own() -> None:
-    """Its key, its name, no compression; the caller's are no part of a Forward but for the ids."""
+    """The gateway's key and name, no compression; of the caller's headers only the ids."""
     call = OpenAI(config()).call(forward(request_id="r-1", traceparent="00-a-b-01", stream=True))
     assert dict(fields(call)) == {
         "accept": "text/event-stream",
@@ -138,15 +138,15 @@ def test_headers_are_the_gateways_own() -> None:
     }
 
 
-def test_without_a_key_nothing_is_authorized() -> None:
-    """An engine of one's own often has none."""
+def test_without_a_key_there_is_no_authorization_header() -> None:
+    """Self-hosted engines often need no key."""
     headers = dict(fields(OpenAI(config(api_key="")).call(forward())))
     assert "authorization" not in headers
     assert headers["accept"] == "application/json"
 
 
-def test_configured_headers_have_the_last_word() -> None:
-    """A proxy in between may want another scheme; each name goes out once."""
+def test_configured_headers_override_the_gateways() -> None:
+    """A proxy in between may need another scheme; each name is sent once."""
     call = OpenAI(config(headers={"Authorization": "Basic x", "api-version": "1"})).call(forward())
     names = [name for name, _ in fields(call)]
     assert (dict(fields(call))["authorization"], dict(fields(call))["api-version"]) == ("Basic x", "1")
@@ -154,8 +154,8 @@ def test_configured_headers_have_the_last_word() -> None:
 
 
 @pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding", "connection"])
-def test_framing_is_not_configurable(name: str) -> None:
-    """Else a configuration could smuggle."""
+def test_framing_headers_are_not_configurable(name: str) -> None:
+    """Otherwise a configuration could smuggle requests."""
     with pytest.raises(ValueError, match="take it out of headers"):
         OpenAI(config(headers={name: "x"}))
 
@@ -170,8 +170,8 @@ def test_taps_fit_the_request() -> None:
     assert tap.ended is False
 
 
-def test_our_own_key_never_comes_back() -> None:
-    """However a server words it, in a reply or inside a stream."""
+def test_the_backend_key_is_removed_from_errors() -> None:
+    """In a reply and inside a stream."""
     backend = OpenAI(config(api_key="oddkey"))
     assert backend.failure(400, {}, b'{"error":{"message":"oddkey is bad"}}').message == "[key] is bad"
     tap = backend.tap(forward(stream=True))
@@ -180,14 +180,14 @@ def test_our_own_key_never_comes_back() -> None:
     assert tap.failure.message == "[key] is bad"
 
 
-def test_an_api_is_known_by_its_traffic_alone() -> None:
-    """Asking it how it fares would cost quota."""
+def test_an_api_has_no_probe_and_no_load_page() -> None:
+    """Probes would cost quota."""
     backend = OpenAI(config())
     assert (backend.local, backend.probe(), backend.load(), backend.read_load(b"x")) == (False, None, None, {})
 
 
-def test_a_refusal_is_read_in_the_dialect() -> None:
-    """Failures are `backends.failures`' to tell."""
+def test_an_error_reply_is_classified() -> None:
+    """By `backends.failures`."""
     assert OpenAI(config()).failure(401, {}, b"").kind is FailureKind.AUTH
 
 
@@ -200,7 +200,7 @@ def test_a_refusal_is_read_in_the_dialect() -> None:
         ({"stream_options": {"include_usage": True}}, {"max_tokens": 100}),
     ],
 )
-def test_mistral_is_spared_the_fields_it_refuses(body: dict[str, Any], expected: dict[str, Any]) -> None:
-    """It answers 422 to `stream_options` and `max_completion_tokens`, and tells the usage unasked."""
+def test_mistral_gets_no_unsupported_fields(body: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Mistral answers 422 to `stream_options` and `max_completion_tokens`, and reports usage unasked."""
     call = sent(Mistral(config()).call(forward(body, stream=True, max_tokens=100)))
     assert call == {"model": "served", "messages": MESSAGES, "stream": True, **expected}

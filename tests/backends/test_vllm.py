@@ -1,4 +1,4 @@
-"""Engines that can be asked how they fare."""
+"""vLLM and SGLang: request fields, and metrics pages."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def page(*lines: str) -> bytes:
 
 
 def test_the_gateways_salt_and_priority_overwrite_the_callers() -> None:
-    """A caller who could choose a salt could look into another tenant's cache. Where there are no tenants, its own only
-    divides what is shared, and passes."""
+    """A caller with a free choice of salt could probe another tenant's cache. Without tenants, a caller's salt only
+    divides the shared cache, and passes."""
     call = sent(VLLM, cache_salt="ab12", priority=0)
     assert (call["cache_salt"], call["priority"]) == ("ab12", 0)
     assert sent(VLLM)["cache_salt"] == "the caller's"
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_only_backends_that_know_a_salt_are_given_one(kind: str) -> None:
-    """OpenAI refuses fields that it does not know."""
+def test_only_backends_with_cache_salts_receive_a_salt(kind: str) -> None:
+    """OpenAI refuses unknown fields."""
     backend = build(BackendConfig(kind, "m", api_key="sk-backend"))
     forward = BackendRequest(Operation.CHAT, {"messages": [], "cache_salt": "the caller's"}, "m", stream=False)
     salts = [
@@ -51,39 +51,39 @@ def test_only_backends_that_know_a_salt_are_given_one(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "field"), [(VLLM, "kv_transfer_params"), (SGLANG, "session_params")])
-def test_what_reaches_into_anothers_cache_is_left_out_where_caches_are_kept_apart(backend: Vllm, field: str) -> None:
-    """Blocks of another engine, or a session, that the caller would name. Where one cache is for all, it passes."""
+def test_references_to_foreign_caches_are_removed_where_caches_are_separate(backend: Vllm, field: str) -> None:
+    """Block ids of another engine, or a session, named by the caller. With one shared cache the fields pass."""
     body = {"messages": [], field: {"remote_block_ids": [1]}}
     assert field not in sent(backend, body=body, cache_salt="ab12")
     assert sent(backend, body=body)[field] == {"remote_block_ids": [1]}
 
 
-def test_a_caller_cannot_name_anothers_attempt_in_the_engines_events() -> None:
-    """vLLM takes the body's `session_id` before the header's."""
+def test_a_caller_cannot_name_another_attempt_in_kv_events() -> None:
+    """vLLM prefers the body's `session_id` to the header's."""
     body = {"messages": [], "session_id": "req-of-another"}
     assert "session_id" not in sent(VLLM, body=body, session_id="req-mine")
     assert sent(VLLM, body=body)["session_id"] == "req-of-another"
 
 
-def test_an_engine_is_told_by_which_name_its_events_are_read() -> None:
-    """Where somebody reads them."""
+def test_an_engine_receives_the_session_id_of_its_kv_events() -> None:
+    """If the gateway reads KV events."""
     forward = BackendRequest(Operation.CHAT, {"messages": []}, "m", stream=False)
     names = [dict(VLLM.call(one).headers).get("x-session-id") for one in (forward, replace(forward, session_id="r-2"))]
     assert names == [None, "r-2"]
 
 
 def test_the_default_limit_is_max_tokens() -> None:
-    """Which every version knows."""
+    """Known to every version."""
     assert sent(VLLM, max_tokens=7)["max_tokens"] == 7
 
 
-def test_an_engine_is_asked_for_its_health_and_its_metrics() -> None:
-    """And is modelled: its queue and cache are visible."""
+def test_an_engine_has_a_probe_and_a_load_page() -> None:
+    """Queue and cache are visible, so the engine is modelled."""
     assert (VLLM.local, VLLM.probe(), VLLM.load()) == (True, HttpCall("GET", "/health"), HttpCall("GET", "/metrics"))
 
 
 def test_a_real_page_of_vllm_is_read() -> None:
-    """0.32, one idle engine."""
+    """vLLM 0.32, one idle engine."""
     assert VLLM.read_load((TRANSCRIPTS / "vllm_metrics.txt").read_bytes()) == {
         "running": 0,
         "waiting": 0,
@@ -96,8 +96,8 @@ def test_a_real_page_of_vllm_is_read() -> None:
     }
 
 
-def test_the_engines_of_one_server_are_added_up() -> None:
-    """Data parallel ranks share an address: requests and blocks are summed, usage is their mean."""
+def test_data_parallel_ranks_are_summed() -> None:
+    """Ranks share an address: requests and blocks are summed, usage is averaged."""
     load = VLLM.read_load(
         page(
             'vllm:num_requests_running{engine="0"} 3.0',
@@ -115,26 +115,26 @@ def test_the_engines_of_one_server_are_added_up() -> None:
     assert load["kv_usage"] == pytest.approx(0.6)
 
 
-def test_older_names_are_known() -> None:
-    """Before 0.9 the KV cache was the GPU's."""
+def test_older_metric_names_are_read() -> None:
+    """Before 0.9 the KV cache was named the GPU's."""
     load = VLLM.read_load(page('vllm:gpu_cache_usage_perc{model_name="m"} 0.25 1795228643800'))
     assert load["kv_usage"] == 0.25
 
 
-def test_labels_may_hold_anything() -> None:
-    """A model's name with braces, blanks and digits is still a label."""
+def test_labels_may_contain_any_text() -> None:
+    """A model name with braces, spaces and digits is a label."""
     assert VLLM.read_load(page('vllm:num_requests_running{model_name="a} 9 {b 1"} 2.0'))["running"] == 2
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "many", "", "{"])
-def test_what_is_no_number_is_not_said(value: str) -> None:
+def test_an_invalid_number_is_none(value: str) -> None:
     """A broken page is no load, and no error."""
     assert VLLM.read_load(page(f"vllm:num_requests_running {value}", "x 1"))["running"] is None
 
 
 @given(st.binary(max_size=200), st.integers(0, 9000))
 def test_no_page_breaks_the_reader(noise: bytes, cut: int) -> None:
-    """Garbage, and a real page with garbage in the middle."""
+    """Random bytes, and a real page with random bytes in the middle."""
     real = (TRANSCRIPTS / "vllm_metrics.txt").read_bytes()
     VLLM.read_load(noise)
     VLLM.read_load(real[:cut] + noise + real[cut:])
@@ -148,7 +148,7 @@ def test_no_page_breaks_the_reader(noise: bytes, cut: int) -> None:
     ],
 )
 def test_a_page_of_sglang_is_read(capacity: tuple[str, ...]) -> None:
-    """Its capacity was in labels once and is in gauges now."""
+    """Older versions have the capacity in labels, newer in gauges."""
     load = SGLANG.read_load(
         page(
             'sglang:num_running_reqs{model_name="m",tp_rank="0"} 2.0',

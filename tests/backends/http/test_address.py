@@ -26,8 +26,8 @@ from backends.http.connection_pool import BackendAddress
         ("http://proxy/team-a", "/health", "/team-a/health"),
     ],
 )
-def test_a_path_in_the_url_names_the_api_and_none_means_v1(url: str, path: str, target: str) -> None:
-    """`/v1/...` is looked for where the URL says; the server's own pages lie beside the API."""
+def test_a_path_in_the_url_replaces_v1(url: str, path: str, target: str) -> None:
+    """`/v1/...` is requested below the URL's path; other pages of the server are beside the API."""
     assert BackendAddress.parse(url).target(path) == target
 
 
@@ -39,10 +39,10 @@ def test_a_path_in_the_url_names_the_api_and_none_means_v1(url: str, path: str, 
         ("http://[::1]:8000", "::1", 8000, False, "[::1]:8000"),
     ],
 )
-def test_ports_have_defaults_and_the_host_header_keeps_what_was_written(
+def test_ports_have_defaults_and_the_host_header_is_as_configured(
     url: str, host: str, port: int, tls: bool, authority: str
 ) -> None:
-    """80 and 443; an IPv6 address loses its brackets only where it is dialled."""
+    """80 and 443; an IPv6 address has no brackets in the socket address."""
     address = BackendAddress.parse(url)
     assert (address.host, address.port, address.tls, address.authority) == (host, port, tls, authority)
 
@@ -60,8 +60,8 @@ def test_ports_have_defaults_and_the_host_header_keeps_what_was_written(
         ("http://10.0.0.11/a b", "write it like http://10.0.0.11:8000"),
     ],
 )
-def test_a_url_that_is_no_server_is_refused_with_the_mend(url: str, part: str) -> None:
-    """What is wrong is said at once, not when the first request fails."""
+def test_an_invalid_url_is_refused_with_a_correction(url: str, part: str) -> None:
+    """At the start, not at the first request."""
     with pytest.raises(ValueError, match=part):
         BackendAddress.parse(url)
 

@@ -1,4 +1,4 @@
-"""One connection: what makes a reply, and what ends it."""
+"""One connection: framing of replies, and their end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 # --------------------------------------------------------------------------- the request
 
 
-async def test_a_request_is_written_as_http_has_it() -> None:
-    """Host and content-length are the transport's; a GET without a body has no length."""
+async def test_a_request_has_host_and_content_length() -> None:
+    """Both set by the transport; a GET without a body has no length."""
     async with played([reply()]) as (origin, upstream):
         await ask(origin)
         await ask(origin, GET)
@@ -43,8 +43,8 @@ async def test_a_request_is_written_as_http_has_it() -> None:
         assert (get.method, get.target, get.headers) == ("GET", "/health", {"host": origin.address.authority})
 
 
-async def test_header_values_go_out_as_the_bytes_that_came_in() -> None:
-    """An id that a caller chose may hold what is no text in any encoding (aiohttp: surrogateescape)."""
+async def test_header_values_are_sent_byte_for_byte() -> None:
+    """A caller's id may contain bytes of no encoding (aiohttp: surrogateescape)."""
     async with played([reply()]) as (origin, upstream):
         await ask(origin, HttpCall("GET", "/x", {"x-request-id": b"\xff\xc3\xa9".decode("utf-8", "surrogateescape")}))
         assert upstream.requests[0].headers["x-request-id"].encode("latin-1") == b"\xff\xc3\xa9"
@@ -60,7 +60,7 @@ async def test_a_large_body_arrives_whole() -> None:
 
 @pytest.mark.parametrize("value", ["a\r\nx-smuggled: 1", "a\nb", "a\rb"])
 async def test_a_header_with_a_line_break_is_never_sent(value: str) -> None:
-    """It would be another header, or another request."""
+    """A line break could begin another header, or another request."""
     async with played([reply()]) as (origin, upstream):
         with pytest.raises(ValueError, match="line break"):
             await origin.open(HttpCall("GET", "/x", {"x-request-id": value}), Listener())
@@ -99,10 +99,10 @@ async def test_a_header_with_a_line_break_is_never_sent(value: str) -> None:
         ([b"HTTP/1.1 200\r\ncontent-length: 2\r\n\r\nhi"], POST, 200, b"hi", True),
     ],
 )
-async def test_where_a_reply_ends_is_known_from_its_head(
+async def test_the_end_of_a_reply_follows_from_its_head(
     script: Script, call: HttpCall, status: int, body: bytes, kept: bool
 ) -> None:
-    """RFC 9112, 6.3; and only a connection on which nothing more can come is kept."""
+    """RFC 9112, section 6.3. Only a connection without possible further bytes is kept."""
     async with played(script) as (origin, _):
         listener = await ask(origin, call)
         assert (listener.done.result(), listener.status, listener.body) == (None, status, body)
@@ -112,16 +112,16 @@ async def test_where_a_reply_ends_is_known_from_its_head(
         assert origin.idle == kept
 
 
-async def test_header_names_are_lower_case_and_of_repeated_ones_the_last_counts() -> None:
-    """Interim heads and trailers are nobody's."""
+async def test_header_names_are_lower_case_and_the_last_repetition_counts() -> None:
+    """Interim heads and trailers are ignored."""
     early = b"HTTP/1.1 103 Early\r\nX-Early: 1\r\n\r\n"
     head = b"HTTP/1.1 200 OK\r\nX-A: 1\r\nx-a:2\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with played([early + head + b"0\r\nx-late: 1\r\n\r\n"]) as (origin, _):
         assert (await ask(origin)).headers == {"x-a": "2", "transfer-encoding": "chunked"}
 
 
-async def test_a_reply_torn_at_any_byte_is_the_same() -> None:
-    """A real stream of vLLM, head and chunk framing included, in two segments each."""
+async def test_a_reply_split_at_any_byte_is_the_same() -> None:
+    """A real stream of vLLM, with head and chunk framing, in two segments each."""
     raw = (TRANSCRIPTS / "vllm_chat_stream.http").read_bytes().replace(b"connection: close\r\n", b"")
     body = (TRANSCRIPTS / "vllm_chat_stream.sse").read_bytes()
     cuts = range(1, len(raw), 7)
@@ -148,8 +148,8 @@ async def test_the_chunks_of_one_read_are_one_call() -> None:
         assert (await ask(origin)).reads == [b"abc"]
 
 
-async def test_body_bytes_pass_as_they_come() -> None:
-    """Half a chunk is not waited for."""
+async def test_body_bytes_are_passed_on_at_once() -> None:
+    """A partial chunk is not waited for."""
     async with played([STREAM_HEAD, b"a\r\n01234", GATE, b"56789\r\n" + LAST_CHUNK]) as (origin, upstream):
         listener = Listener()
         exchange = await origin.open(POST, listener)
@@ -160,7 +160,7 @@ async def test_body_bytes_pass_as_they_come() -> None:
         assert (await listener.ended(), listener.body) == (None, b"0123456789")
 
 
-# --------------------------------------------------------------------------- what is no reply
+# --------------------------------------------------------------------------- malformed replies
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_body_bytes_pass_as_they_come() -> None:
     ],
 )
 async def test_garbage_is_a_protocol_failure(garbage: bytes) -> None:
-    """Whoever it is that speaks there, it is no HTTP/1.1 server; the connection is closed."""
+    """The peer is no HTTP/1.1 server; the connection is closed."""
     async with played([garbage, HANG]) as (origin, upstream):
         failure = (await ask(origin)).done.result()
         assert failure is not None
@@ -190,8 +190,8 @@ async def test_garbage_is_a_protocol_failure(garbage: bytes) -> None:
         await upstream.until(lambda up: up.hangups == 1)
 
 
-async def test_what_came_before_the_garbage_is_told() -> None:
-    """A sink hears the head and the body that made sense, then the failure."""
+async def test_valid_bytes_before_garbage_reach_the_sink() -> None:
+    """The sink receives the head and the valid body, then the failure."""
     async with played([STREAM_HEAD + chunk(b"fine") + b"zz\r\n", HANG]) as (origin, _):
         listener = await ask(origin)
         assert (listener.calls, listener.body) == (["head", "body", "failure"], b"fine")
@@ -207,8 +207,8 @@ async def test_what_came_before_the_garbage_is_told() -> None:
         b"HTTP/1.1 103 Early Hints\r\n\r\n" * 4096,
     ],
 )
-async def test_what_is_not_body_is_bounded(endless: bytes) -> None:
-    """Ten megabytes of header, trailer or chunk extension are cut off at 64 KiB and what a read brings."""
+async def test_heads_trailers_and_extensions_are_bounded(endless: bytes) -> None:
+    """Ten megabytes of header, trailer or chunk extension are cut off at 64 KiB plus one read."""
     async with played([endless, *[b"x" * 65536] * 160, HANG]) as (origin, upstream):
         listener = Listener()
         exchange = await origin.open(POST, listener)
@@ -220,7 +220,7 @@ async def test_what_is_not_body_is_bounded(endless: bytes) -> None:
 
 
 async def test_chunks_in_pieces_are_no_endless_head() -> None:
-    """A server that writes size, data and line end apart may do so for ever."""
+    """A server may write size, data and line end separately for ever."""
     pieces = [b"1;" + b"x" * (HEAD_LIMIT // 4) + b"\r\n", b"a", b"\r\n"] * 20
     async with played([STREAM_HEAD, *pieces, LAST_CHUNK]) as (origin, _):
         assert (await ask(origin)).body == b"a" * 20
@@ -228,7 +228,7 @@ async def test_chunks_in_pieces_are_no_endless_head() -> None:
 
 @pytest.mark.parametrize("surplus", [b"HTTP/1.1 200 OK\r\n\r\n", b"garbage", b"\r\ngarbage"])
 async def test_bytes_after_a_reply_end_the_connection_not_the_reply(surplus: bytes) -> None:
-    """The next request must not be answered by them."""
+    """Surplus bytes must not answer the next request."""
     async with played([reply(b"one") + surplus], [reply(b"two")]) as (origin, upstream):
         assert (await ask(origin)).body == b"one"
         assert origin.idle == 0
@@ -236,8 +236,8 @@ async def test_bytes_after_a_reply_end_the_connection_not_the_reply(surplus: byt
         assert upstream.connections == 2
 
 
-async def test_bytes_on_an_idle_connection_close_it() -> None:
-    """A proxy's 408 before it closes is no reply to what comes next."""
+async def test_bytes_on_an_idle_connection_close_the_connection() -> None:
+    """A proxy's 408 before a close is no reply to the next request."""
     async with played([reply(b"one"), GATE, b"HTTP/1.1 408 Request Timeout\r\n\r\n"], [reply(b"two")]) as (
         origin,
         upstream,
@@ -249,7 +249,7 @@ async def test_bytes_on_an_idle_connection_close_it() -> None:
 
 
 async def test_a_refusal_before_the_request_was_read_ends_the_connection() -> None:
-    """An early 413: what is left of the body would be read as a request."""
+    """An early 413: the rest of the body would be read as a request."""
     async with Upstream(banner=[GATE, reply(b"", "413 Content Too Large"), HANG]) as upstream:
         origin = ConnectionPool(upstream.url, connect_timeout=2)
         listener = Listener()

@@ -1,4 +1,4 @@
-"""One connection and a server that misbehaves."""
+"""One connection and a misbehaving server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 
 @pytest.mark.parametrize("act", [RESET, CLOSE])
-async def test_a_connection_cut_at_any_byte_is_a_failure_and_never_a_hang(act: Act) -> None:
+async def test_a_connection_lost_at_any_byte_is_one_failure(act: Act) -> None:
     """RST or FIN after each offset of a chunked reply: exactly one failure, at once."""
     raw = chunked(b"hello", b"world")
     scripts: list[Script] = [[raw[:cut], act] for cut in range(len(raw))]
@@ -55,19 +55,19 @@ async def test_a_body_short_of_its_length_is_a_failure(act: Act) -> None:
         assert failure.message == "The backend closed the connection before its reply was complete."
 
 
-async def test_a_reset_does_not_complete_a_reply_that_ends_with_its_connection() -> None:
-    """Only an orderly end does."""
+async def test_a_reset_does_not_complete_a_reply_delimited_by_close() -> None:
+    """Only FIN does."""
     async with played([b"HTTP/1.1 200 OK\r\n\r\nto the", RESET]) as (origin, _):
         failure = (await ask(origin)).done.result()
         assert failure is not None
         assert failure.kind is FailureKind.RESET
 
 
-# --------------------------------------------------------------------------- steering
+# --------------------------------------------------------------------------- cancel, pause, resume
 
 
-async def test_cancel_closes_the_connection_at_once_and_is_the_last_word() -> None:
-    """The server sees it while it generates; the sink hears nothing more; a second time is nothing."""
+async def test_cancel_closes_the_connection_and_silences_the_sink() -> None:
+    """The server notices during generation; a second cancel has no effect."""
     async with played([STREAM_HEAD + chunk(b"a"), HANG]) as (origin, upstream):
         listener = Listener()
         exchange = await origin.open(POST, listener)
@@ -78,8 +78,8 @@ async def test_cancel_closes_the_connection_at_once_and_is_the_last_word() -> No
         assert (listener.calls, origin.active) == (["head", "body"], 0)
 
 
-async def test_cancel_before_any_reply_closes_too() -> None:
-    """A lost hedge must not go on prefilling."""
+async def test_cancel_before_any_reply_closes_the_connection() -> None:
+    """A cancelled hedge must not continue its prefill."""
     async with played([HANG]) as (origin, upstream):
         exchange = await origin.open(POST, Listener())
         await upstream.until(lambda up: len(up.requests) == 1)
@@ -87,8 +87,8 @@ async def test_cancel_before_any_reply_closes_too() -> None:
         await upstream.until(lambda up: up.hangups == 1)
 
 
-async def test_a_sink_may_cancel_from_within() -> None:
-    """At the head, or in the middle of a read: what the read brought beside is dropped."""
+async def test_a_sink_may_cancel_in_a_callback() -> None:
+    """At the head, or in the middle of a read: the rest of the read is dropped."""
 
     class Fickle(Listener):
         def on_head(self, status: int, headers: Mapping[str, str]) -> None:
@@ -102,8 +102,8 @@ async def test_a_sink_may_cancel_from_within() -> None:
         assert listener.calls == ["head"]
 
 
-async def test_cancel_after_the_end_leaves_the_connection_to_the_next() -> None:
-    """It has a new owner by then."""
+async def test_cancel_after_the_end_leaves_the_reused_connection() -> None:
+    """The connection has a new owner."""
     async with played([reply(b"one")], [reply(b"two")]) as (origin, upstream):
         listener = Listener()
         exchange = await origin.open(POST, listener)
@@ -114,8 +114,8 @@ async def test_cancel_after_the_end_leaves_the_connection_to_the_next() -> None:
         assert upstream.connections == 1
 
 
-async def test_pause_stops_the_server_and_resume_lets_it_go_on() -> None:
-    """Back-pressure reaches the sender: while paused, no byte is read."""
+async def test_pause_applies_backpressure_until_resume() -> None:
+    """While paused, no byte is read."""
     block = b"x" * (1 << 16)
     async with played([STREAM_HEAD, GATE, *[chunk(block)] * 256, LAST_CHUNK]) as (origin, upstream):
         listener = Listener()
@@ -133,7 +133,7 @@ async def test_pause_stops_the_server_and_resume_lets_it_go_on() -> None:
 
 
 async def test_a_reply_that_ends_while_paused_leaves_a_reading_connection() -> None:
-    """The next exchange must not wait for a resume that nobody owes."""
+    """No other call would resume the next exchange."""
 
     class Slow(Listener):
         def on_body(self, data: bytes) -> None:
@@ -148,8 +148,8 @@ async def test_a_reply_that_ends_while_paused_leaves_a_reading_connection() -> N
         assert upstream.connections == 1
 
 
-async def test_a_sink_may_ask_again_at_the_end() -> None:
-    """The connection is free before `on_end` is told."""
+async def test_a_sink_may_start_a_request_in_on_end() -> None:
+    """The connection is free before `on_end`."""
     second = Listener()
 
     class Eager(Listener):

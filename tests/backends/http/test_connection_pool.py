@@ -37,7 +37,7 @@ GET = HttpCall("GET", "/health")
 
 
 def closed_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -53,8 +53,8 @@ async def refused(origin: ConnectionPool) -> Failure:
 # --------------------------------------------------------------------------- reuse
 
 
-async def test_a_connection_is_reused_and_starts_without_waiting() -> None:
-    """The second request goes out in the same call."""
+async def test_an_idle_connection_is_reused_at_once() -> None:
+    """The second request is sent in the same call."""
     async with played([reply(b"one")], [reply(b"two")]) as (origin, upstream):
         assert origin.start(POST, Listener()) is None
         first = await origin.open(POST, listener := Listener())
@@ -67,8 +67,8 @@ async def test_a_connection_is_reused_and_starts_without_waiting() -> None:
         assert first.sent_at < second.sent_at
 
 
-async def test_requests_at_once_have_connections_of_their_own() -> None:
-    """And all of them are kept, up to `max_idle`."""
+async def test_concurrent_requests_have_separate_connections() -> None:
+    """All are kept, up to `max_idle`."""
     async with Upstream([GATE, reply()]) as upstream:
         origin = ConnectionPool(upstream.url, connect_timeout=2, max_idle=2)
         listeners = [Listener() for _ in range(3)]
@@ -84,7 +84,7 @@ async def test_requests_at_once_have_connections_of_their_own() -> None:
 
 
 async def test_the_most_recently_used_connection_is_taken_first() -> None:
-    """So that the others may age."""
+    """So older connections can expire."""
     async with played([GATE, reply()]) as (origin, upstream):
         first, second = Listener(), Listener()
         await origin.open(POST, first)
@@ -99,8 +99,8 @@ async def test_the_most_recently_used_connection_is_taken_first() -> None:
         assert [request.connection for request in upstream.requests] == [1, 2, 2]
 
 
-async def test_idle_connections_are_closed_before_the_server_does_it() -> None:
-    """By one timer, each in its turn."""
+async def test_idle_connections_expire() -> None:
+    """By one timer, in order of their idle time."""
     async with Upstream([reply()], [Pause(0.01), reply()]) as upstream:
         origin = ConnectionPool(upstream.url, connect_timeout=2, idle_timeout=0.02)
         await asyncio.gather(*(ask(origin) for _ in range(3)))
@@ -109,8 +109,8 @@ async def test_idle_connections_are_closed_before_the_server_does_it() -> None:
         assert repr(origin).endswith("idle=0 active=0>")
 
 
-async def test_a_connection_past_its_time_is_not_used_even_before_the_timer() -> None:
-    """A busy loop runs timers late."""
+async def test_an_expired_connection_is_not_used_before_the_timer() -> None:
+    """A busy event loop runs timers late."""
     seen: list[object] = []
 
     class Eager(Listener):
@@ -125,8 +125,8 @@ async def test_a_connection_past_its_time_is_not_used_even_before_the_timer() ->
     assert seen == [1, None, 0]
 
 
-async def test_a_connection_to_a_name_is_not_used_for_ever() -> None:
-    """The name may have moved; an address cannot, and a connection to it is as good as it ever was."""
+async def test_connections_to_a_name_have_a_maximum_age() -> None:
+    """The name may have moved; a connection to an address stays valid."""
     async with Upstream([reply(b"one")], [reply(b"two")]) as upstream:
         service, localhost = (upstream.url.replace("127.0.0.1", name) for name in ("engines.svc", "localhost"))
         by_name = ConnectionPool(localhost, connect_timeout=2, max_age=0.0)
@@ -140,19 +140,20 @@ async def test_a_connection_to_a_name_is_not_used_for_ever() -> None:
 
 
 async def test_a_connection_that_the_server_closes_while_idle_is_forgotten() -> None:
-    """Nobody notices."""
+    """Without a failure."""
     async with played([reply(b"one"), CLOSE], [reply(b"two")]) as (origin, _):
         await ask(origin)
         await turn_until(lambda: not origin.idle)
         assert ((await ask(origin)).body, origin.stale_retries) == (b"two", 0)
 
 
-# --------------------------------------------------------------------------- the race for an idle connection
+# --------------------------------------------------------------------------- stale connections
 
 
 @pytest.mark.parametrize("act", [RESET, CLOSE])
 async def test_a_request_on_a_stale_connection_is_sent_again(act: Act) -> None:
-    """The server closed it as we wrote: once more, on a fresh one, and the sink hears only the reply."""
+    """The server closed the idle connection during the write. The request is sent again on a new connection, and the
+    sink sees only the reply."""
     async with played([reply(b"one")], [act], [reply(b"two")]) as (origin, upstream):
         await ask(origin)
         listener = Listener()
@@ -164,7 +165,7 @@ async def test_a_request_on_a_stale_connection_is_sent_again(act: Act) -> None:
 
 
 async def test_a_request_is_sent_again_once_only() -> None:
-    """A server that resets everything is not stale but sick."""
+    """A server that resets every connection is down, not stale."""
     async with played([reply(b"one")], [RESET]) as (origin, upstream):
         await ask(origin)
         failure = (await ask(origin)).done.result()
@@ -173,7 +174,7 @@ async def test_a_request_is_sent_again_once_only() -> None:
 
 
 async def test_a_fresh_connection_is_not_retried() -> None:
-    """It cannot be stale."""
+    """A new connection cannot be stale."""
     async with played([RESET]) as (origin, upstream):
         failure = (await ask(origin)).done.result()
         assert failure == Failure(FailureKind.RESET, "The backend closed the connection without an answer.")
@@ -188,8 +189,8 @@ async def test_after_the_first_byte_of_a_reply_nothing_is_sent_again() -> None:
         assert (len(upstream.requests), origin.stale_retries) == (2, 0)
 
 
-async def test_a_connection_that_dies_at_work_is_not_stale() -> None:
-    """A lost race shows within a round trip; later, the request was being served and may be billed."""
+async def test_a_connection_lost_after_a_round_trip_is_not_stale() -> None:
+    """A stale connection fails within a round trip; later, the request was being served and may be billed."""
     async with played([reply(b"one")], [GATE, CLOSE]) as (origin, upstream):
         await ask(origin)
         exchange = origin.start(POST, listener := Listener())
@@ -215,8 +216,8 @@ async def test_a_retry_that_cannot_connect_is_a_failure() -> None:
         assert failure.kind is FailureKind.CONNECT
 
 
-async def test_cancel_while_sending_again_is_the_last_word() -> None:
-    """Neither a reply nor a connection is left."""
+async def test_cancel_during_a_resend_leaves_nothing() -> None:
+    """Neither a reply nor a connection."""
     async with Upstream([reply(b"one")], [GATE, RESET], [HANG]) as upstream:
         origin = ConnectionPool(upstream.url, connect_timeout=2)
         await ask(origin)
@@ -234,21 +235,21 @@ async def test_cancel_while_sending_again_is_the_last_word() -> None:
 
 
 async def test_a_refused_connection_is_named_without_its_address() -> None:
-    """The caller learns that, not where."""
+    """Callers see the failure, not the address."""
     origin = ConnectionPool(f"http://127.0.0.1:{closed_port()}", connect_timeout=2)
     assert await refused(origin) == Failure(FailureKind.CONNECT, "The backend refused the connection.")
     assert origin.active == 0
 
 
-async def test_a_name_that_does_not_exist_is_named_as_such() -> None:
-    """RFC 6761 keeps `.invalid` for this."""
+async def test_an_unresolvable_name_is_a_connect_failure() -> None:
+    """RFC 6761 reserves `.invalid`."""
     failure = await refused(ConnectionPool("http://nowhere.invalid:8000", connect_timeout=2))
     assert failure == Failure(FailureKind.CONNECT, "The backend's name could not be resolved.")
 
 
 @pytest.mark.parametrize("name", ["127.1", "0x7f000001"])
-async def test_a_name_that_leads_into_this_machine_gets_no_byte(name: str) -> None:
-    """Resolvers take these for names of 127.0.0.1. The configuration must write the address, or localhost."""
+async def test_a_name_that_resolves_to_loopback_gets_no_byte(name: str) -> None:
+    """Resolvers read these names as 127.0.0.1. The configuration must have the address, or localhost."""
     async with Upstream([reply(b"secret")]) as upstream:
         origin = ConnectionPool(upstream.url.replace("127.0.0.1", name), connect_timeout=2)
         failure = await refused(origin)
@@ -258,7 +259,7 @@ async def test_a_name_that_leads_into_this_machine_gets_no_byte(name: str) -> No
 
 
 async def test_connecting_is_bounded() -> None:
-    """A listener whose backlog is full lets a SYN wait."""
+    """A listener with a full backlog leaves a SYN unanswered."""
     with socket.socket() as listening, socket.socket() as filler:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -268,8 +269,8 @@ async def test_connecting_is_bounded() -> None:
     assert failure == Failure(FailureKind.CONNECT, "The backend did not accept a connection in time.")
 
 
-async def test_sockets_do_not_delay_small_writes_and_hold_what_they_are_told() -> None:
-    """NODELAY on every connection; a receive buffer bounds what a stalled reader costs."""
+async def test_sockets_have_nodelay_and_a_bounded_receive_buffer() -> None:
+    """A receive buffer bounds the bytes held for a stalled reader."""
     async with Upstream([reply()]) as upstream:
         origin = ConnectionPool(upstream.url, connect_timeout=2, receive_buffer=16384)
         await ask(origin)
@@ -331,8 +332,8 @@ async def test_tls_carries_streams_and_reuses_connections(certificate: Path) -> 
         await origin.close()
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: Path) -> None:
-    """Before a byte of the request, or of the key, is sent."""
+async def test_an_untrusted_certificate_is_refused(certificate: Path) -> None:
+    """Before any byte of the request, or of the key, is sent."""
     async with Upstream([reply()], tls=server_tls(certificate)) as upstream:
         failure = await refused(ConnectionPool(upstream.url, connect_timeout=2))
         assert failure == Failure(FailureKind.CONNECT, "The backend's certificate could not be verified.")
@@ -340,7 +341,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: Pat
 
 
 async def test_a_server_without_tls_is_a_failed_handshake() -> None:
-    """`https` in the configuration, `http` on the wire."""
+    """`https` in the configuration, `http` from the server."""
     async with Upstream(banner=[reply(), CLOSE]) as upstream:
         failure = await refused(ConnectionPool(upstream.url.replace("http:", "https:"), connect_timeout=2))
         assert failure == Failure(FailureKind.CONNECT, "The TLS handshake with the backend failed.")
@@ -351,7 +352,7 @@ async def test_a_server_without_tls_is_a_failed_handshake() -> None:
 async def test_a_server_that_hangs_up_or_speaks_first_is_a_failure(
     certificate: Path, greeting: Script, secure: bool
 ) -> None:
-    """Whichever of us is quicker: before the request it is one of connecting, after it one of the reply."""
+    """Before the request a connect failure, after the request a failure of the reply."""
     async with Upstream([HANG], tls=server_tls(certificate) if secure else None, banner=greeting) as upstream:
         trusted = ssl.create_default_context(cafile=str(certificate))
         origin = ConnectionPool(upstream.url, connect_timeout=2, tls=trusted)
@@ -364,8 +365,8 @@ async def test_a_server_that_hangs_up_or_speaks_first_is_a_failure(
         await turn_until(lambda: not origin.active)
 
 
-async def test_cancel_closes_a_tls_connection_too(certificate: Path) -> None:
-    """At once, without waiting for the server's close_notify."""
+async def test_cancel_closes_a_tls_connection_at_once(certificate: Path) -> None:
+    """Without waiting for the server's close_notify."""
     trusted = ssl.create_default_context(cafile=str(certificate))
     async with Upstream([STREAM_HEAD, HANG], tls=server_tls(certificate)) as upstream:
         exchange = await ConnectionPool(upstream.url, connect_timeout=2, tls=trusted).open(POST, Listener())
@@ -377,8 +378,8 @@ async def test_cancel_closes_a_tls_connection_too(certificate: Path) -> None:
 # --------------------------------------------------------------------------- whole replies
 
 
-async def test_a_fetch_is_a_whole_reply() -> None:
-    """Any status is one."""
+async def test_a_fetch_returns_a_whole_reply() -> None:
+    """With any status."""
     async with played([reply(b"no", "503 Service Unavailable", "Retry-After: 1")]) as (origin, _):
         answer = await origin.fetch(GET, 1)
         assert (answer.status, answer.headers["retry-after"], answer.body) == (503, "1", b"no")
@@ -395,7 +396,7 @@ async def test_a_fetch_is_a_whole_reply() -> None:
     ],
 )
 async def test_a_fetch_that_fails_leaves_nothing_behind(script: Script, kind: FailureKind) -> None:
-    """Silence, too much, garbage, a reset: one error, and the connection is closed."""
+    """Silence, excess, garbage or a reset: one error, and the connection is closed."""
     async with played(script) as (origin, _):
         with pytest.raises(TransportError) as raised:
             await origin.fetch(GET, 0.1 if kind is FailureKind.TIMEOUT else 5.0, limit=10_000)
@@ -405,14 +406,14 @@ async def test_a_fetch_that_fails_leaves_nothing_behind(script: Script, kind: Fa
 
 
 async def test_a_fetch_is_bounded_while_connecting_too() -> None:
-    """The timeout is for all of it; a refused connection is told as such."""
+    """The timeout covers connecting; a refused connection is a connect failure."""
     with pytest.raises(TransportError) as raised:
         await ConnectionPool(f"http://127.0.0.1:{closed_port()}", connect_timeout=2).fetch(GET, 1)
     assert raised.value.failure.kind is FailureKind.CONNECT
 
 
 async def test_a_cancelled_fetch_closes_its_connection() -> None:
-    """A monitor that is stopped leaves no probe behind."""
+    """A stopped monitor leaves no probe behind."""
     async with played([HANG]) as (origin, upstream):
         task = asyncio.create_task(origin.fetch(GET, 5))
         await upstream.until(lambda up: len(up.requests) == 1)
@@ -426,7 +427,8 @@ async def test_a_cancelled_fetch_closes_its_connection() -> None:
 
 
 async def test_closing_breaks_no_stream() -> None:
-    """What is idle is closed now; what is busy as it ends; what comes late is served and not kept."""
+    """Idle connections are closed at once, busy connections at their end; later requests are served without
+    keep-alive."""
     async with played([reply()], [GATE, reply(b"late")]) as (origin, upstream):
         await asyncio.gather(ask(origin))
         busy = Listener()
@@ -440,8 +442,8 @@ async def test_closing_breaks_no_stream() -> None:
         assert repr(origin).endswith("idle=0 active=0>")
 
 
-async def test_a_connection_that_is_made_as_its_caller_gives_up_is_not_counted() -> None:
-    """Both come in one turn of the loop where that stood still; the loop may then never say that it was lost."""
+async def test_a_connection_made_during_a_cancellation_is_not_counted() -> None:
+    """Both in one turn of a blocked event loop, which may never report the loss."""
     for _ in range(20):
         async with played([HANG]) as (origin, _):
             task = asyncio.create_task(origin.fetch(GET, 0.05))

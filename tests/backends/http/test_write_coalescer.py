@@ -1,4 +1,4 @@
-"""Writes that are made together while there are many."""
+"""Coalescing of writes in bursts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backends.http.connection import BURST_GAP, WriteCoalescer
 
 
 class Clock:
-    """Time stands still until it is told."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Wire(asyncio.WriteTransport):
-    """What is written to it, in whose order."""
+    """Records writes with the name of the socket, in order."""
 
     def __init__(self, name: str, written: list[tuple[str, bytes]]) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ def written() -> list[tuple[str, bytes]]:
 
 
 async def turn() -> None:
-    """Of the loop."""
+    """Runs one turn of the event loop."""
     await asyncio.sleep(0)
 
 
-async def test_a_write_that_is_alone_waits_for_nothing(clock: Clock, written: list[tuple[str, bytes]]) -> None:
-    """However many there were before, if that was a while ago."""
+async def test_a_single_write_is_not_delayed(clock: Clock, written: list[tuple[str, bytes]]) -> None:
+    """After any number of writes, if BURST_GAP seconds have passed."""
     box, wire = WriteCoalescer(), Wire("a", written)
     for i in range(3):
         clock.now += 2 * BURST_GAP
@@ -60,10 +60,10 @@ async def test_a_write_that_is_alone_waits_for_nothing(clock: Clock, written: li
         assert len(written) == i + 1
 
 
-async def test_writes_that_follow_closely_are_made_together_at_the_end_of_the_turn(
+async def test_writes_of_a_burst_are_joined_at_the_end_of_the_turn(
     clock: Clock, written: list[tuple[str, bytes]]
 ) -> None:
-    """In the order in which their sockets were written to first; what goes to one, in one piece."""
+    """In order of the first write to each socket; one write per socket."""
     box, one, two = WriteCoalescer(), Wire("one", written), Wire("two", written)
     for wire, data in ((one, b"a"), (one, b"b"), (two, b"c"), (one, b"d")):
         box.write(wire, data)
@@ -76,8 +76,8 @@ async def test_writes_that_follow_closely_are_made_together_at_the_end_of_the_tu
     assert written[-1] == ("one", b"e"), "the next turn is asked for again"
 
 
-async def test_a_socket_gets_nothing_before_what_waits_for_it(clock: Clock, written: list[tuple[str, bytes]]) -> None:
-    """Neither a write that comes after a rest, nor one that would not wait itself."""
+async def test_writes_to_a_socket_stay_in_order(clock: Clock, written: list[tuple[str, bytes]]) -> None:
+    """With a later single write, and with a write-through."""
     box, one, two = WriteCoalescer(), Wire("one", written), Wire("two", written)
     for wire in (one, one, two):
         box.write(wire, b"1")
@@ -89,10 +89,8 @@ async def test_a_socket_gets_nothing_before_what_waits_for_it(clock: Clock, writ
     assert written[3:] == [("two", b"1")]
 
 
-async def test_what_waits_is_written_before_the_socket_is_closed(
-    clock: Clock, written: list[tuple[str, bytes]]
-) -> None:
-    """Once; and who has gone by then is written to no more."""
+async def test_flush_writes_buffered_bytes_before_a_close(clock: Clock, written: list[tuple[str, bytes]]) -> None:
+    """Once; closed sockets receive no bytes."""
     box, one, two = WriteCoalescer(), Wire("one", written), Wire("two", written)
     for wire in (one, one, two):
         box.write(wire, b"x")

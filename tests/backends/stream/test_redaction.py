@@ -1,4 +1,4 @@
-"""What of a prompt was cached is taken out of an answer, and our key; nothing else is touched."""
+"""Masking of cached-token counts and of the backend key in answers; all other bytes are unchanged."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ SAYING_ALL = {
 }
 
 
-def read(hider: CachedCountMasker | SecretMasker, *reads: bytes) -> bytes:
-    return b"".join(map(hider.feed, reads)) + hider.close()
+def read(masker: CachedCountMasker | SecretMasker, *reads: bytes) -> bytes:
+    return b"".join(map(masker.feed, reads)) + masker.close()
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_every_count_is_zero_and_all_else_as_it_was(indent: int | None) -> None:
-    """To the byte's place: what has a length keeps it. Text that looks like a count is text."""
+def test_cached_counts_are_zeroed_in_place(indent: int | None) -> None:
+    """The length is unchanged, for content-length. Text that looks like a count is unchanged."""
     body = json.dumps(SAYING_ALL, indent=indent).encode()
     hidden = read(CachedCountMasker(), body)
     assert len(hidden) == len(body)
-    said, usage = json.loads(hidden), json.loads(hidden)["usage"]
-    assert said["choices"] == SAYING_ALL["choices"]
+    answer, usage = json.loads(hidden), json.loads(hidden)["usage"]
+    assert answer["choices"] == SAYING_ALL["choices"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2048, 7)
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0, "audio_tokens": 3}
     assert [usage[name] for name in usage if "cache" in name] == [0] * 5
 
 
 @given(st.lists(st.integers(0, 400), max_size=6))
-def test_it_does_not_matter_where_the_bytes_were_torn(cuts: list[int]) -> None:
-    """A count may come in two reads, and its key in three."""
+def test_masking_is_the_same_at_any_split(cuts: list[int]) -> None:
+    """A count may be split over two reads, and a field name over three."""
     body = json.dumps(SAYING_ALL).encode()
     places = sorted({0, len(body), *(cut % len(body) for cut in cuts)})
     reads = [body[start:end] for start, end in pairwise(places)]
@@ -67,7 +67,7 @@ VALUES = st.recursive(NUMBERS | TEXTS | st.none() | st.booleans(), lambda v: st.
 
 
 def hidden(value: Any, section: str = "", masked: bool = False) -> Any:
-    """What a caller may read of a JSON value: the rule, on decoded values."""
+    """A JSON value with masked counts, by the rule, on decoded values."""
     if isinstance(value, list):
         return [hidden(each, section, masked) for each in value]
     if isinstance(value, dict):
@@ -107,7 +107,7 @@ def decoded(event: bytes) -> Any:
 @settings(max_examples=400)
 @given(st.data())
 def test_no_spelling_of_a_count_passes_and_nothing_else_is_touched(data: st.DataObject) -> None:
-    """Whatever the blanks, escapes, lines and reads: the values by the rule, each byte in its place."""
+    """With any blanks, escapes, lines and reads: counts are masked, and each byte keeps its place."""
     values = data.draw(st.lists(members(VALUES), min_size=1, max_size=3))
     events = [b"data: " + spelled(value, data.draw).encode() + b"\n\n" for value in values]
     stream = b"".join(events)
@@ -137,7 +137,7 @@ def test_a_number_elsewhere_is_no_count(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seen"),
+    ("answer", "seen"),
     [
         ({"usage": {"details": {"cached_tokens": 5}}}, {"usage": {"details": {"cached_tokens": 0}}}),
         ({"usage": {"cached_details": {"text": 5, "b": 1}}}, {"usage": {"cached_details": {"text": 0, "b": 0}}}),
@@ -152,21 +152,21 @@ def test_a_number_elsewhere_is_no_count(body: dict[str, Any]) -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_count_is_masked_under_the_names_of_each_server(said: dict[str, Any], seen: dict[str, Any]) -> None:
+def test_a_count_is_masked_under_the_names_of_each_server(answer: dict[str, Any], seen: dict[str, Any]) -> None:
     """OpenAI, xAI, Anthropic, DeepSeek, Groq, Moonshot; llama.cpp, whose `prompt_n` is what was not cached."""
-    assert json.loads(read(CachedCountMasker(), json.dumps(said).encode())) == seen
+    assert json.loads(read(CachedCountMasker(), json.dumps(answer).encode())) == seen
 
 
 def test_whole_events_pass_at_once() -> None:
-    """Nobody waits for a token because of it."""
-    hider = CachedCountMasker()
+    """Masking delays no token."""
+    masker = CachedCountMasker()
     for event in (TOKEN, FINISH, DONE):
-        assert hider.feed(event) == event
-    assert hider.close() == b""
+        assert masker.feed(event) == event
+    assert masker.close() == b""
 
 
-def test_a_usage_that_was_not_asked_for_is_still_taken_out_whole() -> None:
-    """What hides counts comes behind what strips the usage."""
+def test_masking_works_after_usage_removal() -> None:
+    """An unrequested usage event is removed whole, a requested one masked."""
     assert read(CachedCountMasker(UsageStripper()), TOKEN, USAGE + FINISH, DONE) == TOKEN + FINISH + DONE
     torn = USAGE[:100], USAGE[100:] + DONE
     assert read(CachedCountMasker(UsageStripper()), *torn) == DONE
@@ -178,15 +178,15 @@ QUOTING = b'{"error":{"message":"wrong key sk-sk-sk-backend-0123, or sk-backend"
 
 
 @given(st.lists(st.integers(1, len(QUOTING) - 1), max_size=6, unique=True))
-def test_our_key_is_hidden_wherever_the_bytes_were_torn(cuts: list[int]) -> None:
-    """What only looks like its beginning is left alone."""
+def test_the_backend_key_is_masked_at_any_split(cuts: list[int]) -> None:
+    """A text that only begins like the key is unchanged."""
     places = [0, *sorted(cuts), len(QUOTING)]
     hidden = read(SecretMasker(KEY), *[QUOTING[start:end] for start, end in pairwise(places)])
     assert hidden == QUOTING.replace(KEY, b"*" * len(KEY))
 
 
-def test_an_answer_in_one_read_is_not_held_back() -> None:
-    """The usual one ends with its object."""
+def test_an_answer_in_one_read_is_not_delayed() -> None:
+    """A complete JSON object needs no lookahead."""
     mask = SecretMasker(KEY)
     assert mask.feed(b'{"choices":[]}') == b'{"choices":[]}'
     assert mask.close() == b""

@@ -1,4 +1,4 @@
-"""Event streams."""
+"""Server-sent events."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def decoded(parts: list[bytes]) -> list[ServerSentEvent]:
     return [event for part in parts for event in decoder.feed(part)]
 
 
-def test_a_stream_is_read_as_the_specification_has_it() -> None:
+def test_a_stream_is_decoded_by_the_specification() -> None:
     """Comments, names, several data lines, one space, all three line ends, a byte order mark, a dropped rest."""
     assert decoded([STREAM]) == EVENTS
 
 
-def test_a_stream_torn_at_any_byte_reads_the_same() -> None:
+def test_a_stream_split_at_any_byte_is_decoded_alike() -> None:
     """Every split in two, and byte by byte."""
     for cut in range(len(STREAM) + 1):
         assert decoded([STREAM[:cut], STREAM[cut:]]) == EVENTS
@@ -61,13 +61,13 @@ def test_a_stream_torn_at_any_byte_reads_the_same() -> None:
     st.lists(st.integers(0, 500)),
 )
 def test_splits_and_line_ends_never_matter(lines: list[bytes], end: bytes, cuts: list[int]) -> None:
-    """Any lines with any ends, torn anywhere, are the events of the same lines with line feeds."""
+    """Any lines with any ends, at any splits, equal the events of the same lines with line feeds."""
     stream, plain = (b"".join(line + ending for line in lines) for ending in (end, b"\n"))
     assert decoded(pieces(stream, cuts)) == decoded([plain])
 
 
-def test_a_decoder_says_whether_it_holds_anything() -> None:
-    """Between events it is as new."""
+def test_pending_is_true_within_an_event() -> None:
+    """Between events a decoder has no state."""
     decoder = SseDecoder()
     seen = []
     for part in (b"", b"data: x", b"\n", b"\n", b"event: e\n", b"\n"):
@@ -77,15 +77,15 @@ def test_a_decoder_says_whether_it_holds_anything() -> None:
 
 
 def test_the_last_event_may_lack_its_blank_line() -> None:
-    """`flush` reads it as OpenAI's clients do; a second time there is nothing."""
+    """`flush` returns the event, as OpenAI's clients do; a second call returns none."""
     decoder = SseDecoder()
     decoder.feed(b"data: [DONE]")
     assert [decoder.flush(), decoder.flush()] == [[ServerSentEvent(b"", b"[DONE]")], []]
 
 
 @pytest.mark.parametrize("line", [b"x" * 65536, b"data: " + b"x" * 65536, b"data: x\n" * 8192])
-def test_what_a_server_can_make_us_hold_is_bounded(line: bytes) -> None:
-    """A line, and an event of many lines, of more than a megabyte end the stream."""
+def test_lines_and_events_are_bounded(line: bytes) -> None:
+    """A line, or an event of many lines, above a megabyte ends the stream."""
     decoder = SseDecoder()
     for _ in range(LINE_LIMIT // len(line) - 1):
         decoder.feed(line)
@@ -94,7 +94,7 @@ def test_what_a_server_can_make_us_hold_is_bounded(line: bytes) -> None:
     assert decoder.feed(b"\ndata: x\n\n") == [ServerSentEvent(b"", b"x")]
 
 
-# --------------------------------------------------------------------------- the stripper
+# --------------------------------------------------------------------------- usage removal
 
 
 def stripped(parts: list[bytes]) -> bytes:
@@ -108,7 +108,7 @@ def usage_event(separator: bytes = b"", end: bytes = b"\n\n") -> bytes:
 
 @pytest.mark.parametrize("name", ["vllm_chat_stream.sse", "vllm_chat_stream_cached.sse", "vllm_completion_stream.sse"])
 def test_a_real_stream_loses_its_usage_event_and_nothing_else(name: str) -> None:
-    """At every split; compared with the transcript with that event cut out of it."""
+    """At every split; compared with the transcript without that event."""
     stream = (TRANSCRIPTS / name).read_bytes()
     events = re.split(rb"(?<=\n\n)", stream)
     expected = b"".join(event for event in events if b'"choices":[]' not in event)
@@ -136,8 +136,8 @@ def test_a_stream_without_a_usage_event_passes_verbatim(name: str) -> None:
         b'"usage" in "choices":[]\n\n',
     ],
 )
-def test_only_an_event_of_nothing_but_usage_goes(event: bytes) -> None:
-    """Usage beside content, no usage, words that look like it, and what cannot be read stay."""
+def test_only_a_pure_usage_event_is_removed(event: bytes) -> None:
+    """Usage beside content, text that looks like usage, and unreadable events are kept."""
     stream = b"data: 1\n\n" + event + b"data: [DONE]\n\n"
     assert stripped([stream]) == stream
     assert stripped([stream[i : i + 1] for i in range(len(stream))]) == stream
@@ -145,7 +145,7 @@ def test_only_an_event_of_nothing_but_usage_goes(event: bytes) -> None:
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\r\n\n"])
 @pytest.mark.parametrize("separator", [b"", b" ", b"\ndata: "])
-def test_the_usage_event_goes_in_whatever_clothes_it_comes(separator: bytes, end: bytes) -> None:
+def test_a_usage_event_is_removed_in_any_form(separator: bytes, end: bytes) -> None:
     """White space, a second data line, any line ends, at every split."""
     before, after = b"data: 1" + end, b"data: [DONE]" + end
     stream = before + usage_event(separator, end) + after
@@ -153,8 +153,8 @@ def test_the_usage_event_goes_in_whatever_clothes_it_comes(separator: bytes, end
         assert stripped([stream[:cut], stream[cut:]]) == before + after
 
 
-def test_only_an_incomplete_event_is_held_back() -> None:
-    """Whole events go on at once, in the very read that brought them."""
+def test_only_an_incomplete_event_is_buffered() -> None:
+    """Whole events pass at once, in the same read."""
     stripper = UsageStripper()
     assert stripper.feed(b"data: 1\n\ndata: 2\n\nda") == b"data: 1\n\ndata: 2\n\n"
     assert stripper.feed(b"ta: 3\n") == b""
@@ -162,14 +162,14 @@ def test_only_an_incomplete_event_is_held_back() -> None:
     assert stripper.close() == b""
 
 
-def test_a_usage_event_without_its_blank_line_goes_at_the_end() -> None:
+def test_a_final_usage_event_without_a_blank_line_is_removed() -> None:
     """A stream may end without its last line feed."""
     assert stripped([b"data: 1\n\n" + usage_event(end=b"\n")]) == b"data: 1\n\n"
     assert stripped([b"data: 1\n\ndata: 2"]) == b"data: 1\n\ndata: 2"
 
 
-def test_an_event_too_large_to_hold_is_let_through() -> None:
-    """It cannot be the usage; memory stays bounded, and every byte arrives."""
+def test_an_event_beyond_the_buffer_passes() -> None:
+    """Too large for usage; memory stays bounded, and every byte passes."""
     stripper = UsageStripper()
     out = b"".join(stripper.feed(b"x" * 65536) for _ in range(40))
     assert len(stripper._held) <= LINE_LIMIT
@@ -184,7 +184,7 @@ def test_an_event_too_large_to_hold_is_let_through() -> None:
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
     st.lists(st.integers(0, 1000)),
 )
-def test_stripping_is_the_same_at_any_split(lines: list[bytes], end: bytes, cuts: list[int]) -> None:
-    """What is left does not depend on how the bytes were torn."""
+def test_usage_removal_is_the_same_at_any_split(lines: list[bytes], end: bytes, cuts: list[int]) -> None:
+    """The remaining bytes do not depend on the reads."""
     stream = b"".join(line + end + end for line in lines)
     assert stripped(pieces(stream, cuts)) == stripped([stream])

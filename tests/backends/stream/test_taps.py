@@ -1,4 +1,4 @@
-"""What a reply says, read as it passes."""
+"""Taps: tokens, usage, times, ends and errors of a reply, read in passing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def state(tap: StreamTap | BodyTap) -> tuple[object, ...]:
 
 
 def fed(tap: StreamTap | BodyTap, data: bytes | None) -> set[str]:
-    """Feed `data`, or close the tap; return what it saw by that."""
+    """Feeds `data`, or closes the tap; returns the names of the changes."""
     usage, ended, failed = replace(tap.usage), tap.ended, tap.failure is not None
     content = False if data is None else tap.feed(data)
     if data is None:
@@ -57,8 +57,8 @@ def fed(tap: StreamTap | BodyTap, data: bytes | None) -> set[str]:
 # --------------------------------------------------------------------------- real streams
 
 
-def test_a_real_stream_tells_its_tokens_usage_and_times() -> None:
-    """Six content chunks, of which the last carries the finish reason; the usage chunk has the engine's own times."""
+def test_a_real_stream_has_tokens_usage_and_times() -> None:
+    """Six content chunks, the last with the finish reason; the usage chunk has the engine's own times."""
     tap = read([transcript("vllm_chat_stream.sse")])
     assert (tap.tokens, tap.ended, tap.failure) == (6, True, None)
     assert tap.usage == Usage(prompt=20, completion=6, cached=0)
@@ -75,21 +75,21 @@ def test_a_real_stream_tells_its_tokens_usage_and_times() -> None:
     ],
 )
 def test_chats_completions_and_cached_tokens_are_read(name: str, tokens: int, cached: int | None) -> None:
-    """`prompt_tokens_details.cached_tokens` is the truth about the prefix cache."""
+    """`prompt_tokens_details.cached_tokens` is the true state of the prefix cache."""
     tap = read([transcript(name)])
     assert (tap.tokens, tap.usage.cached, tap.ended) == (tokens, cached, True)
 
 
 @pytest.mark.parametrize("name", ["vllm_chat_tool_stream.sse", "vllm_chat_named_tool_stream.sse"])
-def test_tool_calls_are_tokens_though_their_content_is_null(name: str) -> None:
+def test_tool_call_deltas_are_tokens(name: str) -> None:
     """Each delta with a name or arguments counts, and the role preamble does not."""
     stream = transcript(name)
     calls = sum(stream.count(key) for key in (b'"name":', b'"arguments":'))
     assert read([stream]).tokens == calls
 
 
-def test_signals_come_with_the_read_that_brings_them() -> None:
-    """The preamble is nothing; the last content is the end; the usage comes after it."""
+def test_signals_come_with_their_read() -> None:
+    """The preamble has no signal, the last content signals the end, and usage follows."""
     tap = StreamTap()
     events = transcript("vllm_chat_stream.sse").split(b"\n\n")[:9]
     tokens = [{"content"}] * 5
@@ -100,7 +100,7 @@ def test_signals_come_with_the_read_that_brings_them() -> None:
     ("name", "tokens"), [("vllm_engine_died_before_token.sse", 0), ("vllm_engine_died_mid_stream.sse", 2)]
 )
 def test_a_done_after_an_error_is_no_success(name: str, tokens: int) -> None:
-    """vLLM sends `[DONE]` after its error event all the same."""
+    """vLLM sends `[DONE]` after its error event."""
     tap = read([transcript(name)])
     assert (tap.tokens, tap.ended) == (tokens, False)
     assert tap.failure is not None
@@ -116,7 +116,7 @@ def test_a_done_after_an_error_is_no_success(name: str, tokens: int) -> None:
         "vllm_engine_died_mid_stream.sse",
     ],
 )
-def test_a_stream_torn_at_any_byte_is_read_the_same(name: str) -> None:
+def test_a_stream_split_at_any_byte_is_read_alike(name: str) -> None:
     """Every split in two, and byte by byte."""
     stream = transcript(name)
     whole = state(read([stream]))
@@ -134,7 +134,7 @@ def test_a_stream_torn_at_any_byte_is_read_the_same(name: str) -> None:
     ],
 )
 def test_an_event_of_several_lines_is_read_the_same_at_any_split(stream: bytes) -> None:
-    """A read that looks like a whole event may be the rest of one."""
+    """A read that looks like a whole event may be the rest of an event."""
     whole = state(read([stream]))
     assert whole != state(StreamTap())
     for cut in range(len(stream) + 1):
@@ -143,7 +143,7 @@ def test_an_event_of_several_lines_is_read_the_same_at_any_split(stream: bytes) 
 
 @given(st.lists(st.integers(0, 2200), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]))
 def test_any_splits_and_line_ends_read_the_same(cuts: list[int], end: bytes) -> None:
-    """And any number of events in one read."""
+    """With any number of events in one read."""
     stream = transcript("vllm_chat_stream.sse")
     whole = state(read([stream]))
     stream = stream.replace(b"\n", end)
@@ -151,7 +151,7 @@ def test_any_splits_and_line_ends_read_the_same(cuts: list[int], end: bytes) -> 
     assert state(read([stream[a:b] for a, b in pairwise(bounds)])) == whole
 
 
-# --------------------------------------------------------------------------- what is a token
+# --------------------------------------------------------------------------- tokens
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_any_splits_and_line_ends_read_the_same(cuts: list[int], end: bytes) -> 
         {"role": "assistant", "content": "a"},
     ],
 )
-def test_what_somebody_can_see_is_content(fields: dict[str, Any]) -> None:
+def test_visible_output_is_content(fields: dict[str, Any]) -> None:
     """Content, reasoning, a refusal, a tool call."""
     assert fed(StreamTap(), delta(**fields)) == {"content"}
 
@@ -197,14 +197,14 @@ def test_what_somebody_can_see_is_content(fields: dict[str, Any]) -> None:
         b"",
     ],
 )
-def test_what_nobody_can_see_is_nothing(data: bytes) -> None:
-    """Preambles, empty deltas, comments, pings, and objects that are no chunk."""
+def test_invisible_events_are_no_content(data: bytes) -> None:
+    """Preambles, empty deltas, comments, pings, and objects without choices."""
     tap = StreamTap()
     assert (fed(tap, data), tap.tokens) == (set(), 0)
 
 
-def test_words_that_look_like_fields_are_words() -> None:
-    """A model that writes about this protocol does not end its own stream."""
+def test_content_that_looks_like_protocol_is_content() -> None:
+    """An answer about this protocol does not end its own stream."""
     words = 'data: [DONE]\n\n{"error": 1, "finish_reason": "stop", "usage": {}}'
     tap = StreamTap()
     assert fed(tap, delta(content=words)) == {"content"}
@@ -227,14 +227,14 @@ def test_each_choice_of_several_is_a_token_and_all_must_end() -> None:
 
 @pytest.mark.parametrize("data", [delta("stop"), delta("tool_calls"), b"data: [DONE]\n\n", b"data: [DONE]"])
 def test_a_finish_reason_or_done_ends_a_stream(data: bytes) -> None:
-    """Either will do: not all servers send both, and the last blank line may be missing."""
+    """Not all servers send both, and the last blank line may be missing."""
     tap = StreamTap()
     assert fed(tap, data) | fed(tap, None) == {"end"}
     assert tap.ended
 
 
-def test_an_error_after_the_end_is_not_one() -> None:
-    """Everything was said already."""
+def test_an_error_after_the_end_is_ignored() -> None:
+    """The answer is complete."""
     tap = read([delta("stop"), event({"error": {"message": "m"}}), b"data: {broken\n\n"])
     assert (tap.ended, tap.failure) == (True, None)
 
@@ -264,30 +264,30 @@ def test_an_error_after_the_end_is_not_one() -> None:
     ],
 )
 def test_errors_inside_a_stream_are_failures(data: bytes, kind: FailureKind) -> None:
-    """Error objects, error events, finish reason `error`, and events that nobody could read."""
+    """Error objects, error events, finish reason `error`, and unreadable events."""
     tap = StreamTap()
     assert fed(tap, data) == {"error"}
     assert tap.failure is not None
     assert tap.failure.kind is kind
 
 
-def test_the_first_failure_stands() -> None:
-    """And is signalled once."""
+def test_the_first_failure_is_kept() -> None:
+    """Signalled once."""
     tap = StreamTap()
     bad = event({"error": {"message": "m", "code": 400}})
     assert [fed(tap, bad), fed(tap, bad), fed(tap, delta("stop"))] == [{"error"}, set(), set()]
     assert tap.ended is False
 
 
-def test_nan_is_read_as_python_clients_read_it() -> None:
-    """What an SDK takes is no failure."""
+def test_nan_is_accepted() -> None:
+    """OpenAI's Python SDK accepts NaN."""
     data = b'data: {"choices":[{"delta":{"content":"a"},"logprobs":NaN}],"usage":{"prompt_tokens":3}}\n\n'
     tap = StreamTap()
     assert (fed(tap, data), tap.usage.prompt) == ({"content", "usage"}, 3)
 
 
-def test_an_endless_line_is_a_failure_and_is_not_kept() -> None:
-    """Ten megabytes on one line: one failure, bounded memory."""
+def test_an_endless_line_is_a_failure_with_bounded_memory() -> None:
+    """Ten megabytes on one line: one failure."""
     tap = StreamTap()
     seen = [fed(tap, b"data: " + b"x" * 65536) for _ in range(160)]
     assert seen.count({"error"}) == 1
@@ -296,7 +296,7 @@ def test_an_endless_line_is_a_failure_and_is_not_kept() -> None:
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"data: ", b"\n\n", b'{"choices":[{', b"[DONE]", b"error"])))
 def test_no_bytes_break_a_tap(parts: list[bytes]) -> None:
-    """Garbage is at most a failure; both kinds of tap hold still."""
+    """Garbage is at most a failure, for both kinds of tap."""
     read(parts)
     body = BodyTap()
     for part in parts:
@@ -317,20 +317,20 @@ def test_no_bytes_break_a_tap(parts: list[bytes]) -> None:
         ("none", Usage()),
     ],
 )
-def test_usage_is_what_servers_say_if_it_makes_sense(said: Any, usage: Usage) -> None:
+def test_usage_accepts_valid_counts_only(said: Any, usage: Usage) -> None:
     """OpenAI's details, DeepSeek's own name, and junk."""
     assert read([event({"choices": [], "usage": said})]).usage == usage
 
 
-def test_the_last_usage_stands() -> None:
+def test_the_last_usage_counts() -> None:
     """With continuous usage every chunk has one."""
     tap = read([event({"usage": {"prompt_tokens": 5, "completion_tokens": i}}) for i in (1, 2, 3)])
     assert tap.usage == Usage(5, 3, None)
 
 
 @pytest.mark.parametrize("said", ["x", {"queue_time_ms": "1", "mean_itl_ms": -1, "time_to_first_token_ms": None}])
-def test_times_that_make_no_sense_are_none(said: Any) -> None:
-    """The engine's times are a bonus."""
+def test_invalid_engine_times_are_none(said: Any) -> None:
+    """Engine times are optional."""
     assert read([event({"usage": {}, "metrics": said})]).times == EngineTimes()
 
 
@@ -364,8 +364,8 @@ def test_a_whole_reply_is_content_at_once_and_read_at_its_end(name: str, usage: 
         (b"", FailureKind.PROTOCOL),
     ],
 )
-def test_a_whole_reply_that_is_none_is_a_failure(body: bytes, kind: FailureKind) -> None:
-    """An error under a 200, and what is cut short."""
+def test_a_whole_reply_without_an_answer_is_a_failure(body: bytes, kind: FailureKind) -> None:
+    """An error under a 200, or a truncated body."""
     tap = BodyTap()
     tap.feed(body)
     assert (fed(tap, None), tap.ended) == ({"error"}, False)
@@ -373,8 +373,8 @@ def test_a_whole_reply_that_is_none_is_a_failure(body: bytes, kind: FailureKind)
     assert tap.failure.kind is kind
 
 
-def test_a_reply_too_large_to_look_into_is_taken_on_trust() -> None:
-    """It is relayed all the same; only its usage stays unknown, and nothing of it is kept."""
+def test_a_reply_beyond_the_buffer_is_assumed_complete() -> None:
+    """The reply is relayed, its usage is unknown, and no byte is kept."""
     tap = BodyTap()
     for _ in range(6):
         tap.feed(b"x" * (1 << 20))

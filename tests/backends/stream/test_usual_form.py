@@ -1,4 +1,4 @@
-"""Events of the form that a server writes all its tokens in are known without being decoded."""
+"""Token events in the server's usual form are recognised without decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def event(content: object = "hi", reason: str = "null", more: str = "") -> bytes
     return f"data: {FORM % (json.dumps(content, ensure_ascii=False), reason, more)}\n\n".encode()
 
 
-def heard(*events: bytes) -> tuple[list[bool], int, bool, bool]:
+def tapped(*events: bytes) -> tuple[list[bool], int, bool, bool]:
     tap = StreamTap()
     signals = [tap.feed(one) for one in events]
     return signals, tap.tokens, tap.ended, tap.failure is not None
@@ -42,16 +42,16 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_whatever_is_not_of_the_usual_form_is_read_as_ever(odd: bytes) -> None:
-    """Whether the form was learned before or not."""
-    signals, tokens, *ends = heard(event(), event("there"), odd)
-    (signal,), alone, *alone_ends = heard(odd)
+def test_an_event_of_another_form_is_decoded(odd: bytes) -> None:
+    """Before and after the usual form is learned."""
+    signals, tokens, *ends = tapped(event(), event("there"), odd)
+    (signal,), alone, *alone_ends = tapped(odd)
     assert (signals[:2], signals[2]) == ([True] * 2, signal)
     assert (tokens, ends) == (2 + alone, alone_ends)
 
 
-def test_an_event_behind_half_of_one_is_its_end() -> None:
-    """However usual it looks."""
+def test_an_event_after_half_an_event_is_the_rest() -> None:
+    """Even in the usual form."""
     tap = StreamTap()
     for data in (event(), b"data: {\n"):
         tap.feed(data)
@@ -62,14 +62,14 @@ def test_an_event_behind_half_of_one_is_its_end() -> None:
 
 @given(st.lists(st.text(max_size=12), max_size=12))
 def test_any_text_is_counted_as_if_each_event_were_decoded(contents: list[str]) -> None:
-    """Quotes, backslashes, line ends and nothing at all among it."""
+    """Quotes, backslashes, line ends and empty contents included."""
     events = [event(content) for content in contents]
-    signals, tokens, *_ = heard(*events)
+    signals, tokens, *_ = tapped(*events)
     assert signals == [bool(content) for content in contents]
     assert tokens == sum(map(bool, contents))
 
 
-def test_a_server_that_changes_its_form_is_followed() -> None:
-    """The last decoded one is the usual."""
+def test_the_usual_form_follows_the_server() -> None:
+    """The last decoded event sets the form."""
     other = event("x").replace(b'"id":"c"', b'"id":"d"')
-    assert heard(event(), other, other, event())[0] == [True] * 4
+    assert tapped(event(), other, other, event())[0] == [True] * 4
