@@ -137,6 +137,7 @@ class Backend(Protocol):
     kind: str
     local: bool  # an engine whose queue and cache can be modelled, as opposed to an API
     secret: bytes  # our key: not to be passed on to callers; empty: there is none
+    refuses_models: bool  # a request for a model that the server does not serve
     salted: bool  # keeps the caches of different `cache_salt`s apart
 
     def call(self, forward: BackendRequest) -> HttpCall: ...
@@ -157,6 +158,18 @@ class Backend(Protocol):
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
         """Fields of policies.types.EngineLoad by name (the packages do not know each other)."""
         return {}
+
+    def read_model(self, body: bytes) -> str:
+        """The served model as named in the page of `load`; empty: not named."""
+        return ""
+
+    def models(self) -> HttpCall | None:
+        """Request for the names of all served models, read by `read_models`; None: a request may name any model."""
+        return None
+
+    def read_models(self, body: bytes) -> frozenset[str]:
+        """Empty: not to be read."""
+        return frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class OpenAI(Backend):
     """A `Backend`. Subclasses are dialects of this dialect."""
 
     local: bool = False
+    refuses_models: bool = True
     salted: bool = False
     limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
     asks_usage: bool = True  # knows stream_options

@@ -14,8 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from backends.interface import BackendRequest, HttpCall
 from backends.openai import OpenAI
+
+MAX_MODEL = 128  # characters of a model's name
+_MODEL_LABEL = re.compile(rb'[{,]model_name="([^"\\]*)"')
 
 EngineMetricNames = tuple[bytes, ...]  # names of the same meaning over versions: the first found counts
 
@@ -50,6 +55,13 @@ class LoadMetrics:
             "prefix_queries": _total(page, self.prefix_queries),
             "prefix_hits": _total(page, self.prefix_hits),
         }
+
+    def model(self, page: bytes) -> str:
+        """Label `model_name` of the running requests."""
+        found = [labels for name in self.running for labels, _ in samples(b"\n" + page + b"\n", name)]
+        match = _MODEL_LABEL.search(found[0]) if found else None
+        name = "" if match is None else match[1].decode("utf-8", "replace")
+        return name[:MAX_MODEL] if name.isprintable() else ""
 
     def _cache(self, page: bytes) -> tuple[int | None, int | None]:
         infos = [labels for labels, _ in samples(page, self.info)] if self.info else []
@@ -102,6 +114,14 @@ def _label(labels: bytes, name: bytes) -> int:
     return int(match[1]) if match else 0
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
 class Vllm(OpenAI):
     """vLLM's OpenAI server."""
 
@@ -140,6 +160,18 @@ class Vllm(OpenAI):
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
         return self.metrics.read(body)
 
+    def read_model(self, body: bytes) -> str:
+        return self.metrics.model(body)
+
+    def models(self) -> HttpCall | None:
+        return HttpCall("GET", "/v1/models", self._headers)
+
+    def read_models(self, body: bytes) -> frozenset[str]:
+        try:
+            return frozenset(model.id for model in msgspec.json.decode(body, type=_ModelList).data)
+        except (msgspec.DecodeError, RecursionError):
+            return frozenset()
+
 
 class SGLang(Vllm):
     """SGLang's OpenAI server (load needs --enable-metrics). Knows `priority` and `cache_salt` too; the salt is joined
@@ -147,6 +179,7 @@ class SGLang(Vllm):
 
     reaching = ("session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
     id_field = "rid"
+    refuses_models = False
     metrics = LoadMetrics(
         running=(b"sglang:num_running_reqs",),
         waiting=(b"sglang:num_queue_reqs",),

@@ -32,7 +32,7 @@ from gateway.cluster.replicas import Replicas
 from gateway.config.models import Config
 from gateway.downstream.http_server import HttpServer
 from gateway.fleet.dns_discovery import DnsDiscovery
-from gateway.fleet.monitor import Monitor
+from gateway.fleet.monitor import Monitor, PollTarget, SharedPolls
 from gateway.observe.logs import AccessLog
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
 from gateway.observe.metrics.series import RequestMetrics, budgets, histogram
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("firsttoken")
 
 
-class SlotSharing(PeerLink, Protocol):
+class SlotSharing(PeerLink, SharedPolls, Protocol):
     """A link to the other workers, in which each endpoint has a slot."""
 
     def share(self, endpoints: Iterable[str]) -> None:
@@ -110,7 +110,8 @@ class Gateway:
     def _build_decisions(self) -> None:
         self.fleet = Fleet(self.runtime.current.pools.values())
         self.estimator = Estimator(tokenizers(self.config), self.fleet.token_scale)
-        self.monitor = Monitor(self.fleet, on_block_size=self.estimator.set_block_size)
+        shared = None if self.worker is None else self.worker.peers
+        self.monitor = Monitor(self.fleet, on_block_size=self.estimator.set_block_size, shared=shared)
         self.decider = Decider(self.estimator, self.fleet)
         self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
 
@@ -305,9 +306,14 @@ class Gateway:
 
     def _watch_endpoints(self) -> None:
         watched = {
-            id: (upstream.connections, upstream.backend) for id, upstream in self.runtime.current.upstreams.items()
+            id: PollTarget(upstream.connections, upstream.backend, self._model_of(id, upstream))
+            for id, upstream in self.runtime.current.upstreams.items()
         }
         self.monitor.watch(watched, self.config.defaults.scrape)
+
+    def _model_of(self, endpoint: str, upstream: Upstream) -> str:
+        """The model to be served there; empty: any, as callers ask for."""
+        return "" if endpoint.partition("/")[0] == self.config.passthrough else upstream.model
 
     def _build_kv_events(self) -> KvEvents | None:
         if not (sources := self.config.kv_events()):

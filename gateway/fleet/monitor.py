@@ -1,7 +1,13 @@
 """Tells the fleet (`policies.fleet.fleet`) the load and health of its endpoints, and the progress of running answers.
 
-Each endpoint with a load or health page is polled. Attempts report to the fleet themselves, and so do cache events
-(`gateway.fleet.kv_event_listener`).
+Rules:
+- Each endpoint with a load or health page is polled. Attempts report to the fleet themselves, and so do cache events
+  (`gateway.fleet.kv_event_listener`).
+- Of several workers a single one polls an endpoint, and the others read the results from shared memory. Each worker
+  draws its own conclusions, and polls by itself where the one in charge has told nothing for STALLED seconds.
+- An engine that names another model than configured is asked for all its models: the configured name may be a second
+  name, or an adapter. If the name is unknown there, the endpoint is down until the engine knows it. An engine that
+  takes requests for any name (SGLang) is down only if it served the configured model before.
 """
 
 from __future__ import annotations
@@ -14,16 +20,19 @@ from time import monotonic
 from typing import Protocol, cast
 
 from backends.failures import TransportError
-from backends.http.connection_pool import ConnectionPool
-from backends.interface import Backend
+from backends.http.connection_pool import BufferedReply, ConnectionPool
+from backends.interface import Backend, HttpCall
 from gateway.observe.metrics.series import counter
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
 from policies.fleet.fleet import Fleet
-from policies.types import EngineLoad, Load
+from policies.types import NEVER, EngineLoad, Load
 
 log = logging.getLogger("firsttoken")
 
 PROBE_TIMEOUT = 2.0  # s
+MODELS_INTERVAL = 10.0  # s between two lists of models of an engine that names another than configured
+STALLED = 6.0  # s: a poll with a list of models may take 4
+READS = 4  # of shared results, per interval of polling
 PROGRESS = 0.2  # s between two counts of the tokens of running answers
 PUBLISH_DELAY = 0.002  # s in which changes are joined into one message to peers: 7 us each, three per request otherwise
 _LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
@@ -40,23 +49,104 @@ class Answering(Hashable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PollTarget:
-    """An endpoint with a load or health page. `interval`: s between two polls."""
+    """An endpoint with a load or health page. `model`: as configured; empty: any."""
 
     connections: ConnectionPool
     backend: Backend
-    interval: float
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """`at`: monotonic time, the same in all processes. `load`: None without a page of the load."""
+
+    at: float
+    answered: bool = True
+    load: EngineLoad | None = None
+    model: str = ""  # by the engine's own word; empty: not named
+    wrong_model: bool = False  # the configured model is unknown there
+
+
+class SharedPolls(Protocol):
+    """Results of polls, shared by workers."""
+
+    def in_charge(self, endpoint_id: str) -> bool:
+        """This worker is to poll the endpoint."""
+
+    def put_poll(self, endpoint_id: str, result: PollResult) -> None: ...
+
+    def latest_poll(self, endpoint_id: str) -> PollResult | None:
+        """Of the worker in charge."""
+
+
+class EndpointPoll:
+    """Polls of one endpoint, and the state that decides on the next question."""
+
+    def __init__(self, endpoint: str, target: PollTarget, interval: float) -> None:
+        self.endpoint, self.interval = endpoint, interval
+        self.target = target
+        self.unparsable = False  # with a logged failure
+        self.wrong_model = self.served_model = False  # now; the configured one, ever
+        self.heard_at = monotonic()  # latest shared result
+        self._listed_at = NEVER
+        self._listed_for: tuple[str, float | None] = "", None  # model and start of the engine, when it was asked
+        self._lists_model = True
+
+    async def ask(self) -> PollResult:
+        backend = self.target.backend
+        call = backend.load() or backend.probe()
+        assert call is not None
+        reply = await self._fetch(call)
+        if reply is None or reply.status >= 500:
+            return PollResult(monotonic(), answered=False)
+        if reply.status != 200 or backend.load() is None:
+            return PollResult(monotonic())
+        at, load, model = monotonic(), engine_load(backend.read_load(reply.body)), backend.read_model(reply.body)
+        return PollResult(at, True, load, model, not await self._knows_model(model, load.started_at))
+
+    async def _knows_model(self, named: str, started_at: float | None) -> bool:
+        """True if the engine serves the configured model. `named`: the model in its page."""
+        wanted = self.target.model
+        if not named or wanted in ("", named):
+            self._listed_at = NEVER
+            return True
+        if (named, started_at) != self._listed_for or monotonic() - self._listed_at > MODELS_INTERVAL:
+            models = await self._models()
+            refused = self.target.backend.refuses_models or self.served_model
+            self._lists_model = not models or wanted in models or not refused
+            self._listed_at, self._listed_for = monotonic(), (named, started_at)
+        return self._lists_model
+
+    async def _models(self) -> frozenset[str]:
+        """Names of all models; empty: unknown."""
+        backend = self.target.backend
+        call = backend.models()
+        reply = None if call is None else await self._fetch(call)
+        return frozenset() if reply is None or reply.status != 200 else backend.read_models(reply.body)
+
+    async def _fetch(self, call: HttpCall) -> BufferedReply | None:
+        try:
+            return await self.target.connections.fetch(call, PROBE_TIMEOUT)
+        except TransportError:
+            return None
 
 
 class Monitor:
     """One per process. `on_block_size` gets a pool's name and the block size reported by its engines."""
 
-    def __init__(self, fleet: Fleet, *, on_block_size: Callable[[str, int], None] = lambda pool, tokens: None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        on_block_size: Callable[[str, int], None] = lambda pool, tokens: None,
+        shared: SharedPolls | None = None,
+    ) -> None:
         self.fleet = fleet
         self._on_block_size = on_block_size
-        self._polled: dict[str, tuple[PollTarget, asyncio.Task[None]]] = {}
+        self._shared = shared
+        self._polled: dict[str, tuple[EndpointPoll, asyncio.Task[None]]] = {}
         self.ejections = counter("firsttoken_endpoint_ejections_total")
         fleet.on_breaker = self._on_breaker
-        self._unparsable: set[str] = set()  # endpoints with a logged failure
         self._counting: asyncio.Task[None] | None = None
 
     def loads(self) -> Mapping[str, Load]:
@@ -71,25 +161,21 @@ class Monitor:
         """Publish changed loads to peers."""
         asyncio.get_running_loop().call_later(PUBLISH_DELAY, self.fleet.publish)
 
-    def watch(self, endpoints: Mapping[str, tuple[ConnectionPool, Backend]], interval: float) -> None:
+    def watch(self, endpoints: Mapping[str, PollTarget], interval: float) -> None:
         """Poll every endpoint that has a health or load page, each `interval` seconds, spread evenly. On another
         call, polling of unchanged endpoints continues."""
         if self._counting is None:
             self._counting = asyncio.create_task(self._count_forever())
-        wanted = {
-            endpoint: PollTarget(connections, backend, interval)
-            for endpoint, (connections, backend) in endpoints.items()
-            if backend.load() or backend.probe()
-        }
-        for endpoint, (target, task) in [*self._polled.items()]:
-            if wanted.get(endpoint) != target:
+        wanted = {id: target for id, target in endpoints.items() if target.backend.load() or target.backend.probe()}
+        for endpoint, (poll, task) in [*self._polled.items()]:
+            if (wanted.get(endpoint), interval) != (poll.target, poll.interval):
                 task.cancel()
                 del self._polled[endpoint]
-                self._unparsable.discard(endpoint)
         for number, (endpoint, target) in enumerate(wanted.items()):
             if endpoint not in self._polled:
-                polling = self._poll_forever(endpoint, target, offset=interval * number / len(wanted))
-                self._polled[endpoint] = target, asyncio.create_task(polling)
+                poll = EndpointPoll(endpoint, target, interval)
+                polling = self._poll_forever(poll, offset=interval * number / len(wanted))
+                self._polled[endpoint] = poll, asyncio.create_task(polling)
 
     async def close(self) -> None:
         tasks = [task for _, task in self._polled.values()]
@@ -106,30 +192,51 @@ class Monitor:
             if answering := cast("Iterable[Answering]", self.fleet.answering()):
                 self.fleet.on_progress([(attempt, attempt.output_tokens) for attempt in answering], monotonic())
 
-    async def _poll_forever(self, endpoint: str, target: PollTarget, offset: float) -> None:
+    async def _poll_forever(self, poll: EndpointPoll, offset: float) -> None:
         """Poll at once, as a dead endpoint must not wait, then at the endpoint's turn of each interval. A page that
         cannot be parsed is logged once and does not end the polling."""
-        pause = offset + target.interval
         while True:
+            pause = offset + poll.interval
             try:
-                await self.poll(endpoint, target.connections, target.backend)
+                if self._follows(poll):
+                    pause = poll.interval / READS
+                else:
+                    offset = 0.0
+                    await self.poll(poll)
             except Exception:
-                if endpoint not in self._unparsable:
-                    log.exception("the load of endpoint %s could not be read", endpoint)
-                self._unparsable.add(endpoint)
+                if not poll.unparsable:
+                    log.exception("the load of endpoint %s could not be read", poll.endpoint)
+                poll.unparsable = True
             await asyncio.sleep(pause)
-            pause = target.interval
 
-    async def poll(self, endpoint: str, connections: ConnectionPool, backend: Backend) -> None:
+    def _follows(self, poll: EndpointPoll) -> bool:
+        """Use the result of the worker in charge of the endpoint. False: this worker has to poll."""
+        if self._shared is None or self._shared.in_charge(poll.endpoint):
+            poll.heard_at = monotonic()
+            return False
+        result = self._shared.latest_poll(poll.endpoint)
+        if result is not None and result.at > poll.heard_at:
+            poll.heard_at = result.at
+            self._use(poll, result)
+        return monotonic() - poll.heard_at < STALLED
+
+    async def poll(self, poll: EndpointPoll) -> None:
         """Poll one endpoint once."""
-        call = backend.load() or backend.probe()
-        assert call is not None
-        try:
-            reply = await connections.fetch(call, PROBE_TIMEOUT)
-        except TransportError:
-            self.fleet.on_probe_failed(endpoint, monotonic())
+        result = await poll.ask()
+        if self._shared is not None:
+            self._shared.put_poll(poll.endpoint, result)
+        self._use(poll, result)
+
+    def _use(self, poll: EndpointPoll, result: PollResult) -> None:
+        endpoint = poll.endpoint
+        if result.model:
+            self._on_model(poll, result)
+        if result.wrong_model:
+            self.fleet.on_wrong_model(endpoint, result.at)
+        elif not result.answered:
+            self.fleet.on_probe_failed(endpoint, result.at)
         else:
-            self._on_reply(endpoint, backend, reply.status, reply.body)
+            self._on_answer(endpoint, result)
         if self.fleet.on_news is not None:
             self.fleet.on_news()
 
@@ -142,17 +249,22 @@ class Monitor:
         else:
             log.warning("endpoint %s is %s", endpoint, "up" if breaker.state is BreakerState.CLOSED else "on trial")
 
-    def _on_reply(self, endpoint: str, backend: Backend, status: int, body: bytes) -> None:
-        now = monotonic()
-        if status >= 500:
-            self.fleet.on_probe_failed(endpoint, now)
+    def _on_model(self, poll: EndpointPoll, result: PollResult) -> None:
+        if before := self.fleet.on_model(poll.endpoint, result.model):
+            log.warning("endpoint %s serves %s now, and served %s before", poll.endpoint, result.model, before)
+        if result.wrong_model and not poll.wrong_model:
+            names = poll.endpoint, result.model, poll.target.model
+            log.error("endpoint %s serves %s, and not %s as configured: no request goes there", *names)
+        poll.wrong_model = result.wrong_model
+        poll.served_model |= result.model == poll.target.model
+
+    def _on_answer(self, endpoint: str, result: PollResult) -> None:
+        if (load := result.load) is None:
+            self.fleet.on_probe_answered(endpoint, result.at)
             return
-        self.fleet.on_probe_answered(endpoint, now)
-        if status == 200 and backend.load() is not None:
-            load = engine_load(backend.read_load(body))
-            self.fleet.on_scrape(endpoint, load, now)
-            if load.block_size:
-                self._on_block_size(endpoint.partition("/")[0], load.block_size)
+        self.fleet.on_scrape(endpoint, load, result.at)
+        if load.block_size:
+            self._on_block_size(endpoint.partition("/")[0], load.block_size)
 
 
 def engine_load(reported: Mapping[str, float | None]) -> EngineLoad:

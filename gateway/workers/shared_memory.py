@@ -1,10 +1,12 @@
-"""Shared memory of the workers of one gateway: load of each worker at each endpoint, and prompts sent there.
+"""Shared memory of the workers of one gateway: load of each worker at each endpoint, prompts sent there, and polls.
 
 Rules:
 - Every worker writes only its own part and reads the others'. No worker waits, and only the slot table has a lock.
 - A load has a version, odd during a write. A reader keeps the old load until the next read.
 - Prompts lie in a ring, newest over oldest. A late reader misses some; a half-overwritten prompt is noise, no error.
 - Fields are 8 bytes and aligned: no reader sees half a field.
+- One worker polls an endpoint, the first one alive in the order that begins at the endpoint's slot, and writes the
+  results. When it dies the next one is in charge at once.
 - The supervisor wipes the loads of a dead worker. The successor reads all rings, its own too, for cached prompts.
 
 A merge without changes costs 0.1 us per worker; a load costs 4 us to write and 5 us to read.
@@ -26,6 +28,9 @@ from struct import Struct
 from tempfile import TemporaryFile
 from typing import Any
 
+import msgspec
+
+from gateway.fleet.monitor import PollResult
 from policies.fleet.peers import NO_LOAD, PEER_LOAD_COUNTS, PEER_LOAD_FLOATS, PeerLoad, PeerReader, combined
 from policies.latency.tpot import NO_MISSES, STALL_GRID
 from policies.types import NEVER
@@ -37,8 +42,12 @@ HEAD = Struct("<QII")  # of a prompt in the ring: its position, tag of its endpo
 RING = 4 << 20  # bytes per worker
 MERGE_INTERVAL = 0.005  # s: changes within are applied together
 MAX_BLOCKS = 16_384  # of one prompt: half a million tokens in blocks of 32
+_decode_poll = msgspec.msgpack.Decoder(tuple[str, PollResult]).decode
 ZERO_MISSES = (0.0,) * len(STALL_GRID)
-CHANGES, RING_HEAD, VERSIONS = range(3)  # words at the beginning of a part; one version per slot
+POLL = 1024  # bytes for the latest poll of an endpoint
+# Words at the beginning of a part; a version per slot of the load and a version per slot of the poll; the last word.
+CHANGES, RING_HEAD, VERSIONS = range(3)
+ALIVE = -1  # 1: the worker runs
 
 
 class SlotTable:
@@ -92,8 +101,9 @@ class Memory:
     def __init__(self, endpoints: Iterable[str], workers: int, spare: int = 0) -> None:
         self.endpoints, self.workers = list(endpoints), workers
         self.slots = len(self.endpoints) + spare
-        self.loads_at = 8 * (VERSIONS + self.slots)
-        self.ring_at = self.loads_at + LOAD.size * self.slots
+        self.loads_at = 8 * (VERSIONS + 2 * self.slots + 1)
+        self.polls_at = self.loads_at + LOAD.size * self.slots
+        self.ring_at = self.polls_at + POLL * self.slots
         self.part_size = self.ring_at + RING
         self.bytes = mmap.mmap(-1, self.part_size * workers)
         self.table = SlotTable(self.slots, workers)
@@ -104,8 +114,9 @@ class Memory:
         return member
 
     def wipe(self, number: int) -> None:
-        """Clears the loads of a worker."""
+        """Clears the loads of a worker, which is not alive."""
         part = MemoryPart(self, number)
+        part.words[ALIVE] = 0
         for at in range(self.slots):
             part.write(at, NO_LOAD)
 
@@ -115,8 +126,9 @@ class MemoryPart:
 
     def __init__(self, memory: Memory, number: int) -> None:
         begin = number * memory.part_size
-        self._bytes = memory.bytes
+        self._bytes, self._slots = memory.bytes, memory.slots
         self._loads_at, self._ring_at = begin + memory.loads_at, begin + memory.ring_at
+        self._polls_at = begin + memory.polls_at
         self.words = memoryview(memory.bytes)[begin : self._loads_at].cast("Q")
 
     # -- loads ------------------------------------------------------------------------------
@@ -137,6 +149,21 @@ class MemoryPart:
             return None
         numbers, misses = fields[: -len(STALL_GRID)], fields[-len(STALL_GRID) :]
         return PeerLoad.from_numbers(numbers, NO_MISSES if misses == ZERO_MISSES else misses)
+
+    # -- polls ------------------------------------------------------------------------------
+
+    def write_poll(self, at: int, poll: bytes) -> None:
+        words, word, begin = self.words, VERSIONS + self._slots + at, self._polls_at + POLL * at
+        words[word] = version = words[word] | 1
+        self._bytes[begin : begin + len(poll)] = poll
+        words[word] = version + 1
+
+    def read_poll(self, at: int) -> bytes:
+        """Padded; empty during a write."""
+        word, begin = VERSIONS + self._slots + at, self._polls_at + POLL * at
+        version = self.words[word]
+        poll = self._bytes[begin : begin + POLL]
+        return b"" if version & 1 or self.words[word] != version else poll
 
     # -- prompts ----------------------------------------------------------------------------
 
@@ -204,7 +231,7 @@ class PeerPart(MemoryPart):
     def read_changed(self) -> list[int]:
         """Slots with changed loads. Loads during a write are read next time."""
         changes, changed = self.words[CHANGES], list[int]()
-        for at, version in enumerate(self.words[VERSIONS:].tolist()):
+        for at, version in enumerate(self.words[VERSIONS : VERSIONS + self._slots].tolist()):
             if version != self._versions[at]:
                 if (load := self.read(at)) is None:
                     changes = -1
@@ -237,9 +264,11 @@ class WorkerMemory:
         self._tags: dict[int, str] = {}  # by tag of a prompt
         self._own = MemoryPart(memory, number)
         self._peers = [PeerPart(memory, peer) for peer in range(memory.workers) if peer != number]
+        self._parts = [MemoryPart(memory, each) for each in range(memory.workers)]
         self._predecessor: PeerPart | None = PeerPart(memory, number)
         self._merge_at = NEVER
         memory.wipe(number)
+        self._own.words[ALIVE] = 1
 
     def share(self, endpoints: Iterable[str]) -> None:
         """Shares these endpoints from now on. Load at an endpoint without a slot stays private to each worker."""
@@ -261,6 +290,30 @@ class WorkerMemory:
     def publish_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         if (at := self._slots.get(endpoint_id)) is not None:
             self._own.append(slot_tag(at, endpoint_id), hashes)
+
+    def in_charge(self, endpoint_id: str) -> bool:
+        at = self._slots.get(endpoint_id)
+        return at is None or self._poller(at) == self._number
+
+    def put_poll(self, endpoint_id: str, result: PollResult) -> None:
+        if (at := self._slots.get(endpoint_id)) is not None:
+            encoded = msgspec.msgpack.encode((endpoint_id, result))
+            if len(encoded) + 4 <= POLL:
+                self._own.write_poll(at, len(encoded).to_bytes(4, "little") + encoded)
+
+    def latest_poll(self, endpoint_id: str) -> PollResult | None:
+        at = self._slots[endpoint_id]
+        found = self._parts[self._poller(at)].read_poll(at)
+        if not (size := int.from_bytes(found[:4], "little")):
+            return None
+        name, result = _decode_poll(found[4 : 4 + size])
+        return result if name == endpoint_id else None
+
+    def _poller(self, at: int) -> int:
+        """Number of the worker in charge of the slot."""
+        count = len(self._parts)
+        order = ((at + step) % count for step in range(count))
+        return next((number for number in order if self._parts[number].words[ALIVE]), self._number)
 
     def merge(self, reader: PeerReader, now: float) -> None:
         if now < self._merge_at:

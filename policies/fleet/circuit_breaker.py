@@ -107,6 +107,7 @@ class CircuitBreaker:
         self._answered_at = self._closed_at = NEVER
         self._served_at = NEVER  # latest first token or complete answer
         self._alive_at = NEVER  # latest answer, of an attempt or a probe
+        self._failed_at = NEVER  # latest failure, of an attempt or a probe
         self._ignore_peers_until = NEVER
 
     @property
@@ -174,6 +175,7 @@ class CircuitBreaker:
     def on_probe_failed(self, now: float) -> bool:
         """Returns whether the server was found dead by this probe."""
         self._probe_failures += 1
+        self._failed_at = now
         self._refusals += 1
         if self.state is BreakerState.OPEN:
             self._confirm_peers(now)
@@ -182,11 +184,20 @@ class CircuitBreaker:
             self._trip(EjectionCause.UNREACHABLE, f"nobody answered {self._refusals} times in a row", now)
         return self._probe_failures == REFUSALS
 
+    def on_wrong_model(self, now: float) -> None:
+        """The server does not know the configured model: down until a probe finds that it does."""
+        self._probe_failures = max(self._probe_failures, 1)
+        self._failed_at = now
+        self._trip(EjectionCause.MISCONFIGURED, "it serves another model than configured", now)
+        self.until = max(self.until, now + EJECTION)
+
     def on_probe_answered(self, now: float) -> None:
+        if now < self._failed_at:
+            return  # another process asked before that failure: the answer proves nothing
         recovered = self._probe_failures > 0 or self.peer_reported_down
         self._probe_failures = 0
         self._refusals = 0
-        self._alive_at = now
+        self._alive_at = max(self._alive_at, now)
         if self.peer_reported_down:
             self._disprove_peers(now)
         if recovered:
@@ -220,6 +231,7 @@ class CircuitBreaker:
 
     def _on_failure(self, key: Hashable, now: float, connected: bool) -> None:
         self._failures += 1
+        self._failed_at = now
         self._refusals = 0 if connected else self._refusals + 1
         if self.state is BreakerState.OPEN:
             self._confirm_peers(now)

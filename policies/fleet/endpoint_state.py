@@ -42,7 +42,10 @@ OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as sil
 MIN_OVERDUE = 0.5  # s
 JUDGED = 20  # latest answers that an outlier is judged by
 OUTLIER_REFUSALS, SIBLING_SHARE = 10, 0.2  # 4xx of these; share among the siblings' answers from which it is none
+MAX_MODELS = 4  # models before the present one with times kept
 RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be another start
+
+LearnedTimes = tuple[TtftPredictor, TpotPredictor, Calibration]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class EndpointState:
         self.calibration = Calibration()
         self.predictor: TtftPredictor = EnginePredictor() if pool.local else ApiPredictor()
         self.tpot_predictor = TpotPredictor()
+        self.model = ""  # as named by the engine; empty: not yet
+        self._times: dict[str, LearnedTimes] = {}  # of models served before
         self.interference = DecodeInterference()
         self.rate_limit = None if pool.local else LearnedRateLimit()
         self.block_size = pool.block_size  # the engine's
@@ -250,6 +255,21 @@ class EndpointState:
         if abs(self._mean_block_tokens - self.block_tokens) > BLOCK_TOLERANCE * self.block_tokens:
             self.block_tokens = self._mean_block_tokens
             self.cache.index.resize(self.blocks)
+
+    def on_model(self, model: str) -> str:
+        """Returns the model served before, if this is another. Times learned of a model return with the model."""
+        before, self.model = self.model, model
+        if before in ("", model):
+            return ""
+        self._times[before] = self.predictor, self.tpot_predictor, self.calibration
+        unknown = EnginePredictor() if self.pool.local else ApiPredictor(), TpotPredictor(), Calibration()
+        times = self._times.pop(model, unknown)
+        self.predictor, self.tpot_predictor = times[:2]
+        self.calibration = times[2]
+        if len(self._times) > MAX_MODELS:
+            del self._times[next(iter(self._times))]
+        self.teacher_samples = 0
+        return before
 
     def on_scrape(self, engine: EngineLoad, now: float) -> bool:
         """Returns whether the engine has restarted since the last scrape."""

@@ -327,6 +327,24 @@ class Fleet:
         if found_dead:
             self.on_found_dead([key for key, one in self._attempts.items() if one.state is state and not one.first_at])
 
+    def on_wrong_model(self, endpoint_id: str, now: float) -> None:
+        """The engine does not know the configured model."""
+        if (state := self._states.get(endpoint_id)) is not None:
+            state.breaker.on_wrong_model(now)
+            self._touch(state)
+
+    def on_model(self, endpoint_id: str, model: str) -> str:
+        """The engine names this model as served. After a change its cache is empty, and times are learned by model.
+        Returns the model before; empty: no change."""
+        state = self._states.get(endpoint_id)
+        if state is None or not (before := state.on_model(model)):
+            return ""
+        pool = self._pools[state.pool.name]
+        pool.learners = pool.members if len(pool.members) > 1 else []
+        self._lose_cache(state)
+        self._touch(state)
+        return before
+
     def on_cache_cleared(self, endpoint_id: str) -> None:
         """The engine has reported an empty cache, or was replaced."""
         if (state := self._states.get(endpoint_id)) is not None:

@@ -7,13 +7,14 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import monotonic
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend
 from gateway.fleet import monitor as module
-from gateway.fleet.monitor import Monitor, engine_load
+from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget, engine_load
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, EngineLoad, Health, Load, PoolEstimate
 from tests.gateway.builders import POOL, backend, candidate
@@ -21,6 +22,7 @@ from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, Script, Upstream, reply
 
 ENDPOINT = "small/a"
+POLLS: WeakKeyDictionary[Monitor, EndpointPoll] = WeakKeyDictionary()
 PAGE = b"""# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
@@ -57,6 +59,13 @@ async def monitoring(
         origin = ConnectionPool(upstream.url, connect_timeout=1)
         yield Monitor(Fleet([POOL])), origin, backend(kind), upstream
         await origin.close()
+
+
+async def poll(monitor: Monitor, connections: ConnectionPool, speaking: Backend) -> None:
+    """One poll of the endpoint, after those before."""
+    known = POLLS.setdefault(monitor, EndpointPoll(ENDPOINT, PollTarget(connections, speaking), 1.0))
+    known.target = PollTarget(connections, speaking)
+    await monitor.poll(known)
 
 
 def health(monitor: Monitor) -> Health:
@@ -144,7 +153,7 @@ async def test_two_polls_show_other_traffic() -> None:
     """The engine's counts exceed the gateway's own requests; one poll could be outdated."""
     async with monitoring(GOOD) as (monitor, origin, vllm, upstream):
         for _ in range(2):
-            await monitor.poll(ENDPOINT, origin, vllm)
+            await poll(monitor, origin, vllm)
         found = monitor.loads()[ENDPOINT]
         assert (upstream.requests[0].method, upstream.requests[0].target) == ("GET", "/metrics")
     assert (found.running, found.waiting, found.kv_usage, found.health) == (3, 2, 0.25, Health.UP)
@@ -156,7 +165,7 @@ async def test_the_reported_block_size_is_passed_on() -> None:
     reported: list[tuple[str, int]] = []
     async with monitoring(GOOD) as (monitor, origin, vllm, _):
         monitor = Monitor(monitor.fleet, on_block_size=lambda pool, tokens: reported.append((pool, tokens)))
-        await monitor.poll(ENDPOINT, origin, vllm)
+        await poll(monitor, origin, vllm)
     assert reported == [("small", 32)]
 
 
@@ -164,7 +173,7 @@ async def test_an_endpoint_without_metrics_is_up() -> None:
     """A 404 is an answer; the known load is unchanged."""
     async with monitoring([reply(b"", "404 Not Found")]) as (monitor, origin, vllm, _):
         for _ in range(3):
-            await monitor.poll(ENDPOINT, origin, vllm)
+            await poll(monitor, origin, vllm)
         assert (health(monitor), monitor.loads()[ENDPOINT].scraped_at) == (Health.UP, Load().scraped_at)
 
 
@@ -175,7 +184,7 @@ async def test_two_failed_probes_take_an_endpoint_down(script: Script, monkeypat
     async with monitoring(script) as (monitor, origin, vllm, _):
         seen = []
         for _ in range(2):
-            await monitor.poll(ENDPOINT, origin, vllm)
+            await poll(monitor, origin, vllm)
             seen.append(health(monitor))
     assert seen == [Health.UP, Health.DOWN]
 
@@ -185,9 +194,9 @@ async def test_a_lost_endpoint_is_probing_after_an_answered_probe() -> None:
     async with monitoring(GOOD) as (monitor, origin, vllm, _):
         dead = ConnectionPool("http://127.0.0.1:9", connect_timeout=1)
         for _ in range(2):
-            await monitor.poll(ENDPOINT, dead, vllm)
+            await poll(monitor, dead, vllm)
         assert health(monitor) is Health.DOWN
-        await monitor.poll(ENDPOINT, origin, vllm)
+        await poll(monitor, origin, vllm)
         assert health(monitor) is Health.PROBING
 
 
@@ -197,11 +206,11 @@ async def test_each_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO, "firsttoken"):
         async with monitoring(GOOD, GOOD, BAD, BAD, BAD, BAD, GOOD) as (monitor, origin, vllm, _):
             for _ in range(9):
-                await monitor.poll(ENDPOINT, origin, vllm)
+                await poll(monitor, origin, vllm)
             monitor.fleet.on_sent(key, candidate(ENDPOINT), PoolEstimate(1), monotonic(), stream=True)
             monitor.fleet.on_first_token(key, monotonic())
             for _ in range(2):
-                await monitor.poll(ENDPOINT, origin, vllm)
+                await poll(monitor, origin, vllm)
     assert [entry.message for entry in caplog.records] == [
         "endpoint small/a is down for 5 s: nobody answered 2 times in a row",
         "endpoint small/a is on trial",
@@ -215,7 +224,7 @@ async def test_each_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFi
 async def test_every_endpoint_is_polled_at_once_and_periodically() -> None:
     """Until `close`."""
     async with monitoring(GOOD) as (monitor, origin, vllm, upstream), monitoring(GOOD) as (_, other, _, second):
-        monitor.watch({"small/a": (origin, vllm), "small/b": (other, vllm)}, 0.05)
+        monitor.watch({"small/a": PollTarget(origin, vllm), "small/b": PollTarget(other, vllm)}, 0.05)
         await upstream.until(lambda seen: len(seen.requests) >= 3)
         await second.until(lambda seen: len(seen.requests) >= 3)
         await monitor.close()
@@ -228,7 +237,7 @@ async def test_every_endpoint_is_polled_at_once_and_periodically() -> None:
 async def test_an_api_is_never_polled(caplog: pytest.LogCaptureFixture) -> None:
     """An API is billed by the request, and has neither probe nor load."""
     async with monitoring(GOOD, kind="compatible") as (monitor, origin, api, upstream):
-        monitor.watch({ENDPOINT: (origin, api)}, 0.01)
+        monitor.watch({ENDPOINT: PollTarget(origin, api)}, 0.01)
         await asyncio.sleep(0.05)
         await monitor.close()
         assert (upstream.connections, health(monitor)) == (0, Health.UP)
@@ -240,7 +249,7 @@ async def test_an_error_in_reading_a_page_does_not_stop_polling(caplog: pytest.L
     odd: Backend = UnreadableOnce()  # type: ignore[assignment]
     with caplog.at_level(logging.ERROR, "firsttoken"):
         async with monitoring(GOOD) as (monitor, origin, _, _):
-            monitor.watch({ENDPOINT: (origin, odd)}, 0.01)
+            monitor.watch({ENDPOINT: PollTarget(origin, odd)}, 0.01)
             await eventually(lambda: monitor.loads()[ENDPOINT].running == 3)
             await monitor.close()
     assert [entry.message for entry in caplog.records] == ["the load of endpoint small/a could not be read"]
