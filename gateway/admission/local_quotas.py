@@ -38,7 +38,9 @@ from policies.quota.sliding_window import (
     resets_at,
     used,
 )
+from policies.types import NEVER
 
+JUMP, JUMP_BELIEVED = 60.0, 3600.0  # s that a clock may be adjusted by; s until a larger change counts
 CONCURRENT_WAIT = 1.0  # s to wait for a free place: the end of the caller's own requests is unknown
 
 
@@ -55,6 +57,27 @@ def _month_of(day: int) -> int:
 
 RUNNING, MONTH, SPENT, HELD, HEAD = range(5)  # words of a row; the window follows
 ROW = HEAD + WINDOW_WORDS
+
+
+class SteadyWall:
+    """Unix time that follows a jump of the machine's clock after JUMP_BELIEVED seconds. A clock that is wrong for a
+    while neither forgets the costs of a month nor opens the next month."""
+
+    def __init__(self, wall: Callable[[], float] = time, clock: Callable[[], float] = monotonic) -> None:
+        self._wall, self._clock = wall, clock
+        self._offset = wall() - clock()
+        self._jumped_at = NEVER  # when the clock was first found wrong
+
+    def __call__(self) -> float:
+        now = self._clock()
+        offset = self._wall() - now
+        if abs(offset - self._offset) <= JUMP:
+            self._offset, self._jumped_at = offset, NEVER
+        elif self._jumped_at == NEVER:
+            self._jumped_at = now
+        elif now - self._jumped_at > JUMP_BELIEVED:
+            self._offset = offset
+        return now + self._offset
 
 
 class KeyUsage:
@@ -128,19 +151,19 @@ class _KeyRows:
 
 
 class LocalQuotas:
-    """`clock`: monotonic s, the same in all workers. `wall`: Unix time."""
+    """`clock`: monotonic s, the same in all workers. `wall`: Unix time; None: `SteadyWall`."""
 
     def __init__(
         self,
         shared: SharedQuotaMemory | None = None,
         number: int = 0,
         clock: Callable[[], float] = monotonic,
-        wall: Callable[[], float] = time,
+        wall: Callable[[], float] | None = None,
     ) -> None:
         self._shared = shared
         self._number = number
         self._clock = clock
-        self._wall = wall
+        self._wall = wall or SteadyWall()
         self._keys: dict[str, _KeyRows] = {}
 
     async def reserve(self, name: str, limits: KeyLimits, claim: Claim) -> Reservation:

@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import count
 from os import urandom
-from time import monotonic, time
+from time import monotonic
 from urllib.parse import quote
 
-from gateway.admission.local_quotas import LocalQuotas, month, remaining
+from gateway.admission.local_quotas import LocalQuotas, SteadyWall, month, remaining
 from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Unavailable
 from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.quota.sliding_window import WINDOW_S
@@ -212,10 +212,11 @@ class RedisQuotas:
         redis: RedisClient,
         members: int = 1,
         clock: Callable[[], float] = monotonic,
-        wall: Callable[[], float] = time,
+        wall: Callable[[], float] | None = None,
         redis_clock: str = CLOCK,
     ) -> None:
         self.redis, self.members = redis, members
+        wall = wall or SteadyWall()
         self.local = LocalQuotas(clock=clock, wall=wall)
         self.pipeline = ScriptPipeline(redis)
         self._clock, self._wall = clock, wall

@@ -3,7 +3,8 @@
 Rules:
 - Events are applied as a gapless sequence. Missing batches are requested again if the engine has a replay endpoint;
   batches that stay missing void the known contents.
-- A sequence number that goes back, at a later time of the engine's clock, means a restart: the cache is empty.
+- A sequence number that goes back means a restart: the cache is empty. Only after a replay may a number come twice, and
+  then no later by the engine's clock; otherwise that clock decides nothing, as it may jump.
 - ZMQ reconnects by itself. Events missed meanwhile show as a gap, or as a restart.
 - Events are applied for at most 2 ms before the event loop runs other tasks: first tokens do not wait.
 - Each change of an engine's state is one line in the log.
@@ -17,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from math import inf
 from time import perf_counter
 from typing import Protocol
 
@@ -100,6 +102,7 @@ class Listener:
         self.connected = False
         self.expected: int | None = None  # the next sequence number; None: nothing has come yet
         self._at = 0.0  # of the last batch, the engine's clock
+        self._replayed_from: float = inf  # batches from here on may come again; inf: none
         self._malformed = False  # the last message
         self._context = context
         self._turn = turn
@@ -158,8 +161,10 @@ class Listener:
             self._malformed = True
 
     async def _in_order(self, batch: KvEventBatch) -> None:
+        if batch.sequence == self.expected:
+            self._replayed_from = inf
         if self.expected is not None and batch.sequence < self.expected:
-            if batch.at <= self._at:
+            if batch.sequence >= self._replayed_from and batch.at <= self._at:
                 return  # known from a replay
             log.info("cache events of %s: the engine has restarted", self.endpoint)
             self.fleet.on_cache_cleared(self.endpoint)
@@ -171,6 +176,7 @@ class Listener:
     async def _replay(self) -> None:
         """Request all missing batches that the engine still has."""
         begun = self.expected is not None
+        self._replayed_from = self.expected or 0
         async with self._replay_socket(self.expected or 0) as socket:
             while await socket.poll(REPLAY_TIMEOUT * 1e3):
                 frames = await socket.recv_multipart()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.local_quotas import LocalQuotas, SharedQuotaMemory
+from gateway.admission.local_quotas import LocalQuotas, SharedQuotaMemory, SteadyWall
 from gateway.admission.quotas import Quotas
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.cluster.redis_client import RedisClient
@@ -201,6 +201,31 @@ async def test_the_monthly_cost_restarts_each_month(store: QuotaStore) -> None:
     assert (refused.limit, refused.wait) == (QuotaLimit.COST, None)
     store.clock.wall_at = NOVEMBER
     assert (await store.ask(limits, cost=NANO // 5)).verdict.limit is None
+
+
+async def test_a_clock_that_is_wrong_for_a_while_opens_no_month_and_forgets_none() -> None:
+    """A jump counts after an hour; small adjustments count at once."""
+    clock = Clock()
+    quotas, limits = (
+        LocalQuotas(clock=clock.monotonic, wall=SteadyWall(clock.wall, clock.monotonic)),
+        KeyLimits(cost=10),
+    )
+
+    async def may(cost: int) -> bool:
+        reservation = await quotas.reserve("web", limits, Claim(1, cost))
+        if reservation.verdict.limit is None:
+            quotas.settle(reservation, 1, cost)
+        return reservation.verdict.limit is None
+
+    assert [await may(9), await may(9)] == [True, False]
+    for wrong in (NOVEMBER, 0.0, OCTOBER):
+        clock.wall_at = wrong
+        clock.at += 600.0
+        assert [await may(9), await may(1)] == [False, wrong == NOVEMBER]
+    clock.wall_at = NOVEMBER
+    assert not await may(9)
+    clock.at += 3601.0
+    assert await may(9)
 
 
 async def test_running_requests_reserve_their_maximum_cost(store: QuotaStore) -> None:

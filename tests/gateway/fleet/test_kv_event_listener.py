@@ -199,8 +199,9 @@ async def test_without_a_replay_a_late_listener_starts_at_the_current_batch(capl
     assert not caplog.records
 
 
-async def test_a_restarted_engine_has_an_empty_cache(caplog: pytest.LogCaptureFixture) -> None:
-    """Batch numbers restart from 0 with a later timestamp; ZMQ reconnects by itself."""
+@pytest.mark.parametrize("jump", [5, -100_000])
+async def test_a_restarted_engine_has_an_empty_cache(jump: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Batch numbers restart from 0, whatever the engine's clock shows then; ZMQ reconnects by itself."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with wired() as link:
         prompt = PoolEstimate(50, PrefixBlocks([1, 2, 3]))
@@ -214,7 +215,7 @@ async def test_a_restarted_engine_has_an_empty_cache(caplog: pytest.LogCaptureFi
         old.close()
         await link.until(lambda: not link.listener.connected)
         link.engine = Engine(link.context, port=int(old.url.rpartition(":")[2]))
-        link.engine.clock = old.clock + 5
+        link.engine.clock = old.clock + jump
         await link.until(lambda: link.listener.connected)
         await link.engine.publish(stored(4))
         await link.applied()

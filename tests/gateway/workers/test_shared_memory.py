@@ -11,9 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.shared_memory import HEAD, MAX_BLOCKS, MERGE_INTERVAL, RING, Memory, MemoryPart, WorkerMemory
+from gateway.fleet.monitor import PollResult
+from gateway.workers.shared_memory import (
+    HEAD,
+    MAX_BLOCKS,
+    MERGE_INTERVAL,
+    POLL,
+    RING,
+    VERSIONS,
+    Memory,
+    MemoryPart,
+    WorkerMemory,
+)
 from policies.fleet.peers import NO_LOAD, PeerLoad
 from policies.latency.tpot import STALL_GRID
+from policies.types import EngineLoad
 
 NAMES = ["small/a", "small/b"]
 BUSY = PeerLoad(
@@ -208,3 +220,52 @@ def test_a_restarted_worker_reads_earlier_prompts(successor: int) -> None:
     memory, members, _ = sharing()
     members[0].publish_prompt(NAMES[0], [1, 2])
     assert Reader(memory.member(successor)).read().hints == [(NAMES[0], [1, 2])]
+
+
+# --------------------------------------------------------------------------- polls
+
+POLLED = PollResult(12.5, True, EngineLoad(3, 2, 0.25, 16, 1000, 1.7e9, 10.0, None), "served", True)
+
+
+def test_a_poll_arrives_as_it_was_told() -> None:
+    """From the worker in charge, to the others; nothing before."""
+    _, members, _ = sharing(3)
+    in_charge = [[member.in_charge(name) for member in members] for name in NAMES]
+    assert in_charge == [[True, False, False], [False, True, False]]  # spread by slot
+    assert members[1].latest_poll(NAMES[0]) is None
+    members[0].put_poll(NAMES[0], POLLED)
+    assert [member.latest_poll(NAMES[0]) for member in members] == [POLLED] * 3
+    assert members[0].latest_poll(NAMES[1]) is None
+
+
+def test_the_next_worker_is_in_charge_once_one_is_dead() -> None:
+    """Until there is a successor."""
+    memory, members, _ = sharing(3)
+    memory.wipe(0)
+    assert [member.in_charge(NAMES[0]) for member in members[1:]] == [True, False]
+    memory.wipe(1)
+    assert members[2].in_charge(NAMES[0])
+    memory.member(0)
+    assert not members[2].in_charge(NAMES[0])
+
+
+def test_what_is_no_poll_of_this_endpoint_is_not_used() -> None:
+    """Half written, of the endpoint that had the slot before, or too long."""
+    memory, members, _ = sharing()
+    members[0].put_poll(NAMES[0], POLLED)
+    members[0].put_poll(NAMES[0], replace(POLLED, at=13.0, model="x" * POLL))
+    assert members[1].latest_poll(NAMES[0]) == POLLED
+    MemoryPart(memory, 0).words[VERSIONS + memory.slots] |= 1
+    assert members[1].latest_poll(NAMES[0]) is None
+    members[0].put_poll(NAMES[0], POLLED)
+    for member in members:
+        member.share(["other/a", NAMES[1]])
+    assert members[1].latest_poll("other/a") is None
+
+
+def test_an_endpoint_without_a_slot_is_polled_by_every_worker() -> None:
+    _, members, _ = sharing()
+    for member in members:
+        member.share([*NAMES, "more/a"])
+        assert member.in_charge("more/a")
+        member.put_poll("more/a", POLLED)

@@ -351,3 +351,28 @@ def test_a_reload_gives_a_trial_at_once() -> None:
     dead = failed(5, now=100.0)
     dead.on_reload()
     assert dead.health(101.0) is Health.DOWN
+
+
+# --------------------------------------------------------------------------- polls of another process, other models
+
+
+def test_an_answer_to_a_probe_before_a_failure_proves_nothing() -> None:
+    """Another process asked, and this one reads the result later: the server died meanwhile."""
+    breaker = failed(2, connected=False, now=10.0)
+    breaker.on_probe_failed(10.1)
+    breaker.on_probe_answered(9.9)
+    assert breaker.health(10.2) is Health.DOWN
+    breaker.on_probe_answered(10.2)
+    assert breaker.health(10.2) is Health.PROBING
+
+
+def test_a_server_with_another_model_is_down_until_it_has_the_right_one() -> None:
+    """At once, and however long; then one trial."""
+    breaker = CircuitBreaker()
+    for at in range(0, 1000, 2):
+        breaker.on_wrong_model(float(at))
+        assert breaker.health(at + 1.0) is Health.DOWN
+    breaker.on_probe_answered(1000.0)
+    assert breaker.health(1000.0) is Health.PROBING
+    breaker.on_wrong_model(1001.0)
+    assert breaker.health(1001.0) is Health.DOWN

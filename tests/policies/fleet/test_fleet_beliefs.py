@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from policies.fleet.endpoint_state import MAX_MODELS
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Endpoint, EngineLoad, Health
 from tests.policies.fleets import API, ONE, SMALL, TWO, answer, fleet, load, median_error, median_ttft, prompt, send
@@ -222,3 +223,30 @@ def test_predicted_hits_equal_the_engines() -> None:
     answered, _ = serve(profile, conversations(profile, 600, 0.3, Random(5)))
     assert sum(request.hit == request.cached for request in answered) >= 0.97 * len(answered)
     assert sum(request.cached > 0 for request in answered) > 0.2 * len(answered)
+
+
+# --------------------------------------------------------------------------- another model behind the URL
+
+
+def test_times_are_learned_by_model_and_prefixes_of_another_are_forgotten() -> None:
+    """The first name is no change; the times of a model return with the model."""
+    to, asked = fleet(), prompt(1000, blocks=62)
+    untaught = median_ttft(to)
+    assert to.on_model(ONE.id, "a") == ""
+    for number in range(40):
+        answer(to, prompt(1000, blocks=62, first=1000 * number), now=10.0 * number, ttft=2.0)
+    answer(to, asked, now=500.0, ttft=2.0)
+    slow = median_ttft(to, now=600.0)
+    assert (to.on_model(ONE.id, "a"), to.hit(ONE, asked)) == ("", 992)
+    assert (to.on_model(ONE.id, "b"), to.hit(ONE, asked)) == ("a", 0)
+    assert ONE.id in to.cache_lost
+    assert median_ttft(to, now=600.0) == untaught < slow / 2
+    assert to.on_model(ONE.id, "a") == "b"
+    assert median_ttft(to, now=600.0) == slow
+
+
+def test_an_engine_that_names_a_new_model_each_time_fills_no_memory() -> None:
+    to = fleet()
+    for number in range(100):
+        to.on_model(ONE.id, f"model-{number}")
+    assert len(to._states[ONE.id]._times) == MAX_MODELS

@@ -1,0 +1,108 @@
+"""One worker polls each engine for all workers, until it dies or hangs; every worker knows the health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from tests.gateway.builders import get
+from tests.support.served import Served, serving, write_config
+from tests.support.upstream import Upstream, reply
+
+PAGE = b"""vllm:num_requests_running{engine="0",model_name="served"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="served"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="served"} 0.25
+process_start_time_seconds 1.7e9
+"""
+
+
+async def fleet(served: Served) -> Any:
+    [shown] = json.loads((await get(served.admin, "/fleet"))[2])
+    return shown
+
+
+async def all_report(served: Served, health: str, within: float) -> None:
+    """Wait until every worker shows this health."""
+    async with asyncio.timeout(within):
+        while {*(await fleet(served))["health_by_worker"].values()} != {health}:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+def workers_of(served: Served) -> list[int]:
+    pid = served.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def test_an_engine_is_scraped_once_for_four_workers(tmp_path: Path) -> None:
+    """Twice a second in all, as by one worker; every worker knows the load."""
+    async with Upstream([reply(PAGE)]) as engine:
+        config = write_config(tmp_path / "f.yaml", engine.url, "vllm")
+        async with serving(config, "--workers", "4") as served:
+            before, began = len(engine.requests), monotonic()
+            await asyncio.sleep(3.0)
+            rate = (len(engine.requests) - before) / (monotonic() - began)
+            assert 1.5 <= rate <= 2.5
+            pages = [await get(served.admin, "/metrics") for _ in range(2)]
+            assert b'firsttoken_endpoint_running{endpoint="only/' in pages[1][2]
+            assert (await fleet(served))["load"]["running"] == 3
+
+
+async def test_another_worker_takes_over_at_once_when_the_one_in_charge_dies(tmp_path: Path) -> None:
+    """Whichever dies, and while it is restarted: no gap of a second, and no two in charge."""
+    async with Upstream([reply(PAGE)]) as engine:
+        config = write_config(tmp_path / "f.yaml", engine.url, "vllm")
+        async with serving(config, "--workers", "3") as served:
+            polls: list[float] = []
+            watching = asyncio.create_task(_note(engine, polls))
+            await asyncio.sleep(1.0)
+            for worker in workers_of(served)[:3]:
+                os.kill(worker, signal.SIGKILL)
+                await asyncio.sleep(1.5)
+            watching.cancel()
+            gaps = [later - earlier for earlier, later in pairwise(polls)]
+            assert max(gaps) < 1.2
+            assert len(polls) < 2.5 * (polls[-1] - polls[0]) + 4  # and one at once by each that takes over
+
+
+async def test_a_worker_in_charge_that_hangs_is_replaced(tmp_path: Path) -> None:
+    """The others poll by themselves until it goes on."""
+    async with Upstream([reply(PAGE)]) as engine:
+        config = write_config(tmp_path / "f.yaml", engine.url, "vllm")
+        async with serving(config, "--workers", "2") as served:
+            first = workers_of(served)[0]  # in charge of the only slot
+            os.kill(first, signal.SIGSTOP)
+            try:
+                stopped = len(engine.requests)
+                async with asyncio.timeout(9):
+                    while len(engine.requests) < stopped + 3:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+            finally:
+                os.kill(first, signal.SIGCONT)
+
+
+async def test_every_worker_hears_of_an_engine_that_dies_and_returns(tmp_path: Path) -> None:
+    """A probe that fails counts in every worker, and so does one that is answered."""
+    async with Upstream([reply(PAGE)]) as engine:
+        port = int(engine.url.rpartition(":")[2])
+        config = write_config(tmp_path / "f.yaml", engine.url, "vllm")
+        async with serving(config, "--workers", "3") as served:
+            await all_report(served, "up", 3)
+            engine._server.close()
+            for task in engine._tasks:
+                task.cancel()
+            await all_report(served, "down", 4)
+            async with Upstream([reply(PAGE)], port=port):
+                await all_report(served, "probing", 4)
+
+
+async def _note(engine: Upstream, times: list[float]) -> None:
+    while True:
+        known = len(times)
+        await engine.until(lambda seen, known=known: len(seen.requests) > known)
+        times += [monotonic()] * (len(engine.requests) - known)
