@@ -108,21 +108,25 @@ class EndpointPoll:
         """True if the engine serves the configured model. `named`: the model in its page."""
         wanted = self.target.model
         if not named or wanted in ("", named):
-            self._listed_at = NEVER
+            self._listed_at, self._lists_model = NEVER, True
             return True
         if (named, started_at) != self._listed_for or monotonic() - self._listed_at > MODELS_INTERVAL:
-            models = await self._models()
+            if (models := await self._models()) is None:
+                return self._lists_model
             refused = self.target.backend.refuses_models or self.served_model
             self._lists_model = not models or wanted in models or not refused
             self._listed_at, self._listed_for = monotonic(), (named, started_at)
         return self._lists_model
 
-    async def _models(self) -> frozenset[str]:
-        """Names of all models; empty: unknown."""
+    async def _models(self) -> frozenset[str] | None:
+        """Names of all models; empty: the engine has no list; None: no answer now."""
         backend = self.target.backend
-        call = backend.models()
-        reply = None if call is None else await self._fetch(call)
-        return frozenset() if reply is None or reply.status != 200 else backend.read_models(reply.body)
+        if (call := backend.models()) is None:
+            return frozenset()
+        reply = await self._fetch(call)
+        if reply is None or reply.status >= 500:
+            return None
+        return backend.read_models(reply.body) if reply.status == 200 else frozenset()
 
     async def _fetch(self, call: HttpCall) -> BufferedReply | None:
         try:

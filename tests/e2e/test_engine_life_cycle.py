@@ -57,7 +57,8 @@ async def successor(server: SimulatedServer, model: str) -> AsyncIterator[Simula
 
 async def test_an_engine_that_returns_with_another_model_gets_no_request(caplog: pytest.LogCaptureFixture) -> None:
     """Its sibling serves all; cached prefixes are forgotten; two log lines tell. It returns with the model."""
-    async with engines(2) as (one, two), running({"only": engine_pool(one, two)}, defaults=OFTEN) as gateway:
+    in_turn = {"chat": {"tiers": ["only"], "scorer": "round_robin"}}
+    async with engines(2) as (one, two), running({"only": engine_pool(one, two)}, in_turn, defaults=OFTEN) as gateway:
         await ask(gateway, 20)
         assert gateway.fleet.statistics(endpoint(one), monotonic()).prefix_blocks
         async with successor(one, "other") as other:
