@@ -72,7 +72,7 @@ async def test_an_engine_that_returns_with_another_model_gets_no_request(caplog:
         wrong = f"endpoint {endpoint(one)} serves other, and not served as configured: no request goes there"
         assert lines(caplog).count(wrong) == 1
         await one.start()
-        await eventually(lambda: health(gateway, one) is Health.PROBING)
+        await eventually(lambda: health(gateway, one) is not Health.DOWN)  # a warm-up may be the trial
         await used(gateway, one)
         assert one.requests
 
