@@ -40,7 +40,7 @@ def request(shape: str, messages: Sequence[str], model: str = "bench") -> bytes:
     turns = [{"role": ("user", "assistant")[i % 2], "content": each} for i, each in enumerate(said)]
     body = json.dumps({"model": model, "stream": shape != "whole", "messages": turns}).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\naccept: */*\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\naccept: */*\r\n"
         f"authorization: Bearer sk-bench-0123456789abcdef\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

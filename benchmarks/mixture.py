@@ -97,7 +97,7 @@ def request(asked: SentRequest, random: Random) -> bytes:
     }
     body = json.dumps(plain).encode() if kind.body is None else kind.body
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: mixed\r\nconnection: close\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         f"authorization: Bearer {kind.key}\r\nx-request-id: {asked.id}\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

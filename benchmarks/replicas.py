@@ -91,8 +91,8 @@ def request(arrival: Arrival, number: int) -> bytes:
     turns = [{"role": ("user", "assistant")[i % 2], "content": each} for i, each in enumerate(said)]
     wanted = {"max_tokens": arrival.output_tokens, "ignore_eos": True, "stream": True}
     body = json.dumps({"model": "agent", "messages": turns, **wanted}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
 
 
 async def ask(port: int, raw: bytes, due: float) -> Answer:

@@ -31,6 +31,7 @@ from gateway.cluster.redis_client import RedisClient
 from gateway.cluster.replicas import Replicas
 from gateway.config.models import Config
 from gateway.downstream.http_server import HttpServer
+from gateway.downstream.intake import Intake
 from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.monitor import Monitor, PollTarget, SharedPolls
 from gateway.observe.logs import AccessLog
@@ -197,6 +198,8 @@ class Gateway:
             on_screen=self.on_screen,
         )
         self.admin_app = AdminServer(self.admin).app()
+        self.intake = Intake(config.server.max_connections, config.server.max_body_bytes)
+        self.registry.register(self.intake)
         self.http_server: HttpServer | None = None
         self._server: asyncio.Server | None = None
         self._admin_runner: web.AppRunner | None = None
@@ -244,7 +247,10 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self.metrics.loop_lag.start(loop)
         self.http_server = HttpServer(
-            self.proxy.handle, max_body=self.config.defaults.max_body, precheck=self.proxy.precheck
+            self.proxy.handle,
+            max_body=self.config.defaults.max_body,
+            precheck=self.proxy.precheck,
+            intake=self.intake,
         )
         self._server = await loop.create_server(self.http_server, sock=data, backlog=BACKLOG)
 

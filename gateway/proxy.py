@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from time import monotonic
 
 from backends.interface import Operation
-from gateway.admission.auth import admit
+from gateway.admission.auth import Tenant, admit
 from gateway.admission.quotas import Admission
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.cache_warming import CacheWarming
-from gateway.downstream.http_server import HttpRequest
+from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
@@ -32,7 +32,6 @@ from policies.types import Decision, Placement
 log = logging.getLogger("firsttoken")
 
 OPERATIONS = {operation.value: operation for operation in Operation}
-NOT_FOUND = ApiError(404, "There is nothing at this path.", code="unknown_url")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -57,23 +56,30 @@ class Proxy:
         operation = OPERATIONS.get(http.path)
         if operation is not None and http.method == "POST":
             await self.infer(http, operation)
-        elif operation is not None:
-            http.refuse(_wrong_method("POST"))
-        elif (get := GETS.get(http.path)) is None:
-            http.refuse(http.fault or NOT_FOUND)
-        elif http.method not in ("GET", "HEAD"):
-            http.refuse(_wrong_method("GET"))
+        elif (refusal := http.fault or self.precheck(http)) is not None:
+            http.refuse(refusal)
         else:
-            get(self, http)
+            GETS[http.path](self, http)
 
     def precheck(self, http: HttpRequest) -> ApiError | None:
         """The reason to refuse a request by the head alone, before the body has arrived."""
+        if (methods := METHODS.get(http.path)) is None:
+            return _not_found()
+        if http.method not in methods:
+            return _wrong_method(methods[0])
         try:
-            if http.path in OPERATIONS:
-                self.runtime.current.keys.tenant(http.headers.get("authorization"))
+            if http.path not in PROBES:
+                self.authorize(http)
         except ApiError as refusal:
             return refusal
         return None
+
+    def authorize(self, http: HttpRequest) -> Tenant:
+        """Raises ApiError for a caller without right: a web page where no key is required, or a wrong key."""
+        runtime = self.runtime.current
+        if runtime.same_origin is not None:
+            runtime.same_origin.check(http.headers, http.writer.transport)
+        return runtime.keys.tenant(http.headers.get("authorization"))
 
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """Write an answer and emit a Record in all cases."""
@@ -99,7 +105,7 @@ class Proxy:
         """HttpRequest -> InferenceRequest -> RoutedRequest -> answer. Raises ApiError before the first token."""
         runtime = self.runtime.current  # kept to the end of the request, whatever is reloaded meanwhile
         defaults = runtime.config.defaults
-        tenant = runtime.keys.tenant(http.headers.get("authorization"))
+        tenant = self.authorize(http)
         if http.fault is not None:
             raise http.fault
         timeline.end_stage(Stage.READ)
@@ -165,12 +171,8 @@ class Proxy:
 
     def models(self, http: HttpRequest) -> None:
         """List the routes open to the caller's key, as OpenAI lists models."""
-        runtime = self.runtime.current
-        try:
-            tenant = runtime.keys.tenant(http.headers.get("authorization"))
-        except ApiError as refusal:
-            return http.refuse(refusal)
-        names = [name for name in runtime.routes.by_name if tenant.may_use(name)]
+        tenant = self.authorize(http)
+        names = [name for name in self.runtime.current.routes.by_name if tenant.may_use(name)]
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "firsttoken"} for name in names]
         return http.respond(200, encode({"object": "list", "data": data}))
 
@@ -186,7 +188,9 @@ class Proxy:
             http.respond(200, b'{"status":"ready"}')
 
 
-GETS = {"/v1/models": Proxy.models, "/health": Proxy.health, "/ready": Proxy.ready}
+PROBES = {"/health": Proxy.health, "/ready": Proxy.ready}  # for anyone: kubelet names the address of a pod as Host
+GETS = {"/v1/models": Proxy.models, **PROBES}
+METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD"))}
 
 
 def reject_unplaced(decision: Decision) -> None:
@@ -232,6 +236,10 @@ def record_winner(run: UpstreamRequest, routed: RoutedRequest) -> None:
         tpot=run.tpot(),
         blocks=routed.estimate.pools[run.attempt.candidate.endpoint.pool].blocks,
     )
+
+
+def _not_found() -> ApiError:
+    return ApiError(404, "There is nothing at this path.", code="unknown_url")
 
 
 def _wrong_method(right: str) -> ApiError:

@@ -19,6 +19,7 @@ from backends.http.connection import WriteCoalescer
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendConfig
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Routes, Tenant
+from gateway.api.same_origin import SameOrigin
 from gateway.config.field_types import authority
 from gateway.config.models import Config, Key
 from gateway.tokenize.estimator import TokenizerConfig
@@ -54,6 +55,7 @@ class Runtime:
     routes: Routes
     keys: Keys
     masked_pools: frozenset[str]  # whose answers must not tell a caller which part of a prompt was cached
+    same_origin: SameOrigin | None  # where no key protects the data port
     upstreams: Mapping[str, Upstream]
     wanted_headers: frozenset[str]  # request headers read by a tier's `when`
     backends: Backends
@@ -93,6 +95,7 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         routes=routes,
         keys=Keys(known_keys, closed=config.keyed),
         masked_pools=masked_pools(config, routes, backends, known_keys),
+        same_origin=None if config.keyed else SameOrigin(config.server.listen.loopback, config.server.hosts),
         upstreams=_upstreams(config, by_endpoint, backends),
         wanted_headers=routes.wanted_headers(),
         backends=backends,

@@ -103,7 +103,7 @@ async def stall(port: int) -> socket.socket:
 async def taken_from(engines: Engines) -> int:
     """Bytes, of all streams so far."""
     connection = await connect(engines.ports[0])
-    await connection.ask(b"GET /taken HTTP/1.1\r\nhost: bench\r\n\r\n")
+    await connection.ask(b"GET /taken HTTP/1.1\r\nhost: localhost\r\n\r\n")
     connection.disconnect()
     return int(connection.head.rpartition(b"\r\n\r\n")[2])
 

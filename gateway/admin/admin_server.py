@@ -2,7 +2,8 @@
 
 Rules:
 - One table of paths serves both cases; `AdminData` makes the difference.
-- No reply carries `access-control-*`: pages of other origins cannot read the port. No admin path is on the data port.
+- No reply carries `access-control-*`: pages of other origins cannot read the port, and their requests are refused by
+  `Host` and `Origin`. No admin path is on the data port.
 - The content security policy of the dashboard names script and style by digest: text of requests cannot run in the
   page, and nothing is sent to another origin.
 """
@@ -25,8 +26,9 @@ from prometheus_client.exposition import choose_encoder
 from backends.interface import Operation
 from gateway.admin.admin_views import RequestQuery, parse_query
 from gateway.api.api_error import ApiError
+from gateway.api.same_origin import SameOrigin
 from gateway.config.models import Config
-from gateway.downstream.http_server import framing_error
+from gateway.downstream.http_request import framing_error
 from gateway.runtime import redacted_config
 from gateway.strict_json import encode
 
@@ -71,7 +73,7 @@ class AdminServer:
         self.data = data
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[json_errors])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[json_errors, self.refuse_pages])
         app.add_routes(
             [
                 web.get("/metrics", self.metrics),
@@ -86,6 +88,14 @@ class AdminServer:
             ]
         )
         return app
+
+    @web.middleware
+    async def refuse_pages(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what a web page sends; the aggregator asks over Unix sockets."""
+        server, transport = self.data.config.server, request.transport
+        if transport is not None and not isinstance(transport.get_extra_info("sockname"), str):
+            SameOrigin(server.admin.loopback, server.hosts).check(lowercase_headers(request), transport)
+        return await handler(request)
 
     async def metrics(self, http: web.Request) -> web.StreamResponse:
         """Prometheus text, or OpenMetrics where accepted. Encoded in a thread: ten routes and five pools take 30 ms."""

@@ -226,6 +226,11 @@ Listen = Annotated[
     PlainSerializer(str),
     _text(r":[0-9]+$", description="host:port, such as 127.0.0.1:8080"),
 ]
+HostName = Annotated[
+    str,
+    _matching(r"[A-Za-z0-9._-]+", "'{value}' is not a host name; write it like gateway.example.com, without a port"),
+    AfterValidator(str.lower),
+]
 HttpUrl = Annotated[
     str,
     AfterValidator(_http_url),

@@ -219,6 +219,13 @@ class ServerSection(Section):
     open: bool = False
     """Serve callers without a key beyond loopback; for a gateway behind other authentication."""
     drain: Drain = Drain()
+    hosts: tuple[fields.HostName, ...] = ()
+    """Names under which callers without a key, and users of the admin port, may reach the ports, beside addresses and
+    private names."""
+    max_connections: int = Field(default=10_000, gt=0, le=1_000_000)
+    """Maximum of callers' connections to one worker, and so of requests in progress; beyond: 503."""
+    max_body_bytes: Annotated[Size, Field(gt=0)] = written("256MB")
+    """Maximum of all request bodies in one worker's memory together; beyond: 503, except for bodies up to 64 KiB."""
 
 
 class Defaults(Section):

@@ -3,7 +3,9 @@
 Path of a request: aiohttp -> `DownstreamConnection.serve` -> `HttpRequest` -> handler (`Proxy.handle`). Rules:
 - The handler writes the answer through `HttpRequest.writer`; aiohttp is told only whether to keep the connection.
 - The handler gets a request once the body is complete, or once a reason to refuse the request is known.
-- Bounds for each caller: head, body, time for both, unread part of an answer.
+- Bounds for each caller: head, body and its framing, time for both, unread part of an answer. Bounds for all callers
+  together: `gateway.downstream.intake`.
+- A request that is refused by its head has no body read: input is dropped unparsed from then on.
 - A disconnect cancels the handler at once, and with the handler all attempts upstream.
 - Protocol errors are answered in OpenAI's error envelope; no content of a request is logged.
 """
@@ -12,28 +14,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
-from socket import SO_SNDBUF, SOL_SOCKET
+from socket import SO_ERROR, SO_SNDBUF, SOL_SOCKET
 from time import monotonic
-from typing import Protocol, cast
+from typing import cast
 
+from aiohttp import HttpVersion10, HttpVersion11
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import StreamReader
 from aiohttp.web import BaseRequest, Server, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
 from backends.http.connection import WriteCoalescer
-from gateway.api.api_error import REASONS, ApiError
+from gateway.api.api_error import ApiError
+from gateway.downstream.http_request import HttpRequest, ResponseWriter, framing_error, rendered, too_large
+from gateway.downstream.intake import LINGERING, Intake
 
 log = logging.getLogger("firsttoken")
 
 MAX_BODY = 32 * 1024 * 1024  # bytes, by default
 MAX_LINE = 16 * 1024  # bytes of a request line or a header
 MAX_HEADERS = 128
+MAX_HEAD = 24 * 1024  # bytes of all lines together; a head in memory takes twice as much
+MAX_FRAMING = (
+    2 * MAX_HEAD
+)  # bytes of head, chunk sizes, chunk extensions and trailers, beyond one for each byte of body
+READ_BUFFER = 64 * 1024  # bytes of body parsed ahead; of one-byte chunks, 4096 at a time take 4 ms
 SEND_BUFFER = 64 * 1024  # bytes in the kernel for one reader (Linux doubles the value); the default grows to 4 MB
 HIGH_WATER = 16 * 1024  # bytes buffered for one reader before the upstream is paused
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+FIN_CHECKS = 0.02, 0.16  # s to the first look at a caller that sends no more, and between later looks at most
 SWEEP = 1.0  # s between checks of all connections; a timer per connection would cost more
 
 
@@ -46,101 +57,6 @@ class Timeouts:
     idle: float = 75.0  # between requests; longer than idle timeouts of common load balancers (60 s)
     unread: float = 60.0  # to read the rest of the last answer
     linger: float = 2.0  # to stop sending after a refusal; closing at once resets the connection and loses the reply
-
-
-# -- a request and its reply -------------------------------------------------------------------
-
-
-class WriteFlowControl(Protocol):
-    """An answer in progress, with callbacks of its connection."""
-
-    def on_write_paused(self) -> None: ...
-
-    def on_write_resumed(self) -> None: ...
-
-    def on_shutdown(self) -> None:
-        """The server stops: end the answer now."""
-
-
-class ResponseWriter:
-    """Writes to one connection without waiting; a full socket buffer is reported to `flow_control`."""
-
-    def __init__(self, transport: asyncio.Transport, coalescer: WriteCoalescer) -> None:
-        self.transport = transport
-        self.flow_control: WriteFlowControl | None = None
-        self.paused = False
-        self.write = partial(coalescer.write, transport)  # now, or with other sockets' data in this turn of the loop
-        self.write_through = partial(coalescer.write_through, transport)  # now, after all earlier data
-        self.flush = partial(coalescer.flush_to, transport)
-
-    def on_write_paused(self) -> None:
-        self.paused = True
-        if self.flow_control is not None:
-            self.flow_control.on_write_paused()
-
-    def on_write_resumed(self) -> None:
-        self.paused = False
-        if self.flow_control is not None:
-            self.flow_control.on_write_resumed()
-
-
-@dataclass(slots=True, eq=False)
-class HttpRequest:
-    """A complete request; with `fault`, an incomplete one to be refused for that reason.
-
-    `path` is percent-encoded as sent, without the query: decoding could hide another path. Header names are lower
-    case; of repeated headers the last counts. `arrival` is the time of the first byte (monotonic, s).
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    arrival: float
-    http11: bool
-    keep_alive: bool
-    writer: ResponseWriter
-    body: bytes = b""
-    fault: ApiError | None = None
-    begun: bool = False  # part of the answer is written
-
-    def respond(self, status: int, body: bytes, lines: Iterable[str] = ()) -> None:
-        """Write a JSON reply with additional header lines."""
-        self.begun = True
-        self.writer.write(rendered(status, body, lines, self.method, self.keep_alive))
-
-    def refuse(self, refusal: ApiError, lines: Iterable[str] = ()) -> None:
-        """Write an error reply. The error may require the connection to close."""
-        if refusal.close:
-            self.keep_alive = False
-        own = [f"{name}: {value}" for name, value in refusal.headers.items()]
-        self.respond(refusal.status, refusal.body(), (*own, *lines))
-
-
-def rendered(status: int, body: bytes, lines: Iterable[str], method: str, keep_alive: bool) -> bytes:
-    """A complete reply; without the body in answer to HEAD."""
-    head = [
-        f"HTTP/1.1 {status} {REASONS.get(status, 'Error')}",
-        "content-type: application/json",
-        f"content-length: {len(body)}",
-        "server: firsttoken",
-        *lines,
-        "" if keep_alive else "connection: close\r\n",
-    ]
-    return ("\r\n".join(head) + "\r\n").encode("latin-1") + (b"" if method == "HEAD" else body)
-
-
-def framing_error(headers: Mapping[str, str], http11: bool, max_body: int) -> ApiError | None:
-    """The reason to refuse a body by the head alone."""
-    if "transfer-encoding" in headers and not http11:  # RFC 9112, section 6.1
-        return ApiError(400, "Transfer-Encoding is not part of HTTP/1.0.", close=True)
-    if headers.get("content-encoding", "identity").lower() != "identity":
-        message = "Compressed request bodies are not accepted; send it without Content-Encoding."
-        return ApiError(415, message, close=True)
-    return too_large(max_body) if int(headers.get("content-length", 0)) > max_body else None
-
-
-def too_large(max_body: int) -> ApiError:
-    return ApiError(413, f"The body is larger than {max_body} bytes.", code="request_too_large", close=True)
 
 
 # -- the server --------------------------------------------------------------------------------
@@ -179,12 +95,14 @@ class HttpServer(Server):
         max_body: int = MAX_BODY,
         precheck: Precheck = lambda request: None,
         timeouts: Timeouts = Timeouts(),
+        intake: Intake | None = None,
     ) -> None:
         super().__init__(lambda raw: cast("DownstreamConnection", raw.protocol).serve(raw), handler_cancellation=True)
         self.handler = handler
         self.max_body = max_body
         self.precheck = precheck
         self.timeouts = timeouts
+        self.intake = Intake() if intake is None else intake
         self.coalescer = WriteCoalescer()
         self._sweep()
 
@@ -230,6 +148,7 @@ class DownstreamConnection(RequestHandler):
             max_line_size=MAX_LINE,
             max_field_size=MAX_LINE,
             max_headers=MAX_HEADERS,
+            read_bufsize=READ_BUFFER,
             auto_decompress=False,
             access_log=None,  # type: ignore[arg-type]
             logger=log,
@@ -237,10 +156,15 @@ class DownstreamConnection(RequestHandler):
         self.server = server
         self.request: HttpRequest | None = None  # being served
         self._arrival: float | None = None  # first byte of the current or the next request
+        self._received = 0  # bytes since then
         self._body: StreamReader | None = None  # being read
-        self._body_error: HttpProcessingError | None = None
+        self._latest: StreamReader | None = None  # body of the last request received
+        self._body_error: Exception | None = None
+        self._held = 0  # bytes of the body, counted in `Intake.body_bytes`
         self._refused = False  # all further input is dropped
         self._closing_since: float | None = None
+        self._fin_check: asyncio.TimerHandle | None = None  # set once the caller sends no more
+        self._told_to_continue = False
 
     # -- the socket ---------------------------------------------------------------------
 
@@ -249,17 +173,75 @@ class DownstreamConnection(RequestHandler):
         tcp.set_write_buffer_limits(high=HIGH_WATER)
         tcp.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER)
         self.writer = ResponseWriter(tcp, self.server.coalescer)
-        super().connection_made(transport)
+        intake = self.server.intake
+        intake.connections += 1
+        if (refusal := intake.too_many_connections()) is None:
+            super().connection_made(transport)
+        elif intake.connections <= intake.max_connections + LINGERING:
+            self._turn_away(refusal)
+        else:
+            tcp.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.server.intake.connections -= 1
+        if self._fin_check is not None:
+            self._fin_check.cancel()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
         if self._arrival is None:
             self._arrival = monotonic()
+        self._received += len(data)
         super().data_received(data)
-        if self._body is not None and self._messages:  # no request can follow an incomplete body, only a parser error
+        if self._messages:
+            self._latest = self._messages[-1][1]
+        if self._body is not None:
+            self._check_body(self._body)
+        elif self._received > MAX_HEAD and self._waits_for_request():
+            self._turn_away(_head_too_long())
+
+    def _waits_for_request(self) -> bool:
+        """No request is in hand or about to be."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def _check_body(self, body: StreamReader) -> None:
+        """End a body with a parser error, or with too much framing. While reading is paused the parser holds bytes."""
+        if self._messages:  # no request can follow an incomplete body, only a parser error
             self._body_error = cast("HttpProcessingError", self._messages[-1][0].exc)  # type: ignore[union-attr]
-            self._body.feed_eof()
+        elif not self._reading_paused and self._received - body.total_bytes > MAX_FRAMING + body.total_bytes:
+            self._body_error = _too_much_framing()
+            self._refused = True
+        else:
+            return
+        body.feed_eof()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep a connection whose caller has sent all and waits for the answer, as `printf ... | nc` does.
+
+        A caller that is gone looks the same until something is written: its system answers with a reset. So an
+        interim response is written, which clients ignore (RFC 9110, section 15.2), and the socket's error watched.
+        """
+        begun = self.request is not None and self.request.begun
+        if begun or self._waits_for_request() or self._refused or self._latest is None or not self._latest.is_eof():
+            return False
+        self._fin_check = self._loop.call_later(FIN_CHECKS[0], self._check_peer, FIN_CHECKS[0] / 2)
+        return True
+
+    def _check_peer(self, again: float) -> None:
+        transport = self.writer.transport
+        if transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR):
+            transport.abort()
+            return
+        request = self.request
+        if request is not None and not request.begun and not self._told_to_continue:
+            if not request.http11:  # has no interim responses
+                transport.abort()
+                return
+            self._told_to_continue = True
+            self.writer.write_through(CONTINUE)
+        self._fin_check = self._loop.call_later(again, self._check_peer, min(2 * again, FIN_CHECKS[1]))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -288,16 +270,32 @@ class DownstreamConnection(RequestHandler):
             writer=self.writer,
         )
         try:
-            request.body = await self._read_body(request, raw.content)
-        except ApiError as fault:
-            request.fault = fault
-            request.keep_alive = False
-        await self.server.handler(request)
+            await self._receive(request, raw)
+            await self.server.handler(request)
+        finally:
+            self._hold(0)
         self.request = self._arrival = None
-        if request.keep_alive:
+        self._received = 0
+        if request.keep_alive and (self._fin_check is None or self._messages):
             return KEEP_ALIVE
         self.writer.flush()
+        if self._refused:
+            self.writer.transport.write_eof()
         return CLOSE
+
+    async def _receive(self, request: HttpRequest, raw: BaseRequest) -> None:
+        """Read the body, or set the fault for which no more is read."""
+        try:
+            if self._received > MAX_HEAD and sum(len(name) + len(value) for name, value in raw.raw_headers) > MAX_HEAD:
+                raise _head_too_long()
+            if raw.version not in (HttpVersion10, HttpVersion11):
+                raise ApiError(400, "The request is neither HTTP/1.1 nor HTTP/1.0.", close=True)
+            request.body = await self._read_body(request, raw.content)
+        except ApiError as fault:
+            self._hold(0)
+            self._drop_input()
+            request.fault = fault.with_traceback(None)  # the traceback refers to the request
+            request.keep_alive = False
 
     async def _read_body(self, request: HttpRequest, content: StreamReader) -> bytes:
         """Raises ApiError for a body to be refused, before reading if possible."""
@@ -307,15 +305,40 @@ class DownstreamConnection(RequestHandler):
         if (fault := framing_error(request.headers, request.http11, max_body)) is not None:
             raise fault
         if content.is_eof():
+            if (
+                self._received - content.total_bytes > MAX_FRAMING + content.total_bytes
+                and "transfer-encoding" in request.headers
+            ):
+                raise _too_much_framing()
             body = content.read_nowait()
             if len(body) > max_body:
                 raise too_large(max_body)
+            self._hold(len(body))
             return body
-        if (fault := self.server.precheck(request)) is not None:
-            raise fault
+        self._admit_body(request)
         if request.headers.get("expect", "").lower() == "100-continue":  # RFC 9110, section 10.1.1
-            self.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.writer.write(CONTINUE)
         return await self._collect(content, max_body, self.server.timeouts.body)
+
+    def _admit_body(self, request: HttpRequest) -> None:
+        """Raises ApiError where the body need not be read to know that the request will be refused."""
+        intake = self.server.intake
+        if (fault := self.server.precheck(request)) is not None:
+            intake.count_refused("head")
+            raise fault
+        if request.method in ("GET", "HEAD"):  # RFC 9110, section 9.3.1
+            raise ApiError(413, f"A {request.method} request takes no body.", close=True)
+        declared = int(request.headers.get("content-length", 0))
+        if (fault := intake.too_many_bytes(declared, declared)) is not None:
+            raise fault
+
+    def _hold(self, size: int) -> None:
+        """Count `size` bytes for the request in hand. Raises ApiError where all bodies together are too large."""
+        intake = self.server.intake
+        intake.body_bytes += size - self._held
+        self._held = size
+        if (fault := intake.too_many_bytes(size)) is not None:
+            raise fault
 
     async def _collect(self, content: StreamReader, max_body: int, timeout: float) -> bytes:
         body = bytearray()
@@ -326,6 +349,7 @@ class DownstreamConnection(RequestHandler):
                     body += part
                     if len(body) > max_body:
                         raise too_large(max_body)
+                    self._hold(len(body))
         except TimeoutError:
             raise ApiError(408, f"The body did not arrive within {timeout:g} s.", close=True) from None
         finally:
@@ -350,11 +374,25 @@ class DownstreamConnection(RequestHandler):
         if self.request is not None and self.request.begun:
             self.writer.transport.abort()
             return CLOSE
-        self._refused = True
-        self.writer.write(rendered(refusal.status, refusal.body(), (), "", keep_alive=False))
+        self._write_last(refusal)
+        return _Written(linger=self.server.timeouts.linger)
+
+    def _turn_away(self, refusal: ApiError) -> None:
+        """Refuse outside of a request. The caller has `linger` seconds to read the reply."""
+        self._write_last(refusal)
+        self._loop.call_later(self.server.timeouts.linger, self.writer.transport.abort)
+
+    def _write_last(self, refusal: ApiError) -> None:
+        self._drop_input()
+        lines = [f"{name}: {value}" for name, value in refusal.headers.items()]
+        self.writer.write(rendered(refusal.status, refusal.body(), lines, "", keep_alive=False))
         self.writer.flush()
         self.writer.transport.write_eof()
-        return _Written(linger=self.server.timeouts.linger)
+
+    def _drop_input(self) -> None:
+        """Neither parse nor keep what the caller sends from now on."""
+        self._refused = True
+        self._parser = None
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -378,7 +416,17 @@ class DownstreamConnection(RequestHandler):
 def _protocol_error(error: HttpProcessingError) -> ApiError:
     """431 for a head too long, else 400 with the parser's reason."""
     if isinstance(error, LineTooLong) or error.message == "Too many headers received":
-        limits = f"at most {MAX_LINE // 1024} KiB for the request line or a header, and {MAX_HEADERS} headers"
-        return ApiError(431, f"The request head is too long: {limits}.")
+        return _head_too_long()
     reason = (error.message.strip() or "it could not be parsed").splitlines()[0].rstrip(":.")
     return ApiError(400, f"The request is not valid HTTP: {reason}.")
+
+
+def _head_too_long() -> ApiError:
+    limits = (
+        f"{MAX_LINE // 1024} KiB for the request line or a header, {MAX_HEADERS} headers, {MAX_HEAD // 1024} KiB in all"
+    )
+    return ApiError(431, f"The request head is too long: at most {limits}.", close=True)
+
+
+def _too_much_framing() -> ApiError:
+    return ApiError(413, "The chunks of the body are too small, or their extensions or trailers too long.", close=True)

@@ -16,7 +16,7 @@ from backends.interface import Failure, FailureKind
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, UsageStripper, WholeEvents
 from gateway.admission.quotas import quota_headers
 from gateway.api.api_error import REASONS, envelope
-from gateway.downstream.http_server import HttpRequest
+from gateway.downstream.http_request import HttpRequest, date_line
 from gateway.observe.metrics.series import STALL as LOOP_STALL
 from gateway.observe.record import STAGE_NAMES, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
@@ -227,7 +227,7 @@ class Relay:
     def _head(self, length: str | None) -> bytes:
         status = self.winner.status
         headers = response_headers(self.winner.headers, self.timeline, streams=self.winner.stream)
-        lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", *headers]
+        lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", date_line(), *headers]
         if length is not None:
             lines.append(f"content-length: {length}")
         elif self.chunked:

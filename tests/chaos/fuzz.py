@@ -57,8 +57,9 @@ VALID_REQUESTS = st.sampled_from(
         post(json.dumps(VALID).encode()),
         post(json.dumps({**VALID, "stream": True}).encode()),
         post(json.dumps({"model": "chat", "prompt": "x"}).encode(), path="/v1/completions"),
-        b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\n{}\n\r\n0\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"3\r\n{}\n\r\n0\r\n\r\n",
     ]
 )
 HEADERS = st.sampled_from(

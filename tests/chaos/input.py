@@ -63,7 +63,7 @@ def chunked(data: bytes, size: int) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 BOMB = gzip.compress(b"x" * 50_000_000)
 LARGE: dict[str, tuple[bytes, tuple[int, ...]]] = {  # raw request, and the statuses that are right
     "1 byte over the limit": (post(b"x" * (MAX_BODY + 1)), (413,)),
@@ -128,8 +128,8 @@ SMUGGLING = {
     "TE with a space": HEAD + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
     "TE obfuscated": HEAD + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
     "TE with a vertical tab": HEAD + b"transfer-encoding:\x0bchunked\r\n\r\n0\r\n\r\n",
-    "a bare LF": b"POST /v1/chat/completions HTTP/1.1\nhost: x\ncontent-length: 0\n\n",
-    "a bare CR": b"POST /v1/chat/completions HTTP/1.1\rhost: x\r\r",
+    "a bare LF": b"POST /v1/chat/completions HTTP/1.1\nhost: localhost\ncontent-length: 0\n\n",
+    "a bare CR": b"POST /v1/chat/completions HTTP/1.1\rhost: localhost\r\r",
     "a folded header": HEAD + b"x: a\r\n b\r\ncontent-length: 0\r\n\r\n",
     "two hosts": b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nhost: b\r\ncontent-length: 2\r\n\r\n{}",
     "a length in hex": HEAD + b"content-length: 0x10\r\n\r\n" + b"x" * 16,
@@ -163,7 +163,7 @@ async def paths(lab: Lab) -> Result:
     wrong = list[str]()
     async with guarded(lab) as (gateway, upstream):
         for path in PATHS:
-            for raw in (post(VALID, path=path), f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()):
+            for raw in (post(VALID, path=path), f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()):
                 status = await raw_status(gateway.port, raw)
                 wrong += [] if status in (400, 404) else [f"{path}: {status}"]
         reached = len(upstream.requests)

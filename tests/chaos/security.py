@@ -43,7 +43,7 @@ WRONG_KEYS = {
 ROUTES = (
     post(chat()),
     post(b'{"model":"chat","prompt":"x"}', path="/v1/completions"),
-    b"GET /v1/models HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
+    b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n",
 )
 
 
@@ -197,7 +197,7 @@ async def admin_on_data_port(lab: Lab) -> Result:
     async with lab.gateway({"only": pool("http://127.0.0.1:9")}, check=False) as gateway:
         for path in ADMIN:
             for method in ("GET", "POST"):
-                raw = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()
+                raw = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n".encode()
                 status = await raw_status(gateway.port, raw)
                 wrong += [] if status == 404 else [f"{method} {path}: {status}"]
     return Result(f"{2 * len(ADMIN)} requests: {len(wrong)} answered", not wrong, "; ".join(wrong[:4]))

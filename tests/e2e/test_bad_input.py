@@ -37,7 +37,7 @@ async def gateway() -> AsyncIterator[tuple[Gateway, CountingUpstream]]:
 
 def http(body: bytes, *, path: str = "/v1/chat/completions", method: str = "POST", extra: bytes = b"") -> bytes:
     return (
-        f"{method} {path} HTTP/1.1\r\nhost: x\r\n".encode()
+        f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n".encode()
         + extra
         + b"content-length: %d\r\n\r\n%b" % (len(body), body)
     )
@@ -164,10 +164,10 @@ async def test_an_unknown_path_is_404_and_never_reaches_a_backend(
     assert upstream.connections == 0
 
 
-POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 FRAMING = {
     "TE with CL": POST + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    "TE on HTTP/1.0": b"POST /v1/chat/completions HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "TE on HTTP/1.0": POST.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     "two content-lengths": POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello",
     "negative content-length": POST + b"content-length: -5\r\n\r\n",
     "content-length with plus": POST + b"content-length: +5\r\n\r\nhello",
@@ -181,7 +181,7 @@ FRAMING = {
     "a space before the colon": b"POST /v1/chat/completions HTTP/1.1\r\nhost : x\r\n\r\n",
     "a NUL in a header": POST + b"x: a\0b\r\n\r\n",
     "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-    "a bad method": b"GE(T /v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a bad method": b"GE(T /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n",
 }
 
 

@@ -108,7 +108,7 @@ async def test_stages_sum_to_ttft() -> None:
 async def test_each_request_on_a_kept_connection_has_its_own_arrival() -> None:
     """An idle pause is not charged to the next request; a body in a second segment is charged to `read`."""
     body = json.dumps({"model": "chat", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
     async with engines(1) as one, running({"all": engine_pool(*one)}) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         for _ in range(3):

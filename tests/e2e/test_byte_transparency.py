@@ -73,7 +73,9 @@ async def ask(port: int, seed: int) -> bytes:
         b'{"model":"chat","stream":true,"stream_options":{"include_usage":true},"seed":%d,"messages":[{"role":"user","content":"x"}]}'
         % seed
     )
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK"), head
     parts = []

@@ -17,7 +17,9 @@ async def disconnect_when(gateway: Gateway, body: dict[str, object], ready: obje
     """Sends a request over a raw socket and aborts the connection when `ready()` holds, or after a token if None."""
     raw = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "word " * 3000}], **body}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw))
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw)
+    )
     if ready is None:
         await reader.readuntil(b"data:")
     else:
@@ -77,7 +79,8 @@ async def test_a_hundred_random_disconnects_leak_nothing() -> None:
             ).encode()
             _reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
             writer.write(
-                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw)
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(raw), raw)
             )
             await asyncio.sleep(0.002 * (i % 50))
             writer.transport.abort()

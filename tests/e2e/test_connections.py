@@ -15,7 +15,7 @@ from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import reply
 
 BODY = json.dumps({"model": "chat", "max_tokens": 200, "stream": True, "messages": [{"role": "user", "content": "x"}]})
-REQUEST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY}".encode()
+REQUEST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY}".encode()
 
 
 def set_timeouts(gateway: Gateway, **timeouts: float) -> None:
@@ -72,7 +72,9 @@ async def test_a_draining_gateway_finishes_its_streams_and_closes_their_connecti
 def chunked(*parts: bytes) -> bytes:
     framed = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
     return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        + framed
+        + b"0\r\n\r\n"
     )
 
 
@@ -104,7 +106,9 @@ async def test_a_chunked_body_is_reassembled() -> None:
 async def test_expect_100_continue_is_answered() -> None:
     """RFC 9110 section 10.1.1; a caller that has already sent its body receives no 100."""
     body = json.dumps(CHAT).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-Continue\r\ncontent-length: %d\r\n\r\n"
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-Continue\r\ncontent-length: %d\r\n\r\n"
+    )
     async with conversing([reply(WHOLE)]) as (_, caller, _):
         assert (await caller.ask(head % len(body)))[0] == 100
         assert (await caller.whole(body))[0] == 200

@@ -23,7 +23,7 @@ from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, 
 
 STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
-RELOAD = b"POST /reload HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+RELOAD = b"POST /reload HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
 
 
 def configured(pools: dict[str, Any], routes: dict[str, Any] | None = None, **more: Any) -> Config:

@@ -22,7 +22,7 @@ from tests.support.simulated import engines
 
 RELOADS = int(os.environ.get("FIRSTTOKEN_RELOADS", "24"))
 CALLERS = 12
-RELOAD = b"POST /reload HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+RELOAD = b"POST /reload HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
 MESSAGE = [{"role": "user", "content": "word " * 50}]
 
 

@@ -57,7 +57,7 @@ def assert_nothing(found: list[str], capfd: pytest.CaptureFixture[str]) -> None:
 async def ask(world: CanaryGateway, raw: bytes) -> tuple[int, str]:
     """Status and complete reply of one request."""
     async with calling(world.gateway.url) as caller:
-        caller.writer.write(raw.replace(b"host: x", b"host: x\r\nconnection: close", 1))
+        caller.writer.write(raw.replace(b"host: localhost", b"host: localhost\r\nconnection: close", 1))
         answer = (await caller.rest()).decode("latin-1")
     await eventually(lambda: world.gateway.recorder.live == 0)
     return int(answer.split()[1]), answer
@@ -223,7 +223,7 @@ async def test_an_internal_error_is_logged_without_its_message(
     async with gateway_with_canaries(tmp_path, [STREAM_HEAD + chunk(TOKEN + DONE) + LAST_CHUNK], found=found) as world:
         await bug(world, monkeypatch)
         async with calling(world.gateway.url) as caller:
-            caller.writer.write(STREAM.replace(b"host: x", b"host: x\r\nconnection: close", 1))
+            caller.writer.write(STREAM.replace(b"host: localhost", b"host: localhost\r\nconnection: close", 1))
             answer = (await caller.rest()).decode()
         await eventually(lambda: world.gateway.recorder.live == 0)
         found += leaks_in("its own reply", answer, set(CANARIES) - set(OWN))

@@ -136,7 +136,9 @@ def on_free_ports(text: str) -> str:
 
 async def reloaded(served: Served) -> tuple[int, str]:
     async with calling(served.admin) as caller:
-        status, headers, body = await caller.whole(b"POST /reload HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        status, headers, body = await caller.whole(
+            b"POST /reload HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
+        )
     return status, f"{headers} {body.decode()}"
 
 

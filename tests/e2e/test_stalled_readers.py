@@ -49,7 +49,9 @@ async def stall(gateway: Gateway) -> asyncio.StreamWriter:
     """Requests a stream and reads nothing. The reader's own buffer is bounded by `limit`."""
     body = json.dumps({"model": "chat", "stream": True, "messages": [{"role": "user", "content": "x"}]}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]), limit=1024)
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
     await reader.readuntil(b"\r\n")
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     return writer

@@ -23,7 +23,7 @@ from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstre
 STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(USAGE + FINISH + DONE) + LAST_CHUNK]
 STREAMS = 16  # over two workers: all on one with a probability of 1 in 30,000
-READY = b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n"
+READY = b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 def workers_of(served: Served) -> list[int]:

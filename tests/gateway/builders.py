@@ -191,7 +191,12 @@ def run(
 def post(body: Mapping[str, Any] | bytes, *headers: str, version: str = "1.1", path: str = "") -> bytes:
     """An HTTP POST request as raw bytes."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"POST {path or Operation.CHAT.value} HTTP/{version}", "host: x", f"content-length: {len(raw)}", *headers]
+    lines = [
+        f"POST {path or Operation.CHAT.value} HTTP/{version}",
+        "host: localhost",
+        f"content-length: {len(raw)}",
+        *headers,
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + raw
 
 
@@ -260,7 +265,7 @@ async def conversing(*scripts: Script, **more: Any) -> AsyncIterator[tuple[Gatew
 async def get(url: str, path: str, *headers: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
     """Send one request without a body on a new connection; status, headers and body."""
     async with calling(url) as caller:
-        lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close", *headers]
+        lines = [f"{method} {path} HTTP/1.1", "host: localhost", "connection: close", *headers]
         status, found = await caller.ask("\r\n".join(lines).encode() + b"\r\n\r\n")
         return status, found, await caller.rest()
 

@@ -31,12 +31,12 @@ async def test_a_signal_ends_it_when_its_requests_have_ended(tmp_path: Path) -> 
     async with Upstream(SLOW) as upstream, serving(write_config(tmp_path / "f.yaml", upstream.url)) as served:
         assert served.first_line.startswith("firsttoken: serving http://127.0.0.1:")
         async with calling(served.url) as idle, calling(served.url) as caller:
-            assert (await idle.whole(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n"))[0] == 200
+            assert (await idle.whole(b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n"))[0] == 200
             await caller.ask(post(STREAM))
             served.process.send_signal(signal.SIGTERM)
             assert served.process.stderr is not None
             assert (await served.process.stderr.readline()).startswith(b"firsttoken: draining")
-            assert (await idle.whole(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n"))[0] == 503
+            assert (await idle.whole(b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n"))[0] == 503
             with pytest.raises(ConnectionRefusedError):
                 async with calling(served.url):
                     pass

@@ -353,6 +353,28 @@ OURSELVES = (
         act="As above.",
     ),
     gauge(
+        "firsttoken_connections connections",
+        help="Connections of callers",
+        moves="Traffic, and idle connections that callers keep.",
+        act="Near `server.max_connections` new connections are refused: more workers, or a higher bound.",
+        merge=Merge.SUM,
+    ),
+    gauge(
+        "firsttoken_body_bytes bytes",
+        help="Bodies of requests in progress",
+        more="Their bytes as received; a parsed body takes some times as much memory.",
+        moves="Large prompts, slow uploads, answers that take long.",
+        act="Near `server.max_body_bytes` large bodies are refused: a higher bound, where there is memory.",
+        merge=Merge.SUM,
+    ),
+    counter(
+        "firsttoken_intake_refused_total{reason} requests",
+        help="Connections and requests refused before the body was read",
+        more="`connections` and `bodies`: a bound of `server` is reached (503). `head`: path, method, host or key.",
+        moves="Overload; for `head`, callers without a key and scanners that send bodies.",
+        act="`connections`, `bodies`: raise the bound, or add workers. `head`: nothing is lost; look for the sender.",
+    ),
+    gauge(
         "firsttoken_workers",
         help="Workers that serve",
         more="With several workers only.",

@@ -7,22 +7,24 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from email.utils import parsedate_to_datetime
+from itertools import pairwise
 from socket import SO_SNDBUF, SOL_SOCKET
-from time import monotonic
+from time import monotonic, time
 
 import pytest
+import uvloop
 
 from gateway.api.api_error import ApiError, bad_request
+from gateway.downstream.http_request import HttpRequest, rendered
 from gateway.downstream.http_server import (
     HIGH_WATER,
     MAX_HEADERS,
     MAX_LINE,
     SEND_BUFFER,
-    HttpRequest,
     HttpServer,
     Precheck,
     Timeouts,
-    rendered,
 )
 from tests.gateway.builders import Caller, calling, post
 from tests.support.simulated import eventually
@@ -293,6 +295,68 @@ async def test_a_head_without_end_is_refused(endless: bytes) -> None:
     assert status == 431
 
 
+@pytest.mark.parametrize("piece", [1000, 100_000])
+async def test_the_lines_of_a_head_are_bounded_in_all(piece: int) -> None:
+    """Of 128 headers of 16 KiB each a thousand callers would fill 2 GB."""
+    raw = GET[:-2] + b"".join(b"x-%d: %b\r\n" % (i, b"y" * 1000) for i in range(40)) + b"\r\n"
+    async with serving(Echo()) as caller:
+        for at in range(0, len(raw), piece):
+            caller.writer.write(raw[at : at + piece])
+            await asyncio.sleep(0)
+        status, _, body = await caller.whole(b"")
+        assert await caller.rest() == b""
+    assert (status, json.loads(body)["error"]["type"]) == (431, "invalid_request_error")
+
+
+async def test_a_refused_body_is_neither_parsed_nor_kept() -> None:
+    """One-byte chunks of a caller without a key would cost 1 us each."""
+    held: list[HttpRequest] = []
+
+    async def handler(http: HttpRequest) -> None:
+        held.append(http)
+        assert http.fault is not None
+        http.refuse(http.fault)
+
+    async with serving(handler, lambda _: ApiError(401, "No key."), linger=0.3) as caller:
+        caller.writer.write(CHUNKED[: CHUNKED.index(b"2\r\nde")])
+        assert (await caller.head())[0] == 401
+        connection = held[0].writer.transport.get_protocol()
+        for _ in range(20):
+            caller.writer.write(b"1\r\na\r\n" * 10_000)
+            await asyncio.sleep(0.001)
+        assert connection._parser is None  # type: ignore[attr-defined]
+        await eventually(lambda: not connection.connected)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("pieces", [1, 20])
+async def test_one_byte_chunks_are_refused_by_their_framing(pieces: int) -> None:
+    """In one read or many; no turn of the loop is long."""
+    raw = CHUNKED[: CHUNKED.index(b"3\r\nabc")] + b"1\r\na\r\n" * 40_000 + b"0\r\n\r\n"
+    size = len(raw) // pieces + 1
+    late = [monotonic()]
+
+    def tick() -> None:
+        late.append(monotonic())
+        timer.append(asyncio.get_running_loop().call_later(0, tick))
+
+    timer: list[asyncio.TimerHandle] = []
+    async with serving(Echo()) as caller:
+        tick()
+        for at in range(0, len(raw), size):
+            caller.writer.write(raw[at : at + size])
+            await asyncio.sleep(0.001)
+        status, _ = await caller.head()
+        timer[-1].cancel()
+    assert status == 413
+    assert max(after - before for before, after in pairwise(late)) < 0.05
+
+
+async def test_a_get_with_a_body_still_to_come_is_refused() -> None:
+    async with serving(Echo()) as caller:
+        status, _, _ = await caller.whole(b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n")
+    assert status == 413
+
+
 LONG = f"x-long: {'x' * (MAX_LINE + 1)}"
 
 
@@ -479,6 +543,64 @@ async def test_a_caller_that_leaves_cancels_its_handler() -> None:
     assert ends == ["begun", "cancelled"]
 
 
+async def test_a_caller_that_half_closes_gets_a_late_answer() -> None:
+    """`printf ... | nc` ends its side at once; the interim response is one that clients ignore."""
+    async with serving(Clock(takes=0.3)) as caller:
+        caller.writer.write(GET * 2)
+        caller.writer.write_eof()
+        replies = await caller.rest()
+    assert replies.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    assert replies.count(b"HTTP/1.1 200 OK") == 2
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("half_closed_for", [None, 0.0, 0.01])
+def test_a_caller_that_leaves_without_a_reset_cancels_its_handler_soon(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], half_closed_for: float | None
+) -> None:
+    """A half-close and a close look the same until something is written."""
+    ends: list[float] = []
+
+    async def handler(http: HttpRequest) -> None:
+        try:
+            await asyncio.sleep(5)
+        finally:
+            ends.append(monotonic())
+
+    async def leave() -> float:
+        async with serving(handler) as caller:
+            caller.writer.write(GET)
+            await asyncio.sleep(0.05)
+            if half_closed_for is not None:
+                caller.writer.write_eof()
+                await asyncio.sleep(half_closed_for)
+            left = monotonic()
+            caller.writer.close()
+            await eventually(lambda: ends)
+            return ends[0] - left
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        assert runner.run(leave()) < 0.2
+
+
+async def test_a_caller_of_http_1_0_that_half_closes_is_gone() -> None:
+    """HTTP/1.0 has no interim responses, so nothing can be asked of the caller."""
+    async with serving(Clock(takes=0.3)) as caller:
+        caller.writer.write(GET.replace(b"1.1", b"1.0"))
+        caller.writer.write_eof()
+        with suppress(ConnectionResetError):
+            assert await caller.rest() == b""
+
+
+async def test_a_body_that_ends_early_is_the_end_of_the_caller() -> None:
+    async with serving(echo := Echo()) as caller:
+        caller.writer.write(post(b"abc")[:-1])
+        await asyncio.sleep(0.02)
+        caller.writer.write_eof()
+        assert await caller.rest() == b""
+    assert echo.seen == []
+
+
 async def test_a_bug_of_ours_is_a_500_that_says_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
     """The exception's text is only logged."""
 
@@ -546,8 +668,10 @@ def test_an_answer_of_ours_is_json_and_names_no_library() -> None:
     """A version would help only an attacker."""
     reply = rendered(200, b"{}", ["x-one: 1"], "GET", keep_alive=True)
     head, _, body = reply.partition(b"\r\n\r\n")
-    lines = ["HTTP/1.1 200 OK", "content-type: application/json", "content-length: 2", "server: firsttoken", "x-one: 1"]
-    assert (head.decode().split("\r\n"), body) == (lines, b"{}")
+    status, date, *rest = head.decode().split("\r\n")
+    lines = ["content-type: application/json", "content-length: 2", "server: firsttoken", "x-one: 1"]
+    assert (status, rest, body) == ("HTTP/1.1 200 OK", lines, b"{}")
+    assert abs(parsedate_to_datetime(date.removeprefix("date: ")).timestamp() - time()) < 2
 
 
 async def test_a_refusal_closes_the_connection_only_where_it_says_so() -> None:

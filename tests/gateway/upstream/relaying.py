@@ -11,7 +11,7 @@ from typing import Any
 
 from backends.http.connection import WriteCoalescer
 from backends.interface import Failure, FailureKind
-from gateway.downstream.http_server import HttpRequest, ResponseWriter
+from gateway.downstream.http_request import HttpRequest, ResponseWriter
 from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.relay import Relay

@@ -1,0 +1,128 @@
+"""A request of the data port and the writing of its reply: values without a connection's rules.
+
+Rules:
+- A reply is written without waiting. Every reply has a `date`; none names a library or a version.
+- An error reply is in OpenAI's envelope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from email.utils import formatdate
+from functools import lru_cache, partial
+from time import time
+from typing import Protocol
+
+from backends.http.connection import WriteCoalescer
+from gateway.api.api_error import REASONS, ApiError
+from gateway.api.same_origin import HOST
+
+
+class WriteFlowControl(Protocol):
+    """An answer in progress, with callbacks of its connection."""
+
+    def on_write_paused(self) -> None: ...
+
+    def on_write_resumed(self) -> None: ...
+
+    def on_shutdown(self) -> None:
+        """The server stops: end the answer now."""
+
+
+class ResponseWriter:
+    """Writes to one connection without waiting; a full socket buffer is reported to `flow_control`."""
+
+    def __init__(self, transport: asyncio.Transport, coalescer: WriteCoalescer) -> None:
+        self.transport = transport
+        self.flow_control: WriteFlowControl | None = None
+        self.paused = False
+        self.write = partial(coalescer.write, transport)  # now, or with other sockets' data in this turn of the loop
+        self.write_through = partial(coalescer.write_through, transport)  # now, after all earlier data
+        self.flush = partial(coalescer.flush_to, transport)
+
+    def on_write_paused(self) -> None:
+        self.paused = True
+        if self.flow_control is not None:
+            self.flow_control.on_write_paused()
+
+    def on_write_resumed(self) -> None:
+        self.paused = False
+        if self.flow_control is not None:
+            self.flow_control.on_write_resumed()
+
+
+@dataclass(slots=True, eq=False)
+class HttpRequest:
+    """A complete request; with `fault`, an incomplete one to be refused for that reason.
+
+    `path` is percent-encoded as sent, without the query: decoding could hide another path. Header names are lower
+    case; of repeated headers the last counts. `arrival` is the time of the first byte (monotonic, s).
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    arrival: float
+    http11: bool
+    keep_alive: bool
+    writer: ResponseWriter
+    body: bytes = b""
+    fault: ApiError | None = None
+    begun: bool = False  # part of the answer is written
+
+    def respond(self, status: int, body: bytes, lines: Iterable[str] = ()) -> None:
+        """Write a JSON reply with additional header lines."""
+        self.begun = True
+        self.writer.write(rendered(status, body, lines, self.method, self.keep_alive))
+
+    def refuse(self, refusal: ApiError, lines: Iterable[str] = ()) -> None:
+        """Write an error reply. The error may require the connection to close."""
+        if refusal.close:
+            self.keep_alive = False
+        own = [f"{name}: {value}" for name, value in refusal.headers.items()]
+        self.respond(refusal.status, refusal.body(), (*own, *lines))
+
+
+def rendered(status: int, body: bytes, lines: Iterable[str], method: str, keep_alive: bool) -> bytes:
+    """A complete reply; without the body in answer to HEAD."""
+    head = [
+        f"HTTP/1.1 {status} {REASONS.get(status, 'Error')}",
+        date_line(),
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "server: firsttoken",
+        *lines,
+        "" if keep_alive else "connection: close\r\n",
+    ]
+    return ("\r\n".join(head) + "\r\n").encode("latin-1") + (b"" if method == "HEAD" else body)
+
+
+def date_line() -> str:
+    """The header of every reply (RFC 9110, section 6.6.1)."""
+    return _date_line(int(time()))
+
+
+@lru_cache(1)
+def _date_line(second: int) -> str:
+    return f"date: {formatdate(second, usegmt=True)}"
+
+
+def framing_error(headers: Mapping[str, str], http11: bool, max_body: int) -> ApiError | None:
+    """The reason to refuse a body by the head alone."""
+    if (host := headers.get("host")) is not None and HOST.fullmatch(host) is None:
+        return ApiError(400, "The request is not valid HTTP: invalid Host header.", close=True)
+    coding = headers.get("transfer-encoding")
+    if coding is not None and not http11:  # RFC 9112, section 6.1
+        return ApiError(400, "Transfer-Encoding is not part of HTTP/1.0.", close=True)
+    if coding is not None and coding.lower() != "chunked":
+        return ApiError(400, "The only Transfer-Encoding accepted is chunked.", close=True)
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        message = "Compressed request bodies are not accepted; send it without Content-Encoding."
+        return ApiError(415, message, close=True)
+    return too_large(max_body) if int(headers.get("content-length", 0)) > max_body else None
+
+
+def too_large(max_body: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {max_body} bytes.", code="request_too_large", close=True)
