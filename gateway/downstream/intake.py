@@ -28,6 +28,8 @@ class Intake(Collector):
         self.max_connections, self.max_body_bytes = max_connections, max_body_bytes
         self.connections = self.body_bytes = 0
         self.refused = counter("firsttoken_intake_refused_total")
+        for reason in ("connections", "bodies", "head"):
+            self.refused.of[(reason,)].value = 0.0
 
     def too_many_connections(self) -> ApiError | None:
         """The reason to refuse the connection counted last."""

@@ -104,7 +104,12 @@ def test_no_metric_has_two_rows() -> None:
 def test_a_gauge_that_each_worker_has_its_own_of_is_a_sum() -> None:
     """Other gauges have a worst value, or the same value everywhere."""
     summed = {row.name for row in CATALOG.values() if row.merge is Merge.SUM}
-    assert summed == {"firsttoken_queue_depth", "firsttoken_requests_in_progress"}
+    assert summed == {
+        "firsttoken_queue_depth",
+        "firsttoken_requests_in_progress",
+        "firsttoken_connections",
+        "firsttoken_body_bytes",
+    }
 
 
 @pytest.mark.parametrize("make", [counter, histogram, lambda name: gauge(name, [])])
