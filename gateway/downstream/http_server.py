@@ -186,6 +186,7 @@ class DownstreamConnection(RequestHandler):
         self.server.intake.connections -= 1
         if self._fin_check is not None:
             self._fin_check.cancel()
+        self._fin_check = self._latest = None  # both refer to the connection
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
