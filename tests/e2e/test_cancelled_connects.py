@@ -79,7 +79,9 @@ async def caller(gateway: Gateway) -> AsyncIterator[asyncio.StreamWriter]:
     body = {"model": "chat", "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
     raw = json.dumps(body).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw))
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw)
+    )
     yield writer
     writer.transport.abort()
 
