@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
 from itertools import pairwise
 from socket import SO_SNDBUF, SOL_SOCKET
-from time import monotonic, time
+from time import monotonic, thread_time, time
 
 import pytest
 import uvloop
@@ -330,13 +330,13 @@ async def test_a_refused_body_is_neither_parsed_nor_kept() -> None:
 
 @pytest.mark.parametrize("pieces", [1, 20])
 async def test_one_byte_chunks_are_refused_by_their_framing(pieces: int) -> None:
-    """In one read or many; no turn of the loop is long."""
+    """In one read or many; no turn of the loop takes long (in CPU: a test machine may pause)."""
     raw = CHUNKED[: CHUNKED.index(b"3\r\nabc")] + b"1\r\na\r\n" * 40_000 + b"0\r\n\r\n"
     size = len(raw) // pieces + 1
-    late = [monotonic()]
+    late = [thread_time()]
 
     def tick() -> None:
-        late.append(monotonic())
+        late.append(thread_time())
         timer.append(asyncio.get_running_loop().call_later(0, tick))
 
     timer: list[asyncio.TimerHandle] = []
@@ -348,7 +348,7 @@ async def test_one_byte_chunks_are_refused_by_their_framing(pieces: int) -> None
         status, _ = await caller.head()
         timer[-1].cancel()
     assert status == 413
-    assert max(after - before for before, after in pairwise(late)) < 0.05
+    assert max(after - before for before, after in pairwise(late)) < 0.03
 
 
 async def test_a_get_with_a_body_still_to_come_is_refused() -> None:
