@@ -299,6 +299,7 @@ class SimGateway:
         if taken and opened and opened.candidate.endpoint.pool != pool:  # another pool is not charged
             request.retries -= 1
             self._retries.give_back()
+            self._retries.refund()
         return None
 
     def _return_retries(self, request: ActiveRequest) -> None:

@@ -400,9 +400,11 @@ class AttemptRunner:
         self.retries_taken += taken
         self._advance(event, taken)
         opened = list(self.attempts.values())[known:]
-        if taken and not self.finished and opened and opened[0].attempt.candidate.endpoint.pool != pool:
-            self.retries_taken -= 1
-            self.dispatcher.retries.give_back()
+        if taken and (self.finished or (opened and opened[0].attempt.candidate.endpoint.pool != pool)):
+            self.dispatcher.retries.refund()
+            if not self.finished:
+                self.retries_taken -= 1
+                self.dispatcher.retries.give_back()
 
     def _record_lost(self, upstream_request: UpstreamRequest) -> None:
         timeline = self.routed.timeline

@@ -27,8 +27,8 @@ Rules:
   answer. An answer that is not streamed is left for the next candidate after half of what remains until then.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
 - Events about attempts that have ended, and all events after the end, change nothing.
-- A retry after an overload reply (429, 5xx) adds load to a pool, so retries are bounded by a share of the active
-  requests (Finagle's and Envoy's retry budget). A lost connection is not charged: no engine did work for it.
+- A retry after an overload reply (429, 5xx) adds load to a pool, so retries are bounded by a share of the requests
+  (RetryBudget). A lost connection is not charged: no engine did work for it.
 - A hedge is sent on suspicion alone, so hedges are bounded by a share of all requests, saved in a token bucket ("The
   Tail at Scale", Dean and Barroso 2013). An unused permission is given back.
 """
@@ -36,7 +36,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from policies.attempts.hedging import abandon_at, hedge_at, patience_until
@@ -475,16 +475,25 @@ class AttemptMachine:
 
 @dataclass(slots=True)
 class RetryBudget:
-    """Retries in flight: at most `share` of the active requests, or `minimum` where the share is less."""
+    """Token bucket: every request earns `earned` of a retry, up to `burst`, the size at the start. An empty bucket
+    still allows as many retries in flight as `share` of the active requests. So a steady fault adds less than a tenth
+    to the load (Finagle's RetryBudget), and a sudden one under load is not left without retries (Envoy's).
+    """
 
+    earned: float = 0.09
+    burst: float = 10.0
     share: float = 0.1
-    minimum: int = 3
     active: int = 0  # requests
     retrying: int = 0
+    tokens: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = self.burst
 
     def began(self) -> None:
         """A request entered."""
         self.active += 1
+        self.tokens = min(self.tokens + self.earned, self.burst)
 
     def ended(self) -> None:
         """A request left. Retries are given back separately."""
@@ -492,14 +501,20 @@ class RetryBudget:
 
     def try_take(self) -> bool:
         """Takes a permission for a retry, if any is left."""
-        if self.retrying >= max(self.minimum, int(self.share * self.active)):
+        if self.tokens >= 1:
+            self.tokens -= 1
+        elif self.retrying >= int(self.share * self.active):
             return False
         self.retrying += 1
         return True
 
     def give_back(self) -> None:
-        """The retry has ended, or was not sent."""
+        """The retry has ended."""
         self.retrying -= 1
+
+    def refund(self) -> None:
+        """The retry was not sent."""
+        self.tokens = min(self.tokens + 1, self.burst)
 
 
 class HedgeBudget:

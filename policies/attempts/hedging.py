@@ -13,7 +13,8 @@ Rules:
   the deadline by then. The floor is for engines that answer in a millisecond: there the delays of a busy gateway would
   pass for silence, and copies would be the answer to load.
 - Three times the own p99 is silence enough at any time, if the next may make the deadline, and past the deadline in any
-  case; but not less than 1 s or an eighth of the time allowed: a budget of 30 s is in no hurry.
+  case; but not less than 1 s or an eighth of the time allowed: a budget of 30 s is in no hurry. The p99 of a forecast
+  that is not trained is a guess, and no reason to wait past the deadline.
 - Where a second copy may be sent, the first need not be given up: see `hedge_at`.
 - Moments are searched on a fixed grid, so a replay finds the same ones.
 """
@@ -56,7 +57,8 @@ def hedge_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadlin
 def abandon_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
     """Time from `now` on at which to abandon for `upcoming`, before the deadline if worthwhile."""
     allowed, step = deadline - sent, (deadline - now) / GRID
-    overdue = sent + max(OVERDUE * own.quantile(0.99), OVERDUE_LEAST, OVERDUE_SHARE * allowed)
+    least = sent + max(OVERDUE_LEAST, OVERDUE_SHARE * allowed)
+    overdue = max(sent + OVERDUE * own.quantile(0.99), least)
     most, best = (1 - HUNG) * own.probability(allowed), deadline  # to stay to the end
     for i in range(GRID if step > 0 else 0):
         at = now + i * step
@@ -64,4 +66,6 @@ def abandon_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadl
         made = spoken + (1 - spoken) * (1 - HUNG) * upcoming.probability(deadline - at)
         if made > most:
             most, best = made, at
-    return max(min(best, overdue), now) if best < deadline else max(deadline, overdue)
+    if best < deadline:
+        return max(min(best, overdue), now)
+    return max(deadline, overdue if own.trained else least)

@@ -164,7 +164,7 @@ async def paced(gateway: GatewayProcess, number: int, rate: float, model: str = 
     return list(await asyncio.gather(*tasks))
 
 
-RETRIES = "the budget is 10% of concurrent requests, or 3: at a low rate the 3 allow nearly every retry"
+RETRIES = "a short run counts the ten retries that the budget holds at the start"
 
 
 @row(13, "faults", "half of all replies are 500", "attempts at most 1.10 times the requests")

@@ -120,7 +120,7 @@ def order(decision: Decision) -> list[str]:
 
 
 def candidate(id: str, p50: float = 0.2, pool: str = "small") -> Candidate:
-    return Candidate(Endpoint(id, pool), 0, 1000, 0, Forecast(p50, RATIOS), 0.95, 0.0)
+    return Candidate(Endpoint(id, pool), 0, 1000, 0, Forecast(p50, RATIOS, samples=100), 0.95, 0.0)
 
 
 def decided(*ranked: Candidate, deadline: float = 1.0) -> Decision:

@@ -209,7 +209,7 @@ async def test_attempts_are_bounded_by_the_route() -> None:
 
 async def test_an_overload_reply_uses_the_retry_budget_and_a_lost_connection_does_not() -> None:
     """Retries add load to an overloaded fleet; a lost connection did no work."""
-    none = RetryBudget(minimum=0)
+    none = RetryBudget(burst=0)
     async with Fleet([reply(b"{}", "503 x")], OK, retries=none) as fleet:
         refusal = await fleet.refused()
         assert (refusal.status, fleet.asked) == (503, [1, 0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 
 import pytest
@@ -17,7 +18,7 @@ COLD = tuple(map(exp, PRIOR))  # the spread of a forecast without samples
 
 
 def taking(p50: float, ratios: tuple[float, ...] = RATIOS) -> Forecast:
-    return Forecast(p50, ratios)
+    return Forecast(p50, ratios, samples=100)
 
 
 def abandoned_at(own: Forecast, upcoming: Forecast, deadline: float) -> float:
@@ -120,3 +121,10 @@ def test_abandon_at_is_never_in_the_past(
     overdue = sent + max(3 * taking(own).quantile(0.99), 1.0, (deadline - sent) / 8)
     assert now <= at < deadline or at == max(deadline, overdue)
     assert patience_until(taking(own), taking(upcoming).p50, sent, deadline) > sent
+
+
+def test_a_guess_is_no_reason_to_wait_past_the_deadline() -> None:
+    """An API that has shown nothing yet, and its like behind it: the 99th percentile of the prior is 1.7 s."""
+    own = Forecast(0.4, COLD, samples=0)
+    assert abandoned_at(own, own, deadline=1.0) <= 1.0
+    assert abandoned_at(replace(own, samples=100), own, deadline=1.0) > 5.0
