@@ -1,4 +1,4 @@
-"""A real Chromium, steered over its DevTools protocol: what a page shows, and what it complains of."""
+"""A real Chromium, driven over its DevTools protocol: contents and errors of a page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMPLAINTS = ("error", "warning")
 
 
 class Page:
-    """One tab. `complaints`: errors and warnings of its console, exceptions, and what its policy forbade."""
+    """A browser tab. `complaints`: errors and warnings of the console, exceptions, and CSP violations."""
 
     def __init__(self, socket: ClientWebSocketResponse) -> None:
         self.socket, self.session, self.complaints = socket, "", list[str]()
@@ -45,57 +45,57 @@ class Page:
 
     async def _read(self) -> None:
         async for message in self.socket:
-            said = message.json()
-            if "id" in said:
-                self._answers.pop(said["id"]).set_result(said)
+            message_ = message.json()
+            if "id" in message_:
+                self._answers.pop(message_["id"]).set_result(message_)
             else:
-                self._heard(said["method"], said["params"])
+                self._on_event(message_["method"], message_["params"])
 
-    def _heard(self, method: str, said: Any) -> None:
+    def _on_event(self, method: str, message_: Any) -> None:
         if method == "Runtime.exceptionThrown":
-            self.complaints.append(str(said["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and said["type"] in COMPLAINTS:
-            self.complaints.append(str(said["args"]))
-        elif method == "Log.entryAdded" and said["entry"]["level"] in COMPLAINTS:
-            self.complaints.append(said["entry"]["text"])
+            self.complaints.append(str(message_["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and message_["type"] in COMPLAINTS:
+            self.complaints.append(str(message_["args"]))
+        elif method == "Log.entryAdded" and message_["entry"]["level"] in COMPLAINTS:
+            self.complaints.append(message_["entry"]["text"])
         elif method == "Network.requestWillBeSent":
-            self.requests.append(said["request"]["url"])
+            self.requests.append(message_["request"]["url"])
 
-    async def tell(self, method: str, **params: Any) -> Any:
+    async def command(self, method: str, **params: Any) -> Any:
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         await self.socket.send_json(
             {"id": number, "method": method, "params": params, **({"sessionId": self.session} if self.session else {})}
         )
         async with asyncio.timeout(20):
-            said = await answer
-        assert "error" not in said, said["error"]
-        return said["result"]
+            message_ = await answer
+        assert "error" not in message_, message_["error"]
+        return message_["result"]
 
     async def open(self, url: str) -> None:
-        await self.tell("Page.navigate", url=url)
+        await self.command("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
 
     async def run(self, script: str) -> Any:
-        """The value of an expression; a promise is waited for."""
-        said = await self.tell("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in said, said["exceptionDetails"]
-        return said["result"].get("value")
+        """The value of an expression; a promise is awaited."""
+        message_ = await self.command("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in message_, message_["exceptionDetails"]
+        return message_["result"].get("value")
 
     async def until(self, script: str, within: float = 20.0) -> Any:
-        """What it is once it is true."""
+        """The value of the expression as soon as it is true."""
         async with asyncio.timeout(within):
-            while not (found := await self.run(script)):  # noqa: ASYNC110 - a page tells nobody
+            while not (found := await self.run(script)):  # noqa: ASYNC110 - a page sends no event
                 await asyncio.sleep(0.05)
         return found
 
     async def screenshot(self, path: Path, scheme: str = "light", width: int = 1360, height: int = 1000) -> None:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        await self.tell("Emulation.setEmulatedMedia", features=features)
-        await self.tell(
+        await self.command("Emulation.setEmulatedMedia", features=features)
+        await self.command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
-        taken = await self.tell("Page.captureScreenshot", captureBeyondViewport=True)
+        taken = await self.command("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(b64decode(taken["data"]))  # noqa: ASYNC240
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Page:
 
 @asynccontextmanager
 async def browsing() -> AsyncIterator[Page]:
-    """A browser of its own, with an empty profile, and one tab."""
+    """A new browser with an empty profile and a single tab."""
     assert BINARY is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
@@ -114,11 +114,11 @@ async def browsing() -> AsyncIterator[Page]:
             async with ClientSession() as client, client.ws_connect(await _address(process), max_msg_size=0) as socket:
                 page = Page(socket)
                 try:
-                    target = await page.tell("Target.createTarget", url="about:blank")
-                    attached = await page.tell("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+                    target = await page.command("Target.createTarget", url="about:blank")
+                    attached = await page.command("Target.attachToTarget", targetId=target["targetId"], flatten=True)
                     page.session = attached["sessionId"]
                     for domain in ("Page", "Runtime", "Log", "Network"):
-                        await page.tell(f"{domain}.enable")
+                        await page.command(f"{domain}.enable")
                     yield page
                 finally:
                     page.close()
@@ -129,7 +129,7 @@ async def browsing() -> AsyncIterator[Page]:
 
 
 async def _address(process: asyncio.subprocess.Process) -> str:
-    """Where it says that it listens."""
+    """The WebSocket URL in the browser's output."""
     assert process.stderr is not None
     async with asyncio.timeout(30):
         while line := (await process.stderr.readline()).decode(errors="replace"):
@@ -141,6 +141,6 @@ async def _address(process: asyncio.subprocess.Process) -> str:
 
 
 async def _drained(stderr: asyncio.StreamReader) -> None:
-    """What it says besides fills no pipe."""
+    """Reads further output, so that no pipe fills up."""
     while await stderr.read(65536):
         pass

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, of a real gateway under simulated traffic."""
+"""The dashboard in a real browser, with a real gateway under simulated traffic."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ROUTES = {
     "chat": {"tiers": ["small", "dead"], "ttft": {"budget": "500ms"}},
     "agent": {"tiers": ["small"], "ttft": {"budget": "20ms"}},
 }
-SHOTS = os.environ.get("FIRSTTOKEN_SHOTS")  # a folder for screenshots, to be looked at
+SHOTS = os.environ.get("FIRSTTOKEN_SHOTS")  # a folder for screenshots
 
 
 @asynccontextmanager
 async def busy(**more: Any) -> AsyncIterator[Gateway]:
-    """Two engines, one that nobody is at, two routes, one of which cannot keep its promise; and callers."""
+    """Two engines, a dead endpoint, two routes of which one cannot meet its budget, and callers."""
     async with engines(2) as two:
         pools = {"small": engine_pool(*two), "dead": {**engine_pool(two[0]), "endpoints": ["http://127.0.0.1:9"]}}
         async with running(pools, ROUTES, **more) as gateway, ClientSession() as client:
@@ -66,8 +66,8 @@ async def rows(page: Page, table: str) -> list[list[str]]:
     )
 
 
-async def test_the_page_shows_live_figures_and_complains_of_nothing() -> None:
-    """Rates and quantiles of routes, the state of endpoints and why, where the slowest requests spent their time."""
+async def test_the_page_shows_live_figures_without_console_errors() -> None:
+    """Rates and quantiles of routes, endpoint states with reasons, and stage times of the slowest requests."""
     async with busy() as gateway, browsing() as page:
         await page.open(f"{gateway.admin_url}/dashboard")
         await page.until("document.querySelectorAll('#routes .last').length === 2")
@@ -94,17 +94,17 @@ async def test_the_page_shows_live_figures_and_complains_of_nothing() -> None:
         assert {url.rpartition("/")[0] for url in page.requests if not url.startswith("data:")} == {gateway.admin_url}
 
 
-async def test_the_page_explains_a_request_and_shows_all_text_as_text() -> None:
-    """Every endpoint of every tier, and why; what looks like markup is none."""
+async def test_the_page_explains_a_request_and_escapes_markup() -> None:
+    """Every endpoint of every tier, with a reason."""
     hostile = json.dumps({**CHAT, "model": "<img src=x onerror=document.title='taken'>"})
     async with busy() as gateway, browsing() as page:
         await page.open(f"{gateway.admin_url}/dashboard")
         await page.until("document.getElementById('request').value")
         await page.run("document.getElementById('go').click()")
         await page.until("document.querySelectorAll('#answer tbody tr').length === 3")
-        said = await page.run("[...document.querySelectorAll('#answer tbody tr')].map(row => row.textContent)")
-        assert sum("chosen: " in row for row in said) == 1
-        assert sum("rejected: down" in row for row in said) == 1
+        found_rows = await page.run("[...document.querySelectorAll('#answer tbody tr')].map(row => row.textContent)")
+        assert sum("chosen: " in row for row in found_rows) == 1
+        assert sum("rejected: down" in row for row in found_rows) == 1
         assert page.complaints == []
         await page.run(f"document.getElementById('request').value = {json.dumps(hostile)}")
         await page.run("document.getElementById('go').click()")
@@ -114,8 +114,8 @@ async def test_the_page_explains_a_request_and_shows_all_text_as_text() -> None:
         assert await page.run("document.title") == "firsttoken"
 
 
-async def test_a_gateway_that_goes_away_is_said_and_waited_for() -> None:
-    """And found again where it was: it counts from nothing, which is no negative rate."""
+async def test_the_page_survives_a_restart_of_the_gateway() -> None:
+    """Counters restart from zero, without negative rates."""
     async with browsing() as page:
         async with busy() as gateway:
             await page.open(f"{gateway.admin_url}/dashboard")
@@ -128,8 +128,8 @@ async def test_a_gateway_that_goes_away_is_said_and_waited_for() -> None:
             assert all(float(row[1]) >= 0 for row in await rows(page, "routes"))
 
 
-async def test_the_page_reckons_as_the_terminal_does() -> None:
-    """Two renderings of one definition."""
+async def test_page_and_terminal_compute_equal_quantiles() -> None:
+    """The definition is implemented twice."""
     cases = [
         ([10.0, 20.0, 50.0], [0.0, 3.0, 1.0, 0.0]),
         ([10.0, 20.0], [5.0, 0.0, 0.0]),
@@ -146,8 +146,8 @@ async def test_the_page_reckons_as_the_terminal_does() -> None:
                 assert found == (None if expected is None else pytest.approx(expected))
 
 
-async def test_a_browser_sees_where_the_time_of_an_answer_went() -> None:
-    """`server-timing` of a streamed answer, with our stages, to a page of the same origin."""
+async def test_a_browser_reads_the_stages_from_server_timing() -> None:
+    """Of a streamed answer, on a page of the same origin."""
     asked = {**CHAT, "stream": True, "max_tokens": 3}
     script = f"""(async () => {{
       const reply = await fetch("/v1/chat/completions",
@@ -161,17 +161,17 @@ async def test_a_browser_sees_where_the_time_of_an_answer_went() -> None:
     }})()"""
     async with busy() as gateway, browsing() as page:
         await page.open(f"{gateway.url}/health")
-        said = await page.run(script)
-        assert said["status"] == 200
-        stages = said["stages"]
+        found_rows = await page.run(script)
+        assert found_rows["status"] == 200
+        stages = found_rows["stages"]
         assert {"read", "parse", "estimate", "admit", "queue", "decide", "connect", "send", "upstream", "relay"} <= set(
             stages
         )
-        assert 0 < stages["upstream"] <= said["took"] + 1
+        assert 0 < stages["upstream"] <= found_rows["took"] + 1
 
 
-async def test_a_pages_beacon_reaches_the_record_of_its_request() -> None:
-    """`navigator.sendBeacon`, from another origin: the reply is not for it, and none is needed."""
+async def test_a_beacon_of_a_page_reaches_the_record() -> None:
+    """`navigator.sendBeacon` from another origin, which reads no reply."""
     asked = {**CHAT, "stream": True, "max_tokens": 3}
     async with busy() as gateway, browsing() as page:
         await page.open(f"{gateway.url}/health")

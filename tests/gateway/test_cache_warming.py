@@ -1,4 +1,4 @@
-"""Prompts that can be computed again from their beginning."""
+"""Prefixes of saved prompts, for warming caches."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def words(name: str, count: int) -> str:
     return " ".join(f"{name}{i}" for i in range(count))
 
 
-def said(role: str, count: int) -> dict[str, str]:
+def turn(role: str, count: int) -> dict[str, str]:
     return {"role": role, "content": words(role, count)}
 
 
-TALK = [said("system", 200), said("user", 50), said("assistant", 50), said("user", 50)]
+TALK = [turn("system", 200), turn("user", 50), turn("assistant", 50), turn("user", 50)]
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ async def keep(estimator: Estimator, operation: Operation = Operation.CHAT, **bo
     return SavedPrompt(operation, json.dumps(body).encode(), "served", POOL, "group", known)
 
 
-async def test_a_beginning_ends_with_the_first_message_that_fills_it(estimator: Estimator) -> None:
-    """No later one is computed for nothing; the blocks are those of the whole prompt."""
+async def test_a_prefix_ends_with_the_message_that_completes_its_blocks(estimator: Estimator) -> None:
+    """Later messages are not computed; blocks equal those of the whole prompt."""
     prompt = await keep(estimator, messages=TALK)
     for count in (2, 4):
         wanted = await estimate(estimator, Operation.CHAT, {"messages": TALK[:count]})
@@ -57,23 +57,23 @@ async def test_a_beginning_ends_with_the_first_message_that_fills_it(estimator: 
         assert list(found.blocks.hashes) == list(prompt.estimate.blocks.hashes[:blocks])
 
 
-async def test_a_beginning_that_awaits_no_answer_gets_a_last_word(estimator: Estimator) -> None:
-    """Templates refuse a system prompt alone; the word stands behind the blocks that are wanted."""
+async def test_a_prefix_without_a_final_user_message_gets_one(estimator: Estimator) -> None:
+    """Chat templates refuse a system prompt alone; the added message follows the wanted blocks."""
     prompt = await keep(estimator, messages=TALK)
     body, found = await prompt.prefix(2, estimator)
     assert body == {"messages": [TALK[0], LAST_WORD]}
     assert found.blocks.hashes[:2] == prompt.estimate.blocks.hashes[:2]
 
 
-async def test_what_is_rendered_into_the_prompt_goes_along_and_nothing_else(estimator: Estimator) -> None:
-    """Tools are; how the caller wanted its answer is not."""
+async def test_a_prefix_keeps_only_fields_rendered_into_the_prompt(estimator: Estimator) -> None:
+    """Tools are; sampling and output options are not."""
     prompt = await keep(estimator, messages=TALK, tools=TOOLS, n=4, stop=["x"], max_tokens=900, logprobs=True)
     body, _ = await prompt.prefix(len(prompt.estimate.blocks.hashes), estimator)
     assert body == {"messages": TALK, "tools": TOOLS}
 
 
-async def test_of_a_completion_it_is_the_first_part(estimator: Estimator) -> None:
-    """Of its text by proportion, of its token ids exactly; several prompts stay together."""
+async def test_a_completion_prefix_is_the_first_part_of_the_prompt(estimator: Estimator) -> None:
+    """Of a text by proportion, of token ids exactly; several prompts are kept whole."""
     ids = list(range(160))
     text = await keep(estimator, Operation.COMPLETION, prompt="abcd" * 400)
     tokens = await keep(estimator, Operation.COMPLETION, prompt=ids)
@@ -86,7 +86,7 @@ async def test_of_a_completion_it_is_the_first_part(estimator: Estimator) -> Non
     assert (await several.prefix(1, estimator))[0] == {"prompt": ["one " * 40, "two " * 40]}
 
 
-async def test_its_size_is_that_of_its_bytes_and_hashes(estimator: Estimator) -> None:
-    """What keeping it takes is bounded by this."""
+async def test_the_size_of_a_saved_prompt_is_its_bytes_and_hashes(estimator: Estimator) -> None:
+    """The memory limit counts this size."""
     prompt = await keep(estimator, messages=TALK)
     assert prompt.size == len(prompt.raw) + 8 * len(prompt.estimate.blocks.hashes)

@@ -1,4 +1,4 @@
-"""From a request to a decision: the gateway's facts, given to pure code."""
+"""From a request to a decision: parsing, estimates, and the inputs of policies."""
 
 from __future__ import annotations
 
@@ -47,21 +47,19 @@ def down(decider: Decider, *endpoints: str) -> None:
 @pytest.mark.parametrize(
     ("size", "messages", "threads"), [(10, 1, 0), (100, MANY // 2, 0), (LARGE, 1, 1), (10, 2 * MANY, 1)]
 )
-async def test_what_takes_long_to_parse_is_parsed_in_a_thread(
-    decider: Decider, size: int, messages: int, threads: int
-) -> None:
-    """A large body, or one of many messages: each costs as much as 500 bytes."""
+async def test_large_requests_are_parsed_in_a_thread(decider: Decider, size: int, messages: int, threads: int) -> None:
+    """A large body, or a body of many messages: each message costs as much as 500 bytes."""
     ran: list[object] = []
     submit = decider.estimator.executor.submit
-    decider.estimator.executor.submit = lambda *asked: ran.append(asked) or submit(*asked)  # type: ignore[method-assign]
+    decider.estimator.executor.submit = lambda *task: ran.append(task) or submit(*task)  # type: ignore[method-assign]
     body = {"model": "chat", "messages": [{"role": "user", "content": "x" * size}] * messages}
     found = await decider.parse(Operation.CHAT, json.dumps(body).encode(), {}, 1.0, "req-1")
     assert (len(ran), found.user_turns) == (threads, messages)
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
-async def test_a_request_is_understood_wherever_it_is_parsed(decider: Decider, size: int) -> None:
-    """A large one in a thread, so that others are not held up; what it says is the same."""
+async def test_a_request_parsed_in_a_thread_is_equal(decider: Decider, size: int) -> None:
+    """Threads keep the event loop free for other requests."""
     body = {"model": "chat", "messages": [{"role": "user", "content": "x" * size}], "n": 2}
     raw = json.dumps(body).encode()
     found = await decider.parse(Operation.CHAT, raw, {"x-priority": "3"}, 1.0, "req-1")
@@ -76,7 +74,7 @@ async def test_a_request_is_understood_wherever_it_is_parsed(decider: Decider, s
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
-async def test_a_refusal_is_the_same_wherever_it_is_found(decider: Decider, size: int) -> None:
+async def test_a_refusal_from_a_thread_is_equal(decider: Decider, size: int) -> None:
     """It reaches the caller from a thread too."""
     raw = json.dumps({"model": "chat", "messages": [], "padding": "x" * size}).encode()
     with pytest.raises(ApiError, match="'messages': expected 'array' of length >= 1"):
@@ -87,15 +85,15 @@ async def test_a_refusal_is_the_same_wherever_it_is_found(decider: Decider, size
 
 
 async def test_a_prompt_is_estimated_for_every_pool_of_its_route(decider: Decider) -> None:
-    """And for no other; the answer's length is what the route's answers have been."""
+    """And for no other pool."""
     found = await decider.estimate(request(), BOTH, ANYONE)
     assert set(found.pools) == {"small", "large"}
     assert found.pools["small"].tokens > 0
     assert set((await decider.estimate(request(), route(), ANYONE)).pools) == {"small"}
 
 
-async def test_an_answer_is_expected_to_be_as_long_as_its_routes_were(decider: Decider) -> None:
-    """Learned from what was completed, and from nothing else; never longer than its cap."""
+async def test_the_expected_output_is_learned_per_route(decider: Decider) -> None:
+    """From completed answers only; never above max_tokens."""
     before = (await decider.estimate(request(), BOTH, ANYONE)).output_tokens
     for end in (RequestOutcome.CLIENT_GONE, RequestOutcome.UPSTREAM_BROKE, RequestOutcome.FAILED):
         decider.learn(record(end=end, output_tokens=3))
@@ -110,7 +108,7 @@ async def test_an_answer_is_expected_to_be_as_long_as_its_routes_were(decider: D
 
 
 async def test_cache_groups_share_no_prefix(decider: Decider) -> None:
-    """The same prompt has other blocks for a tenant of another group: a hit would tell of another's prompts."""
+    """Block hashes differ between cache groups: a hit would reveal another group's prompts."""
     long = request(messages=[{"role": "user", "content": "word " * 100}])
     blocks = [
         tuple((await decider.estimate(long, BOTH, Tenant(name, cache_group=group))).pools["small"].blocks.hashes)
@@ -123,43 +121,45 @@ async def test_cache_groups_share_no_prefix(decider: Decider) -> None:
 # --------------------------------------------------------------------------- the decision
 
 
-async def test_a_decision_is_made_on_the_snapshot_of_now(decider: Decider) -> None:
-    """In the order of the tiers; a tier that the prompt does not fit is out, an endpoint that is down too."""
-    asked = request()
-    estimate = await decider.estimate(asked, BOTH, ANYONE)
+async def test_a_decision_uses_the_current_snapshot(decider: Decider) -> None:
+    """Tiers too small for the prompt and endpoints that are down are rejected."""
+    inference = request()
+    estimate = await decider.estimate(inference, BOTH, ANYONE)
     before = monotonic()
-    decision = decider.decide(asked, BOTH, estimate, ANYONE, 1)
+    decision = decider.decide(inference, BOTH, estimate, ANYONE, 1)
     assert decision.outcome is Placement.PLACE
     assert before <= decision.at <= monotonic()
-    assert decision.deadline == asked.arrival + 5.0
+    assert decision.deadline == inference.arrival + 5.0
     assert {c.endpoint.id for c in decision.ranked} == {"small/a", "small/b"}
     down(decider, "small/a")
-    assert [c.endpoint.id for c in decider.decide(asked, BOTH, estimate, ANYONE, 1).ranked] == ["small/b"]
+    assert [c.endpoint.id for c in decider.decide(inference, BOTH, estimate, ANYONE, 1).ranked] == ["small/b"]
 
 
-async def test_equal_endpoints_take_turns(decider: Decider) -> None:
-    """A request's ordinal breaks ties; to be asked what would become of it changes nothing."""
-    asked = request()
-    estimate = await decider.estimate(asked, BOTH, ANYONE)
-    firsts = [decider.decide(asked, BOTH, estimate, ANYONE, i).ranked[0].endpoint.id for i in [*range(20), *range(20)]]
+async def test_the_sequence_number_breaks_ties(decider: Decider) -> None:
+    """A repeated decision with an equal sequence number is equal."""
+    inference = request()
+    estimate = await decider.estimate(inference, BOTH, ANYONE)
+    firsts = [
+        decider.decide(inference, BOTH, estimate, ANYONE, i).ranked[0].endpoint.id for i in [*range(20), *range(20)]
+    ]
     assert set(firsts) == {"small/a", "small/b"}
     assert firsts[:20] == firsts[20:]
 
 
-async def test_a_burst_is_spread_because_sending_counts_at_once(decider: Decider) -> None:
-    """Twenty requests in a row, none answered yet: neither engine gets them all."""
-    asked = request(messages=[{"role": "user", "content": "word " * 2000}])
-    estimate = await decider.estimate(asked, BOTH, ANYONE)
+async def test_a_burst_is_spread_over_equal_engines(decider: Decider) -> None:
+    """Sent prompts count as load at once: twenty requests without any answer divide evenly."""
+    inference = request(messages=[{"role": "user", "content": "word " * 2000}])
+    estimate = await decider.estimate(inference, BOTH, ANYONE)
     for i in range(20):
-        chosen = decider.decide(asked, BOTH, estimate, ANYONE, 1).ranked[0]
+        chosen = decider.decide(inference, BOTH, estimate, ANYONE, 1).ranked[0]
         decider.fleet.on_sent(i, chosen, PoolEstimate(2000), monotonic(), stream=True)
     assert sorted(
         load.in_flight for id, load in decider.fleet.snapshot(monotonic()).loads.items() if id != "large/c"
     ) == [10, 10]
 
 
-def test_a_gateway_is_usable_while_any_endpoint_is(decider: Decider) -> None:
-    """One on trial counts: the next request tries it."""
+def test_a_gateway_is_usable_while_any_endpoint_is_usable(decider: Decider) -> None:
+    """A probing endpoint counts: the next request tries the endpoint."""
     assert decider.any_usable(monotonic())
     down(decider, "small/a", "small/b")
     assert decider.any_usable(monotonic())
@@ -170,7 +170,7 @@ def test_a_gateway_is_usable_while_any_endpoint_is(decider: Decider) -> None:
 
 
 def test_an_endpoint_that_fails_its_requests_is_not_usable(decider: Decider) -> None:
-    """Attempts tell as much as probes do."""
+    """Failed attempts count like failed probes."""
     for endpoint in ("small/a", "small/b", "large/c"):
         for i in range(5):
             key, now = (endpoint, i), monotonic()
@@ -179,25 +179,25 @@ def test_an_endpoint_that_fails_its_requests_is_not_usable(decider: Decider) -> 
     assert not decider.any_usable(monotonic())
 
 
-# --------------------------------------------------------------------------- what policies may know
+# --------------------------------------------------------------------------- inputs of policies
 
 
 @pytest.mark.parametrize(
-    ("asked", "cap", "known"), [(None, None, None), (5, None, 5), (None, 9, 9), (5, 9, 5), (12, 9, 9)]
+    ("requested", "cap", "known"), [(None, None, None), (5, None, 5), (None, 9, 9), (5, 9, 5), (12, 9, 9)]
 )
-def test_max_tokens_is_capped_by_the_route(asked: int | None, cap: int | None, known: int | None) -> None:
-    """The cap alone where the caller gives none: it is sent upstream."""
+def test_max_tokens_is_capped_by_the_route(requested: int | None, cap: int | None, known: int | None) -> None:
+    """Without max_tokens the route's limit counts, since the gateway sends the limit upstream."""
     limited = route(limits={"output_tokens": cap})
-    assert QueuedRequest("r", request(max_tokens=asked), PromptEstimate({}), limited, 1).output_cap == known
+    assert QueuedRequest("r", request(max_tokens=requested), PromptEstimate({}), limited, 1).output_cap == known
 
 
 def test_policies_see_the_request_but_not_its_text() -> None:
-    """Fields for `when` and scorers are those of RequestView, which has neither body nor prompt."""
+    """RequestView has the fields for `when` and scorers, and neither body nor prompt."""
     headers = {"x-priority": "2", "x-session-id": "s", "x-slo-ttft-ms": "300", "x-slo-tpot-ms": "30"}
-    asked = request(headers, stream=True, tools=[{}], response_format={"type": "json_object"})
-    seen = RequestView(**{field.name: getattr(asked, field.name) for field in fields(RequestView)})
+    inference = request(headers, stream=True, tools=[{}], response_format={"type": "json_object"})
+    seen = RequestView(**{field.name: getattr(inference, field.name) for field in fields(RequestView)})
     assert seen == RequestView(
-        arrival=asked.arrival,
+        arrival=inference.arrival,
         stream=True,
         tools=True,
         json_schema=True,

@@ -1,4 +1,4 @@
-"""The sockets that workers share."""
+"""Sockets shared by workers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gateway.process import bind, reserve_port, url_of
 HERE = ListenAddress("127.0.0.1", 0)
 
 
-def test_a_reserved_port_is_shared_by_those_who_ask_to_and_taken_for_all_others() -> None:
-    """Of two gateways on one port each would get half of the requests."""
+def test_a_reserved_port_can_be_shared_by_workers_only() -> None:
+    """Two gateways on one port would each get half of the requests."""
     with ExitStack() as stack:
         held = stack.enter_context(reserve_port(HERE))
         port = ListenAddress("127.0.0.1", held.getsockname()[1])
@@ -25,8 +25,8 @@ def test_a_reserved_port_is_shared_by_those_who_ask_to_and_taken_for_all_others(
                 take(port)
 
 
-def test_connections_go_to_those_that_listen_alone() -> None:
-    """The one that reserves the port does not; a worker that closed is not waited for."""
+def test_connections_reach_only_listening_workers() -> None:
+    """Neither the reserving socket nor the socket of an exited worker."""
     with reserve_port(HERE) as held:
         port = ListenAddress("127.0.0.1", held.getsockname()[1])
         with bind(port, shared=True) as gone:
@@ -42,7 +42,7 @@ def test_connections_go_to_those_that_listen_alone() -> None:
 
 
 def test_a_name_and_an_ipv6_address_can_be_listened_on() -> None:
-    """A URL says it as it was configured."""
+    """The URL shows the configured host."""
     with bind(ListenAddress("localhost", 0)) as named, bind(ListenAddress("::1", 0)) as six:
         assert named.family == socket.AF_INET
         assert url_of(named, "localhost") == f"http://localhost:{named.getsockname()[1]}"

@@ -54,10 +54,10 @@ TWO = {"chat": {"tiers": ["only"]}, "agent": {"tiers": ["only"]}}
 WEB, ALL = "authorization: Bearer sk-web", "authorization: Bearer sk-all"
 
 
-# --------------------------------------------------------------------------- the straight line
+# --------------------------------------------------------------------------- without failures
 
 
-async def test_one_request_one_record_with_all_that_was_found_out() -> None:
+async def test_one_request_has_one_complete_record() -> None:
     """Request, endpoint, stage times, predictions and cost are in the Record."""
     script: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(TOKEN + FINISH + USAGE + DONE) + LAST_CHUNK]
     routes = {"chat": {"workload": "chat", "tiers": ["only"], "ttft": {"budget": "5s"}, "total": {"budget": "30s"}}}
@@ -99,21 +99,21 @@ async def test_one_request_one_record_with_all_that_was_found_out() -> None:
     ("path", "method"),
     [("/v1/models", "GET"), ("/health", "GET"), ("/ready", "GET"), ("/nope", "GET"), ("/v1/chat/completions", "GET")],
 )
-async def test_what_is_no_inference_has_no_record(path: str, method: str) -> None:
+async def test_only_inference_requests_have_a_record(path: str, method: str) -> None:
     """Probes and scanners are not requests."""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         assert (await get(gateway.url, path, method=method))[0] in (200, 404, 405)
         assert (list(gateway.recorder.recent), gateway.recorder.live) == ([], 0)
 
 
-async def test_a_query_is_no_part_of_the_path() -> None:
+async def test_a_query_string_is_ignored() -> None:
     """Some SDKs add `?api-version=`."""
     async with conversing([reply(WHOLE)]) as (_, caller, upstream):
         assert (await caller.whole(post(CHAT, path="/v1/chat/completions?api-version=1")))[0] == 200
     assert upstream.requests[0].target == "/v1/chat/completions"
 
 
-async def test_the_host_of_an_absolute_target_decides_nothing() -> None:
+async def test_the_host_of_an_absolute_target_is_ignored() -> None:
     """The form is valid (RFC 9112 section 3.2.2); only the configuration selects backends."""
     async with conversing([reply(WHOLE)]) as (_, caller, upstream):
         target = "http://127.0.0.1:9/v1/chat/completions"
@@ -121,7 +121,7 @@ async def test_the_host_of_an_absolute_target_decides_nothing() -> None:
     assert upstream.requests[0].target == "/v1/chat/completions"
 
 
-async def test_completions_are_served_as_chats_are() -> None:
+async def test_completions_are_served_like_chat_completions() -> None:
     """Both of OpenAI's operations."""
     async with conversing([reply(b'{"choices":[{"text":"hi"}]}')]) as (gateway, caller, upstream):
         status, _, _ = await caller.whole(post({"model": "chat", "prompt": "hello"}, path="/v1/completions"))
@@ -142,16 +142,20 @@ async def test_a_refusal_has_the_headers_of_an_answer() -> None:
     assert (found.end, found.status, found.route, found.ttft_met) == (RequestOutcome.REFUSED, 404, "-", None)
 
 
-async def test_attempts_that_all_failed_are_counted_in_the_error() -> None:
-    """As many as there were, and no winner beside them."""
-    async with conversing([reply(b"{}", "500 x")]) as (gateway, caller, _):  # asked twice: it has no stand-in
+async def test_an_error_counts_all_failed_attempts() -> None:
+    """Without a winning attempt."""
+    async with conversing([reply(b"{}", "500 x")]) as (
+        gateway,
+        caller,
+        _,
+    ):  # tried twice: the pool has no other endpoint
         status, headers, _ = await caller.whole(post(STREAM))
     assert (status, headers["x-firsttoken-attempts"], headers["x-should-retry"]) == (502, "2", "false")
     assert (last(gateway).end, len(last(gateway).attempts), last(gateway).ttft_met) == (RequestOutcome.FAILED, 2, False)
 
 
-async def test_without_a_usable_endpoint_the_caller_is_told_when_to_come_back() -> None:
-    """503 with Retry-After, at once."""
+async def test_without_a_usable_endpoint_the_reply_is_503_with_retry_after() -> None:
+    """At once."""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         endpoint = gateway.runtime.current.pools["only"].endpoints[0].id
         for _ in range(2):
@@ -165,7 +169,7 @@ async def test_without_a_usable_endpoint_the_caller_is_told_when_to_come_back() 
 
 
 async def test_a_key_sees_and_uses_its_own_routes_only() -> None:
-    """Another's route is 404, and nothing is sent."""
+    """Other routes are 404, and no backend is called."""
     async with conversing([reply(WHOLE)], routes=TWO, keys=KEYS) as (gateway, caller, upstream):
         listed = [
             [model["id"] for model in json.loads((await get(gateway.url, "/v1/models", key))[2])["data"]]
@@ -178,8 +182,8 @@ async def test_a_key_sees_and_uses_its_own_routes_only() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/completions"])
-async def test_without_a_key_nothing_is_served_but_health(path: str) -> None:
-    """401 before the body is looked at; a load balancer needs no key."""
+async def test_without_a_key_only_health_is_served(path: str) -> None:
+    """401 before the body is parsed; a load balancer needs no key."""
     async with running({"only": pool("http://127.0.0.1:9")}, keys=KEYS) as gateway:
         for headers in ((), ("authorization: Bearer sk-we",), ("authorization: Basic c2std2Vi",)):
             if path == "/v1/models":
@@ -191,10 +195,10 @@ async def test_without_a_key_nothing_is_served_but_health(path: str) -> None:
         assert [(await get(gateway.url, path))[0] for path in ("/health", "/ready")] == [200, 200]
 
 
-# --------------------------------------------------------------------------- our own faults
+# --------------------------------------------------------------------------- internal errors
 
 
-async def test_a_bug_before_the_first_token_is_a_500_and_a_record(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_before_the_first_token_is_a_500_and_a_record(caplog: pytest.LogCaptureFixture) -> None:
     """The reply names no internals; the next request is served."""
     async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
         decide, gateway.queue.decide = gateway.queue.decide, None  # type: ignore[assignment, method-assign]
@@ -216,8 +220,8 @@ def _bug(*_: object, **__: object) -> Any:
     raise RuntimeError("a bug of ours")
 
 
-async def test_a_bug_at_the_relay_frees_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever leaves without an end still lets go of the engine and of the ledger."""
+async def test_an_internal_error_in_the_relay_cancels_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the engine nor the fleet's in-flight count stays occupied."""
     async with (
         Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream,
         running({"only": pool(upstream.url)}) as gateway,
@@ -233,8 +237,8 @@ async def test_a_bug_at_the_relay_frees_the_engine(monkeypatch: pytest.MonkeyPat
     )
 
 
-async def test_a_bug_after_the_first_token_leaves_the_answer_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second head in the middle of a body would be read as its text: the connection ends instead."""
+async def test_an_internal_error_after_the_first_token_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second head inside a body would be read as text."""
     async with (
         Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream,
         running({"only": pool(upstream.url)}) as gateway,
@@ -251,11 +255,11 @@ async def test_a_bug_after_the_first_token_leaves_the_answer_unfinished(monkeypa
     assert last(gateway).end is RequestOutcome.INTERNAL
 
 
-# --------------------------------------------------------------------------- alive and ready
+# --------------------------------------------------------------------------- health and readiness
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
-async def test_probes_are_answered_to_get_and_head(path: str) -> None:
+async def test_health_and_ready_answer_get_and_head_only(path: str) -> None:
     """And to nothing else."""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         status, _, body = await get(gateway.url, path)
@@ -266,8 +270,8 @@ async def test_probes_are_answered_to_get_and_head(path: str) -> None:
         assert (status, headers["allow"]) == (405, "GET")
 
 
-async def test_a_gateway_that_drains_is_alive_and_not_ready() -> None:
-    """Load balancers send no new requests while running ones end."""
+async def test_a_draining_gateway_is_alive_and_not_ready() -> None:
+    """Load balancers send no new requests while running requests end."""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         gateway.proxy.draining = True
         status, _, body = await get(gateway.url, "/ready")
@@ -275,8 +279,8 @@ async def test_a_gateway_that_drains_is_alive_and_not_ready() -> None:
         assert (await get(gateway.url, "/health"))[0] == 200
 
 
-async def test_a_connection_ends_with_an_answer_that_is_given_while_draining() -> None:
-    """A refusal's, a stream's and a whole answer's alike: its next request would come too late."""
+async def test_answers_while_draining_close_the_connection() -> None:
+    """Refusals, streams and whole answers; a next request would come too late."""
     async with Upstream([STREAMED], [reply(WHOLE)]) as upstream, running({"only": pool(upstream.url)}) as gateway:
         gateway.proxy.draining = True
         for body, status in (({**CHAT, "model": "nope"}, 404), (STREAM, 200), (CHAT, 200)):
@@ -298,8 +302,10 @@ async def test_a_connection_ends_with_an_answer_that_is_given_while_draining() -
         (Placement.UNFIT, "small: no images", 400, "no_suitable_tier"),
     ],
 )
-def test_what_was_not_placed_is_answered_at_once(outcome: Placement, reason: str, status: int, code: str) -> None:
-    """With the reason; and with the time to come back, unless coming back would not help."""
+def test_an_unplaced_request_is_rejected_with_its_reason(
+    outcome: Placement, reason: str, status: int, code: str
+) -> None:
+    """With Retry-After, unless a retry cannot help."""
     with pytest.raises(ApiError) as caught:
         reject_unplaced(Decision(outcome, 0.0, FOREVER, reason=reason, retry_after=1.2))
     refusal = caught.value
@@ -308,8 +314,8 @@ def test_what_was_not_placed_is_answered_at_once(outcome: Placement, reason: str
     assert refusal.headers == ({} if status == 400 else {"retry-after": "2", "retry-after-ms": "1200"})
 
 
-def test_what_was_placed_goes_on() -> None:
-    """Silently."""
+def test_a_placed_request_is_not_rejected() -> None:
+    """No exception is raised."""
     reject_unplaced(decided())
 
 
@@ -329,22 +335,22 @@ def test_what_was_placed_goes_on() -> None:
         (internal("x"), Placement.PLACE, RequestOutcome.FAILED),
     ],
 )
-def test_an_error_is_the_fault_of_one_side(refusal: ApiError, outcome: Placement | None, end: RequestOutcome) -> None:
-    """A 4xx after sending is the request's own; a 429 or 5xx then means that every attempt failed."""
+def test_the_outcome_of_an_error(refusal: ApiError, outcome: Placement | None, end: RequestOutcome) -> None:
+    """A 4xx after sending is the request's own fault; a 429 or 5xx then means that every attempt failed."""
     assert outcome_of(refusal, None if outcome is None else Decision(outcome, 0.0, FOREVER)) is end
 
 
 @pytest.mark.parametrize(
     ("stream", "wants", "strip"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_usage_is_stripped_only_from_streams_that_did_not_ask(stream: bool, wants: bool, strip: bool) -> None:
-    """Complete answers keep usage in the body."""
+def test_usage_is_hidden_only_in_streams_without_include_usage(stream: bool, wants: bool, strip: bool) -> None:
+    """Whole answers keep usage in the body."""
     assert hide_usage(request(stream=stream, stream_options={"include_usage": wants})) is strip
 
 
 @pytest.mark.parametrize(("parts", "tokens"), [([TOKEN, TOKEN, FINISH, USAGE], 7), ([TOKEN, TOKEN, FINISH], 100)])
-def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: int) -> None:
-    """By the estimate where the engine does not say; an attempt that is still open is ended."""
+def test_cost_and_tokens_use_reported_usage(parts: list[bytes], tokens: int) -> None:
+    """Without a report, the estimate; an attempt still open is ended."""
     fleet = RecordingFleet()
     attempt, found = (
         run(fleet, RecordingListener()),
@@ -374,8 +380,8 @@ def test_an_answer_is_settled_by_what_was_reported(parts: list[bytes], tokens: i
     assert found.cost_usd == pytest.approx((tokens + 20) / 1e6)
 
 
-async def test_the_bytes_of_a_wanted_usage_event_pass() -> None:
-    """And are metered as well."""
+async def test_a_requested_usage_event_passes_unchanged() -> None:
+    """Both streams are metered."""
     metered = TOKEN + FINISH + USAGE + DONE
     async with conversing([STREAM_HEAD + chunk(metered) + LAST_CHUNK]) as (gateway, caller, _):
         for options, body in ((None, ANSWER), ({"include_usage": True}, metered)):

@@ -1,4 +1,4 @@
-"""When files are read again, and what a reload leaves of the one before."""
+"""Detection of changed files, and the order of reloads."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ONE = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))
 OTHER = Config.model_validate(document({"other": pool("http://127.0.0.1:9")}))
 
 
-def test_a_file_is_read_when_two_looks_find_the_same_news(tmp_path: Path) -> None:
-    """The first may have found half of it. What was tried is not tried again."""
+def test_a_changed_file_is_read_after_two_equal_polls(tmp_path: Path) -> None:
+    """The first poll may have found half a file. A tried version is not tried again."""
     file = tmp_path / "f.yaml"
     file.write_text("a")
     source = ConfigSource(lambda: ONE, [file])
@@ -33,8 +33,8 @@ def test_a_file_is_read_when_two_looks_find_the_same_news(tmp_path: Path) -> Non
     assert not source.files_changed()
 
 
-def test_a_file_that_is_replaced_or_goes_is_news_too(tmp_path: Path) -> None:
-    """Also one of the same size and time, behind a link."""
+def test_a_replaced_or_removed_file_is_a_change(tmp_path: Path) -> None:
+    """Even with equal size and time, behind a symbolic link."""
     for name in ("one", "two"):
         (tmp_path / name).write_text(name)
         os.utime(tmp_path / name, (1, 1))
@@ -49,7 +49,7 @@ def test_a_file_that_is_replaced_or_goes_is_news_too(tmp_path: Path) -> None:
     assert [source.files_changed(), source.files_changed()] == [False, True]
 
 
-def test_a_tokenizer_that_cannot_be_had_is_found_before_anything_is_touched(tmp_path: Path) -> None:
+def test_an_unusable_tokenizer_is_found_before_the_reload(tmp_path: Path) -> None:
     bad = tmp_path / "tokenizer.json"
     bad.write_text("{}")
     wanted = Config.model_validate(document({"only": pool("http://127.0.0.1:9", tokenizer=str(bad))}))
@@ -57,28 +57,28 @@ def test_a_tokenizer_that_cannot_be_had_is_found_before_anything_is_touched(tmp_
         ConfigSource(lambda: wanted).next(ONE)
 
 
-async def test_reloads_come_one_after_the_other() -> None:
-    """Whoever asks during one gets the next, and the last to ask has the last word."""
-    taken: list[Config] = []
+async def test_reloads_are_sequential() -> None:
+    """A request during a reload gets the next reload, and the last request wins."""
+    applied: list[Config] = []
     configs = [OTHER, ONE]
 
-    async def take(config: Config) -> None:
+    async def apply(config: Config) -> None:
         await asyncio.sleep(0.01)
-        taken.append(config)
+        applied.append(config)
 
-    reloader = Reloader(ONE, ConfigSource(lambda: configs.pop(0)), take)
+    reloader = Reloader(ONE, ConfigSource(lambda: configs.pop(0)), apply)
     first, second = await asyncio.gather(reloader.reload("a"), reloader.reload("b"))
-    assert ([*taken[0].pools], [*taken[1].pools]) == (["other"], ["only"])
+    assert ([*applied[0].pools], [*applied[1].pools]) == (["other"], ["only"])
     assert {*first.changed} == {*second.changed} == {"pools.only", "pools.other", "routes.chat.tiers"}
 
 
-async def test_who_was_let_go_is_sent_before_the_fleet_changes() -> None:
-    """Its decision names endpoints of the fleet of now."""
+async def test_released_requests_are_dispatched_before_the_fleet_changes() -> None:
+    """Their decisions name endpoints of the current fleet."""
     async with Upstream([]) as upstream, running({"only": pool(upstream.url)}) as gateway:
         before, gateway.queue.dispatch_pending = gateway.runtime.current, True
-        taking = asyncio.create_task(gateway.apply_config(OTHER))
+        applying = asyncio.create_task(gateway.apply_config(OTHER))
         await asyncio.sleep(0.05)
         assert gateway.runtime.current is before
         gateway.queue.dispatch_pending = False
-        await taking
+        await applying
         assert [*gateway.decider.fleet.snapshot(0.0).pools] == ["other"]

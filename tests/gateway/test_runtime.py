@@ -1,4 +1,4 @@
-"""Values that follow from a configuration, and what two Runtimes have in common."""
+"""Values derived from a configuration, and objects shared by successive Runtimes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.gateways import document, pool
 PRICE = {"input": 1.0, "output": 2.0}
 
 
-def test_the_price_is_that_of_the_pool_that_answered() -> None:
+def test_prices_are_per_pool() -> None:
     """Not that of the first choice."""
     pools = {"small": pool("http://127.0.0.1:9", price=PRICE), "large": pool("http://127.0.0.1:9")}
     runtime = build_runtime(Config.model_validate(document(pools)))
@@ -22,8 +22,8 @@ def test_the_price_is_that_of_the_pool_that_answered() -> None:
     assert runtime.pools["large"].price == Price()
 
 
-def test_what_has_not_changed_is_the_same_object_in_the_next_runtime() -> None:
-    """Connections and backends outlive a reload; what is new or gone is not shared."""
+def test_unchanged_pools_keep_their_objects_in_the_next_runtime() -> None:
+    """Connections and backends outlive a reload; new and removed pools share none."""
     both = {"a": pool("http://127.0.0.1:1"), "b": pool("http://127.0.0.1:2")}
     before = build_runtime(Config.model_validate(document(both)))
     changed = {"a": pool("http://127.0.0.1:1", price=PRICE), "b": pool("http://127.0.0.1:3")}

@@ -1,6 +1,6 @@
-"""The line before the engines: who waits, who is told when, and that nobody is lost.
+"""RequestQueue: waiting callers, timeouts, wake-ups and errors.
 
-The room here does what the test says, so that what is tried is how it is driven, not whom it prefers.
+The scheduler is scripted: its decisions are tested in tests/policies/queue.
 """
 
 from __future__ import annotations
@@ -31,76 +31,76 @@ ESTIMATE = PromptEstimate({"small": PoolEstimate(100)})
 CHAT = route().model_copy(update={"ttft": Ttft(budget="1s")})
 
 
-class Room(QueueScheduler):
-    """Lets pass whom the test says, and remembers what it was told."""
+class ScriptedScheduler(QueueScheduler):
+    """Releases as many requests as the test allows, and records calls."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside: dict[Hashable, QueuedRequest] = {}
-        self.passing = 0  # how many more may pass
-        self.looks = 0
-        self.told: list[tuple[str, Hashable]] = []
-        self.bug: Exception | None = None
+        self.queued_requests: dict[Hashable, QueuedRequest] = {}
+        self.allowed = 0  # requests still allowed to leave
+        self.releases = 0
+        self.calls: list[tuple[str, Hashable]] = []
+        self.error: Exception | None = None
         self.limited = 0.0
 
     def enter(self, queued: QueuedRequest) -> None:
-        self.inside[queued.request_key] = queued
+        self.queued_requests[queued.request_key] = queued
 
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
         self.enter(queued)
         return next((decision for _, decision in self.release(fleet, now)), None)
 
     def release(self, fleet: Fleet, now: float) -> Iterator[tuple[Hashable, Decision]]:
-        self.looks += 1
-        while self.inside and self.passing:
-            ticket = next(iter(self.inside))
-            del self.inside[ticket]
-            self.passing -= 1
-            yield ticket, decided(candidate(), at=now)
-        if self.bug is not None and self.inside:
-            raise self.bug
+        self.releases += 1
+        while self.queued_requests and self.allowed:
+            request_key = next(iter(self.queued_requests))
+            del self.queued_requests[request_key]
+            self.allowed -= 1
+            yield request_key, decided(candidate(), at=now)
+        if self.error is not None and self.queued_requests:
+            raise self.error
 
-    def leave(self, ticket: Hashable, now: float = NEVER) -> float:
-        self.inside.pop(ticket, None)
-        self.told.append(("leave", ticket))
+    def leave(self, request_key: Hashable, now: float = NEVER) -> float:
+        self.queued_requests.pop(request_key, None)
+        self.calls.append(("leave", request_key))
         return self.limited
 
-    def on_dispatched(self, ticket: Hashable) -> None:
-        self.told.append(("departed", ticket))
+    def on_dispatched(self, request_key: Hashable) -> None:
+        self.calls.append(("departed", request_key))
 
 
-class Stage:
-    """A line, its rooms in the order in which they were opened, and requests before it."""
+class QueueFixture:
+    """A RequestQueue, its schedulers in order of creation, and requests."""
 
     def __init__(self, patience: float = 60.0) -> None:
-        self.rooms: list[Room] = []
+        self.schedulers: list[ScriptedScheduler] = []
         self.fleet = Fleet([POOL])
-        self.line = RequestQueue(self.fleet, lambda: patience, self._open)
+        self.queue = RequestQueue(self.fleet, lambda: patience, self._open)
 
-    def _open(self) -> Room:
-        self.rooms.append(Room())
-        return self.rooms[-1]
+    def _open(self) -> ScriptedScheduler:
+        self.schedulers.append(ScriptedScheduler())
+        return self.schedulers[-1]
 
     @property
-    def room(self) -> Room:
-        return self.rooms[-1]
+    def scheduler(self) -> ScriptedScheduler:
+        return self.schedulers[-1]
 
-    def asking(
+    def deciding(
         self, asked: InferenceRequest, tenant: Tenant = ANYONE, on: Route = CHAT
     ) -> Coroutine[Any, Any, Decision]:
-        return self.line.decide(asked, on, ESTIMATE, tenant)
+        return self.queue.decide(asked, on, ESTIMATE, tenant)
 
-    async def held(self, count: int = 1) -> list[tuple[InferenceRequest, asyncio.Task[Decision]]]:
-        """So many requests, in the room."""
-        pairs = [(asked := request(), asyncio.create_task(self.asking(asked))) for _ in range(count)]
-        await turn_until(lambda: sum(self.line.depth().values()) == count)
+    async def enqueued(self, count: int = 1) -> list[tuple[InferenceRequest, asyncio.Task[Decision]]]:
+        """Queues `count` requests."""
+        pairs = [(asked := request(), asyncio.create_task(self.deciding(asked))) for _ in range(count)]
+        await turn_until(lambda: sum(self.queue.depth().values()) == count)
         return pairs
 
 
-def at_once(asking: Coroutine[Any, Any, Decision]) -> Decision:
-    """Its result, if it waits for nothing."""
+def result_at_once(deciding: Coroutine[Any, Any, Decision]) -> Decision:
+    """The result of a coroutine that never suspends."""
     with pytest.raises(StopIteration) as done:
-        asking.send(None)
+        deciding.send(None)
     decision: Decision = done.value.value
     return decision
 
@@ -108,81 +108,81 @@ def at_once(asking: Coroutine[Any, Any, Decision]) -> Decision:
 # --------------------------------------------------------------------------- at once
 
 
-def test_a_request_that_may_go_waits_for_nothing() -> None:
-    """No event loop is needed for it: neither task nor future nor timer."""
-    stage = Stage()
-    stage.room.passing = 1
-    assert at_once(stage.asking(request())).chosen is not None
-    assert (stage.fleet.on_news, stage.line.depth()) == (None, {})
+def test_a_request_released_at_once_never_suspends() -> None:
+    """Without an event loop: neither task nor future nor timer."""
+    fixture = QueueFixture()
+    fixture.scheduler.allowed = 1
+    assert result_at_once(fixture.deciding(request())).chosen is not None
+    assert (fixture.fleet.on_news, fixture.queue.depth()) == (None, {})
 
 
-def test_its_tenants_cache_group_goes_with_it() -> None:
-    """Fairness and caches are by it."""
-    stage, seen = Stage(), []
-    stage.room.enter = lambda queued: seen.append(queued.cache_group)
-    with pytest.raises(RuntimeError, match="no running event loop"):  # it is not let pass, and would wait
-        stage.asking(request(), Tenant("web", cache_group="front")).send(None)
+def test_a_queued_request_has_its_tenants_cache_group() -> None:
+    """For fair turns and prefix caches."""
+    fixture, seen = QueueFixture(), []
+    fixture.scheduler.enter = lambda queued: seen.append(queued.cache_group)
+    with pytest.raises(RuntimeError, match="no running event loop"):  # not released: the coroutine would wait
+        fixture.deciding(request(), Tenant("web", cache_group="front")).send(None)
     assert seen == ["front"]
 
 
-def test_a_request_that_was_sent_leaves_the_room() -> None:
-    """From then on the fleet counts it."""
-    stage, asked = Stage(), request()
-    stage.line.on_dispatched(asked)
-    assert stage.room.told == [("departed", id(asked))]
+def test_on_dispatched_reaches_the_scheduler() -> None:
+    """From then on the fleet counts the request."""
+    fixture, asked = QueueFixture(), request()
+    fixture.queue.on_dispatched(asked)
+    assert fixture.scheduler.calls == [("departed", id(asked))]
 
 
-def test_every_request_has_an_ordinal_of_its_own() -> None:
-    """It breaks ties and turns round robin."""
-    stage = Stage()
-    stage.room.passing = 3
+def test_every_request_has_its_own_sequence_number() -> None:
+    """For tie-breaks and round robin."""
+    fixture = QueueFixture()
+    fixture.scheduler.allowed = 3
     for _ in range(3):
-        at_once(stage.asking(request()))
-    assert stage.line.sequence == 3
+        result_at_once(fixture.deciding(request()))
+    assert fixture.queue.sequence == 3
 
 
-async def test_none_at_once_means_held() -> None:
-    """Then, and only then, there is something to wait for; the ordinal is taken once."""
-    stage, first, second = Stage(), request(), request()
-    stage.room.passing = 1
-    assert at_once(stage.asking(first)).chosen is not None
-    waiting = asyncio.create_task(stage.asking(second))
-    await turn_until(lambda: stage.line.depth() == {"chat": 1})
-    stage.room.passing = 1
-    stage.line._check_soon()
+async def test_a_request_not_released_at_once_is_queued() -> None:
+    """Its sequence number is taken once."""
+    fixture, first, second = QueueFixture(), request(), request()
+    fixture.scheduler.allowed = 1
+    assert result_at_once(fixture.deciding(first)).chosen is not None
+    waiting = asyncio.create_task(fixture.deciding(second))
+    await turn_until(lambda: fixture.queue.depth() == {"chat": 1})
+    fixture.scheduler.allowed = 1
+    fixture.queue._check_soon()
     assert (await waiting).chosen is not None
-    assert (stage.line.sequence, stage.line.depth()) == (2, {})
+    assert (fixture.queue.sequence, fixture.queue.depth()) == (2, {})
 
 
-async def test_who_comes_while_others_wait_goes_past_nobody() -> None:
-    """The room is asked about all of them: the first is let go, who came last waits."""
-    stage = Stage()
-    ((_, task),) = await stage.held()
-    stage.room.passing, late = 1, request()
-    waiting = asyncio.create_task(stage.asking(late))
+async def test_an_arrival_does_not_overtake_queued_requests() -> None:
+    """The scheduler decides over all requests: the first is released, the last waits."""
+    fixture = QueueFixture()
+    ((_, task),) = await fixture.enqueued()
+    fixture.scheduler.allowed, late = 1, request()
+    waiting = asyncio.create_task(fixture.deciding(late))
     assert (await task).chosen is not None
-    assert stage.line.depth() == {"chat": 1}
+    assert fixture.queue.depth() == {"chat": 1}
     waiting.cancel()
 
 
-# --------------------------------------------------------------------------- held
+# --------------------------------------------------------------------------- queued
 
 
 @pytest.mark.parametrize("event", ["first token", "end", "scrape", "entry", "departure of a caller"])
-async def test_who_waits_is_looked_at_when_something_happens(event: str) -> None:
-    """Whatever may have made room."""
-    stage = Stage()
-    first, second = await stage.held(2)
-    stage.room.passing = 1
+async def test_fleet_events_arrivals_and_departures_trigger_a_release(event: str) -> None:
+    """Any of these events may have made room."""
+    fixture = QueueFixture()
+    first, second = await fixture.enqueued(2)
+    fixture.scheduler.allowed = 1
     match event:
         case "first token":
-            stage.fleet.on_first_token("unknown", monotonic())
+            fixture.fleet.on_first_token("unknown", monotonic())
         case "end":
-            stage.fleet.on_ended("unknown", AttemptOutcome.FAILED, monotonic(), AttemptReport())
+            fixture.fleet.on_ended("unknown", AttemptOutcome.FAILED, monotonic(), AttemptReport())
         case "scrape":
-            await Monitor(stage.fleet).poll("small/a", ConnectionPool(dead_url(), connect_timeout=1), backend())
+            await Monitor(fixture.fleet).poll("small/a", ConnectionPool(dead_url(), connect_timeout=1), backend())
         case "entry":
-            third = asyncio.create_task(stage.asking(request()))
+            third = asyncio.create_task(fixture.deciding(request()))
         case _:
             second[1].cancel()
     async with asyncio.timeout(0.5):
@@ -192,158 +192,161 @@ async def test_who_waits_is_looked_at_when_something_happens(event: str) -> None
     second[1].cancel()
 
 
-async def test_many_events_of_one_turn_are_one_look() -> None:
-    """A burst of tokens is not a burst of decisions."""
-    stage = Stage()
-    ((_, task),) = await stage.held()
-    before = stage.room.looks
+async def test_events_of_one_loop_turn_cause_one_release() -> None:
+    """A burst of tokens is no burst of decisions."""
+    fixture = QueueFixture()
+    ((_, task),) = await fixture.enqueued()
+    before = fixture.scheduler.releases
     for _ in range(50):
-        stage.fleet.on_first_token("unknown", monotonic())
-    await turn_until(lambda: stage.room.looks > before)
+        fixture.fleet.on_first_token("unknown", monotonic())
+    await turn_until(lambda: fixture.scheduler.releases > before)
     await asyncio.sleep(0)
-    assert stage.room.looks == before + 1
+    assert fixture.scheduler.releases == before + 1
     task.cancel()
 
 
-async def test_they_go_one_at_a_time() -> None:
-    """Each has been sent when the room is asked for the next, for its going changes where the next should go; who
-    comes in between waits for the same."""
-    stage, order = Stage(), []
-    release = stage.room.release
+async def test_each_request_is_dispatched_before_the_next_is_released() -> None:
+    """A dispatch changes the best endpoint for the next request. Arrivals in between wait for the same."""
+    fixture, order = QueueFixture(), []
+    release = fixture.scheduler.release
 
     def releasing(fleet: Fleet, now: float) -> Iterator[tuple[Hashable, Decision]]:
         order.append("ask")
         return release(fleet, now)
 
     async def sending(asked: InferenceRequest) -> None:
-        await stage.asking(asked)
+        await fixture.deciding(asked)
         order.append("sent")
 
     tasks = [asyncio.create_task(sending(request())) for _ in range(2)]
-    await turn_until(lambda: len(stage.room.inside) == 2)
-    stage.room.release, stage.room.passing = releasing, 3
+    await turn_until(lambda: len(fixture.scheduler.queued_requests) == 2)
+    fixture.scheduler.release, fixture.scheduler.allowed = releasing, 3
     tasks += [asyncio.create_task(sending(request()))]
     await asyncio.gather(*tasks)
     assert order == ["ask", "sent"] * 3
 
 
-async def test_a_line_that_has_emptied_lets_the_next_pass_at_once() -> None:
-    """However the last one left."""
-    stage = Stage()
-    ((_, task),) = await stage.held()
-    stage.room.passing = 2
-    assert stage.fleet.on_news is not None
-    stage.fleet.on_news()
+async def test_an_emptied_queue_releases_the_next_arrival_at_once() -> None:
+    """After any kind of departure."""
+    fixture = QueueFixture()
+    ((_, task),) = await fixture.enqueued()
+    fixture.scheduler.allowed = 2
+    assert fixture.fleet.on_news is not None
+    fixture.fleet.on_news()
     await task
     async with asyncio.timeout(0.5):
-        assert (await stage.asking(request())).chosen is not None
+        assert (await fixture.deciding(request())).chosen is not None
 
 
-async def test_who_waits_is_looked_at_when_the_room_says() -> None:
-    """With no event at all."""
-    stage = Stage()
-    stage.room.wake_at = monotonic() + 0.02
-    ((_, task),) = await stage.held()
-    stage.room.passing = 1
+async def test_the_scheduler_is_called_at_its_wake_up_time() -> None:
+    """Without any event."""
+    fixture = QueueFixture()
+    fixture.scheduler.wake_at = monotonic() + 0.02
+    ((_, task),) = await fixture.enqueued()
+    fixture.scheduler.allowed = 1
     async with asyncio.timeout(1):
-        assert (await task).at >= stage.room.wake_at - 0.002
+        assert (await task).at >= fixture.scheduler.wake_at - 0.002
 
 
-async def test_nobody_listens_once_nobody_waits() -> None:
-    """What happens in the fleet costs nothing then."""
-    stage = Stage()
-    ((_, task),) = await stage.held()
-    assert stage.fleet.on_news is not None
-    stage.room.passing = 1
-    stage.fleet.on_news()
+async def test_an_empty_queue_ignores_fleet_events() -> None:
+    """Events then cost nothing."""
+    fixture = QueueFixture()
+    ((_, task),) = await fixture.enqueued()
+    assert fixture.fleet.on_news is not None
+    fixture.scheduler.allowed = 1
+    fixture.fleet.on_news()
     await task
-    assert stage.fleet.on_news is None
-    looks = stage.room.looks
-    stage.fleet.on_first_token("unknown", monotonic())
+    assert fixture.fleet.on_news is None
+    releases = fixture.scheduler.releases
+    fixture.fleet.on_first_token("unknown", monotonic())
     await asyncio.sleep(0)
-    assert stage.room.looks == looks
+    assert fixture.scheduler.releases == releases
 
 
-async def test_how_many_wait_is_known_by_route() -> None:
+async def test_depth_counts_queued_requests_by_route() -> None:
     """For the gauge and for explanations."""
-    stage = Stage()
-    asking = [stage.asking(request()), stage.asking(request()), stage.asking(request(), on=route("agent"))]
-    tasks = [asyncio.create_task(one) for one in asking]
-    await turn_until(lambda: sum(stage.line.depth().values()) == 3)
-    assert stage.line.depth() == {"chat": 2, "agent": 1}
+    fixture = QueueFixture()
+    deciding = [
+        fixture.deciding(request()),
+        fixture.deciding(request()),
+        fixture.deciding(request(), on=route("agent")),
+    ]
+    tasks = [asyncio.create_task(one) for one in deciding]
+    await turn_until(lambda: sum(fixture.queue.depth().values()) == 3)
+    assert fixture.queue.depth() == {"chat": 2, "agent": 1}
     for task in tasks:
         task.cancel()
 
 
-# --------------------------------------------------------------------------- gone, too long, stopped
+# --------------------------------------------------------------------------- cancelled, timed out, stopped
 
 
-async def test_a_caller_that_leaves_leaves_the_room() -> None:
-    """Its place is free at once."""
-    stage = Stage()
-    ((asked, task),) = await stage.held()
+async def test_a_cancelled_caller_leaves_the_scheduler() -> None:
+    """At once."""
+    fixture = QueueFixture()
+    ((asked, task),) = await fixture.enqueued()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert (task.cancelled(), stage.room.told, stage.line.depth()) == (True, [("leave", id(asked))], {})
+    assert (task.cancelled(), fixture.scheduler.calls, fixture.queue.depth()) == (True, [("leave", id(asked))], {})
 
 
-async def test_a_caller_that_leaves_as_it_is_let_go_leaves_too() -> None:
-    """Else the engine that it was to go to would be thought busy for ever."""
-    stage = Stage()
-    ((asked, task),) = await stage.held()
-    stage.room.passing = 1
-    assert stage.fleet.on_news is not None
-    stage.fleet.on_news()
-    await turn_until(lambda: not stage.line.depth())
+async def test_a_caller_cancelled_at_its_release_leaves_the_scheduler() -> None:
+    """Otherwise its engine would count as busy for ever."""
+    fixture = QueueFixture()
+    ((asked, task),) = await fixture.enqueued()
+    fixture.scheduler.allowed = 1
+    assert fixture.fleet.on_news is not None
+    fixture.fleet.on_news()
+    await turn_until(lambda: not fixture.queue.depth())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert (task.cancelled(), stage.room.told) == (True, [("leave", id(asked))])
+    assert (task.cancelled(), fixture.scheduler.calls) == (True, [("leave", id(asked))])
 
 
-async def test_a_request_is_not_held_for_ever() -> None:
-    """503 with Retry-After once the limit of silence is over, room or no room."""
-    stage = Stage(patience=0.02)
-    stage.room.wake_at, stage.room.limited = FOREVER, 0.01
-    ((asked, task),) = await stage.held()
+async def test_a_queued_request_times_out() -> None:
+    """503 with Retry-After after the first-token limit."""
+    fixture = QueueFixture(patience=0.02)
+    fixture.scheduler.wake_at, fixture.scheduler.limited = FOREVER, 0.01
+    ((asked, task),) = await fixture.enqueued()
     with pytest.raises(QueueTimeout) as caught:
         await asyncio.wait_for(task, 1)
     assert caught.value.rate_limited_s == 0.01
     assert (caught.value.status, caught.value.type, caught.value.headers["retry-after"]) == (503, "server_error", "30")
     assert "within 0.02 s" in caught.value.message
-    assert stage.room.told == [("leave", id(asked))]
+    assert fixture.scheduler.calls == [("leave", id(asked))]
 
 
-async def test_nobody_is_turned_away_who_has_no_deadline() -> None:
-    """Batch is held until an engine has time for it: not for ever either, but as long as callers wait."""
-    stage = Stage(patience=0.02)
-    task = asyncio.create_task(stage.asking(request(), on=route("batch")))
-    await turn_until(lambda: sum(stage.line.depth().values()) == 1)
-    (waiter,) = stage.line._waiters.values()
+async def test_a_request_without_a_deadline_waits_longer() -> None:
+    """Batch requests wait until an engine is idle, bounded by NO_DEADLINE_PATIENCE."""
+    fixture = QueueFixture(patience=0.02)
+    task = asyncio.create_task(fixture.deciding(request(), on=route("batch")))
+    await turn_until(lambda: sum(fixture.queue.depth().values()) == 1)
+    (waiter,) = fixture.queue._waiters.values()
     assert waiter.expires_at - waiter.entered_at == pytest.approx(NO_DEADLINE_PATIENCE)
     task.cancel()
 
 
-async def test_who_still_waits_when_the_gateway_goes_away_is_told_so() -> None:
-    """Another one may have time: come back in a second."""
-    stage = Stage()
-    pairs = await stage.held(3)
-    stage.line.close()
+async def test_closing_the_queue_rejects_queued_requests() -> None:
+    """With 503 and Retry-After 1 s: another gateway may have time."""
+    fixture = QueueFixture()
+    pairs = await fixture.enqueued(3)
+    fixture.queue.close()
     for _, task in pairs:
         with pytest.raises(QueueTimeout) as caught:
             await task
         assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "1")
-    assert (stage.room.inside, stage.line.depth(), stage.fleet.on_news) == ({}, {}, None)
+    assert (fixture.scheduler.queued_requests, fixture.queue.depth(), fixture.fleet.on_news) == ({}, {}, None)
 
 
-# --------------------------------------------------------------------------- our own bugs
+# --------------------------------------------------------------------------- internal errors
 
 
-async def test_a_bug_befalls_the_request_that_it_is_about(
+async def test_an_internal_error_fails_only_its_own_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It gets the error; the others wait on, in a new room."""
-    stage = Stage()
-    (_, first), (_, second) = await stage.held(2)
+    """Other requests stay queued, in a new scheduler."""
+    fixture = QueueFixture()
+    (_, first), (_, second) = await fixture.enqueued(2)
     poison, now = request(), monotonic()
     real = module.decide
 
@@ -353,33 +356,37 @@ async def test_a_bug_befalls_the_request_that_it_is_about(
         return real(queued, *rest)
 
     monkeypatch.setattr(module, "decide", decide)
-    stage.room.bug = ZeroDivisionError("a bug of ours")
+    fixture.scheduler.error = ZeroDivisionError("a bug of ours")
     with pytest.raises(ZeroDivisionError):
-        await stage.asking(poison, Tenant("x", cache_group="poison"))
+        await fixture.deciding(poison, Tenant("x", cache_group="poison"))
     assert "request queue failed" in caplog.text
-    assert (len(stage.rooms), len(stage.room.inside), stage.line.depth()) == (2, 2, {"chat": 2})
-    stage.room.passing = 2
-    assert stage.fleet.on_news is not None
-    stage.fleet.on_news()
+    assert (len(fixture.schedulers), len(fixture.scheduler.queued_requests), fixture.queue.depth()) == (
+        2,
+        2,
+        {"chat": 2},
+    )
+    fixture.scheduler.allowed = 2
+    assert fixture.fleet.on_news is not None
+    fixture.fleet.on_news()
     assert [(await task).at > now for task in (first, second)] == [True, True]
 
 
-async def test_a_bug_of_an_empty_room_is_nobodys_error() -> None:
-    """Who met it goes where it would go without a room."""
-    stage = Stage()
-    stage.room.bug = KeyError("a bug of ours")
-    decision = at_once(stage.asking(request()))
-    assert (decision.chosen is not None, decision.scorer, len(stage.rooms)) == (True, "predicted", 2)
-    assert (stage.room.inside, stage.line.depth(), stage.fleet.on_news) == ({}, {}, None)
+async def test_a_scheduler_error_on_an_empty_queue_places_the_request_without_queue() -> None:
+    """In a new scheduler."""
+    fixture = QueueFixture()
+    fixture.scheduler.error = KeyError("a bug of ours")
+    decision = result_at_once(fixture.deciding(request()))
+    assert (decision.chosen is not None, decision.scorer, len(fixture.schedulers)) == (True, "predicted", 2)
+    assert (fixture.scheduler.queued_requests, fixture.queue.depth(), fixture.fleet.on_news) == ({}, {}, None)
 
 
-async def test_a_bug_of_the_room_itself_loses_nobody() -> None:
-    """All go where they would go without one."""
-    stage = Stage()
-    pairs = await stage.held(3)
-    stage.room.bug = KeyError("a bug of ours")
-    assert stage.fleet.on_news is not None
-    stage.fleet.on_news()
+async def test_a_scheduler_error_places_all_queued_requests_without_queue() -> None:
+    """No request is lost."""
+    fixture = QueueFixture()
+    pairs = await fixture.enqueued(3)
+    fixture.scheduler.error = KeyError("a bug of ours")
+    assert fixture.fleet.on_news is not None
+    fixture.fleet.on_news()
     decisions = [await task for _, task in pairs]
     assert all(decision.chosen is not None and decision.scorer == "predicted" for decision in decisions)
-    assert (len(stage.rooms), stage.line.depth()) == (2, {})
+    assert (len(fixture.schedulers), fixture.queue.depth()) == (2, {})

@@ -1,4 +1,4 @@
-"""`firsttoken serve`: from the command to a signal, and what becomes of the requests in between."""
+"""`firsttoken serve`: from the command to a signal, and the requests in between."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 
 
-async def test_a_signal_ends_it_when_its_requests_have_ended(tmp_path: Path) -> None:
-    """It says where it serves; after SIGTERM it takes no connection and completes what runs; then exit code 0."""
+async def test_sigterm_drains_running_requests(tmp_path: Path) -> None:
+    """The first line shows the address. After SIGTERM no connection is accepted and running requests complete; exit
+    code 0."""
     async with Upstream(SLOW) as upstream, serving(write_config(tmp_path / "f.yaml", upstream.url)) as served:
         assert served.first_line.startswith("firsttoken: serving http://127.0.0.1:")
         async with calling(served.url) as idle, calling(served.url) as caller:
@@ -48,8 +49,8 @@ async def test_a_signal_ends_it_when_its_requests_have_ended(tmp_path: Path) -> 
     assert '"end":"completed"' in out
 
 
-async def test_an_interrupt_ends_it_as_well(tmp_path: Path) -> None:
-    """At once, with nothing running: no traceback, exit code 0."""
+async def test_sigint_stops_an_idle_gateway(tmp_path: Path) -> None:
+    """At once: no traceback, exit code 0."""
     async with serving(write_config(tmp_path / "f.yaml", "http://127.0.0.1:9")) as served:
         assert (await get(served.url, "/health"))[0] == 200
         served.process.send_signal(signal.SIGINT)
@@ -58,8 +59,8 @@ async def test_an_interrupt_ends_it_as_well(tmp_path: Path) -> None:
     assert err.startswith("firsttoken: draining")
 
 
-async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    """What runs is cut, and is in the access log all the same."""
+async def test_a_second_signal_aborts_running_requests(tmp_path: Path) -> None:
+    """Aborted requests are in the access log."""
     async with (
         Upstream(SLOW) as upstream,
         serving(write_config(tmp_path / "f.yaml", upstream.url)) as served,
@@ -68,7 +69,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         await caller.ask(post(STREAM))
         for _ in range(2):
             served.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.1)  # signals of one kind that are not taken yet are one
+            await asyncio.sleep(0.1)  # pending signals of one kind are merged
         code, out, _ = await served.ends()
     assert code == 0
     assert out.count("\n") == 1
@@ -77,8 +78,8 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("port", ["listen", "admin"])
-def test_a_port_that_is_taken_is_exit_code_2(port: str, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line: the mend is the operator's. Nor is a port shared with somebody else's workers."""
+def test_a_port_in_use_is_exit_code_2(port: str, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line. A port is not shared with workers of another gateway either."""
     with bind(ListenAddress("127.0.0.1", 0), shared=True) as taken:
         taken.listen()
         free = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "workers": workers}
@@ -100,23 +101,23 @@ async def started(upstream: Upstream) -> Gateway:
     return gateway
 
 
-async def test_what_outlasts_its_grace_is_cut_and_recorded() -> None:
-    """No engine is left working for nobody, and the Record is written before the access log closes."""
+async def test_requests_beyond_the_grace_period_are_aborted_and_recorded() -> None:
+    """No engine continues without a caller, and the Record is written before the access log closes."""
     async with Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream:
         gateway = await started(upstream)
         async with calling(gateway.url) as caller:
             await caller.ask(post(STREAM))
             await gateway.stop(grace=0.1)
             await upstream.until(lambda seen: seen.hangups == 1)
-            said = await caller.rest()
-    assert said.startswith(chunk(TOKEN))
-    assert b'data: {"error":{"message":"The gateway was stopped in the middle of the answer; try again."' in said
-    assert said.endswith(LAST_CHUNK)
+            body = await caller.rest()
+    assert body.startswith(chunk(TOKEN))
+    assert b'data: {"error":{"message":"The gateway was stopped in the middle of the answer; try again."' in body
+    assert body.endswith(LAST_CHUNK)
     assert (last(gateway).end, gateway.recorder.live) == (RequestOutcome.CUT, 0)
 
 
-async def test_what_has_no_answer_yet_when_its_grace_is_over_is_told_to_go_elsewhere() -> None:
-    """503 with retry-after: nothing was said to its caller that could not be said again by another gateway."""
+async def test_requests_without_a_first_token_after_the_grace_period_get_503() -> None:
+    """With Retry-After: no byte was written, so another gateway can serve the request."""
     async with Upstream([HANG]) as upstream:
         gateway = await started(upstream)
         async with calling(gateway.url) as caller:
@@ -129,8 +130,8 @@ async def test_what_has_no_answer_yet_when_its_grace_is_over_is_told_to_go_elsew
     assert last(gateway).end is RequestOutcome.CUT
 
 
-async def test_nobody_is_refused_while_the_balancer_has_not_heard_of_it() -> None:
-    """For `wait` seconds it is not ready, and serves whoever comes; a second signal ends the wait too."""
+async def test_during_the_shutdown_delay_requests_are_served() -> None:
+    """/ready is 503 for `wait` seconds, for load balancers; a second signal ends the wait."""
     async with Upstream([STREAM_HEAD + chunk(TOKEN + FINISH + DONE) + LAST_CHUNK]) as upstream:
         gateway = await started(upstream)
         stopping = asyncio.create_task(gateway.stop(grace=60, wait=60))
@@ -147,15 +148,15 @@ async def test_nobody_is_refused_while_the_balancer_has_not_heard_of_it() -> Non
             await get(gateway.url, "/ready")
 
 
-async def test_stopping_waits_no_longer_than_it_has_to() -> None:
-    """The grace is a bound: it ends with the last request."""
+async def test_stopping_ends_with_the_last_request() -> None:
+    """The grace period is an upper bound."""
     async with Upstream(SLOW) as upstream:
         gateway = await started(upstream)
         async with calling(gateway.url) as caller:
             await caller.ask(post(STREAM))
             stopping = asyncio.create_task(gateway.stop(grace=60))
             await eventually(lambda: gateway.proxy.draining)
-            await asyncio.sleep(3 * HANDLER_GRACE)  # what a handler gets once its grace is over
+            await asyncio.sleep(3 * HANDLER_GRACE)  # extra time of a handler after the grace period
             upstream.proceed()
             assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
             async with asyncio.timeout(5):
@@ -163,7 +164,7 @@ async def test_stopping_waits_no_longer_than_it_has_to() -> None:
     assert last(gateway).end is RequestOutcome.COMPLETED
 
 
-async def test_nothing_is_left_of_a_gateway_that_has_stopped() -> None:
+async def test_a_stopped_gateway_leaves_nothing() -> None:
     """No task, no listener, no connection to an engine."""
     before = asyncio.all_tasks()
     async with Upstream([STREAM_HEAD + chunk(TOKEN + FINISH + DONE) + LAST_CHUNK]) as upstream:
@@ -172,7 +173,8 @@ async def test_nothing_is_left_of_a_gateway_that_has_stopped() -> None:
             await caller.chunks()
         await eventually(
             lambda: all(
-                way.connections.idle + way.connections.active == 0 for way in gateway.runtime.current.upstreams.values()
+                upstream_address.connections.idle + upstream_address.connections.active == 0
+                for upstream_address in gateway.runtime.current.upstreams.values()
             )
         )
     for url in (gateway.url, gateway.admin_url):

@@ -31,8 +31,8 @@ def reason(data: bytes) -> str:
 
 @settings(deadline=None, max_examples=100)
 @given(DOCUMENTS, st.booleans(), st.sampled_from([None, 1]))
-def test_a_document_is_read_as_pythons_own_parser_reads_it(value: Any, ascii: bool, indent: int | None) -> None:
-    """Value for value and type for type; what is encoded again is the same document."""
+def test_a_document_decodes_like_pythons_json(value: Any, ascii: bool, indent: int | None) -> None:
+    """In value and type; encoding gives the same document."""
     data = json.dumps(value, ensure_ascii=ascii, indent=indent).encode()
     assert repr(decode(data)) == repr(json.loads(data))
     assert repr(json.loads(encode(decode(data)))) == repr(value)
@@ -41,16 +41,16 @@ def test_a_document_is_read_as_pythons_own_parser_reads_it(value: Any, ascii: bo
 @settings(deadline=None, max_examples=100)
 @given(st.data(), DOCUMENTS)
 def test_spacing_and_escapes_change_nothing(data: st.DataObject, value: Any) -> None:
-    """A document without duplicates is accepted however it is written."""
+    """A document without duplicates is accepted in any form."""
     assert decode(Writer(data.draw).write(value).encode()) == value
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.data(), KEYS, DOCUMENTS, DOCUMENTS, st.lists(st.booleans(), max_size=4))
-def test_a_duplicate_key_is_found_however_it_is_written(
+def test_a_duplicate_key_is_found_in_any_form(
     data: st.DataObject, key: str, one: Any, other: Any, outside: list[bool]
 ) -> None:
-    """In any spacing, escaping, position and depth: two parsers may differ on which of the two counts."""
+    """In any spacing, escaping, position and depth: parsers differ in the value that counts."""
     writer = Writer(data.draw)
     rest = [writer.member(name, 0) for name in data.draw(st.lists(KEYS.filter(lambda k: k != key), unique=True))]
     members = [writer.member(key, one), *rest, writer.member(key, other)]
@@ -62,8 +62,8 @@ def test_a_duplicate_key_is_found_however_it_is_written(
 
 @settings(deadline=None, max_examples=200)
 @given(st.data(), DOCUMENTS)
-def test_exactly_the_documents_with_a_key_given_twice_are_refused(data: st.DataObject, value: Any) -> None:
-    """Whatever text stands in them: colons in strings, written out or escaped, are no members."""
+def test_exactly_the_documents_with_duplicate_keys_are_refused(data: st.DataObject, value: Any) -> None:
+    """With any text in strings: colons, literal or escaped, are no members."""
     writer = Writer(data.draw, twice=True)
     text = writer.write(value).encode()
     if writer.doubled:
@@ -94,13 +94,13 @@ def test_any_bytes_are_a_value_or_a_refusal(data: bytes) -> None:
         assert repr(decode(data)) == repr(json.loads(data))
 
 
-def test_text_that_looks_like_a_member_is_not_one() -> None:
-    """Counting in the text is only a hint."""
+def test_text_that_looks_like_a_member_is_text() -> None:
+    """Counting colons is only a hint."""
     assert decode(rb'{"a":"{\"a\":1,\"a\":2}"}') == {"a": '{"a":1,"a":2}'}
 
 
-def test_the_duplicate_is_named_in_few_words() -> None:
-    """The caller may have written anything there; it is a line of an error message."""
+def test_an_error_message_repeats_a_bounded_key() -> None:
+    """Keys are the caller's text, in a line of an error message."""
     assert reason(b'{"model":1,"model":2}') == 'the key "model" appears twice in one object'
     assert len(reason(b'{"%b":1,"%b":2}' % (b"k" * 10_000, b"k" * 10_000))) < 150
 
@@ -120,7 +120,7 @@ def test_the_duplicate_is_named_in_few_words() -> None:
         (b"[1] x", "trailing characters (byte 5)"),
     ],
 )
-def test_a_refusal_says_why(data: bytes, why: str) -> None:
+def test_an_error_names_its_cause(data: bytes, why: str) -> None:
     """In the caller's terms."""
     assert reason(data) == why
 
@@ -148,21 +148,21 @@ def test_a_refusal_says_why(data: bytes, why: str) -> None:
         b'"a',
     ],
 )
-def test_what_is_not_in_the_grammar_is_refused(data: bytes) -> None:
-    """RFC 8259, with none of the extensions that Python's own parser has."""
+def test_text_outside_the_json_grammar_is_refused(data: bytes) -> None:
+    """RFC 8259, without the extensions of Python's own parser."""
     assert reason(data)
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('{"a" : ', "}")])
 def test_nesting_is_bounded_by_a_number_and_not_by_the_stack(opening: str, closing: str) -> None:
-    """Accepted values are encoded again later, deeper in the stack, without error."""
+    """Accepted values can be encoded later, deeper in the stack."""
     deepest = (opening * (MAX_DEPTH - 1) + "1" + closing * (MAX_DEPTH - 1)).encode()
     assert reason(opening.encode() + deepest + closing.encode()) == "it is nested too deeply"
     assert json.loads(_encoded_from_far_below(decode(deepest), 500)) == json.loads(deepest)
 
 
 @pytest.mark.parametrize("inner", ["[]", "{}", "1", "[1, null]", '["x"]', '["x", 1]', '{"a": 1.5}'])
-def test_every_level_counts_whatever_is_in_it(inner: str) -> None:
+def test_every_level_of_nesting_counts(inner: str) -> None:
     """Scalars too; the last level may be empty."""
     depth = {"[]": 1, "{}": 1, "1": 1}.get(inner, 2)
     wrapped = "[" * (MAX_DEPTH - depth) + inner + "]" * (MAX_DEPTH - depth)
@@ -174,15 +174,13 @@ def _encoded_from_far_below(value: Any, frames: int) -> bytes:
     return _encoded_from_far_below(value, frames - 1) if frames else encode(value)
 
 
-# --------------------------------------------------------------------------- read in part
+# --------------------------------------------------------------------------- partial decoding
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.data(), st.dictionaries(KEYS, DOCUMENTS, max_size=4))
-def test_a_documents_own_members_are_read_and_what_lies_within_is_kept_as_it_was_written(
-    data: st.DataObject, value: dict[str, Any]
-) -> None:
-    """Sent on, it is the same document."""
+def test_members_decodes_one_level_and_keeps_raw_elements(data: st.DataObject, value: dict[str, Any]) -> None:
+    """Encoding gives the same document."""
     writer = Writer(data.draw)
     found = members(writer.write(value).encode())
     assert list(found) == list(value)
@@ -195,8 +193,8 @@ def test_a_documents_own_members_are_read_and_what_lies_within_is_kept_as_it_was
 
 @settings(deadline=None, max_examples=300)
 @given(st.data(), DOCUMENTS)
-def test_reading_in_part_and_judging_the_parts_accepts_what_is_accepted_whole(data: st.DataObject, value: Any) -> None:
-    """Bodies forwarded in parts are validated as strictly as decoded ones."""
+def test_partial_decoding_accepts_the_same_documents(data: st.DataObject, value: Any) -> None:
+    """Bodies forwarded in parts are validated as strictly as decoded bodies."""
     text = bytearray(Writer(data.draw, twice=True).write({"a": [value], "b": {"c": value}, "d": value}).encode())
     for _ in range(data.draw(st.integers(0, 2))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.sampled_from(b'{}[]:,"\\ua0\xff\x1f1-.eN '))
@@ -237,7 +235,7 @@ def _in_parts(found: dict[str, Any]) -> dict[str, Any]:
         b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
-def test_what_is_wrong_with_the_members_themselves_shows_at_once(text: bytes) -> None:
+def test_members_refuses_errors_of_its_own_level(text: bytes) -> None:
     """Duplicate keys at either level, scalars, framing, and documents other than objects."""
     with pytest.raises(UNREADABLE):
         members(text)
@@ -246,14 +244,14 @@ def test_what_is_wrong_with_the_members_themselves_shows_at_once(text: bytes) ->
 @pytest.mark.parametrize(
     "text", [b'{"a":1,"a":2}', b'{"a":[{"b":1,"b":2}]}', b'["\xff"]', b"1e999", b"1" * 5_000, rb'{"a":"\udc00"}']
 )
-def test_an_element_is_judged_as_a_document(text: bytes) -> None:
-    """Framing alone would let these through."""
+def test_an_element_is_validated_like_a_document(text: bytes) -> None:
+    """Framing alone would accept these."""
     (found,) = members(b'{"x":[' + text + b"]}")["x"] if b"udc00" not in text else (Raw(text),)
     with pytest.raises(BadJson):
         element(found, MAX_DEPTH)
 
 
-def test_an_element_may_be_as_deep_as_is_left_for_it() -> None:
+def test_the_depth_of_an_element_is_bounded() -> None:
     """Levels above the element count too."""
     deepest = Raw(b"[" * 10 + b"]" * 10)
     assert element(deepest, 10)

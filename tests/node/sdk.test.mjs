@@ -25,7 +25,7 @@ test("a chat completion is a message with usage", async () => {
   assert.ok(answer.usage.completion_tokens > 0 && answer.usage.completion_tokens <= 16);
 });
 
-test("a stream yields content, ends with a finish reason, and shows no usage that was not asked for", async () => {
+test("a stream yields content, ends with a finish reason, and has no unrequested usage", async () => {
   const chunks = await collect(await client.chat.completions.create({ model, messages, max_tokens: 16, stream: true }));
   const text = chunks.map((chunk) => chunk.choices[0].delta.content ?? "").join("");
   assert.ok(text.length > 0);
@@ -33,7 +33,7 @@ test("a stream yields content, ends with a finish reason, and shows no usage tha
   assert.deepEqual(chunks.filter((chunk) => chunk.usage), []);
 });
 
-test("a stream that asks for usage ends with one usage chunk without choices", async () => {
+test("a stream with include_usage ends with one usage chunk without choices", async () => {
   const request = { model, messages, max_tokens: 8, stream: true, stream_options: { include_usage: true } };
   const chunks = await collect(await client.chat.completions.create(request));
   const last = chunks.at(-1);
@@ -58,7 +58,7 @@ test("a legacy completion is a text", async () => {
   assert.ok(answer.choices[0].text.length > 0);
 });
 
-test("a conversation can be aborted in mid-stream, and the next one is served", async () => {
+test("a stream can be aborted, and the next request is served", async () => {
   const stream = await client.chat.completions.create({ model, messages, max_tokens: 200, stream: true });
   for await (const _ of stream) break;
   const answer = await client.chat.completions.create({ model, messages, max_tokens: 4 });
@@ -88,7 +88,7 @@ test("a request without messages is a BadRequestError that names the field", asy
   });
 });
 
-test("an answer names its request, its route and the model that gave it", async () => {
+test("response headers name the request, the route and the model", async () => {
   const request = client.chat.completions.create({ model, messages, max_tokens: 4 }, { headers: { "x-request-id": "node-1" } });
   const { data, response, request_id } = await request.withResponse();
   assert.equal(request_id, "node-1");

@@ -1,4 +1,5 @@
-"""Two real vLLM servers of the small model, one of the large, a gateway per arrangement, and the table of figures."""
+"""Two real vLLM servers of the small model, one of the large model, a gateway per arrangement, and the table of
+figures."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def engines() -> list[Server]:
 
 @pytest.fixture(scope="session")
 def pair(engines: list[Server]) -> Iterator[Gateway]:
-    """One pool of two engines; the route `chat` has a budget that nothing here misses."""
+    """One pool of two engines; the route `chat` has a budget that no request here misses."""
     routes = {"chat": {"tiers": ["small"], "ttft": {"budget": "30s"}}}
     with fleet.serving(fleet.config({"small": engines}, routes)) as gateway:
         yield gateway
@@ -53,7 +54,8 @@ def pair(engines: list[Server]) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="session")
 def tiers(engines: list[Server]) -> Iterator[Gateway]:
-    """The large model first, the small one, on the other core, where a long prompt would miss 2.5 s on the large."""
+    """The large model first; then the small model, on the other core, for long prompts that would miss 2.5 s on the
+    large."""
     routes = {"chat": {"tiers": ["large", "small"], "ttft": {"budget": "2500ms"}}}
     pools = {"large": of_model("large", 1), "small": engines[1:]}
     with fleet.serving(fleet.config(pools, routes)) as gateway:

@@ -1,4 +1,4 @@
-"""The figures that this suite measures, next to what was promised; printed at its end."""
+"""Measured figures of this suite with their bounds, printed at the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table. `bound` None: for information."""
+    """A line of the table. `bound` None: for information."""
 
     name: str
     value: float
@@ -22,9 +22,9 @@ class Figure:
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
     def __str__(self) -> str:
-        promised = "" if self.bound is None else f"{'>=' if self.at_least else '<='} {self.bound:g} {self.unit}"
-        said = f"{self.value:.2f}".rstrip("0").rstrip(".")
-        return f"{self.name:<66} {said:>9} {self.unit:<3} {promised:>12}{'' if self.met else '  MISSED'}"
+        required = "" if self.bound is None else f"{'>=' if self.at_least else '<='} {self.bound:g} {self.unit}"
+        measured = f"{self.value:.2f}".rstrip("0").rstrip(".")
+        return f"{self.name:<66} {measured:>9} {self.unit:<3} {required:>12}{'' if self.met else '  MISSED'}"
 
 
 class Figures(list[Figure]):
@@ -37,7 +37,7 @@ class Figures(list[Figure]):
         self._hold(Figure(name, value, unit, bound, at_least=True))
 
     def note(self, name: str, value: float, unit: str) -> None:
-        """For information: nothing was promised."""
+        """Adds a figure without a bound."""
         self.append(Figure(name, value, unit))
 
     def _hold(self, figure: Figure) -> None:

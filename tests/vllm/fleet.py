@@ -1,7 +1,7 @@
-"""The real servers, and a gateway of its own process in front of them.
+"""Real vLLM servers, and a gateway process in front.
 
-Servers come from scripts/vllm_servers.py through FIRSTTOKEN_VLLM_FLEET. What vLLM says of itself is read
-from its /metrics, past the gateway; what the gateway believed is read from its Records.
+Servers are started by scripts/vllm_servers.py and found through FIRSTTOKEN_VLLM_FLEET; engine figures are read from
+/metrics of vLLM, predictions from the Records of the gateway.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 START_WITHIN = 15.0  # s
 RECORDED_WITHIN = 2.0  # s after the client has its last byte
-POLL = 0.02  # s between two looks: each costs the engine's core 6 ms
+POLL = 0.02  # s between two polls: each costs the engine's core 6 ms
 _SERVING = re.compile(r"serving (http://\S+)/v1, admin (http://\S+)")
 
 
@@ -41,14 +41,14 @@ class Server:
     pid: int
 
     def busy(self) -> int:
-        """Requests that the engine runs or holds in its queue."""
+        """Requests running or queued in the engine."""
         return int(sum(series(self.url, "vllm:num_requests_running", "vllm:num_requests_waiting")))
 
     def waiting(self) -> int:
         return int(series(self.url, "vllm:num_requests_waiting")[0])
 
     def ttft(self) -> tuple[int, float]:
-        """vLLM's own histogram of TTFT so far: count, sum in seconds."""
+        """vLLM's histogram of TTFT so far: count, sum in seconds."""
         count, total = series(
             self.url, "vllm:time_to_first_token_seconds_count", "vllm:time_to_first_token_seconds_sum"
         )
@@ -67,11 +67,11 @@ class Gateway:
         return f"{self.url}/v1"
 
     def records(self, last: int = 2000) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = json.loads(get(f"{self.admin}/requests?last={last}"))
-        return told
+        found: list[dict[str, Any]] = json.loads(get(f"{self.admin}/requests?last={last}"))
+        return found
 
     async def records_of(self, ids: list[str]) -> list[dict[str, Any]]:
-        """The Records of these requests, in this order; waits for the last of them to be written."""
+        """Records of these requests, in this order; waits until the last is written."""
         deadline = time.monotonic() + RECORDED_WITHIN
         while True:
             known = {record["request_id"]: record for record in self.records()}
@@ -82,19 +82,19 @@ class Gateway:
             await asyncio.sleep(POLL)
 
     def endpoints(self) -> list[dict[str, Any]]:
-        """What the gateway has learned of each."""
-        told: list[dict[str, Any]] = json.loads(get(f"{self.admin}/fleet"))
-        return told
+        """Learned state of each endpoint."""
+        found: list[dict[str, Any]] = json.loads(get(f"{self.admin}/fleet"))
+        return found
 
-    async def looked(self, block_size: int) -> None:
-        """Until every engine has said its block size: prompts sent before are cut by the configured one."""
+    async def wait_for_block_size(self, block_size: int) -> None:
+        """Waits until every engine has reported its block size: earlier prompts are cut by the configured size."""
         deadline = time.monotonic() + START_WITHIN
         while any(endpoint["block_size"] != block_size for endpoint in self.endpoints()):
             assert time.monotonic() < deadline, "the engines were not asked for their load"
             await asyncio.sleep(POLL)
 
     def in_flight(self) -> int:
-        """Attempts that the gateway believes are open."""
+        """Attempts in flight by the gateway's count."""
         return int(series(self.admin, "firsttoken_endpoint_in_flight")[0])
 
 
@@ -111,7 +111,7 @@ def get(url: str) -> bytes:
 
 
 def servers() -> list[Server]:
-    """Empty where no servers were started."""
+    """Running servers; empty if none were started."""
     return [Server(**entry) for entry in json.loads(os.environ.get("FIRSTTOKEN_VLLM_FLEET", "[]"))]
 
 
@@ -142,7 +142,7 @@ def _announced(process: subprocess.Popen[bytes], log: Path) -> Gateway:
 
 
 def pool(members: list[Server], events: bool) -> dict[str, Any]:
-    """These servers as one pool, whose cache events are heard or not."""
+    """A pool of these servers, with or without KV events."""
     return {
         "backend": "vllm",
         "model": members[0].model,

@@ -1,4 +1,4 @@
-"""Conversations, documents and questions, several at a time, in an order that leaves nobody waiting."""
+"""Conversations, documents and questions, several at a time, without idle clients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CONCURRENT = 8
 
 @dataclass
 class Talk:
-    """Requests that follow one another."""
+    """Requests in sequence."""
 
     kind: str
     name: str
-    group: str  # whose system prompt it shares
+    group: str  # conversations with a common system prompt
     turns: int
     asked: int = 0
     messages: Messages = field(default_factory=list)
@@ -34,13 +34,13 @@ class Talk:
         return Asked(self.kind, self.name, [user(f"{body}\n\n{text(30, turn)}")], 8, repeats=self.asked > 1)
 
     def answered(self, answer: Answer) -> bool:
-        """Whether there is more to ask."""
+        """Adds the answer; True if questions are left."""
         self.messages = [*self.messages, {"role": "assistant", "content": answer.text}]
         return self.asked < self.turns
 
 
-async def held(base_url: str, route: str, talks: list[Talk], rng: random.Random) -> list[Answer]:
-    """All their answers; whoever is free takes any talk that waits."""
+async def run_talks(base_url: str, route: str, talks: list[Talk], rng: random.Random) -> list[Answer]:
+    """Answers of all talks; an idle client takes a random waiting talk."""
     waiting, answers, unfinished = list(talks), list[Answer](), len(talks)
 
     async def ask_on() -> None:

@@ -1,4 +1,4 @@
-"""A client that goes away frees the engine, whenever it goes: within 300 ms no request of it runs or waits."""
+"""A client that disconnects frees the engine: within 300 ms the engine neither runs nor queues the request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS = 5
 
 @pytest.fixture
 async def sdk(pair: Gateway, engines: list[Server]) -> AsyncIterator[AsyncOpenAI]:
-    """A client on idle engines; after it, nothing is left open anywhere."""
+    """A client with idle engines; afterwards no request is left in flight."""
     await until(lambda: busy(engines) == 0)
     async with client(pair.base_url) as sdk:
         yield sdk
@@ -34,17 +34,17 @@ def busy(engines: list[Server]) -> int:
     return sum(engine.busy() for engine in engines)
 
 
-async def until(true: Callable[[], bool]) -> float:
-    """Milliseconds until it is true."""
+async def until(condition: Callable[[], bool]) -> float:
+    """Milliseconds until the condition is true."""
     began = time.monotonic()
-    while not await asyncio.to_thread(true):
+    while not await asyncio.to_thread(condition):
         assert time.monotonic() - began < GIVE_UP, "it never came true"
         await asyncio.sleep(POLL)
     return 1e3 * (time.monotonic() - began)
 
 
 async def leave(call: asyncio.Task[Any]) -> None:
-    """Cancelled as an application would: the SDK closes the connection."""
+    """Cancels the call; the SDK closes the connection."""
     call.cancel()
     with suppress(asyncio.CancelledError):
         await call
@@ -61,8 +61,10 @@ def starts(sdk: AsyncOpenAI, prompt: str, *, stream: bool) -> asyncio.Task[Any]:
     return asyncio.create_task(call)
 
 
-async def test_a_client_gone_before_its_first_token(sdk: AsyncOpenAI, engines: list[Server], figures: Figures) -> None:
-    """It leaves in the middle of a long prefill."""
+async def test_an_abort_during_prefill_frees_the_engine(
+    sdk: AsyncOpenAI, engines: list[Server], figures: Figures
+) -> None:
+    """In the middle of a long prompt."""
 
     async def once(n: int) -> float:
         call = starts(sdk, text(4000, f"before-{n}"), stream=True)
@@ -76,8 +78,8 @@ async def test_a_client_gone_before_its_first_token(sdk: AsyncOpenAI, engines: l
     )
 
 
-async def test_a_client_gone_mid_stream(sdk: AsyncOpenAI, engines: list[Server], figures: Figures) -> None:
-    """It leaves after five chunks of four thousand."""
+async def test_an_abort_mid_stream_frees_the_engine(sdk: AsyncOpenAI, engines: list[Server], figures: Figures) -> None:
+    """After five chunks of four thousand."""
 
     async def once(n: int) -> float:
         stream = await starts(sdk, text(60, f"mid-{n}"), stream=True)
@@ -89,10 +91,10 @@ async def test_a_client_gone_mid_stream(sdk: AsyncOpenAI, engines: list[Server],
     figures.at_most("engine idle after abort mid-stream, worst of 5", await worst_of(ROUNDS, once), "ms", BOUND)
 
 
-async def test_a_client_gone_from_an_answer_that_does_not_stream(
+async def test_an_abort_of_a_whole_answer_frees_the_engine(
     sdk: AsyncOpenAI, engines: list[Server], figures: Figures
 ) -> None:
-    """Not a byte has been written to it, and it leaves."""
+    """Before any byte is written to the client."""
 
     async def once(n: int) -> float:
         call = starts(sdk, text(60, f"whole-{n}"), stream=False)
@@ -107,10 +109,10 @@ async def test_a_client_gone_from_an_answer_that_does_not_stream(
     )
 
 
-async def test_a_client_gone_while_it_waits_in_the_engines_queue(
+async def test_an_abort_in_the_engines_queue_frees_the_engine(
     sdk: AsyncOpenAI, engines: list[Server], figures: Figures
 ) -> None:
-    """Both engines are filled past the gateway; the request waits behind a prefill and leaves."""
+    """Both engines are filled past the gateway, so the request waits behind a prefill."""
 
     async def once(n: int) -> float:
         others = [client(f"{engine.url}/v1") for engine in engines]
@@ -124,7 +126,7 @@ async def test_a_client_gone_while_it_waits_in_the_engines_queue(
         await until(lambda: any(engine.waiting() == 1 for engine in engines))
         await leave(call)
         took = await until(lambda: all(engine.waiting() == 0 for engine in engines))
-        assert not all(task.done() for task in fill)  # it was the abort, not the end of the queue
+        assert not all(task.done() for task in fill)  # the abort emptied the queue, not the end of the prefill
         await asyncio.gather(*fill)
         for other in others:
             await other.close()

@@ -1,4 +1,4 @@
-"""What passes through unchanged, and what is put into OpenAI's terms, against a real vLLM and with the real SDK."""
+"""Transparency and OpenAI conformance, with a real vLLM and the official SDK."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOOL: Any = {
         },
     },
 }
-# Under this seed the random weights close the call's JSON after 59 tokens; others may wander through blanks for long.
+# With this seed the random weights close the call's JSON after 59 tokens; other seeds may emit blanks for long.
 TOOL_CALL: dict[str, Any] = {
     "messages": [user("Light on please.")],
     "tools": [TOOL],
@@ -46,13 +46,13 @@ async def sdk(pair: Gateway) -> AsyncIterator[AsyncOpenAI]:
 
 @pytest.fixture
 async def direct(engines: list[Server]) -> AsyncIterator[AsyncOpenAI]:
-    """The same SDK, past the gateway."""
+    """The same SDK, without the gateway."""
     async with client(f"{engines[0].url}/v1") as sdk:
         yield sdk
 
 
-async def test_text_is_what_the_engine_wrote(sdk: AsyncOpenAI, direct: AsyncOpenAI) -> None:
-    """The same seed gives the same tokens on either way, streamed or not."""
+async def test_text_equals_the_engines_text(sdk: AsyncOpenAI, direct: AsyncOpenAI) -> None:
+    """The same seed gives the same tokens through the gateway and directly, streamed or not."""
     asked = Asked("short", "", HELLO, 40, repeats=False)
     streamed = (await ask(sdk, "chat", asked, seed=7)).text
     whole = await sdk.chat.completions.create(model="chat", messages=HELLO, max_tokens=40, seed=7)
@@ -61,7 +61,7 @@ async def test_text_is_what_the_engine_wrote(sdk: AsyncOpenAI, direct: AsyncOpen
 
 
 async def test_a_tool_call_passes_through(sdk: AsyncOpenAI, direct: AsyncOpenAI) -> None:
-    """Name and arguments as the engine gave them."""
+    """Name and arguments equal the engine's."""
     expected = await direct.chat.completions.create(model="small", **TOOL_CALL)
     actual = await sdk.chat.completions.create(model="chat", **TOOL_CALL)
     assert [(c.function.name, c.function.arguments) for c in expected.choices[0].message.tool_calls or []] == [
@@ -71,7 +71,7 @@ async def test_a_tool_call_passes_through(sdk: AsyncOpenAI, direct: AsyncOpenAI)
 
 
 async def test_a_streamed_tool_call_passes_through(sdk: AsyncOpenAI) -> None:
-    """Its deltas join to arguments that fit the tool's schema."""
+    """The deltas join to arguments of the tool's schema."""
     name, arguments = "", ""
     async for chunk in await sdk.chat.completions.create(model="chat", stream=True, **TOOL_CALL):
         for delta in (choice.delta for choice in chunk.choices):
@@ -83,7 +83,7 @@ async def test_a_streamed_tool_call_passes_through(sdk: AsyncOpenAI) -> None:
 
 
 async def test_a_tool_call_is_a_first_token(sdk: AsyncOpenAI, pair: Gateway) -> None:
-    """TTFT ends at the first tool call delta, which holds no content: the arguments stream after it."""
+    """TTFT ends at the first tool-call delta, which has no content; the arguments follow."""
     raw = await sdk.chat.completions.with_raw_response.create(model="chat", stream=True, **TOOL_CALL)
     await raw.http_response.aread()
     (record,) = await pair.records_of([raw.headers["x-request-id"]])
@@ -91,18 +91,20 @@ async def test_a_tool_call_is_a_first_token(sdk: AsyncOpenAI, pair: Gateway) -> 
     assert record["stages_ms"]["stream"] > record["total_ms"] / 4
 
 
-async def test_usage_is_streamed_only_to_those_who_ask(sdk: AsyncOpenAI) -> None:
-    """The gateway asks for itself in any case, and keeps it to itself."""
+async def test_usage_is_streamed_only_on_request(sdk: AsyncOpenAI) -> None:
+    """The gateway always requests usage for its own metering."""
     create = sdk.chat.completions.create
     silent = await create(model="chat", messages=HELLO, max_tokens=3, stream=True)
     assert [chunk.usage for chunk in [c async for c in silent] if chunk.usage or not chunk.choices] == []
-    told = await create(model="chat", messages=HELLO, max_tokens=3, stream=True, stream_options={"include_usage": True})
-    last = [chunk async for chunk in told][-1]
+    requested = await create(
+        model="chat", messages=HELLO, max_tokens=3, stream=True, stream_options={"include_usage": True}
+    )
+    last = [chunk async for chunk in requested][-1]
     assert (last.choices, last.usage and last.usage.completion_tokens) == ([], 3)
 
 
-async def test_what_the_engine_reports_is_recorded_even_if_nobody_asked(sdk: AsyncOpenAI, pair: Gateway) -> None:
-    """Corrections of beliefs live on it."""
+async def test_engine_usage_is_recorded_without_a_request_for_usage(sdk: AsyncOpenAI, pair: Gateway) -> None:
+    """Token counts and cache predictions are corrected by reported usage."""
     answer = await ask(sdk, "chat", Asked("short", "", HELLO, 3, repeats=False))
     (record,) = await pair.records_of([answer.request_id])
     assert (answer.usage, record["output_tokens"]) == (None, 3)
@@ -113,22 +115,22 @@ async def test_what_the_engine_reports_is_recorded_even_if_nobody_asked(sdk: Asy
 
 
 async def test_the_older_completions_endpoint_streams(sdk: AsyncOpenAI, direct: AsyncOpenAI) -> None:
-    """It has no role chunk and no messages."""
+    """Without a role chunk and messages."""
 
-    async def said(by: AsyncOpenAI, model: str) -> str:
+    async def text_of(by: AsyncOpenAI, model: str) -> str:
         stream = await by.completions.create(model=model, prompt="import os", max_tokens=8, seed=7, stream=True)
         return "".join([choice.text async for chunk in stream for choice in chunk.choices])
 
-    assert await said(direct, "small") == await said(sdk, "chat")
+    assert await text_of(direct, "small") == await text_of(sdk, "chat")
 
 
-async def test_the_routes_are_the_models(sdk: AsyncOpenAI) -> None:
-    """Callers ask for routes; the engines' own names are not theirs to know."""
+async def test_models_are_the_routes(sdk: AsyncOpenAI) -> None:
+    """Callers never see the engines' model names."""
     assert [model.id async for model in sdk.models.list()] == ["chat"]
 
 
 async def test_an_unknown_model_is_refused_by_the_gateway(sdk: AsyncOpenAI, engines: list[Server]) -> None:
-    """It never reaches an engine."""
+    """Before any engine."""
     counted = "vllm:request_success_total"
     before = [series(engine.url, counted) for engine in engines]
     with pytest.raises(openai.NotFoundError) as refused:
@@ -147,7 +149,7 @@ async def test_an_unknown_model_is_refused_by_the_gateway(sdk: AsyncOpenAI, engi
     ids=["messages of the wrong type", "temperature out of range", "longer than the context"],
 )
 async def test_a_bad_request_is_a_bad_request(sdk: AsyncOpenAI, wrong: Any) -> None:
-    """400 in OpenAI's envelope, whoever found out: `type` in its words, `code` no number."""
+    """400 in OpenAI's envelope, from the gateway or the engine: `type` in OpenAI's words, `code` no number."""
     with pytest.raises(openai.BadRequestError) as refused:
         await sdk.chat.completions.create(model="chat", **wrong)
     assert refused.value.type == "invalid_request_error"
@@ -155,8 +157,8 @@ async def test_a_bad_request_is_a_bad_request(sdk: AsyncOpenAI, wrong: Any) -> N
     assert refused.value.message
 
 
-async def test_a_prompt_that_is_too_long_says_so(sdk: AsyncOpenAI) -> None:
-    """The code that clients look for when they trim their history."""
+async def test_a_too_long_prompt_is_context_length_exceeded(sdk: AsyncOpenAI) -> None:
+    """Clients trim their history on this code."""
     with pytest.raises(openai.BadRequestError) as refused:
         await sdk.chat.completions.create(model="chat", messages=[user(text(20_000, "too long"))])
     assert refused.value.code == "context_length_exceeded"

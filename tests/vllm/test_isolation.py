@@ -1,6 +1,6 @@
-"""Two tenants before one engine: what one has asked is not found by the other. vLLM's own counts are the witness.
+"""Isolation of two tenants on one engine: prompts of a tenant are never hits of another, by vLLM's own counts.
 
-One engine, so that nobody misses a hit for having been sent elsewhere; its cache events are heard.
+A single engine, with KV events, so that no hit is lost by routing.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def config(engines: list[Server], keys: list[GroupMember]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def shared(engines: list[Server]) -> Iterator[Gateway]:
-    """A gateway with tenants: `a` and `mate` share, `b` has said nothing."""
+    """A gateway with keys: `a` and `mate` share a cache group, `b` has none."""
     with fleet.serving(config(engines, MEMBERS)) as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="module")
 def open_to_all(engines: list[Server]) -> Iterator[Gateway]:
-    """Without keys."""
+    """A gateway without keys."""
     with fleet.serving(config(engines, [])) as gateway:
         yield gateway
 
 
 async def cached(gateway: Gateway, key: str, prompt: str, salt: str = "") -> int:
-    """Tokens that vLLM found, by its answer's usage; the gateway believed the same, within a block."""
+    """Cached tokens by vLLM's usage; the gateway's prediction is within a block."""
     async with AsyncOpenAI(base_url=gateway.base_url, api_key=key, max_retries=0, timeout=120) as sdk:
         forged: Any = {"extra_headers": {"x-cache-salt": salt}, "extra_body": {"cache_salt": salt}} if salt else {}
         raw = await sdk.chat.completions.with_raw_response.create(
@@ -56,15 +56,15 @@ async def cached(gateway: Gateway, key: str, prompt: str, salt: str = "") -> int
         )
         usage = raw.parse().usage
     (record,) = await gateway.records_of([raw.headers["x-request-id"]])
-    told = usage.prompt_tokens_details.cached_tokens or 0
-    assert told == record["cached_tokens_reported"]
-    assert abs(record["cached_tokens_predicted"] - told) <= BLOCK
-    return int(told)
+    reported = usage.prompt_tokens_details.cached_tokens or 0
+    assert reported == record["cached_tokens_reported"]
+    assert abs(record["cached_tokens_predicted"] - reported) <= BLOCK
+    return int(reported)
 
 
 async def test_two_tenants_with_the_same_prompt_share_no_hit(shared: Gateway, figures: Figures) -> None:
-    """The same tenant finds its own, and so does a key of its group: else nothing would have been shown."""
-    await shared.looked(BLOCK)
+    """The same tenant and a key of the same group do hit, which shows that the cache works."""
+    await shared.wait_for_block_size(BLOCK)
     found: dict[str, list[int]] = {"other": [], "same": [], "group": []}
     for i in range(PROMPTS):
         prompt = text(TOKENS, f"isolation-{i}")
@@ -78,7 +78,7 @@ async def test_two_tenants_with_the_same_prompt_share_no_hit(shared: Gateway, fi
 
 
 async def test_a_forged_salt_changes_nothing(shared: Gateway, figures: Figures) -> None:
-    """Not even the victim's own, as the engine knows it, in the body and in the header."""
+    """Not even the other tenant's own salt, in body and header."""
     salts = CacheSalts("", MEMBERS)
     victims, own = salts.salt(MEMBERS[0]), salts.salt(MEMBERS[1])
     found = []
@@ -90,17 +90,17 @@ async def test_a_forged_salt_changes_nothing(shared: Gateway, figures: Figures) 
     figures.at_most(f"isolation: tokens found with the victim's salt, {PROMPTS} prompts", sum(found), "", 0)
 
 
-async def test_salted_prompts_are_tied_to_their_chains(shared: Gateway, figures: Figures) -> None:
-    """The engine's events name blocks whose hashes have the salt in them; which, is nothing to us."""
+async def test_salted_prompts_are_bound_to_their_chains(shared: Gateway, figures: Figures) -> None:
+    """Block hashes in KV events include the salt."""
     [known] = [endpoint["resident"] for endpoint in shared.endpoints()]
     assert known["anchored"] + known["unanchored"] >= PROMPTS
     share = 100 * known["anchored"] / (known["anchored"] + known["unanchored"])
     figures.at_least("isolation: salted prompts tied to the engine's own chain", share, "%", 99)
 
 
-async def test_without_keys_there_is_one_cache_for_all(open_to_all: Gateway, figures: Figures) -> None:
-    """Which shows that the tenants' caches are apart because of the salt."""
-    await open_to_all.looked(BLOCK)
+async def test_without_keys_callers_share_one_cache(open_to_all: Gateway, figures: Figures) -> None:
+    """So the separation of tenants is due to the salt."""
+    await open_to_all.wait_for_block_size(BLOCK)
     prompt = text(TOKENS, "open")
     await cached(open_to_all, A, prompt)
     figures.at_least("without keys: found of another caller's prompt", await cached(open_to_all, B, prompt), "", 480)

@@ -1,7 +1,7 @@
-"""What engines say of their caches, against what their answers say: 300 requests, eight at a time.
+"""Hits predicted from KV events compared with reported hits: 300 requests, eight at a time.
 
-Conversations that give the model's own answers back, documents that are asked about twice with others in between,
-and nearly as many as the caches hold.
+Conversations that repeat the model's own answers, documents asked about twice with other requests in between, and
+nearly as many tokens as the caches hold.
 """
 
 from __future__ import annotations
@@ -16,36 +16,45 @@ import pytest
 from tests.vllm import fleet
 from tests.vllm.figures import Figures
 from tests.vllm.fleet import Gateway, Server
-from tests.vllm.talks import BLOCK, CONCURRENT, Talk, held, share
+from tests.vllm.talks import BLOCK, CONCURRENT, Talk, run_talks, share
 
 ROUTES = {"chat": {"tiers": ["small"], "ttft": {"budget": "30s"}}}
 
 
 @pytest.fixture(scope="module")
-def listening(engines: list[Server]) -> Iterator[Gateway]:
-    """One pool of two engines, whose events are heard."""
+def with_events(engines: list[Server]) -> Iterator[Gateway]:
+    """One pool of two engines with KV events."""
     with fleet.serving(fleet.config({"small": engines}, ROUTES, events=True)) as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="module")
-def story(listening: Gateway) -> list[dict[str, Any]]:
-    return asyncio.run(told(listening, "events"))
+def records_with_events(with_events: Gateway) -> list[dict[str, Any]]:
+    return asyncio.run(run_workload(with_events, "events"))
 
 
-def test_the_believed_hit_is_what_the_engine_reports(story: list[dict[str, Any]], figures: Figures) -> None:
-    """Within one block, with evictions, queues and answers that come back as prompts."""
-    figures.note("KV events: hits that are too high, by more", share([error(record) > BLOCK for record in story]), "%")
-    figures.note("KV events: hits that are exact", share([error(record) == 0 for record in story]), "%")
+def test_predicted_hits_equal_reported_hits(records_with_events: list[dict[str, Any]], figures: Figures) -> None:
+    """Within one block, with evictions, queues and answers that return as prompts."""
+    figures.note(
+        "KV events: hits that are too high, by more",
+        share([error(record) > BLOCK for record in records_with_events]),
+        "%",
+    )
+    figures.note("KV events: hits that are exact", share([error(record) == 0 for record in records_with_events]), "%")
     figures.at_least(
-        f"KV events: hits within one block ({BLOCK} tokens), {CONCURRENT} at a time", within_a_block(story), "%", 99
+        f"KV events: hits within one block ({BLOCK} tokens), {CONCURRENT} at a time",
+        within_a_block(records_with_events),
+        "%",
+        99,
     )
 
 
-def test_every_prompt_is_tied_to_its_chain(listening: Gateway, story: list[dict[str, Any]], figures: Figures) -> None:
-    """By the session that the gateway names and vLLM repeats."""
-    known = [endpoint["resident"] for endpoint in listening.endpoints()]
-    assert sum(one["anchored"] + one["unanchored"] for one in known) >= len(story)
+def test_every_prompt_is_bound_to_its_chain(
+    with_events: Gateway, records_with_events: list[dict[str, Any]], figures: Figures
+) -> None:
+    """By the session id that vLLM repeats in KV events."""
+    known = [endpoint["resident"] for endpoint in with_events.endpoints()]
+    assert sum(one["anchored"] + one["unanchored"] for one in known) >= len(records_with_events)
     figures.at_least(
         "prompts tied to the engine's own chain",
         share([True] * sum(one["anchored"] for one in known) + [False] * sum(one["unanchored"] for one in known)),
@@ -54,9 +63,9 @@ def test_every_prompt_is_tied_to_its_chain(listening: Gateway, story: list[dict[
     )
 
 
-async def test_speculation_alone_knows_less(pair: Gateway, figures: Figures) -> None:
-    """The same traffic with other words and without events, for comparison."""
-    figures.note("without events: hits within one block", within_a_block(await told(pair, "alone")), "%")
+async def test_hits_without_events_for_comparison(pair: Gateway, figures: Figures) -> None:
+    """The same workload with other words."""
+    figures.note("without events: hits within one block", within_a_block(await run_workload(pair, "alone")), "%")
 
 
 def error(record: dict[str, Any]) -> int:
@@ -75,10 +84,10 @@ def talks(name: str) -> list[Talk]:
     return turns + documents + [Talk("short", f"{name}-short-{i}", "", 1) for i in range(48)]
 
 
-async def told(gateway: Gateway, name: str) -> list[dict[str, Any]]:
-    """The Records of the whole workload."""
-    await gateway.looked(BLOCK)
-    answers = await held(gateway.base_url, "chat", talks(name), random.Random("kv"))
+async def run_workload(gateway: Gateway, name: str) -> list[dict[str, Any]]:
+    """Records of the whole workload."""
+    await gateway.wait_for_block_size(BLOCK)
+    answers = await run_talks(gateway.base_url, "chat", talks(name), random.Random("kv"))
     records = await gateway.records_of([answer.request_id for answer in answers])
     assert [record["end"] for record in records] == ["completed"] * 300
     return records

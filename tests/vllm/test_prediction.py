@@ -1,4 +1,4 @@
-"""What the gateway believes of a real engine, against what the engine does: 200 mixed requests, one at a time."""
+"""Predictions of a gateway compared with a real engine: 200 mixed requests, one at a time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ VISIBLE = re.compile(rb'"content": ?"[^"]')
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One request from its three sides."""
+class Observed:
+    """A request, its answer and its Record."""
 
     asked: Asked
     answer: Answer
@@ -31,16 +31,16 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def story(pair: Gateway) -> list[Told]:
-    """The workload, run once; every test of this file reads another side of it."""
-    return asyncio.run(tell(pair, mixed()))
+def observations(pair: Gateway) -> list[Observed]:
+    """The workload, run once for all tests of this file."""
+    return asyncio.run(observe(pair, mixed()))
 
 
-async def tell(pair: Gateway, asked: list[Asked]) -> list[Told]:
+async def observe(pair: Gateway, asked: list[Asked]) -> list[Observed]:
     async with client(pair.base_url) as sdk:
         answers = [await ask(sdk, "chat", one) for one in asked]
     records = await pair.records_of([answer.request_id for answer in answers])
-    return [Told(*row) for row in zip(asked, answers, records, strict=True)]
+    return [Observed(*row) for row in zip(asked, answers, records, strict=True)]
 
 
 def share(truths: list[bool]) -> float:
@@ -51,55 +51,62 @@ def relative(error: float, of: float) -> float:
     return 100 * abs(error) / of
 
 
-def test_every_request_is_answered(story: list[Told], figures: Figures) -> None:
-    """200 requests, no error; with 30 s to the deadline a second attempt is as rare as the default `max_extra`."""
-    wrong = [told.record for told in story if told.record["end"] != "completed" or told.answer.finish is None]
+def test_every_request_is_answered(observations: list[Observed], figures: Figures) -> None:
+    """200 requests without error; with 30 s to the deadline second attempts stay below the default `max_extra`."""
+    wrong = [
+        observed.record
+        for observed in observations
+        if observed.record["end"] != "completed" or observed.answer.finish is None
+    ]
     figures.at_most("requests of 200 that did not complete", len(wrong), "", 0)
     figures.at_most(
         "requests that took a second attempt",
-        share([len(told.record["attempts"]) > 1 for told in story]),
+        share([len(observed.record["attempts"]) > 1 for observed in observations]),
         "%",
         3,
     )
 
 
-def test_a_repeated_prefix_returns_to_the_engine_that_holds_it(story: list[Told], figures: Figures) -> None:
-    """Where engines are idle nothing speaks against the warm one."""
-    pairs = same_prefix([told.asked for told in story])
-    returned = [story[a].record["endpoint"] == story[b].record["endpoint"] for a, b in pairs]
+def test_a_repeated_prefix_returns_to_its_engine(observations: list[Observed], figures: Figures) -> None:
+    """With idle engines, the cached prefix decides."""
+    pairs = same_prefix([observed.asked for observed in observations])
+    returned = [observations[a].record["endpoint"] == observations[b].record["endpoint"] for a, b in pairs]
     figures.at_least("repeated prefixes that went back to their engine", share(returned), "%", 95)
-    fresh = [told.record["endpoint"] for told in story if not told.asked.repeats]
+    fresh = [observed.record["endpoint"] for observed in observations if not observed.asked.repeats]
     busier = max(fresh.count(endpoint) for endpoint in fresh)
     figures.note("fresh prompts on the busier of two engines, one at a time", 100 * busier / len(fresh), "%")
 
 
-def test_the_predicted_hit_is_what_the_engine_reports(story: list[Told], figures: Figures) -> None:
+def test_predicted_hits_equal_reported_hits(observations: list[Observed], figures: Figures) -> None:
     """Within one block, since the engine caches whole blocks only."""
-    errors = [told.record["cached_tokens_predicted"] - told.record["cached_tokens_reported"] for told in story]
+    errors = [
+        observed.record["cached_tokens_predicted"] - observed.record["cached_tokens_reported"]
+        for observed in observations
+    ]
     figures.at_least(
         f"predicted hits within one block ({BLOCK} tokens) of cached_tokens",
         share([abs(error) <= BLOCK for error in errors]),
         "%",
         95,
     )
-    reused = sum(told.record["cached_tokens_reported"] for told in story)
-    sent = sum(told.record["prompt_tokens_reported"] for told in story)
+    reused = sum(observed.record["cached_tokens_reported"] for observed in observations)
+    sent = sum(observed.record["prompt_tokens_reported"] for observed in observations)
     figures.note("prompt tokens served from the engines' caches", 100 * reused / sent, "%")
 
 
-def test_the_token_estimate_is_what_the_engine_counts(story: list[Told], figures: Figures) -> None:
-    """The chat template's own tokens included."""
+def test_token_estimates_equal_reported_tokens(observations: list[Observed], figures: Figures) -> None:
+    """Tokens of the chat template included."""
     errors = [
         relative(r["prompt_tokens_estimated"] - r["prompt_tokens_reported"], r["prompt_tokens_reported"])
-        for r in (told.record for told in story)
+        for r in (observed.record for observed in observations)
     ]
     figures.at_most("error of the prompt token estimate, median", median(errors), "%", 3)
     figures.note("error of the prompt token estimate, worst", max(errors), "%")
 
 
-def test_predicted_ttft_is_right_after_fifty_requests(story: list[Told], figures: Figures) -> None:
-    """The median is over the requests that followed the first fifty."""
-    timed = [told for told in story if told.answer.ttft is not None]
+def test_predicted_ttft_is_right_after_fifty_requests(observations: list[Observed], figures: Figures) -> None:
+    """Median error after the first fifty requests."""
+    timed = [observed for observed in observations if observed.answer.ttft is not None]
     errors = [relative(t.record["ttft_predicted_p50_ms"] - t.record["ttft_ms"], t.record["ttft_ms"]) for t in timed]
     figures.note(f"error of predicted TTFT, requests 1 to {LEARNING}, median", median(errors[:LEARNING]), "%")
     for kind in ("short", "long", "turn"):
@@ -115,25 +122,25 @@ def test_predicted_ttft_is_right_after_fifty_requests(story: list[Told], figures
     )
 
 
-def test_stages_sum_to_ttft(story: list[Told]) -> None:
-    """All but the stream, which follows the first token."""
-    for told in story:
-        stages = {name: ms for name, ms in told.record["stages_ms"].items() if name != "stream"}
-        assert sum(stages.values()) == pytest.approx(told.record["ttft_ms"], abs=1.0)
+def test_stages_sum_to_ttft(observations: list[Observed]) -> None:
+    """All stages but `stream`, which follows the first token."""
+    for observed in observations:
+        stages = {name: ms for name, ms in observed.record["stages_ms"].items() if name != "stream"}
+        assert sum(stages.values()) == pytest.approx(observed.record["ttft_ms"], abs=1.0)
 
 
-def test_the_sdk_sees_the_ttft_that_the_gateway_tells(story: list[Told], figures: Figures) -> None:
-    """Its clock starts at the call and stops at the first visible chunk: its own milliseconds of work are in it."""
+def test_the_sdk_measures_the_gateways_ttft(observations: list[Observed], figures: Figures) -> None:
+    """The SDK measures from the call to the first visible chunk, so its own milliseconds are included."""
     apart = [
-        1e3 * abs(told.answer.ttft - told.answer.gateway_ttft)
-        for told in story
-        if told.answer.ttft is not None and told.answer.gateway_ttft is not None
+        1e3 * abs(observed.answer.ttft - observed.answer.gateway_ttft)
+        for observed in observations
+        if observed.answer.ttft is not None and observed.answer.gateway_ttft is not None
     ]
     figures.note("TTFT in the SDK against TTFT in the gateway's header, median", median(apart), "ms")
 
 
 async def test_gateway_and_client_agree_on_ttft(pair: Gateway, figures: Figures) -> None:
-    """A client that does nothing but wait for the first visible byte, on connections that it keeps."""
+    """With a minimal client on kept connections."""
     apart = []
     async with aiohttp.ClientSession() as session:
         for i in range(40):
@@ -143,7 +150,7 @@ async def test_gateway_and_client_agree_on_ttft(pair: Gateway, figures: Figures)
 
 
 async def first_token(session: aiohttp.ClientSession, gateway: Gateway, prompt: str) -> tuple[float, float]:
-    """Seconds to the first token: the client's clock, and what the gateway says."""
+    """Seconds to the first token: by the client's clock, and by the gateway's header."""
     body = {"model": "chat", "messages": [user(prompt)], "max_tokens": 4, "stream": True}
     began = time.perf_counter()
     async with session.post(f"{gateway.base_url}/chat/completions", json=body) as reply:
@@ -155,21 +162,23 @@ async def first_token(session: aiohttp.ClientSession, gateway: Gateway, prompt: 
     raise AssertionError("an answer without a visible token")
 
 
-def test_the_gateway_adds_little(story: list[Told], figures: Figures) -> None:
-    """Every stage but upstream and connect is the gateway's own time."""
+def test_the_gateways_own_part_of_ttft(observations: list[Observed], figures: Figures) -> None:
+    """All stages but upstream and connect."""
     own = [
-        told.record["ttft_ms"] - told.record["stages_ms"]["upstream"] - told.record["stages_ms"].get("connect", 0.0)
-        for told in story
+        observed.record["ttft_ms"]
+        - observed.record["stages_ms"]["upstream"]
+        - observed.record["stages_ms"].get("connect", 0.0)
+        for observed in observations
     ]
     figures.note("the gateway's own part of TTFT, median", median(own), "ms")
-    longest = [ms for told, ms in zip(story, own, strict=True) if told.asked.kind == "long"]
+    longest = [ms for observed, ms in zip(observations, own, strict=True) if observed.asked.kind == "long"]
     figures.note("the gateway's own part of TTFT, 4k-token prompts, median", median(longest), "ms")
 
 
 async def test_the_upstream_stage_agrees_with_vllms_own_histogram(
     pair: Gateway, engines: list[Server], figures: Figures
 ) -> None:
-    """One request at a time, so that a histogram's growth is that request's: within 5 ms + 2%, median."""
+    """One request at a time, so the histogram's growth is that request's: within 5 ms + 2%, median."""
     beyond, apart = [], []
     async with client(pair.base_url) as sdk:
         for one in mixed()[:60:2]:
@@ -185,7 +194,7 @@ async def test_the_upstream_stage_agrees_with_vllms_own_histogram(
 
 
 async def test_prefixes_on_both_engines_are_found_again(pair: Gateway, engines: list[Server], figures: Figures) -> None:
-    """Four sent at once are spread by load; asked about again when all is idle, each goes where it was."""
+    """Four concurrent prompts are spread by load; repeated when all engines are idle, each returns to its engine."""
     bursts = [[spread(4 * i + n) for n in range(4)] for i in range(6)]
     async with client(pair.base_url) as sdk:
         first = [a for burst in bursts for a in await asyncio.gather(*(ask(sdk, "chat", one) for one in burst))]
@@ -203,16 +212,16 @@ def spread(i: int) -> Asked:
 
 
 async def test_overlapping_requests_are_all_answered(pair: Gateway, figures: Figures) -> None:
-    """Four at a time over two engines: queues form, nothing fails."""
+    """Four at a time over two engines: queues form, no request fails."""
     gate = asyncio.Semaphore(4)
     asked = [one for one in mixed() if one.kind != "long"][:60]
 
-    async def one_of(sdk: Any, one: Asked) -> Answer:
+    async def answer_of(sdk: Any, one: Asked) -> Answer:
         async with gate:
             return await ask(sdk, "chat", one)
 
     async with client(pair.base_url) as sdk:
-        answers = await asyncio.gather(*(one_of(sdk, one) for one in asked))
+        answers = await asyncio.gather(*(answer_of(sdk, one) for one in asked))
     records = await pair.records_of([answer.request_id for answer in answers])
     assert [record["end"] for record in records] == ["completed"] * len(asked)
     errors = [relative(r["ttft_predicted_p50_ms"] - r["ttft_ms"], r["ttft_ms"]) for r in records]

@@ -1,4 +1,4 @@
-"""A large model first, a small one where the large would be late: learned from real times alone."""
+"""A large model first, a small model where the large would be late: learned from measured times alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def asked(i: int) -> Asked:
 
 
 async def test_long_prompts_go_to_the_tier_that_makes_the_budget(tiers: Gateway, figures: Figures) -> None:
-    """Short ones keep the tier that is wanted most; both make their budget."""
+    """Short prompts keep the preferred tier; all meet the budget."""
     async with client(tiers.base_url) as sdk:
         answers = [await ask(sdk, "chat", asked(i)) for i in range(LEARNING + MEASURED)]
     records = await tiers.records_of([answer.request_id for answer in answers])

@@ -1,4 +1,4 @@
-"""vLLM's own span joins the trace, beneath the attempt that asked it. Starts a server of its own, that tells spans."""
+"""vLLM's own span joins the trace, below the attempt's span. Starts a vLLM server that exports spans."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ID, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 REQUESTS = 4
 
 
-def tells_spans() -> bool:
-    """Whether this vLLM has the packages for it."""
+def exports_spans() -> bool:
+    """True if this vLLM has the OpenTelemetry packages."""
     python = vllm_servers.VENV / "bin" / "python"
     return python.exists() and subprocess.run([python, "-c", NEEDED], capture_output=True, check=False).returncode == 0
 
 
 @asynccontextmanager
-async def telling(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    """A vLLM server of the small model whose spans go to `collector`, soon after they end."""
+async def exporting_server(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    """A vLLM server of the small model that exports spans to `collector`, soon after their end."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
     vllm_servers.LOGS.mkdir(parents=True, exist_ok=True)
@@ -46,24 +46,25 @@ async def telling(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Asyn
         await asyncio.to_thread(vllm_servers.stop, [process])
 
 
-async def test_an_engines_span_is_the_child_of_the_attempt_that_asked_it(
+async def test_an_engine_span_is_a_child_of_its_attempts_span(
     monkeypatch: pytest.MonkeyPatch, figures: Figures
 ) -> None:
-    """In the caller's trace, where it gave one: caller, request, attempt, engine. It lies within the attempt."""
-    if not (tells_spans() and (vllm_servers.MODELS / "small" / "config.json").exists()):
+    """In the caller's trace, if given: caller, request, attempt, engine. The engine's span lies within the
+    attempt's."""
+    if not (exports_spans() and (vllm_servers.MODELS / "small" / "config.json").exists()):
         pytest.skip("needs a vLLM with the OpenTelemetry exporter, and its small model: make vllm")
-    async with Collector() as collector, telling(collector, monkeypatch) as server:
+    async with Collector() as collector, exporting_server(collector, monkeypatch) as server:
         pool = {"backend": "vllm", "model": "small", "endpoints": [server.url], "tokenizer": server.tokenizer}
         telemetry = {"access_log": "off", "otlp": collector.url}
         async with running({"small": pool}, telemetry=telemetry) as gateway:
             sdk = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
             for i in range(REQUESTS):
-                told = {"traceparent": f"00-{ID}-{SPAN}-01"} if i == 0 else {}
+                trace_headers = {"traceparent": f"00-{ID}-{SPAN}-01"} if i == 0 else {}
                 chunks = await sdk.chat.completions.create(
                     model="chat",
                     max_tokens=5,
                     stream=True,
-                    extra_headers=told,
+                    extra_headers=trace_headers,
                     messages=[{"role": "user", "content": f"{i} hello there"}],
                 )
                 assert [chunk async for chunk in chunks]

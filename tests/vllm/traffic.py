@@ -1,8 +1,8 @@
-"""What is asked: prompts of known make-up; and a client that times what comes back.
+"""Prompts of known structure, and a client that times the answers.
 
-The models' text is noise, so prompts need no sense, only length and shared beginnings. Words are those of
-the tokenizer's own corpus: about 1.23 tokens each. Every run has its own words, so that a new gateway
-does not meet engines that remember the last one's.
+The models' text is noise, so prompts need no sense, only length and shared prefixes. Words are from the tokenizer's
+own corpus: about 1.23 tokens each. Every run has its own words, so that a new gateway finds no prefixes of the last
+run cached.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Messages = list[Any]
 
 
 def text(tokens: int, name: str) -> str:
-    """About this many tokens of words: in one run the same for the same name."""
+    """About this many tokens of words: equal for equal names in one run."""
     rng = random.Random(f"{RUN} {name}")
     return " ".join(rng.choice(WORDS) for _ in range(round(tokens / TOKENS_PER_WORD)))
 
@@ -37,13 +37,13 @@ def user(content: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a workload. `prefix` names whom it shares a long beginning with."""
+    """A request of a workload. `prefix` names a long common beginning."""
 
     kind: str  # short, long, turn
     prefix: str
     messages: Messages
     max_tokens: int
-    repeats: bool  # the engine that has seen `prefix` last holds its beginning
+    repeats: bool  # the engine of the last request with `prefix` holds the prefix
 
 
 def mixed() -> list[Asked]:
@@ -85,11 +85,11 @@ def conversation(i: int) -> list[Asked]:
 
 @dataclass(slots=True)
 class Answer:
-    """A streamed answer as the client saw it."""
+    """A streamed answer as seen by the client."""
 
     request_id: str
-    ttft: float | None  # s from the call to the first visible output; None: there was none
-    gateway_ttft: float | None  # s, as the response header says
+    ttft: float | None  # s from the call to the first visible output; None: no output
+    gateway_ttft: float | None  # s, by the response header
     text: str
     usage: Any
     finish: str | None
@@ -100,10 +100,10 @@ def client(base_url: str) -> AsyncOpenAI:
 
 
 async def ask(to: AsyncOpenAI, model: str, asked: Asked, **more: Any) -> Answer:
-    """Stream one answer with the official SDK.
+    """Streams one answer with the official SDK.
 
-    A `seed` is for prompts under 256 tokens, one step's worth: vLLM 0.32's CPU worker dies of one on a prompt that
-    it prefills in several ("CPU Generator does not use offset"), and the engine with it.
+    `seed` needs a prompt below 256 tokens, one prefill step: vLLM 0.32's CPU worker dies of a seed in a prefill of
+    several steps ("CPU Generator does not use offset").
     """
     began = time.perf_counter()
     raw = await to.chat.completions.with_raw_response.create(
@@ -122,7 +122,7 @@ async def ask(to: AsyncOpenAI, model: str, asked: Asked, **more: Any) -> Answer:
 
 
 async def _stream(raw: Any) -> Any:
-    """`parse` is a coroutine in some versions of the SDK and not in others."""
+    """Awaits `parse`, which is a coroutine in some versions of the SDK only."""
     parsed = raw.parse()
     return await parsed if hasattr(parsed, "__await__") else parsed
 
