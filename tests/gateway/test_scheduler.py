@@ -16,7 +16,7 @@ from backends.http.connection_pool import ConnectionPool
 from gateway import scheduler as module
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.inference_request import InferenceRequest
-from gateway.fleet.monitor import Monitor
+from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget
 from gateway.scheduler import NO_DEADLINE_PATIENCE, QueueTimeout, RequestQueue
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
@@ -180,7 +180,8 @@ async def test_fleet_events_arrivals_and_departures_trigger_a_release(event: str
         case "end":
             fixture.fleet.on_ended("unknown", AttemptOutcome.FAILED, monotonic(), AttemptReport())
         case "scrape":
-            await Monitor(fixture.fleet).poll("small/a", ConnectionPool(dead_url(), connect_timeout=1), backend())
+            target = PollTarget(ConnectionPool(dead_url(), connect_timeout=1), backend())
+            await Monitor(fixture.fleet).poll(EndpointPoll("small/a", target, 1.0))
         case "entry":
             third = asyncio.create_task(fixture.deciding(request()))
         case _:
