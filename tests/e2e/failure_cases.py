@@ -1,4 +1,4 @@
-"""Requests that fail in forty ways, with canaries in all that is sent and answered (see test_secrets.py)."""
+"""Requests that fail in forty ways, with canaries in all sent and received parts (see test_secrets.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def event(data: str) -> bytes:
 
 @dataclass
 class FailureCase:
-    """A request that fails. `status` of its reply, None without a reply; `end` of its Record, if any."""
+    """A failing request. `status` of the reply, None without a reply; `end` of the Record, if any."""
 
     status: int | None
     end: RequestOutcome | None

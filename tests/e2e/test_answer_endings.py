@@ -1,4 +1,4 @@
-"""Unusual ends of answers: the bytes that a caller receives, and the Record."""
+"""Unusual ends of answers: the bytes received by the caller, and the Record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ERROR = b'data: {"error":{"message":"CANARY engine died","type":"InternalServerE
 
 
 async def request(script: Script, *, stream: bool = True, idle: str = "300ms") -> tuple[int, bytes, Record]:
-    """Status, de-chunked body and Record of one request."""
+    """Status, de-chunked body and Record of a request."""
     async with Upstream(script) as upstream:
         defaults = {"stream_idle": idle}
         async with running({"only": pool(upstream.url)}, defaults=defaults) as gateway, calling(gateway.url) as caller:
@@ -46,7 +46,7 @@ async def test_a_token_and_an_error_event_in_one_read_are_both_forwarded() -> No
 
 
 async def test_an_invalid_event_is_replaced_by_an_error_event() -> None:
-    """A caller could parse neither the event nor what follows."""
+    """A caller could parse neither the event nor the bytes after."""
     garbage = b"data: {not json\n\n"
     _, body, record = await request([STREAM_HEAD + chunk(TOKEN), chunk(garbage + TOKEN + DONE) + LAST_CHUNK])
     assert body.startswith(TOKEN + b'data: {"error":')
@@ -65,7 +65,7 @@ async def test_a_redirect_is_a_failure_and_never_followed() -> None:
 
 
 async def test_an_unstreamed_error_with_status_200_is_no_success() -> None:
-    """Nothing of it has reached the caller, so another attempt is made, and the caller gets an error of ours."""
+    """No byte has reached the caller, so another attempt is made, and the caller gets an error of the gateway."""
     error_body = json.dumps({"error": {"message": "CANARY", "type": "server_error"}}).encode()
     status, body, record = await request([reply(error_body, "200 OK", "content-type: application/json")], stream=False)
     assert (status, record.end, len(record.attempts)) == (502, RequestOutcome.FAILED, 2)
@@ -107,7 +107,7 @@ def ended(*indices: int) -> bytes:
     ids=["texts", "token lists", "texts, n"],
 )
 async def test_a_batch_is_complete_when_each_choice_has_ended(asked: dict[str, Any], choices: int) -> None:
-    """A choice that ends twice is one choice; a batch cut before its last choice is a broken answer."""
+    """A choice that ends twice is a single choice; a batch cut before its last choice is a broken answer."""
     most = range(choices - 1)
     for indices, whole in (([*most, 0], False), (range(choices), True)):
         async with (
@@ -125,7 +125,7 @@ async def test_a_batch_is_complete_when_each_choice_has_ended(asked: dict[str, A
 
 @pytest.mark.parametrize("prompt", ["a", [1, 2, 3], ["a"]])
 async def test_a_single_prompt_ends_with_one_choice(prompt: Any) -> None:
-    """A list of tokens is one prompt."""
+    """A list of tokens is a single prompt."""
     async with (
         Upstream([STREAM_HEAD + chunk(ended(0)), CLOSE]) as upstream,
         running({"only": pool(upstream.url)}) as gateway,

@@ -15,7 +15,7 @@ GOOD = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
 
 
 class CountingUpstream:
-    """Upstream that counts its connections."""
+    """An upstream that counts connections."""
 
     def __init__(self) -> None:
         self.connections = 0

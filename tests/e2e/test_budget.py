@@ -1,4 +1,4 @@
-"""The budget decides the tier: simulated fleets, over real sockets."""
+"""Tier choice by the TTFT budget, with simulated fleets over real sockets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE_PROMPT = "word " * 9000  # 8b-l4 needs over two seconds for it, 8b-h100 a 
 
 
 async def ask(gateway_url: str, content: str, **more: Any) -> None:
-    """Reads one streamed answer to its end."""
+    """Reads a streamed answer to the end."""
     client = openai.AsyncOpenAI(base_url=f"{gateway_url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": content}]
     async for _ in await client.chat.completions.create(
@@ -27,7 +27,7 @@ async def ask(gateway_url: str, content: str, **more: Any) -> None:
 
 
 async def test_a_prompt_that_the_first_tier_cannot_prefill_in_time_goes_to_the_next() -> None:
-    """A small prompt stays with the preferred tier; a large one goes to the tier that meets its budget."""
+    """A small prompt stays with the preferred tier; a large prompt goes to the tier that meets the budget."""
     routes = {"chat": {"tiers": ["slow", "fast"], "ttft": {"budget": "1200ms"}}}
     async with engines(1, "8b-l4") as slow, engines(1, "8b-h100") as fast:
         pools = {"slow": engine_pool(*slow), "fast": engine_pool(*fast)}
@@ -61,8 +61,8 @@ async def test_an_unattainable_budget_is_shed_or_answered_by_on_miss(on_miss: st
     assert record.ttft_met is False
 
 
-async def test_a_caller_may_tighten_its_budget() -> None:
-    """x-slo-ttft-ms: a request that the route's budget admits is shed under an unattainable one."""
+async def test_a_caller_can_tighten_the_ttft_budget_by_header() -> None:
+    """x-slo-ttft-ms: a request in time for the route's budget is shed under an unattainable budget."""
     routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "30s"}, "on_miss": "shed"}}
     async with engines(1, "8b-l4") as only, running({"only": engine_pool(*only)}, routes) as gateway:
         await ask(gateway.url, "hello")
@@ -79,7 +79,7 @@ async def test_a_prompt_beyond_every_context_window_is_400() -> None:
     assert "1000" in caught.value.message
 
 
-async def test_a_repeated_prefix_goes_back_to_its_engine() -> None:
+async def test_a_repeated_prefix_returns_to_its_engine() -> None:
     """Engines are idle and equally fast: the cached prefix decides."""
     async with engines(3) as three, running({"all": engine_pool(*three)}) as gateway:
         for turn in range(3):

@@ -115,7 +115,7 @@ async def test_a_failed_warm_up_fails_no_request(caplog: pytest.LogCaptureFixtur
 
 
 async def test_an_engine_that_restarts_repeatedly_is_warmed_up_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The second time, requests of callers fill its cache."""
+    """After the second restart, requests of callers fill the cache."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with pair() as (gateway, _, mortal):
         await ask(gateway, "hello")
@@ -132,7 +132,7 @@ async def test_an_engine_that_restarts_repeatedly_is_warmed_up_once(caplog: pyte
 
 
 async def test_the_only_engine_of_a_pool_is_not_warmed_up() -> None:
-    """Requests of callers fill its cache."""
+    """Requests of callers fill the cache."""
     async with engines(1) as (only,), running({"both": engine_pool(only)}, defaults=QUICK) as gateway:
         await ask(gateway, "hello")
         await restart(gateway, only)
@@ -142,7 +142,7 @@ async def test_the_only_engine_of_a_pool_is_not_warmed_up() -> None:
 
 
 async def test_an_idle_endpoint_is_kept_warm() -> None:
-    """Repeated requests for one token; none while there is traffic."""
+    """By repeated requests for one token; none while there is traffic."""
     pools: dict[str, Any] = {}
     async with engines(1) as (engine,):
         pools["both"] = engine_pool(engine, keep_warm={"idle": "150ms"})

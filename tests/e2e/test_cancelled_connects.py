@@ -1,4 +1,4 @@
-"""An attempt that ends while connecting writes nothing to the backend: no prompt is computed or billed for nobody."""
+"""An attempt that ends while connecting writes nothing to the backend: no prompt is computed or billed in vain."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SlowListener:
 
 @pytest.fixture
 def server_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
-    """TLS of a server whose certificate the gateway trusts."""
+    """TLS of a server with a certificate trusted by the gateway."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
@@ -75,7 +75,7 @@ def server_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContex
 
 @asynccontextmanager
 async def caller(gateway: Gateway) -> AsyncIterator[asyncio.StreamWriter]:
-    """A caller that has sent a request."""
+    """A caller with a sent request."""
     body = {"model": "chat", "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
     raw = json.dumps(body).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
@@ -93,7 +93,7 @@ async def connecting(gateway: Gateway) -> None:
 
 
 async def test_a_caller_that_leaves_before_the_backend_accepts_sends_no_byte() -> None:
-    """The SYN waits in a full backlog while the caller leaves; then the backend accepts whatever comes."""
+    """The SYN waits in a full backlog while the caller leaves; then the backend accepts all connections."""
     slow = SlowListener()
     async with gateways.running({"only": gateways.pool(f"http://127.0.0.1:{slow.port}")}) as gateway:
         async with caller(gateway):
@@ -117,7 +117,7 @@ async def test_a_caller_that_leaves_during_the_handshake_sends_no_byte(server_tl
 
 
 async def test_the_handshake_of_a_caller_that_stays_carries_the_prompt(server_tls: ssl.SSLContext) -> None:
-    """Control: the same listener gets the prompt while somebody waits."""
+    """Control: the same listener receives the prompt of a waiting caller."""
     slow = SlowListener(server_tls)
     async with gateways.running({"only": gateways.pool(f"https://localhost:{slow.port}")}) as gateway, caller(gateway):
         await connecting(gateway)
@@ -125,8 +125,8 @@ async def test_the_handshake_of_a_caller_that_stays_carries_the_prompt(server_tl
     assert PROMPT.encode() in slow.received
 
 
-async def test_the_loser_of_a_race_that_is_still_connecting_sends_no_byte(server_tls: ssl.SSLContext) -> None:
-    """A hedge wins while the first attempt waits for its handshake."""
+async def test_a_losing_attempt_that_is_still_connecting_sends_no_byte(server_tls: ssl.SSLContext) -> None:
+    """A hedge wins during the TLS handshake of the first attempt."""
     slow = SlowListener(server_tls)
     async with Upstream([ANSWER]) as quick:
         pools = {

@@ -19,7 +19,7 @@ REQUEST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-len
 
 
 def set_timeouts(gateway: Gateway, **timeouts: float) -> None:
-    """Sets time limits for callers that connect from now on."""
+    """Sets time limits for later connections."""
     assert gateway.http_server is not None
     gateway.http_server.timeouts = Timeouts(**timeouts)
 
@@ -104,7 +104,7 @@ async def test_a_chunked_body_is_reassembled() -> None:
 
 
 async def test_expect_100_continue_is_answered() -> None:
-    """RFC 9110 section 10.1.1; a caller that has already sent its body receives no 100."""
+    """RFC 9110 section 10.1.1. A caller with an already sent body receives no 100."""
     body = json.dumps(CHAT).encode()
     head = (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-Continue\r\ncontent-length: %d\r\n\r\n"

@@ -32,7 +32,7 @@ def raised_file_limit() -> Iterator[None]:
 
 
 async def open_stream(served: Served) -> Caller:
-    """Stream with its first token, on a connection that only the gateway closes."""
+    """A stream with a first token, on a connection that only the gateway closes."""
     caller = Caller(*await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2])))
     assert (await caller.ask(STREAM))[0] == 200
     return caller
@@ -90,7 +90,7 @@ async def test_sigterm_with_500_streams_loses_none_and_refuses_no_connection(wor
 
 
 async def test_streams_that_outlast_the_drain_grace_end_in_an_error_event(tmp_path: Path) -> None:
-    """Each caller receives the event, each request has its Record, and the log states their number."""
+    """Each caller receives the event, each request has a Record, and the log states the number of streams."""
     async with Upstream(SLOW) as upstream:
         config = write_config(tmp_path / "f.yaml", upstream.url)
         config.write_text(config.read_text().replace("server: {", "server: {drain: {grace: 200ms}, "))

@@ -27,7 +27,7 @@ def client(gateway: Gateway) -> openai.AsyncOpenAI:
 
 
 async def stream(gateway: Gateway, **more: Any) -> str:
-    """Text of one streamed answer."""
+    """Text of a streamed answer."""
     options = {"model": "chat", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], **more}
     chunks = await client(gateway).chat.completions.create(stream=True, **options)
     return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
@@ -44,7 +44,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_faulty_endpoint_fails_no_request_and_is_avoided(fault: str) -> None:
-    """The other endpoint answers every request within its budget; the faulty one receives few."""
+    """The other endpoint answers every request within the budget; the faulty endpoint receives few requests."""
     async with engines(2) as (good, bad), running({"both": engine_pool(good, bad)}, ROUTE) as gateway:
         for name, value in FAULTS[fault].items():
             setattr(bad.faults, name, value)
@@ -78,7 +78,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
 
 
 async def test_nothing_is_retried_after_the_first_token() -> None:
-    """A second answer would contradict the tokens that the caller has read."""
+    """A second answer would contradict the tokens already read by the caller."""
     async with engines(2) as (one, two), running({"both": engine_pool(one, two)}, ROUTE) as gateway:
         one.faults.cut_after_tokens = two.faults.cut_after_tokens = 2
         with pytest.raises(openai.APIError):

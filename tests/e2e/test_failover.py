@@ -1,6 +1,6 @@
-"""A first tier that cannot serve, and a healthy second one: every caller is answered by the second.
+"""A first tier that cannot serve, and a healthy second tier that answers every caller.
 
-The attempts at another pool cost nothing of the retry budget, which protects one pool from being hammered.
+Attempts at another pool are not charged to the retry budget, which protects a single pool from being hammered.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ async def ask(session: aiohttp.ClientSession, gateway: Gateway, stream: bool = F
 
 
 async def ask_all(gateway: Gateway, stream: bool, count: int = CALLERS) -> list[tuple[int, bytes]]:
-    """Answers to `count` requests that were sent at once."""
+    """Answers to `count` concurrent requests."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.timeout(20):
         return await asyncio.gather(*(ask(session, gateway, stream) for _ in range(count)))
 
@@ -108,7 +108,7 @@ async def test_a_refused_connection_moves_all_callers_on(stream: bool) -> None:
 
 
 async def test_a_failed_tls_handshake_moves_all_callers_on() -> None:
-    """The first tier speaks plain HTTP on a port that is configured as https."""
+    """The first tier speaks plain HTTP on a port configured as https."""
     async with (
         Upstream(banner=[b"HTTP/1.1 400 Bad Request\r\n\r\n", CLOSE]) as first,
         Upstream(SERVED[False]) as second,
@@ -123,8 +123,8 @@ async def test_a_silent_first_tier_moves_streams_on_within_the_budget() -> None:
         assert all(record.ttft is not None and record.ttft < 2.0 for record in gateway.recorder.recent)
 
 
-async def test_an_unstreamed_answer_has_a_limit_of_its_route() -> None:
-    """A hung engine is left for the next tier while there is time for another answer within `total.limit`."""
+async def test_an_unstreamed_answer_has_the_total_limit_of_its_route() -> None:
+    """A hung engine is abandoned for the next tier while there is time for another answer within `total.limit`."""
     async with (
         Upstream([HANG]) as first,
         Upstream(SERVED[False]) as second,
@@ -149,7 +149,7 @@ async def test_total_ends_an_answer_that_does_not_finish() -> None:
 
 
 async def test_an_exhausted_quota_takes_the_key_out_of_use() -> None:
-    """No request is spent on it again for minutes: nobody pays within a second."""
+    """For minutes no further request is sent with the key."""
     async with (
         Upstream(FAULTS["an exhausted quota"]) as first,
         Upstream(SERVED[False]) as second,
@@ -161,8 +161,8 @@ async def test_an_exhausted_quota_takes_the_key_out_of_use() -> None:
         assert len(first.requests) == 1
 
 
-async def test_one_misconfigured_engine_does_not_swallow_its_pool() -> None:
-    """An engine that was started under another model name answers at once, and looks idle; its pool still serves."""
+async def test_a_misconfigured_engine_does_not_take_all_requests_of_its_pool() -> None:
+    """An engine started under another model name answers at once, and looks idle; the pool still serves."""
     async with (
         Upstream(FAULTS["404 for our model"]) as wrong,
         Upstream(SERVED[False]) as right,
@@ -174,8 +174,8 @@ async def test_one_misconfigured_engine_does_not_swallow_its_pool() -> None:
         assert len(wrong.requests) - sent <= 2, "the circuit breaker keeps requests away"
 
 
-async def test_a_pool_of_one_is_not_asked_again_at_once_after_a_429() -> None:
-    """The caller gets the provider's own retry-after, and the provider one request."""
+async def test_a_pool_of_one_endpoint_is_not_retried_at_once_after_a_429() -> None:
+    """The caller gets the provider's own retry-after, and the provider a single request."""
     limited = [reply(b'{"error":{"message":"slow down"}}', "429 Too Many Requests", JSON, "retry-after: 7")]
     async with Upstream(limited) as only, running({"api": pool(only.url)}, {"chat": {"tiers": ["api"]}}) as gateway:
         async with aiohttp.ClientSession() as session:
@@ -186,8 +186,8 @@ async def test_a_pool_of_one_is_not_asked_again_at_once_after_a_429() -> None:
         assert len(only.requests) == 1
 
 
-async def test_the_callers_own_mistake_is_not_retried() -> None:
-    """A 400 about the request comes out the same everywhere: the second tier is not asked."""
+async def test_a_request_error_is_not_retried_at_the_next_tier() -> None:
+    """A 400 about the request would be the same at any backend."""
     mistake = error("400 Bad Request", "messages: at least one is needed", param="messages")
     async with Upstream(mistake) as first, Upstream(SERVED[False]) as second, two_tiers(first.url, second) as gateway:
         ((status, _),) = await ask_all(gateway, False, 1)
@@ -214,10 +214,10 @@ FILTERED = error("400 Bad Request", "The content was refused.", code="content_fi
         (error("400 Bad Request", "Invalid schema", code="invalid_json_schema"), {}, (None, None), 400),
     ],
 )
-async def test_a_refusal_moves_where_its_route_says_so(
+async def test_a_refusal_falls_back_where_the_route_says_so(
     script: Script, route: dict[str, Any], windows: tuple[int | None, int | None], status: int
 ) -> None:
-    """A prompt that is too long to a larger, or unknown, window; a content filter only if wanted."""
+    """A prompt that is too long to a larger, or unknown, window; a content filter only if configured."""
     async with Upstream(script) as first, Upstream(SERVED[False]) as second:
         pools = {
             name: pool(upstream.url, context_window=window)
@@ -229,7 +229,7 @@ async def test_a_refusal_moves_where_its_route_says_so(
 
 
 async def test_a_passthroughs_unknown_model_is_the_callers_mistake() -> None:
-    """Nobody else's requests suffer from it."""
+    """Requests of other callers do not suffer."""
     async with (
         Upstream(FAULTS["404 for our model"], SERVED[False]) as only,
         running({"api": pool(only.url)}, {}, passthrough="api") as gateway,
@@ -237,8 +237,8 @@ async def test_a_passthroughs_unknown_model_is_the_callers_mistake() -> None:
         assert [(await ask_all(gateway, False, 1))[0][0] for _ in range(2)] == [404, 200]
 
 
-async def test_a_callers_mistakes_at_one_endpoint_do_not_take_it_out() -> None:
-    """Refusals that its siblings confirm are the caller's."""
+async def test_request_errors_do_not_take_an_endpoint_down() -> None:
+    """Refusals confirmed by other endpoints of the pool are the caller's fault."""
     mistake = error("400 Bad Request", "messages: at least one is needed", param="messages")
     async with (
         Upstream(mistake) as first,
@@ -249,8 +249,9 @@ async def test_a_callers_mistakes_at_one_endpoint_do_not_take_it_out() -> None:
         assert {load.health.value for load in gateway.monitor.loads().values()} == {"up"}
 
 
-async def test_an_endpoint_that_refuses_what_its_siblings_answer_costs_no_request_for_long() -> None:
-    """An engine without a chat template, say: its 400s are tried elsewhere once they are seen to be its own."""
+async def test_an_endpoint_that_alone_refuses_requests_is_avoided() -> None:
+    """For example an engine without a chat template: its 400s are tried elsewhere as soon as the other endpoints
+    have answered such requests."""
     odd = error("400 Bad Request", "No chat template.", type="BadRequestError")
     async with (
         Upstream(odd) as first,
@@ -266,8 +267,8 @@ async def test_an_endpoint_that_refuses_what_its_siblings_answer_costs_no_reques
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_requests_leave_an_endpoint_whose_probes_fail(stream: bool) -> None:
-    """Without waiting for their own limits: 600 s for an answer that is not streamed, here 60 s for a stream."""
+async def test_requests_are_moved_from_an_endpoint_with_failed_probes(stream: bool) -> None:
+    """Without waiting for the request's own limit: 600 s for an unstreamed answer, here 60 s for a stream."""
     async with Upstream([HANG]) as first, Upstream(SERVED[stream]) as second:
         routes = {"chat": {"tiers": ["first", "second"], "ttft": "off"}}
         async with running({"first": pool(first.url), "second": pool(second.url)}, routes) as gateway:
@@ -278,8 +279,8 @@ async def test_requests_leave_an_endpoint_whose_probes_fail(stream: bool) -> Non
             assert answered(await asked) == 20
 
 
-async def test_a_host_that_vanishes_is_noticed_by_keep_alives() -> None:
-    """The kernel asks after 15 s, and thrice."""
+async def test_a_vanished_host_is_noticed_by_tcp_keepalive() -> None:
+    """The kernel probes after 15 s, three times."""
     async with Upstream(SERVED[False]) as only, running({"api": pool(only.url)}) as gateway:
         await ask_all(gateway, False, 1)
         (connections,) = gateway.runtime.current.connections.values()
@@ -290,8 +291,8 @@ async def test_a_host_that_vanishes_is_noticed_by_keep_alives() -> None:
         assert [sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [15, 5, 3]
 
 
-async def test_an_exhausted_quota_is_said_in_log_and_metric(caplog: pytest.LogCaptureFixture) -> None:
-    """A line that names the pool, and a count by cause."""
+async def test_an_exhausted_quota_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A log line with the pool, and a count by cause."""
     async with (
         Upstream(FAULTS["an exhausted quota"]) as first,
         Upstream(SERVED[False]) as second,

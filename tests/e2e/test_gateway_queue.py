@@ -28,7 +28,7 @@ KEYS = [{"name": name, "sha256": hashlib.sha256(f"sk-{name}".encode()).hexdigest
 
 
 class Callers:
-    """Requests to one gateway, identified by name."""
+    """Requests to a gateway, by name."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -44,7 +44,7 @@ class Callers:
             return reply.status, reply.headers
 
     async def send(self, name: str, route: str = "loose", text: str = LARGE, key: str = "none") -> None:
-        """Sends one more request and waits until it has been decided or queued."""
+        """Sends a further request and waits until the decision or the queueing."""
         before = self.gateway.queue.sequence
         self.asking[name] = asyncio.create_task(self._ask(name, route, text, key))
         await eventually(lambda: self.gateway.queue.sequence > before)
@@ -179,7 +179,7 @@ async def test_queueing_ends_with_503_after_the_first_token_limit() -> None:
 
 
 async def test_a_flooding_tenant_does_not_starve_another() -> None:
-    """The flood's late requests wait; another tenant's small request does not wait for them."""
+    """The flood's late requests stay queued; another tenant's small request is released before them."""
     async with small_fleet(keys=KEYS) as (callers, _):
         for i in range(9):
             await callers.send(f"flood-{i}", "tight", LARGE, "sk-flood")

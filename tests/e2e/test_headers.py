@@ -43,13 +43,13 @@ async def post(gateway: Gateway, headers: dict[str, str], **more: object) -> tup
 
 
 async def test_a_callers_secrets_never_reach_a_backend() -> None:
-    """The backend receives the gateway's key and the headers that it needs; none of the caller's others."""
+    """The backend receives the gateway's key and the necessary headers, and no other header of the caller."""
     async with Upstream([STREAM_HEAD + chunk(TOKEN + END) + LAST_CHUNK]) as upstream:
         async with running({"only": pool(upstream.url)}) as gateway:
             await post(gateway, {**SECRETS, "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
         sent = upstream.requests[0].headers
     assert sent.pop("authorization") == "Bearer sk-backend"
-    assert sent.pop("accept-encoding") == "identity"  # the tap reads what passes
+    assert sent.pop("accept-encoding") == "identity"  # the tap reads passing bytes
     assert sent.pop("user-agent").startswith("firsttoken")
     assert set(sent) == {"host", "content-type", "content-length", "accept", "traceparent", "x-request-id"}
     assert "caller" not in json.dumps(sent)
@@ -74,7 +74,7 @@ async def test_a_backends_secrets_never_reach_a_caller() -> None:
 
 
 async def test_every_answer_has_the_x_firsttoken_and_server_timing_headers() -> None:
-    """Streams too: their headers wait for the first token."""
+    """In streams too, since the head is written with the first token."""
     async with Upstream([STREAM_HEAD + chunk(TOKEN + END) + LAST_CHUNK]) as upstream:
         routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "5s"}}}
         async with running({"only": pool(upstream.url)}, routes) as gateway:
@@ -92,7 +92,7 @@ async def test_every_answer_has_the_x_firsttoken_and_server_timing_headers() -> 
 
 
 async def test_usage_is_requested_upstream_and_removed_unless_the_caller_requested_it() -> None:
-    """The gateway meters every stream; only a caller that requests the usage chunk receives it."""
+    """The gateway meters every stream; only a caller with include_usage receives the usage chunk."""
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
     script = [
         STREAM_HEAD

@@ -119,7 +119,7 @@ async def test_open_mode_has_one_cache_for_all_callers() -> None:
         assert [received.body.get("cache_salt") for received in engine.requests] == [None, None, "mine"]
 
 
-async def test_the_prefix_index_is_no_oracle() -> None:
+async def test_predictions_reveal_no_prompt_of_another_tenant() -> None:
     """Predictions, placement and reasons for a prompt do not depend on other tenants' prompts."""
     async with tenants(2) as (gateway, _):
         for i in range(4):
@@ -143,7 +143,8 @@ async def explained(gateway: Gateway, text: str, key: str = B) -> list[dict[str,
 
 
 async def test_cache_warming_keeps_tenants_apart() -> None:
-    """A restarted engine receives each tenant's prefixes under the tenant's salt: each hits its own only."""
+    """A restarted engine receives each tenant's prefixes under the tenant's salt; each tenant hits its own prefixes
+    only."""
     async with tenants(2, defaults=QUICK) as (gateway, [steady, mortal]):
         for key, name in ((A, "x"), (B, "y")):
             for _ in range(2):
@@ -194,7 +195,7 @@ async def answer(caller: Caller, raw: bytes, stream: bool) -> bytes:
 
 
 async def test_cached_counts_of_an_api_are_masked() -> None:
-    """An API has one cache for all its callers. The gateway still meters the counts; similar content stays."""
+    """All callers of an API share its cache. The gateway still meters the counts; similar content is unchanged."""
     whole = [reply(WHOLE, "200 OK", "content-type: application/json")]
     async with Upstream(whole) as upstream, running({"api": pool(upstream.url)}, keys=KEYS) as gateway:
         assert await body_of_answer(gateway, A) == WHOLE.replace(REPORTED, MASKED)
@@ -232,7 +233,7 @@ def of(*names: str, **routes: list[str]) -> list[dict[str, Any]]:
 async def test_cached_counts_are_shown_where_one_cache_group_uses_the_api(
     keys: list[dict[str, Any]], shown: bool, stream: bool
 ) -> None:
-    """One key, the keys of one group, keys with routes of their own: nobody else's prompts are in that cache."""
+    """A single key, keys of one group, or keys with separate routes: the cache holds no prompt of another group."""
     script = [*STREAM, LAST_CHUNK] if stream else [reply(WHOLE)]
     said = CONTENT + END + ASKED + b"data: [DONE]\n\n" if stream else WHOLE
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
@@ -245,8 +246,8 @@ async def test_cached_counts_are_shown_where_one_cache_group_uses_the_api(
     assert seen == (said if shown else said.replace(REPORTED, MASKED))
 
 
-async def test_a_second_cache_group_hides_the_counts_from_its_first_moment() -> None:
-    """A reload adds a key, and takes it away again."""
+async def test_a_second_cache_group_masks_cached_counts_at_once() -> None:
+    """A reload adds a key, and removes the key again."""
     async with Upstream([reply(WHOLE)]) as upstream, running({"api": pool(upstream.url)}, keys=of("a")) as gateway:
         for keys, shown in ((of("a"), True), (of("a", "b"), False), (of("a"), True)):
             await gateway.apply_config(Config.model_validate(document({"api": pool(upstream.url)}, keys=keys)))

@@ -1,4 +1,4 @@
-"""Events that are no JSON end in an explicit error, and never reach an SDK's parser."""
+"""Events with invalid JSON end in an explicit error, and never reach an SDK's parser."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def torn(data: bytes) -> Sequence[Step]:
 @pytest.mark.parametrize("way", ["own read", "same read", "torn", "known form"])
 @pytest.mark.parametrize("name", JUNK)
 async def test_junk_ends_the_stream_by_an_error_event(name: str, way: str, usage: bool) -> None:
-    """All text before is delivered, whatever reads the junk arrives in; nothing after."""
+    """All text before is delivered, for any split of the bytes; nothing after."""
     junk = JUNK[name]
     steps: dict[str, Sequence[Step]] = {
         "own read": [chunk(BOTH), chunk(junk)],
@@ -85,8 +85,8 @@ async def test_junk_ends_the_stream_by_an_error_event(name: str, way: str, usage
 
 @pytest.mark.parametrize("usage", [False, True])
 @pytest.mark.parametrize("end", [CLOSE, RESET, HANG])
-async def test_half_an_event_is_no_event(end: Step, usage: bool) -> None:
-    """The error event follows whole events alone."""
+async def test_an_error_event_follows_whole_events_only(end: Step, usage: bool) -> None:
+    """Half an event is not passed on."""
     texts, error, record = await read(chunk(BOTH + TOKEN[:40]), end, usage=usage)
     assert texts == ["hi", "hi"]
     assert error.startswith("The backend ")
@@ -100,8 +100,8 @@ async def test_junk_after_the_answer_is_dropped(junk: bytes) -> None:
     assert (texts, error, record.end) == (["hi", "hi"], "", RequestOutcome.COMPLETED)
 
 
-async def test_junk_before_the_first_token_goes_to_the_next_endpoint() -> None:
-    """Nothing has reached the caller yet."""
+async def test_junk_before_the_first_token_falls_back() -> None:
+    """No byte has reached the caller yet."""
     texts, error, record = await read(chunk(JUNK["broken JSON"]), LAST_CHUNK, usage=False)
     assert (texts, record.end) == ([], RequestOutcome.FAILED)
     assert "not JSON" in error

@@ -154,7 +154,7 @@ async def connected(gateway: Gateway) -> None:
 
 
 class Caller:
-    """Sends one request after the other and collects statuses and durations."""
+    """Sends requests in sequence and collects statuses and durations."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -196,7 +196,7 @@ async def shared(url: str, **limits: Any) -> AsyncIterator[tuple[Gateway, Caller
 async def test_no_request_fails_without_redis_and_few_wait(
     fault: str, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has one line for the outage and one for the recovery."""
+    """The log has a line for the outage and a line for the recovery."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with TcpProxy(server.port) as way, shared(way.url, requests_per_minute=10**6) as (gateway, caller):
         link = gateway.redis
@@ -245,8 +245,7 @@ async def test_a_gateway_starts_without_redis_and_connects_later(server: RedisSe
 
 
 async def test_without_redis_each_gateway_admits_its_share(server: RedisServer) -> None:
-    """Two gateways know of each other before the outage; earlier requests count, and use is reported after the
-    recovery."""
+    """Two gateways see each other before the outage; earlier requests count, and use is reported after the recovery."""
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(Upstream([reply(WHOLE)]))
         pools, keys = {"only": pool(upstream.url)}, key(requests_per_minute=60)

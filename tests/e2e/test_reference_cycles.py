@@ -48,7 +48,7 @@ CASES: dict[str, tuple[list[Script], bytes]] = {
 
 @pytest.mark.parametrize(("scripts", "request_"), CASES.values(), ids=CASES)
 async def test_a_request_leaves_no_reference_cycle(scripts: list[Script], request_: bytes) -> None:
-    """For each kind of end. Three requests each, so that one-time objects do not count."""
+    """For each kind of end. Three requests each, since objects created once do not count."""
     async with Upstream(*(scripts * 3)) as upstream, running({"only": pool(upstream.url)}) as gateway:
         with reference_cycles() as left:
             for _ in range(3):
@@ -62,7 +62,7 @@ async def test_a_request_leaves_no_reference_cycle(scripts: list[Script], reques
 
 
 async def test_a_disconnected_caller_leaves_no_reference_cycle() -> None:
-    """The caller disconnects in the middle of its answer."""
+    """The caller disconnects in the middle of the answer."""
     async with (
         Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream,
         running({"only": pool(upstream.url)}) as gateway,

@@ -31,7 +31,7 @@ def configured(pools: dict[str, Any], routes: dict[str, Any] | None = None, **mo
 
 
 async def answer(gateway: Gateway, **more: Any) -> tuple[int, str]:
-    """Status, and the endpoint that answered."""
+    """Status, and the answering endpoint."""
     async with calling(gateway.url) as caller:
         status, _ = await caller.ask(post({**STREAM, **more}))
         if status == 200:
@@ -80,7 +80,7 @@ async def test_a_request_keeps_its_candidates_over_a_reload() -> None:
 
 
 async def test_a_reload_keeps_the_learned_state_of_remaining_endpoints() -> None:
-    """Predictions and connections stay; a new endpoint starts without any."""
+    """Predictions and connections stay; a new endpoint starts without learned state."""
     async with (
         Upstream([STREAMED]) as stays,
         Upstream([STREAMED]) as joins,
@@ -156,7 +156,7 @@ async def test_a_queued_passthrough_request_keeps_its_model_over_a_reload() -> N
 
 
 async def test_keep_warm_requests_to_a_removed_endpoint_are_cancelled() -> None:
-    """No component needs their answers."""
+    """No component needs the answers."""
     async with Upstream([HANG]) as upstream, Upstream([STREAMED]) as other:
         warm = pool(upstream.url, keep_warm={"idle": "10ms"})
         async with running({"only": warm}) as gateway:

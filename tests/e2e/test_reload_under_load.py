@@ -1,6 +1,6 @@
 """Reloads under load, with real processes, files and sockets: no request fails.
 
-FIRSTTOKEN_RELOADS sets their number; 100 take half a minute.
+FIRSTTOKEN_RELOADS sets the number of reloads; 100 take half a minute.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def broken(text: str, number: int) -> str:
 
 
 async def request_result(caller: Caller, number: int) -> str:
-    """Sends one request; returns `ok`, or the deviation."""
+    """Sends a request; returns `ok`, or the deviation."""
     stream = number % 3 != 0
     body = {**CHAT, "stream": stream, "messages": MESSAGE, "max_tokens": 1 + number % 40}
     if not stream:
@@ -62,7 +62,7 @@ async def request_result(caller: Caller, number: int) -> str:
 
 
 async def run_caller(served: Served, number: int, over: asyncio.Event, ends: Counter[str]) -> None:
-    """One caller, with one connection after the other."""
+    """A caller, with a new connection for every request."""
     while not over.is_set():
         async with calling(served.url) as caller:
             for turn in range(5):

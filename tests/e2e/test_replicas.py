@@ -40,7 +40,7 @@ def state(server: RedisServer, url: str = "", **more: str) -> dict[str, Any]:
 
 
 async def connected(*gateways: Gateway, count: int = 0) -> None:
-    """Waits until each gateway knows all others."""
+    """Waits until all gateways know each other."""
     await eventually(lambda: all(replica_count(one) == (count or len(gateways)) for one in gateways), BACK)
 
 
@@ -75,7 +75,7 @@ def config(path: Path, endpoint: str, redis: str) -> Path:
 
 
 def kill(served: Served) -> None:
-    """Kills a process and its children."""
+    """Kills a process with all children."""
     pid = served.process.pid
     for each in (pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
         os.kill(each, signal.SIGKILL)
@@ -216,7 +216,7 @@ async def test_replicas_continue_alone_without_redis_and_reconnect(caplog: pytes
 
 
 async def test_a_hanging_redis_counts_as_unavailable() -> None:
-    """Its connections stay open, and no request waits for them."""
+    """Connections stay open, and no request waits for Redis."""
     async with redis_server() as server, Upstream(HELD) as upstream:
         only = {"only": pool(upstream.url)}
         async with running(only, **state(server)) as one, running(only, **state(server)) as other:
@@ -230,7 +230,7 @@ async def test_a_hanging_redis_counts_as_unavailable() -> None:
 
 
 async def test_malformed_messages_on_the_channel_are_ignored() -> None:
-    """Among at least as many malformed messages as valid ones."""
+    """Among at least as many malformed as valid messages."""
     async with redis_server() as server, Upstream(HELD) as upstream, server.client() as client:
         only = {"only": pool(upstream.url)}
         async with running(only, **state(server)) as one, running(only, **state(server)) as other:
@@ -269,7 +269,7 @@ async def test_a_replica_without_channel_permission_continues_alone_and_logs_onc
 
 
 async def test_workers_of_two_replicas_count_each_request_once(tmp_path: Path) -> None:
-    """Workers share through memory, replicas through Redis."""
+    """Workers share memory, replicas share Redis."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(redis_server())
         upstream = await stack.enter_async_context(Upstream(HELD))
@@ -290,7 +290,7 @@ async def test_workers_of_two_replicas_count_each_request_once(tmp_path: Path) -
 
 
 async def test_a_redis_cluster_carries_updates() -> None:
-    """Through one of its nodes."""
+    """Through a single node."""
     async with redis_server("--cluster-enabled", "yes") as server, server.client() as client:
         await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
         url = f"redis+cluster://127.0.0.1:{server.port}"

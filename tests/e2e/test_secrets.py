@@ -55,7 +55,7 @@ def assert_nothing(found: list[str], capfd: pytest.CaptureFixture[str]) -> None:
 
 
 async def ask(world: CanaryGateway, raw: bytes) -> tuple[int, str]:
-    """Status and complete reply of one request."""
+    """Status and complete reply of a request."""
     async with calling(world.gateway.url) as caller:
         caller.writer.write(raw.replace(b"host: localhost", b"host: localhost\r\nconnection: close", 1))
         answer = (await caller.rest()).decode("latin-1")
@@ -67,7 +67,8 @@ async def ask(world: CanaryGateway, raw: bytes) -> tuple[int, str]:
 async def test_a_failed_request_leaks_no_secret(
     name: str, tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In logs, metrics, the admin port and other callers' replies; its own reply has no secret of the gateway."""
+    """In logs, metrics, the admin port and other callers' replies. The request's own reply has no secret of the
+    gateway."""
     path = PATHS[name]
     async with gateway_with_canaries(tmp_path, path.script or [CLOSE], found=found, **path.config) as world:
         status, answer = await ask(world, path.raw)
@@ -89,7 +90,7 @@ def test_at_least_thirty_failures_are_covered() -> None:
 async def test_a_successful_request_carries_the_canaries(
     tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The backend receives them, and the caller its answer."""
+    """To the backend in the request, to the caller in the answer."""
     whole = json.dumps({"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}).encode()
     async with gateway_with_canaries(tmp_path, [reply(whole, "200 OK", JSON)], found=found) as world:
         _, answer = await ask(world, canary_request())
@@ -102,7 +103,7 @@ async def test_a_successful_request_carries_the_canaries(
 
 
 async def assert_redis_was_used(world: CanaryGateway) -> None:
-    """Checks that Redis received the key, its quota and the load: the recording works."""
+    """Checks that Redis received the key, quota and load, so that the recording is known to work."""
     digest = hashlib.sha256(CALLER.encode()).hexdigest()
     async with asyncio.timeout(10):
         while '"PUBLISH" "firsttoken:replicas:1"' not in await world.redis.commands():  # noqa: ASYNC110
@@ -121,7 +122,7 @@ async def assert_redis_was_used(world: CanaryGateway) -> None:
 async def test_a_disconnected_caller_leaks_no_secret(
     script: Script, tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Before its first token, and after it."""
+    """Before the first token, and after."""
     async with gateway_with_canaries(tmp_path, script, found=found) as world:
         async with calling(world.gateway.url) as caller:
             caller.writer.write(STREAM)
@@ -262,7 +263,7 @@ async def test_invalid_admin_requests_leak_no_secret(
 async def test_a_shutdown_within_a_stream_leaks_no_secret(
     tmp_path: Path, found: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Running requests are cut."""
+    """Running requests are aborted."""
     async with gateway_with_canaries(tmp_path, [STREAM_HEAD + chunk(TOKEN), HANG], found=found) as world:
         caller = await open_stream(world)
         await world.gateway.stop()

@@ -18,7 +18,7 @@ from tests.support.gateways import document, pool
 from tests.support.served import ROOT, Served, serving
 from tests.support.upstream import HANG, STREAM_HEAD, Upstream, chunk
 
-LONG = f"{BACKEND}-{POOL_HEADER}"  # a key is long, and has no blank in it
+LONG = f"{BACKEND}-{POOL_HEADER}"  # a key is long, without spaces
 FINE = "pools: {p: {backend: vllm, model: m, endpoints: [http://127.0.0.1:9]}}\nroutes: {r: {tiers: [p]}}\n"
 
 MISTAKES = {
@@ -84,7 +84,7 @@ def test_configuration_errors_quote_no_secret(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_an_invalid_file_at_start_gives_the_errors_of_check(tmp_path: Path) -> None:
-    """A value from the environment is shown as its variable."""
+    """A value from the environment is shown by the variable's name."""
     file = written(tmp_path, MISTAKES["a mistake elsewhere"])
     assert run("serve", "--config", file) == (2, run("check", file)[1])
     file = written(tmp_path, FINE + "state: {redis: '${REDIS_URL}'}\nserver: {workers: '${REDIS_URL}'}\n")
@@ -143,7 +143,7 @@ async def reloaded(served: Served) -> tuple[int, str]:
 
 
 def victim(pid: int) -> int:
-    """Process id of one worker."""
+    """Process id of a worker."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 

@@ -57,7 +57,7 @@ def assert_nothing(places: dict[str, str]) -> None:
 async def test_messages_between_replicas_contain_no_prompt(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Long prompts that both replicas know; streams, unstreamed answers, and a request beyond its quota."""
+    """Long prompts known to both replicas; streams, unstreamed answers, and a request beyond its quota."""
     caplog.set_level("DEBUG")
     async with engines() as fleet, monitored_redis(requests_per_minute=2) as (_, redis):
         pools = {"only": engine_pool(*fleet, price=PRICE)}
@@ -104,7 +104,7 @@ async def test_redis_errors_are_logged_without_the_password(tmp_path: Path, capl
 
 
 async def test_a_key_made_by_firsttoken_keys_is_printed_once_and_stored_nowhere(tmp_path: Path) -> None:
-    """Redis holds only its digest; `firsttoken keys` prints no password of Redis."""
+    """Redis holds only the digest; `firsttoken keys` prints no password of Redis."""
     async with monitored_redis() as (_, redis):
 
         async def keys(*arguments: str, url: str = redis.url) -> tuple[int, str, str]:

@@ -103,7 +103,7 @@ async def test_engine_queue_and_engine_prefill_are_parts_of_upstream() -> None:
 
 
 async def ask(gateway: Gateway, content: str, route: str = "chat") -> int:
-    """Reads one answer to its end; returns the status."""
+    """Reads an answer to the end; returns the status."""
     async with calling(gateway.url) as caller:
         body = {"model": route, "stream": True, "max_tokens": 2, "messages": [{"role": "user", "content": content}]}
         status, _ = await caller.ask(post(body, "connection: close"))

@@ -1,4 +1,4 @@
-"""Callers that stop reading: their upstream is paused, and memory stays bounded."""
+"""Callers that stop reading: the upstream is paused, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLENTY = 64 << 20  # bytes per complete answer
 
 @asynccontextmanager
 async def firehose() -> AsyncIterator[tuple[str, list[asyncio.StreamWriter]]]:
-    """Upstream that writes as fast as its reader reads."""
+    """An upstream that writes as fast as the gateway reads."""
     writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -42,7 +42,7 @@ async def ask(gateway: Gateway, *headers: str, **more: Any) -> tuple[int, bytes]
 
 
 async def record_and_trace(gateway: Gateway, collector: Collector) -> tuple[Record, Trace]:
-    """The last request's Record, and its trace at the collector."""
+    """Record of the last request, and the trace at the collector."""
     await eventually(lambda: gateway.recorder.recent and not gateway.recorder.live)
     record = last(gateway)
     return record, await collector.trace(record.trace_id)
@@ -138,7 +138,7 @@ async def test_an_external_api_receives_traceparent_only_if_configured(trace_api
 
 
 async def test_a_failed_primary_has_its_own_span() -> None:
-    """With its error; each attempt sends its own span id to the engine."""
+    """With the error; each attempt sends its own span id to the engine."""
     async with (
         Collector() as collector,
         Upstream([reply(b"{}", "500 x")]) as bad,
@@ -160,7 +160,7 @@ async def test_a_failed_primary_has_its_own_span() -> None:
 
 
 async def hedged(gateway: Gateway, engine_one: Any, engine_two: Any) -> None:
-    """One request with a primary that is silent after its head, and a hedge that answers."""
+    """A request with a primary that is silent after the head, and a hedge that answers."""
     for i in range(6):  # both have learned predictions
         await ask(gateway, messages=[{"role": "user", "content": f"{i} hello"}], max_tokens=2)
     for engine in (engine_one, engine_two):
@@ -191,8 +191,8 @@ async def test_a_hedge_and_its_primary_both_have_spans() -> None:
     assert flags == {"00"}
 
 
-async def test_of_unsampled_requests_only_notable_ones_are_exported() -> None:
-    """Late and failed requests; not those in time, nor refused ones."""
+async def test_unsampled_requests_are_exported_only_if_notable() -> None:
+    """Late and failed requests are; requests in time and refused requests are not."""
     async with (
         Collector() as collector,
         Upstream([STREAMED], [STREAMED], [reply(b"{}", "500 x")]) as upstream,
@@ -327,7 +327,7 @@ async def test_opentelemetry_environment_variables_apply(monkeypatch: pytest.Mon
 
 
 async def test_every_worker_exports_its_own_spans(tmp_path: Path) -> None:
-    """As an instance of its own."""
+    """With a service.instance.id per worker."""
     async with Collector() as collector, Upstream([STREAMED]) as upstream:
         config = write_config(tmp_path / "f.yaml", upstream.url)
         config.write_text(

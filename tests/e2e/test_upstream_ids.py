@@ -1,4 +1,4 @@
-"""Ids of requests at the backend are the gateway's own: callers may send one id twice, by accident or in bad faith."""
+"""Request ids at the backend are the gateway's own: callers may repeat an id, by accident or in bad faith."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ANSWER = STREAM_HEAD + chunk(TOKEN) + LAST_CHUNK
 
 
 async def test_callers_with_one_id_do_not_collide_at_the_backend() -> None:
-    """Fifty at once: fifty ids upstream; the caller's in the answer and the Record, with the attempt's beside it."""
+    """Fifty concurrent requests have fifty upstream ids. The answer and the Record have the caller's id, the Record
+    the upstream id too."""
     async with Upstream([ANSWER]) as upstream, gateways.running({"only": gateways.pool(upstream.url)}) as gateway:
         client = AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", default_headers={"x-request-id": "mine"})
 
@@ -40,7 +41,7 @@ async def test_callers_with_one_id_do_not_collide_at_the_backend() -> None:
 
 
 @pytest.mark.parametrize(("kind", "field"), [("vllm", "request_id"), ("sglang", "rid")])
-async def test_the_body_names_no_id_either(kind: str, field: str) -> None:
+async def test_the_forwarded_body_contains_no_request_id(kind: str, field: str) -> None:
     """Engines read an id from the body too."""
     async with Upstream([ANSWER]) as upstream:
         pool = {"backend": kind, "model": "served", "endpoints": [upstream.url]}

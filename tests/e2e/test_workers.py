@@ -84,7 +84,7 @@ async def ask(served: Served, **more: Any) -> None:
 
 
 async def test_a_killed_worker_loses_only_its_own_streams_and_is_replaced(tmp_path: Path) -> None:
-    """Within 2 s, with two lines on stderr; its counts are kept, and the port refuses no connection."""
+    """Within 2 s, with two lines on stderr. Counters are kept, and the port refuses no connection."""
     async with (
         Upstream(*[[STREAMED]] * 4, SLOW) as upstream,
         serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
@@ -153,8 +153,8 @@ async def test_a_drain_under_load_loses_no_stream(tmp_path: Path) -> None:
     assert [json.loads(line)["end"] for line in out.splitlines()] == ["completed"] * STREAMS
 
 
-async def test_a_second_signal_cuts_running_requests(tmp_path: Path) -> None:
-    """Cut requests are in the access log."""
+async def test_a_second_signal_aborts_running_requests_of_all_workers(tmp_path: Path) -> None:
+    """Aborted requests are in the access log."""
     async with (
         Upstream(SLOW) as upstream,
         serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,

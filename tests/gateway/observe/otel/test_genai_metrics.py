@@ -1,4 +1,4 @@
-"""GenAI metrics: what is counted where, and which attributes they have."""
+"""OpenTelemetry GenAI metrics: names, values and attributes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def answered(**more: Any) -> Record:
     return record(**{**given, **more})
 
 
-def told(*records: Record, latest: bool = False) -> dict[str, Metric]:
+def metrics_of(*records: Record, latest: bool = False) -> dict[str, Metric]:
     metrics = GenAiMetrics(SERVED, latest=latest)
     for each in records:
         metrics.count(each)
@@ -49,13 +49,13 @@ def told(*records: Record, latest: bool = False) -> dict[str, Metric]:
 
 
 def of_server(**more: Any) -> dict[str, Any]:
-    (point,) = told(answered(**more))["gen_ai.server.request.duration"].histogram.data_points
+    (point,) = metrics_of(answered(**more))["gen_ai.server.request.duration"].histogram.data_points
     return read(point.attributes)
 
 
-def test_a_histogram_is_a_sum_since_the_start_in_the_conventions_buckets() -> None:
-    """Cumulative, with explicit bounds."""
-    metric = told(answered(), answered(total=3.0))["gen_ai.server.request.duration"]
+def test_histograms_are_cumulative_with_the_buckets_of_the_conventions() -> None:
+    """With explicit bounds."""
+    metric = metrics_of(answered(), answered(total=3.0))["gen_ai.server.request.duration"]
     (point,) = metric.histogram.data_points
     assert metric.histogram.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
     assert list(point.explicit_bounds) == [
@@ -80,10 +80,10 @@ def test_a_histogram_is_a_sum_since_the_start_in_the_conventions_buckets() -> No
     assert metric.unit == "s"
 
 
-def test_an_attempt_is_counted_where_it_was_made() -> None:
-    """Lost ones too, by their error; the first chunk is that of the one that answered."""
+def test_an_attempt_is_counted_with_its_endpoints_attributes() -> None:
+    """Lost attempts too, with error.type. The first chunk is the winning attempt's."""
     lost, won = attempt(ending=AttemptOutcome.FAILED, ended=0.1), attempt()
-    found = told(answered(attempts=[lost, won]))
+    found = metrics_of(answered(attempts=[lost, won]))
     points = found["gen_ai.client.operation.duration"].histogram.data_points
     same = {
         "gen_ai.operation.name": "chat",
@@ -101,23 +101,25 @@ def test_an_attempt_is_counted_where_it_was_made() -> None:
     assert (read(first.attributes), first.sum) == (same, pytest.approx(0.15))
 
 
-def test_the_mean_of_an_answer_stands_for_each_of_its_gaps() -> None:
-    """Nothing is measured for each chunk: the sum and the count are right, the spread is not there."""
-    (point,) = told(answered(output_tokens=10))["gen_ai.client.operation.time_per_output_chunk"].histogram.data_points
+def test_time_per_output_chunk_uses_the_mean_for_every_gap() -> None:
+    """Chunks are not timed one by one: sum and count are exact, the spread is not."""
+    (point,) = metrics_of(answered(output_tokens=10))[
+        "gen_ai.client.operation.time_per_output_chunk"
+    ].histogram.data_points
     assert (point.count, point.sum) == (9, pytest.approx(0.18))
-    (point,) = told(answered())["gen_ai.server.time_per_output_token"].histogram.data_points
+    (point,) = metrics_of(answered())["gen_ai.server.time_per_output_token"].histogram.data_points
     assert (point.count, point.sum) == (1, 0.02)
 
 
-def test_an_answer_that_came_whole_has_no_first_token() -> None:
-    """It arrives at once, at its end."""
-    names = set(told(answered(stream=False, tpot=None)))
+def test_a_whole_answer_has_no_first_token() -> None:
+    """The answer arrives at once, at its end."""
+    names = set(metrics_of(answered(stream=False, tpot=None)))
     assert "gen_ai.server.request.duration" in names
     assert {"gen_ai.server.time_to_first_token", "gen_ai.client.operation.time_to_first_chunk"}.isdisjoint(names)
 
 
-def test_a_request_says_how_it_ended() -> None:
-    """Its error, if any; who was meant to answer, if that was decided."""
+def test_request_attributes_show_the_outcome() -> None:
+    """error.type, if any; the provider, if the request was decided."""
     assert of_server() == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "vllm",
@@ -132,18 +134,18 @@ def test_a_request_says_how_it_ended() -> None:
     assert of_server(end=RequestOutcome.SHED, status=429)["error.type"] == "shed"
 
 
-def test_no_caller_can_make_a_series() -> None:
-    """A model that it names (passthrough) is in no attribute."""
+def test_callers_cannot_create_series() -> None:
+    """A caller's model name (passthrough) is in no attribute."""
     models = [answered(model=f"m{i}", endpoint="any/c", pool="any", attempts=[attempt("any/c")]) for i in range(3)]
-    for metric in told(*models).values():
+    for metric in metrics_of(*models).values():
         for point in metric.histogram.data_points:
             assert not {str(value) for value in read(point.attributes).values()} & {"m0", "m1", "m2"}
-    assert len(told(*models)["gen_ai.client.operation.duration"].histogram.data_points) == 1
+    assert len(metrics_of(*models)["gen_ai.client.operation.duration"].histogram.data_points) == 1
 
 
-def test_the_newer_names_count_tokens_by_type() -> None:
-    """Counters and histograms of their own in place of one histogram with types."""
-    found = told(answered(cached_tokens_reported=64), answered(), latest=True)
+def test_the_newer_conventions_count_tokens_by_type() -> None:
+    """Separate counters and histograms in place of a histogram with types."""
+    found = metrics_of(answered(cached_tokens_reported=64), answered(), latest=True)
     sums = {name: m.sum.data_points[0].as_int for name, m in found.items() if m.WhichOneof("data") == "sum"}
     assert sums == {
         "gen_ai.client.inference.usage.input_tokens": 200,
@@ -158,6 +160,6 @@ def test_the_newer_names_count_tokens_by_type() -> None:
     ("asked", "newer"),
     [("", False), ("http", False), ("gen_ai_latest_experimental", True), ("http, gen_ai_latest_experimental", True)],
 )
-def test_the_operator_chooses_the_names(asked: str, newer: bool) -> None:
-    """By OpenTelemetry's own variable, which is a list."""
+def test_otel_semconv_stability_opt_in_selects_the_names(asked: str, newer: bool) -> None:
+    """A comma-separated list."""
     assert latest_names({"OTEL_SEMCONV_STABILITY_OPT_IN": asked}) is newer

@@ -1,4 +1,4 @@
-"""A Record as spans: parents, times, names and attributes, read back from what goes over the wire."""
+"""A Record as spans: parents, times, names and attributes, decoded from the exported bytes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def tree(one: Record, trace: Trace = TRACE) -> collector.Trace:
 
 
 def test_stages_lie_end_to_end_and_sum_to_the_ttft() -> None:
-    """From arrival on, in the order of the Record; one that took no time is there, one that was not closed is not."""
+    """From arrival on, in the order of the Record. A stage of zero length has a span, a stage that was never closed
+    has none."""
     one = answered()
     found = tree(one)
     assert [span.name for span in found.stages] == [
@@ -84,8 +85,8 @@ def test_stages_lie_end_to_end_and_sum_to_the_ttft() -> None:
     assert found.stages[-1].end_time_unix_nano == found.request.end_time_unix_nano
 
 
-def test_all_are_children_of_the_request_with_ids_of_their_own() -> None:
-    """And the attempt's is the one that the engine was told."""
+def test_stages_and_attempts_are_children_of_the_request() -> None:
+    """With unique span ids; an attempt's id is the id sent to the engine."""
     one = answered(
         attempts=[attempt(1, ending=AttemptOutcome.FAILED), attempt(2, "large/b", kind=AttemptKind.FALLBACK)]
     )
@@ -99,15 +100,15 @@ def test_all_are_children_of_the_request_with_ids_of_their_own() -> None:
 
 
 def test_a_caller_s_span_is_the_parent() -> None:
-    """In another process, which the flags say; its state goes with what was sent on."""
+    """In another process, as the flags show; tracestate is kept."""
     found = tree(answered(), Trace(TRACE.id, 5, False, 2, "00f067aa0ba902b7", "a=1"))
     assert found.request.parent_span_id.hex() == "00f067aa0ba902b7"
     assert (found.request.flags & 0x300, found.attempts[0].flags & 0x300) == (0x300, 0x100)
     assert (found.request.trace_state, found.attempts[0].trace_state) == ("a=1", "a=1")
 
 
-def test_what_a_request_s_span_says() -> None:
-    """GenAI conventions, and what we believed and found."""
+def test_attributes_of_a_request_span() -> None:
+    """GenAI conventions, predictions and measurements."""
     found = tree(
         answered(
             tenant="web",
@@ -166,8 +167,8 @@ def test_what_a_request_s_span_says() -> None:
     }
 
 
-def test_the_attempt_that_answered_tells_the_usage() -> None:
-    """And nobody else does, or it would be added up twice."""
+def test_only_the_winning_attempt_has_usage_attributes() -> None:
+    """Usage on several spans would be summed twice."""
     lost = attempt(1, kind=AttemptKind.PRIMARY, ending=AttemptOutcome.CANCELLED, ended=0.5)
     won = attempt(2, "large/b", kind=AttemptKind.HEDGE, opened=0.1)
     found = tree(
@@ -237,31 +238,31 @@ ENDS = {  # status of the span, error.type
 
 
 @pytest.mark.parametrize("end", RequestOutcome)
-def test_an_end_is_an_error_where_it_is_nobody_s_choice(end: RequestOutcome) -> None:
-    """A caller's own fault, or its leaving, is none of a server's."""
+def test_request_spans_are_errors_for_faults_of_the_server_side(end: RequestOutcome) -> None:
+    """A caller's own fault or disconnection is no error of the span."""
     status, code, error = ENDS[end]
     found = tree(answered(end=end, status=status)).request
     assert (found.status.code, read(found.attributes).get("error.type")) == (code, error)
 
 
 @pytest.mark.parametrize("ending", AttemptOutcome)
-def test_an_attempt_that_was_not_wanted_any_more_is_no_error(ending: AttemptOutcome) -> None:
-    """All other endings but success are."""
+def test_a_cancelled_attempt_span_is_no_error(ending: AttemptOutcome) -> None:
+    """All other outcomes but success are."""
     found = tree(answered(attempts=[attempt(ending=ending)], ttft=None)).attempts[0]
     fine = ending in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED)
     assert found.status.code == (Status.STATUS_CODE_UNSET if fine else Status.STATUS_CODE_ERROR)
     assert read(found.attributes).get("error.type") == (None if fine else ending.value)
 
 
-def test_a_request_that_was_never_understood_is_a_span_all_the_same() -> None:
-    """What never became known is not said."""
+def test_an_unparsed_request_has_a_span() -> None:
+    """Without attributes for unknown values."""
     found = tree(Record(request_id="r", operation="completion", end=RequestOutcome.REFUSED, status=400, total=0.1))
     assert (found.request.name, found.stages, found.attempts) == ("text_completion", [], [])
     assert {"gen_ai.request.model", "firsttoken.route", "firsttoken.tier"}.isdisjoint(read(found.request.attributes))
 
 
-def test_each_stage_has_an_id_that_no_attempt_takes() -> None:
-    """However many attempts there are."""
+def test_span_ids_of_stages_and_attempts_never_collide() -> None:
+    """At any number of attempts."""
     one = answered(spent=[0.1] * len(Stage), attempts=[attempt(i, ending=AttemptOutcome.FAILED) for i in range(1, 11)])
     found = sent(one)
     assert len({span.span_id for span in found}) == len(found) == 1 + len(Stage) + 10

@@ -1,4 +1,4 @@
-"""Exports through opentelemetry-sdk: a collector may do anything, requests do not notice, lost spans are counted."""
+"""Exports through opentelemetry-sdk: no collector fault affects requests, and lost spans are counted."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, Pause, Upstream, reply
 
 TRACER = Tracer(1.0)
-SPANS = 13  # of a streamed request that one attempt answers: the request, the attempt, all stages but two
+SPANS = 13  # of a streamed request with one attempt: the request, the attempt, all stages but two
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK's own variables make its waits short; metrics have tests of their own."""
+    """Short waits of the SDK, by its own variables; metrics have separate tests."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
@@ -64,7 +64,7 @@ def export(telemetry: Telemetry, count: int = 1) -> None:
 
 
 def counts(telemetry: Telemetry) -> tuple[int, int]:
-    """Spans that were exported, and lost."""
+    """Numbers of exported and lost spans."""
     exported, lost = (family.samples[0].value for family in telemetry.collect())
     return int(exported), int(lost)
 
@@ -80,7 +80,7 @@ async def serving(collector_url: str) -> AsyncIterator[Gateway]:
 
 
 async def answered(gateway: Gateway, count: int = 10) -> bool:
-    """True if all requests are answered to their ends."""
+    """True if all requests are answered completely."""
     for _ in range(count):
         async with asyncio.timeout(5), calling(gateway.url) as caller:
             if (await caller.ask(post({**CHAT, "stream": True})))[0] != 200 or not await caller.chunks():
@@ -114,13 +114,13 @@ USUAL: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("known", NOTABLE.values(), ids=NOTABLE)
 def test_notable_requests_are_always_exported(known: dict[str, Any]) -> None:
-    """Whatever the sampled share is."""
+    """At any sampled share."""
     assert notable(record(**known))
 
 
 @pytest.mark.parametrize("known", USUAL.values(), ids=USUAL)
 def test_other_requests_are_sampled(known: dict[str, Any]) -> None:
-    """Nothing failed that is the gateway's or an engine's fault."""
+    """No fault of the gateway or an engine."""
     assert not notable(record(**known))
 
 
@@ -137,29 +137,29 @@ async def test_all_spans_are_exported_and_counted() -> None:
         assert counts(telemetry) == (81, 0)
 
 
-MISFORTUNES = ["refuses", "hangs", "drips its head", "drips its body", "answers 500", "answers 503", "hangs up"]
+COLLECTOR_FAULTS = ["refuses", "hangs", "drips its head", "drips its body", "answers 500", "answers 503", "hangs up"]
 
 
 @asynccontextmanager
-async def unlucky(misfortune: str) -> AsyncIterator[str]:
-    """Yields the URL of such a collector."""
-    if misfortune == "refuses":
+async def faulty_collector(collector_fault: str) -> AsyncIterator[str]:
+    """The URL of a collector with the fault."""
+    if collector_fault == "refuses":
         yield dead_url()
-    elif misfortune in ("drips its head", "hangs up"):
-        script = [CLOSE] if misfortune == "hangs up" else [b"HTTP/1.1 2", *[Pause(0.05), b"0"] * 200]
+    elif collector_fault in ("drips its head", "hangs up"):
+        script = [CLOSE] if collector_fault == "hangs up" else [b"HTTP/1.1 2", *[Pause(0.05), b"0"] * 200]
         async with Upstream(script) as upstream:
             yield upstream.url
     else:
         async with Collector() as collector:
-            collector.hanging, collector.dripping = misfortune == "hangs", misfortune == "drips its body"
-            collector.status = {"answers 500": 500, "answers 503": 503}.get(misfortune, 200)
+            collector.hanging, collector.dripping = collector_fault == "hangs", collector_fault == "drips its body"
+            collector.status = {"answers 500": 500, "answers 503": 503}.get(collector_fault, 200)
             yield collector.url
 
 
-@pytest.mark.parametrize("misfortune", MISFORTUNES)
-async def test_no_request_fails_and_the_shutdown_is_not_delayed(misfortune: str) -> None:
+@pytest.mark.parametrize("collector_fault", COLLECTOR_FAULTS)
+async def test_no_request_fails_and_the_shutdown_is_not_delayed(collector_fault: str) -> None:
     """Spans are the only loss, and each is counted."""
-    async with unlucky(misfortune) as url:
+    async with faulty_collector(collector_fault) as url:
         async with serving(url) as gateway:
             assert await answered(gateway)
             assert gateway.telemetry is not None
@@ -169,8 +169,8 @@ async def test_no_request_fails_and_the_shutdown_is_not_delayed(misfortune: str)
         assert counts(gateway.telemetry) == (0, 10 * SPANS)
 
 
-async def test_the_queue_of_spans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond OTEL_BSP_MAX_QUEUE_SIZE spans are not even made; they count as lost."""
+async def test_the_span_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond OTEL_BSP_MAX_QUEUE_SIZE no spans are created; missing spans count as lost."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
     async with Collector() as collector:
         collector.hanging = True
@@ -182,7 +182,7 @@ async def test_the_queue_of_spans_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
         assert counts(telemetry) == (0, 4000)
 
 
-async def test_exports_resume_and_the_log_says_so_once_each(caplog: pytest.LogCaptureFixture) -> None:
+async def test_outages_and_recoveries_of_the_collector_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
     """Down, up, down and up: four lines."""
     with caplog.at_level(logging.INFO, "firsttoken"):
         async with Collector() as collector, exporting(collector.url) as telemetry:
@@ -221,8 +221,8 @@ def test_a_queue_below_the_size_of_a_batch_is_an_error_at_the_start(size: str) -
         Telemetry("http://127.0.0.1:9", {}, environ).start()
 
 
-async def test_prometheus_has_the_counts() -> None:
-    """On the admin port, where traces are configured and nowhere else."""
+async def test_prometheus_metrics_count_exported_and_lost_spans() -> None:
+    """On the admin port, only if traces are configured."""
     async with Collector() as collector, serving(collector.url) as gateway:
         assert await answered(gateway, 1)
         await collector.spans_matching(1, lambda span: span.kind == Span.SPAN_KIND_SERVER)
@@ -236,7 +236,7 @@ async def test_prometheus_has_the_counts() -> None:
 
 
 async def test_a_record_that_cannot_be_exported_is_the_only_loss(caplog: pytest.LogCaptureFixture) -> None:
-    """An internal error; the other Records are exported."""
+    """An internal error; other Records are exported."""
     async with Collector() as collector, exporting(collector.url) as telemetry:
         telemetry(record(trace=replace(TRACER.trace({}), id="no digits")))
         export(telemetry, 3)
@@ -254,7 +254,7 @@ def resource(monkeypatch: pytest.MonkeyPatch, **environ: str) -> dict[str, Any]:
 
 
 def test_the_service_is_firsttoken_unless_the_operator_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process is an instance of its own; a given name is kept."""
+    """service.instance.id is unique per process; configured names are kept."""
     one, other = resource(monkeypatch), resource(monkeypatch)
     assert one["service.name"] == other["service.name"] == "firsttoken"
     assert one["service.version"] == running_version()
@@ -271,13 +271,13 @@ def test_the_service_is_firsttoken_unless_the_operator_names_it(monkeypatch: pyt
 
 @pytest.mark.parametrize("variable", ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"])
 def test_a_certificate_that_cannot_be_read_is_an_error_at_the_start(variable: str) -> None:
-    """It names the variable."""
+    """The error names the variable."""
     with pytest.raises(ConfigError, match=f"OTEL_EXPORTER_OTLP_{variable}"):
         Telemetry("https://collector", {}, {f"OTEL_EXPORTER_OTLP_{variable}": "/nowhere"}).start()
 
 
 def test_exporters_are_chosen_by_the_standard_variables() -> None:
-    """`none` has none, an installed one is found by its entry point, an unknown one is an error."""
+    """`none` has none, an installed exporter is found by its entry point, an unknown exporter is an error."""
     assert make_exporter("traces", "http://c:4318", {"OTEL_TRACES_EXPORTER": "none"}) is None
     console = make_exporter("traces", "http://c:4318", {"OTEL_TRACES_EXPORTER": "console"})
     assert type(console).__name__ == "ConsoleSpanExporter"
