@@ -1,6 +1,6 @@
-"""The structure that docs describe, held against the source text: nothing here imports the product.
+"""Structure rules of the docs, checked on the source text, without imports of the product.
 
-Import cycles, and which package may import which, are contracts of import-linter (pyproject.toml).
+Import cycles and imports between packages are contracts of import-linter (pyproject.toml).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def classes() -> Iterator[str]:
 
 
 def room(module: str) -> str:
-    """The folder under the package that a module lies in; `main` for the modules that lie beside the folders."""
+    """The folder of a module below its package; `main` for modules beside the folders."""
     package, *rest = module.split(".")
     if package != "gateway":
         return package
@@ -43,7 +43,7 @@ def room(module: str) -> str:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Modules of the product that a file imports, inside functions and under TYPE_CHECKING too."""
+    """Modules of the product imported by a file, inside functions and under TYPE_CHECKING too."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             names = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES
@@ -53,7 +53,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def arrows() -> set[tuple[str, str]]:
-    """Which room imports which."""
+    """Imports between rooms."""
     found = set()
     for path in FILES:
         module = str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
@@ -62,7 +62,7 @@ def arrows() -> set[tuple[str, str]]:
     return {(source, target) for source, target in found if source != target}
 
 
-def test_no_class_name_is_used_twice() -> None:
+def test_class_names_are_unique() -> None:
     """A search for a class finds one definition."""
     assert [name for name, count in Counter(classes()).items() if count > 1] == []
 

@@ -1,4 +1,4 @@
-"""Loads the dashboards and rules, and lists their queries."""
+"""Loads dashboards and rules, and lists their queries."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def substituted(expr: str, **selected: str) -> str:
 
 
 def of_panels() -> Iterator[LocatedQuery]:
-    """Every query of every panel; for a panel repeated by route, those of one route."""
+    """Every query of every panel; of a panel repeated by route, the queries of one route."""
     for name, dashboard in DASHBOARDS.items():
         for panel in panels(dashboard):
             selected = {"route": "chat"} if panel.get("repeat") == "route" else {}
@@ -60,7 +60,7 @@ def of_panels() -> Iterator[LocatedQuery]:
 
 
 def of_variables() -> Iterator[LocatedQuery]:
-    """Queries of the dashboards' variables, each as the PromQL of its `label_values`."""
+    """Queries of dashboard variables, as the PromQL in `label_values`."""
     for name, dashboard in DASHBOARDS.items():
         for variable in dashboard["templating"]["list"]:
             if variable["type"] == "query":

@@ -44,7 +44,7 @@ WORDS = "latency budget route token prefix engine queue prompt stream cache mode
 
 @asynccontextmanager
 async def live_gateway(folder: Path) -> AsyncIterator[Served]:
-    """Gateway in a process of its own, with its callers, until the block ends."""
+    """A gateway process with callers, until the block ends."""
     async with AsyncExitStack() as stack:
         large = await stack.enter_async_context(engines(1, "70b-4xh100"))
         small = await stack.enter_async_context(engines(2))
@@ -114,7 +114,7 @@ def _callers(gateway: Served, session: aiohttp.ClientSession) -> list[Any]:
             pass
 
     async def repeat(pause: float, route: str, words: int, **more: Any) -> None:
-        """Repeats one kind of request; every other prompt repeats the previous one."""
+        """Repeats a kind of request; every other prompt equals the previous."""
         for number in count():
             await ask(route, words, prefix=f"{route} {words} {number // 2}", **more)
             await asyncio.sleep(pause)

@@ -1,4 +1,4 @@
-"""Compose stack, checked without Docker: schema, files, and consistency of its parts."""
+"""Compose stack, checked without Docker: schema, files and consistency."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_published_port_is_on_loopback() -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_configurations_load(stack: str) -> None:
-    """Each stack has the routes that docs and dashboards name."""
+    """Each stack has the routes named in docs and dashboards."""
     assert {"chat", "agent"} <= set(loaded(stack).routes)
 
 
@@ -75,7 +75,7 @@ def test_each_gateway_is_started_with_files_that_exist() -> None:
 
 
 def test_prometheus_scrapes_services_of_the_stack() -> None:
-    """Every target is a service, and gateways are scraped on their admin port."""
+    """Every target is a service; gateways are scraped on the admin port."""
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text("utf-8"))
     for job in config["scrape_configs"]:
         for target in targets(job):
@@ -92,7 +92,7 @@ def targets(job: dict[str, Any]) -> list[str]:
 
 
 def test_prometheus_loads_the_mounted_rules() -> None:
-    """The configuration names the rules by a relative path, and compose mounts them there."""
+    """The configuration names the rules by a relative path, which compose mounts."""
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text("utf-8"))
     assert config["rule_files"] == ["rules/*.yml"]
     mounts = dict(volume.split(":")[:2] for volume in SERVICES["prometheus"]["volumes"])

@@ -107,8 +107,8 @@ def test_a_panel_queries_the_selected_data_source(panel: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_legend_names_only_labels_that_the_query_keeps(panel: dict[str, Any]) -> None:
-    """Grafana shows no text for a dropped label, and two lines would share one name."""
+def test_a_legend_names_only_labels_of_the_query(panel: dict[str, Any]) -> None:
+    """Grafana shows no text for a dropped label, and two lines would have the same name."""
     for target in panel["targets"]:
         named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         kept = {label.strip() for group in AGGREGATED.findall(target["expr"]) for label in group.split(",")}

@@ -1,4 +1,4 @@
-"""Queries of all panels and rules return data from a real Prometheus that scrapes a live gateway."""
+"""Queries of all panels and rules return data from a real Prometheus with a live gateway as target."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def test_attainment_is_shown_for_every_route_with_a_budget(results: Results) -> 
 
 
 def test_promtool_accepts_the_rules_and_the_configuration() -> None:
-    """The configuration is the one that compose mounts."""
+    """In the configuration mounted by compose."""
     rules = sorted((DEPLOY / "prometheus/rules").glob("*.yml"))
     run_promtool("check", "rules", *map(str, rules))
     run_promtool("check", "config", str(DEPLOY / "prometheus/prometheus.yml"))
 
 
 @pytest.mark.parametrize("path", sorted((DEPLOY / "prometheus/tests").glob("*.yml")), ids=lambda path: path.stem)
-def test_the_rules_pass_their_tests(path: Path) -> None:
+def test_alert_rules_pass_promtool_tests(path: Path) -> None:
     """Each alert fires, does not fire at its limit, and resolves."""
     run_promtool("test", "rules", str(path))
 

@@ -25,8 +25,8 @@ def no_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
 
 
-def test_installed_programs_are_preferred_to_downloaded_ones(tmp_path: Path) -> None:
-    """Both programs come from one place, and so from one version."""
+def test_installed_programs_are_preferred_to_downloads(tmp_path: Path) -> None:
+    """Both programs come from the same place, and so have the same version."""
     fetched = {name: program(prometheus_setup.FOLDER / "usr/bin", name) for name in prometheus_setup.NAMES}
     program(tmp_path / "bin", "prometheus")
     assert prometheus_setup.found() == fetched
@@ -35,7 +35,7 @@ def test_installed_programs_are_preferred_to_downloaded_ones(tmp_path: Path) -> 
 
 
 def test_without_apt_the_setup_prints_a_message_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
-    """`make test` continues: tests that need Prometheus are skipped."""
+    """`make test` continues, without tests of Prometheus."""
     assert prometheus_setup.main() == 0
     assert "apt-get" in capsys.readouterr().err
     assert prometheus_setup.found() is None

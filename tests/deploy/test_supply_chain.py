@@ -1,4 +1,4 @@
-"""The container image holds what docs/dependencies.md gives a reason for, in locked versions with hashes."""
+"""The container image holds exactly the packages of docs/dependencies.md, in locked versions with hashes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_locked_file_has_a_hash(name: str) -> None:
 
 
 def test_every_dependency_has_a_reason() -> None:
-    """The table of docs/dependencies.md is that of pyproject.toml, with the same extras."""
+    """docs/dependencies.md lists the packages of pyproject.toml, with the same extras."""
     expected = {(Requirement(text).name, "core") for text in PROJECT["dependencies"]}
     expected |= {(Requirement(text).name, f"extra `{extra}`") for extra in EXTRAS for text in EXTRAS[extra]}
     assert set(DOCUMENTED.findall((ROOT / "docs/dependencies.md").read_text("utf-8"))) == expected

@@ -1,4 +1,4 @@
-"""Engines that come, go, restart and change their model behind one URL."""
+"""Engines that come, go, restart and change their model at one URL."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ async def successor(server: SimulatedServer, model: str) -> AsyncIterator[Simula
 
 
 async def test_an_engine_that_returns_with_another_model_gets_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    """Its sibling serves all; cached prefixes are forgotten; two log lines tell. It returns with the model."""
+    """The other engine serves all requests, cached prefixes are forgotten, two log lines report; with the right
+    model the engine is used again."""
     in_turn = {"chat": {"tiers": ["only"], "scorer": "round_robin"}}
     async with engines(2) as (one, two), running({"only": engine_pool(one, two)}, in_turn, defaults=OFTEN) as gateway:
         await ask(gateway, 20)
@@ -85,7 +86,7 @@ async def used(gateway: Gateway, server: SimulatedServer) -> None:
 
 
 async def test_an_engine_that_serves_another_model_from_the_start_gets_no_request() -> None:
-    """A pool of two, one with another --served-model-name: every request is answered, by the other."""
+    """A pool of two, one with another --served-model-name: the other engine answers every request."""
     async with (
         engines(1) as (right,),
         engines(1, model="other") as (wrong,),
@@ -97,7 +98,7 @@ async def test_an_engine_that_serves_another_model_from_the_start_gets_no_reques
 
 
 async def test_engines_that_come_and_go_at_random_lose_no_request() -> None:
-    """Each of three is killed and started again in turn, while 300 requests are asked."""
+    """Three engines are killed and started again in turn during 300 requests."""
     async with engines(3) as servers, running({"only": engine_pool(*servers)}, defaults=OFTEN) as gateway:
 
         async def kill_in_turn() -> None:
@@ -174,17 +175,17 @@ async def only(gateway: Gateway) -> Health:
         ("base", (), 1, Health.UP),  # no list to be had: requests will tell
     ],
 )
-async def test_an_engine_may_know_the_configured_model_by_a_second_name(
+async def test_an_engine_may_serve_the_configured_model_under_a_second_name(
     label: str, models: tuple[str, ...], listed: int, expected: Health
 ) -> None:
-    """The list is asked for once in ten seconds, with the engine's key."""
+    """The model list is read at most every ten seconds, with the engine's key."""
     engine = NamedEngine(label, *models)
     async with gateway_at(engine, "wanted") as gateway:
         assert (await only(gateway), engine.listed) == (expected, listed)
 
 
-async def test_an_engine_that_takes_any_name_is_down_only_after_a_change() -> None:
-    """SGLang: the configured name may be the operator's own, until the engine has named itself by it."""
+async def test_an_sglang_engine_is_down_only_after_its_model_has_changed() -> None:
+    """SGLang: the configured name may be the operator's own, until the engine has reported that name."""
     engine = NamedEngine("sg-other", "sg-other")
     async with gateway_at(engine, "sg-wanted", backend="sglang") as gateway:
         assert await only(gateway) is Health.UP
@@ -195,8 +196,8 @@ async def test_an_engine_that_takes_any_name_is_down_only_after_a_change() -> No
 
 
 @pytest.mark.parametrize("label", ["\\u001b[31m", "x" * 5000, 'a\\"b', ""])
-async def test_a_name_of_a_hostile_engine_writes_no_log(label: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Control characters and quotes are no name; a long one is cut."""
+async def test_a_hostile_model_name_cannot_forge_log_lines(label: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Control characters and quotes are removed; long names are cut."""
     engine = NamedEngine(label.encode().decode("unicode_escape") if label.startswith("\\u") else label, "x")
     async with gateway_at(engine, "wanted") as gateway:
         await only(gateway)

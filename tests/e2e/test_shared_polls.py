@@ -1,4 +1,4 @@
-"""One worker polls each engine for all workers, until it dies or hangs; every worker knows the health."""
+"""Shared polls: a single worker polls each engine for all workers, until that worker dies or hangs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def workers_of(served: Served) -> list[int]:
 
 
 async def test_an_engine_is_scraped_once_for_four_workers(tmp_path: Path) -> None:
-    """Twice a second in all, as by one worker; every worker knows the load."""
+    """Twice a second in total; every worker knows the load."""
     async with Upstream([reply(PAGE)]) as engine:
         config = write_config(tmp_path / "f.yaml", engine.url, "vllm")
         async with serving(config, "--workers", "4") as served:
@@ -53,8 +53,8 @@ async def test_an_engine_is_scraped_once_for_four_workers(tmp_path: Path) -> Non
             assert (await fleet(served))["load"]["running"] == 3
 
 
-async def test_another_worker_takes_over_at_once_when_the_one_in_charge_dies(tmp_path: Path) -> None:
-    """Whichever dies, and while it is restarted: no gap of a second, and no two in charge."""
+async def test_another_worker_polls_at_once_when_the_polling_worker_dies(tmp_path: Path) -> None:
+    """For any worker, during the restart too: no gap above 1.2 s, and no double polling."""
     async with Upstream([reply(PAGE)]) as engine:
         config = write_config(tmp_path / "f.yaml", engine.url, "vllm")
         async with serving(config, "--workers", "3") as served:
@@ -67,11 +67,11 @@ async def test_another_worker_takes_over_at_once_when_the_one_in_charge_dies(tmp
             watching.cancel()
             gaps = [later - earlier for earlier, later in pairwise(polls)]
             assert max(gaps) < 1.2
-            assert len(polls) < 2.5 * (polls[-1] - polls[0]) + 4  # and one at once by each that takes over
+            assert len(polls) < 2.5 * (polls[-1] - polls[0]) + 4  # plus an immediate poll at each takeover
 
 
-async def test_a_worker_in_charge_that_hangs_is_replaced(tmp_path: Path) -> None:
-    """The others poll by themselves until it goes on."""
+async def test_other_workers_poll_while_the_polling_worker_hangs(tmp_path: Path) -> None:
+    """Until the worker continues."""
     async with Upstream([reply(PAGE)]) as engine:
         config = write_config(tmp_path / "f.yaml", engine.url, "vllm")
         async with serving(config, "--workers", "2") as served:
@@ -86,8 +86,8 @@ async def test_a_worker_in_charge_that_hangs_is_replaced(tmp_path: Path) -> None
                 os.kill(first, signal.SIGCONT)
 
 
-async def test_every_worker_hears_of_an_engine_that_dies_and_returns(tmp_path: Path) -> None:
-    """A probe that fails counts in every worker, and so does one that is answered."""
+async def test_shared_polls_give_all_workers_the_health_of_an_engine(tmp_path: Path) -> None:
+    """Failed and answered probes count in every worker."""
     async with Upstream([reply(PAGE)]) as engine:
         port = int(engine.url.rpartition(":")[2])
         config = write_config(tmp_path / "f.yaml", engine.url, "vllm")

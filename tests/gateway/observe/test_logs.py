@@ -199,10 +199,9 @@ HEADERS = ("x-request-id", "traceparent", "x-session-id", "x-priority", "authori
 
 
 @pytest.mark.parametrize("more", [{}, {"passthrough": "only"}], ids=["routes", "passthrough"])
-async def test_whatever_a_caller_sends_is_one_line(tmp_path: Path, more: dict[str, Any]) -> None:
-    """At the socket: line ends, terminal commands and forged lines in ids, models, headers and fields. The result is
-    one line
-    for every reader, of printable ASCII only."""
+async def test_callers_cannot_forge_log_lines(tmp_path: Path, more: dict[str, Any]) -> None:
+    """Over sockets: line ends, terminal commands and forged lines in ids, models, headers and fields give one line
+    of printable ASCII per request."""
     path = tmp_path / "access.jsonl"
     more = {**more, "telemetry": {"access_log": str(path)}}
     async with Upstream(*[[STREAMED]] * 300) as upstream, running({"only": pool(upstream.url)}, **more) as gateway:
@@ -295,8 +294,8 @@ def fail() -> None:
         raise RuntimeError(SECRET) from error
 
 
-def test_of_an_exception_kinds_and_frames_are_logged() -> None:
-    """Messages may quote the data that caused them; causes are hidden too."""
+def test_exceptions_are_logged_by_type_and_frames() -> None:
+    """Messages may quote data, so messages are hidden, causes too."""
     with logged() as out:
         try:
             fail()

@@ -78,7 +78,7 @@ def test_tpot_is_met_within_its_budget_or_by_fewer_than_two_tokens(known: dict[s
     ],
 )
 def test_total_is_met_by_a_complete_answer_within_the_budget(known: dict[str, object], met: bool | None) -> None:
-    """Streamed or whole; a caller that left proves nothing."""
+    """Streamed or whole; a disconnected caller proves nothing."""
     assert record(**{"total_budget": 5.0, **known}).total_met is met
 
 

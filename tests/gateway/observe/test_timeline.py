@@ -64,7 +64,7 @@ def test_a_stage_that_is_closed_twice_adds_up() -> None:
 
 
 def test_end_stage_closes_a_stage_now() -> None:
-    """Its time runs from the arrival."""
+    """Measured from the arrival."""
     life = RequestTimeline(Record(arrival=monotonic()))
     life.end_stage(Stage.READ)
     assert 0 <= life.record.stages[Stage.READ] < 5
@@ -81,7 +81,7 @@ def test_a_request_without_a_first_token_has_no_stream_stage() -> None:
 
 
 def test_an_end_without_an_error_keeps_the_noted_error() -> None:
-    """A reader aborted for reading nothing is a client that has gone, and the reason stands."""
+    """A reader aborted for not reading is recorded as client gone, with the reason."""
     life = RequestTimeline(Record(arrival=100.0, error="the client read nothing for 60 s"))
     life.finished(RequestOutcome.CLIENT_GONE, 101.0)
     assert life.record.error == "the client read nothing for 60 s"
@@ -229,7 +229,7 @@ def test_labels_and_budgets_come_from_the_configuration() -> None:
 
 
 def ended(raised: BaseException | None) -> list[Record]:
-    """State of a recorder after a request that ended with the exception."""
+    """State of a recorder after a request ended by the exception."""
     seen: list[Record] = []
     made = Recorder([seen.append])
     with suppress(BaseException), made.timeline(monotonic() - 0.25) as life:
@@ -256,7 +256,7 @@ def ended(raised: BaseException | None) -> list[Record]:
 def test_every_path_out_leaves_exactly_one_record(
     raised: BaseException | None, end: RequestOutcome, error: str
 ) -> None:
-    """A caller that left is no error; an uncaught exception is the gateway's. Its text may hold data: not kept."""
+    """A disconnection is no error; an uncaught exception is the gateway's fault, recorded without its message."""
     (found,) = ended(raised)
     assert (found.route, found.end, found.error) == ("chat", end, error)
     assert found.total >= 0.25

@@ -87,8 +87,8 @@ def test_an_overload_reply_needs_the_retry_budgets_permission() -> None:
     assert reason(race.on(Failed(1), 0.1, may_retry=False)) == "attempt 1 failed and the retry budget is spent"
 
 
-def test_another_pool_needs_no_permission() -> None:
-    """The budget keeps one pool from being hammered; candidates of the failed pool are skipped, for good."""
+def test_a_fallback_to_another_pool_needs_no_retry_budget() -> None:
+    """The budget protects a single pool from being hammered. Candidates of the failed pool are skipped for good."""
     race = machine(A, B, API, C, max_attempts=4)
     race.on(Begin(), 0.0)
     assert told(race.on(Failed(1), 0.1, may_retry=False)) == ["open 2 fallback api"]
@@ -103,8 +103,8 @@ def test_the_last_of_three_attempts_goes_to_another_pool() -> None:
     assert told(race.on(Failed(2), 0.2)) == ["open 3 fallback api"]
 
 
-def test_pools_that_would_fail_in_the_same_way_are_avoided() -> None:
-    """Those with the same account, or with no larger context window."""
+def test_pools_with_the_same_fault_are_avoided() -> None:
+    """Pools of the same account, or without a larger context window."""
     race = machine(A, B, API)
     race.on(Begin(), 0.0)
     assert told(race.on(Failed(1, avoid=frozenset({"small"})), 0.1)) == ["open 2 fallback api"]
@@ -121,8 +121,8 @@ def test_an_attempt_that_cannot_come_out_otherwise_is_not_made(failure: Failed) 
     assert told(race.on(failure, 0.1)) == ["give up"]
 
 
-def test_an_attempt_at_a_dead_endpoint_is_left_for_the_next_candidate() -> None:
-    """At once, streamed or not; it is no death that the request is blamed for."""
+def test_an_attempt_at_a_dead_endpoint_is_abandoned_for_the_next_candidate() -> None:
+    """At once, streamed or not; such an attempt does not count as a death caused by the request."""
     race = machine(A, B, stream=False)
     race.on(Begin(), 0.0)
     assert told(race.on(EndpointDown(1), 0.1)) == ["cancel 1 silent", "open 2 fallback b"]
@@ -130,8 +130,8 @@ def test_an_attempt_at_a_dead_endpoint_is_left_for_the_next_candidate() -> None:
     assert told(race.on(FirstToken(2), 0.3)) == ["commit 2"]
 
 
-def test_a_racer_at_a_dead_endpoint_leaves_the_race() -> None:
-    """The other one is at it already."""
+def test_of_two_attempts_the_one_at_a_dead_endpoint_is_cancelled() -> None:
+    """The other attempt continues, without a replacement."""
     race, now = hedged(A, B, C)
     assert told(race.on(EndpointDown(1), now)) == ["cancel 1 silent"]
     assert told(race.on(FirstToken(2), now + 0.1)) == ["commit 2"]
@@ -250,8 +250,8 @@ def test_a_client_that_leaves_during_backoff_ends_the_request() -> None:
 # --------------------------------------------------------------------------- the limit of the whole answer
 
 
-def test_an_answer_that_is_not_streamed_is_left_at_half_of_its_time() -> None:
-    """While there is another candidate; the last one has all that is left."""
+def test_a_silent_whole_answer_is_abandoned_at_half_of_its_time() -> None:
+    """If another candidate exists; the last candidate has the rest of the time."""
     race = machine(A, B, stream=False, limit_at=8.0)
     assert race.on(Begin(), 0.0).wake_at == 4.0
     step = race.on(TimerFired(), 4.0)
@@ -260,8 +260,8 @@ def test_an_answer_that_is_not_streamed_is_left_at_half_of_its_time() -> None:
     assert (told(step), reason(step)) == (["cancel 2 silent", "give up"], OVERDUE)
 
 
-def test_no_attempt_is_opened_when_the_time_is_over() -> None:
-    """Be it for the queue, a wait that a server asked for, or a silent stream."""
+def test_no_attempt_is_opened_after_the_total_limit() -> None:
+    """After the queue, a Retry-After or a silent stream."""
     late = machine(A, B, limit_at=1.0)
     assert reason(late.on(Begin(), 1.0)) == OVERDUE
     waiting = machine(A, deadline=FOREVER, limit_at=1.0)

@@ -310,8 +310,8 @@ def test_a_server_that_refuses_our_configuration_is_out_at_once(outcome: Attempt
     assert (breaker.health(100.0), breaker.until, breaker.cause.value) == (Health.DOWN, until, outcome.value)
 
 
-def test_a_wrong_configuration_is_out_for_longer_each_time() -> None:
-    """Each trial that fails doubles the time, up to five minutes."""
+def test_ejections_for_misconfiguration_double_up_to_300_s() -> None:
+    """With each failed trial."""
     breaker, waits = rejected(AttemptOutcome.MISCONFIGURED), []
     for number in range(7):
         now = breaker.until
@@ -328,13 +328,13 @@ def test_one_caller_cannot_take_out_an_endpoint_that_serves_others() -> None:
     assert rejected(AttemptOutcome.MISCONFIGURED, 1, served_at=39.0).health(100.0) is Health.DOWN
 
 
-def test_an_empty_account_is_no_callers_doing() -> None:
-    """One reply is enough."""
+def test_an_exhausted_quota_opens_the_breaker_at_once() -> None:
+    """A caller cannot cause an exhausted quota, so one reply is enough."""
     assert rejected(AttemptOutcome.QUOTA, 1, served_at=99.9).health(100.0) is Health.DOWN
 
 
-def test_only_an_answer_ends_such_an_ejection_early() -> None:
-    """A rate limit or a refusal comes from the same door; an older request that is answered is proof."""
+def test_only_an_answer_ends_a_quota_ejection_early() -> None:
+    """Rate limits and refusals come from the same provider check; the answer of an older request is proof."""
     for reply in (AttemptOutcome.RATE_LIMITED, AttemptOutcome.REFUSED):
         breaker = rejected(AttemptOutcome.QUOTA)
         breaker.on_ended("older", reply, 101.0)
@@ -356,8 +356,8 @@ def test_a_reload_gives_a_trial_at_once() -> None:
 # --------------------------------------------------------------------------- polls of another process, other models
 
 
-def test_an_answer_to_a_probe_before_a_failure_proves_nothing() -> None:
-    """Another process asked, and this one reads the result later: the server died meanwhile."""
+def test_a_probe_answered_before_a_failure_proves_nothing() -> None:
+    """A shared result of another process may be read later: the server died meanwhile."""
     breaker = failed(2, connected=False, now=10.0)
     breaker.on_probe_failed(10.1)
     breaker.on_probe_answered(9.9)
@@ -366,8 +366,8 @@ def test_an_answer_to_a_probe_before_a_failure_proves_nothing() -> None:
     assert breaker.health(10.2) is Health.PROBING
 
 
-def test_a_server_with_another_model_is_down_until_it_has_the_right_one() -> None:
-    """At once, and however long; then one trial."""
+def test_a_server_with_a_wrong_model_is_down_until_the_model_is_right() -> None:
+    """At once, for any time; then one trial."""
     breaker = CircuitBreaker()
     for at in range(0, 1000, 2):
         breaker.on_wrong_model(float(at))

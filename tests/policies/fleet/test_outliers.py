@@ -1,4 +1,4 @@
-"""An endpoint that refuses (4xx) what its siblings answer is another server than they."""
+"""Outlier detection: an endpoint that refuses (4xx) requests that other endpoints of its pool answer."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def judged(own: int, siblings: int, total: int = 20) -> Fleet:
     ("own", "siblings", "outlier"),
     [(10, 0, True), (9, 0, False), (20, 3, True), (20, 4, False), (20, 20, False)],
 )
-def test_the_share_of_refusals_is_compared_with_that_of_the_siblings(own: int, siblings: int, outlier: bool) -> None:
-    """Where all refuse, the requests are at fault."""
+def test_the_share_of_refusals_is_compared_with_the_rest_of_the_pool(own: int, siblings: int, outlier: bool) -> None:
+    """If all endpoints refuse, the requests are at fault."""
     assert judged(own, siblings).is_outlier(ONE.id) is outlier
 
 
-def test_an_endpoint_alone_has_nobody_to_be_compared_with() -> None:
-    """Its callers may all be wrong."""
+def test_the_only_endpoint_of_a_pool_is_no_outlier() -> None:
+    """All its callers may be wrong."""
     of = fleet()
     end(of, REFUSED, 20, API)
     assert not of.is_outlier(API.id)
 
 
-def test_refusals_of_an_outlier_are_failures_to_the_circuit_breaker() -> None:
-    """It has had its say: five more open it."""
+def test_refusals_of_an_outlier_count_as_failures() -> None:
+    """Five more refusals open the breaker."""
     of = judged(10, 0)
     assert load(of).health is Health.UP
     end(of, REFUSED, 5, ONE)
     assert load(of).health is Health.DOWN
 
 
-def test_a_refusal_that_a_sibling_confirms_clears_the_endpoint() -> None:
-    """A caller whose prompts all go to one cache cannot take it out by bad requests."""
+def test_a_refusal_confirmed_by_another_endpoint_clears_the_outlier() -> None:
+    """A caller whose prompts all hit a single cache cannot take the endpoint down by bad requests."""
     of = judged(10, 0)
     for _ in range(20):
         end(of, REFUSED, 1, ONE)
@@ -61,16 +61,16 @@ def test_a_refusal_that_a_sibling_confirms_clears_the_endpoint() -> None:
     assert load(of).health is Health.UP
 
 
-def test_pools_without_a_larger_window_are_named() -> None:
-    """An unknown window may have room; an own one that is unknown excludes nobody else."""
+def test_without_larger_window_lists_pools_with_known_windows() -> None:
+    """An unknown window may be larger; from a pool with an unknown window, only that pool is excluded."""
     windows = {"small": 8_000, "equal": 8_000, "large": 32_000, "unknown": None}
     of = Fleet([Pool(name, "m", (Endpoint(f"{name}/1", name),), context_window=w) for name, w in windows.items()])
     assert of.without_larger_window("small") == {"small", "equal"}
     assert of.without_larger_window("unknown") == {"unknown"}
 
 
-def test_attempts_without_a_token_are_named_once_an_endpoint_is_found_dead() -> None:
-    """At the second probe in a row; those with a token get on by themselves."""
+def test_on_found_dead_lists_attempts_without_a_token() -> None:
+    """Once, at the second failed probe in a row; attempts with a token continue."""
     of, found = fleet(), []
     of.on_found_dead = found.append
     silent, begun, _elsewhere = send(of), send(of), send(of, endpoint=TWO)
@@ -80,14 +80,14 @@ def test_attempts_without_a_token_are_named_once_an_endpoint_is_found_dead() -> 
     assert found == [[silent]]
 
 
-def test_each_change_of_a_circuit_breaker_is_told() -> None:
+def test_on_breaker_is_called_at_each_transition() -> None:
     """With the state and the reason."""
-    of, told = fleet(), []
-    of.on_breaker = lambda endpoint, breaker: told.append((endpoint, breaker.state, breaker.cause.value))
+    of, transitions = fleet(), []
+    of.on_breaker = lambda endpoint, breaker: transitions.append((endpoint, breaker.state, breaker.cause.value))
     end(of, AttemptOutcome.MISCONFIGURED, 3, ONE)
     of.reload([Pool("small", "m", (ONE, TWO))])
     of.on_ended(send(of, now=1.0), COMPLETED, 1.0)
-    assert told == [
+    assert transitions == [
         (ONE.id, BreakerState.OPEN, "misconfigured"),
         (ONE.id, BreakerState.HALF_OPEN, "misconfigured"),
         (ONE.id, BreakerState.CLOSED, "misconfigured"),

@@ -36,7 +36,8 @@ def test_an_endpoint_with_a_recent_token_or_a_prefill_is_not_probed() -> None:
 
 
 def test_a_half_open_endpoint_gets_the_next_request() -> None:
-    """A restarted engine is back at once, though the caches of its peers are warmer; only one trial runs at a time."""
+    """A restarted engine is back at once, despite warmer caches of its peers; never for a request that would be
+    late."""
     half_open = Load(last_token_at=99.0, health=Health.PROBING)
     assert share(world(slow=half_open), "slow") == 1
     assert share(world(late=half_open), "late") == 0, "never at the price of a deadline"

@@ -16,7 +16,7 @@ def window() -> SlidingWindow:
 
 @given(steps=STEPS, limit=st.integers(1, 100))
 def test_no_minute_exceeds_the_limit(steps: list[tuple[float, int, int]], limit: int) -> None:
-    """Two writers with a window each, which read both windows, keep one limit."""
+    """Two writers, each with a window, read both windows and keep a common limit."""
     windows, now = [window(), window()], 100.0
     let_in: list[tuple[float, int]] = []
     for pause, which, tokens in steps:
@@ -29,7 +29,7 @@ def test_no_minute_exceeds_the_limit(steps: list[tuple[float, int, int]], limit:
 
 @given(steps=STEPS)
 def test_entries_older_than_61_s_do_not_count(steps: list[tuple[float, int, int]]) -> None:
-    """A steady caller loses one second of the minute, and no more."""
+    """A steady caller loses a second of the minute, and no more."""
     one, now = window(), 100.0
     added: list[tuple[float, int]] = []
     for pause, requests, tokens in steps:

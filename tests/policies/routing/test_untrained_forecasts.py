@@ -1,4 +1,4 @@
-"""No request is refused by a forecast that nothing has confirmed."""
+"""No request is refused by a forecast without samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def decided(by: Fleet, now: float) -> Decision:
 
 
 def serve(by: Fleet, ttft: float, now: float) -> Decision:
-    """One request a second, answered after `ttft` seconds if placed."""
+    """Sends a request; the first token comes after `ttft` seconds, if placed."""
     decision = decided(by, now)
     if decision.chosen is not None:
         by.on_sent(now, decision.chosen, PoolEstimate(TOKENS), now, stream=True)
@@ -43,21 +43,21 @@ def serve(by: Fleet, ttft: float, now: float) -> Decision:
 
 
 def test_a_prior_that_is_far_too_slow_refuses_nothing() -> None:
-    """The engine is fifteen times faster than the prior: every request is tried, and makes its budget."""
+    """The engine is fifteen times faster than the prior: every request is placed, and meets the budget."""
     by = fleet("a")
     outcomes = [serve(by, 0.2, float(number)).outcome for number in range(100)]
     assert outcomes == [Placement.PLACE] * 100
 
 
-def test_a_slow_engine_is_refused_for_once_it_has_shown_its_speed() -> None:
-    """As many requests are late as train the forecast."""
+def test_a_slow_engine_sheds_after_training() -> None:
+    """TRAINED_SAMPLES requests are late first."""
     by = fleet("a")
     outcomes = [serve(by, 3.0, 10.0 * number).outcome for number in range(30)]
     assert outcomes == [Placement.PLACE] * TRAINED_SAMPLES + [Placement.SHED] * (30 - TRAINED_SAMPLES)
 
 
-def test_an_endpoint_that_has_shown_nothing_is_tried_before_those_that_are_too_slow() -> None:
-    """It is the only one whose forecast is open."""
+def test_an_untrained_endpoint_is_preferred_to_known_slow_ones() -> None:
+    """Only the untrained forecast is open."""
     by = fleet("a")
     for number in range(TRAINED_SAMPLES):
         serve(by, 3.0, 10.0 * number)
