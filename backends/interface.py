@@ -147,6 +147,18 @@ class Backend(Protocol):
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         """The meaning of a non-2xx reply. Header names are lower case."""
 
+    def obstacle(self, forward: BackendRequest, tokens: int) -> str:
+        """The reason for which no server can continue an answer that broke after `tokens`; empty: one can."""
+        return "the dialect"
+
+    def continued(self, forward: BackendRequest, text: str, tokens: int) -> BackendRequest:
+        """Request for the rest of an answer that begins with `text`; `tokens`: so far. Called without an obstacle."""
+        return forward
+
+    def count_prompt(self, forward: BackendRequest) -> HttpCall | None:
+        """Request for the number of prompt tokens: a JSON object with `count`."""
+        return None
+
     def probe(self) -> HttpCall | None:
         """Cheap health request; None: only real traffic shows the server's health."""
         return None

@@ -16,7 +16,7 @@ from backends import failures
 from backends.interface import Backend, BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap
 from backends.stream.taps import BodyTap, StreamTap
 
-_LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
+LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
 
@@ -69,7 +69,7 @@ class OpenAI(Backend):
 
         Servers read the text "100000" as a number.
         """
-        asked = [name for name in _LIMITS if body.get(name) is not None]
+        asked = [name for name in LIMITS if body.get(name) is not None]
         for name in asked:
             if type(body[name]) not in (int, float) or body[name] > cap:
                 body[name] = cap
@@ -83,6 +83,9 @@ class OpenAI(Backend):
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         return failures.of_reply(status, headers, body, self._secret)
+
+    def obstacle(self, forward: BackendRequest, tokens: int) -> str:
+        return "the dialect"
 
     def probe(self) -> HttpCall | None:
         return HttpCall("GET", self.probe_path) if self.probe_path else None

@@ -11,13 +11,15 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from backends.interface import BackendRequest, HttpCall
-from backends.openai import OpenAI
+from backends.interface import BackendRequest, HttpCall, Operation
+from backends.openai import LIMITS, OpenAI
+
+_encode = msgspec.json.Encoder().encode
 
 MAX_MODEL = 128  # characters of a model's name
 _MODEL_LABEL = re.compile(rb'[{,]model_name="([^"\\]*)"')
@@ -114,6 +116,15 @@ def _label(labels: bytes, name: bytes) -> int:
     return int(match[1]) if match else 0
 
 
+# Members with which the rest of an answer would not fit the first part: grammars that an engine cannot enter half-way,
+# positions that begin anew, several answers.
+_NOT_CONTINUED = frozenset(
+    {"structured_outputs", "structural_tag", "json_schema", "regex", "ebnf", "functions", "function_call", "logprobs"}
+    | {"top_logprobs", "prompt_logprobs", "echo", "suffix", "return_token_ids", "use_beam_search", "prompt_embeds"}
+)
+_TOKENIZED = ("messages", "prompt", "tools", "chat_template", "chat_template_kwargs", "add_special_tokens")
+
+
 class _Model(msgspec.Struct):
     id: str
 
@@ -154,6 +165,48 @@ class Vllm(OpenAI):
             body["priority"] = forward.priority
         return body
 
+    def obstacle(self, forward: BackendRequest, tokens: int) -> str:
+        body, last = forward.body, _last_message(forward.body)
+        for name, value in body.items():
+            if value and (name in _NOT_CONTINUED or name.startswith("guided_")):
+                return name
+        if any(body.get(name) not in (None, 1) for name in ("n", "best_of")):
+            return "several choices"
+        if _plain(body.get("response_format")) not in (None, {"type": "text"}):
+            return "response_format"
+        if body.get("tool_choice") not in (None, "auto", "none"):
+            return "tool_choice"
+        if forward.operation is Operation.COMPLETION and not isinstance(body.get("prompt"), str):
+            return "a prompt that is no text"
+        if body.get("continue_final_message") and not isinstance(last.get("content"), str):
+            return "a final message that is no text"
+        if body.get("add_generation_prompt") is False and not body.get("continue_final_message"):
+            return "add_generation_prompt"
+        if any(limit <= tokens for limit in (*_limits(body).values(), forward.max_tokens) if limit is not None):
+            return "the limit of the output"
+        return ""
+
+    def continued(self, forward: BackendRequest, text: str, tokens: int) -> BackendRequest:
+        """As vLLM and SGLang take an unfinished answer: the assistant's message, without its end."""
+        body = {**forward.body, **{name: limit - tokens for name, limit in _limits(forward.body).items()}}
+        if type(body.get("min_tokens")) is int:
+            body["min_tokens"] = max(body["min_tokens"] - tokens, 0)
+        cap = None if forward.max_tokens is None else forward.max_tokens - tokens
+        if forward.operation is Operation.COMPLETION:
+            body["prompt"] += text
+        elif text:
+            messages = list(body["messages"])
+            last = _last_message(body) if body.get("continue_final_message") else {"role": "assistant", "content": ""}
+            if body.get("continue_final_message"):
+                messages.pop()
+            body["messages"] = [*messages, {**last, "content": last["content"] + text}]
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        return replace(forward, body=body, max_tokens=cap)
+
+    def count_prompt(self, forward: BackendRequest) -> HttpCall:
+        body = {name: forward.body[name] for name in _TOKENIZED if name in forward.body}
+        return HttpCall("POST", "/tokenize", self._headers, _encode({**body, "model": forward.model}))
+
     def load(self) -> HttpCall | None:
         return HttpCall("GET", "/metrics")
 
@@ -171,6 +224,21 @@ class Vllm(OpenAI):
             return frozenset(model.id for model in msgspec.json.decode(body, type=_ModelList).data)
         except (msgspec.DecodeError, RecursionError):
             return frozenset()
+
+
+def _last_message(body: Mapping[str, Any]) -> dict[str, Any]:
+    messages = body.get("messages")
+    return _plain(messages[-1]) if messages else {}
+
+
+def _plain(value: Any) -> Any:
+    """The value without `Raw` JSON."""
+    return msgspec.json.decode(_encode(value))
+
+
+def _limits(body: Mapping[str, Any]) -> dict[str, int]:
+    """The caller's limits of the output."""
+    return {name: body[name] for name in LIMITS if type(body.get(name)) is int}
 
 
 class SGLang(Vllm):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from backends.interface import Operation
@@ -26,6 +26,7 @@ from gateway.scheduler import Decider, QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher, RoutedRequest, attempt_record
 from gateway.upstream.relay import Relay, gateway_headers
+from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import Decision, Placement
 
@@ -148,7 +149,7 @@ class Proxy:
             await self.dispatcher.execute(routed, relay)
         finally:
             if relay.begun:
-                record_winner(relay.winner, routed)
+                record_winner(relay.winner, routed, relay.rescue)
                 self.cache_warming.answered(relay.winner, routed, http.body)
 
     def refuse(
@@ -225,15 +226,20 @@ def hide_usage(request: InferenceRequest) -> bool:
     return request.stream and not request.wants_usage
 
 
-def record_winner(run: UpstreamRequest, routed: RoutedRequest) -> None:
-    """Record the winning attempt, and end an open one."""
+def record_winner(run: UpstreamRequest, routed: RoutedRequest, rescue: StreamRescue | None = None) -> None:
+    """Record the winning attempt, and end an open one. A continuation is recorded with the answer before."""
     run.stop_if_open()
+    reported, output, tpot = run.report or run.reported(), run.output_tokens, run.tpot()
+    if run.continues and rescue is not None and (before := rescue.continuation) is not None:
+        reported = replace(reported, prompt_tokens=before.prompt_tokens)
+        output += before.tokens
+        tpot = (run.last_token - rescue.first_in) / max(output - 1, 1)
     routed.timeline.answered(
         attempt_record(run, routed.request.arrival),
-        run.report or run.reported(),
+        reported,
         run.tap.times,
-        output_tokens=run.output_tokens,
-        tpot=run.tpot(),
+        output_tokens=output,
+        tpot=tpot,
         blocks=routed.estimate.pools[run.attempt.candidate.endpoint.pool].blocks,
     )
 

@@ -1,6 +1,6 @@
 """Joins a broken stream and its continuation by another engine into one stream.
 
-- `RelayedEvents` passes whole events only, and keeps them: a reader never holds half an event when a stream breaks.
+- `RelayedEvents` passes whole events only, and keeps a copy: a reader never holds half an event when a stream breaks.
 - `read_partial` decodes the kept events once a stream has broken, and says whether the answer can be continued. Text
   can. Tool calls, reasoning and structured output cannot: an engine that is given a part of them as the assistant's
   words does not resume their grammar.
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from backends.stream.redaction import BLANK_LINE
+from backends.stream.redaction import Rewriter, WholeEvents
 from backends.stream.taps import ServerSentEvent, SseDecoder, StreamError
 
 KEPT = 4 << 20  # bytes of an answer's events; a longer answer is not continued
@@ -26,38 +26,46 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class RelayedEvents:
-    """A `Rewriter` that holds back an incomplete event, and keeps all complete ones. `overflowed`: nothing is kept."""
+class RelayedEvents(WholeEvents):
+    """Keeps all events. `overflowed`: too many, and nothing is kept."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.overflowed = False
         self._events: list[bytes] = []
-        self._held = b""
         self._size = 0
 
     def feed(self, data: bytes) -> bytes:
-        if self.overflowed:
-            return data
-        if self._held or not data.endswith(b"\n\n"):
-            data = self._held + data
-            end = max((blank.end() for blank in BLANK_LINE.finditer(data)), default=0)
-            data, self._held = data[:end], data[end:]
-        self._events.append(data)
-        self._size += len(data)
-        if self._size + len(self._held) > KEPT:
-            self.overflowed = True
-            self._events.clear()
-            data, self._held = data + self._held, b""
+        data = super().feed(data)
+        if not self.overflowed:
+            self._events.append(data)
+            self._size += len(data)
+            if self._size > KEPT:
+                self.overflowed = True
+                self._events.clear()
         return data
-
-    def close(self) -> bytes:
-        rest, self._held = self._held, b""
-        return rest
 
     @property
     def complete(self) -> bytes:
         """All complete events."""
         return b"".join(self._events)
+
+
+class RewriterChain:
+    """Two rewriters, one after the other."""
+
+    def __init__(self, first: Rewriter, second: Rewriter) -> None:
+        self._first, self._second = first, second
+
+    def feed(self, data: bytes) -> bytes:
+        return self._second.feed(self._first.feed(data))
+
+    def drop(self) -> None:
+        self._first.drop()
+        self._second.drop()
+
+    def close(self) -> bytes:
+        return self._second.feed(self._first.close()) + self._second.close()
 
 
 @dataclass(slots=True)
@@ -112,21 +120,24 @@ def read_partial(relayed: RelayedEvents) -> PartialAnswer:
 
 
 class Continuation:
-    """A `Rewriter` of the second stream. `prompt_tokens`: of the original prompt, where the engine has counted them.
+    """A `Rewriter` of the second stream. `answer`: the answer so far.
 
-    The engine was given the text without trailing white space, which chat templates remove; the continuation may begin
-    with that white space again.
+    `given`: the part of the text that the engine was given. Chat templates remove trailing white space, so `given` may
+    lack it, and the continuation may begin with that white space again.
     """
 
-    def __init__(self, answer: PartialAnswer, prompt_tokens: int | None = None) -> None:
+    def __init__(self, answer: PartialAnswer, given: str, prompt_tokens: int | None = None) -> None:
         self.answer = answer
-        self._prompt_tokens = prompt_tokens
-        self._repeated = answer.text[len(answer.text.rstrip()) :]
+        self.prompt_tokens = prompt_tokens  # of the original prompt, where an engine has counted them
+        self.tokens = answer.tokens  # of the answer so far; exact once the engine has reported usage
+        self._repeated = answer.text[len(given) :]
         self._decoder = SseDecoder()
 
     def feed(self, data: bytes) -> bytes:
-        """Raises StreamError for an event above 1 MiB."""
         return b"".join(map(self._rewritten, self._decoder.feed(data)))
+
+    def drop(self) -> None:
+        self._decoder = SseDecoder()
 
     def close(self) -> bytes:
         return b"".join(map(self._rewritten, self._decoder.flush()))
@@ -168,9 +179,11 @@ class Continuation:
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if type(prompt) is not int or type(completion) is not int:
             return
-        known = self._prompt_tokens
-        before = self.answer.tokens if known is None or known > prompt else prompt - known
-        usage["prompt_tokens"] = prompt - min(before, prompt)
+        known = self.prompt_tokens
+        if known is not None and known <= prompt:
+            self.tokens = prompt - known
+        before = min(self.tokens, prompt)
+        usage["prompt_tokens"] = self.prompt_tokens = prompt - before
         usage["completion_tokens"] = completion + before
         if (
             isinstance(details := usage.get("prompt_tokens_details"), dict)

@@ -58,7 +58,7 @@ def report(config: Config) -> str:
 
 def notes(config: Config) -> list[str]:
     """Valid settings with an easily overlooked effect."""
-    lines = [f"note: {path} is accepted but has no effect in this version" for path in config.without_effect()]
+    lines = []
     if not config.server.admin.loopback:
         lines.append(f"note: server.admin {config.server.admin} requires no key; keep it on a private network")
     if config.state.keys == "redis" and config.state.cache_secret is None:

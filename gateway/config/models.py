@@ -390,10 +390,6 @@ class Config(Section):
         """Every route, `passthrough_route` last."""
         return (*self.routes.values(), *([self.passthrough_route] if self.passthrough_route else []))
 
-    def without_effect(self) -> list[str]:
-        """Settings accepted but not implemented in this version."""
-        return [f"routes.{name}.rescue: on" for name, route in self.routes.items() if route.rescue == "on"]
-
 
 def _completed(name: str, raw: Any, max_attempts: int) -> Any:
     """Fills in the name, the preset of the workload and the defaults."""

@@ -138,6 +138,7 @@ class Record:
     scorer: str = ""
     cost_usd: float = 0.0  # of all attempts
     attempts: list[AttemptRecord] = field(default_factory=list)
+    rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     trace_id: str = ""
@@ -198,7 +199,7 @@ SHOWN = (
     *("request_id", "wall", "route", "workload", "tenant", "operation", "stream", "end", "status", "error"),
     *("max_tokens", "choices", "prompt_tokens_estimated", "prompt_tokens_reported", "cached_tokens_predicted"),
     *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
-    "cost_usd",
+    *("cost_usd", "rescue"),
 )
 TIMES = (
     *("ttft", "ttft_budget", "on_screen", "total", "tpot", "loop_lag", "engine_queue", "engine_prefill"),

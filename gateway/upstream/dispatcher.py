@@ -7,9 +7,10 @@ joined to the relay in the very call of the first token. A caller that leaves ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Any
 
 from backends.failures import CONTENT_CODES, CONTEXT_LENGTH
 from backends.interface import BackendRequest, Failure, FailureKind
@@ -17,11 +18,13 @@ from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest, new_request_id
 from gateway.observe.record import AttemptRecord
 from gateway.observe.timeline import RequestTimeline
-from gateway.upstream.relay import Relay
+from gateway.upstream.relay import LATE_TIMER, READ_FIRST, Relay
+from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
 from policies.attempts.attempt_machine import (
     AttemptMachine,
     Begin,
+    Broken,
     Cancel,
     ClientGone,
     Commit,
@@ -36,7 +39,7 @@ from policies.attempts.attempt_machine import (
 )
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
-from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Decision, PromptEstimate
+from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Decision, Health, PromptEstimate
 
 NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
 
@@ -120,9 +123,7 @@ def refusal_of(failure: Failure | None, reason: str) -> ApiError:
 OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)
 CONNECTION_LOST = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
-STALL = 0.005  # s of tolerated delay of a timer
 LONGEST_RETRY_AFTER = 3600.0  # s passed on to a caller
-READ_FIRST = 0.01  # s in which sockets are read after a stall
 
 
 class Dispatcher:
@@ -200,6 +201,9 @@ class AttemptRunner:
             now=monotonic(),
             limit_at=routed.limit_at,
         )
+        self.rescue: StreamRescue | None = None
+        if routed.route.rescue == "on" and routed.request.stream:
+            self.rescue = relay.rescue = StreamRescue(routed.request, routed.timeline.record, self, relay.idle)
 
     def begin(self) -> None:
         self.dispatcher.retries.began()
@@ -218,17 +222,25 @@ class AttemptRunner:
         self._cancel_timer()
         self.dispatcher.on_dispatched(self.routed.request)
         self.dispatcher.retries.ended()
+        self._give_back_retries()
+
+    def _give_back_retries(self) -> None:
         for _ in range(self.retries_taken):
             self.dispatcher.retries.give_back()
+        self.retries_taken = 0
 
     def close(self) -> None:
         """Break the reference cycles between runner, attempts and listeners. Left to the garbage collector they cost a
         tenth of a request, and a pause of 18 ms for all requests now and then."""
         if not self.finished:
             self._finish()
+        self._cancel_timer()
+        self._give_back_retries()
         for upstream_request in self.attempts.values():
             upstream_request.detach()
         self.attempts.clear()
+        if self.rescue is not None:
+            self.rescue.runner = None
 
     # -- the state machine ------------------------------------------------------------------
 
@@ -245,8 +257,6 @@ class AttemptRunner:
                 self._record_lost(loser)
             else:
                 self._give_up(action.reason)
-        if self.finished:
-            return
         self._cancel_timer()
         if step.wake_at is not None:
             delay = max(step.wake_at - monotonic(), 0.0)
@@ -259,7 +269,7 @@ class AttemptRunner:
 
     def _on_timer(self, due: float) -> None:
         """A stall of this event loop is no silence of the engine: after one, sockets are read first."""
-        if monotonic() - due > STALL:
+        if monotonic() - due > LATE_TIMER:
             self.timer = self.relay.loop.call_later(READ_FIRST, self._check_silence)
         else:
             self._check_silence()
@@ -279,7 +289,13 @@ class AttemptRunner:
     def _open(self, attempt: Attempt) -> None:
         routed, endpoint, fleet = self.routed, attempt.candidate.endpoint, self.dispatcher.fleet
         upstream = routed.upstreams[endpoint.id]
-        request = self._backend_request(upstream, attempt)
+        request = self.backend_request(upstream, attempt)
+        if self.rescue is not None and attempt.kind is AttemptKind.RESCUE:
+            if routed.request.wants_usage:
+                self._run(self.rescue.count_prompt(upstream, request))
+            request = self.rescue.continued(upstream, request)
+            candidate = attempt.candidate
+            attempt.candidate = replace(candidate, prompt_tokens=candidate.prompt_tokens + self.rescue.tokens)
         upstream_request = UpstreamRequest(attempt, upstream, request, listener=self, fleet=fleet, idle=self.relay.idle)
         self.attempts[attempt.number] = upstream_request
         fleet.on_sent(
@@ -294,11 +310,15 @@ class AttemptRunner:
         )
         self.dispatcher.on_dispatched(routed.request)
         if not upstream_request.start():
-            task = upstream_request.connecting = self.relay.loop.create_task(upstream_request.connect())
-            self.dispatcher.connecting.add(task)
-            task.add_done_callback(self.dispatcher.connecting.discard)
+            upstream_request.connecting = self._run(upstream_request.connect())
 
-    def _backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.relay.loop.create_task(work)
+        self.dispatcher.connecting.add(task)
+        task.add_done_callback(self.dispatcher.connecting.discard)
+        return task
+
+    def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
         routed, request = self.routed, self.routed.request
         request_id = new_request_id()
         trace, traceparent, tracestate = routed.timeline.record.trace, "", ""
@@ -323,7 +343,7 @@ class AttemptRunner:
 
     def _commit(self, winner: UpstreamRequest) -> None:
         if self.finished:
-            return
+            return self._resume(winner)
         self._finish()
         model = self.routed.model_at(winner.upstream)
         self.routed.timeline.won(
@@ -339,10 +359,32 @@ class AttemptRunner:
         except Exception as bug:  # raised by the waiting task, not within the upstream's connection
             self.relay.done.set_exception(bug)
 
+    def _resume(self, winner: UpstreamRequest) -> None:
+        """A peer continues a broken answer."""
+        assert self.rescue is not None
+        self._record_lost(self.relay.winner)
+        try:
+            self.relay.resume(winner, self.rescue.resumed())
+        except Exception as bug:
+            self.relay.done.set_exception(bug)
+
     def _give_up(self, reason: str) -> None:
-        if not self.finished:
+        if self.finished:
+            self.relay.give_up()
+        else:
             self._finish()
             self.relay.done.set_exception(refusal_of(self.failure, reason))
+
+    # -- RescueRunner -------------------------------------------------------------------------
+
+    def down(self) -> Collection[str]:
+        """Endpoints among the candidates that are not up."""
+        loads = self.dispatcher.fleet.snapshot(monotonic()).loads
+        ids = [candidate.endpoint.id for candidate in self.routed.decision.ranked]
+        return {id for id in ids if (load := loads.get(id)) is None or load.health is not Health.UP}
+
+    def race_again(self, broken: Broken) -> None:
+        self._advance(broken)
 
     # -- AttemptListener ----------------------------------------------------------------------
 

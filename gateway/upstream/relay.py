@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from time import monotonic
 
 from backends.interface import Failure, FailureKind
+from backends.stream.continuation import RewriterChain
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, UsageStripper, WholeEvents
 from gateway.admission.quotas import quota_headers
 from gateway.api.api_error import REASONS, envelope
@@ -21,9 +22,13 @@ from gateway.observe.metrics.series import STALL as LOOP_STALL
 from gateway.observe.record import STAGE_NAMES, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.strict_json import encode
+from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import FOREVER, AttemptOutcome
 
+UNRESCUED = Failure(FailureKind.RESET, "The backend broke in the middle of the answer, and no other could continue it.")
+LATE_TIMER = 0.005  # s of tolerated delay of a timer
+READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
 STALL = 60.0  # s with a full buffer unread by the client
 TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
 SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
@@ -57,6 +62,7 @@ class Relay:
         self.timeline = timeline
         self.writer = http.writer
         self.transport = http.writer.transport
+        self.rescue: StreamRescue | None = None
         self.strip_usage = strip_usage
         self.masked_pools = masked_pools
         self.idle = idle
@@ -72,7 +78,7 @@ class Relay:
     def begin(self, winner: UpstreamRequest) -> None:
         """Relay the winning attempt: head and all buffered bytes, in one write."""
         http, self.winner, self.begun = self.http, winner, True
-        self.rewriter = self._rewriter()
+        self.rewriter = self.base_rewriter = self._rewriter()
         whole = not winner.stream and not self.strip_usage
         buffered = winner.take_buffered()
         length = winner.headers.get("content-length") if whole else None
@@ -89,19 +95,33 @@ class Relay:
         if not self.transport.is_closing():
             self.writer.write(first)
         self.timeline.first_token_out(monotonic(), winner.status)
+        if self.limit_at < FOREVER and not winner.over:
+            self.limit_timer = self.loop.call_later(self.limit_at - monotonic(), self._end_late)
+        self._follow(winner)
+
+    def _follow(self, winner: UpstreamRequest) -> None:
+        """Receive the rest of the winner's answer."""
         winner.body_sink = self
         if not winner.over:
-            self.idle_timer = self.loop.call_later(self.idle, self._check_idle)
-            if self.limit_at < FOREVER:
-                self.limit_timer = self.loop.call_later(self.limit_at - monotonic(), self._end_late)
+            self._check_silence_in(self._patience())
         if self.writer.paused:
             self.on_write_paused()
+
+    def resume(self, winner: UpstreamRequest, continuation: Rewriter) -> None:
+        """Relay the rest of a broken answer from a further attempt."""
+        assert self.base_rewriter is not None  # of every stream
+        self.base_rewriter.drop()
+        self.winner, self.rewriter = winner, RewriterChain(continuation, self.base_rewriter)
+        self.body(winner.take_buffered())
+        self._follow(winner)
 
     def _rewriter(self) -> Rewriter | None:
         backend = self.winner.upstream.backend
         rewriter: Rewriter | None = None
         if self.winner.stream:
             rewriter = UsageStripper() if self.strip_usage else WholeEvents()
+            if self.rescue is not None:
+                rewriter = RewriterChain(self.rescue.events, rewriter)
         elif backend.secret:
             rewriter = SecretMasker(backend.secret)
         masked = self.winner.attempt.candidate.endpoint.pool in self.masked_pools
@@ -149,12 +169,19 @@ class Relay:
             self._finish(self._last(tail), RequestOutcome.UPSTREAM_BROKE, error)
 
     def on_broken(self, failure: Failure, error_event: bytes = b"") -> None:
-        """The upstream broke after the first token: write an error event at once, the backend's own if there is one."""
+        """The upstream broke after the first token: a peer continues, or an error event is written at once, the
+        backend's own if there is one."""
+        if self.rescue is not None and self.rescue.take_over(self.winner, failure):
+            return
         if error_event:
             event = error_event if self.rewriter is None else self.rewriter.feed(error_event)
             self._end_broken(event, RequestOutcome.UPSTREAM_BROKE, _recorded(failure))
         else:
             self._end_broken(_error_event(failure), RequestOutcome.UPSTREAM_BROKE, failure.message)
+
+    def give_up(self) -> None:
+        """No peer has continued the broken answer."""
+        self._end_broken(_error_event(UNRESCUED), RequestOutcome.UPSTREAM_BROKE, UNRESCUED.message)
 
     def _end_broken(self, event: bytes, ending: RequestOutcome, error: str) -> None:
         self.http.keep_alive = False
@@ -189,6 +216,7 @@ class Relay:
         if self.stall_timer is not None:
             self.stall_timer.cancel()
             self.stall_timer = None
+        self.winner.last_byte = monotonic()  # nothing was read
         self.winner.resume()
 
     def _disconnect(self) -> None:
@@ -198,23 +226,38 @@ class Relay:
 
     # -- idle timeout --------------------------------------------------------------------
 
-    def _check_idle(self) -> None:
+    def _patience(self) -> float:
+        return self.idle if self.rescue is None else self.rescue.patience(self.winner)
+
+    def _check_silence_in(self, delay: float) -> None:
         """A timer per stream is moved on rather than reset for every chunk."""
-        quiet = monotonic() - self.winner.last_byte
-        if quiet < self.idle or self.stall_timer is not None:
-            self.idle_timer = self.loop.call_later(max(self.idle - quiet, 0.05), self._check_idle)
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+        self.idle_timer = self.loop.call_later(delay, self._check_silence, monotonic() + delay)
+
+    def _check_silence(self, due: float) -> None:
+        now = monotonic()
+        quiet, patience = now - self.winner.last_byte, self._patience()
+        if self.winner.over:
+            return
+        if now - due > LATE_TIMER:  # a stall of this event loop is no silence of the engine: sockets are read first
+            self._check_silence_in(READ_FIRST)
+        elif quiet < patience or self.stall_timer is not None:
+            self._check_silence_in(max(patience - quiet, 0.05))
+        elif quiet < self.idle and not (self.rescue is not None and self.rescue.may_leave(self.winner)):
+            self._check_silence_in(self.idle - quiet)
         elif self.winner.stream and self.winner.answered:  # after [DONE], an open connection is no failure
             self.winner.stop(AttemptOutcome.COMPLETED)
             self.winner.tap.close()
             self.end()
         else:
-            self.winner.cancel()
+            self.winner.stop(AttemptOutcome.BROKEN)
             self.on_broken(SILENT)
 
     def _end_late(self) -> None:
         if not (self.winner.stream and self.winner.answered):
             self.winner.cancel()
-            self.on_broken(LATE)
+            self._end_broken(_error_event(LATE), RequestOutcome.UPSTREAM_BROKE, LATE.message)
 
     # -- framing -------------------------------------------------------------------------
 

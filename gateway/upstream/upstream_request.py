@@ -17,10 +17,10 @@ from typing import Protocol
 from backends.failures import NOT_EVENTS, WENT_SILENT, TransportError, of_body
 from backends.http.connection import Exchange
 from backends.http.connection_pool import ConnectionPool
-from backends.interface import Backend, BackendRequest, Failure, FailureKind
+from backends.interface import Backend, BackendRequest, Failure, FailureKind, Usage
 from backends.stream.redaction import mask_secret
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.types import FOREVER, Attempt, AttemptOutcome, Price
+from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Price
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
 MAX_WHOLE = 1 << 20  # bytes of an answer that is not streamed; a longer one is passed on before its end
@@ -104,6 +104,7 @@ class UpstreamRequest:
         self.call = upstream.backend.call(request)
         self.listener: AttemptListener | None = listener
         self.request_id = request.request_id
+        self.continues = attempt.kind is AttemptKind.RESCUE
         self.connecting: asyncio.Task[None] | None = None  # runs `connect`
         self.exchange: Exchange | None = None
         self.on_wire = False  # the request has been sent
@@ -342,8 +343,9 @@ class UpstreamRequest:
             self.fleet.on_ended(self, ending, self.ended_at, self.report)
 
     def reported(self, retry_after: float | None = None) -> AttemptReport:
-        """The engine's own figures for this attempt."""
-        usage, times = self.tap.usage, self.tap.times
+        """The engine's own figures for this attempt. The prompt of a continuation holds an answer: nothing to learn."""
+        times = self.tap.times
+        usage = Usage(completion=self.tap.usage.completion) if self.continues else self.tap.usage
         return AttemptReport(
             prompt_tokens=usage.prompt,
             cached_tokens=usage.cached,

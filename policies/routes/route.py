@@ -201,7 +201,7 @@ class Route(Strict):
     on_miss: Literal["best_effort", "queue", "shed"] = "best_effort"
     """If no tier can make the TTFT budget: queue for an idle endpoint, with or without a limit of 30 s; or refuse."""
     rescue: Annotated[Literal["on", "off"], BeforeValidator(_switch)] = "off"
-    """Accepted without effect: continuing a broken stream on a peer is not implemented."""
+    """Continue a stream that breaks after its first token on another endpoint of its pool (vllm, sglang)."""
     fallback: Fallback = Fallback()
     prefer: Literal["quality", "cost", "latency"] = "quality"
     """Among tiers that can make the budget: the first, the cheapest, or the fastest."""

@@ -130,10 +130,15 @@ class Upstream:
             method, target, _ = head[0].split(" ")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
-            script = self._scripts[min(len(self.requests), len(self._scripts) - 1)]
-            self.requests.append(Received(method, target, headers, body, connection))
+            received = Received(method, target, headers, body, connection)
+            script = self.script(received)
+            self.requests.append(received)
             await self._notify()
             await self._play(script, reader, writer)
+
+    def script(self, received: Received) -> Script:
+        """The script for a request, before it is recorded."""
+        return self._scripts[min(len(self.requests), len(self._scripts) - 1)]
 
     async def _play(self, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for step in script:
@@ -160,6 +165,25 @@ class Upstream:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+class ScriptedEngine(Upstream):
+    """Plays scripts to completions alone: probes are answered, and /tokenize counts 9 tokens.
+
+    `answered`: requests for completions so far; engines with the same list share the scripts, whichever is asked.
+    """
+
+    def __init__(self, *scripts: Script, answered: list[Received]) -> None:
+        super().__init__(*scripts)
+        self.answered = answered
+
+    def script(self, received: Received) -> Script:
+        if received.target == "/tokenize":
+            return [reply(b'{"count": 9}')]
+        if received.method == "GET":
+            return [reply()]
+        self.answered.append(received)
+        return self._scripts[min(len(self.answered), len(self._scripts)) - 1]
 
 
 # --------------------------------------------------------------------------- replies

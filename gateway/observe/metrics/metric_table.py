@@ -237,6 +237,16 @@ SENT = (
         moves="First tokens later than predicted, on routes with `hedge`.",
         act="Mostly `lost`: hedges cost and do not help. Lower `max_extra`.",
     ),
+    counter(
+        "firsttoken_rescues_total{route,outcome} streams",
+        help="Streams that broke after the first token on routes with `rescue: on`, by outcome",
+        more=(
+            "`rescued` (a peer wrote the rest), `failed` (no peer did), `refused` (tool calls, reasoning, structured "
+            "output, no peer up: the debug log has the reason)."
+        ),
+        moves="Engines that die or stall in the middle of answers.",
+        act="`refused` or `failed` rises: `firsttoken_attempts_total` with kind `rescue`; add endpoints to the pool.",
+    ),
     gauge(
         "firsttoken_queue_depth{route} requests",
         help="Requests queued in the gateway",

@@ -34,7 +34,6 @@ def test_the_report_shows_what_callers_are_promised() -> None:
         "chat         chat      800ms at 95%  50ms  -      large > small (prompt_tokens <= 8000, tools false)",
         "night        batch     -             -     -      small",
         "(any other)  chat      1s at 90%     50ms  -      small",
-        "note: routes.night.rescue: on is accepted but has no effect in this version",
     ]
 
 

@@ -165,22 +165,6 @@ def test_passthrough_is_a_route_of_its_own() -> None:
     assert config().passthrough_route is None
 
 
-@pytest.mark.parametrize(
-    ("sections", "found"),
-    [
-        ({"routes": {"r": {"tiers": ["p"], "rescue": "on"}}}, "routes.r.rescue: on"),
-    ],
-)
-def test_a_key_without_effect_is_reported(sections: dict[str, Any], found: str) -> None:
-    """An accepted key without effect is reported."""
-    assert config(**sections).without_effect() == [found]
-
-
-def test_defaults_report_no_key_without_effect() -> None:
-    """Only keys set in a file are reported."""
-    assert config(pools={"p": VLLM}, routes={"r": {"tiers": ["p"]}}).without_effect() == []
-
-
 def test_the_encodings_are_those_of_the_tokenizers() -> None:
     """The list is repeated in a module that must not import the encoders."""
     assert set(ENCODINGS) == PATTERNS.keys() | ALIASES.keys()

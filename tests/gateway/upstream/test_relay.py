@@ -268,7 +268,7 @@ async def test_a_stream_silent_beyond_the_idle_timeout_is_abandoned() -> None:
     assert talk.wire.body == chunk(TOKEN) + chunk(error_event(SILENT)) + LAST_CHUNK
     assert (talk.outcome, talk.fleet.endings) == (
         (RequestOutcome.UPSTREAM_BROKE, SILENT.message),
-        [AttemptOutcome.CANCELLED],
+        [AttemptOutcome.BROKEN],
     )
 
 

@@ -18,9 +18,8 @@ def config() -> Config:
 
 
 def test_the_scene_is_a_configuration_without_problems(config: Config) -> None:
-    """No problem under `firsttoken check`, and no key without effect in this version."""
+    """No problem under `firsttoken check`."""
     assert problems(config) == []
-    assert config.without_effect() == []
 
 
 def test_every_engine_of_the_scene_is_in_the_fleet(config: Config) -> None:

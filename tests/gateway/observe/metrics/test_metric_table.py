@@ -57,7 +57,7 @@ async def test_what_a_live_gateway_exposes_is_what_the_table_says(tmp_path: Path
         for _ in range(2):
             gateway.fleet.on_probe_failed(next(iter(gateway.monitor.loads())), monotonic())
         hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=AttemptOutcome.CANCELLED)
-        gateway.recorder.emit(record(attempts=[hedge, WON]))
+        gateway.recorder.emit(record(attempts=[hedge, WON], rescue="refused"))
         await eventually(lambda: len(gateway.monitor.engine_loads()) == 1 and gateway.recorder.live == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)
         async with calling(gateway.admin_url) as caller:

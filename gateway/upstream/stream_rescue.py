@@ -1,0 +1,136 @@
+"""Mid-stream rescue: a peer writes the rest of a broken answer, and the caller reads one stream.
+
+Rules:
+- Text alone is continued, by an endpoint of the same pool. All else ends by an error event at once: tool calls,
+  reasoning, structured output, several choices.
+- The pace decides when a silent stream is left: after 20 of its mean gaps, twice the peer's predicted TTFT or 2 s,
+  whichever is longest. An answer that cannot be continued is left after `stream_idle` only, and so is an answer with
+  tools on offer: parsers of tool calls hold tokens back.
+- The peer counts the tokens of the prompt (/tokenize) while it computes the continuation: usage is exact.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from backends.failures import TransportError
+from backends.interface import BackendRequest, Failure, FailureKind, Operation
+from backends.stream.continuation import Continuation, PartialAnswer, RelayedEvents, read_partial
+from gateway.api.inference_request import InferenceRequest
+from gateway.observe.record import Record
+from gateway.upstream.upstream_request import Upstream, UpstreamRequest
+from policies.attempts.attempt_machine import AttemptMachine, Broken
+from policies.types import Attempt
+
+log = logging.getLogger("firsttoken")
+
+LEAST_SILENCE = 2.0  # s
+GAPS = 20  # mean gaps between two tokens
+TTFTS = 2  # predicted TTFTs of the peer
+COUNTING = 5.0  # s for the count of the prompt's tokens
+DEATHS = (FailureKind.CONNECT, FailureKind.RESET)
+
+
+class RescueRunner(Protocol):
+    """Runs the attempts of the request."""
+
+    machine: AttemptMachine
+
+    def down(self) -> Collection[str]:
+        """Endpoints not to be used now."""
+
+    def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
+        """The request of the caller, for an attempt."""
+
+    def race_again(self, broken: Broken) -> None:
+        """Open further attempts. The first token of one, or the failure of all, goes to the relay."""
+
+
+class _TokenCount(msgspec.Struct):
+    count: int
+
+
+class StreamRescue:
+    """Rescue of the answer to one request. `idle`: s of silence after which any stream is left."""
+
+    def __init__(self, request: InferenceRequest, record: Record, runner: RescueRunner, idle: float) -> None:
+        self.events = RelayedEvents()
+        self.continuation: Continuation | None = None  # of the latest broken stream
+        self.runner: RescueRunner | None = runner
+        self.first_in = 0.0  # time of the answer's first token
+        self._request = request
+        self._record = record
+        self._idle = idle
+        self._given = ""  # text of the answer so far, as the peer gets it
+
+    # -- for the relay ------------------------------------------------------------------------
+
+    def patience(self, winner: UpstreamRequest) -> float:
+        """Seconds of silence after which the stream may be left for a peer."""
+        assert self.runner is not None
+        peers = self.runner.machine.peers(())
+        if not peers or self._request.tools:
+            return self._idle
+        return min(self._idle, max(LEAST_SILENCE, GAPS * (winner.tpot() or 0.0), TTFTS * peers[0].forecast.p50))
+
+    def may_leave(self, winner: UpstreamRequest) -> bool:
+        """A peer can continue the answer so far."""
+        return not self._request.tools and not self._obstacle(winner, read_partial(self.events))
+
+    def take_over(self, winner: UpstreamRequest, failure: Failure) -> bool:
+        """Let a peer continue the broken answer. False: no peer can."""
+        assert self.runner is not None
+        answer = read_partial(self.events)
+        obstacle = self._obstacle(winner, answer)
+        if failure.kind is FailureKind.CLIENT:
+            obstacle = "an error of the request"
+        if obstacle:
+            log.debug("request %s: the broken stream is not continued: %s", self._record.request_id, obstacle)
+            self._record.rescue = "failed" if self.continuation else "refused"
+            return False
+        known = self.continuation.prompt_tokens if self.continuation else None
+        self._given = answer.text.rstrip() if self._request.operation is Operation.CHAT else answer.text
+        self.continuation = Continuation(answer, self._given, known)
+        self.first_in = self.first_in or winner.first_in or winner.opened
+        self._record.rescue = "failed"  # up to the first token of a peer
+        self.runner.race_again(Broken(failure.kind in DEATHS, self._idle, self.runner.down()))
+        return True
+
+    def _obstacle(self, winner: UpstreamRequest, answer: PartialAnswer) -> str:
+        """The reason for which the answer cannot be continued; empty: it can."""
+        runner = self.runner
+        assert runner is not None
+        request = runner.backend_request(winner.upstream, winner.attempt)
+        obstacle = answer.obstacle or winner.upstream.backend.obstacle(request, answer.tokens)
+        return obstacle or ("" if runner.machine.peers(runner.down()) else "no peer is up")
+
+    # -- for the runner -----------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> int:
+        """Of the answer so far."""
+        return self.continuation.tokens if self.continuation else 0
+
+    def continued(self, upstream: Upstream, request: BackendRequest) -> BackendRequest:
+        """The request for the rest of the answer."""
+        return upstream.backend.continued(request, self._given, self.tokens)
+
+    async def count_prompt(self, upstream: Upstream, request: BackendRequest) -> None:
+        """Without an answer in time the events of the first stream are the count of its tokens."""
+        call, continuation = upstream.backend.count_prompt(request), self.continuation
+        if call is None or continuation is None:
+            return
+        with suppress(TransportError, msgspec.DecodeError):
+            reply = await upstream.connections.fetch(call, COUNTING)
+            continuation.prompt_tokens = msgspec.json.decode(reply.body, type=_TokenCount).count
+
+    def resumed(self) -> Continuation:
+        """The first token of a peer is there. Returns the rewriter of its stream."""
+        assert self.continuation is not None
+        self._record.rescue = "rescued"
+        return self.continuation

@@ -1,0 +1,386 @@
+"""A broken stream is continued by a peer: the caller reads one whole answer, or an explicit error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from time import monotonic
+from typing import Any
+
+import openai
+import pytest
+
+from backends.simulated.drivers import Faults
+from backends.simulated.simulated_server import SimulatedServer
+from gateway.app import Gateway
+from gateway.observe.record import Record, RequestOutcome
+from policies.types import AttemptKind, AttemptOutcome
+from tests.support.gateways import running
+from tests.support.simulated import engine_pool, engines, eventually
+from tests.support.upstream import (
+    CLOSE,
+    HANG,
+    LAST_CHUNK,
+    RESET,
+    STREAM_HEAD,
+    Pause,
+    Received,
+    Script,
+    ScriptedEngine,
+    chunk,
+    reply,
+)
+
+ROUNDS = int(os.environ.get("RESCUE_ROUNDS", "40"))
+RESCUE: Mapping[str, Any] = {"chat": {"tiers": ["p"], "rescue": "on", "hedge": "off", "ttft": "off", "max_attempts": 4}}
+
+
+@dataclass
+class Answer:
+    """An answer as OpenAI's SDK reads it. `times`: of each text."""
+
+    texts: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    finish_reasons: list[str] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+    roles: int = 0
+    usage: Any = None
+    error: str = ""
+    ttft: float = 0.0  # s
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def longest_gap(self) -> float:
+        return max((b - a for a, b in zip(self.times, self.times[1:], strict=False)), default=0.0)
+
+
+@asynccontextmanager
+async def gateway_before(*servers: SimulatedServer, **more: Any) -> AsyncIterator[tuple[Gateway, openai.AsyncOpenAI]]:
+    async with (
+        running({"p": engine_pool(*servers)}, RESCUE, **more) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield gateway, client
+
+
+async def read(client: openai.AsyncOpenAI, prompt: str, **more: Any) -> Answer:
+    answer, began = Answer(), monotonic()
+    body = {"model": "chat", "messages": [{"role": "user", "content": prompt}], "max_tokens": 60, **more}
+    options = {"include_usage": True}
+    try:
+        stream = await client.chat.completions.create(**body, stream=True, stream_options=options)
+        async for event in stream:
+            answer.ids.add(event.id)
+            answer.usage = event.usage or answer.usage
+            for choice in event.choices:
+                answer.roles += choice.delta.role is not None
+                if choice.finish_reason:
+                    answer.finish_reasons.append(choice.finish_reason)
+                if choice.delta.content:
+                    answer.texts.append(choice.delta.content)
+                    answer.times.append(monotonic())
+                    answer.ttft = answer.ttft or monotonic() - began
+    except openai.APIError as raised:
+        answer.error = raised.message
+    return answer
+
+
+async def whole(client: openai.AsyncOpenAI, prompt: str, **more: Any) -> Answer:
+    answer = await read(client, prompt, **more)
+    assert not answer.error
+    return answer
+
+
+def last(gateway: Gateway) -> Record:
+    return gateway.recorder.recent[-1]
+
+
+def same(answer: Answer, uncut: Answer) -> bool:
+    """Text, usage and ends of two answers are equal, and each has one identity."""
+    seen = [(each.text, each.finish_reasons, each.roles, each.error, len(each.ids)) for each in (answer, uncut)]
+    counts = [(each.usage.prompt_tokens, each.usage.completion_tokens) for each in (answer, uncut)]
+    return seen[0] == seen[1] and counts[0] == counts[1]
+
+
+def holder(gateway: Gateway, servers: list[SimulatedServer]) -> SimulatedServer:
+    """The server of the last answer, whose cache attracts the same prompt."""
+    return next(server for server in servers if server.url.endswith(last(gateway).endpoint[2:]))
+
+
+def rescues(gateway: Gateway) -> list[Record]:
+    return [record for record in gateway.recorder.recent if record.rescue == "rescued"]
+
+
+async def test_an_answer_cut_anywhere_is_whole() -> None:
+    """No token is lost or there twice, usage is that of the whole; the gap is the peer's TTFT and little more."""
+    random, gaps = Random(11), []
+    async with engines(2, speed=10.0) as servers, gateway_before(*servers) as (gateway, client):
+        for number in range(ROUNDS):
+            prompt, length = f"tell me {number}", random.randint(2, 60)
+            uncut = await whole(client, prompt, max_tokens=length)
+            server = holder(gateway, servers)
+            server.faults.cut_after_tokens = random.randrange(1, max(len(uncut.texts), 2))
+            answer = await whole(client, prompt, max_tokens=length)
+            server.faults.cut_after_tokens = None
+            assert same(answer, uncut), (answer, uncut)
+            record = last(gateway)
+            if record.rescue:
+                gaps.append(answer.longest_gap - (uncut.ttft or 0.0))
+                assert (record.rescue, record.end) == ("rescued", RequestOutcome.COMPLETED)
+                assert record.output_tokens == uncut.usage.completion_tokens
+                assert record.prompt_tokens_reported == uncut.usage.prompt_tokens
+                lost, won = record.attempts[-2:]
+                assert (lost.ending, won.kind, won.ending) == (
+                    AttemptOutcome.BROKEN,
+                    AttemptKind.RESCUE,
+                    AttemptOutcome.COMPLETED,
+                )
+        print(f"{len(gaps)} rescued of {ROUNDS}; gap beyond the peer's TTFT p99 {sorted(gaps)[-1 - len(gaps) // 100]}")
+        assert len(gaps) >= ROUNDS * 0.6
+        assert sorted(gaps)[-1 - len(gaps) // 100] <= 0.1
+
+
+FAULTS: Mapping[str, Mapping[str, Any]] = {
+    "cut": {"cut_after_tokens": 7},
+    "an error event": {"error_after_tokens": 7},
+    "broken JSON": {"garbage_after_tokens": 7},
+    "a stall": {"stall_share": 1.0, "stall_after_tokens": 7},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("operation", ["chat", "with tools on offer"])
+async def test_every_kind_of_break_is_rescued(fault: str, operation: str) -> None:
+    """A stalled stream is left after 2 s, long before `stream_idle`; with tools on offer at `stream_idle`."""
+    more = {"tools": [TOOL]} if operation != "chat" else {}
+    idle = {"defaults": {"stream_idle": "3s" if more else "30s"}}
+    async with engines(2, speed=10.0) as servers, gateway_before(*servers, **idle) as (gateway, client):
+        for number in range(20):  # until the faulty server is asked
+            uncut = await whole(client, f"hello {number}", **more)
+            faults = holder(gateway, servers).faults
+            for name, value in FAULTS[fault].items():
+                setattr(faults, name, value)
+            answer = await whole(client, f"hello {number}", **more)
+            assert same(answer, uncut)
+            for name in FAULTS[fault]:
+                setattr(faults, name, getattr(Faults(), name))
+            if last(gateway).rescue:
+                break
+        assert last(gateway).rescue == "rescued"
+        if fault == "a stall":
+            assert 2.0 <= answer.longest_gap <= 3.5
+
+
+async def test_an_answer_that_breaks_twice_is_whole() -> None:
+    """Three endpoints write a part each; usage and cost are those of all."""
+    price = {"price": {"input": 1.0, "output": 1.0}}
+    async with (
+        engines(3, speed=10.0) as servers,
+        running({"p": engine_pool(*servers, **price)}, RESCUE) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        uncut = await whole(client, "hello", max_tokens=40)
+        for server in servers:
+            server.faults.error_after_tokens = 15
+        answer = await whole(client, "hello", max_tokens=40)
+        assert same(answer, uncut)
+        record = last(gateway)
+        assert [attempt.kind.value for attempt in record.attempts] == ["primary", "rescue", "rescue"]
+        prompt, output = uncut.usage.prompt_tokens, uncut.usage.completion_tokens
+        assert record.output_tokens == output
+        assert record.cost_usd * 1e6 == pytest.approx(3 * prompt + 15 + 30 + output, abs=3)
+
+
+async def test_fifty_streams_survive_the_death_of_an_endpoint() -> None:
+    """One of two engines is killed: 50 whole answers."""
+    async with engines(2) as servers, gateway_before(*servers) as (gateway, client):
+        uncut = await asyncio.gather(*(whole(client, f"tell me {i}", max_tokens=80) for i in range(50)))
+        calls = [asyncio.create_task(whole(client, f"tell me {i}", max_tokens=80)) for i in range(50)]
+        await eventually(lambda: sum(server.engine.running for server in servers) >= 45)
+        await asyncio.sleep(0.2)
+        await max(servers, key=lambda server: server.engine.running).kill()
+        answers = await asyncio.gather(*calls)
+        pairs = list(zip(answers, uncut, strict=True))
+        assert all(same(answer, before) for answer, before in pairs), [pair for pair in pairs if not same(*pair)][:1]
+        assert len(rescues(gateway)) >= 10
+        assert gateway.recorder.live == 0
+
+
+# --------------------------------------------------------------------------- what is not rescued
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}},
+}
+REFUSED: Mapping[str, Mapping[str, Any]] = {
+    "a tool call": {"tools": [TOOL], "tool_choice": "required"},
+    "a JSON schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
+    "a JSON object": {"response_format": {"type": "json_object"}},
+    "a grammar": {"extra_body": {"guided_regex": "a+"}},
+    "structured outputs": {"extra_body": {"structured_outputs": {"regex": "a+"}}},
+    "log probabilities": {"logprobs": True},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_what_cannot_be_continued_ends_by_an_error_event_at_once(case: str) -> None:
+    """Never by a false end."""
+    async with engines(2, speed=10.0) as servers, gateway_before(*servers) as (gateway, client):
+        for server in servers:
+            server.faults.cut_after_tokens = 3
+        answer = await read(client, "hello", **REFUSED[case])
+        assert "closed the connection" in answer.error
+        assert (answer.finish_reasons, answer.usage) == ([], None)
+        record = last(gateway)
+        assert (record.rescue, record.end, len(record.attempts)) == ("refused", RequestOutcome.UPSTREAM_BROKE, 1)
+        assert record.arrival + record.attempts[0].ended + 0.1 > record.arrival + record.total
+
+
+def scripted(*deltas: Mapping[str, Any]) -> bytes:
+    events = ({"id": "1", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas)
+    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+
+
+TEXT = scripted({"role": "assistant", "content": ""}, {"content": "one"}, {"content": " two"})
+REST = scripted({"role": "assistant", "content": ""}, {"content": " three"})
+FINISH = b'data: {"id":"2","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+USAGE = b'data: {"id":"2","choices":[],"usage":{"prompt_tokens":12,"completion_tokens":1,"total_tokens":13}}\n\n'
+END = (chunk(FINISH + USAGE + b"data: [DONE]\n\n"), LAST_CHUNK)
+
+
+@dataclass
+class Scripted:
+    """A gateway before two scripted engines. `answered`: their requests, in order."""
+
+    gateway: Gateway
+    client: openai.AsyncOpenAI
+    engines: tuple[ScriptedEngine, ScriptedEngine]
+    answered: list[Received]
+
+    @property
+    def continuation(self) -> Any:
+        """Body of the second request."""
+        return json.loads(self.answered[1].body)
+
+
+@asynccontextmanager
+async def scripted_pool(*scripts: Script, **route: Any) -> AsyncIterator[Scripted]:
+    """The first request, at either engine, gets the first script."""
+    answered: list[Received] = []
+    async with (
+        ScriptedEngine(*scripts, answered=answered) as one,
+        ScriptedEngine(*scripts, answered=answered) as two,
+        running(
+            {"p": {"backend": "vllm", "model": "served", "endpoints": [one.url, two.url]}},
+            {"chat": {**RESCUE["chat"], **route}},
+            defaults={"stream_idle": "500ms"},
+        ) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Scripted(gateway, client, (one, two), answered)
+
+
+BREAKS: Mapping[str, Script] = {
+    "closed": [STREAM_HEAD + chunk(TEXT), CLOSE],
+    "reset": [STREAM_HEAD + chunk(TEXT), RESET],
+    "within an event": [STREAM_HEAD + chunk(TEXT + scripted({"content": " three"})[:-20]), RESET],
+    "an end without an end": [STREAM_HEAD + chunk(TEXT) + LAST_CHUNK],
+    "silent": [STREAM_HEAD + chunk(TEXT), HANG],
+    "junk": [STREAM_HEAD + chunk(TEXT), chunk(b"data: junk\n\n"), HANG],
+    "an error in the same read": [STREAM_HEAD + chunk(TEXT + b'data: {"error": {"message": "x"}}\n\n'), HANG],
+}
+
+
+@pytest.mark.parametrize("case", BREAKS)
+async def test_the_peer_gets_the_text_so_far_and_its_stream_is_joined(case: str) -> None:
+    """One id, one role, one end; usage with the count of the prompt by the peer."""
+    async with scripted_pool(BREAKS[case], [STREAM_HEAD, Pause(0.05), chunk(REST), *END]) as pool:
+        answer = await read(pool.client, "hello", max_tokens=60)
+        assert (answer.text, answer.finish_reasons, answer.error) == ("one two three", ["stop"], "")
+        assert (answer.ids, answer.roles) == ({"1"}, 1)
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (9, 4, 13)
+        body = pool.continuation
+        assert body["messages"][-1] == {"role": "assistant", "content": "one two"}
+        assert (body["continue_final_message"], body["add_generation_prompt"], body["max_tokens"]) == (True, False, 58)
+        record = last(pool.gateway)
+        assert (record.rescue, record.prompt_tokens_reported, record.output_tokens) == ("rescued", 9, 4)
+
+
+async def test_a_peer_that_ends_at_once_ends_the_answer() -> None:
+    """Nothing was left to say."""
+    async with scripted_pool(BREAKS["reset"], [STREAM_HEAD, chunk(FINISH + b"data: [DONE]\n\n"), LAST_CHUNK]) as pool:
+        answer = await read(pool.client, "hello")
+        assert (answer.text, answer.finish_reasons, answer.error) == ("one two", ["stop"], "")
+        assert last(pool.gateway).end is RequestOutcome.COMPLETED
+
+
+PEERS: Mapping[str, Script] = {
+    "refuses": [reply(b'{"error": {"message": "no"}}', "400 Bad Request")],
+    "dies": [RESET],
+    "is silent": [HANG],
+    "breaks too": [STREAM_HEAD + chunk(REST), RESET],
+}
+
+
+@pytest.mark.parametrize("case", PEERS)
+async def test_a_peer_that_fails_too_is_an_explicit_error(case: str) -> None:
+    async with scripted_pool(BREAKS["reset"], PEERS[case]) as pool:
+        answer = await read(pool.client, "hello")
+        assert answer.text.startswith("one two")
+        assert answer.error
+        assert (answer.finish_reasons, answer.usage) == ([], None)
+        record = last(pool.gateway)
+        assert (record.rescue, record.end) == ("failed", RequestOutcome.UPSTREAM_BROKE)
+        assert pool.gateway.proxy.dispatcher.retries.retrying == 0
+
+
+async def test_reasoning_is_not_continued() -> None:
+    """No engine resumes a thought that it is given as words."""
+    thought = scripted({"role": "assistant", "content": ""}, {"reasoning_content": "hm"})
+    async with scripted_pool([STREAM_HEAD + chunk(thought), RESET], [STREAM_HEAD, chunk(REST), *END]) as pool:
+        began = monotonic()
+        answer = await read(pool.client, "hello")
+        assert "closed the connection" in answer.error
+        assert (last(pool.gateway).rescue, len(pool.answered)) == ("refused", 1)
+        assert monotonic() - began < 0.5
+
+
+async def test_without_rescue_a_broken_stream_ends_by_an_error_event() -> None:
+    async with scripted_pool(BREAKS["reset"], [STREAM_HEAD, chunk(REST), *END], rescue="off") as pool:
+        answer = await read(pool.client, "hello")
+        assert (answer.text, bool(answer.error), len(pool.answered)) == ("one two", True, 1)
+        assert last(pool.gateway).rescue == ""
+
+
+async def test_a_caller_that_leaves_during_a_rescue_cancels_it() -> None:
+    async with scripted_pool(BREAKS["reset"], [STREAM_HEAD, HANG]) as pool:
+        task = asyncio.create_task(read(pool.client, "hello"))
+        await eventually(lambda: len(pool.answered) == 2)
+        task.cancel()
+        await eventually(lambda: pool.gateway.recorder.recent)
+        assert last(pool.gateway).end is RequestOutcome.CLIENT_GONE
+        await eventually(lambda: any(engine.hangups for engine in pool.engines))
+
+
+async def test_a_completion_is_continued_by_its_prompt() -> None:
+    """Completions have no template: white space stays."""
+
+    def text(*texts: str) -> bytes:
+        events = ({"id": "1", "choices": [{"index": 0, "text": each, "finish_reason": None}]} for each in texts)
+        return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+
+    finish = b'data: {"id":"2","choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    second = [STREAM_HEAD, chunk(text(" two") + finish), LAST_CHUNK]
+    async with scripted_pool([STREAM_HEAD + chunk(text("one", " ")), RESET], second) as pool:
+        stream = await pool.client.completions.create(model="chat", prompt="count:", max_tokens=9, stream=True)
+        texts = [choice.text async for event in stream for choice in event.choices]
+        assert "".join(texts) == "one  two"
+        assert (pool.continuation["prompt"], pool.continuation["max_tokens"]) == ("count:one ", 7)
