@@ -32,7 +32,8 @@ log = logging.getLogger("firsttoken")
 PROBE_TIMEOUT = 2.0  # s
 MODELS_INTERVAL = 10.0  # s between two lists of models of an engine that names another than configured
 STALLED = 6.0  # s: a poll with a list of models may take 4
-READS = 4  # of shared results, per interval of polling
+READS = 2  # of shared results, per interval of polling
+MODEL_LINES = 60.0  # s between two lines about changes of model: two engines behind one URL would fill the log
 PROGRESS = 0.2  # s between two counts of the tokens of running answers
 PUBLISH_DELAY = 0.002  # s in which changes are joined into one message to peers: 7 us each, three per request otherwise
 _LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
@@ -88,6 +89,7 @@ class EndpointPoll:
         self.unparsable = False  # with a logged failure
         self.wrong_model = self.served_model = False  # now; the configured one, ever
         self.heard_at = monotonic()  # latest shared result
+        self.logged_at = NEVER  # latest change of model
         self._listed_at = NEVER
         self._listed_for: tuple[str, float | None] = "", None  # model and start of the engine, when it was asked
         self._lists_model = True
@@ -254,11 +256,15 @@ class Monitor:
             log.warning("endpoint %s is %s", endpoint, "up" if breaker.state is BreakerState.CLOSED else "on trial")
 
     def _on_model(self, poll: EndpointPoll, result: PollResult) -> None:
-        if before := self.fleet.on_model(poll.endpoint, result.model):
-            log.warning("endpoint %s serves %s now, and served %s before", poll.endpoint, result.model, before)
-        if result.wrong_model and not poll.wrong_model:
-            names = poll.endpoint, result.model, poll.target.model
-            log.error("endpoint %s serves %s, and not %s as configured: no request goes there", *names)
+        before = self.fleet.on_model(poll.endpoint, result.model)
+        found_wrong = result.wrong_model and not poll.wrong_model
+        if (before or found_wrong) and result.at - poll.logged_at > MODEL_LINES:
+            poll.logged_at = result.at
+            if before:
+                log.warning("endpoint %s serves %s now, and served %s before", poll.endpoint, result.model, before)
+            if found_wrong:
+                names = poll.endpoint, result.model, poll.target.model
+                log.error("endpoint %s serves %s, and not %s as configured: no request goes there", *names)
         poll.wrong_model = result.wrong_model
         poll.served_model |= result.model == poll.target.model
 

@@ -195,6 +195,17 @@ async def test_an_sglang_engine_is_down_only_after_its_model_has_changed() -> No
         assert await only(gateway) is Health.DOWN
 
 
+async def test_two_engines_behind_one_url_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A balancer in between: each poll names the other model."""
+    engine = NamedEngine("one", "one", "two")
+    async with gateway_at(engine, "one"):
+        for label in ("two", "one") * 5:
+            engine.label = label
+            await asyncio.sleep(0.05)
+    said = [line.partition(" serves ")[2] for line in lines(caplog) if " serves " in line]
+    assert said == ["two now, and served one before"]
+
+
 @pytest.mark.parametrize("label", ["\\u001b[31m", "x" * 5000, 'a\\"b', ""])
 async def test_a_hostile_model_name_cannot_forge_log_lines(label: str, caplog: pytest.LogCaptureFixture) -> None:
     """Control characters and quotes are removed; long names are cut."""

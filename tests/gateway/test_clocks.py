@@ -1,0 +1,69 @@
+"""Clocks that jump: decisions use the monotonic clock; the wall clock only labels what people and calendars read."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.observe import timeline
+from gateway.observe.record import RequestOutcome
+from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, last, post
+from tests.support.gateways import pool, running
+from tests.support.simulated import eventually
+from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+
+ROOT = Path(__file__).parents[2]
+WALL = re.compile(r"from time import [^\n]*\btime(_ns)?\b|\btime\.time(_ns)?\(|datetime\.now|utcnow")
+DAY = 86_400.0
+SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
+READERS = {
+    "backends/failures.py": "a Retry-After that is a date",
+    "backends/simulated/simulated_server.py": "what an engine says of itself",
+    "gateway/admin/gateway_admin.py": "ages on a page",
+    "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
+    "gateway/cli/top.py": "ages on a screen",
+    "gateway/downstream/http_request.py": "the Date of a reply",
+    "gateway/observe/otel/genai_metrics.py": "timestamps of metrics",
+    "gateway/observe/timeline.py": "the date of a Record",
+    "gateway/reload.py": "the date of a reload",
+    "gateway/workers/admin_aggregator.py": "ages on a page",
+}
+
+
+def test_the_wall_clock_is_read_by_these_alone() -> None:
+    """None of them decides where a request goes or how long anything waits, but for a provider's date (bounded)."""
+    sources = {
+        str(path.relative_to(ROOT)): path
+        for room in ("gateway", "policies", "backends")
+        for path in (ROOT / room).rglob("*.py")
+    }
+    assert {name for name, path in sources.items() if WALL.search(path.read_text("utf-8"))} == READERS.keys()
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+async def test_a_wall_clock_that_jumps_in_mid_request_harms_no_record(
+    jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is whole; every duration is that of the monotonic clock."""
+    async with Upstream(SLOW) as engine, running({"only": pool(engine.url)}) as gateway, calling(gateway.url) as caller:
+        assert (await caller.ask(post({**CHAT, "stream": True})))[0] == 200
+        monkeypatch.setattr(timeline, "time", lambda: time.time() + jump)
+        await asyncio.sleep(0.05)
+        engine.proceed()
+        assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
+        await eventually(lambda: gateway.recorder.recent)
+        found = last(gateway)
+        assert found.end is RequestOutcome.COMPLETED
+        assert 0.05 <= found.total < 5
+        assert all(0 <= seconds < 5 for seconds in found.stages.values())
+        assert abs(found.wall - time.time()) < 60
+        engine.proceed()
+        await caller.ask(post({**CHAT, "stream": True}))
+        await caller.chunks()
+        await eventually(lambda: len(gateway.recorder.recent) == 2)
+        assert abs(last(gateway).wall - time.time() - jump) < 60
+        assert 0 <= last(gateway).total < 5
