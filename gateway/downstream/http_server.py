@@ -244,6 +244,11 @@ class DownstreamConnection(RequestHandler):
             self.writer.write_through(CONTINUE)
         self._fin_check = self._loop.call_later(again, self._check_peer, min(2 * again, FIN_CHECKS[1]))
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """aiohttp calls this for each piece of a body, 15 us each, though reading is paused for few."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self.writer.on_write_paused()
@@ -394,6 +399,7 @@ class DownstreamConnection(RequestHandler):
         """Neither parse nor keep what the caller sends from now on."""
         self._refused = True
         self._parser = None
+        self.resume_reading()
 
     # -- the end ----------------------------------------------------------------------------
 
