@@ -197,7 +197,7 @@ def _miss(found: CandidateSet, others: TierCandidates) -> Decision:
     ranking = _by_probability(found, others)
     best = f"the best chance is {ranking[0].probability:.3f} < {found.target:g} for {_ms(found.left)}"
     match found.queued.route.on_miss:
-        case "shed" if untrained := [each for each in ranking if not each.forecast.trained]:
+        case "shed" if found.left > 0 and (untrained := [each for each in ranking if not each.forecast.trained]):
             trained = [each for each in ranking if each.forecast.trained]
             return _decision(found, _PLACE, untrained + trained, f"{best}; tried, as this forecast is a guess")
         case "shed":

@@ -85,7 +85,12 @@ def request_id() -> str:
 
 
 def post(body: bytes, headers: Mapping[str, str] | None = None, path: str = "/v1/chat/completions") -> bytes:
-    given = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    given = {
+        "host": "localhost",
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **(headers or {}),
+    }
     lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
     return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 

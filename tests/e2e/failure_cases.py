@@ -89,9 +89,9 @@ PATHS = {
     ),
     "garbage in place of HTTP": FailureCase(502, FAILED, [f"{ECHO}\r\n\r\n".encode(), CLOSE]),
     "garbage in a header": FailureCase(502, FAILED, [f"HTTP/1.1 200 OK\r\n{ECHO}\r\n\r\n".encode(), CLOSE]),
-    "garbage in place of JSON": FailureCase(200, BROKE, [reply(f"{{{ECHO}".encode(), "200 OK", JSON)]),
+    "garbage in place of JSON": FailureCase(502, FAILED, [reply(f"{{{ECHO}".encode(), "200 OK", JSON)]),
     "an error in place of an answer": FailureCase(
-        200, BROKE, [reply(json.dumps({"error": {"message": ECHO}}).encode(), "200 OK", JSON)]
+        502, FAILED, [reply(json.dumps({"error": {"message": ECHO}}).encode(), "200 OK", JSON)]
     ),
     "a reset before the head": FailureCase(502, FAILED, [RESET]),
     "a reset in the head": FailureCase(502, FAILED, [f"HTTP/1.1 200 OK\r\n{LEAKY}\r\nx-mo".encode(), RESET]),

@@ -66,3 +66,10 @@ def test_an_untrained_endpoint_is_preferred_to_known_slow_ones() -> None:
     assert decision.chosen is not None
     assert decision.chosen.endpoint.id == "small/b"
     assert decision.reason.endswith("tried, as this forecast is a guess")
+
+
+def test_a_budget_that_is_spent_is_no_guess() -> None:
+    """No endpoint can put out a token in the past."""
+    by, request = fleet("a"), RequestView(0.0, stream=True)
+    queued = QueuedRequest(0, request, PromptEstimate({"small": PoolEstimate(10)}), ROUTE, 0)
+    assert decide(queued, by.snapshot(2.0), by, 2.0).outcome is Placement.SHED
