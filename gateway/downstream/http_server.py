@@ -232,6 +232,9 @@ class DownstreamConnection(RequestHandler):
 
     def _check_peer(self, again: float) -> None:
         transport = self.writer.transport
+        if self._waits_for_request():  # the end of input came between two requests
+            transport.close()
+            return
         if transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR):
             transport.abort()
             return

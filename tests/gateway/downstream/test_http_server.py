@@ -583,6 +583,21 @@ def test_a_caller_that_leaves_without_a_reset_cancels_its_handler_soon(
         assert runner.run(leave()) < 0.2
 
 
+async def test_callers_that_leave_with_their_answer_leave_no_connection() -> None:
+    """The end of input may come while the server is between two requests."""
+    server = HttpServer(Echo())
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    for _ in range(30):
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        writer.write(GET)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    await asyncio.sleep(0.5)
+    assert (server.connections, server.intake.connections) == ([], 0)
+    listener.close()
+    await server.shutdown(0.1)
+
+
 async def test_a_caller_of_http_1_0_that_half_closes_is_gone() -> None:
     """HTTP/1.0 has no interim responses, so nothing can be asked of the caller."""
     async with serving(Clock(takes=0.3)) as caller:
