@@ -14,6 +14,7 @@ from time import monotonic, thread_time, time
 
 import pytest
 import uvloop
+from aiohttp.web import BaseRequest, StreamResponse
 
 from gateway.api.api_error import ApiError, bad_request
 from gateway.downstream.http_request import HttpRequest, rendered
@@ -22,6 +23,7 @@ from gateway.downstream.http_server import (
     MAX_HEADERS,
     MAX_LINE,
     SEND_BUFFER,
+    DownstreamConnection,
     HttpServer,
     Precheck,
     Timeouts,
@@ -583,19 +585,20 @@ def test_a_caller_that_leaves_without_a_reset_cancels_its_handler_soon(
         assert runner.run(leave()) < 0.2
 
 
-async def test_callers_that_leave_with_their_answer_leave_no_connection() -> None:
-    """The end of input may come while the server is between two requests."""
-    server = HttpServer(Echo())
-    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
-    for _ in range(30):
-        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
-        writer.write(GET)
-        await reader.readuntil(b"\r\n\r\n")
-        writer.close()
-    await asyncio.sleep(0.5)
-    assert (server.connections, server.intake.connections) == ([], 0)
-    listener.close()
-    await server.shutdown(0.1)
+async def test_a_caller_that_leaves_between_two_requests_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of input comes when the answer is written, before the server waits for the next request."""
+    serve = DownstreamConnection.serve
+
+    async def serve_then_end(self: DownstreamConnection, raw: BaseRequest) -> StreamResponse:
+        answer = await serve(self, raw)
+        assert self.eof_received()
+        return answer
+
+    monkeypatch.setattr(DownstreamConnection, "serve", serve_then_end)
+    async with serving(Echo()) as caller:
+        await caller.whole(GET)
+        async with asyncio.timeout(1):
+            assert await caller.rest() == b""
 
 
 async def test_a_caller_of_http_1_0_that_half_closes_is_gone() -> None:
