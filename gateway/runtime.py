@@ -162,6 +162,7 @@ def tenants(config: Config, stored: Iterable[Key] = ()) -> tuple[Tenant, ...]:
             None if key.routes is None else frozenset(key.routes),
             salts.salt(members[key.name]),
             key.limits,
+            key.weight,
         )
         for key in by_name.values()
     )

@@ -78,7 +78,7 @@ class Decider:
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, sequence: int
     ) -> Decision:
         """The decision at this moment without the queue. Changes nothing."""
-        queued = QueuedRequest(id(request), request, estimate, route, sequence, tenant.cache_group)
+        queued = QueuedRequest(id(request), request, estimate, route, sequence, tenant.name, tenant.weight)
         now = monotonic()
         return decide(queued, self.fleet.snapshot(now), self.fleet, now)
 
@@ -155,7 +155,7 @@ class RequestQueue:
         """The placement of a request, once found; `on_dispatched` must follow. Raises QueueTimeout."""
         self.sequence += 1
         now = monotonic()
-        queued = QueuedRequest(id(request), request, estimate, route, self.sequence, tenant.cache_group)
+        queued = QueuedRequest(id(request), request, estimate, route, self.sequence, tenant.name, tenant.weight)
         if self._waiters or self.dispatch_pending:
             self.scheduler.enter(queued)
             waiter = self._hold(queued, now)

@@ -39,6 +39,7 @@ class Tenant:
     routes: frozenset[str] | None = None
     cache_group: str = ""
     limits: KeyLimits | None = None
+    weight: float = 1.0  # share of engine time in relation to other tenants
 
     def may_use(self, route: str) -> bool:
         return self.routes is None or route in self.routes

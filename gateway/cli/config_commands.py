@@ -34,8 +34,11 @@ T = TypeVar("T")
 
 KIND = "ft-"  # prefix of every key, so secret scanners recognise leaked keys
 PATIENCE = 5.0  # s
-COLUMNS = ("name", "routes", "requests/min", "tokens/min", "at a time", "USD/month", "cache group")
-LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "monthly_cost_usd", "cache_group")
+COLUMNS = ("name", "routes", "requests/min", "tokens/min", "at a time", "USD/month", "cache group", "weight")
+LIMITS = (
+    *("requests_per_minute", "tokens_per_minute", "concurrent_requests", "monthly_cost_usd", "cache_group"),
+    "weight",
+)
 _UNITS = ((3600, "h"), (60, "m"), (1, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 

@@ -119,6 +119,7 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
             for option in ("requests-per-minute", "tokens-per-minute", "concurrent-requests"):
                 action.add_argument(f"--{option}", type=COUNT, metavar="N")
             action.add_argument("--monthly-cost-usd", type=_positive, metavar="USD")
+            action.add_argument("--weight", type=_positive, default=1.0, help="share of engine time among keys")
             action.add_argument("--cache-group", metavar="NAME", help="keys of one group share prefix caches")
         action.add_argument("--config", dest="files", **FILES)
 

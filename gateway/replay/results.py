@@ -37,6 +37,7 @@ class RequestResult:
     arrived: float
     prompt_tokens: int
     output_tokens: int
+    tenant: str = ""
     end: ReplayOutcome = ReplayOutcome.UNFINISHED
     sent_at: float | None = None  # of the winning attempt
     first_at: float | None = None

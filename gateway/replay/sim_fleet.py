@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, merge
 from itertools import count
 from random import Random
@@ -213,6 +213,7 @@ class Scenario:
     workers: int = 1  # gateway processes on one machine
     replicas: int = 1  # gateways on separate machines, one process each
     peer_delay: float | None = 0.002  # s until replicas receive each other's updates; None: never
+    weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where absent
 
     @property
     def clairvoyant(self) -> bool:

@@ -97,7 +97,7 @@ class SimGateway:
 
     def arrive(self, number: int, arrival: Arrival) -> None:
         route, now = self.scenario.routes[arrival.route], self.clock.now
-        result = RequestResult(number, route.name, now, arrival.prompt_tokens, arrival.output_tokens)
+        result = RequestResult(number, route.name, now, arrival.prompt_tokens, arrival.output_tokens, arrival.tenant)
         self.results.requests.append(result)
         estimate = estimate_of(arrival, route, self.fleet.expected_output(route.name))
         request = self.active[number] = ActiveRequest(number, arrival, route, estimate, result)
@@ -108,7 +108,10 @@ class SimGateway:
 
     def _enqueue(self, request: ActiveRequest) -> None:
         view = RequestView(request.result.arrived, stream=True)
-        self.queue.enter(QueuedRequest(request.number, view, request.estimate, request.route, request.number))
+        tenant = request.arrival.tenant
+        weight = self.scenario.weights.get(tenant, 1.0)
+        queued = QueuedRequest(request.number, view, request.estimate, request.route, request.number, tenant, weight)
+        self.queue.enter(queued)
         self.dispatch_queued()
 
     def dispatch_queued(self) -> None:

@@ -46,6 +46,7 @@ class Arrival:
     output_tokens: int
     hashes: Sequence[int] = ()
     route: str = ""  # "": the trace names no route
+    tenant: str = ""
 
 
 # ---------------------------------------------------------------- recorded

@@ -10,6 +10,7 @@ Rules:
 - The forecast of when an engine's answers have caught up is unreliable, the forecast of another tier is not. So a
   queued request spills to another tier when better by the forecasts, and at the latest when the other tier can only
   just make the deadline, at RISK of the usual risk.
+- A request of a tenant above its share (`policies.queue.fair_share`) counts as late.
 - Late requests go to idle endpoints only. An engine is idle if a prefill there makes no other request miss a deadline
   or pace. An API is idle unless at the rate limit within RATE_LIMIT_WINDOW seconds: then each late request takes a
   place from a request in time.
@@ -26,6 +27,7 @@ from itertools import chain, takewhile
 from policies.fleet.circuit_breaker import RATE_LIMIT_WINDOW
 from policies.fleet.fleet import Fleet
 from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
+from policies.queue.fair_share import FairShare
 from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import FOREVER, NEVER, Candidate, Decision, Endpoint, FleetSnapshot, Health, Load, Placement
@@ -96,13 +98,14 @@ class EndpointQueues:
 
     def latest_of_largest_tenant(self) -> QueuedRequest:
         """The latest arrival of the tenant with most requests in the queues."""
-        [(tenant, _)] = Counter(queued.cache_group for queued in self.settled()).most_common(1)
-        return max((q for q in self.settled() if q.cache_group == tenant), key=lambda q: q.sequence)
+        [(tenant, _)] = Counter(queued.tenant for queued in self.settled()).most_common(1)
+        return max((q for q in self.settled() if q.tenant == tenant), key=lambda q: q.sequence)
 
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
+HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
 SHORT = 0.2  # s of prefill
 STILL = 0.9  # share of the target with which a request keeps the assigned endpoint
 RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
@@ -118,6 +121,7 @@ class PlacementRound:
     fleet: Fleet
     now: float
     rate_limited_until: dict[str, float]
+    shares: FairShare
 
     # ---------------------------------------------------------------- decisions
 
@@ -143,7 +147,7 @@ class PlacementRound:
         chosen = decision.chosen
         if chosen is None or queued.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id):
             return decision
-        if queued.deadline == FOREVER:
+        if queued.deadline == FOREVER or self.shares.is_over(queued.tenant):
             return self._place_best_effort(queued, decision)
         if chosen.probability < queued.route.target:
             decision = self.decide(queued, ignore_interference=True)
@@ -178,7 +182,7 @@ class PlacementRound:
     def _place_best_effort(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
         """Dispatches to an idle endpoint if no other best-effort request is queued; else queues at the end."""
         preferred = self.best_effort_order(queued, decision)
-        if not self.queues.best_effort and (idle := self.first_idle(preferred)) is not None:
+        if not self.queues.best_effort and (idle := self.first_idle(queued, preferred)) is not None:
             return with_first(decision, idle)
         queued.set_rate_limited(self.now, self.waits_for_rate_limit(queued, decision, preferred))
         self.queues.add_best_effort(queued)
@@ -250,8 +254,16 @@ class PlacementRound:
                 by_pool[candidate.endpoint.pool] = candidate
         return sorted(by_pool.values(), key=lambda c: (self.is_rate_limited(c.endpoint.id), c.forecast.p50))
 
-    def first_idle(self, candidates: list[Candidate]) -> Candidate | None:
-        return next((c for c in candidates if self.is_idle(c.endpoint.id, c.forecast.prefill)), None)
+    def first_idle(self, queued: QueuedRequest, candidates: list[Candidate]) -> Candidate | None:
+        harmless = HARMLESS_ABOVE_SHARE if self.shares.is_over(queued.tenant) else HARMLESS
+        return next((c for c in candidates if self.is_idle(c.endpoint.id, c.forecast.prefill, harmless)), None)
+
+    def demote(self) -> None:
+        """Requests of tenants above their share come after all others."""
+        for queue in tuple(self.queues.assigned.values()):
+            for queued in [queued for queued in queue if self.shares.is_over(queued.tenant)]:
+                self.queues.unassign(queued)
+                self.queues.add_best_effort(queued)
 
     def waits_for_rate_limit(self, queued: QueuedRequest, decision: Decision, preferred: list[Candidate]) -> bool:
         """An API would take this best-effort request, but for a rate limit."""
@@ -288,8 +300,8 @@ class PlacementRound:
             self.rate_limited_until[endpoint] = blocked_until
         return self.now - self.rate_limited_until.get(endpoint, NEVER) <= RATE_LIMIT_WINDOW
 
-    def is_idle(self, endpoint: str, prefill_s: float = 0.0) -> bool:
-        """No prefill, no queue, and answers able to bear a stall of `prefill_s`."""
+    def is_idle(self, endpoint: str, prefill_s: float = 0.0, harmless: float = HARMLESS) -> bool:
+        """No prefill, no queue, and answers able to bear a stall of `prefill_s` with `harmless` expected misses."""
         load = self.fleet.snapshot(self.now).loads[endpoint]
         if not self.fleet.is_local(endpoint):
             return not self.is_rate_limited(endpoint) and load.health is not Health.DOWN
@@ -302,7 +314,7 @@ class PlacementRound:
             return False
         if any(chosen.endpoint.id == endpoint for chosen in self.queues.in_dispatch.values()):
             return False
-        return expected_tpot_misses(load, prefill_s) <= HARMLESS
+        return expected_tpot_misses(load, prefill_s) <= harmless
 
 
 def with_first(decision: Decision, candidate: Candidate) -> Decision:

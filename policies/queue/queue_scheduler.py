@@ -9,21 +9,23 @@ Rules:
   is due later. It is decided again at the head of the queue, and when another engine of the pool is idle. It spills to
   another tier when that promises more, and at the last moment at which that one still makes the deadline.
 - Best effort: a request that cannot make its deadline any more, or has none, waits for an idle endpoint
-  whose answers it does not harm, tenants and routes in turn. With `on_miss: best_effort` it is dispatched after
-  FORCED_AFTER seconds whatever the load.
+  whose answers it does not harm, tenants by recent use (`policies.queue.fair_share`) and routes in turn. With
+  `on_miss: best_effort` it is dispatched after FORCED_AFTER seconds whatever the load.
+- While several tenants are active, requests of a tenant above its fair share are best effort too, and never forced.
 - At most MAX_HELD requests are held; beyond, the latest of the tenant with most of them is refused.
 - Baseline scorers are never held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 
 from policies.fleet.fleet import Fleet
+from policies.queue.fair_share import FairShare
 from policies.queue.placement_round import TICK, EndpointQueues, PlacementRound, with_first
 from policies.routing.candidates import QueuedRequest
-from policies.types import FOREVER, NEVER, Decision, Placement
+from policies.types import FOREVER, NEVER, Candidate, Decision, Placement
 
 FORCED_AFTER = 30.0  # s from arrival
 MAX_HELD = 4096  # requests
@@ -40,6 +42,7 @@ class QueueScheduler:
         self.wake_at = FOREVER  # time of the next `release` without an event
         self._rate_limited_until: dict[str, float] = {}
         self._turns: dict[tuple[str, str], int] = {}  # best-effort turns had, by tenant and route
+        self._shares = FairShare()
         self._turn = 0  # of the latest one served: new tenants start here, with nothing to catch up on
 
     @property
@@ -51,12 +54,19 @@ class QueueScheduler:
 
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
         """`enter` and `release` in one, where no other request is held. None: this one is held now."""
-        decision = PlacementRound(self.queues, fleet, now, self._rate_limited_until).place(queued)
+        decision = self._round(fleet, now).place(queued)
         if decision is None:
             self.wake_at = now + TICK
         elif decision.chosen is not None:
-            self.queues.in_dispatch[queued.request_key] = decision.chosen
+            self._dispatch(queued, decision.chosen, now)
         return decision
+
+    def _round(self, fleet: Fleet, now: float) -> PlacementRound:
+        return PlacementRound(self.queues, fleet, now, self._rate_limited_until, self._shares)
+
+    def _dispatch(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
+        self._shares.charge(queued, chosen, now)
+        self.queues.in_dispatch[queued.request_key] = chosen
 
     def on_dispatched(self, request_key: Hashable) -> None:
         """The fleet counts the request's first attempt, or there will be none."""
@@ -74,12 +84,13 @@ class QueueScheduler:
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Released]:
         """Requests that leave the queue now, one at a time: the caller dispatches each before it takes the next."""
-        turn, queues = PlacementRound(self.queues, fleet, now, self._rate_limited_until), self.queues
+        turn, queues = self._round(fleet, now), self.queues
         while queues.new:
             queued = queues.new.pop(0)
             yield from self._released(queued, turn.place(queued))
             if self.held - len(queues.new) > MAX_HELD:
                 yield self._refuse(turn)
+        turn.demote()
         if queues.best_effort or queues.assigned:
             yield from self._advance(turn)
         self.wake_at = now + TICK if self.held else FOREVER
@@ -103,18 +114,29 @@ class QueueScheduler:
             yield from self._released(*best_effort)
 
     def _next_best_effort(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
-        """The first able to go, of the tenant and route with the fewest turns."""
-        heads = {(queued.cache_group, queued.route.name): queued for queued in reversed(self.queues.best_effort)}
-        for queued in sorted(heads.values(), key=lambda q: (self._turns_of(q), q.deadline == FOREVER, q.sequence)):
+        """The first able to go, of the tenant with the least recent use, of the route with the fewest turns."""
+        for queued in sorted(self._heads(turn.now), key=self._best_effort_order):
             if (decision := self._best_effort_decision(queued, turn)) is not None:
                 self.queues.best_effort.remove(queued)
                 self._turn = self._turns_of(queued)
-                self._turns[queued.cache_group, queued.route.name] = self._turn + 1
+                self._turns[queued.tenant, queued.route.name] = self._turn + 1
                 return queued, decision
         return None
 
+    def _heads(self, now: float) -> Iterable[QueuedRequest]:
+        """The first request of each tenant and route. Above the share it is the latest in time: behind a queue that
+        only grows, every request would come too late."""
+        waiting = self.queues.best_effort
+        heads = {(queued.tenant, queued.route.name): queued for queued in reversed(waiting)}
+        if over := {tenant for tenant, _ in heads if self._shares.is_over(tenant)}:
+            heads |= {(q.tenant, q.route.name): q for q in waiting if q.tenant in over and now < q.deadline < FOREVER}
+        return heads.values()
+
+    def _best_effort_order(self, queued: QueuedRequest) -> tuple[float, int, bool, int]:
+        return self._shares.use(queued.tenant), self._turns_of(queued), queued.deadline == FOREVER, queued.sequence
+
     def _turns_of(self, queued: QueuedRequest) -> int:
-        return max(self._turns.get((queued.cache_group, queued.route.name), 0), self._turn)
+        return max(self._turns.get((queued.tenant, queued.route.name), 0), self._turn)
 
     def _best_effort_decision(self, queued: QueuedRequest, turn: PlacementRound) -> Decision | None:
         """A decision for an idle endpoint, or for the fastest if the request is overdue. None: stays queued."""
@@ -122,10 +144,10 @@ class QueueScheduler:
         if decision.chosen is None:
             return decision
         preferred = turn.best_effort_order(queued, decision)
-        if (idle := turn.first_idle(preferred)) is not None:
+        if (idle := turn.first_idle(queued, preferred)) is not None:
             return with_first(decision, idle)
         overdue = turn.now - queued.request.arrival > FORCED_AFTER and queued.deadline < FOREVER
-        if overdue and queued.route.on_miss == "best_effort":
+        if overdue and queued.route.on_miss == "best_effort" and not self._shares.is_over(queued.tenant):
             return with_first(decision, preferred[0])
         queued.set_rate_limited(turn.now, turn.waits_for_rate_limit(queued, decision, preferred))
         return None
@@ -134,7 +156,7 @@ class QueueScheduler:
         """None: the request stays in the queue."""
         if decision is not None:
             if decision.chosen is not None:
-                self.queues.in_dispatch[queued.request_key] = decision.chosen
+                self._dispatch(queued, decision.chosen, decision.at)
             yield _with_rate_limited(queued, decision)
 
     def _refuse(self, turn: PlacementRound) -> Released:

@@ -51,7 +51,8 @@ class QueuedRequest:
     estimate: PromptEstimate
     route: Route
     sequence: int  # number of the request: turns round robin and breaks ties
-    cache_group: str = ""  # the tenant, for fairness
+    tenant: str = ""  # for fairness
+    weight: float = 1.0  # of the tenant
     deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT budget
     output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
 

@@ -116,13 +116,13 @@ def test_a_request_released_at_once_never_suspends() -> None:
     assert (fixture.fleet.on_news, fixture.queue.depth()) == (None, {})
 
 
-def test_a_queued_request_has_its_tenants_cache_group() -> None:
-    """For fair turns and prefix caches."""
+def test_a_queued_request_has_its_tenant_and_weight() -> None:
+    """Shares of engine time are by key, not by cache group."""
     fixture, seen = QueueFixture(), []
-    fixture.scheduler.enter = lambda queued: seen.append(queued.cache_group)
+    fixture.scheduler.enter = lambda queued: seen.append((queued.tenant, queued.weight))
     with pytest.raises(RuntimeError, match="no running event loop"):  # not released: the coroutine would wait
-        fixture.deciding(request(), Tenant("web", cache_group="front")).send(None)
-    assert seen == ["front"]
+        fixture.deciding(request(), Tenant("web", cache_group="front", weight=2.0)).send(None)
+    assert seen == [("web", 2.0)]
 
 
 def test_on_dispatched_reaches_the_scheduler() -> None:
@@ -352,14 +352,14 @@ async def test_an_internal_error_fails_only_its_own_request(
     real = module.decide
 
     def decide(queued: QueuedRequest, *rest: Any) -> Decision:
-        if queued.cache_group == "poison":
+        if queued.tenant == "poison":
             raise ZeroDivisionError("a bug of ours")
         return real(queued, *rest)
 
     monkeypatch.setattr(module, "decide", decide)
     fixture.scheduler.error = ZeroDivisionError("a bug of ours")
     with pytest.raises(ZeroDivisionError):
-        await fixture.deciding(poison, Tenant("x", cache_group="poison"))
+        await fixture.deciding(poison, Tenant("poison"))
     assert "request queue failed" in caplog.text
     assert (len(fixture.schedulers), len(fixture.scheduler.queued_requests), fixture.queue.depth()) == (
         2,

@@ -165,7 +165,7 @@ async def test_a_key_is_printed_once_and_only_its_digest_is_stored(
         assert text not in everything
     code, out, _ = await run_keys("list", "--config", file)
     assert code == 0
-    assert out.splitlines()[1].split() == ["web", "chat", "60", "-", "-", "2.5", "-"]
+    assert out.splitlines()[1].split() == ["web", "chat", "60", "-", "-", "2.5", "-", "1.0"]
     assert kept["sha256"] not in out
     code, _, err = await run_keys("add", "web", "--config", file)
     assert (code, err) == (2, "there is a key 'web' already; revoke it first\n")

@@ -1,0 +1,98 @@
+"""Engine time used by tenants, and who is above the fair share."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.queue.fair_share import ACTIVE, TIME_CONSTANT, FairShare, engine_seconds
+from policies.routing.candidates import QueuedRequest
+from policies.types import Candidate, Endpoint, Forecast, Load, PromptEstimate, RequestView
+from tests.policies.queue.queue_fixture import ONE, QueueFixture, route
+
+
+def queued(tenant: str = "a", weight: float = 1.0, choices: int = 1) -> QueuedRequest:
+    return QueuedRequest(0, RequestView(0.0, choices=choices), PromptEstimate({}, 100), route(), 0, tenant, weight)
+
+
+def candidate(prefill: float = 1.0, tpot: float = 0.0, in_flight: int = 0) -> Candidate:
+    forecast = Forecast(1.0, tpot=tpot, prefill=prefill)
+    return Candidate(Endpoint("small/1", "small"), 0, 100, 0, forecast, 1.0, 0.0, load=Load(in_flight=in_flight))
+
+
+def test_a_request_costs_its_prefill_and_its_part_of_the_decoding() -> None:
+    """For each choice; the answers beside it share a step. An API has no engine to wait for."""
+    assert engine_seconds(queued(), candidate(0.5, 0.02)) == pytest.approx(0.5 + 100 * 0.02)
+    assert engine_seconds(queued(), candidate(0.5, 0.02, in_flight=9)) == pytest.approx(0.5 + 100 * 0.02 / 10)
+    assert engine_seconds(queued(choices=4), candidate(0.5, 0.02, in_flight=9)) == pytest.approx(0.5 + 100 * 0.08 / 10)
+    assert engine_seconds(queued(), candidate(0.0, 0.02)) == 0.0
+
+
+def used(*charges: tuple[str, float], weights: dict[str, float] | None = None) -> FairShare:
+    shares = FairShare()
+    for tenant, seconds in charges:
+        shares.charge(queued(tenant, (weights or {}).get(tenant, 1.0)), candidate(seconds), 0.0)
+    return shares
+
+
+def test_a_tenant_alone_is_never_above_its_share() -> None:
+    shares = used(("a", 5.0), ("a", 50.0))
+    assert not shares.is_over("a")
+    assert not shares.is_over("b")
+
+
+def test_above_the_share_is_more_than_the_others_together_per_weight() -> None:
+    """Within the slack, equal tenants are equal."""
+    assert not used(("a", 10.0), ("b", 1.4)).is_over("b")
+    shares = used(("a", 10.0), ("b", 3.0), ("c", 0.0))
+    assert [shares.is_over(tenant) for tenant in "abc"] == [False, True, False]
+
+
+def test_a_tenant_with_twice_the_weight_may_use_twice_as_much() -> None:
+    """A weight of 2 beside one of 1."""
+    assert not used(("a", 10.0), ("b", 2.8), weights={"b": 2.0}).is_over("b")
+    assert used(("a", 10.0), ("b", 3.2), weights={"b": 2.0}).is_over("b")
+
+
+def test_a_new_tenant_has_neither_debt_nor_credit() -> None:
+    """It starts at the mean: an hour without requests is no right to the engines for an hour."""
+    shares = used(("a", 60.0), ("b", 0.01))
+    assert not shares.is_over("a")
+    assert not shares.is_over("b")
+
+
+def test_use_is_forgotten() -> None:
+    """Half of it in 42 s; all of it without a request for some seconds."""
+    shares = used(("a", 10.0))
+    shares.charge(queued("a"), candidate(0.0), ACTIVE - 1)
+    assert 8.0 < shares.use("a") < 10.0
+    for second in range(int(ACTIVE), int(ACTIVE + TIME_CONSTANT)):
+        shares.charge(queued("a"), candidate(0.0), float(second))
+    assert 3.0 < shares.use("a") < 4.0
+    shares.charge(queued("b"), candidate(1.0), 200.0)
+    assert shares.use("a") == 0.0
+
+
+def test_while_another_tenant_is_active_requests_above_the_share_come_last() -> None:
+    """Also those that were assigned before."""
+    queue = QueueFixture()
+    queue.enter("b0", tenant="b")
+    queue.complete("b0")
+    for number in range(20):
+        queue.enter(f"a{number}", tenant="a")
+        queue.complete(f"a{number}")
+    filling = queue.fill(ONE)
+    assert queue.enter("a20", tenant="a") == queue.enter("b1", tenant="b") == []
+    assert (queue.assigned(), queue.best_effort) == (["b1"], ["a20"])
+    queue.first_tokens(*filling)
+    assert queue.release() == ["b1", "a20"]
+
+
+def test_the_flooding_tenant_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound of the queue."""
+    monkeypatch.setattr("policies.queue.queue_scheduler.MAX_HELD", 4)
+    queue = QueueFixture()
+    queue.fill(ONE)
+    for name in ("a0", "b0", "b1", "b2"):
+        assert queue.enter(name, tenant=name[0]) == []
+    assert queue.enter("a1", tenant="a") == ["b2"]
+    assert queue.destination("b2") == ""
