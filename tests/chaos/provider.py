@@ -88,7 +88,7 @@ class Provider:
         begun = _begun(body)
         if fault.status is not None or (fault.rejects_prefill and begun):
             return _error(fault)
-        left = TOKENS[len(begun) // len(TOKENS[0]) :]
+        left = TOKENS[len(begun.split()) :]  # templates remove the white space at the end
         if not body.get("stream"):
             return web.json_response(self._whole(left))
         return await self._stream(http, body, left, fault)
