@@ -6,7 +6,7 @@ Rules:
   a completion's text. A role preamble, an empty delta, a comment and a usage event are not.
 - After `ended` nothing turns success into failure; after `failure` nothing turns failure into success.
 - Events are decoded, by C and into the few fields in use: JSON has many spellings, beyond any byte pattern. An event
-  equal to the last decoded event, byte for byte, except for plain characters within the quotes of the content, is known
+  equal to the last decoded event, byte for byte, except for the string of the content, is known
   without decoding: servers write all tokens of an answer in the same form. This saves half of the work for a chunk.
 - An event that is no JSON object would break a caller's parser: the stream is `spoiled` from there on, even after
   `ended`.
@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -171,7 +172,8 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 BODY_LIMIT = 4 << 20  # bytes of a whole reply, kept to find the usage
 _CONTENT_KEY = b'"content":"'
-_PLAIN = bytes(set(range(32, 256)) - set(b'"\\'))  # bytes that stand for themselves within a JSON string
+# The inside of a JSON string, without \u: pairs of such escapes may be invalid.
+_IS_STRING = re.compile(rb'[^"\\\x00-\x1f]*(?:\\["\\/bfnrt][^"\\\x00-\x1f]*)*').fullmatch
 
 
 class _ReplyTap:
@@ -211,8 +213,8 @@ class StreamTap(_ReplyTap):
             data.endswith(suffix)
             and data.startswith(prefix)
             and len(data) > len(prefix) + len(suffix)
-            and not (content := data[len(prefix) : -len(suffix)]).translate(None, _PLAIN)
-            and (content.isascii() or _is_utf8(content))
+            and _IS_STRING(data, len(prefix), len(data) - len(suffix))
+            and (data.isascii() or _is_utf8(data))
             and not self._decoder.pending
         ):
             self.tokens += 1
