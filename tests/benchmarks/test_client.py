@@ -32,8 +32,8 @@ def asked() -> Connection:
 
 
 @pytest.mark.parametrize("answer", [ANSWER, STREAM])
-async def test_an_answer_ends_where_it_ends_however_it_is_torn(answer: bytes) -> None:
-    """Whole or in a stream, cut at any byte; no sooner."""
+async def test_the_end_of_an_answer_is_found_at_any_split(answer: bytes) -> None:
+    """A whole answer or a stream, cut at any byte; never too early."""
     for cut in range(1, len(answer)):
         connection = asked()
         assert connection.waiter is not None
@@ -55,7 +55,7 @@ async def test_reads_that_brought_tokens_are_timed() -> None:
     assert TOKEN in SENT
 
 
-async def test_what_is_no_200_is_wrong() -> None:
+async def test_any_status_but_200_is_a_failure() -> None:
     """The result names the failure."""
     connection = asked()
     assert connection.waiter is not None

@@ -41,7 +41,7 @@ def test_a_figure_is_the_median_of_its_rounds() -> None:
     assert cells(COST, results(cost={"ours": [80]})) == ["90", "**80**", "", ""]
 
 
-def test_a_goal_that_is_missed_is_said() -> None:
+def test_a_missed_goal_is_marked() -> None:
     """In absolute figures, or relative to nginx; without nginx a relative goal cannot be missed."""
     assert cells(COST, results(cost={"ours": [90.4]}))[1] == "**90**"
     assert cells(COST, results(cost={"ours": [91]}))[1] == "**91** (missed)"

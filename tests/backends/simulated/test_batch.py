@@ -33,7 +33,7 @@ def test_the_batch_counts_as_if_every_request_were_looked_at_in_every_step(joins
         batch.join(prefilled(id, prompt, output))
 
 
-def test_a_request_that_leaves_early_knows_how_far_it_came():
+def test_a_request_that_leaves_early_keeps_its_token_counts():
     """A preemption or an abort finds the computed and the generated tokens."""
     batch, live = DecodeBatch(SIZE), prefilled(1, 10, 50)
     batch.join(live)

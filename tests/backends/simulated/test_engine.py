@@ -160,7 +160,7 @@ def test_the_next_turn_of_a_conversation_hits_the_answer_too():
     assert run(one, 9.0)[0].first[0].cached_tokens == 1200
 
 
-def test_siblings_in_one_step_share_what_the_first_of_them_computes():
+def test_prompts_of_one_step_share_a_common_prefix():
     """A burst with a common prefix prefills it once."""
     one = engine()
     for id in range(4):
@@ -207,7 +207,7 @@ def test_an_abort_frees_all_blocks_at_once(steps_before: int):
     assert (used, one.abort(1), one.kv_usage, one.unfinished, one.step(at)) == (steps_before > 0, True, 0.0, 0, None)
 
 
-def test_an_abort_of_what_has_ended_changes_nothing():
+def test_an_abort_of_an_ended_request_changes_nothing():
     """The result is False."""
     one = engine()
     one.submit(ask(1, 100), now=0.0)

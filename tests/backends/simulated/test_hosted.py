@@ -31,7 +31,7 @@ def test_tokens_come_steadily_after_the_first():
     )
 
 
-def test_beyond_the_rate_limit_it_refuses_with_429_and_says_when():
+def test_beyond_the_rate_limit_requests_get_429_with_retry_after():
     """The window slides: a slot is free 60 s after its request."""
     api = HostedApi(replace(API, requests_per_minute=2))
     for now in (0.0, 10.0):
@@ -42,7 +42,7 @@ def test_beyond_the_rate_limit_it_refuses_with_429_and_says_when():
     assert (api.remaining(59.0), api.remaining(60.0), api.resets_in(60.0)) == (0, 1, 10.0)
 
 
-def test_an_aborted_answer_is_not_heard_of_again():
+def test_an_aborted_answer_sends_no_further_events():
     """The request still counts against the rate limit."""
     api = HostedApi(API)
     api.submit(EngineRequest("a", 10, 10), now=0.0)

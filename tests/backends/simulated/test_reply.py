@@ -20,7 +20,7 @@ def test_answers_have_150_tokens_in_the_mean():
     assert 140 < mean(len(write_text(seed, LONG).pieces) for seed in range(3000)) < 160
 
 
-def test_a_limit_cuts_the_answer_and_says_so():
+def test_a_token_limit_sets_the_finish_reason_length():
     """finish_reason is length if the answer would have been longer, else stop."""
     cut, whole = write_text(1, OutputSpec(limit=5)), write_text(1, LONG)
     assert (cut.pieces, cut.finish, whole.finish) == (whole.pieces[:5], "length", "stop")
@@ -33,7 +33,7 @@ def test_min_tokens_and_ignore_eos_set_the_length():
 
 
 @given(st.integers(0, 1000), st.integers(1, 60))
-def test_an_answer_that_was_cut_off_is_continued_where_it_stopped(seed: int, given_words: int):
+def test_a_broken_answer_is_continued_at_its_end(seed: int, given_words: int):
     """The beginning and the rest are the whole."""
     whole = write_text(seed, OutputSpec(80, ignore_eos=True))
     begun = "".join(whole.pieces[:given_words])

@@ -141,7 +141,7 @@ async def test_the_reply_carries_the_callers_request_id():
 # ------------------------------------------------------------------- the other paths
 
 
-async def test_what_an_engine_says_of_itself():
+async def test_pages_of_an_engine_have_vllms_names():
     """Models, health, version, tokens and metrics under vLLM's names."""
     async with serving() as server, aiohttp.ClientSession(server.url) as session:
         await post(server, "/v1/chat/completions", chat())

@@ -9,7 +9,7 @@ def test_nothing_is_seen_before_its_time():
     assert (one.run_until(0.1), len(one.run_until(0.3))) == ([], 2)
 
 
-def test_an_aborted_request_is_not_heard_of_again():
+def test_an_aborted_request_sends_no_further_events():
     """Not even from the step under way."""
     one = virtual()
     one.submit(ask("gone", 4000), now=0.0)

@@ -80,7 +80,7 @@ async def test_recent_requests_are_shown_the_newest_last(served: tuple[Gateway, 
 
 
 @pytest.mark.parametrize("last", ["", "-1", "x", "1.5", "%C2%B2", "9" * 5000, "%00"])
-async def test_a_number_that_is_none_is_refused(last: str, served: tuple[Gateway, Upstream]) -> None:
+async def test_an_invalid_number_in_a_query_is_refused(last: str, served: tuple[Gateway, Upstream]) -> None:
     """400, by name."""
     status, _, body = await get(served[0].admin_url, f"/requests?last={last}")
     assert (status, json.loads(body)["error"]["param"]) == (400, "last")
@@ -107,7 +107,7 @@ async def test_the_configuration_is_shown_without_its_secrets(served: tuple[Gate
     assert shown["routes"]["chat"]["ttft"] == {"budget": 5.0, "target": 0.9}
 
 
-async def test_recent_requests_are_found_by_what_an_operator_knows(served: tuple[Gateway, Upstream]) -> None:
+async def test_recent_requests_can_be_filtered(served: tuple[Gateway, Upstream]) -> None:
     """By request id, route, pool, outcome or missed budget; misspelt names are refused."""
     gateway, _ = served
     for query, expected in (
@@ -198,7 +198,7 @@ async def test_a_beacon_may_come_while_its_answer_is_still_written() -> None:
         (b" " * 5000, (413, None)),
     ],
 )
-async def test_what_is_no_beacon_counts_nothing(
+async def test_an_invalid_beacon_is_ignored(
     body: Any, expected: tuple[int, str | None], served: tuple[Gateway, Upstream]
 ) -> None:
     """Neither an unknown id, nor an impossible time."""
@@ -208,7 +208,7 @@ async def test_what_is_no_beacon_counts_nothing(
     assert [record.on_screen for record in gateway.recorder.recent] == [None] * 3
 
 
-async def test_a_beacon_that_does_not_say_its_length_is_bounded_too(served: tuple[Gateway, Upstream]) -> None:
+async def test_a_beacon_without_content_length_is_bounded(served: tuple[Gateway, Upstream]) -> None:
     """The body is read up to the limit of a beacon only."""
     async with calling(served[0].admin_url) as caller:
         head = b"POST /ttft HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -277,7 +277,7 @@ async def test_explain_names_candidates_and_reasons_and_sends_nothing(served: tu
     assert (len(upstream.requests), gateway.monitor.loads(), len(gateway.recorder.recent)) == before
 
 
-async def test_explaining_takes_nobodys_turn(served: tuple[Gateway, Upstream]) -> None:
+async def test_explain_changes_no_later_decision(served: tuple[Gateway, Upstream]) -> None:
     """After any number of explanations, the next request is decided as if there had been none."""
     gateway, _ = served
     before = gateway.queue.sequence
@@ -325,7 +325,7 @@ async def test_explain_knows_both_operations_and_budget_headers(served: tuple[Ga
         (b"not gzip", ("content-encoding: gzip",), "/explain", 415, None),
     ],
 )
-async def test_explain_refuses_what_the_data_port_would(
+async def test_explain_refuses_the_same_requests_as_the_data_port(
     body: Any, headers: tuple[str, ...], path: str, status: int, param: str | None, served: tuple[Gateway, Upstream]
 ) -> None:
     """In the same words."""

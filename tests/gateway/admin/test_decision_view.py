@@ -96,13 +96,13 @@ def test_every_rejection_has_its_reason() -> None:
     assert (said["outcome"], said["reason"], said["retry_after_s"]) == ("unavailable", "none is up", 1.5)
 
 
-def test_of_a_request_that_is_not_placed_nobody_is_chosen() -> None:
+def test_a_request_that_is_not_placed_has_no_chosen_candidate() -> None:
     """The best of the candidates that would be late is named."""
     said = explain(Decision(Placement.SHED, 0.0, 1.0, (candidate(),), retry_after=1.5), ESTIMATE, {}, POOLS)
     assert [c["chosen"] for c in said["candidates"]] == [False]
 
 
-def test_what_there_is_not_is_null_and_all_of_it_is_json() -> None:
+def test_missing_values_are_null_and_the_view_is_json() -> None:
     """No deadline is null: JSON has no infinity."""
     said = explain(decided(deadline=FOREVER), ESTIMATE, {}, POOLS)
     assert (said["budget_left_ms"], said["retry_after_s"]) == (None, None)

@@ -39,7 +39,7 @@ def test_a_healthy_endpoint_shows_no_reason() -> None:
     assert json.loads(encode(found))["load"]["health"] == "up"
 
 
-def test_an_endpoint_that_is_out_says_why_and_until_when() -> None:
+def test_an_ejected_endpoint_shows_reason_and_end() -> None:
     """Afterwards one request may try, and the result decides."""
     fleet = Fleet([POOL])
     for number in range(2):
@@ -63,7 +63,7 @@ def test_a_rate_limited_endpoint_is_healthy() -> None:
     assert found["why"] == "its provider limits us for 6.0 s more"
 
 
-def test_calibration_is_the_share_that_came_as_soon_as_predicted() -> None:
+def test_calibration_is_the_share_of_first_tokens_within_p50_and_p90() -> None:
     """Of ten first tokens five came within the p50 and nine within the p90: a correct calibration."""
     fleet = Fleet([POOL])
     for number, took in enumerate([0.1] * 5 + [0.3] * 4 + [0.9]):

@@ -64,7 +64,7 @@ def test_all_that_is_asked_for_must_hold(query: dict[str, str], expected: list[s
         ({"rout": "chat"}, "rout", "There is no filter 'rout'; did you mean 'route'?."),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_can(query: dict[str, str], param: str, message: str) -> None:
+def test_an_unknown_value_is_refused_with_the_known_values(query: dict[str, str], param: str, message: str) -> None:
     """An empty answer to a misspelt name would be believed."""
     with pytest.raises(ApiError) as refused:
         asked(**query)
@@ -75,7 +75,7 @@ def test_what_cannot_be_meant_is_refused_with_what_can(query: dict[str, str], pa
     )
 
 
-def test_what_several_workers_say_is_in_the_order_of_its_ends() -> None:
+def test_records_of_several_workers_are_merged_by_end() -> None:
     """Each entry names the worker; the slowest are the slowest of all workers."""
     told = {
         1: [

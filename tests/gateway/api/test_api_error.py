@@ -23,14 +23,14 @@ def test_the_body_is_openais_envelope() -> None:
     assert envelope("No.", "invalid_request_error", None, None) == json.loads(bad_request("No.").body())
 
 
-def test_a_refusal_is_the_callers_fault_unless_it_says_otherwise() -> None:
+def test_an_api_error_is_the_callers_fault_by_default() -> None:
     """`str` gives the message, for logs."""
     refusal = bad_request("'n': expected 'integer'.", "n", "odd")
     assert (refusal.status, refusal.type, refusal.param, refusal.code) == (400, "invalid_request_error", "n", "odd")
     assert (str(refusal), refusal.headers, refusal.close) == ("'n': expected 'integer'.", {}, False)
 
 
-def test_our_own_fault_is_another_class() -> None:
+def test_an_internal_error_is_a_server_error() -> None:
     """500 `server_error`, with the id to ask about; the connection is not trusted any more."""
     refusal = internal("req-7")
     assert (refusal.status, refusal.type, refusal.close) == (500, "server_error", True)
@@ -41,7 +41,7 @@ def test_our_own_fault_is_another_class() -> None:
     ("seconds", "whole", "millis"),
     [(0.0, "1", "1"), (0.25, "1", "250"), (1.0, "1", "1000"), (1.001, "2", "1001"), (30.0, "30", "30000")],
 )
-def test_retry_after_is_said_in_both_units(seconds: float, whole: str, millis: str) -> None:
+def test_retry_after_has_seconds_and_milliseconds(seconds: float, whole: str, millis: str) -> None:
     """RFC 9110 has whole seconds; both SDKs read milliseconds where they are given."""
     assert retry_later(seconds) == {"retry-after": whole, "retry-after-ms": millis}
 

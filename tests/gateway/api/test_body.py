@@ -129,7 +129,7 @@ def said(text: str, role: str = "user") -> dict[str, Any]:
 
 @settings(deadline=None, max_examples=150)
 @given(st.data(), st.sampled_from(Operation), CHAT | COMPLETION | ODD)
-def test_a_cached_parse_finds_what_a_full_one_finds(data: st.DataObject, operation: Operation, value: Any) -> None:
+def test_a_cached_parse_equals_a_full_parse(data: st.DataObject, operation: Operation, value: Any) -> None:
     """Of any body, in any spelling, the first time and again: the same members, parameters and prompt, or the same
     refusal."""
     forget()
@@ -162,7 +162,7 @@ def test_a_body_that_is_almost_known_is_judged_as_if_nothing_were(
 
 @settings(deadline=None, max_examples=150)
 @given(st.data(), st.booleans(), CHAT)
-def test_what_is_sent_on_is_what_the_caller_wrote_but_for_the_fields_that_we_set(
+def test_a_forwarded_body_equals_the_callers_except_for_gateway_fields(
     data: st.DataObject, again: bool, value: dict[str, Any]
 ) -> None:
     """Compared with Python's own parser; in the caller's order."""
@@ -232,7 +232,7 @@ def test_a_conversations_next_turn_costs_its_new_messages(judged: list[bytes]) -
     assert [json.loads(text) for text in judged] == turns[1:]
 
 
-def test_what_one_key_sent_is_not_known_of_another(judged: list[bytes]) -> None:
+def test_the_parse_cache_is_separate_per_key(judged: list[bytes]) -> None:
     """Response times would reveal the prompt."""
     outcome(Operation.CHAT, chat(said("secret")), "one")
     first = judged.copy()
@@ -241,7 +241,7 @@ def test_what_one_key_sent_is_not_known_of_another(judged: list[bytes]) -> None:
     assert judged == first
 
 
-def test_what_is_kept_of_a_body_is_small(judged: list[bytes]) -> None:
+def test_the_parse_cache_keeps_digests_only(judged: list[bytes]) -> None:
     """Digests and flags. Long model names are not cached, to bound memory."""
     for _ in range(2):
         outcome(Operation.CHAT, chat(said("x"), model="m" * 1_000))
@@ -290,7 +290,7 @@ def test_a_hostile_field_beside_known_messages_is_refused(field: bytes) -> None:
     assert outcome(Operation.CHAT, raw)[0] == 400
 
 
-def test_a_tool_definition_that_looks_like_a_message_is_none() -> None:
+def test_a_tool_definition_is_never_taken_for_a_message() -> None:
     """Digests of definitions and messages are kept apart."""
     message = said("x")
     outcome(Operation.CHAT, chat(message))

@@ -50,7 +50,7 @@ def refused(headers: Mapping[str, str] | None = None, **body: Any) -> ApiError:
         ({"response_format": None}, {"json_schema": False}),
     ],
 )
-def test_what_decides_something_is_read_from_the_body(body: dict[str, Any], known: dict[str, Any]) -> None:
+def test_fields_of_the_body_used_for_decisions(body: dict[str, Any], known: dict[str, Any]) -> None:
     """OpenAI's names; the new name of max_tokens has the last word."""
     request = understood(**body)
     assert {name: getattr(request, name) for name in known} == known
@@ -94,7 +94,7 @@ def test_everything_else_passes_untouched() -> None:
     assert decode(encode(understood(**odd).body)) == {**CHAT, **odd}
 
 
-def test_headers_say_budgets_priority_and_session() -> None:
+def test_headers_with_budgets_priority_and_session() -> None:
     """Milliseconds on the wire, seconds inside; other headers are kept only if a policy reads them."""
     headers = {
         "x-slo-ttft-ms": "250",

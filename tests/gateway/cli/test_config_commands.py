@@ -13,7 +13,7 @@ FLEET = {
 }
 
 
-def test_the_report_shows_what_callers_are_promised() -> None:
+def test_the_report_shows_routes_and_budgets() -> None:
     """Counts first, then a line per route, in columns."""
     config = Config.model_validate(
         {

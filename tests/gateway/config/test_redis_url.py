@@ -54,7 +54,7 @@ def test_a_url_is_read(url: str, address: RedisUrl, shown: str) -> None:
         ("redis://h?socket_timeout=9", "no option 'socket_timeout'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_without_repeating_it(url: str, said: str) -> None:
+def test_an_invalid_redis_url_is_refused_without_quoting_the_url(url: str, said: str) -> None:
     with pytest.raises(ValueError, match=said) as refused:
         parse_redis_url(url.replace("://", "://:CANARY@", 1))
     assert "CANARY" not in str(refused.value)

@@ -73,7 +73,7 @@ def test_variables_are_replaced_in_text() -> None:
     assert data(text, X="x", E="") == {"a": "x-y-e", "b": "$X and $5", "c": "", "d": "${X}"}
 
 
-def test_a_replaced_value_is_text_whatever_it_looks_like() -> None:
+def test_a_replaced_value_stays_text() -> None:
     """A key of digits stays text, and is never parsed as YAML."""
     assert data("a: ${X}\nb: ${Y}", X="010", Y="{c: 1}") == {"a": "010", "b": "{c: 1}"}
 

@@ -123,7 +123,7 @@ CHUNKED = b"POST /a?b=c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\
 
 
 @pytest.mark.parametrize("piece", [1, 7, 10_000])
-async def test_a_request_is_the_same_however_it_is_cut(piece: int) -> None:
+async def test_a_request_is_parsed_alike_at_any_split(piece: int) -> None:
     """Head, body, chunk sizes: TCP keeps no boundary. The query is not part of the path."""
     async with serving(echo := Echo()) as caller:
         raw = post(b"xyz", "X-One: 1", path="/p") + CHUNKED
@@ -160,7 +160,7 @@ async def test_trailers_are_headers_of_no_request(raw: bytes) -> None:
         (b"http://x", ""),
     ],
 )
-async def test_the_path_is_that_of_the_target_as_it_was_sent(target: bytes, path: str) -> None:
+async def test_the_path_is_the_undecoded_path_of_the_target(target: bytes, path: str) -> None:
     """A proxy's absolute form too (RFC 9112 section 3.2.2); nothing is decoded that could hide another path."""
     async with serving(Echo()) as caller:
         _, headers, _ = await caller.whole(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % target)
@@ -208,7 +208,7 @@ async def test_a_tunnel_is_refused(target: bytes) -> None:
     assert (status, headers["connection"]) == (405, "close")
 
 
-async def test_a_caller_is_told_to_go_on_where_it_asks() -> None:
+async def test_expect_100_continue_gets_100_before_the_body() -> None:
     """Expect: 100-continue (RFC 9110 section 10.1.1) before the body; curl waits a second."""
     raw = post(b"abc", "expect: 100-continue")
     async with serving(Echo()) as caller:
@@ -273,7 +273,7 @@ async def test_a_head_that_will_be_refused_is_not_waited_for() -> None:
     assert (status, headers["connection"], asked) == (401, "close", [""])
 
 
-async def test_a_request_that_came_whole_is_not_checked_before() -> None:
+async def test_a_request_in_one_read_skips_the_early_check() -> None:
     """The handler makes the same checks."""
 
     def precheck(http: HttpRequest) -> ApiError | None:
@@ -363,7 +363,7 @@ LONG = f"x-long: {'x' * (MAX_LINE + 1)}"
 
 
 @pytest.mark.parametrize("headers", [[LONG], ["x-many: x"] * MAX_HEADERS], ids=["a long one", "many"])
-async def test_a_head_that_is_too_long_is_refused_though_it_came_whole(headers: list[str]) -> None:
+async def test_a_too_long_head_in_one_read_is_refused(headers: list[str]) -> None:
     """In one read or many, with the same result."""
     async with serving(Echo()) as caller:
         status, _, body = await caller.whole(post(b"x", *headers))
@@ -371,7 +371,7 @@ async def test_a_head_that_is_too_long_is_refused_though_it_came_whole(headers: 
     assert b"xx" not in body
 
 
-async def test_garbage_behind_a_request_in_hand_does_not_harm_its_answer() -> None:
+async def test_garbage_after_a_request_does_not_affect_its_answer() -> None:
     """The answer is complete; then the connection ends, as no next request can be found."""
     async with serving(Clock(takes=0.1)) as caller:
         caller.writer.write(GET)
@@ -411,7 +411,7 @@ async def test_a_body_that_is_not_http_never_reaches_the_handler(cut: int) -> No
         post(b"x", "transfer-encoding: chunked"),
     ],
 )
-async def test_what_is_not_http_is_refused_in_our_envelope(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_http_is_refused_with_a_json_error(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """400 with one line of text; no handler is called, no content logged."""
 
     async def handler(http: HttpRequest) -> None:
@@ -442,7 +442,7 @@ async def test_nothing_is_waited_for_for_ever(limit: str, sent: bytes) -> None:
     assert bool(rest) == (limit == "body")
 
 
-async def test_an_answer_may_take_as_long_as_it_takes() -> None:
+async def test_request_timeouts_do_not_limit_the_answer() -> None:
     """Limits apply to receiving requests, each on its own."""
     async with serving(Clock(takes=0.3), head=0.05, idle=0.2, body=0.05) as caller:
         for _ in range(2):
@@ -468,7 +468,7 @@ async def test_the_end_of_an_answer_is_not_kept_for_ever_for_a_caller_that_does_
 # --------------------------------------------------------------------------- back-pressure
 
 
-async def test_a_reader_is_told_when_its_socket_fills_and_drains() -> None:
+async def test_flow_control_callbacks_follow_the_write_buffer() -> None:
     """Buffers are bounded, in the process and in the kernel."""
     heard: list[str] = []
 
@@ -508,7 +508,7 @@ async def test_a_reader_is_told_when_its_socket_fills_and_drains() -> None:
 # --------------------------------------------------------------------------- ends
 
 
-async def test_what_a_handler_wrote_itself_is_the_whole_answer() -> None:
+async def test_an_answer_written_by_its_handler_is_unchanged() -> None:
     """Nothing is added; the handler decides on keep-alive."""
 
     async def handler(http: HttpRequest) -> None:
@@ -619,7 +619,7 @@ async def test_a_body_that_ends_early_is_the_end_of_the_caller() -> None:
     assert echo.seen == []
 
 
-async def test_a_bug_of_ours_is_a_500_that_says_whose_it_is(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_is_a_500_server_error(caplog: pytest.LogCaptureFixture) -> None:
     """The exception's text is only logged."""
 
     async def handler(http: HttpRequest) -> None:
@@ -633,7 +633,7 @@ async def test_a_bug_of_ours_is_a_500_that_says_whose_it_is(caplog: pytest.LogCa
     assert "CANARY" in caplog.text
 
 
-async def test_a_bug_in_the_middle_of_an_answer_cuts_it_off() -> None:
+async def test_an_internal_error_within_an_answer_closes_the_connection() -> None:
     """A second head would be taken for body."""
 
     async def handler(http: HttpRequest) -> None:
@@ -682,7 +682,7 @@ async def test_a_server_that_ends_lets_requests_finish_for_a_while() -> None:
 # --------------------------------------------------------------------------- replies
 
 
-def test_an_answer_of_ours_is_json_and_names_no_library() -> None:
+def test_error_replies_are_json_without_a_server_name() -> None:
     """A version would help only an attacker."""
     reply = rendered(200, b"{}", ["x-one: 1"], "GET", keep_alive=True)
     head, _, body = reply.partition(b"\r\n\r\n")
@@ -692,7 +692,7 @@ def test_an_answer_of_ours_is_json_and_names_no_library() -> None:
     assert abs(parsedate_to_datetime(date.removeprefix("date: ")).timestamp() - time()) < 2
 
 
-async def test_a_refusal_closes_the_connection_only_where_it_says_so() -> None:
+async def test_an_api_error_closes_the_connection_only_on_demand() -> None:
     """An invalid body keeps the connection; unread bytes close it."""
     refusals = [bad_request("No."), ApiError(413, "Too large.", headers={"x-one": "1"}, close=True)]
 

@@ -88,7 +88,7 @@ async def test_a_record_is_a_line(tmp_path: Path) -> None:
     assert log.lost == 0
 
 
-async def test_whatever_is_in_it_a_line_is_one_line(tmp_path: Path) -> None:
+async def test_any_text_in_a_line_is_escaped_to_one_line(tmp_path: Path) -> None:
     """To every reader: control characters and Unicode's line ends are escaped, and can be read again."""
     path = tmp_path / "access.jsonl"
     log = AccessLog(str(path))
@@ -117,7 +117,7 @@ async def test_a_line_waits_for_others_but_not_for_long(tmp_path: Path) -> None:
     log.close()
 
 
-async def test_what_waits_is_written_at_the_end(tmp_path: Path) -> None:
+async def test_close_writes_buffered_lines(tmp_path: Path) -> None:
     """Closing loses nothing."""
     path = tmp_path / "access.jsonl"
     log = AccessLog(str(path))
@@ -126,7 +126,7 @@ async def test_what_waits_is_written_at_the_end(tmp_path: Path) -> None:
     assert len(lines(path)) == 1
 
 
-def test_it_is_written_by_its_own_thread(tmp_path: Path) -> None:
+def test_the_access_log_is_written_by_its_own_thread(tmp_path: Path) -> None:
     """The thread ends on close, and keeps no process alive."""
     before = set(threading.enumerate())
     log = AccessLog(str(tmp_path / "access.jsonl"))
@@ -166,7 +166,7 @@ async def test_lost_lines_are_logged_with_the_next_write(monkeypatch: pytest.Mon
     assert len(found) - len(said) + sum(said) == offered
 
 
-async def test_a_full_disk_is_logged_once_and_the_writer_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_full_disk_is_logged_once_and_writing_continues(caplog: pytest.LogCaptureFixture) -> None:
     """A full disk costs lines, never the log itself."""
     log = AccessLog("/dev/full")
     with caplog.at_level(logging.ERROR, "firsttoken"):
@@ -227,7 +227,7 @@ async def say(url: str, header: str, text: str, body: dict[str, Any]) -> None:
             await caller.rest()
 
 
-async def test_what_is_lost_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_lost_lines_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """firsttoken_access_log_lines_lost_total in a scrape."""
     async with running({"only": pool("http://127.0.0.1:9")}, telemetry={"access_log": "/dev/full"}) as gateway:
         async with calling(gateway.url) as caller:
@@ -308,7 +308,7 @@ def test_exceptions_are_logged_by_type_and_frames() -> None:
     assert SECRET not in said
 
 
-def test_all_of_it_is_there_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_firsttoken_debug_shows_complete_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """FIRSTTOKEN_DEBUG=1, on a machine of one's own."""
     monkeypatch.setattr(logs, "DEBUG", True)
     with logged() as out:
@@ -328,7 +328,7 @@ def test_groups_and_circles_are_described_too() -> None:
     assert SECRET not in said
 
 
-async def test_a_task_that_nobody_awaited_is_logged_without_its_message() -> None:
+async def test_an_unawaited_task_error_is_logged_without_its_message() -> None:
     """asyncio's own handler shows the task, and the task shows the exception."""
 
     async def work() -> None:

@@ -116,7 +116,7 @@ def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
     assert (shown["ttft_met"], shown["tpot_met"], shown["total_met"]) == (True, True, None)
 
 
-def test_every_fact_of_a_record_is_shown_but_for_the_decision() -> None:
+def test_a_record_is_shown_completely_except_for_the_decision() -> None:
     """Decisions belong to /explain; times are those with a meaning outside the process."""
     shown = set(record().as_json())
     left_out = {"arrival", "decision", "tpot_budget", "total_budget", "spent", "trace", "quota"}
@@ -124,7 +124,7 @@ def test_every_fact_of_a_record_is_shown_but_for_the_decision() -> None:
         assert name in shown or f"{name}_ms" in shown, name
 
 
-def test_what_was_never_known_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     """Not zero, which would be a time."""
     shown = json.loads(encode(Record().as_json()))
     assert (shown["ttft_ms"], shown["route"], shown["ttft_met"]) == (None, "-", None)

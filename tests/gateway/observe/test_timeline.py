@@ -271,7 +271,7 @@ def test_an_exception_after_the_noted_end_does_not_change_it() -> None:
     assert [(found.end, found.error) for found in seen] == [(RequestOutcome.UPSTREAM_BROKE, "it broke")]
 
 
-def test_the_exception_itself_goes_on() -> None:
+def test_exceptions_are_reraised() -> None:
     """A Record hides no bug, and a cancelled task stays cancelled."""
     with pytest.raises(asyncio.CancelledError), Recorder().timeline(monotonic()):
         raise asyncio.CancelledError

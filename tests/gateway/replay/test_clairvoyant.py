@@ -64,7 +64,7 @@ def test_the_earliest_deadline_is_first() -> None:
     assert all(results.met_ttft(result) for result in results.requests)
 
 
-def test_what_one_engine_computed_is_at_hand_on_all() -> None:
+def test_caches_are_shared_by_all_engines_of_a_pool() -> None:
     """A repeated prompt is cached on every engine of the pool."""
     results = play(quiet(2), [request(0.0, 20_480, 400), request(2.0, 20_480, 400)])
     assert [(result.endpoint, result.cached) for result in results.requests] == [("main/0", 0), ("main/1", 39 * BLOCK)]
@@ -78,14 +78,14 @@ def test_no_prefill_takes_the_pace_from_an_answer() -> None:
     assert results.requests[1].sent_at > results.requests[0].ended_at - 0.05  # type: ignore[operator]
 
 
-def test_what_is_late_is_answered_when_there_is_time() -> None:
+def test_late_requests_are_answered_last() -> None:
     """A late request is answered last, and not lost."""
     results = play(quiet(), [request(0.0, 120_000), *(request(1.0 + i, 8_000, first=2 + i) for i in range(5))])
     assert {result.end for result in results.requests} == {ReplayOutcome.COMPLETED}
     assert [results.met_ttft(result) for result in results.requests] == [False, *[True] * 5]
 
 
-def test_work_without_a_deadline_is_behind_what_has_one() -> None:
+def test_requests_without_a_deadline_run_last() -> None:
     """Requests without a deadline run after all others, and are completed."""
     mixed = Scenario(
         (pool(engines=1),),
@@ -100,7 +100,7 @@ def test_work_without_a_deadline_is_behind_what_has_one() -> None:
     assert results.row("agent", [result for result in results.requests if result.route == "agent"]).good == 1.0
 
 
-def test_later_tiers_take_what_the_first_has_no_time_for() -> None:
+def test_later_tiers_take_the_overflow_of_the_first() -> None:
     """Later tiers serve the overflow; an API only within the rate limit."""
     small, api = pool("small", engines=1), pool("api", engines=1, local=False)
     both = Scenario(
@@ -112,7 +112,7 @@ def test_later_tiers_take_what_the_first_has_no_time_for() -> None:
     assert rush.attainment > 0.85
 
 
-def test_a_tier_that_can_never_take_a_request_is_none_of_its_tiers() -> None:
+def test_a_tier_that_can_never_take_a_request_is_ignored() -> None:
     """A request that no tier accepts is refused."""
     found = quiet(tiers=({"pool": "main", "when": {"prompt_tokens": "<= 5000"}},))
     results = play(found, [request(0.0, 4_000), request(0.1, 6_000, first=2)])
@@ -127,7 +127,7 @@ def exact_engine(profile: EngineProfile) -> tuple[SimFleet, ExactEngine]:
     return servers, ExactEngine(Endpoint("main/0", "main"), servers.servers["main/0"], set())  # type: ignore[arg-type]
 
 
-def test_a_first_token_comes_when_it_was_said_to() -> None:
+def test_predicted_first_tokens_are_exact() -> None:
     """The predicted first token is exact beside answers in progress, over several prefill chunks."""
     servers, engine = exact_engine(QUIET)
     for number in range(6):
@@ -143,7 +143,7 @@ def test_a_first_token_comes_when_it_was_said_to() -> None:
     assert predicted == pytest.approx(actual[0], rel=0.01)
 
 
-def test_answers_end_when_they_were_said_to() -> None:
+def test_predicted_ends_of_answers_are_exact() -> None:
     """Predicted ends are exact without prefills: contexts grow, and batches shrink."""
     servers, engine = exact_engine(QUIET)
     for number in range(5):

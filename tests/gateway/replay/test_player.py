@@ -47,7 +47,7 @@ def test_everybody_is_answered() -> None:
 
 
 @pytest.mark.parametrize("scorer", BASELINES)
-def test_a_yardstick_decides_as_it_does_in_the_gateway(scorer: str) -> None:
+def test_a_baseline_decides_like_the_gateway(scorer: str) -> None:
     """Every choice in a replay equals the result of `decide` for the same state."""
     player = Player(scenario(3).with_scorer(scorer), BUSY)
     decided, seen = player.gateways[0].on_decision, []
@@ -94,7 +94,7 @@ def test_a_dying_engine_loses_no_request_without_a_first_token() -> None:
         assert any(result.endpoint == "main/0" and result.arrived > 6.5 for result in results.requests)
 
 
-def test_what_hangs_is_left_for_another() -> None:
+def test_a_silent_attempt_is_abandoned_for_another_endpoint() -> None:
     """The policy abandons a silent attempt within the deadline, a baseline at the first-token limit."""
     hanging = replace(scenario(3), hung=0.1, first_token=20.0)
     ours, theirs = (play(hanging.with_scorer(name), BUSY) for name in ("ours", "least_request"))
@@ -107,7 +107,7 @@ def test_what_hangs_is_left_for_another() -> None:
     assert slowest[0] < 10.0 < 20.0 < slowest[1]
 
 
-def test_what_no_engine_could_hold_is_lost() -> None:
+def test_a_prompt_beyond_the_model_length_is_refused() -> None:
     """A prompt above the model's length is refused with 400, and no further attempt is made."""
     results = play(scenario(), [Arrival(0.0, 600_000, 10, (), "agent"), *BUSY[:3]])
     assert (results.requests[0].end, results.requests[0].attempts) == (ReplayOutcome.LOST, 1)
@@ -121,7 +121,7 @@ def test_a_rate_limit_is_waited_out_or_gone_round() -> None:
     assert (ends[ReplayOutcome.COMPLETED], results.overall().tiers[1] > 0.1) == (700, True)
 
 
-def test_what_is_held_for_too_long_is_refused() -> None:
+def test_a_request_queued_too_long_is_refused() -> None:
     """A request queued for longer than the first-token limit is refused, as in the gateway."""
     crowded = replace(scenario(1, "8b-l4"), first_token=5.0)
     results = play(crowded, arrivals(80, rate=8.0, prompt=20_000))
@@ -154,7 +154,7 @@ def test_workers_that_share_nothing_decide_worse() -> None:
     assert sharing.play().overall().good > apart.play().overall().good + 0.05
 
 
-def test_what_was_possible_needs_one_worker() -> None:
+def test_the_clairvoyant_reference_does_not_depend_on_workers() -> None:
     """The reference does not depend on the number of workers."""
     reference = scenario().with_scorer("reference")
     assert play(replace(reference, workers=3), BUSY).requests == play(reference, BUSY).requests

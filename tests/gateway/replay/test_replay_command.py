@@ -58,7 +58,7 @@ def test_the_table_compares(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_a_column_that_says_nothing_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_constant_columns_are_omitted(capsys: pytest.CaptureFixture[str]) -> None:
     """With one tier, no price and no failure the columns USD, tiers, failed and hedges are omitted."""
     _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "none")
     heading = out.splitlines()[1].split()
@@ -112,7 +112,7 @@ def test_a_trace_can_be_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert played(capsys, "--load", "2", "--seconds", "3", *lean)[0]["rows"][-1]["offered"] == 24
 
 
-def test_the_worst_decisions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_worst_decisions_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     """Each decision is shown with all candidates, in the format of `firsttoken explain`."""
     hurt = ("--fault", "main/h0:80@0s=slow:8", "--scorers", "none", "--no-reference", "--worst", "2")
     _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", *hurt)
@@ -131,7 +131,7 @@ def test_faults_befall_endpoints(capsys: pytest.CaptureFixture[str]) -> None:
         assert result["rows"][-1]["completed"] < 8
 
 
-def test_batch_is_shown_by_what_it_completed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_routes_show_completed_requests_and_throughput(capsys: pytest.CaptureFixture[str]) -> None:
     """A route without budgets is reported by completed requests and throughput."""
     Path("a.yaml").write_text(CONFIG.replace("workload: agent", "workload: batch"))
     _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", "--scorers", "none")
@@ -199,7 +199,7 @@ def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]
     assert (code, err[:69]) == (2, "firsttoken: the following arguments are required: --config (see first")
 
 
-async def test_what_a_gateway_logged_can_be_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+async def test_an_access_log_can_be_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """An access log holds times, lengths and shared prefixes of prompts, and no text."""
     log, begin = tmp_path / "access.log", "tell me of ships and the sea " * 300
     async with (

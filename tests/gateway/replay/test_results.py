@@ -87,7 +87,7 @@ def test_calibration_is_by_pool() -> None:
     assert found[1].error == pytest.approx(1.0)
 
 
-def test_regret_is_what_the_best_alternative_would_have_saved() -> None:
+def test_regret_is_the_ttft_above_the_best_other_prediction() -> None:
     """Regret is TTFT from sending minus the best prediction of another candidate, at least 0."""
     assert result(2.0, alternative=0.5).regret == 1.5
     assert result(2.0, alternative=3.0).regret == 0.0

@@ -91,7 +91,7 @@ def test_a_hung_request_can_be_left() -> None:
     assert servers.apply_fault(Fault(1.0, "main/0", "kill"), 1.0) == ()
 
 
-def test_the_world_may_run_ahead_by_what_a_request_needs_to_arrive() -> None:
+def test_simulated_servers_run_ahead_by_less_than_the_shortest_ttft() -> None:
     """For APIs alone, servers run ahead by less than the shortest TTFT."""
     assert SimFleet(ENGINES).overhead == PROFILES["8b-h100"].overhead  # type: ignore[union-attr]
     assert SimFleet({"api/0": ApiProfile("api", "m")}).overhead == API_OVERHEAD

@@ -45,7 +45,7 @@ def test_azure_lines_have_prompts_of_their_own(tmp_path: Path) -> None:
     assert (len(first.hashes), len(set(first.hashes) & set(second.hashes))) == (2, 0)
 
 
-def test_our_own_log_carries_route_and_prefix(tmp_path: Path) -> None:
+def test_the_gateways_access_log_has_route_and_prefix(tmp_path: Path) -> None:
     """Unanswered requests have no output length and are skipped, as is the line that counts lost lines."""
     told = [
         record(wall=50.0, prompt_tokens_estimated=900, prompt_tokens_reported=1030, prefix=[11, 12]).as_json(),
@@ -101,7 +101,7 @@ def test_a_load_is_the_same_requests_in_less_time(tmp_path: Path) -> None:
         ('{"timestamp": 1, "input_\n', "1: not valid JSON; fix or remove the line"),
     ],
 )
-def test_what_cannot_be_read_names_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_an_unreadable_trace_line_is_named(tmp_path: Path, text: str, message: str) -> None:
     """The error names file, line, cause and remedy."""
     path = written(tmp_path, text)
     with pytest.raises(TraceError) as error:
@@ -109,7 +109,7 @@ def test_what_cannot_be_read_names_its_line(tmp_path: Path, text: str, message: 
     assert str(error.value) in (f"{path}:{message}", f"{path}: {message}")
 
 
-def test_a_trace_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_a_missing_trace_file_is_an_error(tmp_path: Path) -> None:
     """The error quotes the operating system's reason."""
     with pytest.raises(TraceError, match="nowhere: cannot be read: No such file or directory"):
         read_trace(tmp_path / "nowhere")

@@ -107,7 +107,7 @@ def test_a_long_text_counts_as_its_tokenizer_counts_it() -> None:
     assert found.text_tokens == CL100K.count(LONG)
 
 
-def test_tokens_are_corrected_by_what_the_pool_reported() -> None:
+def test_token_counts_are_corrected_by_reported_usage() -> None:
     """Usage reported by an engine with another tokenizer corrects the count."""
     scale = TokenScale()
     for _ in range(50):
@@ -164,7 +164,7 @@ TURNS = st.lists(TEXT, max_size=5)
 
 @given(TURNS, TURNS)
 @settings(deadline=None, max_examples=40)
-def test_a_conversation_that_goes_on_keeps_all_its_full_blocks(before: list[str], after: list[str]) -> None:
+def test_the_next_turn_keeps_all_full_blocks_of_a_conversation(before: list[str], after: list[str]) -> None:
     """The next turn begins with the blocks of this turn, also with an empty cache."""
     first = hashes(read(estimator(offload_bytes=10**9), chat(*before)))
     longer = hashes(read(estimator(offload_bytes=10**9), chat(*before, *after)))
@@ -173,7 +173,7 @@ def test_a_conversation_that_goes_on_keeps_all_its_full_blocks(before: list[str]
 
 @given(st.lists(TURNS, max_size=6))
 @settings(deadline=None, max_examples=40)
-def test_what_is_remembered_never_changes_an_estimate(conversations: list[list[str]]) -> None:
+def test_the_cache_never_changes_an_estimate(conversations: list[list[str]]) -> None:
     """A warm cache gives the same estimate as a cold one, even when almost full."""
     warm = estimator(offload_bytes=10**9, cache_bytes=20_000)
     for texts in conversations:
@@ -269,7 +269,7 @@ def test_text_behind_a_new_beginning_is_not_tokenised_again() -> None:
     assert encoders.new() == ["Tuesday"]
 
 
-def test_a_long_message_that_changes_costs_what_stands_from_there_on() -> None:
+def test_a_changed_long_message_is_encoded_from_the_change_on() -> None:
     """A document with another question below it is recognised up to the question."""
     encoders = CountingEncoders()
     asked = estimator(encoders=encoders, offload_bytes=10**9)
@@ -289,7 +289,7 @@ def test_pools_with_one_tokenizer_tokenise_once() -> None:
     assert encoders.new() == ["hello"]
 
 
-async def test_only_large_new_text_goes_to_a_thread() -> None:
+async def test_only_large_new_text_is_encoded_in_a_thread() -> None:
     """Small or known prompts are answered without a task switch."""
     threads = CountingThreads(1)
     mixed = estimator(executor=threads, offload_bytes=10_000)
@@ -302,7 +302,7 @@ async def test_only_large_new_text_goes_to_a_thread() -> None:
     mixed.close()
 
 
-async def test_a_thread_finds_what_the_loop_would_have_found() -> None:
+async def test_a_thread_and_the_loop_give_equal_estimates() -> None:
     """The estimate is the same in a thread and on the loop."""
     threaded, direct = estimator(offload_bytes=0), estimator(offload_bytes=10**9)
     prompt = chat(LONG[:50_000], "and then?")
@@ -334,7 +334,7 @@ async def test_a_prompt_which_is_long_to_decode_is_decoded_in_a_thread() -> None
     far.close()
 
 
-async def test_many_messages_are_large_however_short_they_are() -> None:
+async def test_many_short_messages_count_as_large() -> None:
     """Each message has a cost of its own."""
     threads = CountingThreads(1)
     busy = estimator(executor=threads)

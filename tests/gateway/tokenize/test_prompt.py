@@ -55,7 +55,7 @@ def test_tools_come_before_the_messages() -> None:
     ]
 
 
-def test_what_the_assistant_called_is_part_of_the_prompt() -> None:
+def test_tool_calls_of_the_assistant_are_part_of_the_prompt() -> None:
     """Name and arguments are rendered; ids are not."""
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
     prompt = chat({"role": "assistant", "tool_calls": [call]})
@@ -141,7 +141,7 @@ def test_ids_that_no_vocabulary_has_are_left_to_the_engine(token: int) -> None:
         {"role": "r" * 10_000, "content": ""},
     ],
 )
-def test_what_only_the_engine_can_refuse_is_still_counted(message: dict[str, Any]) -> None:
+def test_content_that_only_an_engine_can_refuse_is_counted(message: dict[str, Any]) -> None:
     """Parsing validates the fields needed for decisions; everything else must pass through here unharmed."""
     assert pieces(chat(message))
 
@@ -158,7 +158,7 @@ def test_a_part_is_named_by_its_text_alone() -> None:
     assert len(set(after.digests)) == len(after.digests) == 3
 
 
-def test_what_was_written_alike_is_named_alike_whether_it_was_decoded_or_not() -> None:
+def test_digests_of_decoded_and_raw_values_are_equal() -> None:
     """Values, and JSON left as written."""
     written = [Raw(encode(message)) for message in SAID]
     assert chat(*written).digests == chat(*SAID).digests
@@ -172,13 +172,13 @@ def test_parts_that_are_spelled_alike_but_stand_elsewhere_have_other_names() -> 
     assert chat(SAID[0], functions=[1]).digests[0] != completion([1]).digests[0]
 
 
-def test_tools_are_read_as_they_mean_however_they_were_written() -> None:
+def test_tool_definitions_are_normalised() -> None:
     """White space between members is not the engine's."""
     spaced, dense = ([Raw(text)] for text in (b'{"a" : [1, 2] }', b'{"a":[1,2]}'))
     assert pieces(chat(SAID[0], tools=spaced)) == pieces(chat(SAID[0], tools=dense))
 
 
-def test_a_prompt_forgets_what_it_was_read_as_but_not_how() -> None:
+def test_a_prompt_can_drop_its_decoded_messages() -> None:
     """A prompt lives as long as its request, which holds the text already."""
     prompt = prompt_of(Operation.CHAT, {"messages": [Raw(encode(message)) for message in SAID]})
     before = pieces(prompt)

@@ -99,7 +99,7 @@ def test_special_tokens_in_text_are_text(name: str) -> None:
     assert encoder(name).count(text) > len(text.split())
 
 
-def test_not_even_the_one_special_token_that_ours_know_is_taken_for_one(
+def test_special_tokens_in_text_are_encoded_as_plain_text(
     published: dict[str, tiktoken.Encoding],
 ) -> None:
     """The encoder is called with the search for special tokens enabled; their text still becomes plain tokens."""
@@ -197,7 +197,7 @@ def test_no_segment_is_longer_than_the_longest(text: str) -> None:
 
 
 @given(CUTTABLE, CUTTABLE)
-def test_a_text_that_grows_keeps_its_segments_but_for_the_last(text: str, more: str) -> None:
+def test_a_growing_text_keeps_all_segments_except_the_last(text: str, more: str) -> None:
     """Cuts depend only on the text before."""
     before = segments(text)
     assert segments(text + more)[: len(before) - 1] == before[:-1]

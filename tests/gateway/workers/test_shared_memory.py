@@ -227,7 +227,7 @@ def test_a_restarted_worker_reads_earlier_prompts(successor: int) -> None:
 POLLED = PollResult(12.5, True, EngineLoad(3, 2, 0.25, 16, 1000, 1.7e9, 10.0, None), "served", True)
 
 
-def test_a_poll_arrives_as_it_was_told() -> None:
+def test_a_shared_poll_arrives_unchanged() -> None:
     """From the worker in charge, to the others; nothing before."""
     _, members, _ = sharing(3)
     in_charge = [[member.in_charge(name) for member in members] for name in NAMES]
@@ -249,7 +249,7 @@ def test_the_next_worker_is_in_charge_once_one_is_dead() -> None:
     assert not members[2].in_charge(NAMES[0])
 
 
-def test_what_is_no_poll_of_this_endpoint_is_not_used() -> None:
+def test_a_shared_poll_of_another_endpoint_is_ignored() -> None:
     """Half written, of the endpoint that had the slot before, or too long."""
     memory, members, _ = sharing()
     members[0].put_poll(NAMES[0], POLLED)

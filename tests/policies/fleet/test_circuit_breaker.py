@@ -304,7 +304,7 @@ def rejected(outcome: AttemptOutcome, times: int = 1, served_at: float = NEVER) 
 
 
 @pytest.mark.parametrize(("outcome", "until"), [(AttemptOutcome.MISCONFIGURED, 110.0), (AttemptOutcome.QUOTA, 400.0)])
-def test_a_server_that_refuses_our_configuration_is_out_at_once(outcome: AttemptOutcome, until: float) -> None:
+def test_a_misconfigured_server_is_ejected_at_once(outcome: AttemptOutcome, until: float) -> None:
     """Nothing heals within seconds; the limit of an API's ejections does not apply."""
     breaker = rejected(outcome)
     assert (breaker.health(100.0), breaker.until, breaker.cause.value) == (Health.DOWN, until, outcome.value)

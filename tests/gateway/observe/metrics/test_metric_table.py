@@ -46,7 +46,7 @@ async def exposed(gateway: Gateway) -> dict[str, Metric]:
     return {f.name: f for f in text_string_to_metric_families(page) if f.name.startswith("firsttoken_")}
 
 
-async def test_what_a_live_gateway_exposes_is_what_the_table_says(tmp_path: Path) -> None:
+async def test_a_live_gateway_exposes_the_metrics_of_the_table(tmp_path: Path) -> None:
     """Both ways, but for parts that it does not have: name, type, labels, help, bounds. A hedge is told, not made."""
     log = {"telemetry": {"access_log": f"{tmp_path}/access.jsonl"}}
     async with engines(1) as servers, running({"engines": engine_pool(*servers)}, ROUTES, **log) as gateway:

@@ -77,7 +77,7 @@ class Exported:
 # --------------------------------------------------------------------------- series of a Record
 
 
-def test_one_record_counts_once_wherever_it_belongs() -> None:
+def test_a_record_is_counted_once_in_each_series() -> None:
     """A whole request, with a lost attempt, in numbers."""
     exported = Exported({})
     assert exported["requests_total"] == {("chat", "small", "completed"): 1}
@@ -130,7 +130,7 @@ def test_a_record_that_cannot_be_counted_loses_itself_only(caplog: pytest.LogCap
     assert [entry.message for entry in caplog.records] == ["record could not be counted"]
 
 
-def test_a_miss_is_counted_beside_what_was_met() -> None:
+def test_met_and_missed_objectives_are_counted() -> None:
     """Attainment is met over all requests with the objective; faults of callers are in neither."""
     exported = Exported(
         {},
@@ -147,7 +147,7 @@ def test_a_miss_is_counted_beside_what_was_met() -> None:
     }
 
 
-def test_a_hedge_is_counted_by_what_came_of_it() -> None:
+def test_hedges_are_counted_by_outcome() -> None:
     """Won, lost to the other attempt, or failed; attempts of other kinds are not counted here."""
     hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=AttemptOutcome.CANCELLED)
     won, failed = replace(WON, kind=AttemptKind.HEDGE), replace(hedge, ending=AttemptOutcome.FAILED)
@@ -169,7 +169,7 @@ def test_a_hedge_that_won_and_broke_off_has_won() -> None:
     }
 
 
-def test_what_was_not_answered_has_no_tokens() -> None:
+def test_unanswered_requests_count_no_tokens() -> None:
     """Only answered requests have tokens; attempts and what they cost are counted anyway."""
     exported = Exported({"ttft": None, "tpot": None, "end": RequestOutcome.FAILED, "attempts": [LOST]})
     names = ("ttft_seconds_count", "tpot_seconds_count", "tokens_total", "prefix_hit_ratio_count")
@@ -185,7 +185,7 @@ def test_an_engine_that_does_not_report_is_counted_by_the_estimate() -> None:
     assert exported["prefix_hit_ratio_count"] == {("small", "predicted"): 1}
 
 
-def test_an_answer_that_comes_whole_says_nothing_about_the_prediction() -> None:
+def test_whole_answers_do_not_count_for_predictions() -> None:
     """A first byte is not a first token: the engine sends the first byte with the last."""
     exported = Exported({"stream": False})
     assert exported["ttft_seconds_count"] == {("chat", "small"): 1}
@@ -193,7 +193,7 @@ def test_an_answer_that_comes_whole_says_nothing_about_the_prediction() -> None:
     assert [exported[f"ttft_{name}"] for name in (*names, "by_prompt_seconds_count")] == [{}] * 4
 
 
-def test_predictions_are_shown_beside_what_came_of_them() -> None:
+def test_prediction_metrics_show_error_and_coverage() -> None:
     """Prediction, error, and coverage of each quantile: the bound counts as covered."""
     exported = Exported(
         {"ttft_predicted_p50": 0.2, "ttft_predicted_p90": 0.3}, {"ttft_predicted_p50": 0.1, "ttft_predicted_p90": 0.15}
@@ -265,7 +265,7 @@ def test_attainment_by_the_bucket_is_attainment_by_the_verdict(
         assert (sum(within), sum(all_of_them)) == (met, met + missed)
 
 
-def test_on_a_route_of_streams_the_ttft_itself_says_it_too() -> None:
+def test_the_ttft_histogram_of_a_streaming_route_shows_attainment() -> None:
     """By pool; a request without an answer is a miss in no bucket."""
     exported = Exported(
         {"ttft": 0.8},
@@ -336,7 +336,7 @@ def test_the_children_of_a_metric_are_made_once() -> None:
     assert series.of["chat", "large"] is not series.of["chat", "small"]
 
 
-def test_what_was_never_counted_is_not_shown() -> None:
+def test_a_series_appears_with_its_first_sample() -> None:
     """A histogram of zeros would suggest a measurement."""
     registry = CollectorRegistry()
     series = Histogram("x_seconds", "x", "route", bounds=(1.0,))
@@ -347,7 +347,7 @@ def test_what_was_never_counted_is_not_shown() -> None:
     assert registry.get_sample_value("x_seconds_count", {"route": "batch"}) is None
 
 
-def test_a_tally_is_what_the_librarys_histogram_would_be() -> None:
+def test_a_histogram_equals_that_of_prometheus_client() -> None:
     """Bounds are upper and inclusive; values beyond the last are in +Inf."""
     values, bounds = [0.0, 0.1, 0.10001, 0.5, 0.7, 1.0, 9.0], (0.1, 0.5, 1.0)
     ours, theirs = CollectorRegistry(), CollectorRegistry()
@@ -364,7 +364,7 @@ def _plain(page: bytes) -> list[bytes]:
     return [line for line in page.splitlines() if b"_created" not in line]
 
 
-async def test_two_hundred_odd_callers_leave_the_series_as_they_were() -> None:
+async def test_hostile_callers_cannot_create_series() -> None:
     """Models, request ids, headers, keys and traces, in every script and with control characters: all are counted,
     none
     becomes a label."""
@@ -472,7 +472,7 @@ def test_a_bucket_names_the_latest_trace_that_fell_into_it() -> None:
 
 
 @pytest.mark.parametrize(("sampled", "ttft", "shown"), [(True, 0.4, 1), (False, 0.4, 0), (False, 0.9, 1)])
-def test_no_exemplar_leads_to_a_trace_that_the_collector_is_not_told_of(sampled: bool, ttft: float, shown: int) -> None:
+def test_exemplars_name_exported_traces_only(sampled: bool, ttft: float, shown: int) -> None:
     """A late request is exported though not sampled."""
     exported = Exported({"trace_id": TRACE, "trace": Trace(TRACE, 1, sampled), "ttft": ttft})
     assert openmetrics.generate_latest(exported.registry).count(b"# {") == shown
@@ -501,7 +501,7 @@ def samples_of(page: str, name: str) -> list[Sample]:
         ("", ""),
     ],
 )
-async def test_the_trace_is_the_callers_where_it_names_one(traceparent: str, known: str) -> None:
+async def test_an_exemplar_has_the_callers_trace_id(traceparent: str, known: str) -> None:
     """32 hex digits and nothing else gets into an exemplar."""
     headers = f"traceparent: {traceparent}", "connection: close"
     async with conversing([STREAMED]) as (gateway, caller, _):

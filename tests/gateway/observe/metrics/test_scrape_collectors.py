@@ -50,7 +50,7 @@ def observed() -> tuple[Registry, RequestMetrics]:
     return registry, metrics
 
 
-def test_what_is_kept_says_what_is_collected() -> None:
+def test_counters_read_in_place_equal_collected_metrics() -> None:
     """Reading counters in place and summing collected metrics give the same result."""
     registry, _ = observed()
     assert route_stats(counts_in_place(registry.collectors), ROUTES, 5.0) == route_stats(
@@ -58,7 +58,7 @@ def test_what_is_kept_says_what_is_collected() -> None:
     )
 
 
-def test_a_route_is_told_over_all_its_pools() -> None:
+def test_route_stats_sum_over_all_pools() -> None:
     """Milliseconds; separate counts per bucket; queued requests."""
     registry, metrics = observed()
     said = route_stats(counts_in_place(registry.collectors), ROUTES, 5.0)

@@ -13,7 +13,7 @@ def values(metric: Metric) -> dict[tuple[str, str], float]:
     return {(sample.name, sample.labels.get("le", "")): sample.value for sample in metric.samples}
 
 
-def test_what_was_collected_stays_as_it_was() -> None:
+def test_collected_values_are_a_snapshot() -> None:
     """Samples are made later, in another thread, while counting goes on."""
     counter, histogram = Counter("a", "?", "route"), Histogram("b_seconds", "?", "route", bounds=(1.0, 2.0))
     counter.of[("chat",)].value += 1
