@@ -95,6 +95,7 @@ class Load:
 
     at: float = NEVER
     health: Health = Health.UP
+    failing: bool = False  # down for failed replies alone: there, and a last resort
     in_flight: int = 0  # our attempts not ended
     prefilling: int = 0  # of these, without a first token
     queued_tokens: float = 0.0

@@ -10,6 +10,8 @@ Rules of the breaker (transitions are the table below):
   by cause). Then HALF_OPEN admits one trial attempt, and the trial alone decides.
 - OPEN half-opens at once when a probe finds a lost server again, and when an older attempt is answered. (A probe which
   is answered while attempts fail proves nothing.)
+- An endpoint ejected for failed replies stays the last resort of requests that no other endpoint can take (Envoy's
+  panic mode): some answers are better than none.
 - A rate limit is no failure: the provider says until when to wait.
 - A peer process which reports the endpoint down since our own last answer from there opens the breaker too, until our
   next answer or answered probe, until the peer withdraws the report or disappears, and for EJECTION seconds at most.
@@ -114,6 +116,12 @@ class CircuitBreaker:
     def server_gone(self) -> bool:
         """The process of the server has ended, and the cache with the process."""
         return self._refusals >= REFUSALS
+
+    @property
+    def failing(self) -> bool:
+        """The server is there: failed replies alone have opened the breaker."""
+        closed = self.state is BreakerState.CLOSED
+        return not closed and self.cause is EjectionCause.FAILURES and not self.server_gone
 
     def health(self, now: float) -> Health:
         if self.state is BreakerState.CLOSED:

@@ -175,6 +175,7 @@ class EndpointState:
         return Load(
             at=now,
             health=self.breaker.health(now),
+            failing=self.breaker.failing,
             in_flight=len(inflight.prefilling) + len(inflight.decoding) + peers.in_flight,
             prefilling=len(inflight.prefilling) + peers.prefilling,
             queued_tokens=queued_tokens,

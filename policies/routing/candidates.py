@@ -3,6 +3,7 @@
 Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever the load.
 - An endpoint is rejected while down, half-open with a trial request, or limited by the provider.
+- Where no endpoint of any tier is left, those that are down for failed replies alone are candidates after all.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
 - Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
 - Unknown facts filter nothing: no declared capabilities, no declared context window.
@@ -117,7 +118,8 @@ class CandidateSet:
     taken: dict[str, int] = field(default_factory=dict)  # number of the tier by pool
     unfit: int = 0  # tiers never able to take the request
 
-    def add_tier(self, number: int, tier: Tier) -> None:
+    def add_tier(self, number: int, tier: Tier, last_resort: bool = False) -> None:
+        """`last_resort`: endpoints that are down for failed replies are candidates too."""
         pool, prompt = self.fleet.pools.get(tier.pool), self.queued.estimate.pools.get(tier.pool)
         if pool is None or prompt is None:
             self._reject(tier.pool, number, "the prompt was not estimated for it")
@@ -126,7 +128,7 @@ class CandidateSet:
             self.unfit += 1
         elif pool.name in self.taken:  # of two tiers with one pool, the first whose `when` holds counts
             self._reject(tier.pool, number, f"its pool is looked at in tier {self.taken[pool.name] + 1}")
-        elif usable := self._usable(number, pool):
+        elif usable := self._usable(number, pool, last_resort):
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
             self.tiers.append(self.view.candidates(usable, prompt, number, price, self.now, self.left))
@@ -147,12 +149,12 @@ class CandidateSet:
                     return f"it lacks {feature}"
         return None
 
-    def _usable(self, number: int, pool: Pool) -> Mapping[str, Load]:
+    def _usable(self, number: int, pool: Pool, last_resort: bool) -> Mapping[str, Load]:
         """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is."""
         ready, warming = {}, {}
         for endpoint in pool.endpoints:
             load = self.fleet.loads.get(endpoint.id, _UNKNOWN)
-            if load.health is _DOWN:
+            if load.health is _DOWN and not (last_resort and load.failing):
                 self._reject(pool.name, number, "down", endpoint.id)
             elif load.blocked_until > self.now:
                 reason = f"rate limited for {load.blocked_until - self.now:.1f} s more"
@@ -184,6 +186,11 @@ def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView
     )
     for number, tier in enumerate(queued.route.tiers):
         found.add_tier(number, tier)
+    if not found.tiers and any(load.failing for load in fleet.loads.values()):
+        found.rejected.clear()
+        found.unfit = 0
+        for number, tier in enumerate(queued.route.tiers):
+            found.add_tier(number, tier, last_resort=True)
     return found
 
 

@@ -77,7 +77,18 @@ def test_the_load_of_an_endpoint_keeps_its_public_names() -> None:
     """Dashboards and scripts read these names of `GET /fleet`, whatever the code calls the values."""
     load = endpoint_view(asked(Fleet([POOL]), 100.0), 100.0)["load"]
     assert load.keys() == {
-        *("at", "health", "in_flight", "prefilling", "ahead", "running", "waiting", "kv_usage", "scraped_at"),
+        *(
+            "at",
+            "health",
+            "failing",
+            "in_flight",
+            "prefilling",
+            "ahead",
+            "running",
+            "waiting",
+            "kv_usage",
+            "scraped_at",
+        ),
         *("blocked_until", "busy", "wait", "harm", "stalled", "strain", "closed", "duty", "tpot", "context"),
         *("heard_at", "warming"),
     }

@@ -38,6 +38,15 @@ def test_a_busy_or_probing_endpoint_is_a_candidate(load: Load) -> None:
     assert sorted(order(DecisionScenario(TWO, loads={"a": load}).decide(now=10.0))) == ["a", "b"]
 
 
+def test_failing_endpoints_are_the_last_resort() -> None:
+    """Some answers of servers that fail half of their requests are better than none; a lost server is no resort."""
+    failing, lost = Load(health=Health.DOWN, failing=True), Load(health=Health.DOWN)
+    assert order(DecisionScenario(TWO, loads={"a": failing}).decide()) == ["b"]
+    assert order(DecisionScenario(TWO, loads={"a": failing, "b": lost}).decide()) == ["a"]
+    assert sorted(order(DecisionScenario(TWO, loads={"a": failing, "b": failing}).decide())) == ["a", "b"]
+    assert DecisionScenario(TWO, loads={"a": lost, "b": lost}).decide().outcome is Placement.UNAVAILABLE
+
+
 def test_a_warming_endpoint_is_a_candidate_only_without_other_endpoints() -> None:
     """A warming endpoint takes requests only if all usable endpoints of the pool are warming."""
     warming, down = Load(warming=True), Load(health=Health.DOWN)
