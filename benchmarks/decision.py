@@ -22,7 +22,8 @@ from random import Random
 from statistics import median
 from time import perf_counter
 
-from policies.attempts.attempt_machine import AttemptMachine, Begin, FirstToken, Open
+from policies.attempts.attempt_events import Begin, FirstToken, Open
+from policies.attempts.attempt_machine import AttemptMachine
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route, with_preset

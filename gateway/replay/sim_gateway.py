@@ -16,7 +16,7 @@ from gateway.replay.clairvoyant import Clairvoyant
 from gateway.replay.results import ReplayOutcome, RequestResult, Results
 from gateway.replay.sim_fleet import OURS, Clock, Scenario, SimFleet
 from gateway.replay.traces import BLOCK, Arrival
-from policies.attempts import attempt_machine as steps
+from policies.attempts import attempt_events as steps
 from policies.attempts.attempt_machine import AttemptMachine, HedgeBudget, RetryBudget
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink

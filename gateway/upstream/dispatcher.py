@@ -21,8 +21,7 @@ from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.relay import LATE_TIMER, READ_FIRST, Relay
 from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
-from policies.attempts.attempt_machine import (
-    AttemptMachine,
+from policies.attempts.attempt_events import (
     Begin,
     Broken,
     Cancel,
@@ -32,11 +31,10 @@ from policies.attempts.attempt_machine import (
     Event,
     Failed,
     FirstToken,
-    HedgeBudget,
     Open,
-    RetryBudget,
     TimerFired,
 )
+from policies.attempts.attempt_machine import AttemptMachine, HedgeBudget, RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Decision, Health, PromptEstimate

@@ -24,7 +24,8 @@ from backends.stream.continuation import Continuation, PartialAnswer, RelayedEve
 from gateway.api.inference_request import InferenceRequest
 from gateway.observe.record import Record
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
-from policies.attempts.attempt_machine import AttemptMachine, Broken
+from policies.attempts.attempt_events import Broken
+from policies.attempts.attempt_machine import AttemptMachine
 from policies.types import Attempt
 
 log = logging.getLogger("firsttoken")

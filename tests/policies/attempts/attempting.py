@@ -6,8 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from policies.attempts.attempt_machine import (
-    AttemptMachine,
+from policies.attempts.attempt_events import (
     AttemptStep,
     Begin,
     Broken,
@@ -22,6 +21,7 @@ from policies.attempts.attempt_machine import (
     Open,
     TimerFired,
 )
+from policies.attempts.attempt_machine import AttemptMachine
 from policies.types import FOREVER, Candidate
 from tests.policies.deciding import P90, candidate, decided
 

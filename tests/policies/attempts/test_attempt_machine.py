@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.attempts.attempt_machine import (
-    OVERDUE,
-    AttemptMachine,
-    AttemptState,
+from policies.attempts.attempt_events import (
     AttemptStep,
     Begin,
     ClientGone,
@@ -17,6 +14,7 @@ from policies.attempts.attempt_machine import (
     FirstToken,
     TimerFired,
 )
+from policies.attempts.attempt_machine import OVERDUE, AttemptMachine, AttemptState
 from policies.attempts.hedging import abandon_at
 from policies.types import FOREVER, Decision, Placement
 from tests.policies.attempts.attempting import PATIENCE, A, B, C, hedged, machine, reason, silence, told

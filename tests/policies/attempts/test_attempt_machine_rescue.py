@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.attempts.attempt_machine import (
-    AttemptMachine,
-    AttemptState,
-    AttemptStep,
-    Begin,
-    Broken,
-    ClientGone,
-    Failed,
-    FirstToken,
-)
+from policies.attempts.attempt_events import AttemptStep, Begin, Broken, ClientGone, Failed, FirstToken
+from policies.attempts.attempt_machine import AttemptMachine, AttemptState
 from policies.types import Candidate
 from tests.policies.attempts.attempting import A, B, C, machine, reason, silence, told
 from tests.policies.deciding import candidate

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.attempts.attempt_machine import (
-    TRANSITIONS,
-    AttemptState,
+from policies.attempts.attempt_events import (
     AttemptStep,
     Begin,
     Broken,
@@ -23,6 +21,7 @@ from policies.attempts.attempt_machine import (
     Open,
     TimerFired,
 )
+from policies.attempts.attempt_machine import TRANSITIONS, AttemptState
 from policies.types import FOREVER, Candidate
 from tests.policies.attempts.attempting import (
     CANDIDATES,
