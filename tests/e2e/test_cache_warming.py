@@ -72,7 +72,7 @@ async def test_a_restarted_engine_is_warmed_up_before_it_takes_its_share(caplog:
         await restart(gateway, mortal)
         await eventually(lambda: load_of(gateway, mortal).warming)
         await eventually(lambda: warmed(caplog))
-        assert not load_of(gateway, mortal).warming
+        await eventually(lambda: not load_of(gateway, mortal).warming)
         sent = [received.body for received in mortal.requests]
         assert sent
         assert all(body["max_tokens"] == 1 and body["messages"][0]["content"] == SYSTEM for body in sent)
