@@ -14,10 +14,17 @@ from typing import Any, Protocol
 
 
 class Operation(Enum):
-    """Operation of a request; the value is the OpenAI path."""
+    """Operation of a request; the value is the path."""
 
     CHAT = "/v1/chat/completions"
     COMPLETION = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
+    EMBEDDINGS = "/v1/embeddings"
+    RERANK = "/v1/rerank"
+    SCORE = "/v1/score"
+    TOKENIZE = "/tokenize"
 
 
 @dataclass(slots=True)

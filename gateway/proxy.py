@@ -32,7 +32,8 @@ from policies.types import Decision, Placement
 
 log = logging.getLogger("firsttoken")
 
-OPERATIONS = {operation.value: operation for operation in Operation}
+SERVED = (Operation.CHAT, Operation.COMPLETION)
+OPERATIONS = {operation.value: operation for operation in SERVED}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -124,7 +124,7 @@ class AdminServer:
     async def explain(self, http: web.Request) -> web.StreamResponse:
         """POST a request as to the data port. No key is required; a given key selects the cache group."""
         path = http.query.get("path", Operation.CHAT.value)
-        operations = {operation.value: operation for operation in Operation}
+        operations = {each.value: each for each in (Operation.CHAT, Operation.COMPLETION)}
         if path not in operations:
             raise ApiError(400, f"path must be one of {', '.join(operations)}.", param="path")
         body = await read_body(http, MAX_BODY)

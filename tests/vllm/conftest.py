@@ -17,6 +17,7 @@ _figures = Figures()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.vllm)
+        item.add_marker(pytest.mark.timeout(900))  # a real server takes its time to start, and to answer under load
     items.sort(key=lambda item: item.path.name == "test_rescue.py")  # kills a server of all tests: the last one
 
 

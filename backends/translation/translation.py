@@ -1,0 +1,84 @@
+"""Interface of translations: a caller's dialect, spoken through a backend that knows another dialect.
+
+A translation turns the caller's request into the backend's, and the backend's reply or event stream into the caller's.
+Rules:
+- A member without an equivalent raises `UntranslatableError` with its name, before anything is sent; where the route
+  drops the member by name, the translation leaves it out. Nothing is lost silently, nothing invented.
+- Translations are pure and know nothing of sockets or routes. A chain of two joins any pair of dialects through chat.
+- An event is translated alone, on arrival: a translated stream has no more delay than an untouched one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from backends.interface import Failure, Operation
+from backends.stream.taps import ServerSentEvent, SseDecoder
+
+Json = dict[str, Any]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class UntranslatableError(ValueError):
+    """A member of a request has no equivalent in the backend's dialect."""
+
+    def __init__(self, param: str, reason: str = "") -> None:
+        super().__init__(reason or f"'{param}' cannot be expressed in the dialect of the backend")
+        self.param = param
+
+
+class EventTranslator:
+    """Rewrites an event stream of one dialect into another; a `Rewriter` of the relay."""
+
+    def __init__(self) -> None:
+        self._decoder = SseDecoder()
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the translated events that `data` completes."""
+        return b"".join(map(self.translate, self._decoder.feed(data)))
+
+    def drop(self) -> None:
+        """Forget an incomplete event."""
+        self._decoder = SseDecoder()
+
+    def close(self) -> bytes:
+        """End the stream; return what is left to write."""
+        return b"".join(map(self.translate, self._decoder.flush()))
+
+    def translate(self, event: ServerSentEvent) -> bytes:
+        """Return the caller's events for one event of the backend; empty: there is none."""
+        raise NotImplementedError
+
+    def error(self, failure: Failure) -> bytes:
+        """Return the events that end the caller's stream by an error."""
+        raise NotImplementedError
+
+
+class TranslateRequest(Protocol):
+    def __call__(self, body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+        """Body of the backend's request. `dropped`: members to leave out. Raises UntranslatableError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """How requests of `caller` are served by backends that speak `backend`.
+
+    `reply(reply, body)` and `stream(body)` get the caller's own request body too: some replies repeat parts of it.
+    """
+
+    caller: Operation
+    backend: Operation
+    request: TranslateRequest
+    reply: Callable[[Json, Mapping[str, Any]], Json]
+    stream: Callable[[Mapping[str, Any]], EventTranslator]
+
+
+def sse(event: Mapping[str, Any], name: str = "") -> bytes:
+    """An event as written on the wire."""
+    return bytes(ServerSentEvent(name.encode(), _encode(event)))
