@@ -67,7 +67,7 @@ class TranslateRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """How requests of `caller` are served by backends that speak `backend`.
+    """Service of `caller` requests by backends that speak `backend`.
 
     `reply(reply, body)` and `stream(body)` get the caller's own request body too: some replies repeat parts of it.
     """
