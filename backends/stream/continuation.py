@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from backends.stream.redaction import Rewriter, WholeEvents
-from backends.stream.taps import ServerSentEvent, SseDecoder, StreamError
+from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError
 
 KEPT = 4 << 20  # bytes of an answer's events; a longer answer is not continued
 IDENTITY = ("id", "created", "model", "system_fingerprint")  # members of every event of one answer

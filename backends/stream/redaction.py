@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from backends.stream.taps import BOM, LINE_LIMIT
+from backends.stream.sse import BOM, LINE_LIMIT
 
 
 class Rewriter(Protocol):

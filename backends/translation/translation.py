@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from backends.interface import Failure, Operation
-from backends.stream.taps import ServerSentEvent, SseDecoder
+from backends.stream.sse import ServerSentEvent, SseDecoder
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends.stream.redaction import UsageStripper
-from backends.stream.taps import LINE_LIMIT, ServerSentEvent, SseDecoder, StreamError
+from backends.stream.sse import LINE_LIMIT, ServerSentEvent, SseDecoder, StreamError
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.interface import EngineTimes, FailureKind, Usage
-from backends.stream.taps import LINE_LIMIT, BodyTap, StreamTap
+from backends.stream.sse import LINE_LIMIT
+from backends.stream.taps import BodyTap, StreamTap
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 
